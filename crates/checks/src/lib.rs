@@ -1,0 +1,22 @@
+//! One file per check.
+//!
+//! A check says which probes it wants ([`probe`]), understands what they brought ([`Check::interpret`]), and brings
+//! the rules by which that is judged. It never reads anything itself, so every one of them is tested on captured
+//! output. The word in [`CHECKS`] is all that registers it.
+
+pub mod document;
+pub mod probe;
+pub mod spec;
+
+pub use spec::{Catalogue, Check, Spec};
+
+/// The visible list. A new check is its file and its word here.
+macro_rules! checks {
+    ($($name:ident),* $(,)?) => {
+        $(mod $name;)*
+        /// Every check that this program knows.
+        pub static CHECKS: &[Check] = &[$($name::CHECK),*];
+    };
+}
+
+checks![];

@@ -1,0 +1,163 @@
+//! A case: one trouble of one machine, from its first finding to its return or replacement, with every step taken.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    finding::{Finding, Severity},
+    ids::{CaseId, HardwareId, NodeName, OpId},
+    reason::coded,
+    time::Timestamp,
+};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Case {
+    pub id: CaseId,
+    /// The machine. The name is where it was last seen.
+    pub hardware: HardwareId,
+    pub node: NodeName,
+    pub opened: Timestamp,
+    pub severity: Severity,
+    pub findings: Vec<Finding>,
+    /// How far up the ladder this case is.
+    pub rung: Rung,
+    pub steps: Vec<Step>,
+    pub state: CaseState,
+    /// Boot at the time of the newest finding; another boot means that somebody rebooted it.
+    pub boot_id: Option<String>,
+}
+
+coded! {
+    /// The ladder. What did not help once is not tried again for the same machine while it is remembered.
+    pub enum Rung {
+        Reset => "reset",
+        Reboot => "reboot",
+        /// Out of service, deep tests decide.
+        Quarantine => "quarantine",
+        /// Replaced where the policy allows it, else handed to a person.
+        Replace => "replace",
+    }
+}
+
+impl Rung {
+    pub const fn next(self) -> Option<Self> {
+        match self {
+            Self::Reset => Some(Self::Reboot),
+            Self::Reboot => Some(Self::Quarantine),
+            Self::Quarantine => Some(Self::Replace),
+            Self::Replace => None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    pub op: OpId,
+    pub what: StepKind,
+    pub rung: Rung,
+    pub state: StepState,
+    pub at: Timestamp,
+    pub tries: u32,
+    pub text: String,
+}
+
+coded! {
+    /// What can be done about a case.
+    pub enum StepKind {
+        Mark => "mark",
+        Drain => "drain",
+        /// The evidence is put where the next step cannot destroy it.
+        KeepEvidence => "keep-evidence",
+        Reset => "reset",
+        Reboot => "reboot",
+        /// Tests that must pass before the node returns.
+        Prove => "prove",
+        Replace => "replace",
+        /// A person takes over.
+        HandOver => "hand-over",
+        Undrain => "undrain",
+        Unmark => "unmark",
+    }
+}
+
+impl StepKind {
+    /// After this, what the node knew about its trouble is gone.
+    pub const fn destroys_evidence(self) -> bool {
+        matches!(self, Self::Reset | Self::Reboot | Self::Replace)
+    }
+}
+
+coded! {
+    /// How far a step got.
+    pub enum StepState {
+        /// Waiting for a person: the policy does not let us do it.
+        Proposed => "proposed",
+        /// Written down; the effect may or may not have happened.
+        Intended => "intended",
+        Done => "done",
+        Failed => "failed",
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "is")]
+pub enum CaseState {
+    Open,
+    Closed { at: Timestamp, how: Closed },
+}
+
+coded! {
+    /// How a case ended.
+    pub enum Closed {
+        /// Proved well and back in service.
+        Returned => "returned",
+        /// Another machine bears the name now.
+        Replaced => "replaced",
+        /// An operator took it away from us.
+        Withdrawn => "withdrawn",
+    }
+}
+
+impl Case {
+    pub const fn is_open(&self) -> bool {
+        matches!(self.state, CaseState::Open)
+    }
+
+    /// The newest step of this kind on the present rung.
+    pub fn step(&self, what: StepKind) -> Option<&Step> {
+        self.steps.iter().rev().find(|step| step.what == what && step.rung == self.rung)
+    }
+
+    /// Whether this was done at any time in this case.
+    pub fn ever_done(&self, what: StepKind) -> bool {
+        self.steps.iter().any(|step| step.what == what && step.state == StepState::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ladder_ends() {
+        let mut rung = Rung::Reset;
+        let mut seen = vec![rung];
+        while let Some(next) = rung.next() {
+            rung = next;
+            seen.push(rung);
+        }
+        assert_eq!(seen, Rung::ALL);
+    }
+
+    #[test]
+    fn every_code_reads_back() {
+        for step in StepKind::ALL {
+            assert_eq!(StepKind::from_code(step.code()), Some(*step));
+        }
+        for state in StepState::ALL {
+            assert_eq!(StepState::from_code(state.code()), Some(*state));
+        }
+        for closed in Closed::ALL {
+            assert_eq!(Closed::from_code(closed.code()), Some(*closed));
+        }
+    }
+}

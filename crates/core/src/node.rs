@@ -1,0 +1,161 @@
+//! What a cluster says of its nodes: who uses them, who marked them, which machine it really is.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{CaseId, HardwareId, NodeName, PoolName, Sku},
+    reason::coded,
+    time::Timestamp,
+};
+
+/// One node as its backend saw it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    pub name: NodeName,
+    pub pool: PoolName,
+    pub occupancy: Occupancy,
+    pub marks: Marks,
+    /// Unknown until the node or its cluster has told.
+    pub hardware: Option<Hardware>,
+    pub sku: Option<Sku>,
+}
+
+/// Whether user work is on a node, or is about to be.
+///
+/// `Unknown` is what an outage, a missing field or a node that does not answer gives. It is never `Free`: nothing is
+/// ever started on a node that nobody vouched for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "is")]
+pub enum Occupancy {
+    Free,
+    Busy { by: String },
+    Unknown { why: String },
+}
+
+impl Occupancy {
+    pub const fn is_free(&self) -> bool {
+        matches!(self, Self::Free)
+    }
+}
+
+/// Marks on a node, split by who made them. Only `ours` may ever be changed by us.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marks {
+    pub ours: Vec<OurMark>,
+    pub foreign: Vec<ForeignMark>,
+}
+
+impl Marks {
+    pub fn has_ours(&self, kind: MarkKind) -> bool {
+        self.ours.iter().any(|mark| mark.kind == kind)
+    }
+
+    /// Somebody else keeps this node out of service.
+    pub fn foreign_block(&self) -> Option<&ForeignMark> {
+        self.foreign.iter().find(|mark| mark.blocks)
+    }
+}
+
+/// A mark that carries our name. The case that it belongs to is readable from the mark itself, so that a controller
+/// with an empty store can still tell what it is looking at.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct OurMark {
+    pub kind: MarkKind,
+    pub case: Option<CaseId>,
+}
+
+/// A mark of somebody else: a cordon, a drain with a reason, a taint.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ForeignMark {
+    pub by: String,
+    pub text: String,
+    /// Whether it keeps work off the node.
+    pub blocks: bool,
+}
+
+coded! {
+    /// What a mark of ours says.
+    pub enum MarkKind {
+        /// Found bad: no new work.
+        Unhealthy => "unhealthy",
+        /// Ours for the length of a test or a repair: no new work.
+        Maintenance => "maintenance",
+        /// Drained by us: running work may finish, nothing new starts.
+        Cordon => "cordon",
+    }
+}
+
+/// Which machine it is, whatever its name. A node's past follows this.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Hardware {
+    pub gpu_uuids: Vec<String>,
+    pub board_serial: Option<String>,
+    pub physical_host: Option<String>,
+    pub boot_id: Option<String>,
+}
+
+impl Hardware {
+    /// The most stable name this machine has. `None` if it told nothing about itself: then its past cannot follow
+    /// it, and its name has to do.
+    pub fn id(&self) -> Option<HardwareId> {
+        let by = |prefix: &str, text: &str| {
+            let clean: String =
+                text.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(200).collect();
+            HardwareId::new(&format!("{prefix}-{clean}")).ok()
+        };
+        // A board outlives its GPUs and its host name; the lowest GPU outlives a re-imaged host.
+        if let Some(serial) = self.board_serial.as_deref().filter(|s| is_real_serial(s)) {
+            return by("board", serial);
+        }
+        if let Some(uuid) = self.gpu_uuids.iter().min() {
+            return by("gpu", uuid);
+        }
+        self.physical_host.as_deref().and_then(|host| by("host", host))
+    }
+}
+
+/// Firmware of many boards says one of these instead of a serial number.
+fn is_real_serial(serial: &str) -> bool {
+    const FILLERS: [&str; 8] =
+        ["", "none", "n/a", "default string", "not specified", "system serial number", "to be filled by o.e.m.", "0"];
+    !FILLERS.contains(&serial.trim().to_ascii_lowercase().as_str())
+}
+
+/// An operator's word that a node is not to be touched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hold {
+    pub by: String,
+    pub why: String,
+    pub since: Timestamp,
+    pub until: Option<Timestamp>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_recognised_by_its_board_then_its_gpus_then_its_host() {
+        let mut hardware = Hardware {
+            gpu_uuids: vec!["GPU-b".into(), "GPU-a".into()],
+            board_serial: Some("Default string".into()),
+            physical_host: Some("HV 17".into()),
+            boot_id: None,
+        };
+        assert_eq!(hardware.id().unwrap().as_str(), "gpu-GPU-a");
+        hardware.board_serial = Some("J1020.77".into());
+        assert_eq!(hardware.id().unwrap().as_str(), "board-J1020-77");
+        hardware.board_serial = None;
+        hardware.gpu_uuids.clear();
+        assert_eq!(hardware.id().unwrap().as_str(), "host-HV-17");
+        assert_eq!(Hardware::default().id(), None);
+    }
+
+    #[test]
+    fn every_mark_kind_reads_back() {
+        for kind in MarkKind::ALL {
+            assert_eq!(MarkKind::from_code(kind.code()), Some(*kind));
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What a check saw: numbers and events, or plainly that it saw nothing.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::{
+    reason::{ReasonCode, coded},
+    time::Timestamp,
+};
+
+/// The outcome of looking, before any judgement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Observation {
+    Measured { metrics: Vec<Metric>, events: Vec<Event> },
+    /// There is nothing of this kind here (no GPU, no such mount), and that is known, not guessed.
+    NotApplicable(Why),
+    /// The check could not look. This is never a verdict on the node.
+    CouldNot(ProbeFailure),
+}
+
+/// A code and its words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Why {
+    pub code: ReasonCode,
+    pub text: String,
+}
+
+/// One number about one thing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metric {
+    pub name: String,
+    pub entity: Entity,
+    pub value: f64,
+    pub unit: Unit,
+}
+
+/// Something that happened: a line of the kernel log, a wrong value found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Event {
+    pub code: ReasonCode,
+    pub entity: Entity,
+    /// By the node's own clock, where the source gives it.
+    pub at: Option<Timestamp>,
+    pub text: String,
+}
+
+coded! {
+    /// What kind of part a measurement is about.
+    pub enum EntityKind {
+        Node => "node",
+        Gpu => "gpu",
+        Nic => "nic",
+        Link => "link",
+        Switch => "switch",
+        Mount => "mount",
+        Disk => "disk",
+        Dimm => "dimm",
+        Service => "service",
+    }
+}
+
+/// The part that a metric, an event or a finding is about. Written `gpu:3`, `mount:/data`, or just `node`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Entity {
+    pub kind: EntityKind,
+    pub id: String,
+}
+
+impl Entity {
+    pub fn node() -> Self {
+        Self { kind: EntityKind::Node, id: String::new() }
+    }
+
+    pub fn new(kind: EntityKind, id: impl Into<String>) -> Self {
+        Self { kind, id: id.into() }
+    }
+}
+
+impl fmt::Display for Entity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.id.is_empty() {
+            f.pad(self.kind.code())
+        } else {
+            f.pad(&format!("{}:{}", self.kind, self.id))
+        }
+    }
+}
+
+impl FromStr for Entity {
+    type Err = crate::reason::UnknownCode;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (kind, id) = text.split_once(':').unwrap_or((text, ""));
+        Ok(Self { kind: kind.parse()?, id: id.to_owned() })
+    }
+}
+
+impl Serialize for Entity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Entity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+coded! {
+    /// What a number counts.
+    pub enum Unit {
+        Count => "count",
+        Percent => "percent",
+        Ratio => "ratio",
+        Bytes => "bytes",
+        BytesPerSecond => "bytes/s",
+        OperationsPerSecond => "ops/s",
+        FlopPerSecond => "flop/s",
+        Seconds => "s",
+        Celsius => "celsius",
+        Watts => "watts",
+        Hertz => "hertz",
+    }
+}
+
+/// Why a probe brought nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeFailure {
+    pub kind: FailureKind,
+    pub text: String,
+}
+
+coded! {
+    /// The ways in which looking can fail.
+    pub enum FailureKind {
+        /// The file, tool or library is not there.
+        Missing => "missing",
+        Denied => "denied",
+        TimedOut => "timed-out",
+        /// It could not even be killed (stuck in the kernel) and was left behind.
+        Abandoned => "abandoned",
+        Killed => "killed",
+        /// The tool ran and said that it failed.
+        Failed => "failed",
+        TooLong => "too-long",
+        Unparseable => "unparseable",
+        /// It ran, and reported nothing at all.
+        Empty => "empty",
+    }
+}
+
+impl ProbeFailure {
+    pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entities_read_back_also_when_their_name_has_a_colon() {
+        for text in ["node", "gpu:3", "mount:/data", "link:0000:18:00.0"] {
+            assert_eq!(text.parse::<Entity>().unwrap().to_string(), text);
+        }
+        assert!("spoon:1".parse::<Entity>().unwrap_err().to_string().contains("gpu"));
+    }
+
+    #[test]
+    fn every_code_reads_back() {
+        for kind in EntityKind::ALL {
+            assert_eq!(EntityKind::from_code(kind.code()), Some(*kind));
+        }
+        for unit in Unit::ALL {
+            assert_eq!(Unit::from_code(unit.code()), Some(*unit));
+        }
+        for kind in FailureKind::ALL {
+            assert_eq!(FailureKind::from_code(kind.code()), Some(*kind));
+        }
+    }
+}

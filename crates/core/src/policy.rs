@@ -1,0 +1,453 @@
+//! What a site may set about judging and acting: rules, periods, limits, permissions. All of it is data.
+//!
+//! The commented default is `policy.toml` beside this file and is compiled in; a site's file is laid over it key by
+//! key, rules by their id. Unknown keys are errors with line and column.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    case::{Rung, StepKind},
+    finding::{Remedy, Severity},
+    ids::{CheckId, PoolName, RuleId, TestId},
+    reason::{ReasonCode, coded},
+    time::{Span, Timestamp},
+};
+
+coded! {
+    /// How far we may go by ourselves.
+    pub enum Mode {
+        /// Record only. Nothing in the cluster is changed.
+        Observe => "observe",
+        /// Mark bad nodes, propose the rest.
+        Recommend => "recommend",
+        /// Do what `[allow]` permits, propose the rest.
+        Act => "act",
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    /// Kept with every verdict, so that a verdict can be replayed.
+    pub version: u32,
+    pub mode: Mode,
+    pub allow: Allow,
+    pub limits: Limits,
+    pub retry: Retry,
+    pub breaker: BreakerLimits,
+    pub repair: Repair,
+    pub agents: AgentPolicy,
+    #[serde(default)]
+    pub windows: Vec<Window>,
+    /// Settings of tests, by name, over what each test's own file says.
+    #[serde(default)]
+    pub tests: BTreeMap<TestId, TestSettings>,
+    /// Added to, or replacing by id, the rules that checks bring along.
+    #[serde(default)]
+    pub rules: Vec<Rule>,
+}
+
+/// What may be done without asking. Marking only keeps new work away; the others disturb, so each is off until said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Allow {
+    pub mark: bool,
+    pub drain: bool,
+    pub reset: bool,
+    pub reboot: bool,
+    pub replace: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Validation jobs at a time, over the whole cluster.
+    pub jobs: u32,
+    /// A job that has not started after this long is cancelled.
+    pub pending: Span,
+    /// Validation jobs at a time in one pool; a pool that is not named has no limit of its own.
+    #[serde(default)]
+    pub pools: BTreeMap<PoolName, u32>,
+    /// Jobs at a time that use one shared thing, such as a mount (`tests.NAME.shares`).
+    pub per_share: u32,
+    /// Node-hours of validation per day; absent is no limit. The day is UTC.
+    #[serde(default)]
+    pub node_hours_per_day: Option<f64>,
+    /// How long the share may take to show the result of a job that has ended.
+    pub result_grace: Span,
+}
+
+/// Growing back-offs. Each doubles from its first value up to its cap.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retry {
+    /// After a result that said nothing, per node and test.
+    pub inconclusive: Span,
+    pub inconclusive_cap: Span,
+    /// After a job that did not start, per node.
+    pub not_started: Span,
+    pub not_started_cap: Span,
+    /// A failing test is repeated after this, until it is confirmed or passes.
+    pub confirm: Span,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BreakerLimits {
+    /// Of a pool's nodes, at most this share may be out; one node always may.
+    pub percent_of_pool: f64,
+    /// Taken out by us within an hour, over the whole cluster.
+    pub nodes_per_hour: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Repair {
+    /// How long the ladder remembers what it already tried on a machine.
+    pub memory: Span,
+    /// A suspicion without anything new ends after this.
+    pub watch: Span,
+    pub drain_deadline: Span,
+    pub reset_deadline: Span,
+    pub reboot_deadline: Span,
+    pub prove_deadline: Span,
+    /// Tries of one step before the next rung.
+    pub tries: u32,
+    /// Tests of a proving run, beside those that had failed. Empty: every test that applies.
+    #[serde(default)]
+    pub proving: Vec<TestId>,
+    /// Steps by severity.
+    pub steps: BTreeMap<Severity, Vec<StepKind>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentPolicy {
+    /// An agent not heard for this long is silent.
+    pub silent_after: Span,
+    /// From this share of all agents on, silence is an incident of ours and no node's fault.
+    pub incident_percent: f64,
+}
+
+/// A time of the week. Times are at a fixed offset from UTC: daylight saving would make a plan depend on tables
+/// outside it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    pub kind: WindowKind,
+    /// Absent: every pool.
+    #[serde(default)]
+    pub pool: Option<PoolName>,
+    #[serde(default = "Day::every")]
+    pub days: Vec<Day>,
+    pub from: TimeOfDay,
+    /// At or before `from`: the window goes past midnight.
+    pub to: TimeOfDay,
+    #[serde(default)]
+    pub utc_offset_minutes: i32,
+}
+
+coded! {
+    pub enum WindowKind {
+        /// No validation starts inside.
+        Quiet => "quiet",
+        /// Steps that disturb (drain, reset, reboot, replace) happen only inside, where a pool has any such window.
+        Maintenance => "maintenance",
+    }
+}
+
+coded! {
+    pub enum Day {
+        Monday => "mon",
+        Tuesday => "tue",
+        Wednesday => "wed",
+        Thursday => "thu",
+        Friday => "fri",
+        Saturday => "sat",
+        Sunday => "sun",
+    }
+}
+
+impl Day {
+    fn every() -> Vec<Self> {
+        Self::ALL.to_vec()
+    }
+}
+
+/// Minutes since midnight, written `22:30`.
+#[derive(Debug, Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct TimeOfDay(pub u16);
+
+impl TryFrom<String> for TimeOfDay {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        let bad = || format!("`{text}` is not a time of day such as \"22:30\"");
+        let (hours, minutes) = text.split_once(':').ok_or_else(bad)?;
+        let hours: u16 = hours.parse().map_err(|_| bad())?;
+        let minutes: u16 = minutes.parse().map_err(|_| bad())?;
+        if hours > 23 || minutes > 59 {
+            return Err(bad());
+        }
+        Ok(Self(hours * 60 + minutes))
+    }
+}
+
+impl From<TimeOfDay> for String {
+    fn from(time: TimeOfDay) -> Self {
+        format!("{:02}:{:02}", time.0 / 60, time.0 % 60)
+    }
+}
+
+/// What a site may change about one test.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TestSettings {
+    pub enabled: Option<bool>,
+    pub cutoff: Option<Span>,
+    pub limit: Option<Span>,
+    pub at_once: Option<u32>,
+    pub shares: Option<Vec<String>>,
+    pub pools: Option<Vec<PoolName>>,
+    /// Handed to the check as they are, such as `percent = 90` or `mounts = ["/"]`.
+    #[serde(default)]
+    pub params: BTreeMap<String, toml::Value>,
+}
+
+/// A test as the planner knows it: what its file says with the site's settings laid over.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TestPolicy {
+    pub id: TestId,
+    /// A conclusive result is good for this long (the seed's `Z`).
+    pub cutoff: Span,
+    /// A run of this test over this long is cancelled.
+    pub limit: Span,
+    /// Expected length, for budgets.
+    pub usual: Span,
+    /// Whether it occupies the node. Others ride along.
+    pub exclusive: bool,
+    /// Runs of this test at a time over the whole cluster.
+    pub at_once: Option<u32>,
+    /// Shared things it loads, such as mounts.
+    pub shares: Vec<String>,
+    /// Absent: every pool.
+    pub pools: Option<Vec<PoolName>>,
+}
+
+/// How a measurement or an event becomes a finding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "WrittenRule", into = "WrittenRule")]
+pub struct Rule {
+    pub id: RuleId,
+    pub check: CheckId,
+    pub when: When,
+    pub severity: Severity,
+    pub remedy: Option<Remedy>,
+    pub reason: ReasonCode,
+    /// For people. `{value}`, `{limit}` and `{entity}` are filled in.
+    pub text: String,
+    /// Failing runs in a row before anything is done about it.
+    pub confirm: u32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum When {
+    Above { metric: String, limit: f64 },
+    Below { metric: String, limit: f64 },
+    /// Below a percentage of what the machine type's profile expects of the same metric.
+    BelowProfile { metric: String, percent: f64 },
+    /// An event of this code was seen.
+    Event(ReasonCode),
+}
+
+/// A rule as it stands in a file: flat, with exactly one kind of condition.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenRule {
+    id: RuleId,
+    check: CheckId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    metric: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    above: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    below: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    below_percent_of_profile: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    event: Option<ReasonCode>,
+    severity: Severity,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    remedy: Option<Remedy>,
+    reason: ReasonCode,
+    text: String,
+    #[serde(default = "once")]
+    confirm: u32,
+}
+
+const fn once() -> u32 {
+    1
+}
+
+impl TryFrom<WrittenRule> for Rule {
+    type Error = String;
+    fn try_from(written: WrittenRule) -> Result<Self, String> {
+        let when = match (written.metric, written.above, written.below, written.below_percent_of_profile, written.event) {
+            (Some(metric), Some(limit), None, None, None) => When::Above { metric, limit },
+            (Some(metric), None, Some(limit), None, None) => When::Below { metric, limit },
+            (Some(metric), None, None, Some(percent), None) => When::BelowProfile { metric, percent },
+            (None, None, None, None, Some(event)) => When::Event(event),
+            _ => {
+                return Err(format!(
+                    "rule `{}` needs either `event`, or `metric` with one of `above`, `below`, `below_percent_of_profile`",
+                    written.id
+                ));
+            }
+        };
+        if written.confirm == 0 {
+            return Err(format!("rule `{}`: `confirm` is at least 1", written.id));
+        }
+        Ok(Self {
+            id: written.id,
+            check: written.check,
+            when,
+            severity: written.severity,
+            remedy: written.remedy,
+            reason: written.reason,
+            text: written.text,
+            confirm: written.confirm,
+        })
+    }
+}
+
+impl From<Rule> for WrittenRule {
+    fn from(rule: Rule) -> Self {
+        let (mut metric_name, mut above, mut below, mut below_percent_of_profile, mut event) = (None, None, None, None, None);
+        match rule.when {
+            When::Above { metric, limit } => (metric_name, above) = (Some(metric), Some(limit)),
+            When::Below { metric, limit } => (metric_name, below) = (Some(metric), Some(limit)),
+            When::BelowProfile { metric, percent } => (metric_name, below_percent_of_profile) = (Some(metric), Some(percent)),
+            When::Event(code) => event = Some(code),
+        }
+        Self {
+            id: rule.id,
+            check: rule.check,
+            metric: metric_name,
+            above,
+            below,
+            below_percent_of_profile,
+            event,
+            severity: rule.severity,
+            remedy: rule.remedy,
+            reason: rule.reason,
+            text: rule.text,
+            confirm: rule.confirm,
+        }
+    }
+}
+
+impl Window {
+    /// Whether `at` lies inside.
+    pub fn contains(&self, at: Timestamp) -> bool {
+        let local = at.secs() + i64::from(self.utc_offset_minutes) * 60;
+        let minute = u16::try_from(local.rem_euclid(86_400) / 60).unwrap_or(0);
+        // 1970-01-01 was a Thursday: day 3 of a week that begins on Monday.
+        let day = (local.div_euclid(86_400) + 3).rem_euclid(7) as usize;
+        let on = |day: usize| self.days.contains(&Day::ALL[day % 7]);
+        if self.from < self.to {
+            on(day) && (self.from.0..self.to.0).contains(&minute)
+        } else {
+            (on(day) && minute >= self.from.0) || (on(day + 6) && minute < self.to.0)
+        }
+    }
+
+    pub fn applies_to(&self, pool: &PoolName) -> bool {
+        self.pool.as_ref().is_none_or(|named| named == pool)
+    }
+}
+
+impl Policy {
+    /// The commented defaults, as `doctor config init` writes them.
+    pub const DEFAULT_TEXT: &'static str = include_str!("policy.toml");
+
+    /// # Panics
+    /// If the file compiled into this program is not a policy; a test reads it.
+    pub fn standard() -> Self {
+        toml::from_str(Self::DEFAULT_TEXT).expect("the compiled-in policy is tested")
+    }
+
+    /// The ladder rung on which a severity begins.
+    pub fn first_rung(severity: Severity) -> Rung {
+        match severity {
+            Severity::Monitor | Severity::Reset => Rung::Reset,
+            Severity::Reboot => Rung::Reboot,
+            Severity::Isolate => Rung::Replace,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_what_the_documents_say() {
+        let policy = Policy::standard();
+        assert_eq!(policy.mode, Mode::Recommend);
+        assert_eq!(policy.limits.jobs, 5);
+        assert_eq!(policy.limits.pending, Span::minutes(5));
+        assert_eq!(policy.limits.per_share, 1);
+        assert_eq!(policy.breaker.nodes_per_hour, 3);
+        assert!((policy.breaker.percent_of_pool - 10.0).abs() < f64::EPSILON);
+        let off = Allow { mark: true, drain: false, reset: false, reboot: false, replace: false };
+        assert_eq!(policy.allow, off);
+    }
+
+    #[test]
+    fn a_window_may_go_past_midnight() {
+        let window = Window {
+            kind: WindowKind::Quiet,
+            pool: None,
+            days: vec![Day::Friday],
+            from: TimeOfDay(22 * 60),
+            to: TimeOfDay(6 * 60),
+            utc_offset_minutes: 0,
+        };
+        // 2026-11-13 is a Friday.
+        for (moment, inside) in [
+            ("2026-11-13T21:59:59Z", false),
+            ("2026-11-13T22:00:00Z", true),
+            ("2026-11-14T05:59:59Z", true),
+            ("2026-11-14T06:00:00Z", false),
+            ("2026-11-14T23:00:00Z", false),
+            ("2026-11-13T05:00:00Z", false),
+        ] {
+            assert_eq!(window.contains(moment.parse().unwrap()), inside, "{moment}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_or_a_negative_number_is_an_error_that_names_the_place() {
+        let text = Policy::DEFAULT_TEXT.replacen("jobs = 5", "jobs = -5", 1);
+        let error = toml::from_str::<Policy>(&text).unwrap_err().to_string();
+        assert!(error.contains("line ") && error.contains("jobs = -5"), "{error}");
+        let text = Policy::DEFAULT_TEXT.replacen("jobs = 5", "job = 5", 1);
+        let error = toml::from_str::<Policy>(&text).unwrap_err().to_string();
+        assert!(error.contains("unknown field `job`") && error.contains("expected one of"), "{error}");
+    }
+
+    #[test]
+    fn every_code_reads_back() {
+        for mode in Mode::ALL {
+            assert_eq!(Mode::from_code(mode.code()), Some(*mode));
+        }
+        for day in Day::ALL {
+            assert_eq!(Day::from_code(day.code()), Some(*day));
+        }
+        for kind in WindowKind::ALL {
+            assert_eq!(WindowKind::from_code(kind.code()), Some(*kind));
+        }
+    }
+}

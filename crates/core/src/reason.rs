@@ -1,0 +1,159 @@
+//! Reasons: a stable code that programs may rely on, and separate words for people.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// Declares an enum whose values have stable written names, and gives it `ALL`, `code`, `from_code`, `Display` and
+/// serde by that name. The written name is a contract: databases, JSON and scripts hold it.
+macro_rules! coded {
+    ($(#[$doc:meta])* $vis:vis enum $type:ident { $($(#[$vdoc:meta])* $variant:ident => $code:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        $vis enum $type { $($(#[$vdoc])* $variant,)+ }
+
+        impl $type {
+            $vis const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            $vis const fn code(self) -> &'static str {
+                match self { $(Self::$variant => $code,)+ }
+            }
+
+            $vis fn from_code(code: &str) -> Option<Self> {
+                match code { $($code => Some(Self::$variant),)+ _ => None }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.code())
+            }
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = $crate::reason::UnknownCode;
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                Self::from_code(text).ok_or_else(|| $crate::reason::UnknownCode {
+                    text: text.chars().take(64).collect(),
+                    accepted: [$($code,)+].join(", "),
+                })
+            }
+        }
+
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.code())
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+pub(crate) use coded;
+
+/// A word that is none of those accepted here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not one of: {accepted}")]
+pub struct UnknownCode {
+    pub text: String,
+    pub accepted: String,
+}
+
+/// Why a verdict is what it is. Rules bring their own codes (a site may add some), so this is a checked word and
+/// not an enum: small letters, digits and hyphens.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReasonCode(std::borrow::Cow<'static, str>);
+
+impl ReasonCode {
+    /// For codes written in this program. A malformed one does not compile when used in a constant.
+    pub const fn fixed(code: &'static str) -> Self {
+        assert!(is_code(code.as_bytes()), "a reason code is small letters, digits and hyphens");
+        Self(std::borrow::Cow::Borrowed(code))
+    }
+
+    pub fn new(text: &str) -> Result<Self, UnknownCode> {
+        if is_code(text.as_bytes()) {
+            Ok(Self(std::borrow::Cow::Owned(text.to_owned())))
+        } else {
+            Err(UnknownCode {
+                text: text.chars().take(64).collect(),
+                accepted: "1 to 64 small letters, digits and hyphens".to_owned(),
+            })
+        }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+const fn is_code(bytes: &[u8]) -> bool {
+    if bytes.is_empty() || bytes.len() > 64 {
+        return false;
+    }
+    let mut i = 0;
+    while i < bytes.len() {
+        if !(bytes[i].is_ascii_lowercase() || bytes[i].is_ascii_digit() || bytes[i] == b'-') {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+impl fmt::Display for ReasonCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for ReasonCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Serialize for ReasonCode {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for ReasonCode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        Self::new(&text).map_err(de::Error::custom)
+    }
+}
+
+/// Something, and why. No decision travels without it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Because<T> {
+    pub what: T,
+    pub code: ReasonCode,
+    pub text: String,
+}
+
+impl<T> Because<T> {
+    pub fn new(what: T, code: &'static str, text: impl Into<String>) -> Self {
+        Self { what, code: ReasonCode::fixed(code), text: text.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_code_is_a_word_and_not_a_sentence() {
+        for text in ["", "Disk Full", "disk_full", "x".repeat(65).as_str(), "ä"] {
+            assert!(ReasonCode::new(text).is_err(), "{text}");
+        }
+        assert_eq!(ReasonCode::new("disk-full").unwrap(), ReasonCode::fixed("disk-full"));
+    }
+}

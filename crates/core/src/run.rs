@@ -1,0 +1,228 @@
+//! A run: some tests on some nodes, from intention to end.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    finding::{Finding, Verdict},
+    ids::{CaseId, JobId, NodeName, RunId, TestId},
+    reason::{Because, ReasonCode, coded},
+    time::{Span, Timestamp},
+};
+
+/// A list that cannot be empty.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<T>", into = "Vec<T>", bound(serialize = "T: Serialize + Clone"))]
+pub struct NonEmpty<T>(Vec<T>);
+
+impl<T> NonEmpty<T> {
+    pub fn one(item: T) -> Self {
+        Self(vec![item])
+    }
+
+    pub fn new(items: Vec<T>) -> Option<Self> {
+        if items.is_empty() { None } else { Some(Self(items)) }
+    }
+
+    pub fn first(&self) -> &T {
+        &self.0[0]
+    }
+}
+
+impl<T> std::ops::Deref for NonEmpty<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T> TryFrom<Vec<T>> for NonEmpty<T> {
+    type Error = &'static str;
+    fn try_from(items: Vec<T>) -> Result<Self, &'static str> {
+        Self::new(items).ok_or("the list must not be empty")
+    }
+}
+
+impl<T> From<NonEmpty<T>> for Vec<T> {
+    fn from(list: NonEmpty<T>) -> Self {
+        list.0
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    pub id: RunId,
+    pub nodes: NonEmpty<NodeName>,
+    pub tests: NonEmpty<TestId>,
+    pub state: RunState,
+    pub asked: Because<Purpose>,
+    pub case: Option<CaseId>,
+    /// When it was decided on.
+    pub planned: Timestamp,
+    /// Over this, it is cancelled and counts as incomplete.
+    pub limit: Span,
+}
+
+coded! {
+    /// What a run is for.
+    pub enum Purpose {
+        /// Its tests were due.
+        Validation => "validation",
+        /// A failing test is repeated before anybody believes it.
+        Confirmation => "confirmation",
+        /// Proof that a repaired node is well.
+        Proving => "proving",
+        /// An operator asked for it.
+        Requested => "requested",
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunState {
+    /// Decided and written down; the backend may or may not have heard of it.
+    Planned,
+    Submitted { job: JobId, at: Timestamp },
+    Running { job: JobId, since: Timestamp },
+    Ended(RunEnd),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunEnd {
+    Completed(Report),
+    /// The test had started. Every test without a result of its own gets an `incomplete` row.
+    Incomplete { why: IncompleteWhy, partial: Option<Report> },
+    /// The test had not started: no history row.
+    NotStarted(NotStarted),
+}
+
+coded! {
+    /// Why a run never started. These leave no history row.
+    pub enum NotStarted {
+        PendingTooLong => "pending-too-long",
+        NodeTaken => "node-taken",
+        Rejected => "rejected",
+        Withdrawn => "withdrawn",
+    }
+}
+
+coded! {
+    /// Why a run that had started brought no full result.
+    pub enum IncompleteWhy {
+        NodeTaken => "node-taken",
+        OverTimeLimit => "over-time-limit",
+        /// The job ended and no result came.
+        NoResult => "no-result",
+        /// The backend knows the job no more.
+        JobLost => "job-lost",
+        NodeVanished => "node-vanished",
+        /// An operator withdrew it.
+        Withdrawn => "withdrawn",
+        Crashed => "crashed",
+    }
+}
+
+coded! {
+    /// Why a run is being cancelled.
+    pub enum CancelWhy {
+        PendingTooLong => "pending-too-long",
+        NodeTaken => "node-taken",
+        OverTimeLimit => "over-time-limit",
+        NodeVanished => "node-vanished",
+        Withdrawn => "withdrawn",
+    }
+}
+
+impl CancelWhy {
+    /// How the run ends if the test had not started.
+    pub const fn not_started(self) -> NotStarted {
+        match self {
+            Self::PendingTooLong | Self::OverTimeLimit => NotStarted::PendingTooLong,
+            Self::NodeTaken => NotStarted::NodeTaken,
+            Self::NodeVanished | Self::Withdrawn => NotStarted::Withdrawn,
+        }
+    }
+
+    /// How the run ends if the test had started.
+    pub const fn incomplete(self) -> IncompleteWhy {
+        match self {
+            Self::PendingTooLong | Self::OverTimeLimit => IncompleteWhy::OverTimeLimit,
+            Self::NodeTaken => IncompleteWhy::NodeTaken,
+            Self::NodeVanished => IncompleteWhy::NodeVanished,
+            Self::Withdrawn => IncompleteWhy::Withdrawn,
+        }
+    }
+}
+
+/// What a run found: one outcome for each node and test that it was asked for.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub outcomes: Vec<Outcome>,
+}
+
+/// The history row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub node: NodeName,
+    pub test: TestId,
+    pub verdict: Verdict,
+    pub reason: ReasonCode,
+    /// The controller's time; a node's clock is never trusted with order.
+    pub at: Timestamp,
+    pub took: Span,
+    pub findings: Vec<Finding>,
+}
+
+/// What the backend says of a run's job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "is")]
+pub enum JobSeen {
+    /// The backend could not be asked. Nothing follows from it.
+    Unknown { why: String },
+    /// The backend was asked and knows no such job.
+    Absent,
+    Pending { job: JobId, since: Timestamp },
+    Running { job: JobId, since: Timestamp },
+    /// It is over. `started` is `None` when it never ran.
+    Ended { job: JobId, started: Option<Timestamp>, at: Timestamp, how: JobEnd },
+}
+
+coded! {
+    /// How a job ended, as its backend says.
+    pub enum JobEnd {
+        Exited => "exited",
+        Failed => "failed",
+        Killed => "killed",
+        Lost => "lost",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_reads_back() {
+        for why in IncompleteWhy::ALL {
+            assert_eq!(IncompleteWhy::from_code(why.code()), Some(*why));
+        }
+        for why in NotStarted::ALL {
+            assert_eq!(NotStarted::from_code(why.code()), Some(*why));
+        }
+        for why in CancelWhy::ALL {
+            assert_eq!(CancelWhy::from_code(why.code()), Some(*why));
+        }
+        for purpose in Purpose::ALL {
+            assert_eq!(Purpose::from_code(purpose.code()), Some(*purpose));
+        }
+        for end in JobEnd::ALL {
+            assert_eq!(JobEnd::from_code(end.code()), Some(*end));
+        }
+    }
+
+    #[test]
+    fn an_empty_list_of_nodes_is_refused() {
+        assert!(serde_json::from_str::<NonEmpty<NodeName>>("[]").is_err());
+        assert_eq!(serde_json::from_str::<NonEmpty<NodeName>>("[\"a\"]").unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,292 @@
+//! Moments and lengths of time, as whole milliseconds.
+//!
+//! A million of these are compared in one planning pass and stored as one integer column, so they are plain `i64`s;
+//! jiff reads and writes their human forms. Nothing here knows what time it is.
+
+use std::{fmt, str::FromStr};
+
+use jiff::fmt::friendly::{Designator, SpanParser, SpanPrinter};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// A moment: milliseconds since 1970-01-01T00:00:00Z.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(i64);
+
+/// A length of time in milliseconds. Written `5m`, `1h 30m`, `7d`.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Span(i64);
+
+/// Text that is not a moment or a length of time.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not {wanted}")]
+pub struct BadTime {
+    text: String,
+    wanted: &'static str,
+}
+
+const DURATION_FORM: &str = "a duration such as \"90s\", \"5m\", \"1h 30m\" or \"7d\"";
+
+impl Timestamp {
+    /// Older than anything that ever happened.
+    pub const MIN: Self = Self(i64::MIN);
+    /// Later than anything that will happen.
+    pub const MAX: Self = Self(i64::MAX);
+
+    pub const fn from_millis(millis: i64) -> Self {
+        Self(millis)
+    }
+
+    pub const fn from_secs(secs: i64) -> Self {
+        Self(secs.saturating_mul(1000))
+    }
+
+    pub const fn millis(self) -> i64 {
+        self.0
+    }
+
+    pub const fn secs(self) -> i64 {
+        self.0.div_euclid(1000)
+    }
+
+    /// How long ago `earlier` was; zero if it lies ahead.
+    pub fn since(self, earlier: Self) -> Span {
+        Span(self.0.saturating_sub(earlier.0).max(0))
+    }
+
+    pub const fn plus(self, span: Span) -> Self {
+        Self(self.0.saturating_add(span.0))
+    }
+
+    pub const fn minus(self, span: Span) -> Self {
+        Self(self.0.saturating_sub(span.0))
+    }
+
+    /// The distance to `other`, whichever of the two is later.
+    pub fn distance(self, other: Self) -> Span {
+        Span(self.0.saturating_sub(other.0).saturating_abs())
+    }
+}
+
+impl Span {
+    pub const ZERO: Self = Self(0);
+
+    pub const fn from_millis(millis: i64) -> Self {
+        Self(millis)
+    }
+
+    pub const fn from_secs(secs: i64) -> Self {
+        Self(secs.saturating_mul(1000))
+    }
+
+    pub const fn minutes(minutes: i64) -> Self {
+        Self::from_secs(minutes.saturating_mul(60))
+    }
+
+    pub const fn hours(hours: i64) -> Self {
+        Self::minutes(hours.saturating_mul(60))
+    }
+
+    pub const fn days(days: i64) -> Self {
+        Self::hours(days.saturating_mul(24))
+    }
+
+    pub const fn millis(self) -> i64 {
+        self.0
+    }
+
+    pub const fn secs(self) -> i64 {
+        self.0 / 1000
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "hours are shown, not compared")]
+    pub fn as_hours(self) -> f64 {
+        self.0 as f64 / 3_600_000.0
+    }
+
+    pub const fn times(self, factor: i64) -> Self {
+        Self(self.0.saturating_mul(factor))
+    }
+
+    /// `self` doubled `times` times, at most `cap`: the growing back-off.
+    pub fn doubled(self, times: u32, cap: Self) -> Self {
+        let factor = 1_i64.checked_shl(times.min(40)).unwrap_or(i64::MAX);
+        self.times(factor).min(cap)
+    }
+
+    pub const fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    pub fn to_std(self) -> std::time::Duration {
+        std::time::Duration::from_millis(u64::try_from(self.0).unwrap_or(0))
+    }
+}
+
+impl std::ops::Add for Span {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl std::iter::Sum for Span {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        iter.fold(Self::ZERO, std::ops::Add::add)
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match jiff::Timestamp::from_millisecond(self.0) {
+            Ok(moment) => f.pad(&moment.to_string()),
+            Err(_) if self.0 < 0 => f.pad("never"),
+            Err(_) => f.pad("forever"),
+        }
+    }
+}
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Timestamp {
+    type Err = BadTime;
+    fn from_str(text: &str) -> Result<Self, BadTime> {
+        text.parse::<jiff::Timestamp>()
+            .map(|moment| Self(moment.as_millisecond()))
+            .map_err(|_| BadTime {
+                text: text.to_owned(),
+                wanted: "a moment such as \"2026-11-15T08:00:00Z\"",
+            })
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const DAY: i64 = 86_400_000;
+        // Days are exact here (24 hours); jiff's printer would leave them as hours.
+        let (days, rest) = (self.0 / DAY, self.0 % DAY);
+        let printer = SpanPrinter::new().designator(Designator::Compact);
+        let rest_text = printer.duration_to_string(&jiff::SignedDuration::from_millis(rest));
+        let text = match (days, rest) {
+            (0, _) => rest_text,
+            (_, 0) => format!("{days}d"),
+            _ => format!("{days}d {rest_text}"),
+        };
+        f.pad(&text)
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Span {
+    type Err = BadTime;
+    fn from_str(text: &str) -> Result<Self, BadTime> {
+        let bad = || BadTime {
+            text: text.to_owned(),
+            wanted: DURATION_FORM,
+        };
+        let parsed = SpanParser::new().parse_span(text.trim()).map_err(|_| bad())?;
+        if parsed.get_years() != 0 || parsed.get_months() != 0 {
+            return Err(bad());
+        }
+        let millis = i64::from(parsed.get_weeks()) * 7 * 86_400_000
+            + i64::from(parsed.get_days()) * 86_400_000
+            + i64::from(parsed.get_hours()) * 3_600_000
+            + parsed.get_minutes().saturating_mul(60_000)
+            + parsed.get_seconds().saturating_mul(1000)
+            + parsed.get_milliseconds();
+        if millis < 0 {
+            return Err(bad());
+        }
+        Ok(Self(millis))
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+impl Serialize for Span {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl de::Visitor<'_> for Text {
+            type Value = Span;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(DURATION_FORM)
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Span, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_as_people_write_them() {
+        for (text, span) in [
+            ("5m", Span::minutes(5)),
+            ("90s", Span::from_secs(90)),
+            ("1h 30m", Span::minutes(90)),
+            ("1h30m", Span::minutes(90)),
+            ("7d", Span::days(7)),
+            ("2w", Span::days(14)),
+            ("250ms", Span::from_millis(250)),
+        ] {
+            assert_eq!(text.parse::<Span>().unwrap(), span, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_duration_without_unit_or_below_zero_is_refused_with_the_accepted_form() {
+        for text in ["5", "-5m", "5 parsecs", "", "1 month"] {
+            let error = text.parse::<Span>().unwrap_err().to_string();
+            assert!(error.contains("such as \"90s\""), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_printed_reads_back() {
+        for span in [Span::ZERO, Span::minutes(5), Span::days(7), Span::hours(36), Span::from_millis(1500)] {
+            assert_eq!(span.to_string().parse::<Span>().unwrap(), span, "{span}");
+        }
+        let moment = Timestamp::from_millis(1_794_700_800_123);
+        assert_eq!(moment.to_string().parse::<Timestamp>().unwrap(), moment);
+        assert_eq!(Span::days(8).to_string(), "8d");
+        assert_eq!(Span::hours(36).to_string(), "1d 12h");
+    }
+
+    #[test]
+    fn backing_off_doubles_up_to_its_cap() {
+        let steps: Vec<_> = (0..5).map(|n| Span::minutes(30).doubled(n, Span::hours(3))).collect();
+        let minutes = [30, 60, 120, 180, 180].map(Span::minutes);
+        assert_eq!(steps, minutes);
+        assert_eq!(Span::minutes(30).doubled(4_000_000, Span::days(1)), Span::days(1));
+    }
+}
