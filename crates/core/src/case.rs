@@ -74,6 +74,8 @@ coded! {
         Replace => "replace",
         /// A person takes over.
         HandOver => "hand-over",
+        /// A person gives it back, to be proved.
+        Release => "release",
         Undrain => "undrain",
         Unmark => "unmark",
     }
@@ -125,6 +127,20 @@ impl Case {
     /// The newest step of this kind on the present rung.
     pub fn step(&self, what: StepKind) -> Option<&Step> {
         self.steps.iter().rev().find(|step| step.what == what && step.rung == self.rung)
+    }
+
+    /// Handed to a person who has not given it back.
+    pub fn waits_for_person(&self) -> bool {
+        let last = self.steps.iter().rev().find(|step| {
+            matches!(step.what, StepKind::HandOver | StepKind::Release) && step.state != StepState::Failed
+        });
+        last.is_some_and(|step| step.what == StepKind::HandOver)
+    }
+
+    /// Given back by a person, and nothing heavier was decided since.
+    pub fn is_released(&self) -> bool {
+        let given = self.steps.iter().rposition(|step| step.what == StepKind::Release);
+        given.is_some_and(|place| self.steps[place].rung == self.rung && !self.waits_for_person())
     }
 
     /// Whether this was done at any time in this case.

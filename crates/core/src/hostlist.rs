@@ -1,1 +1,323 @@
-//! .
+//! Lists of nodes as cluster people write them: `node[01-64,70],login1`, `pool=gpu-a`, `life=suspect`, `gpu-*`.
+
+use std::{fmt, str::FromStr};
+
+use crate::ids::{BadName, NodeName, PoolName};
+
+/// One list may name this many nodes; a slip of the pen (`n[0-999999999]`) does not become a memory problem.
+pub const MOST_NODES: usize = 100_000;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadHostlist {
+    #[error("`{0}` has a bracket without its partner; write it like node[01-64]")]
+    Bracket(String),
+    #[error("`{0}` is not a range; write it like 01-64 or 7, the smaller number first")]
+    Range(String),
+    #[error("the list names more than {MOST_NODES} nodes")]
+    TooMany,
+    #[error("the list names no node")]
+    Empty,
+    #[error(transparent)]
+    Name(#[from] BadName),
+    #[error("`{0}` is not a selector; use pool=NAME, life=STATE, a name with `*`, or a host list such as node[01-64]")]
+    Selector(String),
+}
+
+/// Expands a host list, in the order written, each name once.
+///
+/// # Errors
+/// With the part that is wrong and what would be accepted.
+pub fn parse(text: &str) -> Result<Vec<NodeName>, BadHostlist> {
+    let mut seen = std::collections::BTreeSet::new();
+    let mut names = Vec::new();
+    for item in split(text)? {
+        for name in expand(item)? {
+            let name = NodeName::new(&name)?;
+            if seen.insert(name.clone()) {
+                names.push(name);
+            }
+            if names.len() > MOST_NODES {
+                return Err(BadHostlist::TooMany);
+            }
+        }
+    }
+    if names.is_empty() { Err(BadHostlist::Empty) } else { Ok(names) }
+}
+
+/// Cuts at commas and white space outside brackets.
+fn split(text: &str) -> Result<Vec<&str>, BadHostlist> {
+    let mut items = Vec::new();
+    let (mut start, mut inside) = (0, false);
+    for (i, c) in text.char_indices() {
+        match c {
+            '[' if inside => return Err(BadHostlist::Bracket(text.chars().take(64).collect())),
+            ']' if !inside => return Err(BadHostlist::Bracket(text.chars().take(64).collect())),
+            '[' => inside = true,
+            ']' => inside = false,
+            _ if !inside && (c == ',' || c.is_whitespace()) => {
+                items.push(&text[start..i]);
+                start = i + c.len_utf8();
+            }
+            _ => {}
+        }
+    }
+    if inside {
+        return Err(BadHostlist::Bracket(text.chars().take(64).collect()));
+    }
+    items.push(&text[start..]);
+    items.retain(|item| !item.is_empty());
+    Ok(items)
+}
+
+fn expand(item: &str) -> Result<Vec<String>, BadHostlist> {
+    let mut partial = vec![String::new()];
+    let mut rest = item;
+    while let Some((before, after)) = rest.split_once('[') {
+        let (ranges, tail) = after.split_once(']').ok_or_else(|| BadHostlist::Bracket(item.to_owned()))?;
+        let numbers = expand_ranges(ranges)?;
+        if partial.len().saturating_mul(numbers.len()) > MOST_NODES {
+            return Err(BadHostlist::TooMany);
+        }
+        partial = partial
+            .iter()
+            .flat_map(|start| numbers.iter().map(move |number| format!("{start}{before}{number}")))
+            .collect();
+        rest = tail;
+    }
+    for name in &mut partial {
+        name.push_str(rest);
+    }
+    Ok(partial)
+}
+
+fn expand_ranges(ranges: &str) -> Result<Vec<String>, BadHostlist> {
+    let mut numbers = Vec::new();
+    for range in ranges.split(',') {
+        let bad = || BadHostlist::Range(range.chars().take(64).collect());
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let all_digits = |text: &str| !text.is_empty() && text.len() <= 18 && text.bytes().all(|b| b.is_ascii_digit());
+        if !all_digits(first) || !all_digits(last) {
+            return Err(bad());
+        }
+        let from: u64 = first.parse().map_err(|_| bad())?;
+        let to: u64 = last.parse().map_err(|_| bad())?;
+        if to < from {
+            return Err(bad());
+        }
+        if to - from >= MOST_NODES as u64 || numbers.len() > MOST_NODES {
+            return Err(BadHostlist::TooMany);
+        }
+        let width = first.len();
+        numbers.extend((from..=to).map(|number| format!("{number:0width$}")));
+    }
+    Ok(numbers)
+}
+
+/// Writes names as short as they go, in order: `node[01-03,07]`.
+pub fn fold(names: &[NodeName]) -> String {
+    let mut sorted: Vec<&str> = names.iter().map(NodeName::as_str).collect();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for name in sorted {
+        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count().min(18);
+        let (stem, number) = name.split_at(name.len() - digits);
+        match groups.last_mut() {
+            // `a` and `a1` have one stem, but only numbers go into a bracket.
+            Some((last, numbers)) if *last == stem && !numbers[0].is_empty() => numbers.push(number),
+            _ => groups.push((stem, vec![number])),
+        }
+    }
+    let parts: Vec<String> = groups.iter().map(|(stem, numbers)| fold_group(stem, numbers)).collect();
+    parts.join(",")
+}
+
+fn fold_group(stem: &str, numbers: &[&str]) -> String {
+    if numbers.len() == 1 {
+        return format!("{stem}{}", numbers[0]);
+    }
+    // Ranges join neighbours of one width; 9 and 010 stay apart.
+    let mut ranges: Vec<(&str, &str)> = Vec::new();
+    for &number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if last.len() == number.len() && value(last) + 1 == value(number) => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    let text: Vec<String> = ranges
+        .iter()
+        .map(|(first, last)| if first == last { (*first).to_owned() } else { format!("{first}-{last}") })
+        .collect();
+    format!("{stem}[{}]", text.join(","))
+}
+
+fn value(digits: &str) -> u64 {
+    digits.parse().unwrap_or(0)
+}
+
+/// Which nodes a command is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selector {
+    Names(Vec<NodeName>),
+    Pool(PoolName),
+    /// A life state by its word: `suspect`, `quarantined`.
+    Life(String),
+    /// A name with `*` for any characters.
+    Pattern(String),
+}
+
+/// The words that [`Selector::Life`] takes.
+pub const LIVES: [&str; 7] = ["in-service", "suspect", "quarantined", "repairing", "proving", "out", "held"];
+
+impl Selector {
+    pub fn matches(&self, name: &NodeName, pool: &PoolName, life: &str) -> bool {
+        match self {
+            Self::Names(names) => names.contains(name),
+            Self::Pool(wanted) => wanted == pool,
+            Self::Life(wanted) => wanted == life,
+            Self::Pattern(pattern) => glob(pattern.as_bytes(), name.as_str().as_bytes()),
+        }
+    }
+}
+
+impl FromStr for Selector {
+    type Err = BadHostlist;
+    fn from_str(text: &str) -> Result<Self, BadHostlist> {
+        if let Some(pool) = text.strip_prefix("pool=") {
+            return Ok(Self::Pool(PoolName::new(pool)?));
+        }
+        if let Some(life) = text.strip_prefix("life=") {
+            return match LIVES.contains(&life) {
+                true => Ok(Self::Life(life.to_owned())),
+                false => Err(BadHostlist::Selector(format!("life={life} (known: {})", LIVES.join(", ")))),
+            };
+        }
+        if text.contains('=') {
+            return Err(BadHostlist::Selector(text.chars().take(64).collect()));
+        }
+        if text.contains('*') {
+            return Ok(Self::Pattern(text.to_owned()));
+        }
+        parse(text).map(Self::Names)
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Names(names) => f.write_str(&fold(names)),
+            Self::Pool(pool) => write!(f, "pool={pool}"),
+            Self::Life(life) => write!(f, "life={life}"),
+            Self::Pattern(pattern) => f.write_str(pattern),
+        }
+    }
+}
+
+/// `*` is any number of characters. Linear in the text for each star: no backtracking over more than one.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t, mut star, mut mark) = (0, 0, None, 0);
+    while t < text.len() {
+        if p < pattern.len() && pattern[p] == b'*' {
+            star = Some(p);
+            mark = t;
+            p += 1;
+        } else if p < pattern.len() && pattern[p] == text[t] {
+            p += 1;
+            t += 1;
+        } else if let Some(s) = star {
+            p = s + 1;
+            mark += 1;
+            t = mark;
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|&b| b == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn names(text: &str) -> Vec<String> {
+        parse(text).unwrap().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn lists_expand_as_slurm_expands_them() {
+        assert_eq!(names("n1"), ["n1"]);
+        assert_eq!(names("n[08-10]"), ["n08", "n09", "n10"]);
+        assert_eq!(names("n[1,3-4]-ib, x2"), ["n1-ib", "n3-ib", "n4-ib", "x2"]);
+        assert_eq!(names("r[1-2]n[1-2]"), ["r1n1", "r1n2", "r2n1", "r2n2"]);
+        assert_eq!(names("a,a b"), ["a", "b"]);
+        assert_eq!(parse("node[0201-0272,0281-0932]").unwrap().len(), 724);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_is_accepted() {
+        for (text, part) in [
+            ("n[1-", "bracket"),
+            ("n]1[", "bracket"),
+            ("n[[1]]", "bracket"),
+            ("n[3-1]", "smaller number first"),
+            ("n[a-b]", "not a range"),
+            ("n[]", "not a range"),
+            ("n[0-999999999]", "more than"),
+            ("n[0-9999]x[0-9999]", "more than"),
+            ("", "no node"),
+            ("../etc", "is not a node name"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn selectors_select() {
+        let (name, pool) = (NodeName::new("gpu-017").unwrap(), PoolName::new("a").unwrap());
+        for (text, matches) in [
+            ("gpu-*", true),
+            ("*17", true),
+            ("*-0*7", true),
+            ("cpu-*", false),
+            ("pool=a", true),
+            ("pool=b", false),
+            ("life=suspect", true),
+            ("life=out", false),
+            ("gpu-[016-017]", true),
+        ] {
+            assert_eq!(text.parse::<Selector>().unwrap().matches(&name, &pool, "suspect"), matches, "{text}");
+        }
+        assert!("life=dead".parse::<Selector>().unwrap_err().to_string().contains("quarantined"));
+        assert!("rack=3".parse::<Selector>().unwrap_err().to_string().contains("pool=NAME"));
+    }
+
+    proptest! {
+        #[test]
+        fn folding_and_expanding_gives_the_same_nodes(
+            set in prop::collection::btree_set(("[a-c]{1,2}", prop::option::of(0..120_u32), 1..4_usize), 1..40)
+        ) {
+            let mut names: Vec<NodeName> = set
+                .iter()
+                .map(|(stem, number, width)| {
+                    let number = number.map_or_else(String::new, |number| format!("{number:0width$}"));
+                    NodeName::new(&format!("{stem}{number}")).unwrap()
+                })
+                .collect();
+            let folded = fold(&names);
+            let mut expanded = parse(&folded).unwrap();
+            names.sort();
+            names.dedup();
+            expanded.sort();
+            prop_assert_eq!(names, expanded);
+        }
+
+        #[test]
+        fn no_text_makes_it_panic_or_hang(text in ".{0,200}") {
+            let _ = parse(&text);
+            let _ = text.parse::<Selector>();
+        }
+    }
+}

@@ -1,4 +1,7 @@
-//! A node's way out of service and back.
+//! A node's way out of service and back, as a machine: a state and an event give the next state, or nothing.
+//!
+//! The planner never writes a state of its own choosing; it names what happened and asks here. What is not in the
+//! table cannot happen: no path leads from out of service back to users but through a proof or an operator's word.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,9 +27,147 @@ pub enum Life {
     Held { by: String },
 }
 
+/// What can happen to a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LifeEvent {
+    /// Something failing is open that does not (yet) take it out.
+    Doubted,
+    /// Nothing is open any more.
+    Cleared,
+    TakenOut,
+    StepBegan { step: StepKind, tries: u32 },
+    /// The step came to an end, or an operator said that it is done.
+    StepEnded,
+    ProofBegan { run: RunId },
+    /// The proof brought nothing, or the contrary.
+    ProofEnded,
+    /// Nothing is left that we may do.
+    GivenUp,
+    /// Proved well, our marks are gone.
+    Returned,
+    HeldBy { by: String },
+    /// The hold is over; `out` says whether a case is still open.
+    LetGo { out: bool },
+}
+
 impl Life {
     /// Users do not get this node, because of us.
     pub const fn is_out(&self) -> bool {
         matches!(self, Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. } | Self::Out)
+    }
+
+    /// The word for it in tables and selectors.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::InService => "in-service",
+            Self::Suspect => "suspect",
+            Self::Quarantined => "quarantined",
+            Self::Repairing { .. } => "repairing",
+            Self::Proving { .. } => "proving",
+            Self::Out => "out",
+            Self::Held { .. } => "held",
+        }
+    }
+
+    /// The state after this event, or `None` where the event has no place.
+    #[must_use]
+    pub fn after(&self, event: &LifeEvent) -> Option<Self> {
+        use LifeEvent as E;
+        let next = match (self, event) {
+            (Self::InService, E::Doubted) => Self::Suspect,
+            (Self::Suspect, E::Cleared) => Self::InService,
+            (Self::InService | Self::Suspect, E::TakenOut) => Self::Quarantined,
+            (
+                Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. },
+                E::StepBegan { step, tries },
+            ) => Self::Repairing { step: *step, tries: *tries },
+            (Self::Repairing { .. } | Self::Out, E::StepEnded) => Self::Quarantined,
+            (Self::Quarantined | Self::Repairing { .. }, E::ProofBegan { run }) => Self::Proving { run: *run },
+            (Self::Proving { .. }, E::ProofEnded) => Self::Quarantined,
+            (Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. }, E::GivenUp) => Self::Out,
+            (Self::Proving { .. }, E::Returned) => Self::InService,
+            (Self::Held { .. }, E::HeldBy { .. }) => return None,
+            (_, E::HeldBy { by }) => Self::Held { by: by.clone() },
+            (Self::Held { .. }, E::LetGo { out: true }) => Self::Quarantined,
+            (Self::Held { .. }, E::LetGo { out: false }) => Self::InService,
+            _ => return None,
+        };
+        Some(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lives() -> Vec<Life> {
+        let run = RunId::from_number(1);
+        vec![
+            Life::InService,
+            Life::Suspect,
+            Life::Quarantined,
+            Life::Repairing { step: StepKind::Reset, tries: 1 },
+            Life::Proving { run },
+            Life::Out,
+            Life::Held { by: "ann".into() },
+        ]
+    }
+
+    fn events() -> Vec<LifeEvent> {
+        let run = RunId::from_number(2);
+        vec![
+            LifeEvent::Doubted,
+            LifeEvent::Cleared,
+            LifeEvent::TakenOut,
+            LifeEvent::StepBegan { step: StepKind::Reboot, tries: 1 },
+            LifeEvent::StepEnded,
+            LifeEvent::ProofBegan { run },
+            LifeEvent::ProofEnded,
+            LifeEvent::GivenUp,
+            LifeEvent::Returned,
+            LifeEvent::HeldBy { by: "bob".into() },
+            LifeEvent::LetGo { out: true },
+            LifeEvent::LetGo { out: false },
+        ]
+    }
+
+    #[test]
+    fn a_node_that_is_out_returns_only_through_a_proof_or_an_operator() {
+        for life in lives().iter().filter(|life| life.is_out()) {
+            for event in events() {
+                if let Some(next) = life.after(&event)
+                    && matches!(next, Life::InService | Life::Suspect)
+                {
+                    assert!(matches!(life, Life::Proving { .. }) && event == LifeEvent::Returned, "{life:?} {event:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hold_can_be_put_on_every_state_and_nothing_else_moves_a_held_node() {
+        for life in lives() {
+            let held = life.after(&LifeEvent::HeldBy { by: "bob".into() });
+            assert_eq!(held.is_some(), !matches!(life, Life::Held { .. }), "{life:?}");
+        }
+        let held = Life::Held { by: "ann".into() };
+        let moved: Vec<_> = events().into_iter().filter(|event| held.after(event).is_some()).collect();
+        assert_eq!(moved, [LifeEvent::LetGo { out: true }, LifeEvent::LetGo { out: false }]);
+    }
+
+    #[test]
+    fn every_state_can_be_left() {
+        for life in lives() {
+            assert!(events().iter().any(|event| life.after(event).is_some_and(|next| next != life)), "{life:?}");
+        }
+    }
+
+    #[test]
+    fn every_word_is_a_selector_and_reads_back_from_json() {
+        for life in lives() {
+            assert!(crate::hostlist::LIVES.contains(&life.word()));
+            let json = serde_json::to_string(&life).unwrap();
+            assert_eq!(serde_json::from_str::<Life>(&json).unwrap(), life);
+        }
     }
 }

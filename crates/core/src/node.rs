@@ -1,5 +1,7 @@
 //! What a cluster says of its nodes: who uses them, who marked them, which machine it really is.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -28,8 +30,8 @@ pub struct Node {
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum Occupancy {
     Free,
-    Busy { by: String },
-    Unknown { why: String },
+    Busy { by: Arc<str> },
+    Unknown { why: Arc<str> },
 }
 
 impl Occupancy {

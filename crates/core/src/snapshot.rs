@@ -1,6 +1,6 @@
 //! Everything the planner may look at, gathered at one moment. What could not be learnt is `Unknown`, never absent.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -141,6 +141,8 @@ pub struct ActiveRun {
     /// Whether the node was ever seen executing it. Once true, it stays true.
     pub started: Option<Timestamp>,
     pub cancelling: Option<Cancelling>,
+    /// Since when the backend has known no such job.
+    pub absent_since: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -221,6 +223,3 @@ impl Caps {
     pub const ALL: Self = Self { mark: true, drain: true, reset: true, reboot: true, replace: true };
     pub const NONE: Self = Self { mark: false, drain: false, reset: false, reboot: false, replace: false };
 }
-
-/// Counts by pool, built once per plan.
-pub type PerPool<T> = BTreeMap<PoolName, T>;

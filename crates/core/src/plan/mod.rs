@@ -1,14 +1,40 @@
 //! The one place where anything is decided.
+//!
+//! [`plan`] is a pure function of a [`Snapshot`]; [`Planner`] gives the same answer incrementally. Neither acts: an
+//! [`Action`] is a value that the executor writes down, then carries out. Every node of the snapshot is accounted for
+//! exactly once: an action names it, or a run occupies it, or it is passed over for a reason.
+
+mod breaker;
+mod candidates;
+mod draft;
+mod index;
+mod ladder;
+mod remedies;
+mod requests;
+mod running;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+pub use index::MOST_TESTS;
+pub use remedies::unhealthy;
+
+use self::{
+    candidates::Fates,
+    draft::Draft,
+    index::{Index, Standing},
+};
 use crate::{
     case::{Case, Closed, Rung, StepKind},
-    ids::{CaseId, NodeName, OpId, PoolName, RunId, TestId},
+    ids::{CaseId, HardwareId, IdSource, NodeName, OpId, PoolName, RunId, TestId},
     lifecycle::Life,
     reason::Because,
     run::{CancelWhy, IncompleteWhy, NotStarted, Run},
-    time::Timestamp,
+    snapshot::{ActiveRun, Breaker, NodeRecord, Pause, RecentActions, Request, Snapshot},
+    time::{Span, Timestamp},
 };
 
 /// What to do, and for every node not chosen, why not.
@@ -42,13 +68,17 @@ pub enum Action {
     Settle { case: CaseId, op: OpId, done: bool },
     Move { node: NodeName, to: Life, case: Option<CaseId> },
     CloseCase { case: CaseId, node: NodeName, how: Closed },
+    /// The machine of an open case bears another name now; the case goes with it.
+    Follow { case: CaseId, node: NodeName },
     OpenBreaker,
     /// Something people should know, said once.
     Notice(Notice),
     /// An operator's request has been seen to.
     Answer { request: u64 },
-    /// The machine behind this name is another one than before: its past begins anew.
-    Rename { node: NodeName, hardware: crate::ids::HardwareId },
+    /// The machine behind this name became known for the first time.
+    Identify { node: NodeName, hardware: HardwareId },
+    /// The machine behind this name is another one than before: its past begins anew, in service.
+    Rename { node: NodeName, hardware: HardwareId },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,8 +102,8 @@ pub enum Conclusion {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "because")]
 pub enum PassedOver {
-    Busy { by: String },
-    OccupancyUnknown { why: String },
+    Busy { by: Arc<str> },
+    OccupancyUnknown { why: Arc<str> },
     ForeignMark { by: String, text: String },
     Held { by: String },
     OutOfService { life: Life },
@@ -89,4 +119,155 @@ pub enum PassedOver {
     /// What is due loads something shared that is in use.
     ShareBusy { test: TestId },
     BudgetSpent,
+}
+
+/// Plans from a snapshot alone.
+///
+/// The order is fixed: running work first (cancel when the node is taken, pending too long, or over its limit), then
+/// operators' requests, then life events and remedies under the circuit breaker, then candidates under budgets.
+pub fn plan(snapshot: &Snapshot, ids: &mut IdSource) -> Plan {
+    let index = Index::build(snapshot);
+    let decision = decide(snapshot, &index, ids);
+    let passed_over = (0_u32..)
+        .zip(&snapshot.nodes)
+        .filter_map(|(node, record)| Some((record.node.name.clone(), decision.reason(&index, node)?)))
+        .collect();
+    Plan { actions: decision.actions, passed_over }
+}
+
+fn decide(snapshot: &Snapshot, index: &Index, ids: &mut IdSource) -> Decision {
+    let mut draft = Draft::new(snapshot, index, ids);
+    running::plan(&mut draft);
+    requests::plan(&mut draft);
+    remedies::plan(&mut draft);
+    let fates = candidates::plan(&mut draft);
+    Decision { actions: draft.actions, spoken_for: draft.touched.union(&draft.active).copied().collect(), fates }
+}
+
+/// What one pass decided, before the reasons of those not chosen are spelled out.
+#[derive(Debug, Default)]
+struct Decision {
+    actions: Vec<Because<Action>>,
+    /// Nodes that an action names or a run occupies: not passed over.
+    spoken_for: BTreeSet<u32>,
+    fates: Fates,
+}
+
+impl Decision {
+    fn reason(&self, index: &Index, node: u32) -> Option<PassedOver> {
+        if self.spoken_for.contains(&node) {
+            return None;
+        }
+        match &index.standings[node as usize] {
+            Standing::Passed(why) => Some(why.clone()),
+            Standing::Due(group, _) => Some(self.fates.get(group).cloned().unwrap_or(PassedOver::WaitingForSlot)),
+        }
+    }
+}
+
+/// A planner that remembers: give it what changed, and it plans in the time the change takes and not the cluster.
+///
+/// Property, tested: its plans equal [`plan`]'s, and what it says of each node does too.
+#[derive(Debug)]
+pub struct Planner {
+    snapshot: Snapshot,
+    index: Index,
+    last: Decision,
+    /// Nodes whose standing changed since the last plan.
+    dirty: BTreeSet<u32>,
+}
+
+impl Planner {
+    pub fn new(snapshot: Snapshot) -> Self {
+        let index = Index::build(&snapshot);
+        let dirty = (0..u32::try_from(snapshot.nodes.len()).unwrap_or(u32::MAX)).collect();
+        Self { snapshot, index, last: Decision::default(), dirty }
+    }
+
+    pub const fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// Replaces what is known of one node. A node that was not there before, or one that is gone, needs a new planner.
+    pub fn set_node(&mut self, record: NodeRecord) -> bool {
+        let Some(node) = draft::find(&self.snapshot, &record.node.name) else { return false };
+        let place = node as usize;
+        if self.snapshot.nodes[place].node.pool != record.node.pool {
+            return false;
+        }
+        self.snapshot.nodes[place] = record;
+        self.index.refresh(&self.snapshot, node);
+        self.dirty.insert(node);
+        true
+    }
+
+    /// When a node's agent last spoke. Cheap: it happens to every node all the time.
+    pub fn set_heard(&mut self, place: usize, heard: Option<Timestamp>) {
+        self.snapshot.nodes[place].heard = heard;
+    }
+
+    /// Changes what is not about one node: runs, cases, breaker, pauses, requests, spent budget.
+    pub fn set_rest(&mut self, change: impl FnOnce(&mut Rest<'_>)) {
+        let s = &mut self.snapshot;
+        change(&mut Rest {
+            runs: &mut s.runs,
+            cases: &mut s.cases,
+            recent: &mut s.recent,
+            spent: &mut s.spent,
+            breaker: &mut s.breaker,
+            pauses: &mut s.pauses,
+            requests: &mut s.requests,
+            silence_reported: &mut s.silence_reported,
+        });
+    }
+
+    /// Plans for this moment. `passed_over` holds only nodes whose reason is another one than in the last plan.
+    pub fn plan(&mut self, at: Timestamp, ids: &mut IdSource) -> Plan {
+        if at < self.snapshot.at {
+            // The clock went back: moments that had passed lie ahead again.
+            self.snapshot.at = at;
+            self.index = Index::build(&self.snapshot);
+            self.dirty.extend(0..u32::try_from(self.snapshot.nodes.len()).unwrap_or(u32::MAX));
+        }
+        self.snapshot.at = at;
+        for node in self.index.due_timers(at) {
+            self.index.refresh(&self.snapshot, node);
+            self.dirty.insert(node);
+        }
+        let decision = decide(&self.snapshot, &self.index, ids);
+        let mut changed = std::mem::take(&mut self.dirty);
+        changed.extend(decision.spoken_for.symmetric_difference(&self.last.spoken_for));
+        for (group, ranks) in &self.index.groups {
+            if decision.fates.get(group) != self.last.fates.get(group) {
+                changed.extend(ranks.iter().map(|rank| rank.node));
+            }
+        }
+        self.last = decision;
+        let passed_over = changed
+            .into_iter()
+            .filter_map(|node| {
+                let name = self.snapshot.nodes[node as usize].node.name.clone();
+                Some((name, self.last.reason(&self.index, node)?))
+            })
+            .collect();
+        Plan { actions: std::mem::take(&mut self.last.actions), passed_over }
+    }
+
+    /// Why this node was not chosen in the last plan; `None` if it was, or is in use.
+    pub fn reason(&self, name: &NodeName) -> Option<PassedOver> {
+        draft::find(&self.snapshot, name).and_then(|node| self.last.reason(&self.index, node))
+    }
+}
+
+/// The parts of a snapshot that are not about one node.
+#[derive(Debug)]
+pub struct Rest<'a> {
+    pub runs: &'a mut Vec<ActiveRun>,
+    pub cases: &'a mut Vec<Case>,
+    pub recent: &'a mut RecentActions,
+    pub spent: &'a mut Span,
+    pub breaker: &'a mut Breaker,
+    pub pauses: &'a mut Vec<Pause>,
+    pub requests: &'a mut Vec<Request>,
+    pub silence_reported: &'a mut bool,
 }

@@ -1,0 +1,255 @@
+//! A plan in the making: what the phases of planning share.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Action, breaker::Gate, index::Index};
+use crate::{
+    case::Case,
+    ids::{CaseId, IdSource, NodeName, TestId},
+    lifecycle::{Life, LifeEvent},
+    policy::{TestPolicy, WindowKind},
+    reason::{Because, ReasonCode},
+    run::{JobSeen, NonEmpty, Purpose, Run, RunState},
+    snapshot::{NodeRecord, Snapshot},
+    time::{Span, Timestamp},
+};
+
+pub(super) struct Draft<'a> {
+    pub snapshot: &'a Snapshot,
+    pub index: &'a Index,
+    pub ids: &'a mut IdSource,
+    pub actions: Vec<Because<Action>>,
+    /// Nodes that some action names.
+    pub touched: BTreeSet<u32>,
+    /// Nodes whose affairs are settled for this cycle: no further remedy, no new run.
+    pub left_alone: BTreeSet<u32>,
+    /// Nodes with a run that has not ended.
+    pub active: BTreeSet<u32>,
+    pub gate: Gate,
+    pub usage: Usage,
+    cases: BTreeMap<CaseId, usize>,
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(snapshot: &'a Snapshot, index: &'a Index, ids: &'a mut IdSource) -> Self {
+        ids.at(snapshot.at);
+        let mut draft = Self {
+            snapshot,
+            index,
+            ids,
+            actions: Vec::new(),
+            touched: BTreeSet::new(),
+            left_alone: BTreeSet::new(),
+            active: BTreeSet::new(),
+            gate: Gate::new(snapshot, index.pools.len()),
+            usage: Usage::new(snapshot, index.pools.len()),
+            cases: snapshot.cases.iter().enumerate().map(|(place, case)| (case.id, place)).collect(),
+        };
+        for active in &snapshot.runs {
+            let stuck = active
+                .cancelling
+                .is_some_and(|cancelling| snapshot.at.since(cancelling.since) >= super::running::STUCK_AFTER);
+            let nodes: Vec<u32> = active.run.nodes.iter().filter_map(|name| find(snapshot, name)).collect();
+            if !stuck {
+                let pools: Vec<u16> = nodes.iter().map(|node| index.pool(*node)).collect();
+                draft.usage.count(snapshot, &active.run.tests, &pools);
+                let elapsed = match &active.seen {
+                    JobSeen::Running { since, .. } => snapshot.at.since(*since),
+                    _ => Span::ZERO,
+                };
+                let usual = usual(snapshot, &active.run.tests);
+                draft.usage.charge(usual.max(elapsed).times(active.run.nodes.len() as i64));
+            }
+            draft.active.extend(nodes);
+        }
+        draft
+    }
+
+    pub(super) fn act(&mut self, action: Action, code: &'static str, text: impl Into<String>) {
+        self.actions.push(Because::new(action, code, text));
+    }
+
+    pub(super) fn find(&self, name: &NodeName) -> Option<u32> {
+        find(self.snapshot, name)
+    }
+
+    pub(super) fn record(&self, name: &NodeName) -> Option<&'a NodeRecord> {
+        self.find(name).map(|node| &self.snapshot.nodes[node as usize])
+    }
+
+    pub(super) fn touch_name(&mut self, name: &NodeName) {
+        if let Some(node) = self.find(name) {
+            self.touched.insert(node);
+        }
+    }
+
+    pub(super) fn case(&self, id: CaseId) -> Option<&'a Case> {
+        self.cases.get(&id).map(|place| &self.snapshot.cases[*place])
+    }
+
+    /// Moves a node along its life, if that event has a place in its present state.
+    pub(super) fn advance(
+        &mut self,
+        node: u32,
+        event: &LifeEvent,
+        case: Option<CaseId>,
+        code: &'static str,
+        text: impl Into<String>,
+    ) -> bool {
+        let record = &self.snapshot.nodes[node as usize];
+        let Some(to) = record.life.after(event) else { return false };
+        self.touched.insert(node);
+        self.act(Action::Move { node: record.node.name.clone(), to, case }, code, text);
+        true
+    }
+
+    /// Whether `kind` of window is open for this pool now; `None` if the pool has no such window.
+    pub(super) fn window(&self, node: &NodeRecord, kind: WindowKind) -> Option<bool> {
+        let mut windows =
+            self.snapshot.policy.windows.iter().filter(|w| w.kind == kind && w.applies_to(&node.node.pool)).peekable();
+        windows.peek()?;
+        Some(windows.any(|window| window.contains(self.snapshot.at)))
+    }
+
+    /// Decides on a run of these tests on this node and reserves what it takes.
+    pub(super) fn submit(
+        &mut self,
+        node: u32,
+        tests: NonEmpty<TestId>,
+        asked: Because<Purpose>,
+        case: Option<CaseId>,
+    ) -> crate::ids::RunId {
+        let id = self.ids.run();
+        self.usage.count(self.snapshot, &tests, &[self.index.pool(node)]);
+        self.usage.charge(usual(self.snapshot, &tests));
+        let limit = tests.iter().filter_map(|id| policy_of(self.snapshot, id)).map(|test| test.limit).sum();
+        let (code, text) = (asked.code.clone(), asked.text.clone());
+        let run = Run {
+            id,
+            nodes: NonEmpty::one(self.snapshot.nodes[node as usize].node.name.clone()),
+            tests,
+            state: RunState::Planned,
+            asked,
+            case,
+            planned: self.snapshot.at,
+            limit,
+        };
+        self.actions.push(Because { what: Action::Submit(run), code, text });
+        self.touched.insert(node);
+        self.active.insert(node);
+        id
+    }
+}
+
+pub(super) fn find(snapshot: &Snapshot, name: &NodeName) -> Option<u32> {
+    let place = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).ok()?;
+    u32::try_from(place).ok()
+}
+
+pub(super) fn policy_of<'a>(snapshot: &'a Snapshot, id: &TestId) -> Option<&'a TestPolicy> {
+    snapshot.tests.iter().find(|test| test.id == *id)
+}
+
+fn usual(snapshot: &Snapshot, tests: &[TestId]) -> Span {
+    tests.iter().filter_map(|id| policy_of(snapshot, id)).map(|test| test.usual).sum()
+}
+
+/// What running and planned work takes of the limits.
+#[derive(Debug)]
+pub(super) struct Usage {
+    pub jobs: u32,
+    pub per_pool: Vec<u32>,
+    /// By place in `Snapshot::tests`.
+    per_test: Vec<u32>,
+    per_share: BTreeMap<String, u32>,
+    /// Node-time: spent today, running and planned.
+    spent: Span,
+}
+
+impl Usage {
+    fn new(snapshot: &Snapshot, pools: usize) -> Self {
+        Self {
+            jobs: 0,
+            per_pool: vec![0; pools],
+            per_test: vec![0; snapshot.tests.len()],
+            per_share: BTreeMap::new(),
+            spent: snapshot.spent,
+        }
+    }
+
+    fn count(&mut self, snapshot: &Snapshot, tests: &[TestId], pools: &[u16]) {
+        self.jobs += 1;
+        for pool in pools {
+            self.per_pool[*pool as usize] += 1;
+        }
+        for id in tests {
+            if let Some(place) = snapshot.tests.iter().position(|test| test.id == *id) {
+                self.per_test[place] += 1;
+                for share in &snapshot.tests[place].shares {
+                    *self.per_share.entry(share.clone()).or_default() += 1;
+                }
+            }
+        }
+    }
+
+    fn charge(&mut self, span: Span) {
+        self.spent = self.spent + span;
+    }
+
+    /// Whether one more run of this test is within its own and its shares' limits.
+    pub(super) fn has_room(&self, snapshot: &Snapshot, place: usize) -> bool {
+        let test = &snapshot.tests[place];
+        let own = test.at_once.is_none_or(|most| self.per_test[place] < most);
+        own && test
+            .shares
+            .iter()
+            .all(|share| self.per_share.get(share).is_none_or(|used| *used < snapshot.policy.limits.per_share))
+    }
+
+    /// Whether validation of this length still fits into today's budget.
+    pub(super) fn affords(&self, snapshot: &Snapshot, more: Span) -> bool {
+        snapshot
+            .policy
+            .limits
+            .node_hours_per_day
+            .is_none_or(|hours| (self.spent + more).as_hours() <= hours)
+    }
+}
+
+/// The tests of a mask, in their order.
+pub(super) fn named(snapshot: &Snapshot, mask: u64) -> Vec<TestId> {
+    snapshot
+        .tests
+        .iter()
+        .enumerate()
+        .filter(|(place, _)| mask & (1_u64 << place) != 0)
+        .map(|(_, test)| test.id.clone())
+        .collect()
+}
+
+/// How long ago, for people.
+pub(super) fn ago(now: Timestamp, then: Timestamp) -> String {
+    if then == Timestamp::MIN { "never tested".to_owned() } else { format!("last settled {} ago", coarse(now.since(then))) }
+}
+
+/// Without the digits nobody reads.
+pub(super) fn coarse(span: Span) -> Span {
+    let unit = if span >= Span::days(1) { 3_600_000 } else { 60_000 };
+    if span.millis() < unit { span } else { Span::from_millis(span.millis() / unit * unit) }
+}
+
+/// A reason code of a run's purpose.
+pub(super) fn because(purpose: Purpose, code: &'static str, text: String) -> Because<Purpose> {
+    Because { what: purpose, code: ReasonCode::fixed(code), text }
+}
+
+impl std::fmt::Debug for Draft<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Draft").field("actions", &self.actions).finish_non_exhaustive()
+    }
+}
+
+/// Whether a node is out, judging by what this plan knows.
+pub(super) fn is_touchable(life: &Life) -> bool {
+    matches!(life, Life::InService | Life::Suspect)
+}

@@ -1,0 +1,328 @@
+//! What keeps planning incremental: every node's standing, those that are due in order, and the moments at which
+//! standings change by themselves.
+//!
+//! A node's standing depends on its own record, the policy and the time, and on no other node. So one changed record
+//! means one recomputed standing, and the passing of time means those nodes whose moment has come. What depends on
+//! other nodes (slots, shared mounts, budgets) is settled for whole groups of due nodes in `candidates`: all nodes of
+//! one pool with the same tests due share one fate, but for the few that are chosen.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::PassedOver;
+use crate::{
+    ids::PoolName,
+    lifecycle::Life,
+    node::Occupancy,
+    policy::TestPolicy,
+    snapshot::{NodeRecord, Snapshot},
+    time::{Span, Timestamp},
+};
+
+/// Tests by their place in `Snapshot::tests`.
+pub(super) type TestMask = u64;
+
+/// More tests than bits in [`TestMask`] cannot be planned; a catalogue has tens.
+pub const MOST_TESTS: usize = 64;
+
+/// A watched but confirmed trouble is looked at again at least this often.
+const WATCH_EVERY: Span = Span::days(1);
+
+/// Nodes that share their fate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Group {
+    pub pool: u16,
+    pub due: TestMask,
+}
+
+/// The order in which due nodes are taken: suspects first, then the stalest, then by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    pub calm: bool,
+    pub age: Timestamp,
+    pub node: u32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Standing {
+    Passed(PassedOver),
+    Due(Group, Rank),
+}
+
+/// Counts of one pool.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct PoolCount {
+    pub total: u32,
+    pub out: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Index {
+    pub standings: Vec<Standing>,
+    pub groups: BTreeMap<Group, BTreeSet<Rank>>,
+    /// When each node's standing changes by itself.
+    timers: BTreeSet<(Timestamp, u32)>,
+    next: Vec<Timestamp>,
+    /// Nodes with something open against them, of which remedies must think.
+    pub troubled: BTreeSet<u32>,
+    pub pools: Vec<PoolName>,
+    pub counts: Vec<PoolCount>,
+    /// Tests that apply in each pool.
+    applies: Vec<TestMask>,
+    pool_of: Vec<u16>,
+    out: Vec<bool>,
+}
+
+impl Index {
+    pub(super) fn build(snapshot: &Snapshot) -> Self {
+        let nodes = snapshot.nodes.len();
+        let mut pools: Vec<PoolName> = Vec::new();
+        for record in &snapshot.nodes {
+            // Neighbours mostly share a pool; the list of pools is short.
+            if pools.last() != Some(&record.node.pool) && !pools.contains(&record.node.pool) {
+                pools.push(record.node.pool.clone());
+            }
+        }
+        pools.sort();
+        let applies = pools.iter().map(|pool| applicable(&snapshot.tests, pool)).collect();
+        let mut index = Self {
+            standings: Vec::with_capacity(nodes),
+            groups: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            next: vec![Timestamp::MAX; nodes],
+            troubled: BTreeSet::new(),
+            counts: vec![PoolCount::default(); pools.len()],
+            pools,
+            applies,
+            pool_of: Vec::with_capacity(nodes),
+            out: vec![false; nodes],
+        };
+        index.fill(snapshot);
+        index
+    }
+
+    /// The first time, sets are built from sorted runs, which is several times faster than one insertion after another.
+    fn fill(&mut self, snapshot: &Snapshot) {
+        let mut timers = Vec::new();
+        let mut groups: BTreeMap<Group, Vec<Rank>> = BTreeMap::new();
+        let mut last_pool = 0;
+        for (node, record) in (0_u32..).zip(&snapshot.nodes) {
+            if self.pools.get(last_pool) != Some(&record.node.pool) {
+                last_pool = self.pools.binary_search(&record.node.pool).unwrap_or(0);
+            }
+            let pool = last_pool as u16;
+            self.pool_of.push(pool);
+            let (standing, next) = self.stand(snapshot, node, record);
+            if next != Timestamp::MAX {
+                timers.push((next, node));
+                self.next[node as usize] = next;
+            }
+            if let Standing::Due(group, rank) = &standing {
+                groups.entry(*group).or_default().push(*rank);
+            }
+            self.standings.push(standing);
+            if is_troubled(record) {
+                self.troubled.insert(node);
+            }
+            self.counts[pool as usize].total += 1;
+            if is_out(record) {
+                self.out[node as usize] = true;
+                self.counts[pool as usize].out += 1;
+            }
+        }
+        timers.sort_unstable();
+        self.timers = timers.into_iter().collect();
+        self.groups = groups
+            .into_iter()
+            .map(|(group, mut ranks)| {
+                ranks.sort_unstable();
+                (group, ranks.into_iter().collect())
+            })
+            .collect();
+    }
+
+    /// Recomputes one node. Returns whether its standing is another one now.
+    pub(super) fn refresh(&mut self, snapshot: &Snapshot, node: u32) -> bool {
+        let i = node as usize;
+        let record = &snapshot.nodes[i];
+        let (standing, next) = self.stand(snapshot, node, record);
+        if next != self.next[i] {
+            self.timers.remove(&(self.next[i], node));
+            if next != Timestamp::MAX {
+                self.timers.insert((next, node));
+            }
+            self.next[i] = next;
+        }
+        if is_troubled(record) {
+            self.troubled.insert(node);
+        } else {
+            self.troubled.remove(&node);
+        }
+        let out = is_out(record);
+        if out != self.out[i] {
+            self.out[i] = out;
+            let count = &mut self.counts[self.pool_of[i] as usize].out;
+            *count = if out { *count + 1 } else { count.saturating_sub(1) };
+        }
+        if standing == self.standings[i] {
+            return false;
+        }
+        if let Standing::Due(group, rank) = &self.standings[i]
+            && let Some(ranks) = self.groups.get_mut(group)
+        {
+            ranks.remove(rank);
+            if ranks.is_empty() {
+                self.groups.remove(group);
+            }
+        }
+        if let Standing::Due(group, rank) = &standing {
+            self.groups.entry(*group).or_default().insert(*rank);
+        }
+        self.standings[i] = standing;
+        true
+    }
+
+    /// Nodes whose standing changes by itself at or before `at`.
+    pub(super) fn due_timers(&mut self, at: Timestamp) -> Vec<u32> {
+        let mut due = Vec::new();
+        while let Some(&(moment, node)) = self.timers.first()
+            && moment <= at
+        {
+            self.timers.pop_first();
+            self.next[node as usize] = Timestamp::MAX;
+            due.push(node);
+        }
+        due
+    }
+
+    pub(super) fn pool(&self, node: u32) -> u16 {
+        self.pool_of[node as usize]
+    }
+
+    /// Tests that apply to this node.
+    pub(super) fn applies(&self, node: u32) -> TestMask {
+        self.applies[self.pool_of[node as usize] as usize]
+    }
+
+    fn stand(&self, snapshot: &Snapshot, node: u32, record: &NodeRecord) -> (Standing, Timestamp) {
+        let at = snapshot.at;
+        let passed = |why, next| (Standing::Passed(why), next);
+        if let Some(hold) = &record.hold
+            && hold.until.is_none_or(|until| until > at)
+        {
+            let until = hold.until.unwrap_or(Timestamp::MAX);
+            return passed(PassedOver::Held { by: hold.by.clone() }, until);
+        }
+        if let Life::Held { by } = &record.life {
+            return passed(PassedOver::Held { by: by.clone() }, Timestamp::MAX);
+        }
+        if record.life.is_out() || !record.node.marks.ours.is_empty() {
+            let life = if record.life.is_out() { record.life.clone() } else { Life::Quarantined };
+            return passed(PassedOver::OutOfService { life }, Timestamp::MAX);
+        }
+        if let Some(mark) = record.node.marks.foreign_block() {
+            let why = PassedOver::ForeignMark { by: mark.by.clone(), text: mark.text.clone() };
+            return passed(why, Timestamp::MAX);
+        }
+        match &record.node.occupancy {
+            Occupancy::Busy { by } => return passed(PassedOver::Busy { by: by.clone() }, Timestamp::MAX),
+            Occupancy::Unknown { why } => {
+                return passed(PassedOver::OccupancyUnknown { why: why.clone() }, Timestamp::MAX);
+            }
+            Occupancy::Free => {}
+        }
+        if let Some(backoff) = record.backoff
+            && backoff.until > at
+        {
+            return passed(PassedOver::BackingOff { until: backoff.until }, backoff.until);
+        }
+        let applies = self.applies(node);
+        if applies == 0 {
+            return passed(PassedOver::NothingApplies, Timestamp::MAX);
+        }
+        let due = due_tests(snapshot, record, applies);
+        if due.mask == 0 {
+            return passed(PassedOver::Fresh { until: due.next }, due.next);
+        }
+        let group = Group { pool: self.pool(node), due: due.mask };
+        let calm = record.life != Life::Suspect && record.findings.is_empty();
+        (Standing::Due(group, Rank { calm, age: due.age, node }), due.next)
+    }
+}
+
+struct Due {
+    mask: TestMask,
+    age: Timestamp,
+    /// When the next test becomes due.
+    next: Timestamp,
+}
+
+fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: TestMask) -> Due {
+    let retry = &snapshot.policy.retry;
+    let mut due = Due { mask: 0, age: Timestamp::MAX, next: Timestamp::MAX };
+    for (place, (test, known)) in snapshot.tests.iter().zip(&record.records).enumerate() {
+        if applies & (1 << place) == 0 {
+            continue;
+        }
+        let mut moment = known.due(test.cutoff, retry.inconclusive, retry.inconclusive_cap);
+        // Only nodes with something open pay for looking it up.
+        if !record.findings.is_empty() && known.misses() == 0 {
+            moment = moment.min(recheck(snapshot, record, test, known.attempt()));
+        }
+        if moment <= snapshot.at {
+            due.mask |= 1 << place;
+            due.age = due.age.min(known.age_key());
+        } else {
+            due.next = due.next.min(moment);
+        }
+    }
+    due
+}
+
+/// When a test with something open against this node is to be repeated: soon while it is unconfirmed, daily after.
+fn recheck(
+    snapshot: &Snapshot,
+    record: &NodeRecord,
+    test: &TestPolicy,
+    attempt: Option<Timestamp>,
+) -> Timestamp {
+    let open = record.findings.iter().filter(|open| open.finding.check == test.id);
+    let wait = open.map(|open| if open.is_confirmed() { WATCH_EVERY } else { snapshot.policy.retry.confirm }).min();
+    match (wait, attempt) {
+        (Some(wait), Some(attempt)) => attempt.plus(wait),
+        _ => Timestamp::MAX,
+    }
+}
+
+fn applicable(tests: &[TestPolicy], pool: &PoolName) -> TestMask {
+    let mut mask = 0;
+    for (place, test) in tests.iter().enumerate().take(MOST_TESTS) {
+        if test.pools.as_ref().is_none_or(|pools| pools.contains(pool)) {
+            mask |= 1 << place;
+        }
+    }
+    mask
+}
+
+/// Something about this node may need a remedy, an event or an end.
+fn is_troubled(record: &NodeRecord) -> bool {
+    record.life != Life::InService
+        || !record.findings.is_empty()
+        || !record.node.marks.ours.is_empty()
+        || record.hold.is_some()
+        || record.case.is_some()
+        || is_new_machine(record)
+}
+
+pub(super) fn is_new_machine(record: &NodeRecord) -> bool {
+    let Some(hardware) = &record.node.hardware else { return false };
+    match (hardware.id(), &record.hardware) {
+        (Some(now), Some(before)) => now != *before,
+        (Some(_), None) => true,
+        (None, _) => false,
+    }
+}
+
+/// Not there for users, for whatever reason: what the breaker counts.
+fn is_out(record: &NodeRecord) -> bool {
+    record.life.is_out() || !record.node.marks.ours.is_empty() || record.node.marks.foreign_block().is_some()
+}

@@ -1,0 +1,148 @@
+//! Running work comes first: cancel what is in the way, hung or over its limit; end what is over.
+
+use crate::{
+    ids::RunId,
+    node::Occupancy,
+    run::{CancelWhy, IncompleteWhy, JobEnd, JobSeen, NotStarted},
+    snapshot::ActiveRun,
+    time::{Span, Timestamp},
+};
+
+use super::{Action, Conclusion, draft::Draft};
+
+/// A cancellation that did not help is asked for again after this long.
+const CANCEL_AGAIN: Span = Span::minutes(1);
+
+/// A job that cannot be cancelled for this long no longer counts against the number of jobs; its node stays taken.
+pub(super) const STUCK_AFTER: Span = Span::minutes(15);
+
+pub(super) fn plan(draft: &mut Draft<'_>) {
+    let snapshot = draft.snapshot;
+    for active in &snapshot.runs {
+        if let Some(step) = decide(draft, active) {
+            for node in active.run.nodes.iter() {
+                draft.touch_name(node);
+            }
+            let (action, code, text) = step.into_action(active.run.id);
+            draft.act(action, code, text);
+        }
+    }
+}
+
+enum Next {
+    Resubmit,
+    Cancel(CancelWhy, String),
+    Conclude(Conclusion, String),
+}
+
+impl Next {
+    fn into_action(self, run: RunId) -> (Action, &'static str, String) {
+        match self {
+            Self::Resubmit => {
+                (Action::Resubmit { run }, "never-submitted", "written down earlier and not known to the backend".into())
+            }
+            Self::Cancel(why, text) => (Action::Cancel { run, why }, why.code(), text),
+            Self::Conclude(end @ Conclusion::Incomplete(why), text) => (Action::Conclude { run, end }, why.code(), text),
+            Self::Conclude(end @ Conclusion::NotStarted(why), text) => (Action::Conclude { run, end }, why.code(), text),
+        }
+    }
+}
+
+fn decide(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
+    match &active.seen {
+        JobSeen::Unknown { .. } => None,
+        JobSeen::Absent => absent(draft, active),
+        JobSeen::Ended { started, at, how, .. } => ended(draft, active, started.or(active.started), *at, *how),
+        JobSeen::Pending { since, .. } | JobSeen::Running { since, .. } => {
+            let running = matches!(active.seen, JobSeen::Running { .. });
+            in_the_way(draft, active, running, *since)
+        }
+    }
+}
+
+/// The backend knows no such job: it never got there, or it is lost.
+fn absent(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
+    let at = draft.snapshot.at;
+    let not_started = |why, text: &str| Some(Next::Conclude(Conclusion::NotStarted(why), text.to_owned()));
+    if active.started.is_some() {
+        // Its result may still be on its way.
+        let gone = active.absent_since.unwrap_or(at);
+        if at.since(gone) < draft.snapshot.policy.limits.result_grace {
+            return None;
+        }
+        let why = active.cancelling.map_or(IncompleteWhy::JobLost, |cancelling| cancelling.why.incomplete());
+        return Some(Next::Conclude(Conclusion::Incomplete(why), "the backend knows the job no more".into()));
+    }
+    if let Some(cancelling) = active.cancelling {
+        return not_started(cancelling.why.not_started(), "cancelled before it started");
+    }
+    if !matches!(active.run.state, crate::run::RunState::Planned) {
+        return not_started(NotStarted::Rejected, "the backend lost the job before it started");
+    }
+    if at.since(active.run.planned) > draft.snapshot.policy.limits.pending {
+        return not_started(NotStarted::PendingTooLong, "it could not be submitted in time");
+    }
+    match active.run.nodes.iter().all(|node| draft.record(node).is_some_and(|record| record.node.occupancy.is_free())) {
+        true => Some(Next::Resubmit),
+        false => not_started(NotStarted::NodeTaken, "its node is no longer free"),
+    }
+}
+
+fn ended(
+    draft: &Draft<'_>,
+    active: &ActiveRun,
+    started: Option<Timestamp>,
+    ended: Timestamp,
+    how: JobEnd,
+) -> Option<Next> {
+    let cancelled = active.cancelling.map(|cancelling| cancelling.why);
+    if started.is_none() {
+        let why = cancelled.map_or(NotStarted::Rejected, CancelWhy::not_started);
+        return Some(Next::Conclude(Conclusion::NotStarted(why), format!("the job {how} before it started")));
+    }
+    if draft.snapshot.at.since(ended) < draft.snapshot.policy.limits.result_grace {
+        return None;
+    }
+    let why = cancelled.map_or_else(
+        || match how {
+            JobEnd::Exited => IncompleteWhy::NoResult,
+            JobEnd::Failed | JobEnd::Killed => IncompleteWhy::Crashed,
+            JobEnd::Lost => IncompleteWhy::JobLost,
+        },
+        CancelWhy::incomplete,
+    );
+    Some(Next::Conclude(Conclusion::Incomplete(why), format!("the job {how} and no full result came")))
+}
+
+/// The job is there. Is it in somebody's way, or taking too long?
+fn in_the_way(draft: &Draft<'_>, active: &ActiveRun, running: bool, since: Timestamp) -> Option<Next> {
+    let at = draft.snapshot.at;
+    if let Some(cancelling) = active.cancelling {
+        let again = at.since(cancelling.since) >= CANCEL_AGAIN;
+        return again.then(|| Next::Cancel(cancelling.why, "it is still there after it was cancelled".into()));
+    }
+    for name in active.run.nodes.iter() {
+        let Some(record) = draft.record(name) else {
+            return Some(Next::Cancel(CancelWhy::NodeVanished, format!("{name} is no longer in the cluster")));
+        };
+        if let Occupancy::Busy { by } = &record.node.occupancy {
+            return Some(Next::Cancel(CancelWhy::NodeTaken, format!("{name} is wanted by {by}")));
+        }
+        if let Some(hold) = &record.hold
+            && hold.until.is_none_or(|until| until > at)
+        {
+            return Some(Next::Cancel(CancelWhy::Withdrawn, format!("{name} is held by {}", hold.by)));
+        }
+    }
+    let waited = at.since(since);
+    let limits = &draft.snapshot.policy.limits;
+    if !running && waited > limits.pending {
+        let text = format!("pending for {waited}, {} is the limit", limits.pending);
+        return Some(Next::Cancel(CancelWhy::PendingTooLong, text));
+    }
+    if running && waited > active.run.limit {
+        let text = format!("running for {waited}, {} is the limit", active.run.limit);
+        return Some(Next::Cancel(CancelWhy::OverTimeLimit, text));
+    }
+    None
+}
