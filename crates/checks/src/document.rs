@@ -1,4 +1,5 @@
-//! The result document: what a run leaves on the shared directory, signed with the run's one-time key.
+//! The result document: what a run leaves on the shared directory, signed with the run's one-time key. And the report
+//! of a node's agent, which is made in the same way with the node's own key.
 //!
 //! On the wire it is one line with the MAC of everything after the first newline, then the JSON body. The body is
 //! verified byte by byte as it was written: nothing is parsed that was not signed.
@@ -94,7 +95,7 @@ impl std::fmt::Debug for RunKey {
 pub enum BadDocument {
     #[error("it is {bytes} bytes long, at most {MAX_DOCUMENT_BYTES} are read")]
     TooLong { bytes: u64 },
-    #[error("it does not begin with `doctor-result-1 ` and a signature")]
+    #[error("it does not begin with `doctor-result-1 ` (of an agent: `doctor-report-1 `) and a signature")]
     NoSignature,
     #[error("its signature does not fit its run's key")]
     WrongSignature,
@@ -103,6 +104,8 @@ pub enum BadDocument {
 }
 
 const HEADER: &str = "doctor-result-1 ";
+/// Another first word than a result's: the one never passes for the other, even under one key.
+const REPORT_HEADER: &str = "doctor-report-1 ";
 
 impl Document {
     /// The signed bytes to write.
@@ -110,13 +113,7 @@ impl Document {
     /// # Errors
     /// If a metric is not a number JSON can hold.
     pub fn sign(&self, key: &RunKey) -> Result<Vec<u8>, serde_json::Error> {
-        let body = serde_json::to_vec(self)?;
-        let mac = key.mac(&body).finalize().into_bytes();
-        let mut bytes = HEADER.as_bytes().to_vec();
-        bytes.extend(mac.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()));
-        bytes.push(b'\n');
-        bytes.extend(body);
-        Ok(bytes)
+        Ok(seal(HEADER, &serde_json::to_vec(self)?, key))
     }
 
     /// Reads and verifies.
@@ -124,20 +121,66 @@ impl Document {
     /// # Errors
     /// For anything that was not signed, whole, with this key.
     pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, BadDocument> {
-        if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
-            return Err(BadDocument::TooLong { bytes: bytes.len() as u64 });
-        }
-        let rest = bytes.strip_prefix(HEADER.as_bytes()).ok_or(BadDocument::NoSignature)?;
-        let (signature, body) = rest.split_at_checked(64).ok_or(BadDocument::NoSignature)?;
-        let body = body.strip_prefix(b"\n").ok_or(BadDocument::NoSignature)?;
-        let signature = std::str::from_utf8(signature)
-            .ok()
-            .and_then(RunKey::from_hex)
-            .ok_or(BadDocument::NoSignature)?;
-        // Compared in constant time by the library.
-        key.mac(body).verify_slice(&signature.0).map_err(|_| BadDocument::WrongSignature)?;
-        serde_json::from_slice(body).map_err(|error| BadDocument::Malformed(error.to_string()))
+        unseal(HEADER, bytes, key)
     }
+}
+
+/// What a node's agent says without being asked: the newest evidence of each check whose answer has changed.
+/// A check that is not in it has nothing new to say.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentReport {
+    pub node: NodeName,
+    pub hardware: Hardware,
+    /// Grows with every report of this node, so that one that was kept and sent again is recognised.
+    pub number: u64,
+    /// By the node's clock.
+    pub at: Timestamp,
+    pub checks: Vec<TestEvidence>,
+}
+
+impl AgentReport {
+    /// The signed bytes to send, with the key that this node was enrolled with.
+    ///
+    /// # Errors
+    /// If a metric is not a number JSON can hold.
+    pub fn sign(&self, key: &RunKey) -> Result<Vec<u8>, serde_json::Error> {
+        Ok(seal(REPORT_HEADER, &serde_json::to_vec(self)?, key))
+    }
+
+    /// Reads and verifies. The caller has still to compare the node with the one whose key this is.
+    ///
+    /// # Errors
+    /// For anything that was not signed, whole, with this key.
+    pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, BadDocument> {
+        unseal(REPORT_HEADER, bytes, key)
+    }
+}
+
+fn seal(header: &str, body: &[u8], key: &RunKey) -> Vec<u8> {
+    let mac = key.mac(body).finalize().into_bytes();
+    let mut bytes = Vec::with_capacity(header.len() + 65 + body.len());
+    bytes.extend(header.as_bytes());
+    for byte in mac {
+        bytes.extend([byte >> 4, byte & 15].map(|digit| b"0123456789abcdef"[usize::from(digit)]));
+    }
+    bytes.push(b'\n');
+    bytes.extend(body);
+    bytes
+}
+
+fn unseal<T: serde::de::DeserializeOwned>(header: &str, bytes: &[u8], key: &RunKey) -> Result<T, BadDocument> {
+    if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
+        return Err(BadDocument::TooLong { bytes: bytes.len() as u64 });
+    }
+    let rest = bytes.strip_prefix(header.as_bytes()).ok_or(BadDocument::NoSignature)?;
+    let (signature, body) = rest.split_at_checked(64).ok_or(BadDocument::NoSignature)?;
+    let body = body.strip_prefix(b"\n").ok_or(BadDocument::NoSignature)?;
+    let signature =
+        std::str::from_utf8(signature).ok().and_then(RunKey::from_hex).ok_or(BadDocument::NoSignature)?;
+    // Compared in constant time by the library.
+    key.mac(body).verify_slice(&signature.0).map_err(|_| BadDocument::WrongSignature)?;
+    serde_json::from_slice(body).map_err(|error| BadDocument::Malformed(error.to_string()))
 }
 
 #[cfg(test)]
@@ -176,5 +219,21 @@ mod tests {
             changed[place] ^= 1;
             assert!(Document::open(&changed, &key).is_err(), "changed at {place}");
         }
+    }
+
+    #[test]
+    fn a_report_is_no_result_even_under_one_key() {
+        let key = RunKey::new([1; 32]);
+        let report = AgentReport {
+            node: NodeName::new("n1").unwrap(),
+            hardware: Hardware::default(),
+            number: 3,
+            at: Timestamp::from_secs(1),
+            checks: vec![],
+        };
+        let bytes = report.sign(&key).unwrap();
+        assert_eq!(AgentReport::open(&bytes, &key).unwrap(), report);
+        assert_eq!(Document::open(&bytes, &key), Err(BadDocument::NoSignature));
+        assert_eq!(AgentReport::open(&bytes, &RunKey::new([2; 32])), Err(BadDocument::WrongSignature));
     }
 }

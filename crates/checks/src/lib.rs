@@ -5,10 +5,15 @@
 //! output. The word in [`CHECKS`] is all that registers it.
 
 pub mod document;
+pub mod job_file;
+pub mod measurements;
 pub mod probe;
+pub mod proc_stat;
+pub mod site;
 pub mod spec;
 
-pub use spec::{Catalogue, Check, Spec};
+pub use measurements::interpret_measurements;
+pub use spec::{Catalogue, Check, Depth, Params, Spec, page_of};
 
 /// The visible list. A new check is its file and its word here.
 macro_rules! checks {
@@ -19,4 +24,4 @@ macro_rules! checks {
     };
 }
 
-checks![];
+checks![disk_space, kernel_log, memory];

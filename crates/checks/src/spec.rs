@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 
 use doctor_core::{
     ids::CheckId,
-    observation::Observation,
+    observation::{FailureKind, Observation, ProbeFailure},
     policy::{Policy, Rule, TestPolicy, TestSettings},
     time::Span,
 };
 
-use crate::probe::{Probe, ProbeOutput};
+use crate::{
+    document::TestEvidence,
+    probe::{Probe, ProbeOutput},
+};
 
 /// Parameters of a check from the policy file, as written there.
 pub type Params = BTreeMap<String, toml::Value>;
@@ -25,6 +28,47 @@ pub struct Check {
     pub probes: fn(&Params) -> Vec<Probe>,
     /// Outputs stand in the order of the probes. Pure.
     pub interpret: fn(&Params, &[ProbeOutput]) -> Observation,
+}
+
+impl Check {
+    /// What a node's evidence says. Evidence of other probes than the ones this policy asks for (another list of
+    /// mounts, say) would be read as what it is not, so it is refused.
+    pub fn observe(&self, params: &Params, evidence: &TestEvidence) -> Observation {
+        let wanted = (self.probes)(params);
+        if wanted.iter().ne(evidence.probes.iter().map(|(probe, _)| probe)) {
+            return Observation::CouldNot(ProbeFailure::new(
+                FailureKind::Unparseable,
+                "the node ran other probes than this policy asks for; give both the same policy file",
+            ));
+        }
+        let outputs: Vec<_> = evidence.probes.iter().map(|(_, output)| output.clone()).collect();
+        (self.interpret)(params, &outputs)
+    }
+
+    /// The operators' page as plain text.
+    pub fn page_text(&self) -> String {
+        let lines = self.page.lines().map(|line| {
+            let text = line.strip_prefix("//!").unwrap_or(line);
+            text.strip_prefix(' ').unwrap_or(text)
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// The `//!` lines at the top of a check's own file: its page is written once, where the code is.
+pub const fn page_of(source: &'static str) -> &'static str {
+    let bytes = source.as_bytes();
+    let mut end = 0;
+    // Each turn takes one line that begins with `//!`.
+    while end + 2 < bytes.len() && bytes[end] == b'/' && bytes[end + 1] == b'/' && bytes[end + 2] == b'!' {
+        while end < bytes.len() && bytes[end] != b'\n' {
+            end += 1;
+        }
+        if end < bytes.len() {
+            end += 1;
+        }
+    }
+    source.split_at(end).0
 }
 
 /// The figures of a check.
@@ -69,6 +113,11 @@ impl Catalogue {
     /// All checks built into this program.
     pub fn built_in() -> Self {
         Self::new(crate::CHECKS.iter().copied())
+    }
+
+    /// Those, and the commands that this site's policy names as checks of its own.
+    pub fn with_site_checks(policy: &Policy) -> Self {
+        Self::new(crate::CHECKS.iter().copied().chain(crate::site::site_checks(policy)))
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Check> {
@@ -130,5 +179,45 @@ impl Catalogue {
             }
         }
         Ok(rules)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::time::Timestamp;
+
+    #[test]
+    fn every_check_has_its_page_and_rules_that_parse() {
+        let catalogue = Catalogue::built_in();
+        let rules = catalogue.rules(&Policy::standard()).unwrap();
+        for check in catalogue.iter() {
+            let id = CheckId::new(check.spec.id).unwrap();
+            assert!(rules.iter().any(|rule| rule.check == id), "{id} has no rule");
+            let page = check.page_text();
+            assert!(page.starts_with(&format!("{id}: ")), "{id}: {page}");
+            assert!(page.contains("\nWhy it matters: ") && page.contains("\nWhat to do:"), "{id}: {page}");
+            assert!(!page.contains("//!") && !page.contains("use doctor_core"), "{id}: {page}");
+            assert!(!(check.probes)(&Params::new()).is_empty(), "{id} looks at nothing");
+        }
+        assert!(rules.iter().all(|rule| catalogue.get(&rule.check).is_some()));
+        assert_eq!(catalogue.iter().count(), crate::CHECKS.len(), "two checks have the same id");
+    }
+
+    #[test]
+    fn evidence_of_other_probes_is_not_read_as_something_else() {
+        let moment = Timestamp::from_secs(1);
+        let catalogue = Catalogue::built_in();
+        let check = catalogue.get(&CheckId::new("memory").unwrap()).unwrap();
+        let text = ProbeOutput::Text("MemTotal: 1000 kB\nMemAvailable: 500 kB\n".to_owned());
+        let evidence = |path: &str| TestEvidence {
+            test: CheckId::new("memory").unwrap(),
+            started: moment,
+            ended: moment,
+            probes: vec![(Probe::Read { path: path.to_owned() }, text.clone())],
+        };
+        let observe = |path| check.observe(&Params::new(), &evidence(path));
+        assert!(matches!(observe("/proc/meminfo"), Observation::Measured { .. }));
+        assert!(matches!(observe("/etc/passwd"), Observation::CouldNot(_)));
     }
 }

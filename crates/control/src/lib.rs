@@ -2,3 +2,13 @@
 
 pub mod backend;
 pub mod clock;
+pub mod cycle;
+mod door;
+pub mod execute;
+pub mod ingest;
+mod observe;
+pub mod picture;
+mod publish;
+pub mod settings;
+pub mod share;
+pub mod store;

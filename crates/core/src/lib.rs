@@ -23,4 +23,5 @@ pub mod reason;
 pub mod run;
 pub mod snapshot;
 pub mod time;
+pub mod toml_text;
 pub mod view;

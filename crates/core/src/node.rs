@@ -101,27 +101,44 @@ impl Hardware {
     /// The most stable name this machine has. `None` if it told nothing about itself: then its past cannot follow
     /// it, and its name has to do.
     pub fn id(&self) -> Option<HardwareId> {
-        let by = |prefix: &str, text: &str| {
-            let clean: String =
-                text.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(200).collect();
-            HardwareId::new(&format!("{prefix}-{clean}")).ok()
-        };
-        // A board outlives its GPUs and its host name; the lowest GPU outlives a re-imaged host.
-        if let Some(serial) = self.board_serial.as_deref().filter(|s| is_real_serial(s)) {
-            return by("board", serial);
-        }
-        if let Some(uuid) = self.gpu_uuids.iter().min() {
-            return by("gpu", uuid);
-        }
-        self.physical_host.as_deref().and_then(|host| by("host", host))
+        let (kind, text) = self.most_stable()?;
+        let clean: String = written(text).collect();
+        HardwareId::new(&format!("{kind}-{clean}")).ok()
     }
+
+    /// Whether this machine's id is that one. A hundred thousand nodes are asked in one planning pass, so nothing is
+    /// put together for it.
+    pub fn is(&self, id: &HardwareId) -> bool {
+        self.most_stable().is_some_and(|(kind, text)| {
+            let rest = id.as_str().strip_prefix(kind).and_then(|rest| rest.strip_prefix('-'));
+            rest.is_some_and(|rest| rest.chars().eq(written(text)))
+        })
+    }
+
+    /// Whether it told anything by which it would be recognised.
+    pub fn is_known(&self) -> bool {
+        self.most_stable().is_some()
+    }
+
+    /// A board outlives its GPUs and its host name; the lowest GPU outlives a re-imaged host.
+    fn most_stable(&self) -> Option<(&'static str, &str)> {
+        let board = self.board_serial.as_deref().filter(|serial| is_real_serial(serial)).map(|serial| ("board", serial));
+        let gpu = || self.gpu_uuids.iter().min().map(|uuid| ("gpu", uuid.as_str()));
+        let host = || self.physical_host.as_deref().map(|host| ("host", host));
+        board.or_else(gpu).or_else(host)
+    }
+}
+
+/// Text as it stands in an id.
+fn written(text: &str) -> impl Iterator<Item = char> + '_ {
+    text.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(200)
 }
 
 /// Firmware of many boards says one of these instead of a serial number.
 fn is_real_serial(serial: &str) -> bool {
     const FILLERS: [&str; 8] =
         ["", "none", "n/a", "default string", "not specified", "system serial number", "to be filled by o.e.m.", "0"];
-    !FILLERS.contains(&serial.trim().to_ascii_lowercase().as_str())
+    !FILLERS.iter().any(|filler| serial.trim().eq_ignore_ascii_case(filler))
 }
 
 /// An operator's word that a node is not to be touched.
@@ -146,12 +163,16 @@ mod tests {
             boot_id: None,
         };
         assert_eq!(hardware.id().unwrap().as_str(), "gpu-GPU-a");
+        assert!(hardware.is(&hardware.id().unwrap()));
+        let gpu = hardware.id().unwrap();
         hardware.board_serial = Some("J1020.77".into());
         assert_eq!(hardware.id().unwrap().as_str(), "board-J1020-77");
+        assert!(hardware.is(&hardware.id().unwrap()) && !hardware.is(&gpu));
         hardware.board_serial = None;
         hardware.gpu_uuids.clear();
         assert_eq!(hardware.id().unwrap().as_str(), "host-HV-17");
         assert_eq!(Hardware::default().id(), None);
+        assert!(!Hardware::default().is(&gpu));
     }
 
     #[test]

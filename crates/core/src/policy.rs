@@ -13,6 +13,7 @@ use crate::{
     ids::{CheckId, PoolName, RuleId, TestId},
     reason::{ReasonCode, coded},
     time::{Span, Timestamp},
+    toml_text::{self, BadText, Limit},
 };
 
 coded! {
@@ -376,6 +377,19 @@ impl Policy {
     /// If the file compiled into this program is not a policy; a test reads it.
     pub fn standard() -> Self {
         toml::from_str(Self::DEFAULT_TEXT).expect("the compiled-in policy is tested")
+    }
+
+    /// The defaults with a site's text laid over, key by key; rules are added or replaced by id where they are used.
+    ///
+    /// # Errors
+    /// With line, column and what is accepted.
+    pub fn over_defaults(site: &str) -> Result<Self, BadText> {
+        const LIMITS: [Limit; 3] = [
+            Limit { key: &["breaker", "percent_of_pool"], least: 0.0, most: 100.0, accepted: "0 to 100 percent" },
+            Limit { key: &["agents", "incident_percent"], least: 0.0, most: 100.0, accepted: "0 to 100 percent" },
+            Limit { key: &["limits", "node_hours_per_day"], least: 0.0, most: f64::MAX, accepted: "node-hours, 0 or more" },
+        ];
+        toml_text::read_over(Self::DEFAULT_TEXT, site, &LIMITS)
     }
 
     /// The ladder rung on which a severity begins.

@@ -57,6 +57,13 @@ pub struct NodeRecord {
     pub heard: Option<Timestamp>,
 }
 
+impl NodeRecord {
+    /// The operator's hold that is in force at this moment. One whose time is over stays written down and binds nobody.
+    pub fn hold_at(&self, at: Timestamp) -> Option<&Hold> {
+        self.hold.as_ref().filter(|hold| hold.until.is_none_or(|until| until > at))
+    }
+}
+
 /// What is known of one test on one node, small because there are a million of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TestRecord {
@@ -119,11 +126,12 @@ impl TestRecord {
     /// When it is due (again). `Timestamp::MIN`: never tested.
     pub fn due(&self, cutoff: Span, retry: Span, retry_cap: Span) -> Timestamp {
         let stale = if self.settled == Timestamp::MIN { self.settled } else { self.settled.plus(cutoff) };
-        if self.misses == 0 {
-            stale
-        } else {
-            stale.max(self.attempt.plus(retry.doubled(self.misses - 1, retry_cap)))
-        }
+        if self.misses == 0 { stale } else { stale.max(self.attempt.plus(self.backoff(retry, retry_cap))) }
+    }
+
+    /// How long after the last try the next one may be: longer after each that said nothing.
+    pub fn backoff(&self, retry: Span, retry_cap: Span) -> Span {
+        self.misses.checked_sub(1).map_or(Span::ZERO, |before| retry.doubled(before, retry_cap))
     }
 
     /// What it is ordered by: the older, the sooner. A test that keeps saying nothing queues by its last try, so

@@ -1,1 +1,130 @@
-//! .
+//! What people are shown: plain facts in, plain structures out, the same for tables, JSON and reports.
+//!
+//! Nothing here decides or remembers. A view is a function of [`Facts`]: the cluster as it was last seen, with what the
+//! store knows, at one moment. Silence is never health: a test that never ran, one that said nothing, one that does not
+//! apply and one whose result is too old have different words ([`Standing`]) in every view.
+
+mod advice;
+mod coverage;
+mod nodes;
+mod period;
+mod standing;
+mod status;
+mod why;
+mod words;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+pub use self::{
+    coverage::{CoverageRow, coverage, is_overdue},
+    nodes::{NodeRow, TestCell, Use, node_row, node_rows},
+    period::{Count, FaultRow, Period, ReportView, RunFacts, report},
+    standing::{Due, Latest, Standing},
+    status::{
+        BreakerState, BreakerView, CycleView, LeaderView, Ledger, NodeCounts, RunCounts, SilentView, StatusView, status,
+    },
+    why::{AuditLine, CaseView, FindingView, StepView, TestLine, WhyView, why},
+    words::{Meaning, PASSED_OVER, evidence, passed_over_code, passed_over_text, run_end},
+};
+use crate::{
+    hostlist::Selector,
+    ids::{NodeName, RunId, TestId},
+    plan::PassedOver,
+    policy::TestPolicy,
+    run::Run,
+    snapshot::{NodeRecord, Snapshot},
+    time::Timestamp,
+};
+
+/// Everything that views are made from.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    pub now: Timestamp,
+    /// When a cycle last looked at the cluster. `None`: none has, and nothing is known of any node's use.
+    pub seen: Option<Timestamp>,
+    /// The cluster as it was then, with what the store knows of it now.
+    pub snapshot: Snapshot,
+    /// Nodes that the store knows and the cluster did not name any more. Their pool is not known.
+    pub gone: Vec<NodeRecord>,
+    /// The newest results by node and test.
+    pub latest: BTreeMap<NodeName, BTreeMap<TestId, Latest>>,
+    /// Why nodes were not chosen, and since when.
+    pub reasons: BTreeMap<NodeName, PassedBy>,
+}
+
+/// Why a node was not chosen, and since when that is so.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PassedBy {
+    pub since: Timestamp,
+    pub reason: PassedOver,
+}
+
+impl Facts {
+    /// Every node by name, and whether the cluster still has it.
+    pub fn nodes(&self) -> impl Iterator<Item = (&NodeRecord, bool)> {
+        let mut all: Vec<(&NodeRecord, bool)> = self.snapshot.nodes.iter().map(|record| (record, true)).collect();
+        all.extend(self.gone.iter().map(|record| (record, false)));
+        all.sort_by(|a, b| a.0.node.name.cmp(&b.0.node.name));
+        all.into_iter()
+    }
+
+    /// One node, and whether the cluster still has it.
+    pub fn node(&self, name: &NodeName) -> Option<(&NodeRecord, bool)> {
+        let here = self.snapshot.nodes.iter().find(|record| record.node.name == *name).map(|record| (record, true));
+        here.or_else(|| self.gone.iter().find(|record| record.node.name == *name).map(|record| (record, false)))
+    }
+
+    /// The nodes that any of these selectors selects; all nodes without any.
+    pub fn select(&self, selectors: &[Selector]) -> Vec<NodeName> {
+        let wanted = |record: &NodeRecord| {
+            let matches =
+                |selector: &Selector| selector.matches(&record.node.name, &record.node.pool, record.life.word());
+            selectors.is_empty() || selectors.iter().any(matches)
+        };
+        self.nodes().filter(|(record, _)| wanted(record)).map(|(record, _)| record.node.name.clone()).collect()
+    }
+
+    /// The tests that this node's pool is meant to have, with their newest results.
+    fn tests_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, Option<&'a Latest>)> {
+        let latest = self.latest.get(&record.node.name);
+        let applies = |test: &&TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
+        let tests = self.snapshot.tests.iter().filter(applies);
+        tests.map(move |test| (test, latest.and_then(|latest| latest.get(&test.id))))
+    }
+
+    /// When each of those tests is due.
+    fn due_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, Due)> {
+        let known = self.snapshot.tests.iter().zip(&record.records);
+        let applies = |test: &TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
+        known
+            .filter(move |(test, _)| applies(test))
+            .map(|(test, known)| (test, Due::of(&self.snapshot, record, test, known, self.now)))
+    }
+
+    /// The run that occupies a node, if one does.
+    fn run_on(&self, name: &NodeName) -> Option<&Run> {
+        self.snapshot.runs.iter().map(|active| &active.run).find(|run| run.nodes.contains(name))
+    }
+}
+
+/// A run that occupies a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ActiveView {
+    pub run: RunId,
+    pub tests: Vec<TestId>,
+    pub state: &'static str,
+    pub since: Timestamp,
+    pub because: String,
+}
+
+impl ActiveView {
+    fn of(run: &Run) -> Self {
+        let (state, since) = words::run_state(run);
+        Self { run: run.id, tests: run.tests.to_vec(), state, since, because: run.asked.text.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,9 @@
 //! job that is not there is fine; a lost job says so; every operation in `caps` is idempotent, shows in the next
 //! snapshot and leaves foreign marks alone; every error says whether to try again.
 
+pub mod contract;
+pub mod local;
+
 use std::path::PathBuf;
 
 use doctor_checks::document::RunKey;

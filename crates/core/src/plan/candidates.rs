@@ -71,7 +71,7 @@ fn choose(draft: &mut Draft<'_>, rank: Rank, mask: TestMask) {
 }
 
 /// What keeps a whole pool from being validated now.
-fn closed_pool(draft: &Draft<'_>, pool: usize) -> Option<PassedOver> {
+pub(super) fn closed_pool(draft: &Draft<'_>, pool: usize) -> Option<PassedOver> {
     let snapshot = draft.snapshot;
     let name = &draft.index.pools[pool];
     let paused = snapshot.pauses.iter().find(|pause| {
@@ -96,7 +96,7 @@ fn room(draft: &Draft<'_>, group: Group, closed: &[Option<PassedOver>]) -> Resul
         return Err(why.clone());
     }
     let name = &draft.index.pools[pool];
-    if snapshot.policy.limits.pools.get(name).is_some_and(|most| draft.usage.per_pool[pool] >= *most) {
+    if draft.usage.is_pool_full(snapshot, name, group.pool) {
         return Err(PassedOver::PoolFull { pool: name.clone() });
     }
     let mut mask = 0;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Action, breaker::Gate, index::Index};
 use crate::{
     case::Case,
-    ids::{CaseId, IdSource, NodeName, TestId},
+    ids::{CaseId, IdSource, NodeName, PoolName, TestId},
     lifecycle::{Life, LifeEvent},
     policy::{TestPolicy, WindowKind},
     reason::{Because, ReasonCode},
@@ -23,6 +23,8 @@ pub(super) struct Draft<'a> {
     pub touched: BTreeSet<u32>,
     /// Nodes whose affairs are settled for this cycle: no further remedy, no new run.
     pub left_alone: BTreeSet<u32>,
+    /// Nodes whose life this plan changes. A second change would be one of a life that is no more.
+    pub moved: BTreeSet<u32>,
     /// Nodes with a run that has not ended.
     pub active: BTreeSet<u32>,
     pub gate: Gate,
@@ -40,6 +42,7 @@ impl<'a> Draft<'a> {
             actions: Vec::new(),
             touched: BTreeSet::new(),
             left_alone: BTreeSet::new(),
+            moved: BTreeSet::new(),
             active: BTreeSet::new(),
             gate: Gate::new(snapshot, index.pools.len()),
             usage: Usage::new(snapshot, index.pools.len()),
@@ -87,6 +90,17 @@ impl<'a> Draft<'a> {
         self.cases.get(&id).map(|place| &self.snapshot.cases[*place])
     }
 
+    /// The open case of this node. A case that followed its machine is another name's by now.
+    pub(super) fn open_case(&self, record: &NodeRecord) -> Option<&'a Case> {
+        record.case.and_then(|id| self.case(id)).filter(|case| case.is_open() && case.node == record.node.name)
+    }
+
+    /// Whether a run may start on this node at all: it is free, nobody else has his hand on it, nothing of ours is.
+    pub(super) fn is_open_to_runs(&self, node: u32) -> bool {
+        let record = &self.snapshot.nodes[node as usize];
+        is_free_to_us(record, self.snapshot.at) && !self.active.contains(&node) && !self.left_alone.contains(&node)
+    }
+
     /// Moves a node along its life, if that event has a place in its present state.
     pub(super) fn advance(
         &mut self,
@@ -98,9 +112,23 @@ impl<'a> Draft<'a> {
     ) -> bool {
         let record = &self.snapshot.nodes[node as usize];
         let Some(to) = record.life.after(event) else { return false };
-        self.touched.insert(node);
-        self.act(Action::Move { node: record.node.name.clone(), to, case }, code, text);
+        self.move_to(node, to, case, code, text);
         true
+    }
+
+    /// Writes down where a node stands, which may be where it stood, with another case.
+    pub(super) fn move_to(
+        &mut self,
+        node: u32,
+        to: Life,
+        case: Option<CaseId>,
+        code: &'static str,
+        text: impl Into<String>,
+    ) {
+        let name = self.snapshot.nodes[node as usize].node.name.clone();
+        self.touched.insert(node);
+        self.moved.insert(node);
+        self.act(Action::Move { node: name, to, case }, code, text);
     }
 
     /// Whether `kind` of window is open for this pool now; `None` if the pool has no such window.
@@ -150,6 +178,14 @@ pub(super) fn policy_of<'a>(snapshot: &'a Snapshot, id: &TestId) -> Option<&'a T
     snapshot.tests.iter().find(|test| test.id == *id)
 }
 
+/// Free, and no operator and nobody else's mark keeps us off it.
+pub(super) fn is_free_to_us(record: &NodeRecord, at: Timestamp) -> bool {
+    record.node.occupancy.is_free()
+        && record.hold_at(at).is_none()
+        && !matches!(record.life, Life::Held { .. })
+        && record.node.marks.foreign_block().is_none()
+}
+
 fn usual(snapshot: &Snapshot, tests: &[TestId]) -> Span {
     tests.iter().filter_map(|id| policy_of(snapshot, id)).map(|test| test.usual).sum()
 }
@@ -158,7 +194,7 @@ fn usual(snapshot: &Snapshot, tests: &[TestId]) -> Span {
 #[derive(Debug)]
 pub(super) struct Usage {
     pub jobs: u32,
-    pub per_pool: Vec<u32>,
+    per_pool: Vec<u32>,
     /// By place in `Snapshot::tests`.
     per_test: Vec<u32>,
     per_share: BTreeMap<String, u32>,
@@ -182,18 +218,38 @@ impl Usage {
         for pool in pools {
             self.per_pool[*pool as usize] += 1;
         }
+        // Two tests of one job that load the same mount load it one after the other: that is one user of it.
+        let mut shares = BTreeSet::new();
         for id in tests {
             if let Some(place) = snapshot.tests.iter().position(|test| test.id == *id) {
                 self.per_test[place] += 1;
-                for share in &snapshot.tests[place].shares {
-                    *self.per_share.entry(share.clone()).or_default() += 1;
-                }
+                shares.extend(&snapshot.tests[place].shares);
             }
+        }
+        for share in shares {
+            *self.per_share.entry(share.clone()).or_default() += 1;
         }
     }
 
     fn charge(&mut self, span: Span) {
         self.spent = self.spent + span;
+    }
+
+    /// Whether a run of all these tests may start in this pool: what binds every run, whoever wants it. The daily
+    /// budget is not asked: it binds what we would like to do, and not a proof or an operator's wish.
+    pub(super) fn admits(&self, draft: &Draft<'_>, node: u32, tests: &[TestId]) -> bool {
+        let snapshot = draft.snapshot;
+        let pool = draft.index.pool(node);
+        self.jobs < snapshot.policy.limits.jobs
+            && !self.is_pool_full(snapshot, &draft.index.pools[pool as usize], pool)
+            && tests.iter().all(|id| {
+                let place = snapshot.tests.iter().position(|test| test.id == *id);
+                place.is_some_and(|place| self.has_room(snapshot, place))
+            })
+    }
+
+    pub(super) fn is_pool_full(&self, snapshot: &Snapshot, name: &PoolName, pool: u16) -> bool {
+        snapshot.policy.limits.pools.get(name).is_some_and(|most| self.per_pool[pool as usize] >= *most)
     }
 
     /// Whether one more run of this test is within its own and its shares' limits.

@@ -14,7 +14,7 @@ use crate::{
     lifecycle::Life,
     node::Occupancy,
     policy::TestPolicy,
-    snapshot::{NodeRecord, Snapshot},
+    snapshot::{NodeRecord, Snapshot, TestRecord},
     time::{Span, Timestamp},
 };
 
@@ -70,6 +70,10 @@ pub(super) struct Index {
     applies: Vec<TestMask>,
     pool_of: Vec<u16>,
     out: Vec<bool>,
+    /// When each node's agent last spoke, side by side: all of them are looked at in every plan. `MAX`: no agent is
+    /// expected there.
+    heard: Vec<Timestamp>,
+    pub agents: u32,
 }
 
 impl Index {
@@ -95,6 +99,8 @@ impl Index {
             applies,
             pool_of: Vec::with_capacity(nodes),
             out: vec![false; nodes],
+            heard: vec![Timestamp::MAX; nodes],
+            agents: 0,
         };
         index.fill(snapshot);
         index
@@ -120,6 +126,7 @@ impl Index {
                 groups.entry(*group).or_default().push(*rank);
             }
             self.standings.push(standing);
+            self.set_heard(node, record.heard);
             if is_troubled(record) {
                 self.troubled.insert(node);
             }
@@ -152,6 +159,7 @@ impl Index {
             }
             self.next[i] = next;
         }
+        self.set_heard(node, record.heard);
         if is_troubled(record) {
             self.troubled.insert(node);
         } else {
@@ -194,6 +202,19 @@ impl Index {
         due
     }
 
+    pub(super) fn set_heard(&mut self, node: u32, heard: Option<Timestamp>) {
+        let slot = &mut self.heard[node as usize];
+        self.agents -= u32::from(*slot != Timestamp::MAX);
+        self.agents += u32::from(heard.is_some());
+        *slot = heard.unwrap_or(Timestamp::MAX);
+    }
+
+    /// Nodes in use whose agent was last heard before then, in their order. A node that is out may well be switched off.
+    pub(super) fn silent_since(&self, limit: Timestamp) -> Vec<u32> {
+        let silent = (0_u32..).zip(&self.heard).filter(|(_, heard)| **heard < limit).map(|(node, _)| node);
+        silent.filter(|node| !self.out[*node as usize]).collect()
+    }
+
     pub(super) fn pool(&self, node: u32) -> u16 {
         self.pool_of[node as usize]
     }
@@ -206,9 +227,7 @@ impl Index {
     fn stand(&self, snapshot: &Snapshot, node: u32, record: &NodeRecord) -> (Standing, Timestamp) {
         let at = snapshot.at;
         let passed = |why, next| (Standing::Passed(why), next);
-        if let Some(hold) = &record.hold
-            && hold.until.is_none_or(|until| until > at)
-        {
+        if let Some(hold) = record.hold_at(at) {
             let until = hold.until.unwrap_or(Timestamp::MAX);
             return passed(PassedOver::Held { by: hold.by.clone() }, until);
         }
@@ -257,17 +276,12 @@ struct Due {
 }
 
 fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: TestMask) -> Due {
-    let retry = &snapshot.policy.retry;
     let mut due = Due { mask: 0, age: Timestamp::MAX, next: Timestamp::MAX };
     for (place, (test, known)) in snapshot.tests.iter().zip(&record.records).enumerate() {
         if applies & (1 << place) == 0 {
             continue;
         }
-        let mut moment = known.due(test.cutoff, retry.inconclusive, retry.inconclusive_cap);
-        // Only nodes with something open pay for looking it up.
-        if !record.findings.is_empty() && known.misses() == 0 {
-            moment = moment.min(recheck(snapshot, record, test, known.attempt()));
-        }
+        let moment = due_at(snapshot, record, test, known);
         if moment <= snapshot.at {
             due.mask |= 1 << place;
             due.age = due.age.min(known.age_key());
@@ -278,17 +292,22 @@ fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: TestMask) -> Due
     due
 }
 
-/// When a test with something open against this node is to be repeated: soon while it is unconfirmed, daily after.
-fn recheck(
-    snapshot: &Snapshot,
-    record: &NodeRecord,
-    test: &TestPolicy,
-    attempt: Option<Timestamp>,
-) -> Timestamp {
+/// When a test is due on this node (again). `Timestamp::MIN`: it never ran.
+pub(crate) fn due_at(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &TestRecord) -> Timestamp {
+    let retry = &snapshot.policy.retry;
+    let moment = known.due(test.cutoff, retry.inconclusive, retry.inconclusive_cap);
+    // Only nodes with something open pay for looking it up.
+    if record.findings.is_empty() { moment } else { moment.min(recheck(snapshot, record, test, known)) }
+}
+
+/// When a test with something open against this node is to be repeated: soon while it is unconfirmed, daily after. A
+/// try that said nothing is followed by the next, at a growing distance.
+fn recheck(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &TestRecord) -> Timestamp {
+    let retry = &snapshot.policy.retry;
     let open = record.findings.iter().filter(|open| open.finding.check == test.id);
-    let wait = open.map(|open| if open.is_confirmed() { WATCH_EVERY } else { snapshot.policy.retry.confirm }).min();
-    match (wait, attempt) {
-        (Some(wait), Some(attempt)) => attempt.plus(wait),
+    let wait = open.map(|open| if open.is_confirmed() { WATCH_EVERY } else { retry.confirm }).min();
+    match (wait, known.attempt()) {
+        (Some(wait), Some(attempt)) => attempt.plus(wait.max(known.backoff(retry.inconclusive, retry.inconclusive_cap))),
         _ => Timestamp::MAX,
     }
 }
@@ -313,12 +332,12 @@ fn is_troubled(record: &NodeRecord) -> bool {
         || is_new_machine(record)
 }
 
+/// The name stands for another machine than it did, or for the first one known.
 pub(super) fn is_new_machine(record: &NodeRecord) -> bool {
     let Some(hardware) = &record.node.hardware else { return false };
-    match (hardware.id(), &record.hardware) {
-        (Some(now), Some(before)) => now != *before,
-        (Some(_), None) => true,
-        (None, _) => false,
+    match &record.hardware {
+        Some(before) => !hardware.is(before) && hardware.is_known(),
+        None => hardware.is_known(),
     }
 }
 

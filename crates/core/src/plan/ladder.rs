@@ -1,45 +1,34 @@
 //! One case, one step further: reset, reboot, quarantine, replace or a person; evidence before each step that
-//! destroys it; a proof before the node returns.
+//! destroys it. What proves a node well and gives it back is in `proof`.
 
 use super::{
     Action,
-    draft::{Draft, because, named, policy_of},
-    remedies::{SETTLES_WITHIN, worst_confirmed},
+    draft::Draft,
+    holds::SETTLES_WITHIN,
+    proof,
+    remedies::worst_confirmed,
 };
 use crate::{
-    case::{Case, Closed, Rung, StepKind, StepState},
-    finding::{OpenFinding, Severity, Verdict},
-    ids::TestId,
+    case::{Case, Rung, Step, StepKind, StepState},
+    finding::{OpenFinding, Severity},
     lifecycle::{Life, LifeEvent},
     node::{MarkKind, Occupancy},
     policy::{Mode, Policy, WindowKind},
-    run::{NonEmpty, Purpose},
     snapshot::NodeRecord,
     time::Span,
 };
 
-/// Proofs that brought nothing, before a person is asked.
-const MOST_PROOFS: usize = 6;
-
 pub(super) fn climb(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     if let Life::Proving { run } = record.life {
-        if draft.snapshot.runs.iter().any(|active| active.run.id == run) {
-            return;
-        }
-        match proof(draft, node, record, case, run.born()) {
-            Proof::Well => give_back(draft, node, record, case),
-            Proof::Bad(text) => escalate(draft, node, record, case, &text),
-            Proof::Nothing => {
-                draft.advance(node, &LifeEvent::ProofEnded, Some(case.id), "proof-empty", "the proof brought no result");
-            }
-        }
+        proof::conclude(draft, node, record, case, run);
         return;
     }
     if worsened(draft, node, record, case) {
         return;
     }
     if case.waits_for_person() {
-        if !record.node.marks.has_ours(MarkKind::Unhealthy) && !case.ever_done(StepKind::Mark) {
+        let unmarked = !record.node.marks.has_ours(MarkKind::Unhealthy) && !case.ever_done(StepKind::Mark);
+        if unmarked && may(draft, StepKind::Mark) {
             drive(draft, node, record, case, StepKind::Mark);
         }
         return;
@@ -50,7 +39,7 @@ pub(super) fn climb(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
             StepKind::Drain => drained(draft, node, record, case),
             StepKind::Reset | StepKind::Reboot => repaired(draft, node, record, case, kind),
             StepKind::Replace => replaced(draft, node, record, case),
-            StepKind::Prove => prove(draft, node, record, case),
+            StepKind::Prove => proof::begin(draft, node, record, case),
             StepKind::HandOver => hand_over(draft, node, record, case, "the policy says so"),
             StepKind::KeepEvidence | StepKind::Release | StepKind::Undrain | StepKind::Unmark => true,
         };
@@ -58,6 +47,7 @@ pub(super) fn climb(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
             return;
         }
     }
+    hand_over(draft, node, record, case, "the policy lists nothing more to do");
 }
 
 /// The steps of the case's rung, as the policy lists them.
@@ -79,13 +69,14 @@ pub(super) fn may(draft: &Draft<'_>, kind: StepKind) -> bool {
     let (policy, caps) = (&draft.snapshot.policy, &draft.snapshot.caps);
     let acting = policy.mode == Mode::Act;
     match kind {
-        StepKind::Mark | StepKind::Unmark => policy.mode != Mode::Observe && policy.allow.mark && caps.mark,
+        StepKind::Mark => policy.mode != Mode::Observe && policy.allow.mark && caps.mark,
         StepKind::Drain => acting && policy.allow.drain && caps.drain,
         StepKind::Reset => acting && policy.allow.reset && caps.reset,
         StepKind::Reboot => acting && policy.allow.reboot && caps.reboot,
         StepKind::Replace => acting && policy.allow.replace && caps.replace,
-        // What we drained we may undo, whatever the policy says by now.
-        StepKind::Undrain => caps.drain,
+        // What we did we may undo, whatever else is allowed by now; while we only observe, a person has to.
+        StepKind::Unmark => policy.mode != Mode::Observe && caps.mark,
+        StepKind::Undrain => policy.mode != Mode::Observe && caps.drain,
         StepKind::KeepEvidence | StepKind::Prove | StepKind::HandOver | StepKind::Release => true,
     }
 }
@@ -108,14 +99,20 @@ fn marked(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) ->
     if record.node.marks.has_ours(MarkKind::Unhealthy) {
         return true;
     }
-    drive(draft, node, record, case, StepKind::Mark);
+    if may(draft, StepKind::Mark) {
+        drive(draft, node, record, case, StepKind::Mark);
+    } else {
+        propose(draft, node, record, case, StepKind::Mark, "marking is left to a person");
+    }
     false
 }
 
 /// No user work is left on it. Where draining is not ours to do, the mark keeps new work away and time does the rest.
 fn drained(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     if may(draft, StepKind::Drain) && !record.node.marks.has_ours(MarkKind::Cordon) {
-        drive(draft, node, record, case, StepKind::Drain);
+        if may_disturb(draft, record) {
+            drive(draft, node, record, case, StepKind::Drain);
+        }
         return false;
     }
     if !matches!(record.node.occupancy, Occupancy::Busy { .. }) {
@@ -128,27 +125,17 @@ fn drained(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -
     false
 }
 
+/// Whether this is a time for steps that disturb.
+fn may_disturb(draft: &Draft<'_>, record: &NodeRecord) -> bool {
+    draft.window(record, WindowKind::Maintenance) != Some(false)
+}
+
 /// Reset or reboot, its evidence kept first, its end seen.
 fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) -> bool {
-    let repair = &draft.snapshot.policy.repair;
-    let (deadline, most) = (if kind == StepKind::Reset { repair.reset_deadline } else { repair.reboot_deadline }, repair.tries);
-    let rebooted = kind == StepKind::Reboot && boot_changed(record, case);
     match case.step(kind) {
-        Some(step) if step.state == StepState::Done => {
-            let back = record.node.occupancy.is_free();
-            let same_boot = kind == StepKind::Reboot && !rebooted && boot_known(record, case);
-            if back && !same_boot {
-                return true;
-            }
-            if draft.snapshot.at.since(step.at) > deadline {
-                draft.touched.insert(node);
-                let settle = Action::Settle { case: case.id, op: step.op, done: false };
-                draft.act(settle, "deadline", format!("{kind} did not bring the node back within {deadline}"));
-            }
-            return false;
-        }
+        Some(step) if step.state == StepState::Done => return came_back(draft, node, record, case, step),
         Some(step) if step.state == StepState::Proposed => {
-            if rebooted {
+            if kind == StepKind::Reboot && boot_changed(record, case) {
                 draft.touched.insert(node);
                 let settle = Action::Settle { case: case.id, op: step.op, done: true };
                 draft.act(settle, "rebooted", "somebody rebooted it");
@@ -158,7 +145,7 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
                 return false;
             }
         }
-        Some(step) if step.state == StepState::Failed && step.tries >= most => {
+        Some(step) if step.state == StepState::Failed && step.tries >= draft.snapshot.policy.repair.tries => {
             escalate(draft, node, record, case, &format!("{kind} failed {} times", step.tries));
             return false;
         }
@@ -177,8 +164,28 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
         Occupancy::Unknown { .. } => kind == StepKind::Reboot,
         Occupancy::Busy { .. } => false,
     };
-    if ready && draft.window(record, WindowKind::Maintenance) != Some(false) && !draft.active.contains(&node) {
+    if ready && may_disturb(draft, record) && !draft.active.contains(&node) {
         drive(draft, node, record, case, kind);
+    }
+    false
+}
+
+/// Whether a reset or reboot that was carried out brought the node back. Once it did, a later outage is not its fault.
+fn came_back(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, step: &Step) -> bool {
+    let kind = step.what;
+    if !matches!(record.life, Life::Repairing { step, .. } if step == kind) {
+        return true;
+    }
+    let same_boot = kind == StepKind::Reboot && boot_known(record, case) && !boot_changed(record, case);
+    if record.node.occupancy.is_free() && !same_boot {
+        return true;
+    }
+    let repair = &draft.snapshot.policy.repair;
+    let deadline = if kind == StepKind::Reset { repair.reset_deadline } else { repair.reboot_deadline };
+    if draft.snapshot.at.since(step.at) > deadline {
+        draft.touched.insert(node);
+        let settle = Action::Settle { case: case.id, op: step.op, done: false };
+        draft.act(settle, "deadline", format!("{kind} did not bring the node back within {deadline}"));
     }
     false
 }
@@ -192,8 +199,13 @@ fn boot_changed(record: &NodeRecord, case: &Case) -> bool {
     boot_known(record, case) && now != case.boot_id.as_ref()
 }
 
+/// Whether the evidence was put away on this rung, after whatever last destroyed some.
 fn kept_evidence(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
-    if case.step(StepKind::KeepEvidence).is_some_and(|step| step.state == StepState::Done) {
+    let ended = |step: &&Step| matches!(step.state, StepState::Done | StepState::Failed);
+    let last = case.steps.iter().rev().filter(ended).find(|step| {
+        (step.what == StepKind::KeepEvidence && step.state == StepState::Done) || step.what.destroys_evidence()
+    });
+    if last.is_some_and(|step| step.what == StepKind::KeepEvidence && step.rung == case.rung) {
         return true;
     }
     drive(draft, node, record, case, StepKind::KeepEvidence);
@@ -205,9 +217,6 @@ fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
     if !may(draft, StepKind::Replace) {
         return hand_over(draft, node, record, case, "no restart cures it, and replacing is left to a person");
     }
-    if !kept_evidence(draft, node, record, case) {
-        return false;
-    }
     match case.step(StepKind::Replace) {
         Some(step) if step.state == StepState::Done => {
             draft.advance(node, &LifeEvent::GivenUp, Some(case.id), "replacing", "waiting for another machine");
@@ -215,15 +224,18 @@ fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
         Some(step) if step.state == StepState::Failed && step.tries >= draft.snapshot.policy.repair.tries => {
             return hand_over(draft, node, record, case, "replacing it failed");
         }
-        _ if draft.window(record, WindowKind::Maintenance) != Some(false) => {
-            drive(draft, node, record, case, StepKind::Replace);
+        _ => {
+            let busy = matches!(record.node.occupancy, Occupancy::Busy { .. });
+            let ready = !busy && may_disturb(draft, record) && !draft.active.contains(&node);
+            if kept_evidence(draft, node, record, case) && ready {
+                drive(draft, node, record, case, StepKind::Replace);
+            }
         }
-        _ => {}
     }
     false
 }
 
-fn hand_over(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) -> bool {
+pub(super) fn hand_over(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) -> bool {
     let op = draft.ids.op();
     let step = StepKind::HandOver;
     draft.act(Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 }, "handed-over", why);
@@ -233,13 +245,19 @@ fn hand_over(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case,
 }
 
 /// Carries a step out, again where it was interrupted or failed. The same operation id is the same effect.
-fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
+pub(super) fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
     let most = draft.snapshot.policy.repair.tries;
     let (op, tries) = match case.step(kind) {
         Some(step) if step.state == StepState::Intended => (step.op, step.tries),
         Some(step) if step.state == StepState::Failed => (draft.ids.op(), step.tries.saturating_add(1)),
-        // Done, and yet not to be seen: give the backend time, then do it anew.
-        Some(step) if step.state == StepState::Done && draft.snapshot.at.since(step.at) <= SETTLES_WITHIN => return,
+        // Done, and yet not to be seen: give the backend time, then do it anew. Evidence is nothing to be seen.
+        Some(step)
+            if step.state == StepState::Done
+                && kind != StepKind::KeepEvidence
+                && draft.snapshot.at.since(step.at) <= SETTLES_WITHIN =>
+        {
+            return;
+        }
         _ => (draft.ids.op(), 1),
     };
     // Marks are tried for ever, at a growing distance; the cycle's own length is the shortest.
@@ -258,15 +276,15 @@ fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kin
     }
 }
 
-fn propose(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind, why: &str) {
-    if case.step(kind).is_none() {
+pub(super) fn propose(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind, why: &str) {
+    if case.step(kind).is_none_or(|step| step.state != StepState::Proposed) {
         let op = draft.ids.op();
         draft.touched.insert(node);
         draft.act(Action::Propose { case: case.id, node: record.node.name.clone(), step: kind, op }, "not-allowed", why);
     }
 }
 
-fn escalate(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
+pub(super) fn escalate(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
     let Some(to) = case.rung.next() else {
         hand_over(draft, node, record, case, why);
         return;
@@ -278,86 +296,4 @@ fn escalate(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
         _ => LifeEvent::StepEnded,
     };
     draft.advance(node, &event, Some(case.id), "did-not-help", why);
-}
-
-/// What must pass before the node returns: what had failed, and what the policy adds.
-fn required(draft: &Draft<'_>, node: u32, case: &Case) -> Vec<TestId> {
-    let policy = &draft.snapshot.policy.repair.proving;
-    let applicable = named(draft.snapshot, draft.index.applies(node));
-    let failed = |test: &TestId| case.findings.iter().any(|finding| finding.check == *test);
-    applicable.into_iter().filter(|test| policy.is_empty() || policy.contains(test) || failed(test)).collect()
-}
-
-enum Proof {
-    Well,
-    Bad(String),
-    Nothing,
-}
-
-/// What the tests since then say. Only conclusive results count, and what had failed must have passed.
-fn proof(draft: &Draft<'_>, node: u32, record: &NodeRecord, case: &Case, since: crate::time::Timestamp) -> Proof {
-    let open: Vec<&OpenFinding> = record.findings.iter().collect();
-    let mut passed = 0;
-    let mut missing = false;
-    for test in required(draft, node, case) {
-        let Some(place) = draft.snapshot.tests.iter().position(|policy| policy.id == test) else { continue };
-        let known = &record.records[place];
-        let fresh = known.attempt().is_some_and(|at| at >= since);
-        let had_failed = case.findings.iter().any(|finding| finding.check == test);
-        match known.verdict().filter(|_| fresh) {
-            Some(Verdict::Fail) => return Proof::Bad(format!("{test} fails still")),
-            Some(Verdict::Pass) => passed += 1,
-            Some(Verdict::NotApplicable) if !had_failed => {}
-            _ => missing = true,
-        }
-    }
-    if worst_confirmed(&open).is_some_and(|worst| worst > Severity::Monitor) {
-        return Proof::Bad("something failing is still open against it".to_owned());
-    }
-    if missing || passed == 0 { Proof::Nothing } else { Proof::Well }
-}
-
-fn prove(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
-    let tests = required(draft, node, case);
-    let Some(tests) = NonEmpty::new(tests) else {
-        return hand_over(draft, node, record, case, "no test applies that could prove it");
-    };
-    let earlier: Vec<_> = {
-        let given = case.steps.iter().rposition(|step| step.what == StepKind::Release).unwrap_or(0);
-        case.steps[given..].iter().filter(|step| step.what == StepKind::Prove && step.rung == case.rung).collect()
-    };
-    if earlier.len() >= MOST_PROOFS {
-        return hand_over(draft, node, record, case, "it could not be proved well: the tests bring no result");
-    }
-    let retry = &draft.snapshot.policy.retry;
-    let wait = earlier.len().checked_sub(1).map(|n| retry.inconclusive.doubled(n as u32, retry.inconclusive_cap));
-    let waiting = earlier.last().zip(wait).is_some_and(|(step, wait)| draft.snapshot.at < step.at.plus(wait));
-    let full = draft.usage.jobs >= draft.snapshot.policy.limits.jobs;
-    let shared = tests.iter().all(|test| {
-        let place = draft.snapshot.tests.iter().position(|policy| policy.id == *test);
-        place.is_some_and(|place| draft.usage.has_room(draft.snapshot, place)) && policy_of(draft.snapshot, test).is_some()
-    });
-    if waiting || full || !shared || !record.node.occupancy.is_free() || draft.active.contains(&node) {
-        return false;
-    }
-    let (op, step) = (draft.ids.op(), StepKind::Prove);
-    let text = "it is proved before it returns";
-    draft.act(Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 }, "proof", text);
-    let asked = because(Purpose::Proving, "proof", format!("case {}: {text}", case.id));
-    let run = draft.submit(node, tests, asked, Some(case.id));
-    draft.advance(node, &LifeEvent::ProofBegan { run }, Some(case.id), "proof", text);
-    false
-}
-
-/// Proved well: our marks go, then the case is closed. Only what is ours is taken away.
-fn give_back(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
-    if record.node.marks.has_ours(MarkKind::Cordon) {
-        drive(draft, node, record, case, StepKind::Undrain);
-    } else if !record.node.marks.ours.is_empty() {
-        drive(draft, node, record, case, StepKind::Unmark);
-    } else {
-        let name = record.node.name.clone();
-        draft.act(Action::CloseCase { case: case.id, node: name, how: Closed::Returned }, "proved", "proved well");
-        draft.advance(node, &LifeEvent::Returned, None, "proved", "proved well and back in service");
-    }
 }

@@ -7,8 +7,11 @@
 mod breaker;
 mod candidates;
 mod draft;
+mod holds;
 mod index;
 mod ladder;
+mod machines;
+mod proof;
 mod remedies;
 mod requests;
 mod running;
@@ -20,6 +23,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 pub use index::MOST_TESTS;
+pub(crate) use index::due_at;
 pub use remedies::unhealthy;
 
 use self::{
@@ -203,7 +207,10 @@ impl Planner {
 
     /// When a node's agent last spoke. Cheap: it happens to every node all the time.
     pub fn set_heard(&mut self, place: usize, heard: Option<Timestamp>) {
-        self.snapshot.nodes[place].heard = heard;
+        if let Some(record) = self.snapshot.nodes.get_mut(place) {
+            record.heard = heard;
+            self.index.set_heard(place as u32, heard);
+        }
     }
 
     /// Changes what is not about one node: runs, cases, breaker, pauses, requests, spent budget.

@@ -1,4 +1,7 @@
 //! What operators asked for, seen to before anything we would like to do ourselves.
+//!
+//! A request stays until it is answered; one that has to wait (for the node to be free, for a hold to end) simply is
+//! not answered yet.
 
 use super::{
     Action,
@@ -10,7 +13,7 @@ use crate::{
     finding::Severity,
     ids::{NodeName, TestId},
     lifecycle::{Life, LifeEvent},
-    run::{CancelWhy, NonEmpty, Purpose},
+    run::{NonEmpty, Purpose},
     snapshot::{Asked, Request},
 };
 
@@ -21,13 +24,8 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             Asked::Test { node, tests } => test(draft, request, node, tests),
             Asked::Release { node } => release(draft, request, node),
             Asked::Quarantine { node } => quarantine(draft, request, node),
-            Asked::Withdraw { run } => {
-                if snapshot.runs.iter().any(|active| active.run.id == *run && active.cancelling.is_none()) {
-                    let cancel = Action::Cancel { run: *run, why: CancelWhy::Withdrawn };
-                    draft.act(cancel, "operator", format!("asked by {}: {}", request.by, request.why));
-                }
-                true
-            }
+            // Running work comes first: the run has been cancelled by now, or there is none.
+            Asked::Withdraw { .. } => true,
         };
         if answered {
             draft.act(Action::Answer { request: request.id }, "operator", format!("asked by {}", request.by));
@@ -35,22 +33,19 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
 }
 
-/// Starts what was asked for as soon as the node is free. A hold comes before a wish.
+/// Starts what was asked for as soon as the node is free and the limits allow it. A hold comes before a wish, and so
+/// does a repair in progress: a test on a node that is about to restart says nothing.
 fn test(draft: &mut Draft<'_>, request: &Request, name: &NodeName, tests: &[TestId]) -> bool {
     let Some(node) = draft.find(name) else { return true };
-    let record = &draft.snapshot.nodes[node as usize];
-    let held = matches!(record.life, Life::Held { .. }) || record.hold.is_some();
-    let full = draft.usage.jobs >= draft.snapshot.policy.limits.jobs;
-    if held || full || !record.node.occupancy.is_free() || draft.active.contains(&node) {
+    let applicable = named(draft.snapshot, draft.index.applies(node));
+    let wanted = applicable.into_iter().filter(|test| tests.is_empty() || tests.contains(test)).collect();
+    let Some(wanted) = NonEmpty::new(wanted) else { return true };
+    let repairing = matches!(draft.snapshot.nodes[node as usize].life, Life::Repairing { .. });
+    if repairing || !draft.is_open_to_runs(node) || !draft.usage.admits(draft, node, &wanted) {
         return false;
     }
-    let applicable = named(draft.snapshot, draft.index.applies(node));
-    let wanted: Vec<TestId> =
-        applicable.into_iter().filter(|test| tests.is_empty() || tests.contains(test)).collect();
-    if let Some(wanted) = NonEmpty::new(wanted) {
-        let asked = because(Purpose::Requested, "operator", format!("asked by {}: {}", request.by, request.why));
-        draft.submit(node, wanted, asked, None);
-    }
+    let asked = because(Purpose::Requested, "operator", format!("asked by {}: {}", request.by, request.why));
+    draft.submit(node, wanted, asked, None);
     true
 }
 
@@ -58,15 +53,17 @@ fn test(draft: &mut Draft<'_>, request: &Request, name: &NodeName, tests: &[Test
 fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
     let Some(node) = draft.find(name) else { return true };
     let record = &draft.snapshot.nodes[node as usize];
+    if record.hold_at(draft.snapshot.at).is_some() || draft.moved.contains(&node) {
+        return false;
+    }
     let text = format!("released by {}: {}", request.by, request.why);
-    let open = record.case.and_then(|id| draft.case(id)).filter(|case| case.is_open());
-    match (&record.life, open) {
-        // A run decides already.
-        (Life::Proving { .. }, _) => {}
+    match (&record.life, draft.open_case(record)) {
+        // A run decides already, or users have it anyway.
+        (Life::Proving { .. } | Life::InService | Life::Suspect, _) => {}
         (Life::Held { .. }, None) => {
             draft.advance(node, &LifeEvent::LetGo { out: false }, None, "released", text);
+            draft.left_alone.insert(node);
         }
-        (Life::InService | Life::Suspect, None) => {}
         (life, Some(case)) => {
             if case.rung != Rung::Quarantine {
                 let climb = Action::Escalate { case: case.id, to: Rung::Quarantine };
@@ -83,8 +80,8 @@ fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
             draft.touched.insert(node);
             draft.left_alone.insert(node);
         }
-        // Out of service without a case: only adoption can have missed it, and that comes next.
-        (_, None) => {}
+        // Out of service without a case: it is adopted first, and released then.
+        (Life::Quarantined | Life::Repairing { .. } | Life::Out, None) => return false,
     }
     true
 }
@@ -93,7 +90,10 @@ fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
 fn quarantine(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
     let Some(node) = draft.find(name) else { return true };
     let record = &draft.snapshot.nodes[node as usize];
-    if is_touchable(&record.life) && record.case.is_none() {
+    if record.hold_at(draft.snapshot.at).is_some() || matches!(record.life, Life::Held { .. }) {
+        return false;
+    }
+    if is_touchable(&record.life) && !draft.moved.contains(&node) {
         let text = format!("taken out by {}: {}", request.by, request.why);
         remedies::open_for_person(draft, node, Severity::Isolate, "operator", &text);
     }

@@ -3,12 +3,15 @@
 use crate::{
     ids::RunId,
     node::Occupancy,
-    run::{CancelWhy, IncompleteWhy, JobEnd, JobSeen, NotStarted},
-    snapshot::ActiveRun,
+    run::{CancelWhy, IncompleteWhy, JobEnd, JobSeen, NotStarted, RunState},
+    snapshot::{ActiveRun, Asked},
     time::{Span, Timestamp},
 };
 
-use super::{Action, Conclusion, draft::Draft};
+use super::{
+    Action, Conclusion,
+    draft::{Draft, is_free_to_us},
+};
 
 /// A cancellation that did not help is asked for again after this long.
 const CANCEL_AGAIN: Span = Span::minutes(1);
@@ -19,7 +22,7 @@ pub(super) const STUCK_AFTER: Span = Span::minutes(15);
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let snapshot = draft.snapshot;
     for active in &snapshot.runs {
-        if let Some(step) = decide(draft, active) {
+        if let Some(step) = withdrawn(draft, active).or_else(|| decide(draft, active)) {
             for node in active.run.nodes.iter() {
                 draft.touch_name(node);
             }
@@ -48,6 +51,14 @@ impl Next {
     }
 }
 
+/// An operator wants this run gone. What has ended is past withdrawing, and what is being cancelled goes already.
+fn withdrawn(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
+    let run = active.run.id;
+    let request = draft.snapshot.requests.iter().find(|request| request.what == Asked::Withdraw { run })?;
+    let over = active.cancelling.is_some() || matches!(active.seen, JobSeen::Ended { .. });
+    (!over).then(|| Next::Cancel(CancelWhy::Withdrawn, format!("asked by {}: {}", request.by, request.why)))
+}
+
 fn decide(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
     match &active.seen {
         JobSeen::Unknown { .. } => None,
@@ -64,10 +75,11 @@ fn decide(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
 fn absent(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
     let at = draft.snapshot.at;
     let not_started = |why, text: &str| Some(Next::Conclude(Conclusion::NotStarted(why), text.to_owned()));
+    let gone = at.since(active.absent_since.unwrap_or(at));
+    let in_grace = gone < draft.snapshot.policy.limits.result_grace;
     if active.started.is_some() {
         // Its result may still be on its way.
-        let gone = active.absent_since.unwrap_or(at);
-        if at.since(gone) < draft.snapshot.policy.limits.result_grace {
+        if in_grace {
             return None;
         }
         let why = active.cancelling.map_or(IncompleteWhy::JobLost, |cancelling| cancelling.why.incomplete());
@@ -76,13 +88,17 @@ fn absent(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
     if let Some(cancelling) = active.cancelling {
         return not_started(cancelling.why.not_started(), "cancelled before it started");
     }
-    if !matches!(active.run.state, crate::run::RunState::Planned) {
+    if !matches!(active.run.state, RunState::Planned) {
+        // A short test may have begun and ended between two looks: its result may be on its way too.
+        if in_grace {
+            return None;
+        }
         return not_started(NotStarted::Rejected, "the backend lost the job before it started");
     }
     if at.since(active.run.planned) > draft.snapshot.policy.limits.pending {
         return not_started(NotStarted::PendingTooLong, "it could not be submitted in time");
     }
-    match active.run.nodes.iter().all(|node| draft.record(node).is_some_and(|record| record.node.occupancy.is_free())) {
+    match active.run.nodes.iter().all(|node| draft.record(node).is_some_and(|record| is_free_to_us(record, at))) {
         true => Some(Next::Resubmit),
         false => not_started(NotStarted::NodeTaken, "its node is no longer free"),
     }
@@ -128,9 +144,7 @@ fn in_the_way(draft: &Draft<'_>, active: &ActiveRun, running: bool, since: Times
         if let Occupancy::Busy { by } = &record.node.occupancy {
             return Some(Next::Cancel(CancelWhy::NodeTaken, format!("{name} is wanted by {by}")));
         }
-        if let Some(hold) = &record.hold
-            && hold.until.is_none_or(|until| until > at)
-        {
+        if let Some(hold) = record.hold_at(at) {
             return Some(Next::Cancel(CancelWhy::Withdrawn, format!("{name} is held by {}", hold.by)));
         }
     }

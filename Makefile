@@ -1,0 +1,48 @@
+# What people and CI type. Each target is one line here; the work is in scripts/ or in a crate.
+#
+#   make build               the two programs, optimised
+#   make test                everything CI runs, with the minutes of each part
+#   make bench [M=M1]        benchmarks; standard output is JSON lines only
+#   make fuzz  [T=60]        each fuzz target for T seconds (nightly toolchain)
+#   make kill                the controller is killed 200 times on each database; nothing may be lost or doubled
+#   make demo                a simulated month in the terminal
+#   make fmt | lint | docs   format; clippy; rewrite the pages that are generated from code
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+
+CARGO ?= cargo
+# One benchmark, or all when empty.
+M ?=
+# Seconds per fuzz target.
+T ?= 60
+
+.PHONY: build test bench fuzz kill demo fmt lint docs
+
+build:
+	$(CARGO) build --release --workspace --bins
+
+test:
+	@scripts/test.sh
+
+bench:
+	@$(CARGO) run --release --quiet -p doctor-bench -- $(M)
+
+fuzz:
+	@scripts/fuzz.sh "$(T)"
+
+kill:
+	@scripts/kill.sh
+
+demo:
+	@$(CARGO) run --release --quiet -- demo
+
+fmt:
+	$(CARGO) fmt --all
+
+lint:
+	@scripts/lint.sh
+
+docs:
+	@scripts/generated.sh write

@@ -1,0 +1,244 @@
+//! disk-space: is there room left on the file systems that matter?
+//!
+//! What it does: asks each mount in `mounts` how much of its space and of its inodes is used. Space is counted as
+//! df(1) counts it: the reserve of root is not free.
+//!
+//! Why it matters: a full file system fails jobs late and in odd ways (a checkpoint that is cut, a container that
+//! does not start), and a full root file system takes the node's own services with it. Inodes run out while space is
+//! left when something leaves millions of small files behind.
+//!
+//! What to do: `doctor why NODE` names the mount. Look for old containers, core dumps, logs and scratch files there
+//! (`du -x -d 2 MOUNT`, `df -i MOUNT`). No restart cures a full disk, so every finding is `monitor`: it is shown and
+//! the node stays in service. A site where a full scratch disk must keep jobs away raises `disk-space-used` in its
+//! policy.
+//!
+//! - `disk-full`, `inodes-full`: over the limit, 90 % by default.
+//! - `mount-missing`: nothing is mounted there. Without this, an unmounted /data would be judged by the space of /.
+//! - `mount-hangs`: the mount did not answer in time; twice in a row before it counts.
+//!
+//! Parameters: `mounts`, a list of paths, by default `["/"]`.
+
+use doctor_core::{
+    observation::{Entity, EntityKind, Event, FailureKind, Metric, Observation, ProbeFailure, Unit},
+    reason::ReasonCode,
+    time::Span,
+};
+
+use crate::{
+    probe::{FileSystemSpace, Probe, ProbeOutput},
+    spec::{Check, Depth, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec {
+    id: "disk-space",
+    title: "space and inodes of the mounts that matter",
+    depth: Depth::Quick,
+    exclusive: false,
+    cutoff: Span::days(7),
+    limit: Span::minutes(2),
+    usual: Span::from_secs(1),
+    shares: &[],
+};
+
+const RULES: &str = r#"
+[[rules]]
+id = "disk-space-used"
+check = "disk-space"
+metric = "used_percent"
+above = 90.0
+severity = "monitor"
+reason = "disk-full"
+text = "{entity} is {value} % full, {limit} % is the limit"
+
+[[rules]]
+id = "disk-space-inodes"
+check = "disk-space"
+metric = "inodes_used_percent"
+above = 90.0
+severity = "monitor"
+reason = "inodes-full"
+text = "{entity} has used {value} % of its inodes, {limit} % is the limit"
+
+[[rules]]
+id = "disk-space-missing"
+check = "disk-space"
+event = "mount-missing"
+severity = "monitor"
+reason = "mount-missing"
+text = "{value}"
+
+[[rules]]
+id = "disk-space-hangs"
+check = "disk-space"
+event = "mount-hangs"
+severity = "monitor"
+confirm = 2
+reason = "mount-hangs"
+text = "{entity} does not answer: {value}"
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("disk_space.rs")), rules: RULES, probes, interpret };
+
+/// A setting that is no list of paths gives no mount at all, and that is said; it does not fall back to the default.
+fn mounts(params: &Params) -> Vec<String> {
+    match params.get("mounts") {
+        None => vec!["/".to_owned()],
+        Some(toml::Value::Array(paths)) => {
+            paths.iter().map(|path| path.as_str().map(str::to_owned)).collect::<Option<_>>().unwrap_or_default()
+        }
+        Some(_) => Vec::new(),
+    }
+}
+
+/// First the list of mounts, then each one's space.
+fn probes(params: &Params) -> Vec<Probe> {
+    let list = Probe::Read { path: "/proc/mounts".to_owned() };
+    std::iter::once(list).chain(mounts(params).into_iter().map(|path| Probe::StatFs { path })).collect()
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let could_not = |kind, text: String| Observation::CouldNot(ProbeFailure::new(kind, text));
+    let (table, spaces) = match outputs {
+        [ProbeOutput::Text(table), spaces @ ..] => (table, spaces),
+        [ProbeOutput::Failed(failure), ..] => return Observation::CouldNot(failure.clone()),
+        _ => return could_not(FailureKind::Unparseable, "the list of mounts is not text".to_owned()),
+    };
+    let mounted = mount_points(table);
+    if mounted.is_empty() {
+        return could_not(FailureKind::Unparseable, "/proc/mounts lists no mount".to_owned());
+    }
+    let wanted = mounts(params);
+    if wanted.len() != spaces.len() || wanted.is_empty() {
+        let (wanted, answers) = (wanted.len(), spaces.len());
+        let text =
+            format!("{wanted} mounts to look at and {answers} answers; `mounts` is a list such as [\"/\", \"/data\"]");
+        return could_not(FailureKind::Empty, text);
+    }
+    let (mut metrics, mut events) = (Vec::new(), Vec::new());
+    for (path, output) in wanted.iter().zip(spaces) {
+        let entity = Entity::new(EntityKind::Mount, path.clone());
+        let is_there = mounted.iter().any(|point| point == path);
+        match output {
+            ProbeOutput::StatFs(space) if is_there => metrics.extend(percentages(&entity, space)),
+            ProbeOutput::Failed(failure) if is_there && hangs(failure.kind) => {
+                events.push(event("mount-hangs", entity, failure.text.clone()));
+            }
+            ProbeOutput::Failed(failure) if is_there => return Observation::CouldNot(failure.clone()),
+            ProbeOutput::StatFs(_) | ProbeOutput::Failed(_) => {
+                let text = format!("nothing is mounted at {path}");
+                events.push(event("mount-missing", entity, text));
+            }
+            ProbeOutput::Text(_) | ProbeOutput::Names(_) | ProbeOutput::Ran { .. } => {
+                return could_not(FailureKind::Unparseable, format!("the answer about {path} is no statfs"));
+            }
+        }
+    }
+    Observation::Measured { metrics, events }
+}
+
+const fn hangs(kind: FailureKind) -> bool {
+    matches!(kind, FailureKind::TimedOut | FailureKind::Abandoned)
+}
+
+fn event(code: &'static str, entity: Entity, text: String) -> Event {
+    Event { code: ReasonCode::fixed(code), entity, at: None, text }
+}
+
+fn percentages(entity: &Entity, space: &FileSystemSpace) -> [Metric; 2] {
+    let used = space.size.saturating_sub(space.free);
+    let inodes_used = space.inodes.saturating_sub(space.inodes_free);
+    let metric =
+        |name: &str, value| Metric { name: name.to_owned(), entity: entity.clone(), value, unit: Unit::Percent };
+    [
+        metric("used_percent", percent(used, used.saturating_add(space.available))),
+        metric("inodes_used_percent", percent(inodes_used, space.inodes)),
+    ]
+}
+
+/// Of nothing, nothing is used: a file system without a size or with inodes on demand has no such limit to reach.
+#[expect(clippy::cast_precision_loss, reason = "a percentage does not need the last of 2^53 bytes")]
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
+}
+
+fn mount_points(table: &str) -> Vec<String> {
+    table.lines().filter_map(|line| line.split(' ').nth(1)).map(unescape).collect()
+}
+
+/// Space, tab, newline and backslash stand as three octal digits in /proc/mounts.
+fn unescape(text: &str) -> String {
+    let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    codes.iter().fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TABLE: &str = "/dev/vda1 / ext4 rw,relatime 0 0\nnas:/x /data\\040set nfs rw 0 0\n";
+
+    fn params(mounts: &[&str]) -> Params {
+        let list = mounts.iter().map(|path| toml::Value::from(*path)).collect();
+        [("mounts".to_owned(), toml::Value::Array(list))].into()
+    }
+
+    fn observe(mounts: &[&str], spaces: &[ProbeOutput]) -> Observation {
+        let mut outputs = vec![ProbeOutput::Text(TABLE.to_owned())];
+        outputs.extend_from_slice(spaces);
+        interpret(&params(mounts), &outputs)
+    }
+
+    fn space(size: u64, free: u64, available: u64, inodes: u64, inodes_free: u64) -> ProbeOutput {
+        ProbeOutput::StatFs(FileSystemSpace { size, available, free, inodes, inodes_free })
+    }
+
+    #[test]
+    fn the_reserve_of_root_counts_as_used_up_as_df_has_it() {
+        let Observation::Measured { metrics, .. } = observe(&["/"], &[space(1000, 100, 50, 10, 1)]) else {
+            panic!("measured");
+        };
+        assert!((metrics[0].value - 900.0 * 100.0 / 950.0).abs() < 1e-9, "{}", metrics[0].value);
+        assert!((metrics[1].value - 90.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_mount_that_is_not_there_is_not_judged_by_the_one_below_it() {
+        let Observation::Measured { metrics, events } = observe(&["/scratch"], &[space(1000, 900, 900, 10, 9)]) else {
+            panic!("measured");
+        };
+        assert!(metrics.is_empty());
+        assert_eq!(events[0].code.as_str(), "mount-missing");
+    }
+
+    #[test]
+    fn a_hanging_mount_does_not_hide_a_full_one() {
+        let hung = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "no answer within 5s"));
+        let Observation::Measured { metrics, events } = observe(&["/", "/data set"], &[space(10, 0, 0, 0, 0), hung])
+        else {
+            panic!("measured");
+        };
+        assert!((metrics[0].value - 100.0).abs() < 1e-9);
+        assert_eq!(
+            (events[0].code.as_str(), events[0].entity.to_string()),
+            ("mount-hangs", "mount:/data set".to_owned())
+        );
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_said() {
+        let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "statfs /: denied"));
+        assert!(matches!(observe(&["/"], &[denied]), Observation::CouldNot(f) if f.kind == FailureKind::Denied));
+        assert!(matches!(observe(&[], &[]), Observation::CouldNot(f) if f.kind == FailureKind::Empty));
+        assert!(matches!(interpret(&Params::new(), &[]), Observation::CouldNot(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,300}", size: u64, free: u64, available: u64) {
+            let outputs = [ProbeOutput::Text(text), space(size, free, available, free, size)];
+            interpret(&Params::new(), &outputs);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Reads what a test prints about itself: one JSON object of metrics and events, the [`Measurements`] document.
+//!
+//! The shape is the same for every test that measures for itself, built in or brought by a site, so that a new one
+//! needs no parser. Nothing that is missing, cut, empty or not a number comes out of here as a measurement.
+
+use doctor_core::observation::{FailureKind, Observation, ProbeFailure};
+
+use crate::{document::Measurements, probe::ProbeOutput, spec::Params};
+
+/// Far above what any test reports; a program that prints more has gone astray.
+pub const MAX_MEASUREMENTS_BYTES: usize = 4 << 20;
+
+/// A check's `interpret` for probes that print [`Measurements`]. What several probes brought is put together; if one
+/// of them brought nothing, the whole is nothing: half a measurement must not pass for a healthy one.
+pub fn interpret_measurements(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let mut all = Measurements::default();
+    for output in outputs {
+        match read(output) {
+            Ok(Measurements { metrics, events }) => {
+                all.metrics.extend(metrics);
+                all.events.extend(events);
+            }
+            Err(failure) => return Observation::CouldNot(failure),
+        }
+    }
+    if all.metrics.is_empty() && all.events.is_empty() {
+        return could_not(FailureKind::Empty, "the test ran and reported nothing");
+    }
+    Observation::Measured { metrics: all.metrics, events: all.events }
+}
+
+fn read(output: &ProbeOutput) -> Result<Measurements, ProbeFailure> {
+    let text = match output {
+        ProbeOutput::Text(text) | ProbeOutput::Ran { exit: Some(0), stdout: text, .. } => text,
+        ProbeOutput::Ran { exit, stderr, .. } => return Err(ended_badly(*exit, stderr)),
+        ProbeOutput::Failed(failure) => return Err(failure.clone()),
+        ProbeOutput::Names(_) | ProbeOutput::StatFs(_) => {
+            return Err(ProbeFailure::new(FailureKind::Unparseable, "the probe brought no measurements"));
+        }
+    };
+    parse(text)
+}
+
+fn parse(text: &str) -> Result<Measurements, ProbeFailure> {
+    if text.len() > MAX_MEASUREMENTS_BYTES {
+        let text = format!("measurements are {} bytes long, at most {MAX_MEASUREMENTS_BYTES} are read", text.len());
+        return Err(ProbeFailure::new(FailureKind::TooLong, text));
+    }
+    if text.trim().is_empty() {
+        return Err(ProbeFailure::new(FailureKind::Empty, "the test printed nothing"));
+    }
+    let read: Measurements = serde_json::from_str(text)
+        .map_err(|error| ProbeFailure::new(FailureKind::Unparseable, format!("not measurements: {error}")))?;
+    match read.metrics.iter().find(|metric| !metric.value.is_finite()) {
+        Some(metric) => {
+            let text = format!("`{}` of {} is not a number", metric.name, metric.entity);
+            Err(ProbeFailure::new(FailureKind::Unparseable, text))
+        }
+        None => Ok(read),
+    }
+}
+
+/// A program's own account of why it failed, in one line.
+pub(crate) fn ended_badly(exit: Option<i32>, stderr: &str) -> ProbeFailure {
+    let said: String =
+        stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("").chars().take(200).collect();
+    let colon = if said.is_empty() { "" } else { ": " };
+    match exit {
+        Some(code) => ProbeFailure::new(FailureKind::Failed, format!("it ended with exit code {code}{colon}{said}")),
+        None => ProbeFailure::new(FailureKind::Killed, format!("it was ended by a signal{colon}{said}")),
+    }
+}
+
+fn could_not(kind: FailureKind, text: &str) -> Observation {
+    Observation::CouldNot(ProbeFailure::new(kind, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ran(exit: Option<i32>, stdout: &str) -> ProbeOutput {
+        ProbeOutput::Ran { exit, stdout: stdout.to_owned(), stderr: "first\ncould not open device\n\n".to_owned() }
+    }
+
+    fn observe(outputs: &[ProbeOutput]) -> Observation {
+        interpret_measurements(&Params::new(), outputs)
+    }
+
+    fn failure(outputs: &[ProbeOutput]) -> ProbeFailure {
+        match observe(outputs) {
+            Observation::CouldNot(failure) => failure,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const GOOD: &str = r#"{"metrics":[{"name":"read","entity":"mount:/data","value":2.5e9,"unit":"bytes/s"}]}"#;
+
+    #[test]
+    fn measurements_of_several_probes_are_put_together() {
+        let Observation::Measured { metrics, events } = observe(&[ran(Some(0), GOOD), ran(Some(0), GOOD)]) else {
+            panic!("measured");
+        };
+        assert_eq!((metrics.len(), events.len()), (2, 0));
+        assert_eq!(metrics[0].entity.to_string(), "mount:/data");
+    }
+
+    #[test]
+    fn nothing_measured_is_said_and_never_passes() {
+        assert_eq!(failure(&[]).kind, FailureKind::Empty);
+        assert_eq!(failure(&[ran(Some(0), "")]).kind, FailureKind::Empty);
+        assert_eq!(failure(&[ran(Some(0), "{}")]).kind, FailureKind::Empty);
+    }
+
+    #[test]
+    fn one_probe_that_failed_makes_the_whole_unknown() {
+        let failed = failure(&[ran(Some(0), GOOD), ran(Some(7), GOOD)]);
+        assert_eq!(failed, ProbeFailure::new(FailureKind::Failed, "it ended with exit code 7: could not open device"));
+        assert_eq!(failure(&[ran(None, GOOD)]).kind, FailureKind::Killed);
+    }
+
+    #[test]
+    fn numbers_that_are_none_and_other_shapes_are_refused() {
+        for text in [
+            "null",
+            "[1]",
+            "{\"metrics\":[",
+            &GOOD.replace("2.5e9", "1e999"),
+            &GOOD.replace("2.5e9", "null"),
+            &GOOD.replace("2.5e9", "NaN"),
+            &GOOD.replace("bytes/s", "parsecs"),
+            &GOOD.replace("\"unit\"", "\"colour\""),
+        ] {
+            assert_eq!(failure(&[ran(Some(0), text)]).kind, FailureKind::Unparseable, "{text}");
+        }
+        let long = format!("{}{}", GOOD, " ".repeat(MAX_MEASUREMENTS_BYTES));
+        assert_eq!(failure(&[ran(Some(0), &long)]).kind, FailureKind::TooLong);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic_or_measure_nothing(text in ".{0,300}", exit in proptest::option::of(-1..4_i32)) {
+            if let Observation::Measured { metrics, events } = observe(&[ran(exit, &text)]) {
+                prop_assert!(!metrics.is_empty() || !events.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! memory: is all of the memory there, and is it free to use?
+//!
+//! What it does: reads /proc/meminfo for the size of memory, the share that a new job could get, swap in use, and
+//! huge pages that stay reserved.
+//!
+//! Why it matters: a DIMM that dropped out at boot makes a machine that looks well and fails large jobs. Memory that
+//! nobody uses any more but that never came back (a leak in a driver, files in /dev/shm, huge pages of a job that
+//! crashed) starves the next job in the same way. The check runs on free nodes, so little should be in use.
+//!
+//! What to do:
+//! - `memory-small`: less memory than the machine type's profile expects. Look for a disabled DIMM in the service
+//!   processor's log and in `dmidecode -t memory`; the next boot rarely brings it back, so the node is isolated.
+//! - `memory-low`: less than a tenth is available on a free node. Look at `ls -l /dev/shm`, `slabtop` and `ipcs -m`; a
+//!   reboot cures it for certain.
+//! - `hugepages-left`: more than half of memory is reserved as huge pages. Give back what nobody uses:
+//!   `sysctl vm.nr_hugepages=0`.
+//! - `swap-used`: more than half of swap is in use on a free node; something was pushed out and will be slow.
+//!
+//! Without a profile the size is held against a floor only: set `mem_total_bytes` in the profile to learn of one DIMM.
+
+use std::collections::BTreeMap;
+
+use doctor_core::{
+    observation::{Entity, FailureKind, Metric, Observation, ProbeFailure, Unit},
+    time::Span,
+};
+
+use crate::{
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Depth, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec {
+    id: "memory",
+    title: "size of memory, and what is free of it",
+    depth: Depth::Quick,
+    exclusive: false,
+    cutoff: Span::days(7),
+    limit: Span::minutes(1),
+    usual: Span::from_secs(1),
+    shares: &[],
+};
+
+// One DIMM of 32 is 3 % of a node's memory; firmware and kernel take about 1 % that differs from boot to boot.
+const RULES: &str = r#"
+[[rules]]
+id = "memory-total"
+check = "memory"
+metric = "mem_total_bytes"
+below_percent_of_profile = 98.0
+severity = "isolate"
+reason = "memory-small"
+text = "{value} bytes of memory, at least {limit} are expected of this machine type"
+
+[[rules]]
+id = "memory-total-floor"
+check = "memory"
+metric = "mem_total_bytes"
+below = 268435456.0
+severity = "isolate"
+reason = "memory-small"
+text = "{value} bytes of memory, no machine does with less than {limit}"
+
+[[rules]]
+id = "memory-available"
+check = "memory"
+metric = "mem_available_percent"
+below = 10.0
+severity = "monitor"
+confirm = 2
+reason = "memory-low"
+text = "{value} % of memory is available, {limit} % is the least"
+
+[[rules]]
+id = "memory-hugepages"
+check = "memory"
+metric = "hugepages_percent"
+above = 50.0
+severity = "monitor"
+reason = "hugepages-left"
+text = "{value} % of memory is reserved as huge pages, {limit} % is the limit"
+
+[[rules]]
+id = "memory-swap"
+check = "memory"
+metric = "swap_used_percent"
+above = 50.0
+severity = "monitor"
+confirm = 2
+reason = "swap-used"
+text = "{value} % of swap is in use, {limit} % is the limit"
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("memory.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::Read { path: "/proc/meminfo".to_owned() }]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    match outputs {
+        [ProbeOutput::Text(text)] => match read(text) {
+            Ok(metrics) => Observation::Measured { metrics, events: Vec::new() },
+            Err(why) => Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, why)),
+        },
+        [ProbeOutput::Failed(failure)] => Observation::CouldNot(failure.clone()),
+        _ => Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "/proc/meminfo is not text")),
+    }
+}
+
+fn read(text: &str) -> Result<Vec<Metric>, String> {
+    let fields: BTreeMap<&str, f64> = text.lines().filter_map(field).collect();
+    let need = |name: &str| fields.get(name).copied().ok_or_else(|| format!("/proc/meminfo has no {name}"));
+    // A kernel built without huge pages or swap leaves those lines out: then there are none.
+    let or_none = |name: &str| fields.get(name).copied().unwrap_or(0.0);
+    let total = need("MemTotal")?;
+    if total <= 0.0 {
+        return Err("/proc/meminfo says that there is no memory".to_owned());
+    }
+    let available = need("MemAvailable")?;
+    let huge = or_none("HugePages_Total") * or_none("Hugepagesize");
+    let swap = or_none("SwapTotal");
+    let swap_used = (swap - or_none("SwapFree")).max(0.0);
+    let metric = |name: &str, value, unit| Metric { name: name.to_owned(), entity: Entity::node(), value, unit };
+    Ok(vec![
+        metric("mem_total_bytes", total, Unit::Bytes),
+        metric("mem_available_percent", available / total * 100.0, Unit::Percent),
+        metric("hugepages_percent", huge / total * 100.0, Unit::Percent),
+        metric("swap_used_percent", if swap > 0.0 { swap_used / swap * 100.0 } else { 0.0 }, Unit::Percent),
+    ])
+}
+
+/// `MemTotal:  24682416 kB` in bytes; a line without a unit is a count.
+#[expect(clippy::cast_precision_loss, reason = "2^53 bytes of memory are not there yet")]
+fn field(line: &str) -> Option<(&str, f64)> {
+    let (name, rest) = line.split_once(':')?;
+    let mut words = rest.split_ascii_whitespace();
+    let number: u64 = words.next()?.parse().ok()?;
+    let scale = match words.next() {
+        None => 1,
+        Some("kB") => 1024,
+        Some(_) => return None,
+    };
+    Some((name, number.checked_mul(scale)? as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn observe(text: &str) -> Observation {
+        interpret(&Params::new(), &[ProbeOutput::Text(text.to_owned())])
+    }
+
+    fn values(text: &str) -> Vec<f64> {
+        match observe(text) {
+            Observation::Measured { metrics, .. } => metrics.into_iter().map(|metric| metric.value).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn shares_are_of_the_whole_memory() {
+        let text = "MemTotal: 1000 kB\nMemAvailable: 250 kB\nSwapTotal: 100 kB\nSwapFree: 25 kB\n\
+            HugePages_Total: 50\nHugepagesize: 2 kB\n";
+        assert_eq!(values(text), [1_024_000.0, 25.0, 10.0, 75.0]);
+    }
+
+    #[test]
+    fn a_machine_without_swap_or_huge_pages_uses_none() {
+        assert_eq!(values("MemTotal: 1000 kB\nMemAvailable: 500 kB\n")[2..], [0.0, 0.0]);
+    }
+
+    #[test]
+    fn half_a_file_is_not_a_measurement() {
+        for text in
+            ["", "MemTotal: 1000 kB\n", "MemTotal: 0 kB\nMemAvailable: 0 kB\n", "MemTotal: 5 MB\nMemAvailable: 1 MB"]
+        {
+            assert!(matches!(observe(text), Observation::CouldNot(f) if f.kind == FailureKind::Unparseable), "{text}");
+        }
+        let missing = ProbeFailure::new(FailureKind::Missing, "no /proc");
+        let outputs = [ProbeOutput::Failed(missing.clone())];
+        assert_eq!(interpret(&Params::new(), &outputs), Observation::CouldNot(missing));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(MemTotal|MemAvailable|SwapTotal|.{0,9}): {0,3}[0-9]{0,25}( kB)?\n".prop_map(|s| s.repeat(3))) {
+            observe(&text);
+        }
+
+        #[test]
+        fn whatever_is_measured_is_a_number(total: u64, available: u64, swap: u64) {
+            let text = format!("MemTotal: {total} kB\nMemAvailable: {available} kB\nSwapTotal: {swap} kB\n");
+            if let Observation::Measured { metrics, .. } = observe(&text) {
+                prop_assert!(metrics.iter().all(|metric| metric.value.is_finite()));
+            }
+        }
+    }
+}

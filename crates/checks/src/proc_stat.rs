@@ -1,0 +1,59 @@
+//! One line of `/proc/PID/stat`: enough to know a process again.
+//!
+//! A process number alone is reused; together with the tick at which the process began, it is not (within one boot).
+
+/// What is needed of the line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcStat {
+    pub pid: u32,
+    /// `R`, `S`, `D`, `Z` and so on.
+    pub state: char,
+    /// Its process group.
+    pub group: u32,
+    pub session: u32,
+    /// Clock ticks from boot to its start.
+    pub start_ticks: u64,
+}
+
+impl ProcStat {
+    /// The name stands in parentheses and may itself hold spaces and parentheses; the fields are counted from behind it.
+    pub fn parse(line: &str) -> Option<Self> {
+        let (before, rest) = line.rsplit_once(") ")?;
+        let pid = before.split_once(" (")?.0.parse().ok()?;
+        let mut fields = rest.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let group = fields.nth(1)?.parse().ok()?;
+        let session = fields.next()?.parse().ok()?;
+        let start_ticks = fields.nth(15)?.parse().ok()?;
+        Some(Self { pid, state, group, session, start_ticks })
+    }
+
+    /// It has ended; only its parent has not looked yet.
+    pub const fn is_over(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Linux 6.18, 2026-11-15; the name made worse by hand.
+    const LINE: &str = "7182 (a) S (b) S 7170 7180 7171 0 -1 4194304 120 0 0 0 1 2 3 4 20 0 1 0 123456 3149824 384 \
+        18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0";
+
+    #[test]
+    fn a_name_with_parentheses_does_not_shift_the_fields() {
+        let stat = ProcStat::parse(LINE).unwrap();
+        assert_eq!(stat, ProcStat { pid: 7182, state: 'S', group: 7180, session: 7171, start_ticks: 123_456 });
+        assert!(!stat.is_over());
+        assert!(ProcStat::parse(&LINE.replace(") S 7170", ") Z 7170")).unwrap().is_over());
+    }
+
+    #[test]
+    fn a_cut_line_is_no_process() {
+        for cut in [0, 3, 14, 40] {
+            assert_eq!(ProcStat::parse(&LINE[..cut]), None, "{cut}");
+        }
+    }
+}

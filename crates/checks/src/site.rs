@@ -1,0 +1,179 @@
+//! A site's own check: a command in the policy file, no code.
+//!
+//! ```toml
+//! [tests.scratch-quota.params]
+//! command = ["/usr/local/bin/check-quota", "--limit", "90"]
+//! timeout = "30s"                  # without it: 1 minute
+//! ```
+//!
+//! The command answers as Nagios plugins do: 0 is well, 1 is a warning and 2 is critical, and both fail; 3 and
+//! everything else, a timeout included, says nothing about the node. Its first line is the text that people see. A
+//! warning is `monitor`; critical is `monitor` too until the policy has a rule `NAME-critical` that says otherwise,
+//! because only the site knows what its command proves.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use doctor_core::{
+    ids::CheckId,
+    observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure, Unit},
+    policy::Policy,
+    reason::ReasonCode,
+    time::Span,
+};
+
+use crate::{
+    measurements::ended_badly,
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Depth, Params, Spec, page_of},
+};
+
+/// The parameter that makes a test of the policy a site's own check.
+pub const COMMAND: &str = "command";
+
+const TIMEOUT: Span = Span::minutes(1);
+
+/// The site's own checks of a policy: its tests with a `command`.
+pub fn site_checks(policy: &Policy) -> Vec<Check> {
+    let own = policy.tests.iter().filter(|(_, settings)| settings.params.contains_key(COMMAND));
+    own.map(|(id, _)| site_check(id)).collect()
+}
+
+/// A check's figures live as long as the program, because nearly all of them are compiled in. A site's are made once
+/// per name and kept; a policy that is read again finds them.
+fn site_check(id: &CheckId) -> Check {
+    static MADE: Mutex<BTreeMap<CheckId, Check>> = Mutex::new(BTreeMap::new());
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    *made.entry(id.clone()).or_insert_with(|| Check {
+        spec: Spec {
+            id: String::leak(id.to_string()),
+            title: "a check of this site",
+            depth: Depth::Deep,
+            exclusive: true,
+            cutoff: Span::days(7),
+            limit: Span::minutes(30),
+            usual: Span::minutes(1),
+            shares: &[],
+        },
+        page: page_of(include_str!("site.rs")),
+        rules: String::leak(rules(id)),
+        probes,
+        interpret,
+    })
+}
+
+fn rules(id: &CheckId) -> String {
+    let rule = |level: &str| {
+        format!(
+            "[[rules]]\nid = \"{id}-{level}\"\ncheck = \"{id}\"\nevent = \"{level}\"\nseverity = \"monitor\"\n\
+             reason = \"site-{level}\"\ntext = \"{{value}}\"\n\n"
+        )
+    };
+    rule("warning") + &rule("critical")
+}
+
+fn probes(params: &Params) -> Vec<Probe> {
+    let Some((program, args)) = command(params) else { return Vec::new() };
+    let timeout = match params.get("timeout") {
+        None => Some(TIMEOUT),
+        Some(value) => value.as_str().and_then(|text| text.parse().ok()),
+    };
+    timeout.map(|timeout| Probe::Exec { program, args, timeout }).into_iter().collect()
+}
+
+fn command(params: &Params) -> Option<(String, Vec<String>)> {
+    let words = params.get(COMMAND)?.as_array()?.iter().map(|word| word.as_str().map(str::to_owned));
+    let mut words = words.collect::<Option<Vec<_>>>()?.into_iter();
+    Some((words.next()?, words.collect()))
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let (exit, stdout, stderr) = match outputs {
+        [ProbeOutput::Ran { exit, stdout, stderr }] => (*exit, stdout, stderr),
+        [ProbeOutput::Failed(failure)] => return Observation::CouldNot(failure.clone()),
+        [] => {
+            let text =
+                "`command` is a list such as [\"/usr/bin/check\", \"-v\"] and `timeout` a duration such as \"30s\"";
+            return Observation::CouldNot(ProbeFailure::new(FailureKind::Missing, text));
+        }
+        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "no command was run")),
+    };
+    let line = stdout.lines().next().unwrap_or("").trim();
+    let words: String =
+        if line.is_empty() { "the command said nothing".to_owned() } else { line.chars().take(300).collect() };
+    let event =
+        |code| vec![Event { code: ReasonCode::fixed(code), entity: Entity::node(), at: None, text: words.clone() }];
+    let events = match exit {
+        Some(0) => Vec::new(),
+        Some(1) => event("warning"),
+        Some(2) => event("critical"),
+        Some(3) => {
+            return Observation::CouldNot(ProbeFailure::new(
+                FailureKind::Failed,
+                format!("the command could not tell: {words}"),
+            ));
+        }
+        other => return Observation::CouldNot(ended_badly(other, stderr)),
+    };
+    // The exit code is the measurement: a command that has nothing to print still answered.
+    let value = f64::from(exit.unwrap_or(0));
+    let answered = Metric { name: "exit_code".to_owned(), entity: Entity::node(), value, unit: Unit::Count };
+    Observation::Measured { metrics: vec![answered], events }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Catalogue;
+    use doctor_core::{classify::judge, finding::Verdict};
+
+    fn policy() -> Policy {
+        let text = format!(
+            "{}\n[tests.quota.params]\ncommand = [\"/bin/quota\", \"-v\"]\ntimeout = \"5s\"\n",
+            Policy::DEFAULT_TEXT
+        );
+        toml::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn nagios_exit_codes_become_verdicts() {
+        let policy = policy();
+        let id = CheckId::new("quota").unwrap();
+        let catalogue = Catalogue::with_site_checks(&policy);
+        let check = catalogue.get(&id).unwrap();
+        let rules = catalogue.rules(&policy).unwrap();
+        for (exit, verdict) in [
+            (Some(0), Verdict::Pass),
+            (Some(1), Verdict::Fail),
+            (Some(2), Verdict::Fail),
+            (Some(3), Verdict::Inconclusive),
+            (Some(127), Verdict::Inconclusive),
+            (None, Verdict::Inconclusive),
+        ] {
+            let output = ProbeOutput::Ran { exit, stdout: "93 % used\n".into(), stderr: String::new() };
+            let judged = judge(&rules, None, &id, &(check.interpret)(&Params::new(), &[output]));
+            assert_eq!(judged.verdict, verdict, "{exit:?}");
+        }
+    }
+
+    #[test]
+    fn the_command_and_its_timeout_come_from_the_policy() {
+        let policy = policy();
+        let id = CheckId::new("quota").unwrap();
+        let catalogue = Catalogue::with_site_checks(&policy);
+        let probes = (catalogue.get(&id).unwrap().probes)(&catalogue.params(&policy, &id));
+        let wanted = Probe::Exec { program: "/bin/quota".into(), args: vec!["-v".into()], timeout: Span::from_secs(5) };
+        assert_eq!(probes, [wanted]);
+    }
+
+    #[test]
+    fn a_command_that_is_none_says_what_it_should_be() {
+        for command in [toml::Value::from("one string"), toml::Value::Array(vec![]), toml::Value::from(3)] {
+            let params: Params = [(COMMAND.to_owned(), command)].into();
+            assert!(probes(&params).is_empty());
+            assert!(matches!(interpret(&params, &[]), Observation::CouldNot(f) if f.text.contains("a list such as")));
+        }
+    }
+}

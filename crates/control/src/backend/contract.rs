@@ -1,0 +1,376 @@
+//! The rules that every backend keeps, as a suite that runs against any of them.
+//!
+//! A backend is done when [`breaches`] finds none on the real system. What the suite cannot do through the
+//! [`Backend`] seam (make a node busy, lose a job, put a mark there as somebody else) it asks of a [`Bed`], which is
+//! written once per kind of cluster. Every broken rule is reported, not only the first.
+
+use doctor_core::{
+    ids::{IdSource, JobId, NodeName, OpId, RunId},
+    node::{MarkKind, Node, Occupancy, OurMark},
+    run::{JobEnd, JobSeen},
+    time::Timestamp,
+};
+
+use super::{Backend, BackendError, Change, Effect, JobRequest, NodeOp, SeenNode};
+
+/// The world around a backend under test.
+pub trait Bed {
+    fn now(&self) -> Timestamp;
+
+    /// A node that the suite may use as it likes. It is free and bears no mark.
+    fn node(&self) -> NodeName;
+
+    /// Makes the backend's cluster see the node like this.
+    fn occupy(&self, node: &NodeName, wanted: Wanted);
+
+    /// Puts a mark on the node, or takes it away, as somebody else would.
+    fn mark_by_somebody_else(&self, node: &NodeName, there: bool);
+
+    /// A request that the backend accepts, on [`Bed::node`].
+    fn job(&self, run: RunId, length: Length) -> JobRequest;
+
+    /// How many jobs were ever started for this run, as seen from outside of the backend.
+    fn jobs_started(&self, run: RunId) -> usize;
+
+    /// Ends the running job of this run so that it cannot say how it ended.
+    fn lose(&self, run: RunId);
+
+    /// A little time goes by: milliseconds of a real clock, seconds of a virtual one.
+    fn let_time_pass(&self);
+
+    /// The same backend as a controller would find it after it was killed. `None`: it keeps nothing of its own.
+    fn restarted(&self) -> Option<Box<dyn Backend>> {
+        None
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    Free,
+    Busy,
+    Unknown,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Length {
+    /// Ends by itself within a few of [`Bed::let_time_pass`].
+    Short,
+    /// Goes on until it is cancelled.
+    Endless,
+}
+
+/// A rule that was not kept, and what was seen instead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Breach {
+    pub rule: &'static str,
+    pub seen: String,
+}
+
+/// How often the suite lets time pass before it gives up waiting.
+const PATIENCE: usize = 1000;
+
+type RuleCheck<'a> = fn(&mut Suite<'a>) -> Result<(), String>;
+
+/// Runs every rule. An empty answer is a backend that keeps the contract.
+pub fn breaches<'a>(backend: &'a dyn Backend, bed: &'a dyn Bed) -> Vec<Breach> {
+    let mut suite = Suite { backend, bed, ids: IdSource::new(0xc0de) };
+    let rules: [(&'static str, RuleCheck<'a>); 11] = [
+        ("every node is in the snapshot, once", Suite::nodes_are_there_once),
+        ("unknown and busy are never reported as free", Suite::occupancy_is_told_apart),
+        ("a run nobody submitted is absent, and answers keep their order", Suite::absent_is_said),
+        ("submitting twice with one run id gives one job", Suite::submit_is_idempotent),
+        ("a job that ended says so, and is not started again", Suite::an_end_is_final),
+        ("cancelling ends the job; cancelling nothing is fine", Suite::cancel_is_idempotent),
+        ("a lost job does not look alive or well", Suite::lost_is_said),
+        ("a restarted controller finds the job", Suite::a_restart_loses_nothing),
+        ("marks and drains are idempotent, visible, and leave others' marks alone", Suite::marks_are_ours_only),
+        ("what is not in caps is refused for good", Suite::caps_are_the_truth),
+        ("a node that is not there is refused, with nothing done", Suite::strangers_are_refused),
+    ];
+    let mut broken = Vec::new();
+    for (rule, check) in rules {
+        let node = bed.node();
+        bed.occupy(&node, Wanted::Free);
+        if let Err(seen) = check(&mut suite) {
+            broken.push(Breach { rule, seen });
+        }
+        bed.occupy(&node, Wanted::Free);
+        bed.mark_by_somebody_else(&node, false);
+    }
+    broken
+}
+
+struct Suite<'a> {
+    backend: &'a dyn Backend,
+    bed: &'a dyn Bed,
+    ids: IdSource,
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
+fn said(error: BackendError) -> String {
+    format!("an error: {error} ({:?})", error.effect)
+}
+
+fn must(kept: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+    if kept { Ok(()) } else { Err(otherwise()) }
+}
+
+const fn job_of(seen: &JobSeen) -> Option<&JobId> {
+    match seen {
+        JobSeen::Unknown { .. } | JobSeen::Absent => None,
+        JobSeen::Pending { job, .. } | JobSeen::Running { job, .. } | JobSeen::Ended { job, .. } => Some(job),
+    }
+}
+
+impl Suite<'_> {
+    fn run(&mut self) -> RunId {
+        self.ids.at(self.bed.now());
+        self.ids.run()
+    }
+
+    fn op(&mut self) -> OpId {
+        self.ids.at(self.bed.now());
+        self.ids.op()
+    }
+
+    fn nodes(&self) -> Result<Vec<SeenNode>, String> {
+        self.backend.snapshot().map_err(said)
+    }
+
+    fn node(&self) -> Result<Node, String> {
+        let name = self.bed.node();
+        let found = self.nodes()?.into_iter().find(|seen| seen.node.name == name);
+        found.map(|seen| seen.node).ok_or_else(|| format!("no node {name} in the snapshot"))
+    }
+
+    fn submit(&self, run: RunId, length: Length) -> Result<JobId, String> {
+        self.backend.submit(&self.bed.job(run, length)).map_err(said)
+    }
+
+    fn seen(&self, run: RunId) -> Result<JobSeen, String> {
+        let polled = self.backend.poll(&[run]).map_err(said)?;
+        must(polled.len() == 1, || format!("{} answers to a poll of one run", polled.len()))?;
+        polled.into_iter().next().map(|job| job.seen).ok_or_else(|| "no answer to a poll".to_owned())
+    }
+
+    /// Lets time pass until the job looks as wanted.
+    fn wait(&self, run: RunId, what: &str, wanted: impl Fn(&JobSeen) -> bool) -> Result<JobSeen, String> {
+        for _ in 0..PATIENCE {
+            let seen = self.seen(run)?;
+            if wanted(&seen) {
+                return Ok(seen);
+            }
+            self.bed.let_time_pass();
+        }
+        Err(format!("waited in vain for {what}; it is {:?}", self.seen(run)?))
+    }
+
+    fn wait_running(&self, run: RunId) -> Result<JobSeen, String> {
+        self.wait(run, "the job to run", |seen| matches!(seen, JobSeen::Running { .. }))
+    }
+
+    fn wait_ended(&self, run: RunId) -> Result<JobSeen, String> {
+        self.wait(run, "the job to end", |seen| matches!(seen, JobSeen::Ended { .. }))
+    }
+
+    /// Nothing of one rule is left running for the next.
+    fn end(&self, run: RunId) -> Result<(), String> {
+        self.backend.cancel(run).map_err(said)?;
+        self.wait(run, "the job to be gone", |seen| matches!(seen, JobSeen::Ended { .. } | JobSeen::Absent)).map(drop)
+    }
+
+    fn nodes_are_there_once(&mut self) -> Result<(), String> {
+        let mut names: Vec<_> = self.nodes()?.into_iter().map(|seen| seen.node.name).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        must(names.len() == count, || format!("{count} nodes under {} names", names.len()))?;
+        must(names.contains(&self.bed.node()), || format!("{} is missing", self.bed.node()))
+    }
+
+    fn occupancy_is_told_apart(&mut self) -> Result<(), String> {
+        let name = self.bed.node();
+        for wanted in [Wanted::Unknown, Wanted::Busy, Wanted::Free, Wanted::Unknown] {
+            self.bed.occupy(&name, wanted);
+            let seen = self.node()?.occupancy;
+            let right = match wanted {
+                Wanted::Free => seen.is_free(),
+                Wanted::Busy => matches!(seen, Occupancy::Busy { .. }),
+                Wanted::Unknown => matches!(seen, Occupancy::Unknown { .. }),
+            };
+            must(right, || format!("a node that is {wanted:?} was reported as {seen:?}"))?;
+        }
+        Ok(())
+    }
+
+    fn absent_is_said(&mut self) -> Result<(), String> {
+        let (nobodys, ours) = (self.run(), self.run());
+        self.submit(ours, Length::Endless)?;
+        let polled = self.backend.poll(&[nobodys, ours, nobodys]).map_err(said)?;
+        let seen: Vec<_> = polled.iter().map(|job| &job.seen).collect();
+        let right =
+            matches!(seen[..], [JobSeen::Absent, JobSeen::Pending { .. } | JobSeen::Running { .. }, JobSeen::Absent]);
+        let text = format!("{seen:?}");
+        self.end(ours)?;
+        must(right, || text)?;
+        must(self.backend.poll(&[]).map_err(said)?.is_empty(), || "answers to a poll of nothing".to_owned())
+    }
+
+    fn submit_is_idempotent(&mut self) -> Result<(), String> {
+        let run = self.run();
+        let first = self.submit(run, Length::Endless)?;
+        let at_once = self.submit(run, Length::Endless)?;
+        let seen = self.wait_running(run)?;
+        let later = self.submit(run, Length::Endless)?;
+        let started = self.bed.jobs_started(run);
+        self.end(run)?;
+        must(first == at_once && first == later, || format!("jobs {first:?}, {at_once:?}, {later:?}"))?;
+        must(job_of(&seen) == Some(&first), || format!("submitted {first:?}, polled {seen:?}"))?;
+        must(started == 1, || format!("{started} jobs were started"))
+    }
+
+    fn an_end_is_final(&mut self) -> Result<(), String> {
+        let run = self.run();
+        let job = self.submit(run, Length::Short)?;
+        let ended = self.wait_ended(run)?;
+        must(
+            matches!(&ended, JobSeen::Ended { started: Some(started), at, how: JobEnd::Exited, .. } if started <= at),
+            || format!("a job that ran to its end is {ended:?}"),
+        )?;
+        must(self.submit(run, Length::Short)? == job, || "another job for a run that had ended".to_owned())?;
+        self.bed.let_time_pass();
+        let again = self.seen(run)?;
+        must(again == ended, || format!("its end changed from {ended:?} to {again:?}"))?;
+        must(self.bed.jobs_started(run) == 1, || format!("{} jobs were started", self.bed.jobs_started(run)))
+    }
+
+    fn cancel_is_idempotent(&mut self) -> Result<(), String> {
+        let (nobodys, run) = (self.run(), self.run());
+        self.backend.cancel(nobodys).map_err(said)?;
+        must(self.seen(nobodys)? == JobSeen::Absent, || "cancelling nothing made a job".to_owned())?;
+        self.submit(run, Length::Endless)?;
+        self.wait_running(run)?;
+        self.backend.cancel(run).map_err(said)?;
+        let ended = self.wait_ended(run)?;
+        must(!matches!(ended, JobSeen::Ended { how: JobEnd::Exited, .. }), || {
+            format!("a cancelled job looks as if it had finished: {ended:?}")
+        })?;
+        self.backend.cancel(run).map_err(said)?;
+        // Cancelled before anybody saw it start, it must not start afterwards.
+        let early = self.run();
+        self.submit(early, Length::Endless)?;
+        self.backend.cancel(early).map_err(said)?;
+        self.wait_ended(early)?;
+        self.bed.let_time_pass();
+        let still = self.seen(early)?;
+        must(matches!(still, JobSeen::Ended { .. }), || format!("a cancelled job came back: {still:?}"))
+    }
+
+    fn lost_is_said(&mut self) -> Result<(), String> {
+        let run = self.run();
+        self.submit(run, Length::Endless)?;
+        self.wait_running(run)?;
+        self.bed.lose(run);
+        let gone = |seen: &JobSeen| matches!(seen, JobSeen::Absent | JobSeen::Ended { .. });
+        let seen = self.wait(run, "the lost job to be missed", gone)?;
+        must(matches!(seen, JobSeen::Absent | JobSeen::Ended { how: JobEnd::Lost, .. }), || {
+            format!("a lost job is {seen:?}")
+        })
+    }
+
+    fn a_restart_loses_nothing(&mut self) -> Result<(), String> {
+        let Some(successor) = self.bed.restarted() else { return Ok(()) };
+        let run = self.run();
+        let job = self.submit(run, Length::Endless)?;
+        let again = successor.submit(&self.bed.job(run, Length::Endless)).map_err(said)?;
+        let before = self.wait_running(run)?;
+        let after = successor.poll(&[run]).map_err(said)?.into_iter().next().map(|job| job.seen);
+        let started = self.bed.jobs_started(run);
+        successor.cancel(run).map_err(said)?;
+        let ended = self.wait_ended(run).map(drop);
+        must(job == again, || format!("job {job:?} became {again:?}"))?;
+        must(after.as_ref() == Some(&before), || format!("{before:?} became {after:?}"))?;
+        must(started == 1, || format!("{started} jobs were started"))?;
+        ended
+    }
+
+    fn marks_are_ours_only(&mut self) -> Result<(), String> {
+        let caps = self.backend.caps();
+        let name = self.bed.node();
+        self.bed.mark_by_somebody_else(&name, true);
+        let foreign = self.node()?.marks.foreign;
+        must(!foreign.is_empty(), || "somebody else's mark is not seen".to_owned())?;
+        let case = {
+            self.ids.at(self.bed.now());
+            self.ids.case()
+        };
+        let mark = |kind| OurMark { kind, case: Some(case) };
+        if caps.mark {
+            for kind in [MarkKind::Unhealthy, MarkKind::Maintenance] {
+                let pair = (Change::Mark(mark(kind)), Change::Unmark(mark(kind)));
+                self.there_and_back(pair, kind)?;
+            }
+        }
+        if caps.drain {
+            self.there_and_back((Change::Drain, Change::Undrain), MarkKind::Cordon)?;
+        }
+        let left = self.node()?.marks;
+        must(left.foreign == foreign, || format!("others' marks were {foreign:?} and are {:?}", left.foreign))?;
+        must(left.ours.is_empty(), || format!("marks of ours stayed: {:?}", left.ours))
+    }
+
+    /// Does and undoes a change, each twice, and then asks for the first once more: it was done, so nothing happens.
+    fn there_and_back(&mut self, (there, back): (Change, Change), kind: MarkKind) -> Result<(), String> {
+        let name = self.bed.node();
+        let first = NodeOp { op: self.op(), what: there };
+        let second = NodeOp { op: self.op(), what: back };
+        for (op, marked) in [(&first, true), (&first, true), (&second, false), (&second, false), (&first, false)] {
+            self.backend.apply(&name, op).map_err(said)?;
+            let marks = self.node()?.marks;
+            must(marks.has_ours(kind) == marked, || format!("after {:?}: {:?}", op.what, marks.ours))?;
+            let count = marks.ours.iter().filter(|mark| mark.kind == kind).count();
+            must(count <= 1, || format!("{count} marks {kind}"))?;
+        }
+        Ok(())
+    }
+
+    fn caps_are_the_truth(&mut self) -> Result<(), String> {
+        let caps = self.backend.caps();
+        let name = self.bed.node();
+        let changes = [
+            (caps.drain, Change::Drain),
+            (caps.reset, Change::Reset),
+            (caps.reboot, Change::Reboot),
+            (caps.replace, Change::Replace),
+        ];
+        for (able, what) in changes {
+            if able {
+                continue;
+            }
+            let answer = self.backend.apply(&name, &NodeOp { op: self.op(), what: what.clone() });
+            let refused = matches!(&answer, Err(error) if error.effect == Effect::NoneGiveUp);
+            must(refused, || format!("{what:?} is not in caps and was answered with {answer:?}"))?;
+        }
+        Ok(())
+    }
+
+    fn strangers_are_refused(&mut self) -> Result<(), String> {
+        let stranger = NodeName::new("no-such-node-anywhere").map_err(|error| error.to_string())?;
+        let run = self.run();
+        let mut job = self.bed.job(run, Length::Short);
+        for output in &mut job.outputs {
+            output.node = stranger.clone();
+        }
+        job.nodes = doctor_core::run::NonEmpty::one(stranger.clone());
+        let answer = self.backend.submit(&job);
+        must(matches!(&answer, Err(error) if error.effect != Effect::Unknown), || format!("submit: {answer:?}"))?;
+        let seen = self.seen(run)?;
+        must(seen == JobSeen::Absent, || format!("a refused run is {seen:?}"))?;
+        if self.backend.caps().mark {
+            let what = Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: None });
+            let answer = self.backend.apply(&stranger, &NodeOp { op: self.op(), what });
+            must(matches!(&answer, Err(error) if error.effect != Effect::Unknown), || format!("mark: {answer:?}"))?;
+        }
+        Ok(())
+    }
+}

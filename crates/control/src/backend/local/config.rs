@@ -1,0 +1,106 @@
+//! What may be set about the local backend.
+
+use std::path::PathBuf;
+
+use doctor_core::{
+    ids::{NodeName, PoolName, Sku},
+    time::Span,
+};
+use serde::{Deserialize, Serialize};
+
+/// `[local]` of the service's configuration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalConfig {
+    /// Jobs and marks are kept here, so that a restarted controller finds them. On a local disk.
+    pub state: PathBuf,
+    /// The shared directory: logs and result documents.
+    pub share: PathBuf,
+    /// Absent: the host's name.
+    #[serde(default)]
+    pub node: Option<NodeName>,
+    #[serde(default)]
+    pub sku: Option<Sku>,
+    /// Above this load per core (over one minute, without our own jobs) the machine is busy.
+    #[serde(default = "max_load_per_core")]
+    pub max_load_per_core: f64,
+    /// While this file exists, the machine is busy: a user's way to keep us off.
+    #[serde(default)]
+    pub busy_file: Option<PathBuf>,
+    /// Where the load average is read.
+    #[serde(default = "load_file")]
+    pub load_file: PathBuf,
+    /// The `doctor-node` program. Absent: `$DOCTOR_NODE`, then beside this program, then in `PATH`.
+    #[serde(default)]
+    pub doctor_node: Option<PathBuf>,
+    /// The policy file that jobs get, so that they run the probes that the controller will read.
+    #[serde(default)]
+    pub policy: Option<PathBuf>,
+    /// A cancelled job may take this long to write what it has before it is killed.
+    #[serde(default = "grace")]
+    pub grace: Span,
+    /// A job that has not come up after this long will not.
+    #[serde(default = "start_limit")]
+    pub start_limit: Span,
+}
+
+impl LocalConfig {
+    pub fn new(state: impl Into<PathBuf>, share: impl Into<PathBuf>) -> Self {
+        Self {
+            state: state.into(),
+            share: share.into(),
+            node: None,
+            sku: None,
+            max_load_per_core: max_load_per_core(),
+            busy_file: None,
+            load_file: load_file(),
+            doctor_node: None,
+            policy: None,
+            grace: grace(),
+            start_limit: start_limit(),
+        }
+    }
+
+    /// The pool of this cluster of one.
+    pub(super) fn pool() -> PoolName {
+        PoolName::new("local").expect("a plain word is a pool name")
+    }
+
+    pub(super) fn node_name(&self) -> NodeName {
+        self.node.clone().unwrap_or_else(|| {
+            let name = rustix::system::uname();
+            let name = name.nodename().to_str().ok().and_then(|name| NodeName::new(name).ok());
+            name.unwrap_or_else(|| NodeName::new("localhost").expect("a plain word is a node name"))
+        })
+    }
+}
+
+const fn max_load_per_core() -> f64 {
+    0.7
+}
+
+fn load_file() -> PathBuf {
+    PathBuf::from("/proc/loadavg")
+}
+
+const fn grace() -> Span {
+    Span::from_secs(5)
+}
+
+const fn start_limit() -> Span {
+    Span::from_secs(30)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_directories_are_enough() {
+        let config: LocalConfig = toml::from_str("state = \"/var/lib/doctor\"\nshare = \"/data\"\n").unwrap();
+        assert_eq!(config, LocalConfig::new("/var/lib/doctor", "/data"));
+        let error =
+            toml::from_str::<LocalConfig>("state = \"a\"\nshare = \"b\"\nshares = 1\n").unwrap_err().to_string();
+        assert!(error.contains("unknown field `shares`") && error.contains("line 3"), "{error}");
+    }
+}

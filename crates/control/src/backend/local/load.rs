@@ -1,0 +1,63 @@
+//! Whether somebody uses this machine: by its load average, less what our own jobs add to it.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Instant,
+};
+
+/// The kernel's load average over one minute forgets with this time constant.
+const MEMORY_SECONDS: f64 = 60.0;
+
+/// Our own part of the load average, followed in the way the kernel computes the whole.
+#[derive(Debug, Default)]
+pub(super) struct OwnLoad {
+    last: Mutex<Option<(Instant, f64)>>,
+}
+
+impl OwnLoad {
+    /// `threads` of ours run now. Returns what of the load average is ours.
+    #[expect(clippy::cast_precision_loss, reason = "a count of threads")]
+    pub(super) fn follow(&self, threads: usize, now: Instant) -> f64 {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let share = match *last {
+            None => 0.0,
+            Some((before, share)) => {
+                let keep = (-now.saturating_duration_since(before).as_secs_f64() / MEMORY_SECONDS).exp();
+                share * keep + threads as f64 * (1.0 - keep)
+            }
+        };
+        *last = Some((now, share));
+        share
+    }
+}
+
+/// The first number of /proc/loadavg.
+pub(super) fn one_minute(text: &str) -> Option<f64> {
+    let load: f64 = text.split_ascii_whitespace().next()?.parse().ok()?;
+    (load.is_finite() && load >= 0.0).then_some(load)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn our_part_comes_and_goes_as_the_kernel_would_have_it() {
+        let own = OwnLoad::default();
+        let start = Instant::now();
+        assert!(own.follow(8, start) < 1e-9);
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let grown = own.follow(8, after(60));
+        assert!((grown - 8.0 * (1.0 - (-1.0_f64).exp())).abs() < 1e-9, "{grown}");
+        assert!(own.follow(0, after(360)) < 0.1);
+    }
+
+    #[test]
+    fn a_load_that_is_no_number_is_none() {
+        assert_eq!(one_minute("0.02 0.17 0.09 1/84 7182\n"), Some(0.02));
+        for text in ["", "x", "-1 0 0", "nan 0 0"] {
+            assert_eq!(one_minute(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! This machine as a cluster of one: real jobs, nothing to install. What "free" means here, and the limits, are in
+//! `README.md` beside this file.
+
+mod config;
+mod files;
+mod jobs;
+mod load;
+mod marks;
+mod process;
+
+use std::{
+    env, fs, io,
+    path::{Component, Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use doctor_checks::document::RunKey;
+use doctor_core::{
+    ids::{JobId, NodeName, RunId},
+    node::{Node, Occupancy},
+    run::JobSeen,
+    snapshot::Caps,
+    time::Timestamp,
+};
+
+use super::{Backend, BackendError, Change, Effect, JobOutput, JobRequest, NodeOp, PolledJob, SeenNode};
+use crate::clock::{Clock, SystemClock};
+use jobs::Jobs;
+use load::OwnLoad;
+use marks::MarkFiles;
+
+pub use config::LocalConfig;
+
+/// The environment variable that names the `doctor-node` program.
+pub const PROGRAM_VARIABLE: &str = "DOCTOR_NODE";
+
+const PROGRAM: &str = "doctor-node";
+
+#[derive(Debug)]
+pub struct LocalBackend {
+    config: LocalConfig,
+    node: NodeName,
+    jobs: Jobs,
+    marks: MarkFiles,
+    own_load: OwnLoad,
+    cores: usize,
+}
+
+impl LocalBackend {
+    pub fn open(config: LocalConfig) -> Result<Self, BackendError> {
+        if !(config.max_load_per_core.is_finite() && config.max_load_per_core > 0.0) {
+            let text =
+                format!("`max_load_per_core` is {}; it is a number above 0, such as 0.7", config.max_load_per_core);
+            return Err(refused("open the local backend", text));
+        }
+        let failed = |error| try_again("open the local backend", &error);
+        // A child runs elsewhere than we do; what it is told must not depend on where that is.
+        let config = LocalConfig {
+            state: absolute(&config.state).map_err(failed)?,
+            share: absolute(&config.share).map_err(failed)?,
+            ..config
+        };
+        let jobs = Jobs::open(&config.state, config.start_limit).map_err(failed)?;
+        Ok(Self {
+            node: config.node_name(),
+            marks: MarkFiles::new(&config.state),
+            jobs,
+            own_load: OwnLoad::default(),
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            config,
+        })
+    }
+
+    pub const fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    /// Whether somebody else uses the machine. Whatever cannot be read makes it unknown.
+    fn occupancy(&self) -> io::Result<Occupancy> {
+        if let Some(process) = self.jobs.abandoned()? {
+            let why = format!("process {} of an earlier job hangs and cannot be killed", process.pid);
+            return Ok(Occupancy::Unknown { why: why.into() });
+        }
+        if let Some(file) = &self.config.busy_file
+            && file.try_exists()?
+        {
+            return Ok(Occupancy::Busy { by: format!("{} exists", file.display()).into() });
+        }
+        let file = &self.config.load_file;
+        let text =
+            fs::read_to_string(file).map_err(|error| io::Error::other(format!("{}: {error}", file.display())))?;
+        let Some(load) = load::one_minute(&text) else {
+            let why = format!("{} does not begin with a load average", file.display());
+            return Ok(Occupancy::Unknown { why: why.into() });
+        };
+        let threads = self.jobs.running()?.iter().map(process::running_threads).sum();
+        let others = (load - self.own_load.follow(threads, Instant::now())).max(0.0);
+        #[expect(clippy::cast_precision_loss, reason = "a count of cores")]
+        let per_core = others / self.cores as f64;
+        if per_core > self.config.max_load_per_core {
+            let by = format!("work of others: {per_core:.2} per core, {} is free", self.config.max_load_per_core);
+            return Ok(Occupancy::Busy { by: by.into() });
+        }
+        Ok(Occupancy::Free)
+    }
+
+    fn check_node(&self, operation: &'static str, node: &NodeName) -> Result<(), BackendError> {
+        if *node == self.node {
+            return Ok(());
+        }
+        Err(refused(operation, format!("there is no node {node}; this machine is {}", self.node)))
+    }
+
+    fn command(&self, job: &JobRequest) -> Result<Command, BackendError> {
+        let refuse = |text: String| refused("submit", text);
+        let output = match (&*job.nodes, &*job.outputs) {
+            ([node], [output]) if *node == self.node && output.node == self.node => output,
+            _ => return Err(refuse(format!("a job here is for {} alone, with one place for its output", self.node))),
+        };
+        let JobOutput { log, document, .. } = output;
+        for path in [log, document] {
+            if !path.components().all(|part| matches!(part, Component::Normal(_))) {
+                return Err(refuse(format!("{} leads out of the shared directory", path.display())));
+            }
+        }
+        let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
+        let mut command = Command::new(self.program().map_err(refuse)?);
+        command.arg("job").args(["--run", &job.run.to_string(), "--node", self.node.as_str(), "--tests", &tests]);
+        command.arg("--log").arg(self.config.share.join(log));
+        command.arg("--document").arg(self.config.share.join(document));
+        command.arg("--job-file").arg(self.jobs.job_file(job.run));
+        command.arg("--state").arg(self.config.state.join("node"));
+        command.arg("--limit").arg(job.limit.to_string());
+        if let Some(policy) = &self.config.policy {
+            command.arg("--policy").arg(policy);
+        }
+        give_key(&mut command, &job.key);
+        Ok(command)
+    }
+
+    /// Looked up at each submit: it may be built or updated while we run.
+    fn program(&self) -> Result<PathBuf, String> {
+        let named = self.config.doctor_node.clone().or_else(|| env::var_os(PROGRAM_VARIABLE).map(PathBuf::from));
+        if let Some(program) = named {
+            return if program.is_file() { Ok(program) } else { Err(format!("{} is no program", program.display())) };
+        }
+        let beside = env::current_exe().ok().and_then(|me| Some(me.parent()?.to_owned()));
+        let path = env::var_os("PATH").unwrap_or_default();
+        let places = beside.iter().cloned().chain(env::split_paths(&path));
+        let mut candidates = places.map(|place| place.join(PROGRAM));
+        candidates.find(|candidate| candidate.is_file()).ok_or_else(|| {
+            format!(
+                "{PROGRAM} is neither beside this program nor in PATH, and ${PROGRAM_VARIABLE} is not set; \
+                 build it: cargo build --release -p {PROGRAM}"
+            )
+        })
+    }
+}
+
+impl Backend for LocalBackend {
+    fn name(&self) -> &str {
+        "local"
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { mark: true, drain: true, ..Caps::NONE }
+    }
+
+    fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
+        let marks = self.marks.read().map_err(|error| try_again("read the marks", &error))?;
+        let occupancy = self.occupancy().unwrap_or_else(|error| Occupancy::Unknown { why: error.to_string().into() });
+        let node = Node {
+            name: self.node.clone(),
+            pool: LocalConfig::pool(),
+            occupancy,
+            marks,
+            // The job's result tells.
+            hardware: None,
+            sku: self.config.sku.clone(),
+        };
+        Ok(vec![SeenNode { node, heard: None }])
+    }
+
+    fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {
+        let command = self.command(job)?;
+        let now = now();
+        self.jobs.prune(now).map_err(|error| try_again("submit", &error))?;
+        // Once the intent is written the job may exist: asking again is safe and tells.
+        self.jobs.start(job.run, command, now).map_err(|error| unknown("submit", &error))?;
+        Ok(Jobs::id(job.run))
+    }
+
+    fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
+        let look = |run: &RunId| {
+            let seen = self.jobs.look(*run, now());
+            let seen = seen.unwrap_or_else(|error| JobSeen::Unknown { why: error.to_string() });
+            PolledJob { seen, documents: Vec::new() }
+        };
+        Ok(runs.iter().map(look).collect())
+    }
+
+    fn cancel(&self, run: RunId) -> Result<(), BackendError> {
+        self.jobs.cancel(run, self.config.grace, now()).map_err(|error| unknown("cancel", &error))
+    }
+
+    fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
+        let operation = "change the node";
+        self.check_node(operation, node)?;
+        match change.what {
+            Change::Mark(_) | Change::Unmark(_) | Change::Drain | Change::Undrain => {
+                self.marks.apply(change).map_err(|error| unknown(operation, &error))
+            }
+            Change::Reset | Change::Reboot | Change::Replace => {
+                Err(refused(operation, format!("the local backend cannot {}; see its caps", change.what.step())))
+            }
+        }
+    }
+}
+
+/// Through the environment: arguments are visible to every user of the machine.
+fn give_key(command: &mut Command, key: &RunKey) {
+    command.env("DOCTOR_RUN_KEY", key.to_hex());
+}
+
+fn absolute(path: &Path) -> io::Result<PathBuf> {
+    fs::create_dir_all(path)?;
+    path.canonicalize()
+}
+
+fn now() -> Timestamp {
+    SystemClock.now()
+}
+
+fn refused(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::NoneGiveUp }
+}
+
+fn try_again(operation: &'static str, error: &io::Error) -> BackendError {
+    BackendError { operation, text: error.to_string(), effect: Effect::NoneTryAgain }
+}
+
+fn unknown(operation: &'static str, error: &io::Error) -> BackendError {
+    BackendError { operation, text: error.to_string(), effect: Effect::Unknown }
+}

@@ -1,0 +1,297 @@
+//! One cycle, a straight line: observe, plan, commit, act, record, publish.
+//!
+//! What it gives: whatever the last cycle left half done, this one repairs, because it looks at the world and at the
+//! written intentions and never at what it remembers having done. A controller killed at any instant loses nothing:
+//! intent is in the store before its effect, effects are idempotent by id, and results wait on the share.
+//!
+//! Principles. The cycle decides nothing: [`doctor_core::plan`] does, from a snapshot. Anything that could not be
+//! observed is `Unknown` in it, never absent. Each effect may fail alone. What the planner needs is kept in memory and
+//! brought up to date by what changed, so that a quiet cycle over ten thousand nodes costs next to nothing; the memory
+//! is only ever a copy of the store and of the backend's last answer, and is thrown away when either cannot be trusted.
+//!
+//! Ways rejected. An event-driven controller with a queue per node: its state is spread over queues that die with the
+//! process, and the order of effects depends on timing. A cycle that acts while it decides: it cannot be replayed, and
+//! one slow call delays every decision behind it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use doctor_checks::document::RunKey;
+use doctor_core::{
+    ids::{IdSource, NodeName, RunId},
+    plan::{Action, Plan},
+    reason::Because,
+    run::Run,
+    time::{Span, Timestamp},
+};
+
+use crate::{
+    backend::Backend,
+    clock::Clock,
+    execute::Executor,
+    observe::Memory,
+    publish::Publisher,
+    settings::Settings,
+    share::Share,
+    store::{
+        Lease, LeaseError, Store, StoreError,
+        records::{CycleId, CycleIntent, Pruned, RetentionPolicy},
+    },
+};
+
+/// An agent's message as it came in, with the key its node was enrolled with.
+#[derive(Debug, Clone)]
+pub struct AgentMessage {
+    /// Names it when it is acknowledged.
+    pub number: u64,
+    pub node: NodeName,
+    pub key: RunKey,
+    pub bytes: Vec<u8>,
+}
+
+/// Where agents' messages wait until they have been kept: a controller that dies in between finds them again.
+pub trait Inbox: Send {
+    fn waiting(&mut self) -> Vec<AgentMessage>;
+    /// These have been seen to, one way or the other.
+    fn acknowledge(&mut self, numbers: &[u64]);
+}
+
+/// Where the random bits of one-time keys come from: the system, or a seed.
+pub type KeySource = Box<dyn FnMut() -> [u8; 32] + Send>;
+
+/// What the engine is built from.
+pub struct Parts {
+    pub backend: Arc<dyn Backend>,
+    pub store: Store,
+    pub clock: Arc<dyn Clock>,
+    pub share: Option<Share>,
+    pub settings: Settings,
+    pub inbox: Option<Box<dyn Inbox>>,
+    pub keys: KeySource,
+    /// Spreads ids; random in production, the seed in a simulation.
+    pub salt: u64,
+    /// Who leads, in the lease.
+    pub holder: String,
+    pub lease: Span,
+    /// Effects at a time.
+    pub workers: usize,
+    /// How often the free-node list and the published copy are refreshed.
+    pub publish_every: Span,
+}
+
+impl std::fmt::Debug for Parts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Parts").field("backend", &self.backend.name()).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CycleError {
+    /// Another controller leads; this one stays passive and may ask again.
+    #[error("another controller leads: {by} until {until}")]
+    Passive { by: String, until: Timestamp },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What a cycle did, for one log line.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CycleReport {
+    pub at: Option<Timestamp>,
+    pub nodes: usize,
+    pub free: usize,
+    pub running: usize,
+    pub actions: Vec<Because<Action>>,
+    pub results: usize,
+    pub rejected: usize,
+    /// What could not be seen or done. Each is one line.
+    pub troubles: Vec<String>,
+}
+
+/// The controller's engine.
+pub struct Engine {
+    parts: Parts,
+    lease: Option<Lease>,
+    ids: IdSource,
+    memory: Memory,
+    publisher: Publisher,
+    /// What stays wrong from cycle to cycle, as whoever drives the engine knows it.
+    remark: Option<String>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("parts", &self.parts).finish_non_exhaustive()
+    }
+}
+
+/// A cycle in which nothing happened is written down this seldom, so that its age can be told.
+const HEARTBEAT: Span = Span::minutes(10);
+
+impl Engine {
+    pub fn new(parts: Parts) -> Self {
+        let ids = IdSource::new(parts.salt);
+        let publisher = Publisher::new(parts.publish_every);
+        Self { parts, lease: None, ids, memory: Memory::default(), publisher, remark: None }
+    }
+
+    pub const fn store(&self) -> &Store {
+        &self.parts.store
+    }
+
+    pub const fn settings(&self) -> &Settings {
+        &self.parts.settings
+    }
+
+    /// Exchanges the whole configuration between two cycles.
+    pub fn set_settings(&mut self, settings: Settings) {
+        self.parts.settings = settings;
+        self.memory.forget();
+    }
+
+    /// Something that is wrong until it is taken back, such as a configuration file that cannot be used. It is a
+    /// trouble of every cycle.
+    pub fn set_remark(&mut self, remark: Option<String>) {
+        self.remark = remark;
+    }
+
+    /// Forgets what is too old, in the store and on the share. Does nothing while another controller leads.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub fn prune(&mut self, keep: RetentionPolicy) -> Result<Pruned, StoreError> {
+        let Some(lease) = &self.lease else { return Ok(Pruned::default()) };
+        let pruned = self.parts.store.retention(lease, self.parts.clock.now(), keep)?;
+        if let Some(share) = &self.parts.share {
+            for log in &pruned.logs {
+                for test in &log.tests {
+                    share.remove(test, &log.node, log.planned);
+                }
+            }
+            let runs: Vec<RunId> = pruned.logs.iter().map(|log| log.run).collect();
+            self.parts.store.logs_deleted(lease, &runs)?;
+        }
+        Ok(pruned)
+    }
+
+    /// Runs one cycle.
+    ///
+    /// # Errors
+    /// If another controller leads, or the store fails. A backend that fails is no error: nodes are `Unknown` then.
+    pub fn cycle(&mut self) -> Result<CycleReport, CycleError> {
+        let outcome = self.lead().and_then(|lease| self.run(&lease));
+        if let Err(CycleError::Store(error)) = &outcome {
+            // The memory is a copy of a store that may have moved on.
+            self.memory.forget();
+            if error.is_lease_lost() {
+                self.lease = None;
+            }
+        }
+        outcome
+    }
+
+    /// Gives the lease back, so that the next controller need not wait.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub fn stop(&mut self) -> Result<(), StoreError> {
+        let Some(lease) = self.lease.take() else { return Ok(()) };
+        let saved = self.publisher.picture(&self.parts, &lease, &self.memory, self.parts.clock.now());
+        self.parts.store.release(&lease).and(saved)
+    }
+
+    fn lead(&mut self) -> Result<Lease, CycleError> {
+        let now = self.parts.clock.now();
+        if let Some(lease) = &self.lease {
+            match self.parts.store.renew(lease, now) {
+                Ok(()) => return Ok(lease.clone()),
+                Err(error) if error.is_lease_lost() => self.lease = None,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match self.parts.store.acquire(&self.parts.holder, now, self.parts.lease) {
+            Ok(lease) => {
+                self.memory.forget();
+                self.lease = Some(lease.clone());
+                Ok(lease)
+            }
+            Err(LeaseError::Held { by, until }) => Err(CycleError::Passive { by, until }),
+            Err(LeaseError::Store(error)) => Err(error.into()),
+        }
+    }
+
+    fn run(&mut self, lease: &Lease) -> Result<CycleReport, CycleError> {
+        let mut report = CycleReport { troubles: self.remark.iter().cloned().collect(), ..CycleReport::default() };
+        self.memory.observe(&mut self.parts, lease, &mut report)?;
+        let now = self.parts.clock.now();
+        report.at = Some(now);
+        let Some(plan) = self.memory.plan(now, &mut self.ids) else { return Ok(report) };
+        let began = now;
+        let worth_writing = !plan.actions.is_empty()
+            || !plan.passed_over.is_empty()
+            || !report.troubles.is_empty()
+            || self.memory.quiet_since(now) >= HEARTBEAT;
+        if worth_writing {
+            let cycle = self.commit(lease, now, &plan)?;
+            let troubles = self.act(lease, &plan)?;
+            report.troubles.extend(troubles);
+            let trouble = (!report.troubles.is_empty()).then(|| report.troubles.join("; "));
+            let took = self.parts.clock.now().since(began);
+            self.parts.store.finish_cycle(lease, cycle, took, trouble.as_deref())?;
+            self.memory.written(now);
+        }
+        report.actions = plan.actions;
+        self.publisher.publish(&self.parts, &self.memory, now, &mut report.troubles);
+        self.publisher.picture_if_due(&self.parts, lease, &self.memory, now)?;
+        self.memory.count(&mut report);
+        Ok(report)
+    }
+
+    /// Intent before effect, in one transaction.
+    fn commit(&mut self, lease: &Lease, now: Timestamp, plan: &Plan) -> Result<CycleId, StoreError> {
+        let mut keys = BTreeMap::new();
+        for action in &plan.actions {
+            if let Action::Submit(run) = &action.what {
+                keys.insert(run.id, RunKey::new((self.parts.keys)()));
+            }
+        }
+        let cycle = self.parts.store.commit(
+            lease,
+            &CycleIntent {
+                at: now,
+                actions: &plan.actions,
+                keys: &keys,
+                changed_reasons: &plan.passed_over,
+                policy_version: self.parts.settings.policy.version,
+                retry: &self.parts.settings.policy.retry,
+            },
+        )?;
+        self.memory.committed(&plan.actions, &keys);
+        Ok(cycle)
+    }
+
+    fn act(&self, lease: &Lease, plan: &Plan) -> Result<Vec<String>, StoreError> {
+        let Some(snapshot) = self.memory.snapshot() else { return Ok(Vec::new()) };
+        let wanted: BTreeSet<RunId> = plan
+            .actions
+            .iter()
+            .filter_map(|action| match &action.what {
+                Action::Submit(run) => Some(run.id),
+                Action::Resubmit { run } => Some(*run),
+                _ => None,
+            })
+            .collect();
+        let runs: BTreeMap<RunId, (Run, RunKey)> = self.memory.runs_with_keys(&wanted);
+        let executor = Executor {
+            backend: &*self.parts.backend,
+            store: &self.parts.store,
+            clock: &*self.parts.clock,
+            lease,
+            settings: &self.parts.settings,
+            workers: self.parts.workers,
+        };
+        executor.execute(&plan.actions, &runs, snapshot)
+    }
+}

@@ -1,0 +1,165 @@
+//! What waits at the door of [`crate::ingest`] each cycle: documents with the backend's answer, documents on the share,
+//! agents' messages. All that is good is kept in one transaction; the rest goes to `rejected/` with its reason.
+
+use std::collections::BTreeMap;
+
+use doctor_core::{
+    ids::{NodeName, RunId, Sku},
+    snapshot::Snapshot,
+    time::Timestamp,
+};
+
+use crate::{
+    backend::PolledJob,
+    cycle::{CycleReport, Parts},
+    ingest::{self, Rejection},
+    share::{Found, Share},
+    store::{
+        Lease, StoreError,
+        records::{Accepted, JudgedResult, StoredRun},
+    },
+};
+
+/// Where a document came from, to know what to do with it when it is turned away.
+enum Source {
+    Output { bytes: Vec<u8> },
+    File(std::path::PathBuf),
+}
+
+/// Takes in everything that waits. Returns the nodes of which the store now knows more.
+pub(crate) fn take_in(
+    parts: &mut Parts,
+    lease: &Lease,
+    runs: &[StoredRun],
+    polled: &BTreeMap<RunId, PolledJob>,
+    snapshot: Option<&Snapshot>,
+    now: Timestamp,
+    report: &mut CycleReport,
+) -> Result<Vec<NodeName>, StoreError> {
+    let mut good: Vec<(JudgedResult, Source)> = Vec::new();
+    let mut bad: Vec<(String, Rejection, Source)> = Vec::new();
+    for stored in runs {
+        let name = stored.run.id.to_string();
+        let sku = sku_of(snapshot, stored.run.nodes.first());
+        for bytes in polled.get(&stored.run.id).into_iter().flat_map(|job| &job.documents) {
+            let source = Source::Output { bytes: bytes.clone() };
+            match ingest::open_document(&parts.settings, stored, sku, bytes.clone(), now) {
+                Ok(result) => good.push((result, source)),
+                Err(why) => bad.push((name.clone(), why, source)),
+            }
+        }
+        let Some(share) = &parts.share else { continue };
+        for node in stored.run.nodes.iter() {
+            let path = Share::document_path(&stored.run, node);
+            match share.read(&path) {
+                Ok(Found::Nothing) => {}
+                Ok(Found::Bad(why)) => bad.push((name.clone(), why, Source::File(path))),
+                Ok(Found::Document(bytes)) => {
+                    match ingest::open_document(&parts.settings, stored, sku, bytes, now) {
+                        Ok(result) => good.push((result, Source::File(path))),
+                        Err(why) => bad.push((name.clone(), why, Source::File(path))),
+                    }
+                }
+                Err(error) => report.troubles.push(error.to_string()),
+            }
+        }
+    }
+    let mut touched = keep(parts, lease, good, &mut bad, report)?;
+    turn_away(parts, lease, bad, now, report)?;
+    touched.extend(agents(parts, lease, snapshot, now, report)?);
+    Ok(touched)
+}
+
+fn keep(
+    parts: &Parts,
+    lease: &Lease,
+    good: Vec<(JudgedResult, Source)>,
+    bad: &mut Vec<(String, Rejection, Source)>,
+    report: &mut CycleReport,
+) -> Result<Vec<NodeName>, StoreError> {
+    if good.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (results, sources): (Vec<_>, Vec<_>) = good.into_iter().unzip();
+    let mut touched = Vec::new();
+    for ((accepted, result), source) in parts.store.accept(lease, &results)?.into_iter().zip(results).zip(sources) {
+        let name = result.run.to_string();
+        match accepted {
+            Accepted::Kept => {
+                report.results += 1;
+                touched.push(result.node);
+            }
+            // A file stays where its run left it while the run is active; it is the same file as last time.
+            Accepted::Duplicate if matches!(source, Source::File(_)) => {}
+            Accepted::Duplicate => bad.push((name, Rejection::Duplicate, source)),
+            Accepted::UnknownRun => bad.push((name, Rejection::UnknownRun, source)),
+        }
+    }
+    Ok(touched)
+}
+
+fn turn_away(
+    parts: &Parts,
+    lease: &Lease,
+    bad: Vec<(String, Rejection, Source)>,
+    now: Timestamp,
+    report: &mut CycleReport,
+) -> Result<(), StoreError> {
+    if bad.is_empty() {
+        return Ok(());
+    }
+    parts.store.count_rejected(lease, bad.len() as u64)?;
+    report.rejected += bad.len();
+    for (name, why, source) in bad {
+        tracing::warn!(run = %name, %why, "a result was turned away");
+        let Some(share) = &parts.share else { continue };
+        let moved = match &source {
+            Source::Output { bytes } => share.reject_bytes(&name, bytes, &why, now),
+            Source::File(path) => share.reject_file(path, &why, now),
+        };
+        if let Err(error) = moved {
+            report.troubles.push(error.to_string());
+        }
+    }
+    Ok(())
+}
+
+fn agents(
+    parts: &mut Parts,
+    lease: &Lease,
+    snapshot: Option<&Snapshot>,
+    now: Timestamp,
+    report: &mut CycleReport,
+) -> Result<Vec<NodeName>, StoreError> {
+    let Some(inbox) = &mut parts.inbox else { return Ok(Vec::new()) };
+    let (mut touched, mut seen_to) = (Vec::new(), Vec::new());
+    let mut turned_away = 0;
+    for message in inbox.waiting() {
+        seen_to.push(message.number);
+        let sku = sku_of(snapshot, &message.node);
+        match ingest::open_report(&parts.settings, &message.node, &message.key, sku, &message.bytes, now) {
+            Ok(findings) => {
+                parts.store.accept_agent(lease, &findings)?;
+                touched.push(findings.node);
+            }
+            Err(why) => {
+                tracing::warn!(node = %message.node, %why, "an agent's message was turned away");
+                turned_away += 1;
+            }
+        }
+    }
+    if !seen_to.is_empty() {
+        inbox.acknowledge(&seen_to);
+    }
+    if turned_away > 0 {
+        parts.store.count_rejected(lease, turned_away)?;
+        report.rejected += usize::try_from(turned_away).unwrap_or(usize::MAX);
+    }
+    Ok(touched)
+}
+
+fn sku_of<'a>(snapshot: Option<&'a Snapshot>, node: &NodeName) -> Option<&'a Sku> {
+    let nodes = &snapshot?.nodes;
+    let place = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
+    nodes[place].node.sku.as_ref()
+}

@@ -1,0 +1,159 @@
+//! The one door for results: whatever comes in is verified, understood and judged here, in this order.
+//!
+//! A document reaches the door from the shared directory or with a job's output. Nothing of it is believed before its
+//! signature fits the one-time key of a run that is active; then it must speak for one of that run's nodes and answer
+//! only what was asked. The verdict is found here, from the raw evidence; the node's opinion is not asked for.
+
+use std::collections::BTreeMap;
+
+use doctor_checks::document::{AgentReport, BadDocument, Document, RunKey, TestEvidence};
+use doctor_core::{
+    classify::{self, Judgement},
+    finding::{Finding, Verdict},
+    ids::{NodeName, RunId, Sku, TestId},
+    reason::ReasonCode,
+    run::Outcome,
+    time::{Span, Timestamp},
+};
+
+use crate::{
+    settings::Settings,
+    store::records::{AgentFindings, JudgedResult, StoredRun},
+};
+
+/// Why a document was turned away.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Rejection {
+    #[error(transparent)]
+    Document(#[from] BadDocument),
+    #[error("it is of run {0}, which is not the run it was found for")]
+    OtherRun(RunId),
+    #[error("it speaks for node {0}, which is not a node of its run")]
+    OtherNode(NodeName),
+    #[error("it answers test {0}, which its run was not asked for")]
+    UnaskedTest(TestId),
+    #[error("it answers test {0} twice")]
+    TestTwice(TestId),
+    #[error("this run and node have a result already")]
+    Duplicate,
+    #[error("no run of that id is known")]
+    UnknownRun,
+    #[error("it is not a plain file")]
+    NotAFile,
+    #[error("its node {0} is not known here")]
+    UnknownNode(NodeName),
+}
+
+/// Opens a run's document and judges every test in it.
+///
+/// # Errors
+/// With the reason for turning it away.
+pub fn open_document(
+    settings: &Settings,
+    run: &StoredRun,
+    sku: Option<&Sku>,
+    bytes: Vec<u8>,
+    received: Timestamp,
+) -> Result<JudgedResult, Rejection> {
+    let document = Document::open(&bytes, &run.key)?;
+    if document.run != run.run.id {
+        return Err(Rejection::OtherRun(document.run));
+    }
+    if !run.run.nodes.contains(&document.node) {
+        return Err(Rejection::OtherNode(document.node));
+    }
+    let mut seen: Vec<&TestId> = Vec::with_capacity(document.tests.len());
+    for evidence in &document.tests {
+        if !run.run.tests.contains(&evidence.test) {
+            return Err(Rejection::UnaskedTest(evidence.test.clone()));
+        }
+        if seen.contains(&&evidence.test) {
+            return Err(Rejection::TestTwice(evidence.test.clone()));
+        }
+        seen.push(&evidence.test);
+    }
+    let complete = run.run.tests.iter().all(|test| seen.contains(&test));
+    let mut outcomes: Vec<Outcome> = document
+        .tests
+        .iter()
+        .map(|evidence| judge_test(settings, sku, &document.node, evidence, received))
+        .collect();
+    if let Some(first) = outcomes.first_mut() {
+        let asked = run.run.planned;
+        let test = first.test.clone();
+        first.findings.extend(classify::judge_clock(&test, asked, document.started, document.ended, received));
+    }
+    Ok(JudgedResult {
+        run: document.run,
+        node: document.node,
+        outcomes,
+        hardware: document.hardware,
+        evidence: bytes,
+        complete,
+        received,
+        policy_version: settings.policy.version,
+        profile_version: settings.profiles.get(sku).map(|profile| profile.version),
+    })
+}
+
+fn judge_test(
+    settings: &Settings,
+    sku: Option<&Sku>,
+    node: &NodeName,
+    evidence: &TestEvidence,
+    received: Timestamp,
+) -> Outcome {
+    let judgement = judge(settings, sku, evidence);
+    Outcome {
+        node: node.clone(),
+        test: evidence.test.clone(),
+        verdict: judgement.verdict,
+        reason: judgement.reason,
+        at: received,
+        // By the node's own clock, which may run backwards: a length is at least zero.
+        took: evidence.ended.since(evidence.started).min(Span::days(7)),
+        findings: judgement.findings,
+    }
+}
+
+/// Interprets and judges the evidence of one check.
+pub fn judge(settings: &Settings, sku: Option<&Sku>, evidence: &TestEvidence) -> Judgement {
+    let Some(check) = settings.catalogue.get(&evidence.test) else {
+        return Judgement {
+            verdict: Verdict::Inconclusive,
+            reason: ReasonCode::fixed("unknown-check"),
+            text: format!("this controller knows no check called {}", evidence.test),
+            findings: Vec::new(),
+        };
+    };
+    let params = settings.catalogue.params(&settings.policy, &evidence.test);
+    let observation = check.observe(&params, evidence);
+    classify::judge(&settings.rules, settings.profiles.get(sku), &evidence.test, &observation)
+}
+
+/// Opens what an agent sent of its own accord. Its key is the node's.
+///
+/// # Errors
+/// With the reason for turning it away.
+pub fn open_report(
+    settings: &Settings,
+    node: &NodeName,
+    key: &RunKey,
+    sku: Option<&Sku>,
+    bytes: &[u8],
+    received: Timestamp,
+) -> Result<AgentFindings, Rejection> {
+    let report = AgentReport::open(bytes, key)?;
+    if report.node != *node {
+        return Err(Rejection::OtherNode(report.node));
+    }
+    let mut by_check: BTreeMap<TestId, Vec<Finding>> = BTreeMap::new();
+    for evidence in &report.checks {
+        let judgement = judge(settings, sku, evidence);
+        // What says nothing clears nothing.
+        if judgement.verdict.is_conclusive() {
+            by_check.insert(evidence.test.clone(), judgement.findings);
+        }
+    }
+    Ok(AgentFindings { node: report.node, received, by_check, hardware: report.hardware })
+}

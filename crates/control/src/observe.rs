@@ -1,0 +1,402 @@
+//! Observing: the backend's answer, the results that came in, and the store, made into one snapshot.
+//!
+//! [`Memory`] is the planner with its snapshot, brought up to date by what changed since the last cycle.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use doctor_checks::document::RunKey;
+use doctor_core::{
+    ids::{IdSource, NodeName, RunId},
+    lifecycle::Life,
+    node::Occupancy,
+    plan::{Action, Plan, Planner},
+    policy::TestPolicy,
+    reason::Because,
+    run::{JobSeen, Run, RunState},
+    snapshot::{ActiveRun, NodeRecord, RecentActions, Snapshot, TestRecord},
+    time::{Span, Timestamp},
+};
+
+use crate::{
+    backend::{PolledJob, SeenNode},
+    cycle::{CycleReport, Parts},
+    door,
+    store::{
+        Lease, StoreError,
+        records::{StoredNode, StoredRun},
+    },
+};
+
+const DAY: i64 = 86_400_000;
+
+/// What is known, kept between cycles.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    planner: Option<Planner>,
+    runs: Vec<StoredRun>,
+    /// Since when the backend has not known a run's job.
+    absent: BTreeMap<RunId, Timestamp>,
+    /// Nodes of which the store knows more than the planner.
+    dirty: BTreeSet<NodeName>,
+    stale: Stale,
+    /// Grows when somebody else wrote to the store.
+    operators: Option<u64>,
+    day: Option<i64>,
+    written: Option<Timestamp>,
+}
+
+/// Which of the small tables must be read again.
+#[derive(Debug, Default)]
+struct Stale {
+    runs: bool,
+    cases: bool,
+    rest: bool,
+}
+
+impl Memory {
+    /// Everything is read anew in the next cycle.
+    pub(crate) fn forget(&mut self) {
+        *self = Self { written: self.written, ..Self::default() };
+    }
+
+    pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
+        self.planner.as_ref().map(Planner::snapshot)
+    }
+
+    pub(crate) fn plan(&mut self, now: Timestamp, ids: &mut IdSource) -> Option<Plan> {
+        self.planner.as_mut().map(|planner| planner.plan(now, ids))
+    }
+
+    pub(crate) fn quiet_since(&self, now: Timestamp) -> Span {
+        self.written.map_or(Span::days(1), |written| now.since(written))
+    }
+
+    pub(crate) fn written(&mut self, now: Timestamp) {
+        self.written = Some(now);
+    }
+
+    pub(crate) fn runs_with_keys(&self, wanted: &BTreeSet<RunId>) -> BTreeMap<RunId, (Run, RunKey)> {
+        let runs = self.runs.iter().filter(|stored| wanted.contains(&stored.run.id));
+        runs.map(|stored| (stored.run.id, (stored.run.clone(), stored.key.clone()))).collect()
+    }
+
+    pub(crate) fn count(&self, report: &mut CycleReport) {
+        if let Some(snapshot) = self.snapshot() {
+            report.nodes = snapshot.nodes.len();
+            report.free = snapshot.nodes.iter().filter(|record| record.node.occupancy.is_free()).count();
+            report.running = self.runs.len();
+        }
+    }
+
+    pub(crate) fn observe(
+        &mut self,
+        parts: &mut Parts,
+        lease: &Lease,
+        report: &mut CycleReport,
+    ) -> Result<(), StoreError> {
+        self.notice_operators(parts)?;
+        if self.planner.is_none() || self.stale.runs {
+            self.runs = parts.store.active_runs()?;
+            self.stale.runs = false;
+        }
+        let polled = self.poll(parts, report);
+        self.take_in(parts, lease, &polled, report)?;
+        self.note_progress(parts, lease, &polled)?;
+        let seen = self.look(parts, report);
+        let Some(seen) = seen else { return Ok(()) };
+        self.update_nodes(parts, seen)?;
+        self.update_rest(parts, &polled)
+    }
+
+    /// Commands of operators are written by other processes; after one, nothing remembered is trusted.
+    fn notice_operators(&mut self, parts: &Parts) -> Result<(), StoreError> {
+        let operators = parts.store.operator_changes()?;
+        if self.operators.is_some_and(|known| known != operators) {
+            self.forget();
+        }
+        self.operators = Some(operators);
+        Ok(())
+    }
+
+    fn poll(&mut self, parts: &Parts, report: &mut CycleReport) -> BTreeMap<RunId, PolledJob> {
+        let ids: Vec<RunId> = self.runs.iter().map(|stored| stored.run.id).collect();
+        if ids.is_empty() {
+            return BTreeMap::new();
+        }
+        match parts.backend.poll(&ids) {
+            Ok(jobs) => ids.into_iter().zip(jobs).collect(),
+            Err(error) => {
+                report.troubles.push(error.to_string());
+                BTreeMap::new()
+            }
+        }
+    }
+
+    /// Results first: what they say is part of what is planned on.
+    fn take_in(
+        &mut self,
+        parts: &mut Parts,
+        lease: &Lease,
+        polled: &BTreeMap<RunId, PolledJob>,
+        report: &mut CycleReport,
+    ) -> Result<(), StoreError> {
+        let snapshot = self.planner.as_ref().map(Planner::snapshot);
+        let now = parts.clock.now();
+        let taken = door::take_in(parts, lease, &self.runs, polled, snapshot, now, report)?;
+        if !taken.is_empty() {
+            self.dirty.extend(taken);
+            self.runs = parts.store.active_runs()?;
+            // What was spent today changed.
+            self.stale.rest = true;
+        }
+        Ok(())
+    }
+
+    /// What the backend says about jobs is written down once: that it has them, that they started.
+    fn note_progress(
+        &mut self,
+        parts: &Parts,
+        lease: &Lease,
+        polled: &BTreeMap<RunId, PolledJob>,
+    ) -> Result<(), StoreError> {
+        let now = parts.clock.now();
+        for stored in &mut self.runs {
+            let id = stored.run.id;
+            let Some(job) = polled.get(&id) else { continue };
+            if matches!(job.seen, JobSeen::Absent) {
+                self.absent.entry(id).or_insert(now);
+            } else {
+                self.absent.remove(&id);
+            }
+            let (job_id, started) = match &job.seen {
+                JobSeen::Pending { job, .. } => (job, None),
+                JobSeen::Running { job, since } => (job, Some(*since)),
+                JobSeen::Ended { job, started, .. } => (job, *started),
+                JobSeen::Unknown { .. } | JobSeen::Absent => continue,
+            };
+            if matches!(stored.run.state, RunState::Planned) {
+                parts.store.record_submitted(lease, id, job_id, now)?;
+                stored.run.state = RunState::Submitted { job: job_id.clone(), at: now };
+            }
+            if let (None, Some(started)) = (stored.started, started) {
+                parts.store.record_running(lease, id, started)?;
+                stored.started = Some(started);
+                stored.run.state = RunState::Running { job: job_id.clone(), since: started };
+                self.dirty.extend(stored.run.nodes.iter().cloned());
+            }
+        }
+        Ok(())
+    }
+
+    /// The backend's nodes by name. An outage makes every known node `Unknown`, and none disappear.
+    fn look(&self, parts: &Parts, report: &mut CycleReport) -> Option<Vec<SeenNode>> {
+        match parts.backend.snapshot() {
+            Ok(mut seen) => {
+                if !seen.is_sorted_by(|a, b| a.node.name < b.node.name) {
+                    seen.sort_by(|a, b| a.node.name.cmp(&b.node.name));
+                    seen.dedup_by(|a, b| a.node.name == b.node.name);
+                }
+                Some(seen)
+            }
+            Err(error) => {
+                report.troubles.push(error.to_string());
+                let known = &self.snapshot()?.nodes;
+                let why: std::sync::Arc<str> = error.to_string().into();
+                Some(
+                    known
+                        .iter()
+                        .map(|record| {
+                            let mut node = record.node.clone();
+                            node.occupancy = Occupancy::Unknown { why: why.clone() };
+                            SeenNode { node, heard: record.heard }
+                        })
+                        .collect(),
+                )
+            }
+        }
+    }
+
+    fn update_nodes(&mut self, parts: &Parts, seen: Vec<SeenNode>) -> Result<(), StoreError> {
+        let same = self.planner.as_ref().is_some_and(|planner| {
+            let nodes = &planner.snapshot().nodes;
+            nodes.len() == seen.len()
+                && nodes.iter().zip(&seen).all(|(known, seen)| {
+                    known.node.name == seen.node.name && known.node.pool == seen.node.pool
+                })
+        });
+        let Some(planner) = self.planner.as_mut().filter(|_| same) else {
+            return self.rebuild(parts, seen);
+        };
+        let dirty: Vec<NodeName> = std::mem::take(&mut self.dirty).into_iter().collect();
+        let mut stored = if dirty.is_empty() { BTreeMap::new() } else { parts.store.load_nodes_named(&dirty)? };
+        for (place, seen) in seen.into_iter().enumerate() {
+            let known = &planner.snapshot().nodes[place];
+            let again = dirty.binary_search(&seen.node.name).is_ok();
+            if again {
+                let record = record(&parts.settings.tests, seen, stored.remove(&known.node.name));
+                planner.set_node(record);
+            } else if known.node != seen.node {
+                let mut record = known.clone();
+                record.node = seen.node;
+                record.heard = seen.heard;
+                planner.set_node(record);
+            } else {
+                planner.set_heard(place, seen.heard);
+            }
+        }
+        Ok(())
+    }
+
+    fn rebuild(&mut self, parts: &Parts, seen: Vec<SeenNode>) -> Result<(), StoreError> {
+        let mut stored = parts.store.load_nodes()?;
+        let nodes = seen
+            .into_iter()
+            .map(|seen| {
+                let known = stored.remove(&seen.node.name);
+                record(&parts.settings.tests, seen, known)
+            })
+            .collect();
+        self.dirty.clear();
+        self.stale = Stale { runs: false, cases: true, rest: true };
+        self.planner = Some(Planner::new(Snapshot {
+            at: parts.clock.now(),
+            nodes,
+            runs: Vec::new(),
+            cases: Vec::new(),
+            recent: RecentActions::default(),
+            spent: Span::ZERO,
+            breaker: parts.store.breaker()?,
+            pauses: Vec::new(),
+            requests: Vec::new(),
+            silence_reported: false,
+            caps: parts.backend.caps(),
+            policy: parts.settings.policy.clone(),
+            tests: parts.settings.tests.clone(),
+        }));
+        Ok(())
+    }
+
+    fn update_rest(&mut self, parts: &Parts, polled: &BTreeMap<RunId, PolledJob>) -> Result<(), StoreError> {
+        let now = parts.clock.now();
+        let today = now.millis().div_euclid(DAY);
+        let Some(planner) = self.planner.as_mut() else { return Ok(()) };
+        let runs = active(&self.runs, polled, &self.absent);
+        planner.set_rest(|rest| *rest.runs = runs);
+        if self.stale.cases {
+            let memory = parts.settings.policy.repair.memory;
+            let cases = parts.store.cases(now.minus(memory))?;
+            let taken_out = parts.store.taken_out_since(now.minus(Span::hours(1)))?;
+            planner.set_rest(|rest| {
+                *rest.cases = cases;
+                rest.recent.taken_out = taken_out;
+            });
+            self.stale.cases = false;
+        }
+        if self.stale.rest || self.day != Some(today) {
+            let spent = parts.store.spent_since(Timestamp::from_millis(today * DAY))?;
+            let (breaker, pauses) = (parts.store.breaker()?, parts.store.pauses(now)?);
+            let (requests, silence) = (parts.store.requests()?, parts.store.silence_reported()?);
+            planner.set_rest(|rest| {
+                *rest.spent = spent;
+                *rest.breaker = breaker;
+                *rest.pauses = pauses;
+                *rest.requests = requests;
+                *rest.silence_reported = silence;
+            });
+            self.stale.rest = false;
+            self.day = Some(today);
+        }
+        Ok(())
+    }
+
+    /// Takes note of what a commit changed in the store.
+    pub(crate) fn committed(&mut self, actions: &[Because<Action>], keys: &BTreeMap<RunId, RunKey>) {
+        for action in actions {
+            match &action.what {
+                Action::Submit(run) => {
+                    if let Some(key) = keys.get(&run.id) {
+                        let (run, key) = (run.clone(), key.clone());
+                        self.runs.push(StoredRun { run, key, started: None, cancelling: None });
+                    }
+                    self.stale.runs = true;
+                }
+                Action::Resubmit { .. } | Action::Cancel { .. } => self.stale.runs = true,
+                Action::Conclude { run, .. } => {
+                    self.stale.runs = true;
+                    self.stale.rest = true;
+                    self.absent.remove(run);
+                    let stored = self.runs.iter().find(|stored| stored.run.id == *run);
+                    self.dirty.extend(stored.into_iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
+                }
+                Action::OpenCase(case) => {
+                    self.stale.cases = true;
+                    self.dirty.insert(case.node.clone());
+                }
+                Action::Escalate { .. } | Action::Settle { .. } => self.stale.cases = true,
+                Action::Worsen { node, .. }
+                | Action::Step { node, .. }
+                | Action::Propose { node, .. }
+                | Action::CloseCase { node, .. }
+                | Action::Follow { node, .. }
+                | Action::Move { node, .. }
+                | Action::Identify { node, .. }
+                | Action::Rename { node, .. } => {
+                    self.stale.cases = true;
+                    self.dirty.insert(node.clone());
+                }
+                Action::OpenBreaker | Action::Notice(_) | Action::Answer { .. } => self.stale.rest = true,
+            }
+        }
+    }
+}
+
+pub(crate) fn active(
+    runs: &[StoredRun],
+    polled: &BTreeMap<RunId, PolledJob>,
+    absent: &BTreeMap<RunId, Timestamp>,
+) -> Vec<ActiveRun> {
+    runs.iter()
+        .map(|stored| ActiveRun {
+            run: stored.run.clone(),
+            seen: polled
+                .get(&stored.run.id)
+                .map_or_else(|| JobSeen::Unknown { why: "the backend was not asked".into() }, |job| job.seen.clone()),
+            started: stored.started,
+            cancelling: stored.cancelling,
+            absent_since: absent.get(&stored.run.id).copied(),
+        })
+        .collect()
+}
+
+pub(crate) fn record(tests: &[TestPolicy], seen: SeenNode, stored: Option<StoredNode>) -> NodeRecord {
+    let records = tests.iter().map(|test| {
+        stored.as_ref().and_then(|stored| stored.records.get(&test.id)).copied().unwrap_or(TestRecord::NEVER)
+    });
+    let records = records.collect();
+    match stored {
+        Some(stored) => NodeRecord {
+            node: seen.node,
+            life: stored.life,
+            since: stored.since,
+            records,
+            findings: stored.findings,
+            backoff: stored.backoff,
+            hold: stored.hold,
+            hardware: stored.hardware,
+            case: stored.case,
+            heard: seen.heard,
+        },
+        None => NodeRecord {
+            node: seen.node,
+            life: Life::InService,
+            since: Timestamp::MIN,
+            records,
+            findings: Vec::new(),
+            backoff: None,
+            hold: None,
+            hardware: None,
+            case: None,
+            heard: seen.heard,
+        },
+    }
+}

@@ -1,0 +1,59 @@
+//! What the engine judges and plans by: one consistent set, exchanged as a whole when the configuration changes.
+
+use std::sync::Arc;
+
+use doctor_checks::Catalogue;
+use doctor_core::{
+    plan::MOST_TESTS,
+    policy::{Policy, Rule, TestPolicy},
+    profile::Profiles,
+};
+
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub policy: Arc<Policy>,
+    /// What the planner may plan, in the order of names.
+    pub tests: Arc<[TestPolicy]>,
+    pub rules: Arc<[Rule]>,
+    pub profiles: Arc<Profiles>,
+    pub catalogue: Arc<Catalogue>,
+}
+
+/// A configuration that reads well and still cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum BadSettings {
+    #[error("the rules of a check do not parse: {0}")]
+    Rules(#[from] toml::de::Error),
+    #[error("there are {0} tests, at most {MOST_TESTS} can be planned: disable some with `enabled = false`")]
+    TooManyTests(usize),
+    #[error("the policy sets `tests.{0}`, and there is no such test; known: {1}")]
+    UnknownTest(String, String),
+    #[error("rule `{0}` is about `{1}`, and there is no such check; known: {2}")]
+    UnknownCheck(String, String, String),
+}
+
+impl Settings {
+    /// # Errors
+    /// If the policy names what is not there.
+    pub fn new(policy: Policy, catalogue: Catalogue, profiles: Profiles) -> Result<Self, BadSettings> {
+        let known = || catalogue.iter().map(|check| check.spec.id).collect::<Vec<_>>().join(", ");
+        if let Some(id) = policy.tests.keys().find(|id| catalogue.get(id).is_none()) {
+            return Err(BadSettings::UnknownTest(id.to_string(), known()));
+        }
+        let rules = catalogue.rules(&policy)?;
+        if let Some(rule) = rules.iter().find(|rule| catalogue.get(&rule.check).is_none()) {
+            return Err(BadSettings::UnknownCheck(rule.id.to_string(), rule.check.to_string(), known()));
+        }
+        let tests = catalogue.tests(&policy);
+        if tests.len() > MOST_TESTS {
+            return Err(BadSettings::TooManyTests(tests.len()));
+        }
+        Ok(Self {
+            policy: Arc::new(policy),
+            tests: tests.into(),
+            rules: rules.into(),
+            profiles: Arc::new(profiles),
+            catalogue: Arc::new(catalogue),
+        })
+    }
+}

@@ -1,0 +1,187 @@
+//! The audit trail, the counters, and what is said of cycles.
+
+use doctor_core::{
+    ids::{CaseId, NodeName, RunId},
+    reason::ReasonCode,
+    time::{Span, Timestamp},
+};
+
+use super::{
+    Store,
+    db::{Kind, Row, Tx, Val, vals},
+    error::Result,
+    lease::Lease,
+    names::{Names, parsed},
+    records::{AuditRow, Counters, CycleId, CycleRow},
+};
+
+/// Who acts when nobody told the controller to.
+pub(super) const CONTROLLER: &str = "doctor";
+
+/// A line of the trail about to be written.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Line {
+    pub(super) at: Option<Timestamp>,
+    pub(super) actor: Option<String>,
+    pub(super) what: &'static str,
+    pub(super) node: Option<i64>,
+    pub(super) case: Option<CaseId>,
+    pub(super) run: Option<RunId>,
+    pub(super) code: String,
+    pub(super) words: String,
+}
+
+pub(super) fn append(tx: &mut Tx<'_>, at: Timestamp, cycle: Option<CycleId>, lines: &[Line]) -> Result<()> {
+    use Kind::{Int, Text};
+    let mut rows = Vec::with_capacity(lines.len() * 9);
+    for line in lines {
+        let actor = line.actor.as_deref().unwrap_or(CONTROLLER);
+        rows.extend_from_slice(vals![
+            line.at.unwrap_or(at),
+            actor,
+            line.what,
+            line.node,
+            line.case,
+            line.run,
+            &line.code,
+            &line.words,
+            cycle.map(|CycleId(number)| number)
+        ]);
+    }
+    let into = "audit (at, actor, what, node, case_id, run, code, words, cycle)";
+    let kinds = [Int, Text, Text, Int, Int, Int, Text, Text, Int];
+    tx.bulk("writing the audit trail", into, &kinds, &rows, "").map(drop)
+}
+
+/// What the store counts. The written names are in the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Counter {
+    Kept,
+    Duplicate,
+    UnknownRun,
+    Rejected,
+    RunsEnded,
+    Cycles,
+    Published,
+    /// Changes of history; the published copy is made anew when it moves.
+    Changes,
+    /// Changes of history that did not come with a run: imports, forgetting.
+    Rewrites,
+    /// Writes of anybody but the controller; it reads everything anew when this moves.
+    Operators,
+}
+
+impl Counter {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Kept => "results-kept",
+            Self::Duplicate => "results-duplicate",
+            Self::UnknownRun => "results-of-unknown-runs",
+            Self::Rejected => "documents-rejected",
+            Self::RunsEnded => "runs-ended",
+            Self::Cycles => "cycles",
+            Self::Published => "published",
+            Self::Changes => "history-changes",
+            Self::Rewrites => "history-rewrites",
+            Self::Operators => "operator-changes",
+        }
+    }
+}
+
+pub(super) fn count(tx: &mut Tx<'_>, counts: &[(Counter, u64)]) -> Result<()> {
+    let mut rows: Vec<Val<'_>> = Vec::with_capacity(counts.len() * 2);
+    for (counter, n) in counts.iter().filter(|(_, n)| *n > 0) {
+        rows.extend_from_slice(vals![counter.name(), *n]);
+    }
+    let conflict = "ON CONFLICT (name) DO UPDATE SET n = counter.n + excluded.n";
+    tx.bulk("counting", "counter (name, n)", &[Kind::Text, Kind::Int], &rows, conflict).map(drop)
+}
+
+pub(super) fn counted(tx: &mut Tx<'_>, counter: Counter) -> Result<u64> {
+    let sql = "SELECT n FROM counter WHERE name = $1";
+    Ok(tx.first("reading counters", sql, vals![counter.name()], |row| row.number(0))?.unwrap_or(0))
+}
+
+impl Store {
+    /// The newest lines of the trail first; of one node, or of all.
+    pub fn audit(&self, limit: u32, node: Option<&NodeName>) -> Result<Vec<AuditRow>> {
+        const COLUMNS: &str = "SELECT at, actor, what, node, case_id, run, code, words FROM audit";
+        let operation = "reading the audit trail";
+        self.read(|tx| {
+            let names = std::sync::Arc::clone(&tx.names);
+            let read = |row: &Row<'_>| read_line(row, &names);
+            match node {
+                None => tx.all(operation, &format!("{COLUMNS} ORDER BY id DESC LIMIT $1"), vals![limit], read),
+                Some(node) => match names.node_number(node) {
+                    None => Ok(Vec::new()),
+                    Some(id) => {
+                        let sql = format!("{COLUMNS} WHERE node = $1 ORDER BY id DESC LIMIT $2");
+                        tx.all(operation, &sql, vals![id, limit], read)
+                    }
+                },
+            }
+        })
+    }
+
+    /// What was decided in one cycle, in the order of the plan.
+    pub fn audit_of_cycle(&self, cycle: CycleId) -> Result<Vec<AuditRow>> {
+        let sql = "SELECT at, actor, what, node, case_id, run, code, words FROM audit WHERE cycle = $1 ORDER BY id";
+        self.read(|tx| {
+            let names = std::sync::Arc::clone(&tx.names);
+            tx.all("reading the audit trail", sql, vals![cycle.0], |row| read_line(row, &names))
+        })
+    }
+
+    /// The newest cycles first.
+    pub fn cycles(&self, limit: u32) -> Result<Vec<CycleRow>> {
+        let sql = "SELECT at, actions, submitted, took, trouble FROM cycle ORDER BY id DESC LIMIT $1";
+        self.read(|tx| {
+            tx.all("reading cycles", sql, vals![limit], |row| {
+                Ok(CycleRow {
+                    at: row.moment(0)?,
+                    actions: row.count(1)?,
+                    submitted: row.count(2)?,
+                    took: row.opt_int(3)?.map(Span::from_millis),
+                    trouble: row.opt_text(4)?.map(str::to_owned),
+                })
+            })
+        })
+    }
+
+    pub fn counters(&self) -> Result<Counters> {
+        self.read(|tx| {
+            Ok(Counters {
+                results_kept: counted(tx, Counter::Kept)?,
+                results_duplicate: counted(tx, Counter::Duplicate)?,
+                results_of_unknown_runs: counted(tx, Counter::UnknownRun)?,
+                documents_rejected: counted(tx, Counter::Rejected)?,
+                runs_ended: counted(tx, Counter::RunsEnded)?,
+                cycles: counted(tx, Counter::Cycles)?,
+                published: counted(tx, Counter::Published)?,
+            })
+        })
+    }
+
+    /// Grows with every write of anybody but the controller.
+    pub fn operator_changes(&self) -> Result<u64> {
+        self.read(|tx| counted(tx, Counter::Operators))
+    }
+
+    /// Documents were refused at the door.
+    pub fn count_rejected(&self, lease: &Lease, documents: u64) -> Result<()> {
+        self.write(lease, |tx| count(tx, &[(Counter::Rejected, documents)]))
+    }
+}
+
+fn read_line(row: &Row<'_>, names: &Names) -> Result<AuditRow> {
+    Ok(AuditRow {
+        at: row.moment(0)?,
+        by: row.text(1)?.to_owned(),
+        what: row.text(2)?.to_owned(),
+        node: row.opt_int(3)?.map(|id| names.node(id).cloned()).transpose()?,
+        case: row.opt_case(4)?,
+        run: row.opt_int(5)?.map(|number| RunId::from_number(number.cast_unsigned())),
+        code: parsed("reason", ReasonCode::new(row.text(6)?))?,
+        text: row.text(7)?.to_owned(),
+    })
+}

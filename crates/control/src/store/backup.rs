@@ -1,0 +1,211 @@
+//! Backup and restore. A backup is always a SQLite file of the store's schema, so that a store can be restored into
+//! either database.
+
+use std::{path::Path, sync::Arc};
+
+use rusqlite::{Connection, OptionalExtension, backup::Backup};
+
+use super::{
+    Store,
+    audit::{self, Counter},
+    db::{Access, Conn, Kind, Tx, Val, open_read_only, sqlite_error, vals},
+    error::{Result, StoreError},
+    names::Names,
+    publish::Draft,
+    schema,
+};
+
+/// Pages copied at a time; between them writers get their turn.
+const PAGES: std::ffi::c_int = 4096;
+/// Rows sent to PostgreSQL at a time.
+const ROWS: usize = 1000;
+
+impl Store {
+    /// Writes everything into a new file, whole or not at all.
+    pub fn backup(&self, dest: &Path) -> Result<()> {
+        if dest.exists() {
+            let why = format!("{} is there already: name a new file", dest.display());
+            return Err(StoreError::Refused { operation: "backing up", why });
+        }
+        let draft = Draft::beside(dest)?;
+        let mut copy = draft.open()?;
+        restrict(&draft.path)?;
+        match self.shared.db.with_sqlite(|live| copy_pages(live, &mut copy)) {
+            Some(copied) => copied?,
+            None => self.export(&copy)?,
+        }
+        copy.close().map_err(|(_, error)| sqlite_error("closing the backup")(error))?;
+        draft.rename(dest)
+    }
+
+    /// Takes everything from a backup into this store, which must be empty.
+    pub fn restore(&self, from: &Path) -> Result<()> {
+        let source = open_backup(from)?;
+        self.write_unfenced(Access::WriteAlone, |tx| {
+            refuse_unless_empty(tx)?;
+            let mut from = Tx { conn: Conn::Sqlite(&source), names: Arc::default() };
+            for table in schema::TABLES {
+                let columns = columns_of(&source, table)?;
+                tx.run("restoring", &format!("DELETE FROM {table}"), &[])?;
+                copy_table(&mut from, tx, table, &columns)?;
+            }
+            number_on(tx)?;
+            // Whoever led when the backup was made does not lead here.
+            tx.run("restoring", "UPDATE lease SET holder = '', expires = 0, fence = fence + 1", &[])?;
+            audit::count(tx, &[(Counter::Rewrites, 1), (Counter::Changes, 1), (Counter::Operators, 1)])?;
+            // Names were numbered anew; nothing that this transaction knew of them is true any more.
+            tx.names = Arc::new(Names::default());
+            tx.refresh_names()
+        })
+    }
+
+    fn export(&self, copy: &Connection) -> Result<()> {
+        self.read(|tx| {
+            copy.execute_batch("BEGIN").map_err(sqlite_error("exporting"))?;
+            let mut to = Tx { conn: Conn::Sqlite(copy), names: Arc::default() };
+            schema::migrate(&mut to)?;
+            to.run("exporting", "DELETE FROM lease", &[])?;
+            for table in schema::TABLES {
+                let columns = columns_of(copy, table)?;
+                copy_table(tx, &mut to, table, &columns)?;
+            }
+            copy.execute_batch("COMMIT").map_err(sqlite_error("exporting"))
+        })
+    }
+}
+
+/// A backup holds the keys of runs that are under way.
+fn restrict(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let owner_only = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(path, owner_only).map_err(super::publish::file_error("restricting", path))
+}
+
+fn copy_pages(live: &Connection, copy: &mut Connection) -> Result<()> {
+    let fail = sqlite_error("backing up");
+    {
+        let backup = Backup::new(live, copy).map_err(&fail)?;
+        backup.run_to_completion(PAGES, std::time::Duration::ZERO, None).map_err(&fail)?;
+    }
+    // One file, without a log beside it.
+    copy.query_row("PRAGMA journal_mode = DELETE", (), |_| Ok(())).map_err(&fail)
+}
+
+/// Opens a backup, checks it, and brings an older one to the present schema in memory; the file stays as it is.
+fn open_backup(path: &Path) -> Result<Connection> {
+    let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
+    let file = open_read_only(path)?;
+    let checked: rusqlite::Result<String> = file.query_row("PRAGMA quick_check(1)", (), |row| row.get(0));
+    match checked {
+        Ok(answer) if answer == "ok" => {}
+        Ok(answer) => return Err(damaged(answer)),
+        Err(error) => return Err(damaged(error.to_string())),
+    }
+    let version: Option<i64> = file
+        .query_row("SELECT MAX(version) FROM schema_version", (), |row| row.get(0))
+        .optional()
+        .map_err(|_| damaged("it is a database and no backup of a store".to_owned()))?
+        .flatten();
+    match version {
+        Some(version) if version == schema::KNOWN => Ok(file),
+        Some(version) if version > schema::KNOWN => {
+            Err(StoreError::NewerSchema { found: version, known: schema::KNOWN })
+        }
+        _ => {
+            let mut memory = Connection::open_in_memory().map_err(sqlite_error("restoring"))?;
+            copy_pages(&file, &mut memory)?;
+            schema::migrate(&mut Tx { conn: Conn::Sqlite(&memory), names: Arc::default() })?;
+            Ok(memory)
+        }
+    }
+}
+
+fn refuse_unless_empty(tx: &mut Tx<'_>) -> Result<()> {
+    for table in ["node", "run", "history", "case_file"] {
+        let sql = format!("SELECT 1 FROM {table} LIMIT 1");
+        if tx.first("restoring", &sql, &[], |_| Ok(()))?.is_some() {
+            let why = "this store is not empty: restore into a new one, then put it in place".to_owned();
+            return Err(StoreError::Refused { operation: "restoring", why });
+        }
+    }
+    Ok(())
+}
+
+fn columns_of(sqlite: &Connection, table: &str) -> Result<Vec<(String, Kind)>> {
+    let fail = sqlite_error("reading the schema");
+    let mut statement = sqlite.prepare(&format!("PRAGMA table_info({table})")).map_err(&fail)?;
+    let columns = statement.query_map((), |row| {
+        let kind = match row.get::<_, String>(2)?.as_str() {
+            "TEXT" => Kind::Text,
+            "BLOB" => Kind::Blob,
+            _ => Kind::Int,
+        };
+        Ok((row.get(1)?, kind))
+    });
+    columns.and_then(Iterator::collect).map_err(&fail)
+}
+
+/// A value on its way between two databases.
+enum Owned {
+    Null,
+    Int(i64),
+    Text(String),
+    Blob(Vec<u8>),
+}
+
+impl Owned {
+    fn as_val(&self) -> Val<'_> {
+        match self {
+            Self::Null => Val::Null,
+            Self::Int(number) => Val::Int(*number),
+            Self::Text(text) => Val::Text(text),
+            Self::Blob(bytes) => Val::Blob(bytes),
+        }
+    }
+}
+
+impl From<Val<'_>> for Owned {
+    fn from(val: Val<'_>) -> Self {
+        match val {
+            Val::Null => Self::Null,
+            Val::Int(number) => Self::Int(number),
+            Val::Text(text) => Self::Text(text.to_owned()),
+            Val::Blob(bytes) => Self::Blob(bytes.to_vec()),
+        }
+    }
+}
+
+fn copy_table(from: &mut Tx<'_>, to: &mut Tx<'_>, table: &str, columns: &[(String, Kind)]) -> Result<()> {
+    let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
+    let kinds: Vec<Kind> = columns.iter().map(|(_, kind)| *kind).collect();
+    let names = names.join(", ");
+    let into = format!("{table} ({names})");
+    let mut waiting: Vec<Owned> = Vec::new();
+    let mut send = |waiting: &mut Vec<Owned>| {
+        let rows: Vec<Val<'_>> = waiting.iter().map(Owned::as_val).collect();
+        to.bulk("copying a table", &into, &kinds, &rows, "")?;
+        waiting.clear();
+        Ok(())
+    };
+    from.rows("copying a table", &format!("SELECT {names} FROM {table}"), &[], |row| {
+        for column in 0..kinds.len() {
+            waiting.push(row.any(column)?.into());
+        }
+        if waiting.len() >= ROWS * kinds.len() { send(&mut waiting) } else { Ok(()) }
+    })?;
+    send(&mut waiting)
+}
+
+/// PostgreSQL hands out numbers from where the restored ones end.
+fn number_on(tx: &mut Tx<'_>) -> Result<()> {
+    if tx.is_sqlite() {
+        return Ok(());
+    }
+    for table in schema::NUMBERED {
+        let sql = format!(
+            "SELECT setval(pg_get_serial_sequence($1, 'id'), (SELECT COALESCE(MAX(id), 0) + 1 FROM {table}), false)"
+        );
+        tx.first("restoring", &sql, vals![table], |_| Ok(()))?;
+    }
+    Ok(())
+}

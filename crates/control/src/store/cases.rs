@@ -1,0 +1,210 @@
+//! Cases: kept whole, rewritten at each step.
+
+use std::sync::Arc;
+
+use doctor_core::{
+    case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
+    ids::{CaseId, NodeName, OpId},
+    time::Timestamp,
+};
+
+use super::{
+    Store,
+    audit::{self, Line},
+    db::{Row, Tx, vals},
+    error::{Result, StoreError},
+    evidence, findings, json,
+    lease::Lease,
+};
+
+impl Store {
+    /// Open cases, and those closed after then, oldest first.
+    pub fn cases(&self, closed_after: Timestamp) -> Result<Vec<Case>> {
+        self.read(|tx| {
+            let operation = "reading cases";
+            let mut cases = tx.all(operation, "SELECT body FROM case_file WHERE closed IS NULL", &[], read_case)?;
+            let sql = "SELECT body FROM case_file WHERE closed IS NOT NULL AND closed > $1";
+            cases.extend(tx.all(operation, sql, vals![closed_after], read_case)?);
+            cases.sort_by_key(|case| case.id);
+            Ok(cases)
+        })
+    }
+
+    /// The newest cases first.
+    pub fn cases_all(&self, limit: u32) -> Result<Vec<Case>> {
+        let sql = "SELECT body FROM case_file ORDER BY id DESC LIMIT $1";
+        self.read(|tx| tx.all("reading cases", sql, vals![limit], read_case))
+    }
+
+    pub fn case(&self, case: CaseId) -> Result<Option<Case>> {
+        self.read(|tx| find(tx, case))
+    }
+
+    /// How a step went.
+    pub fn record_step(
+        &self,
+        lease: &Lease,
+        case: CaseId,
+        op: OpId,
+        outcome: std::result::Result<(), &str>,
+        at: Timestamp,
+    ) -> Result<()> {
+        self.write(lease, |tx| {
+            let mut file = get(tx, case)?;
+            let Some(step) = file.steps.iter_mut().find(|step| step.op == op) else {
+                return Err(StoreError::NotFound { what: "step", id: op.to_string() });
+            };
+            step.at = at;
+            step.state = if outcome.is_ok() { StepState::Done } else { StepState::Failed };
+            if let Err(why) = outcome {
+                why.clone_into(&mut step.text);
+            }
+            let (what, words) = match outcome {
+                Ok(()) => ("step-done", step.text.clone()),
+                Err(why) => ("step-failed", why.to_owned()),
+            };
+            let code = step.what.code().to_owned();
+            put(tx, &file)?;
+            let node = tx.names.node_number(&file.node);
+            audit::append(tx, at, None, &[Line { what, node, case: Some(case), code, words, ..Line::default() }])
+        })
+    }
+
+    /// Keeps what a case rests on until the case is closed and its time is over.
+    pub fn pin_evidence(&self, lease: &Lease, case: CaseId) -> Result<()> {
+        self.write(lease, |tx| {
+            let file = get(tx, case)?;
+            let node = tx.node_id(&file.node, file.opened)?;
+            evidence::pin(tx, case, node)
+        })
+    }
+}
+
+fn read_case(row: &Row<'_>) -> Result<Case> {
+    json::read("case", row.text(0)?)
+}
+
+pub(super) fn find(tx: &mut Tx<'_>, case: CaseId) -> Result<Option<Case>> {
+    tx.first("reading a case", "SELECT body FROM case_file WHERE id = $1", vals![case], read_case)
+}
+
+fn get(tx: &mut Tx<'_>, case: CaseId) -> Result<Case> {
+    find(tx, case)?.ok_or_else(|| StoreError::NotFound { what: "case", id: case.to_string() })
+}
+
+fn put(tx: &mut Tx<'_>, case: &Case) -> Result<()> {
+    let node = tx.node_id(&case.node, case.opened)?;
+    let closed = match case.state {
+        CaseState::Open => None,
+        CaseState::Closed { at, .. } => Some(at),
+    };
+    let body = json::write(case)?;
+    let sql = "INSERT INTO case_file (id, node, hardware, opened, closed, body) VALUES ($1, $2, $3, $4, $5, $6) \
+               ON CONFLICT (id) DO UPDATE SET node = excluded.node, hardware = excluded.hardware, \
+               closed = excluded.closed, body = excluded.body";
+    let vals = vals![case.id, node, case.hardware.as_str(), case.opened, closed, &body];
+    tx.run("writing a case", sql, vals).map(drop)
+}
+
+pub(super) fn open(tx: &mut Tx<'_>, case: &Case) -> Result<()> {
+    put(tx, case)?;
+    let node = tx.node_id(&case.node, case.opened)?;
+    set_node_case(tx, node, Some(case.id))?;
+    evidence::pin(tx, case.id, node)
+}
+
+fn set_node_case(tx: &mut Tx<'_>, node: i64, case: Option<CaseId>) -> Result<()> {
+    tx.run("noting a case", "UPDATE node SET case_id = $2 WHERE id = $1", vals![node, case]).map(drop)
+}
+
+pub(super) fn escalate(tx: &mut Tx<'_>, case: CaseId, to: Rung) -> Result<()> {
+    let mut file = get(tx, case)?;
+    file.rung = to;
+    put(tx, &file)
+}
+
+/// The case takes over what is open against its node now.
+pub(super) fn worsen(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timestamp) -> Result<()> {
+    let mut file = get(tx, case)?;
+    let id = tx.node_id(node, at)?;
+    let open = findings::open_findings(tx, id)?;
+    if let Some(worst) = open.iter().map(|open| open.finding.severity).max() {
+        file.severity = file.severity.max(worst);
+    }
+    file.findings = open.into_iter().map(|open| open.finding).collect();
+    let sql = "SELECT boot FROM node WHERE id = $1";
+    if let Some(boot) =
+        tx.first("reading a node", sql, vals![id], |row| Ok(row.opt_text(0)?.map(str::to_owned)))?.flatten()
+    {
+        file.boot_id = Some(boot);
+    }
+    put(tx, &file)?;
+    evidence::pin(tx, case, id)
+}
+
+/// A step that a plan has just decided on.
+#[derive(Debug)]
+pub(super) struct NewStep<'a> {
+    pub(super) op: OpId,
+    pub(super) what: StepKind,
+    pub(super) state: StepState,
+    pub(super) tries: u32,
+    pub(super) text: &'a str,
+}
+
+/// Adds the step, or takes up again the one with the same operation id.
+pub(super) fn add_step(tx: &mut Tx<'_>, case: CaseId, new: &NewStep<'_>, at: Timestamp) -> Result<()> {
+    let mut file = get(tx, case)?;
+    let rung = file.rung;
+    let step =
+        Step { op: new.op, what: new.what, rung, state: new.state, at, tries: new.tries, text: new.text.to_owned() };
+    match file.steps.iter_mut().find(|known| known.op == new.op) {
+        Some(known) => *known = step,
+        None => file.steps.push(step),
+    }
+    put(tx, &file)
+}
+
+pub(super) fn settle(tx: &mut Tx<'_>, case: CaseId, op: OpId, done: bool, at: Timestamp) -> Result<()> {
+    let mut file = get(tx, case)?;
+    if let Some(step) = file.steps.iter_mut().find(|step| step.op == op) {
+        step.state = if done { StepState::Done } else { StepState::Failed };
+        step.at = at;
+    }
+    put(tx, &file)
+}
+
+/// The case is over: its node owes it nothing any more. A node that belongs to another case by now keeps that one.
+pub(super) fn close(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, how: Closed, at: Timestamp) -> Result<()> {
+    let mut file = get(tx, case)?;
+    file.state = CaseState::Closed { at, how };
+    put(tx, &file)?;
+    let id = tx.node_id(node, at)?;
+    let operation = "closing a case";
+    let sql = "UPDATE node SET case_id = NULL WHERE id = $1 AND case_id = $2";
+    if tx.run(operation, sql, vals![id, case])? > 0 {
+        tx.run(operation, "DELETE FROM finding WHERE node = $1", vals![id])?;
+    }
+    Ok(())
+}
+
+/// The machine of the case is found under another name.
+pub(super) fn follow(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timestamp) -> Result<()> {
+    let mut file = get(tx, case)?;
+    let operation = "following a machine";
+    tx.run(operation, "UPDATE node SET case_id = NULL WHERE case_id = $1", vals![case])?;
+    file.node = node.clone();
+    put(tx, &file)?;
+    let id = tx.node_id(node, at)?;
+    set_node_case(tx, id, Some(case))
+}
+
+/// Cases that are open, with the node each stands under.
+pub(super) fn open_cases(tx: &mut Tx<'_>) -> Result<Vec<(CaseId, i64, String)>> {
+    let names = Arc::clone(&tx.names);
+    tx.all("reading cases", "SELECT id, node FROM case_file WHERE closed IS NULL ORDER BY id", &[], |row| {
+        let node = row.int(1)?;
+        let name = names.node(node).map_or_else(|_| format!("number {node}"), ToString::to_string);
+        Ok((CaseId::from_number(row.number(0)?), node, name))
+    })
+}

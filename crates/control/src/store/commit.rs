@@ -1,0 +1,191 @@
+//! Writing a plan down before anything is done about it: every action of a cycle, in one transaction.
+
+use std::collections::BTreeSet;
+
+use doctor_core::{
+    case::{StepKind, StepState},
+    ids::{CaseId, NodeName, RunId},
+    plan::{Action, Notice},
+    reason::Because,
+    snapshot::{Asked, Breaker},
+    time::{Span, Timestamp},
+};
+
+use super::{
+    Store,
+    audit::{self, Counter, Line},
+    cases::{self, NewStep},
+    conclude::conclude,
+    db::{Kind, Tx, vals},
+    error::{Result, StoreError},
+    json,
+    lease::Lease,
+    nodes, operators,
+    records::{CycleId, CycleIntent},
+    runs,
+};
+
+impl Store {
+    /// Writes a cycle's plan. After this, each of its effects will happen, sooner or later, once.
+    pub fn commit(&self, lease: &Lease, intent: &CycleIntent<'_>) -> Result<CycleId> {
+        self.write(lease, |tx| {
+            let submitted = intent.actions.iter().filter(|action| matches!(action.what, Action::Submit(_))).count();
+            let cycle = tx.insert(
+                "writing a cycle",
+                "INSERT INTO cycle (at, actions, submitted, policy) VALUES ($1, $2, $3, $4)",
+                vals![intent.at, intent.actions.len() as u64, submitted as u64, intent.policy_version],
+            )?;
+            let cycle = CycleId(cycle.cast_unsigned());
+            let taken_out = taken_out(tx, intent.actions)?;
+            let mut lines = Vec::with_capacity(intent.actions.len());
+            for action in intent.actions {
+                apply(tx, intent, action, &taken_out)?;
+                lines.push(line(tx, action, intent.at)?);
+            }
+            audit::append(tx, intent.at, Some(cycle), &lines)?;
+            write_reasons(tx, intent)?;
+            audit::count(tx, &[(Counter::Cycles, 1)])?;
+            Ok(cycle)
+        })
+    }
+
+    /// How long the cycle took, and what kept it from seeing or doing everything.
+    pub fn finish_cycle(&self, lease: &Lease, cycle: CycleId, took: Span, trouble: Option<&str>) -> Result<()> {
+        let sql = "UPDATE cycle SET took = $2, trouble = $3 WHERE id = $1";
+        self.write(lease, |tx| tx.run("finishing a cycle", sql, vals![cycle.0, took, trouble]).map(drop))
+    }
+}
+
+fn apply(
+    tx: &mut Tx<'_>,
+    intent: &CycleIntent<'_>,
+    action: &Because<Action>,
+    taken_out: &BTreeSet<NodeName>,
+) -> Result<()> {
+    let at = intent.at;
+    match &action.what {
+        Action::Submit(run) => {
+            let key = intent.keys.get(&run.id).ok_or_else(|| StoreError::Refused {
+                operation: "writing a cycle",
+                why: format!("the plan submits {} and there is no key for it", run.id),
+            })?;
+            runs::plan_run(tx, run, key)
+        }
+        // It is in the store since an earlier cycle.
+        Action::Resubmit { .. } => Ok(()),
+        Action::Cancel { run, why } => runs::cancel_run(tx, *run, *why, at),
+        Action::Conclude { run, end } => conclude(tx, *run, *end, at, intent.retry).map(drop),
+        Action::OpenCase(case) => cases::open(tx, case),
+        Action::Escalate { case, to } => cases::escalate(tx, *case, *to),
+        Action::Worsen { case, node } => cases::worsen(tx, *case, node, at),
+        Action::Step { case, step, op, tries, .. } => {
+            let (state, text) = (StepState::Intended, action.text.as_str());
+            cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, tries: *tries, text }, at)
+        }
+        Action::Propose { case, step, op, .. } => {
+            let (state, text) = (StepState::Proposed, action.text.as_str());
+            cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, tries: 0, text }, at)
+        }
+        Action::Settle { case, op, done } => cases::settle(tx, *case, *op, *done, at),
+        Action::Move { node, to, case } => {
+            let id = tx.node_id(node, at)?;
+            let was_out = nodes::life_of(tx, id)?.is_some_and(|life| life.is_out());
+            if to.is_out() && !was_out && taken_out.contains(node) {
+                let sql = "INSERT INTO taken_out (at, node) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+                tx.run("noting a node taken out", sql, vals![at, id])?;
+            }
+            nodes::set_life(tx, id, to, at, *case)
+        }
+        Action::CloseCase { case, node, how } => cases::close(tx, *case, node, *how, at),
+        Action::Follow { case, node } => cases::follow(tx, *case, node, at),
+        Action::OpenBreaker => operators::set_breaker(tx, &Breaker::Open { since: at, why: action.text.clone() }),
+        Action::Notice(Notice::AgentsSilent { .. }) => operators::set_silence(tx, true),
+        Action::Notice(Notice::AgentsBack) => operators::set_silence(tx, false),
+        Action::Answer { request } => {
+            tx.run("answering a request", "DELETE FROM request WHERE id = $1", vals![*request]).map(drop)
+        }
+        Action::Identify { node, hardware } => {
+            let id = tx.node_id(node, at)?;
+            nodes::identify(tx, id, hardware, at)
+        }
+        Action::Rename { node, hardware } => {
+            let id = tx.node_id(node, at)?;
+            nodes::begin_anew(tx, id, hardware, at)
+        }
+    }
+}
+
+/// Nodes that this plan marks of its own accord, for the breaker to count. One that an operator asked to have out, or
+/// that was found marked, or that comes back from a hold, was not taken out by us now.
+fn taken_out(tx: &mut Tx<'_>, actions: &[Because<Action>]) -> Result<BTreeSet<NodeName>> {
+    let mut nodes = BTreeSet::new();
+    for action in actions {
+        if let Action::Step { node, step: StepKind::Mark, .. } = &action.what {
+            nodes.insert(node.clone());
+        }
+    }
+    for action in actions {
+        if let Action::Answer { request } = action.what {
+            let sql = "SELECT body FROM request WHERE id = $1";
+            let asked =
+                tx.first("reading a request", sql, vals![request], |row| json::read("request", row.text(0)?))?;
+            if let Some(Asked::Quarantine { node }) = asked {
+                nodes.remove(&node);
+            }
+        }
+    }
+    Ok(nodes)
+}
+
+/// The written name of an action, and what it is about.
+fn subject(action: &Action) -> (&'static str, Option<&NodeName>, Option<CaseId>, Option<RunId>) {
+    match action {
+        Action::Submit(run) => ("submit", Some(run.nodes.first()), run.case, Some(run.id)),
+        Action::Resubmit { run } => ("resubmit", None, None, Some(*run)),
+        Action::Cancel { run, .. } => ("cancel", None, None, Some(*run)),
+        Action::Conclude { run, .. } => ("conclude", None, None, Some(*run)),
+        Action::OpenCase(case) => ("open-case", Some(&case.node), Some(case.id), None),
+        Action::Escalate { case, .. } => ("escalate", None, Some(*case), None),
+        Action::Worsen { case, node } => ("worsen", Some(node), Some(*case), None),
+        Action::Step { case, node, .. } => ("step", Some(node), Some(*case), None),
+        Action::Propose { case, node, .. } => ("propose", Some(node), Some(*case), None),
+        Action::Settle { case, .. } => ("settle", None, Some(*case), None),
+        Action::Move { node, case, .. } => ("move", Some(node), *case, None),
+        Action::CloseCase { case, node, .. } => ("close-case", Some(node), Some(*case), None),
+        Action::Follow { case, node } => ("follow", Some(node), Some(*case), None),
+        Action::OpenBreaker => ("open-breaker", None, None, None),
+        Action::Notice(_) => ("notice", None, None, None),
+        Action::Answer { .. } => ("answer", None, None, None),
+        Action::Identify { node, .. } => ("identify", Some(node), None, None),
+        Action::Rename { node, .. } => ("rename", Some(node), None, None),
+    }
+}
+
+fn line(tx: &mut Tx<'_>, action: &Because<Action>, at: Timestamp) -> Result<Line> {
+    let (what, node, case, run) = subject(&action.what);
+    let node = match (node, run, case) {
+        (Some(node), ..) => Some(tx.node_id(node, at)?),
+        (None, Some(run), _) => runs::nodes_of(tx, run)?.first().copied(),
+        (None, None, Some(case)) => {
+            let sql = "SELECT node FROM case_file WHERE id = $1";
+            tx.first("reading a case", sql, vals![case], |row| row.int(0))?
+        }
+        (None, None, None) => None,
+    };
+    let code = action.code.as_str().to_owned();
+    Ok(Line { what, node, case, run, code, words: action.text.clone(), ..Line::default() })
+}
+
+fn write_reasons(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
+    let mut written = Vec::with_capacity(intent.changed_reasons.len());
+    for (node, reason) in intent.changed_reasons {
+        written.push((tx.node_id(node, intent.at)?, json::write(reason)?));
+    }
+    let mut rows = Vec::with_capacity(written.len() * 3);
+    for (node, body) in &written {
+        rows.extend_from_slice(vals![*node, intent.at, body]);
+    }
+    let conflict = "ON CONFLICT (node) DO UPDATE SET since = excluded.since, body = excluded.body";
+    let kinds = [Kind::Int, Kind::Int, Kind::Text];
+    tx.bulk("writing reasons", "reason (node, since, body)", &kinds, &rows, conflict).map(drop)
+}

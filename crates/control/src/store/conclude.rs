@@ -1,0 +1,95 @@
+//! How a run ends without its result: rows that say so if the test had started, nothing if it had not.
+
+use std::collections::HashSet;
+
+use doctor_core::{
+    finding::Verdict,
+    ids::RunId,
+    plan::Conclusion,
+    policy::Retry,
+    reason::ReasonCode,
+    run::{IncompleteWhy, NotStarted},
+    time::{Span, Timestamp},
+};
+
+use super::{
+    Store,
+    audit::{self, Counter, Line},
+    db::{Tx, vals},
+    error::Result,
+    lease::Lease,
+    ledger::{self, Entry},
+    names::OutcomeKind,
+    nodes,
+    runs::{self, INCOMPLETE, NOT_STARTED},
+};
+
+impl Store {
+    /// The backend does not take the job. The run ends without a history row and its nodes back off.
+    pub fn record_rejected(&self, lease: &Lease, run: RunId, why: &str, at: Timestamp, retry: &Retry) -> Result<()> {
+        self.write(lease, |tx| {
+            let end = Conclusion::NotStarted(NotStarted::Rejected);
+            if !conclude(tx, run, end, at, retry)? {
+                return Ok(());
+            }
+            let node = runs::nodes_of(tx, run)?.first().copied();
+            let code = NotStarted::Rejected.code().to_owned();
+            let line =
+                Line { what: "run-rejected", node, run: Some(run), code, words: why.to_owned(), ..Line::default() };
+            audit::append(tx, at, None, &[line])
+        })
+    }
+}
+
+/// Ends a run. A run that has ended already (its result came meanwhile) stays as it is: `false`.
+pub(super) fn conclude(tx: &mut Tx<'_>, run: RunId, end: Conclusion, at: Timestamp, retry: &Retry) -> Result<bool> {
+    let operation = "ending a run";
+    let (ending, why) = match end {
+        Conclusion::Incomplete(why) => (INCOMPLETE, why.code()),
+        Conclusion::NotStarted(why) => (NOT_STARTED, why.code()),
+    };
+    let sql = "UPDATE run SET state = 'ended', ending = $2, why = $3, ended = $4, secret = NULL \
+               WHERE id = $1 AND state <> 'ended'";
+    if tx.run(operation, sql, vals![run, ending, why, at])? == 0 {
+        return Ok(false);
+    }
+    tx.run(operation, "UPDATE run_node SET active = 0 WHERE run = $1", vals![run])?;
+    match end {
+        Conclusion::Incomplete(why) => add_incomplete_rows(tx, run, why, at)?,
+        Conclusion::NotStarted(NotStarted::PendingTooLong | NotStarted::Rejected) => {
+            let nodes = runs::nodes_of(tx, run)?;
+            nodes::back_off(tx, &nodes, at, retry)?;
+        }
+        Conclusion::NotStarted(NotStarted::NodeTaken | NotStarted::Withdrawn) => {}
+    }
+    audit::count(tx, &[(Counter::RunsEnded, 1)])?;
+    Ok(true)
+}
+
+/// Every test of the run that brought no result of its own says why there is none.
+fn add_incomplete_rows(tx: &mut Tx<'_>, run: RunId, why: IncompleteWhy, at: Timestamp) -> Result<()> {
+    let sql = "SELECT tests, started FROM run WHERE id = $1";
+    let found =
+        tx.first("reading a run", sql, vals![run], |row| Ok((runs::unlist(row.text(0)?)?, row.opt_moment(1)?)))?;
+    let Some((tests, started)) = found else { return Ok(()) };
+    let nodes = runs::nodes_of(tx, run)?;
+    let mut answered: HashSet<(i64, i64)> = HashSet::new();
+    for node in &nodes {
+        let sql = "SELECT test FROM history WHERE node = $1 AND run = $2";
+        tx.rows("reading a run's results", sql, vals![*node, run], |row| {
+            answered.insert((*node, row.int(0)?));
+            Ok(())
+        })?;
+    }
+    let kind = OutcomeKind::new(Verdict::Inconclusive, None, ReasonCode::fixed(why.code()));
+    let took = started.map_or(Span::ZERO, |started| at.since(started));
+    let mut entries = Vec::new();
+    for node in &nodes {
+        for test in tests.iter().filter(|test| !answered.contains(&(*node, **test))) {
+            entries.push(Entry { node: *node, run, test: *test, kind: kind.clone(), at, took });
+        }
+    }
+    let before = ledger::before(tx, &nodes)?;
+    ledger::post(tx, &before, &entries)?;
+    audit::count(tx, &[(Counter::Changes, 1)])
+}

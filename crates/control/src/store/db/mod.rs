@@ -1,0 +1,152 @@
+//! The thin layer that lets one SQL text run on SQLite and on PostgreSQL.
+//!
+//! It is not a query builder. Statements are written once with `$1` placeholders, which both databases read; where a
+//! batch must travel in one message on PostgreSQL and in one loop on SQLite, [`Tx::bulk`] and [`Tx::each`] say both.
+//! Statements are prepared once per connection and kept.
+
+mod postgres;
+mod row;
+mod sqlite;
+mod tx;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use self::{postgres::PgSession, sqlite::SqliteFile};
+pub(super) use self::{
+    row::{Kind, Row, Val, vals},
+    sqlite::open_read_only,
+    tx::{Conn, Tx},
+};
+use super::{
+    error::{Result, StoreError},
+    names::Names,
+    url::StoreUrl,
+};
+
+/// Readers kept open for the next question. More may exist for a moment; they are closed after use.
+const IDLE_READERS: usize = 4;
+
+/// One writer and a few readers, of one of two kinds.
+pub(super) enum Db {
+    Sqlite { writer: Mutex<rusqlite::Connection>, readers: Mutex<Vec<rusqlite::Connection>>, file: Option<SqliteFile> },
+    Postgres { writer: Mutex<Option<PgSession>>, readers: Mutex<Vec<PgSession>>, config: Box<::postgres::Config> },
+}
+
+/// How much of the others a transaction keeps out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// One unchanging picture.
+    Read,
+    /// Beside other writers of other rows.
+    Write,
+    /// Nobody else writes meanwhile.
+    WriteAlone,
+}
+
+impl Db {
+    pub(super) fn open(url: &StoreUrl) -> Result<Self> {
+        match url {
+            StoreUrl::Sqlite(path) => {
+                let file = SqliteFile::check(path)?;
+                let writer = file.connect()?;
+                Ok(Self::Sqlite { writer: Mutex::new(writer), readers: Mutex::default(), file: Some(file) })
+            }
+            StoreUrl::Postgres(text) => {
+                let config = postgres::config(text, &url.to_string())?;
+                let writer = PgSession::connect(&config)?;
+                let writer = Mutex::new(Some(writer));
+                Ok(Self::Postgres { writer, readers: Mutex::default(), config: Box::new(config) })
+            }
+        }
+    }
+
+    pub(super) fn in_memory() -> Result<Self> {
+        let writer = sqlite::in_memory()?;
+        Ok(Self::Sqlite { writer: Mutex::new(writer), readers: Mutex::default(), file: None })
+    }
+
+    pub(super) const fn is_sqlite(&self) -> bool {
+        matches!(self, Self::Sqlite { .. })
+    }
+
+    /// Runs `body` inside one transaction. Whatever it returns as an error leaves the database as it was.
+    pub(super) fn transaction<T>(
+        &self,
+        access: Access,
+        names: &mut std::sync::Arc<Names>,
+        body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
+    ) -> Result<T> {
+        match self {
+            Self::Sqlite { writer, readers, file } => match (access, file) {
+                (Access::Read, Some(file)) => {
+                    let idle = lock(readers).pop();
+                    let connection = idle.map_or_else(|| file.connect_reader(), Ok)?;
+                    let result = sqlite::transaction(&connection, access, names, body);
+                    let mut readers = lock(readers);
+                    if readers.len() < IDLE_READERS {
+                        readers.push(connection);
+                    }
+                    result
+                }
+                _ => sqlite::transaction(&lock(writer), access, names, body),
+            },
+            Self::Postgres { writer, readers, config } => match access {
+                Access::Read => {
+                    let idle = lock(readers).pop().filter(|session| !session.is_closed());
+                    let mut session = idle.map_or_else(|| PgSession::connect(config), Ok)?;
+                    let result = session.transaction(access, names, body);
+                    let mut readers = lock(readers);
+                    if readers.len() < IDLE_READERS && !session.is_closed() {
+                        readers.push(session);
+                    }
+                    result
+                }
+                Access::Write | Access::WriteAlone => {
+                    let mut slot = lock(writer);
+                    // A server that was restarted is reached again by the next call; what was under way has failed.
+                    let mut session = match slot.take().filter(|session| !session.is_closed()) {
+                        Some(session) => session,
+                        None => PgSession::connect(config)?,
+                    };
+                    let result = session.transaction(access, names, body);
+                    *slot = Some(session);
+                    result
+                }
+            },
+        }
+    }
+
+    /// The live SQLite connection, for the backup that only SQLite itself can make.
+    pub(super) fn with_sqlite<T>(&self, body: impl FnOnce(&rusqlite::Connection) -> Result<T>) -> Option<Result<T>> {
+        match self {
+            Self::Sqlite { writer, readers, file } => Some(match file {
+                None => body(&lock(writer)),
+                Some(file) => {
+                    let idle = lock(readers).pop();
+                    idle.map_or_else(|| file.connect_reader(), Ok).and_then(|connection| body(&connection))
+                }
+            }),
+            Self::Postgres { .. } => None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Db {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.is_sqlite() { "Db::Sqlite" } else { "Db::Postgres" })
+    }
+}
+
+/// A thread that panicked in a transaction left it open; the next one rolls it back before it begins. The lock's
+/// poison adds nothing to that.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn sqlite_error(operation: &'static str) -> impl Fn(rusqlite::Error) -> StoreError {
+    move |source| StoreError::Sqlite { operation, source }
+}
+
+pub(super) fn postgres_error(operation: &'static str) -> impl Fn(::postgres::Error) -> StoreError {
+    move |source| StoreError::Postgres { operation, source }
+}

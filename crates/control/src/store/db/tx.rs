@@ -1,0 +1,203 @@
+//! A transaction under way: the only thing statements can be run on.
+
+use std::sync::Arc;
+
+use super::{Kind, Row, Val, postgres::PgSession, sqlite_error};
+use crate::store::{
+    error::{Result, StoreError},
+    names::Names,
+};
+
+/// The connection a transaction runs on.
+pub(in crate::store) enum Conn<'a> {
+    Sqlite(&'a rusqlite::Connection),
+    Postgres(&'a mut PgSession),
+}
+
+/// A transaction, with the names it knows. Names it added are lost with it if it fails.
+pub(in crate::store) struct Tx<'a> {
+    pub(in crate::store) conn: Conn<'a>,
+    pub(in crate::store) names: Arc<Names>,
+}
+
+impl Tx<'_> {
+    pub(in crate::store) const fn is_sqlite(&self) -> bool {
+        matches!(self.conn, Conn::Sqlite(_))
+    }
+
+    /// Runs one statement and says how many rows it changed.
+    pub(in crate::store) fn run(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<u64> {
+        match &mut self.conn {
+            Conn::Sqlite(connection) => {
+                let fail = sqlite_error(operation);
+                let mut statement = connection.prepare_cached(&numbered(sql)).map_err(&fail)?;
+                statement.execute(rusqlite::params_from_iter(vals)).map(|rows| rows as u64).map_err(&fail)
+            }
+            Conn::Postgres(session) => session.execute(operation, sql, vals),
+        }
+    }
+
+    /// Runs several statements that take no values.
+    pub(in crate::store) fn script(&mut self, operation: &'static str, sql: &str) -> Result<()> {
+        match &mut self.conn {
+            Conn::Sqlite(connection) => connection.execute_batch(sql).map_err(sqlite_error(operation)),
+            Conn::Postgres(session) => session.script(operation, sql),
+        }
+    }
+
+    /// Hands each row of the answer to `visit`.
+    pub(in crate::store) fn rows(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        vals: &[Val<'_>],
+        mut visit: impl FnMut(&Row<'_>) -> Result<()>,
+    ) -> Result<()> {
+        match &mut self.conn {
+            Conn::Sqlite(connection) => {
+                let fail = sqlite_error(operation);
+                let mut statement = connection.prepare_cached(&numbered(sql)).map_err(&fail)?;
+                let mut rows = statement.query(rusqlite::params_from_iter(vals)).map_err(&fail)?;
+                while let Some(row) = rows.next().map_err(&fail)? {
+                    visit(&Row::Sqlite(row))?;
+                }
+                Ok(())
+            }
+            Conn::Postgres(session) => session.query(operation, sql, vals, |row| visit(&Row::Postgres(row))),
+        }
+    }
+
+    pub(in crate::store) fn all<T>(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        vals: &[Val<'_>],
+        mut read: impl FnMut(&Row<'_>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut found = Vec::new();
+        self.rows(operation, sql, vals, |row| {
+            found.push(read(row)?);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// The first row of the answer, if there is one.
+    pub(in crate::store) fn first<T>(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        vals: &[Val<'_>],
+        mut read: impl FnMut(&Row<'_>) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let mut found = None;
+        self.rows(operation, sql, vals, |row| {
+            if found.is_none() {
+                found = Some(read(row)?);
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Like [`Self::rows`], for a list of keys: `{keys}` in the text stands for them, as in `WHERE id IN {keys}`.
+    pub(in crate::store) fn keyed(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        keys: &[i64],
+        visit: impl FnMut(&Row<'_>) -> Result<()>,
+    ) -> Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        if self.is_sqlite() {
+            let list = json_list(keys);
+            let sql = sql.replace("{keys}", "(SELECT value FROM json_each($1))");
+            return self.rows(operation, &sql, &[Val::Text(&list)], visit);
+        }
+        let Conn::Postgres(session) = &mut self.conn else {
+            return Err(StoreError::Unreadable { what: "connection", why: "it is of neither kind".to_owned() });
+        };
+        let sql = sql.replace("{keys}", "(SELECT unnest($1::int8[]))");
+        let mut visit = visit;
+        session.query_keys(operation, &sql, keys, |row| visit(&Row::Postgres(row)))
+    }
+
+    /// Runs a statement for each of many rows: `sqlite` once per row with its values, `postgres` once with each
+    /// column as an array. `rows` is flat, `kinds.len()` values to a row.
+    pub(in crate::store) fn each(
+        &mut self,
+        operation: &'static str,
+        (sqlite, postgres): (&str, &str),
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+    ) -> Result<u64> {
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        match &mut self.conn {
+            Conn::Sqlite(connection) => {
+                let fail = sqlite_error(operation);
+                let mut statement = connection.prepare_cached(&numbered(sqlite)).map_err(&fail)?;
+                let mut changed = 0;
+                for row in rows.chunks_exact(kinds.len()) {
+                    changed += statement.execute(rusqlite::params_from_iter(row)).map_err(&fail)? as u64;
+                }
+                Ok(changed)
+            }
+            Conn::Postgres(session) => session.execute_arrays(operation, postgres, kinds, rows),
+        }
+    }
+
+    /// Inserts many rows. `into` is `table (columns)`, `conflict` what to do about rows that are there already.
+    pub(in crate::store) fn bulk(
+        &mut self,
+        operation: &'static str,
+        into: &str,
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+        conflict: &str,
+    ) -> Result<u64> {
+        let places: Vec<String> = (1..=kinds.len()).map(|n| format!("${n}")).collect();
+        let arrays: Vec<String> =
+            places.iter().zip(kinds).map(|(place, kind)| format!("{place}::{}[]", kind.postgres())).collect();
+        let sqlite = format!("INSERT INTO {into} VALUES ({}) {conflict}", places.join(","));
+        let postgres = format!("INSERT INTO {into} SELECT * FROM UNNEST({}) {conflict}", arrays.join(","));
+        self.each(operation, (&sqlite, &postgres), kinds, rows)
+    }
+
+    /// Inserts a row and gives back the number it got.
+    pub(in crate::store) fn insert(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<i64> {
+        self.first(operation, &format!("{sql} RETURNING id"), vals, |row| row.int(0))?
+            .ok_or_else(|| StoreError::Unreadable { what: "answer", why: format!("{operation} gave no number back") })
+    }
+}
+
+impl Kind {
+    const fn postgres(self) -> &'static str {
+        match self {
+            Self::Int => "int8",
+            Self::Text => "text",
+            Self::Blob => "bytea",
+        }
+    }
+}
+
+/// SQLite reads `$1` as a name and numbers names as they come; `?1` is the first value for it.
+fn numbered(sql: &str) -> String {
+    sql.replace('$', "?")
+}
+
+fn json_list(keys: &[i64]) -> String {
+    let mut list = String::with_capacity(keys.len() * 8 + 2);
+    list.push('[');
+    for (i, key) in keys.iter().enumerate() {
+        if i > 0 {
+            list.push(',');
+        }
+        list.push_str(&key.to_string());
+    }
+    list.push(']');
+    list
+}

@@ -1,0 +1,86 @@
+//! What can go wrong with the store. None of it is ever a verdict on a node.
+
+use std::path::PathBuf;
+
+use doctor_core::time::Timestamp;
+
+/// A store that could not do what was asked of it. Nothing was changed: every write is one transaction.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("`{text}` is not a store: give a file path, `sqlite:PATH` or `postgres://USER@HOST/DATABASE`: {why}")]
+    BadUrl { text: String, why: String },
+
+    #[error("cannot open the store {path}: {why}")]
+    CannotOpen { path: String, why: String },
+
+    #[error(
+        "{path} is on a network file system ({kind}), where SQLite loses data: put the store on a local disk or block \
+         volume, or use postgres://"
+    )]
+    NetworkFileSystem { path: PathBuf, kind: &'static str },
+
+    #[error(
+        "{path} is damaged or not a SQLite database, and was left as it is: {why}. Restore a backup into another file \
+         with `doctor db restore`"
+    )]
+    Damaged { path: PathBuf, why: String },
+
+    #[error(
+        "the store has schema {found}, this program knows up to {known}: use the program that wrote it, or a newer one"
+    )]
+    NewerSchema { found: i64, known: i64 },
+
+    #[error(
+        "{database} refuses TLS settings: this build speaks to PostgreSQL without TLS; use a local socket, a tunnel, or `sslmode=disable`"
+    )]
+    TlsNotSupported { database: String },
+
+    /// Another controller leads. The caller must stop acting at once.
+    #[error("the lease is no longer ours: {by} leads since fence {fence}")]
+    LeaseLost { by: String, fence: u64 },
+
+    /// The lease ran out and nobody has taken it yet; it must be acquired again before anything is done.
+    #[error("the lease ran out at {at}: acquire it again")]
+    LeaseExpired { at: Timestamp },
+
+    #[error("{operation} in the SQLite store")]
+    Sqlite {
+        operation: &'static str,
+        #[source]
+        source: rusqlite::Error,
+    },
+
+    #[error("{operation} in the PostgreSQL store")]
+    Postgres {
+        operation: &'static str,
+        #[source]
+        source: postgres::Error,
+    },
+
+    #[error("{operation} {path}")]
+    File {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+
+    /// A value came out of the store that this program never puts there.
+    #[error("the store holds a {what} that cannot be read: {why}. Run `doctor db verify`")]
+    Unreadable { what: &'static str, why: String },
+
+    #[error("no {what} {id} is in the store")]
+    NotFound { what: &'static str, id: String },
+
+    #[error("{operation}: {why}")]
+    Refused { operation: &'static str, why: String },
+}
+
+impl StoreError {
+    /// Whether the caller leads no more and must stop acting.
+    pub const fn is_lease_lost(&self) -> bool {
+        matches!(self, Self::LeaseLost { .. } | Self::LeaseExpired { .. })
+    }
+}
+
+pub type Result<T> = std::result::Result<T, StoreError>;

@@ -1,0 +1,141 @@
+//! Findings that are open against nodes, and what a new result of a check does to them.
+
+use std::collections::BTreeMap;
+
+use doctor_core::{
+    finding::{Finding, OpenFinding, Verdict},
+    ids::RunId,
+    time::Timestamp,
+};
+
+use super::{
+    audit::Line,
+    db::{Kind, Tx, vals},
+    error::Result,
+    json,
+};
+
+/// A finding is the same one while entity and rule are the same.
+type Key = (String, String);
+
+/// What is open, by node and check.
+#[derive(Debug, Default)]
+pub(super) struct Open {
+    by_check: BTreeMap<(i64, i64), BTreeMap<Key, OpenFinding>>,
+}
+
+/// What a check says now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shown<'a> {
+    pub(super) node: i64,
+    pub(super) check: i64,
+    pub(super) run: Option<RunId>,
+    pub(super) at: Timestamp,
+    pub(super) findings: &'a [Finding],
+}
+
+/// Changes to write, gathered over a batch.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    put: BTreeMap<(i64, i64, Key), Option<OpenFinding>>,
+    /// For the audit trail: what is new and what is gone.
+    pub(super) lines: Vec<Line>,
+}
+
+impl Open {
+    pub(super) fn load(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Self> {
+        let mut open = Self::default();
+        let sql = "SELECT node, test, entity, rule, body FROM finding WHERE node IN {keys}";
+        tx.keyed("reading findings", sql, nodes, |row| {
+            let key = (row.text(2)?.to_owned(), row.text(3)?.to_owned());
+            let finding = json::read("finding", row.text(4)?)?;
+            open.by_check.entry((row.int(0)?, row.int(1)?)).or_default().insert(key, finding);
+            Ok(())
+        })?;
+        Ok(open)
+    }
+
+    /// A conclusive result of a check: what it shows is open, once more or anew; what it does not show again is
+    /// cleared.
+    pub(super) fn show(&mut self, shown: &Shown<'_>, changes: &mut Changes) {
+        let place = (shown.node, shown.check);
+        let failing: BTreeMap<Key, &Finding> = shown
+            .findings
+            .iter()
+            .rev()
+            .filter(|finding| finding.verdict == Verdict::Fail)
+            .map(|finding| ((finding.entity.to_string(), finding.rule.to_string()), finding))
+            .collect();
+        if failing.is_empty() && !self.by_check.contains_key(&place) {
+            return;
+        }
+        let open = self.by_check.entry(place).or_default();
+        let gone: Vec<Key> = open.keys().filter(|key| !failing.contains_key(*key)).cloned().collect();
+        for key in gone {
+            if let Some(cleared) = open.remove(&key) {
+                changes.lines.push(line("finding-cleared", shown, &cleared.finding));
+            }
+            changes.put.insert((shown.node, shown.check, key), None);
+        }
+        for (key, finding) in failing {
+            let known = open.get(&key);
+            if known.is_none() {
+                changes.lines.push(line("finding-opened", shown, finding));
+            }
+            let now = OpenFinding {
+                finding: finding.clone(),
+                run: shown.run,
+                first_seen: known.map_or(shown.at, |known| known.first_seen),
+                last_seen: shown.at,
+                times: known.map_or(0, |known| known.times).saturating_add(1),
+            };
+            changes.put.insert((shown.node, shown.check, key.clone()), Some(now.clone()));
+            open.insert(key, now);
+        }
+    }
+}
+
+fn line(what: &'static str, shown: &Shown<'_>, finding: &Finding) -> Line {
+    Line {
+        at: Some(shown.at),
+        what,
+        node: Some(shown.node),
+        run: shown.run,
+        code: finding.reason.as_str().to_owned(),
+        words: format!("{}: {}: {}", finding.check, finding.entity, finding.text),
+        ..Line::default()
+    }
+}
+
+impl Changes {
+    pub(super) fn write(&self, tx: &mut Tx<'_>) -> Result<()> {
+        use Kind::{Int, Text};
+        let mut bodies = Vec::new();
+        for finding in self.put.values() {
+            bodies.push(finding.as_ref().map(json::write).transpose()?);
+        }
+        let (mut puts, mut deletes) = (Vec::new(), Vec::new());
+        for (((node, check, (entity, rule)), finding), body) in self.put.iter().zip(&bodies) {
+            match (finding, body) {
+                (Some(finding), Some(body)) => {
+                    puts.extend_from_slice(vals![*node, *check, entity, rule, finding.run, body]);
+                }
+                _ => deletes.extend_from_slice(vals![*node, *check, entity, rule]),
+            }
+        }
+        let into = "finding (node, test, entity, rule, run, body)";
+        let conflict = "ON CONFLICT (node, test, entity, rule) DO UPDATE SET run = excluded.run, body = excluded.body";
+        tx.bulk("writing findings", into, &[Int, Int, Text, Text, Int, Text], &puts, conflict)?;
+        let sqlite = "DELETE FROM finding WHERE node = $1 AND test = $2 AND entity = $3 AND rule = $4";
+        let postgres = "DELETE FROM finding f USING UNNEST($1::int8[], $2::int8[], $3::text[], $4::text[]) \
+                        AS d (node, test, entity, rule) WHERE f.node = d.node AND f.test = d.test \
+                        AND f.entity = d.entity AND f.rule = d.rule";
+        tx.each("clearing findings", (sqlite, postgres), &[Int, Int, Text, Text], &deletes).map(drop)
+    }
+}
+
+/// What is open against one node, in a fixed order.
+pub(super) fn open_findings(tx: &mut Tx<'_>, node: i64) -> Result<Vec<OpenFinding>> {
+    let sql = "SELECT body FROM finding WHERE node = $1 ORDER BY test, entity, rule";
+    tx.all("reading findings", sql, vals![node], |row| json::read("finding", row.text(0)?))
+}

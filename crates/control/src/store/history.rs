@@ -1,0 +1,198 @@
+//! Reading results: the latest of each test, the past of a node, rates over a time.
+
+use std::sync::Arc;
+
+use doctor_core::{
+    ids::{NodeName, RunId},
+    time::{Span, Timestamp},
+};
+
+use super::{
+    Store,
+    db::{Row, Tx, Val, vals},
+    error::Result,
+    ledger::{HOUR, moment_of},
+    names::Names,
+    records::{FailureRate, HistoryFilter, HistoryRow, LatestRow},
+};
+
+/// A result may come this long after its run was born. Rows are found by their run, so a search by time looks this
+/// much further back and then looks at the time itself.
+const LONGEST_RUN: Span = Span::days(14);
+
+/// Between a moment and the lowest run number of that moment.
+const BIRTH_SHIFT: u32 = 21;
+
+impl Store {
+    /// Where every test on every node stands.
+    pub fn latest_all(&self) -> Result<Vec<LatestRow>> {
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            let sql = format!("{LATEST} ORDER BY node, test");
+            tx.all("reading latest results", &sql, &[], |row| read_latest(row, &names))
+        })
+    }
+
+    /// Where a node's tests stand.
+    pub fn latest_of(&self, node: &NodeName) -> Result<Vec<LatestRow>> {
+        self.read(|tx| {
+            let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
+            let names = Arc::clone(&tx.names);
+            let sql = format!("{LATEST} WHERE node = $1 ORDER BY test");
+            tx.all("reading latest results", &sql, vals![id], |row| read_latest(row, &names))
+        })
+    }
+
+    /// Past results, newest first.
+    pub fn history(&self, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
+        self.read(|tx| {
+            let mut rows = match &filter.node {
+                Some(node) => match tx.names.node_number(node) {
+                    Some(id) => of_node(tx, id, filter)?,
+                    None => Vec::new(),
+                },
+                None => of_all(tx, filter)?,
+            };
+            rows.sort_by(|a, b| (b.at, b.run, &a.node, &a.test).cmp(&(a.at, a.run, &b.node, &b.test)));
+            rows.truncate(most(filter));
+            Ok(rows)
+        })
+    }
+
+    /// How often each test failed since then. Counted by the hour: the hour in which `since` lies counts whole, which
+    /// is what makes a month of ten million results one short scan.
+    pub fn failure_rates(&self, since: Timestamp) -> Result<Vec<FailureRate>> {
+        let sql = "SELECT test, CAST(SUM(passed) AS BIGINT), CAST(SUM(failed) AS BIGINT), \
+                   CAST(SUM(inconclusive) AS BIGINT), CAST(SUM(not_applicable) AS BIGINT) \
+                   FROM hourly WHERE hour >= $1 GROUP BY test ORDER BY test";
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            tx.all("counting failures", sql, vals![since.millis().div_euclid(HOUR)], |row| {
+                Ok(FailureRate {
+                    test: names.test(row.int(0)?)?.clone(),
+                    pass: row.number(1)?,
+                    fail: row.number(2)?,
+                    inconclusive: row.number(3)?,
+                    not_applicable: row.number(4)?,
+                })
+            })
+        })
+    }
+}
+
+const LATEST: &str = "SELECT node, test, attempt, outcome, run, sure, sure_at, misses FROM latest";
+
+fn read_latest(row: &Row<'_>, names: &Names) -> Result<LatestRow> {
+    let kind = names.outcome(row.int(3)?)?;
+    let conclusive = match (row.opt_int(5)?, row.opt_moment(6)?) {
+        (Some(sure), Some(at)) => Some((names.outcome(sure)?.verdict, at)),
+        _ => None,
+    };
+    Ok(LatestRow {
+        node: names.node(row.int(0)?)?.clone(),
+        test: names.test(row.int(1)?)?.clone(),
+        at: row.moment(2)?,
+        verdict: kind.verdict,
+        reason: kind.reason.clone(),
+        run: if kind.imported { None } else { Some(row.run(4)?) },
+        conclusive,
+        misses: row.count(7)?,
+    })
+}
+
+fn most(filter: &HistoryFilter) -> usize {
+    filter.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// The lowest number a run can have whose result is not older than this.
+fn lowest_run(since: Timestamp) -> i64 {
+    since.minus(LONGEST_RUN).millis().clamp(0, i64::MAX >> BIRTH_SHIFT) << BIRTH_SHIFT
+}
+
+fn of_node(tx: &mut Tx<'_>, node: i64, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
+    let test = match &filter.test {
+        Some(test) => match tx.names.test_number(test) {
+            Some(id) => Some(id),
+            None => return Ok(Vec::new()),
+        },
+        None => None,
+    };
+    let mut sql = "SELECT node, run, test, outcome, at, took FROM history WHERE node = $1 AND run >= $2".to_owned();
+    let mut vals: Vec<Val<'_>> = vec![node.into(), filter.since.map_or(0, lowest_run).into()];
+    if let Some(test) = test {
+        vals.push(test.into());
+        sql += " AND test = $3";
+    }
+    sql += " ORDER BY run DESC";
+    // A node has one run at a time, so the newest runs have the newest results.
+    if let (Some(limit), None) = (filter.limit, filter.since) {
+        vals.push(limit.into());
+        sql += &format!(" LIMIT ${}", vals.len());
+    }
+    read_all(tx, &sql, &vals, filter)
+}
+
+/// Over all nodes there is no order by time to follow: the search goes back a day, then further, until there is enough.
+fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
+    let test = match &filter.test {
+        Some(test) => match tx.names.test_number(test) {
+            Some(id) => Some(id),
+            None => return Ok(Vec::new()),
+        },
+        None => None,
+    };
+    let mut sql = "SELECT h.node, h.run, h.test, h.outcome, h.at, h.took FROM node n \
+                   JOIN history h ON h.node = n.id AND h.run >= $1"
+        .to_owned();
+    if test.is_some() {
+        sql += " WHERE h.test = $2";
+    }
+    let search = |tx: &mut Tx<'_>, from: i64| {
+        let mut vals: Vec<Val<'_>> = vec![from.into()];
+        vals.extend(test.map(Val::from));
+        read_all(tx, &sql, &vals, filter)
+    };
+    if let Some(since) = filter.since {
+        return search(tx, lowest_run(since));
+    }
+    if filter.limit.is_none() {
+        return search(tx, 0);
+    }
+    let newest = tx.first("reading runs", "SELECT MAX(id) FROM run", &[], |row| row.opt_int(0))?.flatten();
+    let newest = RunId::from_number(newest.unwrap_or(i64::MAX).cast_unsigned()).born();
+    let mut back = Span::days(1);
+    loop {
+        let from = lowest_run(newest.minus(back));
+        let rows = search(tx, from)?;
+        if rows.len() >= most(filter) || from == 0 {
+            return Ok(rows);
+        }
+        back = back.times(8);
+    }
+}
+
+fn read_all(tx: &mut Tx<'_>, sql: &str, vals: &[Val<'_>], filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
+    let names = Arc::clone(&tx.names);
+    let mut rows = Vec::new();
+    tx.rows("reading history", sql, vals, |row| {
+        let run = row.run(1)?;
+        let at = moment_of(run, row.int(4)?);
+        if filter.since.is_some_and(|since| at < since) {
+            return Ok(());
+        }
+        let kind = names.outcome(row.int(3)?)?;
+        rows.push(HistoryRow {
+            node: names.node(row.int(0)?)?.clone(),
+            test: names.test(row.int(2)?)?.clone(),
+            at,
+            verdict: kind.verdict,
+            reason: kind.reason.clone(),
+            severity: kind.severity,
+            run: (!kind.imported).then_some(run),
+            took: Span::from_millis(row.int(5)?),
+            untrusted: kind.untrusted,
+        });
+        Ok(())
+    })?;
+    Ok(rows)
+}

@@ -1,0 +1,213 @@
+//! The one way by which results enter: history, `latest` and the hourly counts change together or not at all.
+
+use std::collections::{BTreeMap, HashMap};
+
+use doctor_core::{
+    finding::Verdict,
+    ids::RunId,
+    snapshot::TestRecord,
+    time::{Span, Timestamp},
+};
+
+use super::{
+    db::{Kind, Row, Tx, Val, vals},
+    error::Result,
+    names::{Names, OutcomeKind},
+    standing::{NextResult, Standing},
+};
+
+pub(super) const HOUR: i64 = 3_600_000;
+
+/// A result about to be written, by numbers.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) node: i64,
+    pub(super) run: RunId,
+    pub(super) test: i64,
+    pub(super) kind: OutcomeKind,
+    pub(super) at: Timestamp,
+    pub(super) took: Span,
+}
+
+/// Where tests stood before entries were posted.
+pub(super) type Standings = HashMap<(i64, i64), Standing>;
+
+/// What must be known of nodes before results are posted for them.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    pub(super) standings: Standings,
+    /// Results at or before this moment are of a machine that bore the name before.
+    pub(super) counts_from: HashMap<i64, Timestamp>,
+}
+
+impl Before {
+    /// Whether a result is of the machine that bears the name now.
+    pub(super) fn counts(&self, node: i64, at: Timestamp) -> bool {
+        self.counts_from.get(&node).is_none_or(|from| at > *from)
+    }
+}
+
+pub(super) fn before(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Before> {
+    let mut counts_from = HashMap::new();
+    let sql = "SELECT id, counts_from FROM node WHERE counts_from IS NOT NULL AND id IN {keys}";
+    tx.keyed("reading nodes", sql, nodes, |row| {
+        counts_from.insert(row.int(0)?, row.moment(1)?);
+        Ok(())
+    })?;
+    Ok(Before { standings: standings(tx, nodes)?, counts_from })
+}
+
+pub(super) fn standings(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Standings> {
+    let names = std::sync::Arc::clone(&tx.names);
+    let mut found = Standings::new();
+    let sql =
+        "SELECT node, test, attempt, outcome, run, settled, sure, sure_at, misses FROM latest WHERE node IN {keys}";
+    tx.keyed("reading latest results", sql, nodes, |row| {
+        let (key, standing) = read_standing(row, &names)?;
+        found.insert(key, standing);
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Columns: node, test, attempt, outcome, run, settled, sure, sure_at, misses.
+pub(super) fn read_standing(row: &Row<'_>, names: &Names) -> Result<((i64, i64), Standing)> {
+    let outcome = row.int(3)?;
+    let verdict = names.outcome(outcome)?.verdict;
+    let record = TestRecord::restore(row.opt_moment(5)?, Some((verdict, row.moment(2)?)), row.count(8)?);
+    let sure = row.opt_int(6)?.zip(row.opt_moment(7)?);
+    Ok(((row.int(0)?, row.int(1)?), Standing { record, outcome, run: row.int(4)?, sure }))
+}
+
+/// Writes entries that are known to be new: one that is not makes the transaction fail.
+pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Entry]) -> Result<()> {
+    let mut numbered = Vec::with_capacity(entries.len());
+    for entry in entries {
+        numbered.push((entry, tx.outcome_id(&entry.kind)?));
+    }
+    let mut rows = Vec::with_capacity(entries.len() * 6);
+    for (entry, outcome) in &numbered {
+        let since_birth = entry.at.millis().saturating_sub(entry.run.born().millis());
+        rows.extend_from_slice(vals![entry.node, entry.run, entry.test, *outcome, since_birth, entry.took]);
+    }
+    tx.bulk("adding history", "history (node, run, test, outcome, at, took)", &[Kind::Int; 6], &rows, "")?;
+    let believed: Vec<(&Entry, i64)> = numbered.into_iter().filter(|(entry, _)| !entry.kind.untrusted).collect();
+    update_latest(tx, before, &believed)?;
+    count_hourly(tx, believed.iter().map(|(entry, _)| *entry))
+}
+
+fn update_latest(tx: &mut Tx<'_>, before: &Before, entries: &[(&Entry, i64)]) -> Result<()> {
+    let mut by_test: BTreeMap<(i64, i64), Vec<NextResult>> = BTreeMap::new();
+    for (entry, outcome) in entries {
+        if before.counts(entry.node, entry.at) {
+            let run = entry.run.number().cast_signed();
+            let result = NextResult { at: entry.at, run, outcome: *outcome, verdict: entry.kind.verdict };
+            by_test.entry((entry.node, entry.test)).or_default().push(result);
+        }
+    }
+    let mut rows = Vec::with_capacity(by_test.len() * 9);
+    for (key, mut results) in by_test {
+        results.sort_unstable_by_key(|result| (result.at, result.run));
+        let old = before.standings.get(&key).copied().unwrap_or(Standing::NOTHING);
+        let standing = if results.iter().all(|result| old.precedes(result)) {
+            let mut standing = old;
+            results.iter().for_each(|result| standing.add(result));
+            Some(standing)
+        } else {
+            recompute(tx, key, before.counts_from.get(&key.0).copied())?
+        };
+        if let Some(standing) = standing {
+            push_standing(&mut rows, key, &standing);
+        }
+    }
+    write_standings(tx, &rows)
+}
+
+fn push_standing(rows: &mut Vec<Val<'_>>, (node, test): (i64, i64), standing: &Standing) {
+    let record = &standing.record;
+    rows.extend_from_slice(vals![
+        node,
+        test,
+        record.attempt(),
+        standing.outcome,
+        standing.run,
+        record.settled(),
+        standing.sure.map(|(outcome, _)| outcome),
+        standing.sure.map(|(_, at)| at),
+        record.misses()
+    ]);
+}
+
+fn write_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
+    let into = "latest (node, test, attempt, outcome, run, settled, sure, sure_at, misses)";
+    let conflict = "ON CONFLICT (node, test) DO UPDATE SET attempt = excluded.attempt, outcome = excluded.outcome, \
+                    run = excluded.run, settled = excluded.settled, sure = excluded.sure, \
+                    sure_at = excluded.sure_at, misses = excluded.misses";
+    tx.bulk("updating latest results", into, &[Kind::Int; 9], rows, conflict).map(drop)
+}
+
+/// Folds a test's whole history. This is the slow way, for results that come out of order.
+fn recompute(tx: &mut Tx<'_>, (node, test): (i64, i64), counts_from: Option<Timestamp>) -> Result<Option<Standing>> {
+    let names = std::sync::Arc::clone(&tx.names);
+    let mut results = Vec::new();
+    let sql = "SELECT run, outcome, at FROM history WHERE node = $1 AND test = $2";
+    tx.rows("reading history", sql, vals![node, test], |row| {
+        let (run, outcome) = (row.run(0)?, row.int(1)?);
+        let kind = names.outcome(outcome)?;
+        let at = moment_of(run, row.int(2)?);
+        if !kind.untrusted && counts_from.is_none_or(|from| at > from) {
+            results.push(NextResult { at, run: run.number().cast_signed(), outcome, verdict: kind.verdict });
+        }
+        Ok(())
+    })?;
+    Ok(Standing::fold(results))
+}
+
+/// Folds again what has changed under its standing (an import that is believed).
+pub(super) fn refold(tx: &mut Tx<'_>, keys: &[(i64, i64)], before: &Before) -> Result<()> {
+    let mut rows = Vec::new();
+    for key in keys {
+        if let Some(standing) = recompute(tx, *key, before.counts_from.get(&key.0).copied())? {
+            push_standing(&mut rows, *key, &standing);
+        }
+    }
+    write_standings(tx, &rows)
+}
+
+/// Counts rows that were in history already and are believed from now on.
+pub(super) fn count_believed(tx: &mut Tx<'_>, entries: &[Entry]) -> Result<()> {
+    count_hourly(tx, entries.iter())
+}
+
+fn count_hourly<'a>(tx: &mut Tx<'_>, entries: impl Iterator<Item = &'a Entry>) -> Result<()> {
+    let mut counts: BTreeMap<(i64, i64), [i64; 4]> = BTreeMap::new();
+    for entry in entries {
+        let hour = entry.at.millis().div_euclid(HOUR);
+        counts.entry((hour, entry.test)).or_default()[place(entry.kind.verdict)] += 1;
+    }
+    let mut rows = Vec::with_capacity(counts.len() * 6);
+    for ((hour, test), [passed, failed, inconclusive, not_applicable]) in counts {
+        rows.extend_from_slice(vals![hour, test, passed, failed, inconclusive, not_applicable]);
+    }
+    let conflict = "ON CONFLICT (hour, test) DO UPDATE SET passed = hourly.passed + excluded.passed, \
+                    failed = hourly.failed + excluded.failed, \
+                    inconclusive = hourly.inconclusive + excluded.inconclusive, \
+                    not_applicable = hourly.not_applicable + excluded.not_applicable";
+    let into = "hourly (hour, test, passed, failed, inconclusive, not_applicable)";
+    tx.bulk("counting results", into, &[Kind::Int; 6], &rows, conflict).map(drop)
+}
+
+/// The column of `hourly` that counts a verdict.
+pub(super) const fn place(verdict: Verdict) -> usize {
+    match verdict {
+        Verdict::Pass => 0,
+        Verdict::Fail => 1,
+        Verdict::Inconclusive => 2,
+        Verdict::NotApplicable => 3,
+    }
+}
+
+/// A history row's moment: it is kept as the distance from its run's birth.
+pub(super) fn moment_of(run: RunId, since_birth: i64) -> Timestamp {
+    Timestamp::from_millis(run.born().millis().saturating_add(since_birth))
+}

@@ -1,0 +1,151 @@
+//! Everything the controller must not forget: one struct over SQLite or PostgreSQL.
+//!
+//! What it gives, and what the rest of the program relies on:
+//!
+//! - **Intent before effect.** [`Store::commit`] writes a whole plan in one transaction. A crash between that and the
+//!   effect leaves an intent that the next cycle completes; a crash before it leaves nothing.
+//! - **Exactly once.** A run has one result per node ([`Store::accept`]); the database itself refuses two runs on one
+//!   node and two history rows for one test of one run.
+//! - **One leader.** Every write of a controller proves its [`Lease`] inside the transaction.
+//! - **Durable when acknowledged.** SQLite runs with a write-ahead log and full syncing; [`GroupCommit`] makes many
+//!   results share one.
+//! - **`latest` is history, folded.** Results in the order of their time, by `TestRecord::add`; a result that comes
+//!   late has its test folded again from the beginning. [`Store::verify`] compares the two.
+//!
+//! The store is a struct and not a trait: SQLite in memory is the test double, and one suite runs on both databases.
+//! Calls block and may come from any thread. Reading does not wait for writing, except in memory.
+
+pub mod error;
+pub mod records;
+
+mod accept;
+mod agent;
+mod audit;
+mod backup;
+mod cases;
+mod cluster;
+mod commit;
+mod conclude;
+mod db;
+mod evidence;
+mod findings;
+mod group;
+mod history;
+mod import;
+mod json;
+mod lease;
+mod ledger;
+mod names;
+mod nodes;
+mod operators;
+mod publish;
+mod retention;
+mod runs;
+mod schema;
+mod standing;
+mod url;
+mod verify;
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use self::{
+    db::{Access, Db, Tx},
+    names::Names,
+};
+pub use self::{
+    error::{Result, StoreError},
+    group::GroupCommit,
+    lease::{Lease, LeaseError, this_process},
+    url::StoreUrl,
+};
+
+/// The store. Clones share one.
+#[derive(Debug, Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    db: Db,
+    names: RwLock<Arc<Names>>,
+    last_copy: Mutex<Option<publish::LastCopy>>,
+}
+
+/// The name under which a store keeps its own identity, by which it knows its published copy.
+const STORE_ID: &str = "store-id";
+
+impl Store {
+    /// Opens a store, creates it if there is none, and brings its schema up to date.
+    ///
+    /// # Errors
+    /// If it is damaged, newer than this program, on a network file system, or cannot be reached. It is not changed
+    /// then.
+    pub fn open(url: &StoreUrl) -> Result<Self> {
+        Self::over(Db::open(url)?)
+    }
+
+    /// A store that lives as long as its last clone.
+    pub fn open_in_memory() -> Result<Self> {
+        Self::over(Db::in_memory()?)
+    }
+
+    fn over(db: Db) -> Result<Self> {
+        let shared = Shared { db, names: RwLock::default(), last_copy: Mutex::default() };
+        let store = Self { shared: Arc::new(shared) };
+        store.transaction(Access::WriteAlone, &mut |tx| {
+            schema::migrate(tx)?;
+            if operators::meta(tx, STORE_ID)?.is_none() {
+                operators::set_meta(tx, STORE_ID, &new_identity()?)?;
+            }
+            Ok(())
+        })?;
+        Ok(store)
+    }
+
+    /// One unchanging picture of the store.
+    fn read<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.transaction(Access::Read, &mut |tx| {
+            tx.refresh_names()?;
+            body(tx)
+        })
+    }
+
+    /// A write of the controller: it fails if the lease was taken over.
+    fn write<T>(&self, lease: &Lease, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.transaction(Access::Write, &mut |tx| {
+            lease::begin_write(tx, Access::Write, Some(lease))?;
+            body(tx)
+        })
+    }
+
+    /// A write that anybody may make.
+    fn write_unfenced<T>(&self, access: Access, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.transaction(access, &mut |tx| {
+            lease::begin_write(tx, access, None)?;
+            body(tx)
+        })
+    }
+
+    fn transaction<T>(&self, access: Access, body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let mut names = Arc::clone(&self.shared.names.read().unwrap_or_else(PoisonError::into_inner));
+        let before = Arc::clone(&names);
+        let value = self.shared.db.transaction(access, &mut names, body)?;
+        if !Arc::ptr_eq(&before, &names) {
+            let mut shared = self.shared.names.write().unwrap_or_else(PoisonError::into_inner);
+            // Both are true; the one that knows more saves more.
+            if names.len() > shared.len() {
+                *shared = names;
+            }
+        }
+        Ok(value)
+    }
+}
+
+fn new_identity() -> Result<String> {
+    let refused =
+        |error: getrandom::Error| StoreError::Refused { operation: "creating a store", why: error.to_string() };
+    let mut bytes = [0_u8; 16];
+    getrandom::fill(&mut bytes).map_err(refused)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

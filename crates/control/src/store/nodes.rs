@@ -1,0 +1,261 @@
+//! Nodes as the cycle loads them, and the changes that a plan makes to them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use doctor_core::{
+    finding::OpenFinding,
+    ids::{CaseId, HardwareId, NodeName},
+    lifecycle::Life,
+    node::Hardware,
+    policy::Retry,
+    snapshot::{Backoff, TestRecord},
+    time::{Span, Timestamp},
+};
+
+use super::{
+    Store,
+    db::{Kind, Row, Tx, vals},
+    error::Result,
+    json,
+    names::{Names, parsed},
+    records::{ReasonRow, StoredNode},
+};
+
+/// How old the note of when a machine was last seen may get before it is written again.
+const SEEN_NOTE: Span = Span::hours(1);
+
+impl Store {
+    /// All nodes the store knows.
+    pub fn load_nodes(&self) -> Result<BTreeMap<NodeName, StoredNode>> {
+        self.read(|tx| load(tx, None))
+    }
+
+    /// Of these nodes, those the store knows.
+    pub fn load_nodes_named(&self, names: &[NodeName]) -> Result<BTreeMap<NodeName, StoredNode>> {
+        self.read(|tx| {
+            let ids: Vec<i64> = names.iter().filter_map(|name| tx.names.node_number(name)).collect();
+            load(tx, Some(&ids))
+        })
+    }
+
+    /// Nodes that were taken out by us, without an operator's word, since then.
+    pub fn taken_out_since(&self, since: Timestamp) -> Result<Vec<(NodeName, Timestamp)>> {
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            let sql = "SELECT node, at FROM taken_out WHERE at >= $1 ORDER BY at, node";
+            tx.all("reading what was taken out", sql, vals![since], |row| {
+                Ok((names.node(row.int(0)?)?.clone(), row.moment(1)?))
+            })
+        })
+    }
+
+    /// Why a node was last passed over. `None` while a run has it, or if it was never looked at.
+    pub fn reason_of(&self, node: &NodeName) -> Result<Option<ReasonRow>> {
+        self.read(|tx| {
+            let Some(id) = tx.names.node_number(node) else { return Ok(None) };
+            let names = Arc::clone(&tx.names);
+            let sql = "SELECT node, since, body FROM reason WHERE node = $1";
+            tx.first("reading a reason", sql, vals![id], |row| read_reason(row, &names))
+        })
+    }
+
+    pub fn reasons_all(&self) -> Result<Vec<ReasonRow>> {
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            let mut all =
+                tx.all("reading reasons", "SELECT node, since, body FROM reason", &[], |row| read_reason(row, &names))?;
+            all.sort_by(|a, b| a.node.cmp(&b.node));
+            Ok(all)
+        })
+    }
+
+    /// The machines a name has stood for, newest first, with when each was seen first and last.
+    pub fn hardware_of(&self, node: &NodeName) -> Result<Vec<(HardwareId, Timestamp, Timestamp)>> {
+        self.read(|tx| {
+            let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
+            let sql = "SELECT hardware, first_seen, last_seen FROM hardware WHERE node = $1 ORDER BY last_seen DESC";
+            tx.all("reading hardware", sql, vals![id], |row| {
+                Ok((parsed("hardware id", HardwareId::new(row.text(0)?))?, row.moment(1)?, row.moment(2)?))
+            })
+        })
+    }
+}
+
+fn read_reason(row: &Row<'_>, names: &Names) -> Result<ReasonRow> {
+    let node = names.node(row.int(0)?)?.clone();
+    Ok(ReasonRow { node, since: row.moment(1)?, reason: json::read("reason", row.text(2)?)? })
+}
+
+/// `ids`: only these; `None`: all.
+fn load(tx: &mut Tx<'_>, ids: Option<&[i64]>) -> Result<BTreeMap<NodeName, StoredNode>> {
+    let names = Arc::clone(&tx.names);
+    let mut nodes: HashMap<i64, StoredNode> = HashMap::new();
+    let columns = "SELECT id, life, since, hardware, backoff_until, backoff_times, hold, case_id FROM node";
+    some_or_all(tx, columns, "id", ids, |row| {
+        nodes.insert(row.int(0)?, read_node(row)?);
+        Ok(())
+    })?;
+    let columns = "SELECT node, test, attempt, outcome, settled, misses FROM latest";
+    some_or_all(tx, columns, "node", ids, |row| {
+        let Some(node) = nodes.get_mut(&row.int(0)?) else { return Ok(()) };
+        let verdict = names.outcome(row.int(3)?)?.verdict;
+        let record = TestRecord::restore(row.opt_moment(4)?, Some((verdict, row.moment(2)?)), row.count(5)?);
+        node.records.insert(names.test(row.int(1)?)?.clone(), record);
+        Ok(())
+    })?;
+    some_or_all(tx, "SELECT node, body FROM finding", "node", ids, |row| {
+        let finding: OpenFinding = json::read("finding", row.text(1)?)?;
+        if let Some(node) = nodes.get_mut(&row.int(0)?) {
+            node.findings.push(finding);
+        }
+        Ok(())
+    })?;
+    nodes
+        .into_iter()
+        .map(|(id, mut node)| {
+            let key = |open: &OpenFinding| {
+                (open.finding.check.clone(), open.finding.entity.clone(), open.finding.rule.clone())
+            };
+            node.findings.sort_by_cached_key(key);
+            Ok((names.node(id)?.clone(), node))
+        })
+        .collect()
+}
+
+fn some_or_all(
+    tx: &mut Tx<'_>,
+    columns: &str,
+    key: &str,
+    ids: Option<&[i64]>,
+    visit: impl FnMut(&Row<'_>) -> Result<()>,
+) -> Result<()> {
+    match ids {
+        None => tx.rows("loading nodes", columns, &[], visit),
+        Some(ids) => tx.keyed("loading nodes", &format!("{columns} WHERE {key} IN {{keys}}"), ids, visit),
+    }
+}
+
+fn read_node(row: &Row<'_>) -> Result<StoredNode> {
+    let backoff = match (row.opt_moment(4)?, row.opt_int(5)?) {
+        (Some(until), Some(_)) => Some(Backoff { until, times: row.count(5)? }),
+        _ => None,
+    };
+    Ok(StoredNode {
+        life: json::read("life", row.text(1)?)?,
+        since: row.moment(2)?,
+        records: BTreeMap::new(),
+        findings: Vec::new(),
+        backoff,
+        hold: row.opt_text(6)?.map(|text| json::read("hold", text)).transpose()?,
+        hardware: row.opt_text(3)?.map(|text| parsed("hardware id", HardwareId::new(text))).transpose()?,
+        case: row.opt_case(7)?,
+    })
+}
+
+pub(super) fn life_of(tx: &mut Tx<'_>, node: i64) -> Result<Option<Life>> {
+    let sql = "SELECT life FROM node WHERE id = $1";
+    tx.first("reading a node", sql, vals![node], |row| json::read("life", row.text(0)?))
+}
+
+/// The node stands elsewhere now. A case is set if one is given; only its closing takes it away.
+pub(super) fn set_life(tx: &mut Tx<'_>, node: i64, life: &Life, at: Timestamp, case: Option<CaseId>) -> Result<()> {
+    let life = json::write(life)?;
+    let sql = "UPDATE node SET life = $2, since = $3, case_id = COALESCE($4, case_id) WHERE id = $1";
+    tx.run("moving a node", sql, vals![node, &life, at, case]).map(drop)
+}
+
+/// The machine behind a name is known now. Who spoke for the node earlier may have told already.
+pub(super) fn identify(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: Timestamp) -> Result<()> {
+    let sql = "UPDATE node SET hardware = $2, hardware_seen = $3 WHERE id = $1 AND hardware IS NULL";
+    tx.run("identifying a machine", sql, vals![node, hardware.as_str(), at]).map(drop)
+}
+
+/// Another machine bears the name: what is known of the old one does not count for it. History keeps its rows.
+pub(super) fn begin_anew(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: Timestamp) -> Result<()> {
+    let operation = "beginning a node anew";
+    let life = json::write(&Life::InService)?;
+    let sql = "UPDATE node SET life = $2, since = $3, counts_from = $3, hardware = $4, boot = NULL, \
+               hardware_seen = $3, backoff_until = NULL, backoff_times = NULL, case_id = NULL WHERE id = $1";
+    tx.run(operation, sql, vals![node, &life, at, hardware.as_str()])?;
+    tx.run(operation, "DELETE FROM latest WHERE node = $1", vals![node])?;
+    tx.run(operation, "DELETE FROM finding WHERE node = $1", vals![node]).map(drop)
+}
+
+/// A job that did not start leaves its nodes alone for a while, longer each time.
+pub(super) fn back_off(tx: &mut Tx<'_>, nodes: &[i64], at: Timestamp, retry: &Retry) -> Result<()> {
+    let mut rows = Vec::new();
+    tx.keyed("reading back-offs", "SELECT id, backoff_times FROM node WHERE id IN {keys}", nodes, |row| {
+        let before = row.opt_int(1)?.map_or(Ok(0), |_| row.count(1))?;
+        let wait = retry.not_started.doubled(before, retry.not_started_cap);
+        rows.extend_from_slice(vals![row.int(0)?, at.plus(wait), before.saturating_add(1)]);
+        Ok(())
+    })?;
+    let sqlite = "UPDATE node SET backoff_until = $2, backoff_times = $3 WHERE id = $1";
+    let postgres = "UPDATE node SET backoff_until = b.until, backoff_times = b.times \
+                    FROM UNNEST($1::int8[], $2::int8[], $3::int8[]) AS b (id, until, times) WHERE node.id = b.id";
+    tx.each("backing off", (sqlite, postgres), &[Kind::Int; 3], &rows).map(drop)
+}
+
+pub(super) fn clear_back_off(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<()> {
+    let sqlite =
+        "UPDATE node SET backoff_until = NULL, backoff_times = NULL WHERE id = $1 AND backoff_times IS NOT NULL";
+    let postgres = "UPDATE node SET backoff_until = NULL, backoff_times = NULL \
+                    WHERE id = ANY ($1::int8[]) AND backoff_times IS NOT NULL";
+    let rows: Vec<_> = nodes.iter().map(|id| (*id).into()).collect();
+    tx.each("ending back-offs", (sqlite, postgres), &[Kind::Int], &rows).map(drop)
+}
+
+/// What is known of the machine behind a name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct KnownHardware {
+    pub(super) hardware: Option<String>,
+    pub(super) boot: Option<String>,
+    pub(super) seen: Option<Timestamp>,
+    pub(super) backs_off: bool,
+}
+
+pub(super) fn known_hardware(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<HashMap<i64, KnownHardware>> {
+    let mut known = HashMap::new();
+    let sql = "SELECT id, hardware, boot, hardware_seen, backoff_times FROM node WHERE id IN {keys}";
+    tx.keyed("reading hardware", sql, nodes, |row| {
+        let of_node = KnownHardware {
+            hardware: row.opt_text(1)?.map(str::to_owned),
+            boot: row.opt_text(2)?.map(str::to_owned),
+            seen: row.opt_moment(3)?,
+            backs_off: row.opt_int(4)?.is_some(),
+        };
+        known.insert(row.int(0)?, of_node);
+        Ok(())
+    })?;
+    Ok(known)
+}
+
+/// Notes which machine spoke for a node. A machine other than the one the node stands for is noted beside it: whether
+/// the name has changed hands is the planner's to say.
+pub(super) fn note_hardware(
+    tx: &mut Tx<'_>,
+    node: i64,
+    known: &KnownHardware,
+    spoke: &Hardware,
+    at: Timestamp,
+) -> Result<()> {
+    let Some(id) = spoke.id() else { return Ok(()) };
+    let same = known.hardware.as_deref() == Some(id.as_str());
+    let recent = known.seen.is_some_and(|seen| at.since(seen) < SEEN_NOTE);
+    if same && recent && known.boot == spoke.boot_id {
+        return Ok(());
+    }
+    let operation = "noting hardware";
+    let body = json::write(spoke)?;
+    let sql = "INSERT INTO hardware (node, hardware, first_seen, last_seen, body) VALUES ($1, $2, $3, $3, $4) \
+               ON CONFLICT (node, hardware) DO UPDATE SET last_seen = excluded.last_seen, body = excluded.body";
+    tx.run(operation, sql, vals![node, id.as_str(), at, &body])?;
+    if same || known.hardware.is_none() {
+        let sql = "UPDATE node SET hardware = $2, boot = $3, hardware_seen = $4 WHERE id = $1";
+        tx.run(operation, sql, vals![node, id.as_str(), spoke.boot_id.as_deref(), at])?;
+    }
+    Ok(())
+}

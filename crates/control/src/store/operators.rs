@@ -1,0 +1,155 @@
+//! What people tell the doctor: holds, requests, pauses, the breaker. Any process may write these; each leaves a line
+//! in the audit trail with who and why.
+
+use doctor_core::{
+    ids::{NodeName, PoolName},
+    node::Hold,
+    snapshot::{Asked, Breaker, Pause, Request},
+    time::Timestamp,
+};
+
+use super::{
+    Store,
+    audit::{self, Counter, Line},
+    db::{Access, Tx, vals},
+    error::Result,
+    json,
+};
+
+const BREAKER: &str = "breaker";
+const SILENCE: &str = "silence-reported";
+
+impl Store {
+    pub fn breaker(&self) -> Result<Breaker> {
+        self.read(|tx| match meta(tx, BREAKER)? {
+            Some(text) => json::read("breaker", &text),
+            None => Ok(Breaker::Closed { since: None }),
+        })
+    }
+
+    /// Whether the present silence of agents has been reported already.
+    pub fn silence_reported(&self) -> Result<bool> {
+        self.read(|tx| Ok(meta(tx, SILENCE)?.as_deref() == Some("true")))
+    }
+
+    /// Pauses that are not over yet.
+    pub fn pauses(&self, now: Timestamp) -> Result<Vec<Pause>> {
+        self.read(|tx| {
+            let sql = "SELECT body FROM pause ORDER BY pool";
+            let mut pauses: Vec<Pause> = tx.all("reading pauses", sql, &[], |row| json::read("pause", row.text(0)?))?;
+            pauses.retain(|pause| pause.until.is_none_or(|until| now < until));
+            Ok(pauses)
+        })
+    }
+
+    /// What was asked for and has not been answered, oldest first.
+    pub fn requests(&self) -> Result<Vec<Request>> {
+        self.read(|tx| {
+            tx.all("reading requests", "SELECT id, actor, why, at, body FROM request ORDER BY id", &[], |row| {
+                Ok(Request {
+                    id: row.number(0)?,
+                    by: row.text(1)?.to_owned(),
+                    why: row.text(2)?.to_owned(),
+                    at: row.moment(3)?,
+                    what: json::read("request", row.text(4)?)?,
+                })
+            })
+        })
+    }
+
+    /// The node is not to be touched.
+    pub fn hold(&self, node: &NodeName, hold: &Hold) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| {
+            let id = tx.node_id(node, hold.since)?;
+            let body = json::write(hold)?;
+            tx.run("holding a node", "UPDATE node SET hold = $2 WHERE id = $1", vals![id, &body])?;
+            say(tx, "hold", Some(id), (&hold.by, &hold.why), hold.since)
+        })
+    }
+
+    pub fn unhold(&self, node: &NodeName, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| {
+            let id = tx.node_id(node, at)?;
+            tx.run("ending a hold", "UPDATE node SET hold = NULL WHERE id = $1", vals![id])?;
+            say(tx, "unhold", Some(id), (by, why), at)
+        })
+    }
+
+    /// Asks the controller for something; the next cycles see to it. Gives back the request's number.
+    pub fn add_request(&self, what: &Asked, by: &str, why: &str, at: Timestamp) -> Result<u64> {
+        self.write_unfenced(Access::Write, |tx| {
+            let body = json::write(what)?;
+            let sql = "INSERT INTO request (actor, why, at, body) VALUES ($1, $2, $3, $4)";
+            let id = tx.insert("adding a request", sql, vals![by, why, at, &body])?;
+            let (kind, node) = match what {
+                Asked::Test { node, .. } => ("ask-test", Some(node)),
+                Asked::Release { node } => ("ask-release", Some(node)),
+                Asked::Quarantine { node } => ("ask-quarantine", Some(node)),
+                Asked::Withdraw { .. } => ("ask-withdraw", None),
+            };
+            let node = node.map(|node| tx.node_id(node, at)).transpose()?;
+            say(tx, kind, node, (by, why), at)?;
+            Ok(id.cast_unsigned())
+        })
+    }
+
+    /// No validation starts in the pool, or anywhere. A second pause of the same replaces the first.
+    pub fn pause(&self, pause: &Pause) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| {
+            let body = json::write(pause)?;
+            let pool = pause.pool.as_ref().map_or("", PoolName::as_str);
+            let sql =
+                "INSERT INTO pause (pool, body) VALUES ($1, $2) ON CONFLICT (pool) DO UPDATE SET body = excluded.body";
+            tx.run("pausing", sql, vals![pool, &body])?;
+            say(tx, "pause", None, (&pause.by, &pause.why), pause.since)
+        })
+    }
+
+    /// Ends the pause of a pool, or of everything.
+    pub fn resume(&self, pool: Option<&PoolName>, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| {
+            let pool = pool.map_or("", PoolName::as_str);
+            tx.run("resuming", "DELETE FROM pause WHERE pool = $1", vals![pool])?;
+            say(tx, "resume", None, (by, why), at)
+        })
+    }
+
+    /// Nodes may be taken out again. What happened before counts no more.
+    pub fn close_breaker(&self, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| {
+            set_breaker(tx, &Breaker::Closed { since: Some(at) })?;
+            say(tx, "close-breaker", None, (by, why), at)
+        })
+    }
+}
+
+pub(super) fn set_breaker(tx: &mut Tx<'_>, breaker: &Breaker) -> Result<()> {
+    set_meta(tx, BREAKER, &json::write(breaker)?)
+}
+
+pub(super) fn set_silence(tx: &mut Tx<'_>, reported: bool) -> Result<()> {
+    set_meta(tx, SILENCE, if reported { "true" } else { "false" })
+}
+
+pub(super) fn meta(tx: &mut Tx<'_>, key: &str) -> Result<Option<String>> {
+    let sql = "SELECT value FROM meta WHERE key = $1";
+    tx.first("reading a setting", sql, vals![key], |row| Ok(row.text(0)?.to_owned()))
+}
+
+pub(super) fn set_meta(tx: &mut Tx<'_>, key: &str, value: &str) -> Result<()> {
+    let sql = "INSERT INTO meta (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value";
+    tx.run("writing a setting", sql, vals![key, value]).map(drop)
+}
+
+fn say(tx: &mut Tx<'_>, what: &'static str, node: Option<i64>, (by, why): (&str, &str), at: Timestamp) -> Result<()> {
+    let line = Line {
+        actor: Some(by.to_owned()),
+        what,
+        node,
+        code: "operator".to_owned(),
+        words: why.to_owned(),
+        ..Line::default()
+    };
+    audit::append(tx, at, None, &[line])?;
+    audit::count(tx, &[(Counter::Operators, 1)])
+}

@@ -1,0 +1,270 @@
+//! The published copy: the table and view that the seed's queries know, in one file that is replaced by renaming.
+//!
+//! Whoever reads the copy has the old file or the new one, whole. A change is published by copying the last copy beside
+//! it, adding the rows of runs that ended since, and renaming; everything is written anew only after an import, after
+//! old rows were forgotten, or if the file is gone. The copy itself remembers how far it goes. Nothing is done when
+//! nothing changed, and a copy that took long is followed by a pause twenty times as long, so that publishing ten
+//! million rows never takes more than a twentieth of the time.
+//!
+//! Untrusted rows are not published, and neither is "not applicable": the seed's words have no place for them.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+use doctor_core::time::Timestamp;
+use rusqlite::{Connection, OpenFlags};
+
+use super::{
+    Store,
+    audit::{self, Counter},
+    db::{Access, Row, Tx, sqlite_error, vals},
+    error::{Result, StoreError},
+    ledger::moment_of,
+    operators::meta,
+    records::Published,
+};
+
+/// A copy that was made in less than this needs no pause.
+const QUICK: Duration = Duration::from_millis(250);
+const PAUSE: u32 = 20;
+/// Runs are looked at again that ended this long before the last copy's end: several may end at one moment.
+const OVERLAP_MILLIS: i64 = 60_000;
+
+const TABLES: &str = "
+    CREATE TABLE runs (
+        node TEXT NOT NULL,
+        test TEXT NOT NULL,
+        timestamp INTEGER NOT NULL,
+        result TEXT NOT NULL CHECK (result IN ('pass', 'fail', 'incomplete'))
+    );
+    CREATE VIEW latest_status AS
+        SELECT node, test, MAX(timestamp) AS timestamp, result FROM runs GROUP BY node, test;
+    CREATE TABLE doctor_copy (store TEXT NOT NULL, changes INTEGER NOT NULL, rewrites INTEGER NOT NULL, upto INTEGER NOT NULL);
+";
+const INDEX: &str = "CREATE INDEX IF NOT EXISTS runs_node_test_timestamp ON runs (node, test, timestamp)";
+
+/// How far a copy goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mark {
+    store: String,
+    changes: i64,
+    rewrites: i64,
+    /// When the newest run in it ended.
+    upto: i64,
+}
+
+/// When the last copy was made and how long it took.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LastCopy {
+    ended: Instant,
+    took: Duration,
+}
+
+impl Store {
+    /// Brings the copy at `dest` up to date.
+    pub fn publish(&self, dest: &Path) -> Result<Published> {
+        let last = *self.shared.last_copy.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| last.took > QUICK && last.ended.elapsed() < last.took * PAUSE) {
+            return Ok(Published::Later);
+        }
+        let began = Instant::now();
+        let before = read_mark(dest);
+        let now = self.read(mark)?;
+        if before.as_ref().is_some_and(|before| before.changes == now.changes && same_line(before, &now)) {
+            return Ok(Published::Unchanged);
+        }
+        let since = before.filter(|before| same_line(before, &now)).map(|before| before.upto);
+        let written = self.write_copy(dest, since)?;
+        self.write_unfenced(Access::Write, |tx| audit::count(tx, &[(Counter::Published, 1)]))?;
+        let last = LastCopy { ended: Instant::now(), took: began.elapsed() };
+        *self.shared.last_copy.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+        Ok(written)
+    }
+
+    /// `since`: there is a copy that goes that far.
+    fn write_copy(&self, dest: &Path, since: Option<i64>) -> Result<Published> {
+        let draft = Draft::beside(dest)?;
+        if since.is_some() {
+            std::fs::copy(dest, &draft.path).map_err(file_error("copying", dest))?;
+        } else {
+            keep_foreign(dest)?;
+        }
+        let copy = draft.open()?;
+        let rows = self.read(|tx| {
+            let mark = mark(tx)?;
+            copy.execute_batch("BEGIN").map_err(sqlite_error(WRITE))?;
+            let rows = match since {
+                None => whole(tx, &copy)?,
+                Some(since) => added(tx, &copy, since - OVERLAP_MILLIS)?,
+            };
+            copy.execute_batch(INDEX).map_err(sqlite_error(WRITE))?;
+            write_mark(&copy, &mark)?;
+            copy.execute_batch("COMMIT").map_err(sqlite_error(WRITE))?;
+            Ok(rows)
+        })?;
+        copy.close().map_err(|(_, error)| sqlite_error(WRITE)(error))?;
+        draft.rename(dest)?;
+        Ok(Published::Written { rows, whole: since.is_none() })
+    }
+}
+
+const WRITE: &str = "writing the published copy";
+
+fn same_line(before: &Mark, now: &Mark) -> bool {
+    before.store == now.store && before.rewrites == now.rewrites
+}
+
+fn mark(tx: &mut Tx<'_>) -> Result<Mark> {
+    let upto =
+        tx.first("reading runs", "SELECT MAX(ended) FROM run WHERE state = 'ended'", &[], |row| row.opt_int(0))?;
+    Ok(Mark {
+        store: meta(tx, super::STORE_ID)?.unwrap_or_default(),
+        changes: audit::counted(tx, Counter::Changes)?.cast_signed(),
+        rewrites: audit::counted(tx, Counter::Rewrites)?.cast_signed(),
+        upto: upto.flatten().unwrap_or(0),
+    })
+}
+
+/// `None`: there is no copy of ours.
+fn read_mark(dest: &Path) -> Option<Mark> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let copy = Connection::open_with_flags_and_vfs(dest, flags, UNLOCKED).ok()?;
+    copy.query_row("SELECT store, changes, rewrites, upto FROM doctor_copy", (), |row| {
+        Ok(Mark { store: row.get(0)?, changes: row.get(1)?, rewrites: row.get(2)?, upto: row.get(3)? })
+    })
+    .ok()
+}
+
+fn write_mark(copy: &Connection, mark: &Mark) -> Result<()> {
+    copy.execute("DELETE FROM doctor_copy", ())
+        .and_then(|_| {
+            let sql = "INSERT INTO doctor_copy (store, changes, rewrites, upto) VALUES (?1, ?2, ?3, ?4)";
+            copy.execute(sql, (&mark.store, mark.changes, mark.rewrites, mark.upto))
+        })
+        .map(drop)
+        .map_err(sqlite_error(WRITE))
+}
+
+/// All of history, in an order that makes the index cheap to build.
+fn whole(tx: &mut Tx<'_>, copy: &Connection) -> Result<u64> {
+    copy.execute_batch(TABLES).map_err(sqlite_error(WRITE))?;
+    let sql = "SELECT node, run, test, outcome, at FROM history ORDER BY node, run, test";
+    pour(tx, copy, sql, &[], "INSERT INTO runs (node, test, timestamp, result) VALUES (?1, ?2, ?3, ?4)")
+}
+
+/// The rows of runs that ended lately, or have some of their results and not all.
+fn added(tx: &mut Tx<'_>, copy: &Connection, since: i64) -> Result<u64> {
+    const INSERT: &str = "INSERT INTO runs (node, test, timestamp, result) SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS \
+                          (SELECT 1 FROM runs WHERE node = ?1 AND test = ?2 AND timestamp = ?3 AND result = ?4)";
+    let of = |which: &str| {
+        format!(
+            "SELECT h.node, h.run, h.test, h.outcome, h.at FROM run r JOIN run_node n ON n.run = r.id \
+             JOIN history h ON h.node = n.node AND h.run = n.run WHERE {which}"
+        )
+    };
+    let ended = pour(tx, copy, &of("r.state = 'ended' AND r.ended >= $1"), vals![since], INSERT)?;
+    Ok(ended + pour(tx, copy, &of("r.state <> 'ended'"), &[], INSERT)?)
+}
+
+fn pour(tx: &mut Tx<'_>, copy: &Connection, sql: &str, vals: &[super::db::Val<'_>], insert: &str) -> Result<u64> {
+    let names = Arc::clone(&tx.names);
+    let fail = sqlite_error(WRITE);
+    let mut statement = copy.prepare(insert).map_err(&fail)?;
+    let mut rows = 0;
+    tx.rows("reading history", sql, vals, |row: &Row<'_>| {
+        let kind = names.outcome(row.int(3)?)?;
+        let Some(word) = kind.verdict.seed_word().filter(|_| !kind.untrusted) else { return Ok(()) };
+        let at: Timestamp = moment_of(row.run(1)?, row.int(4)?);
+        let (node, test) = (names.node(row.int(0)?)?, names.test(row.int(2)?)?);
+        rows += statement.execute((node.as_str(), test.as_str(), at.secs(), word)).map_err(&fail)? as u64;
+        Ok(())
+    })?;
+    Ok(rows)
+}
+
+/// A file that is there and was not made by us is somebody's own database: it is put aside, not overwritten.
+fn keep_foreign(dest: &Path) -> Result<()> {
+    if !dest.exists() || read_mark(dest).is_some() {
+        return Ok(());
+    }
+    let mut aside = dest.as_os_str().to_owned();
+    aside.push(".original");
+    let aside = PathBuf::from(aside);
+    if aside.exists() {
+        return Err(StoreError::Refused {
+            operation: "publishing the copy",
+            why: format!(
+                "{} is not ours and neither is {}: move one of them away, or `doctor import` it first",
+                dest.display(),
+                aside.display()
+            ),
+        });
+    }
+    std::fs::rename(dest, &aside).map_err(file_error("putting aside", dest))
+}
+
+/// A SQLite file system without locks: a draft has one writer and no reader, and locks on a share may hang.
+pub(super) const UNLOCKED: &str = "unix-none";
+
+/// A file in the making, beside the one it will replace. It disappears if it is not finished.
+#[derive(Debug)]
+pub(super) struct Draft {
+    pub(super) path: PathBuf,
+}
+
+impl Draft {
+    pub(super) fn beside(dest: &Path) -> Result<Self> {
+        let name = dest.file_name().ok_or_else(|| StoreError::Refused {
+            operation: "writing a file",
+            why: format!("{} does not name a file", dest.display()),
+        })?;
+        let name = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
+        let draft = Self { path: dest.with_file_name(name) };
+        draft.remove();
+        Ok(draft)
+    }
+
+    /// Nobody but the owner may read it until it is renamed; whether more may is for the copy's maker to say.
+    pub(super) fn open(&self) -> Result<Connection> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let draft = Connection::open_with_flags_and_vfs(&self.path, flags, UNLOCKED).map_err(|error| {
+            StoreError::CannotOpen { path: self.path.display().to_string(), why: error.to_string() }
+        })?;
+        draft
+            .execute_batch(
+                "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; \
+                 PRAGMA cache_size = -65536;",
+            )
+            .map_err(sqlite_error("setting up"))?;
+        Ok(draft)
+    }
+
+    /// On disk first, then in place, then the place on disk.
+    pub(super) fn rename(self, dest: &Path) -> Result<()> {
+        let synced = File::open(&self.path).and_then(|file| file.sync_all());
+        synced.map_err(file_error("syncing", &self.path))?;
+        std::fs::rename(&self.path, dest).map_err(file_error("putting in place", dest))?;
+        let folder = dest.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(file_error("syncing", folder))
+    }
+
+    fn remove(&self) {
+        // Most often there is nothing to remove; what cannot be removed fails with a better message when it is written.
+        drop(std::fs::remove_file(&self.path));
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+pub(super) fn file_error(operation: &'static str, path: &Path) -> impl Fn(std::io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| StoreError::File { operation, path: path.clone(), source }
+}

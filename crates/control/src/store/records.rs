@@ -1,0 +1,285 @@
+//! What goes into the store and comes out of it, as plain values.
+
+use std::collections::BTreeMap;
+
+use doctor_checks::document::RunKey;
+use doctor_core::{
+    finding::{Finding, OpenFinding, Severity, Verdict},
+    ids::{CaseId, HardwareId, NodeName, RunId, TestId},
+    lifecycle::Life,
+    node::{Hardware, Hold},
+    plan::{Action, PassedOver},
+    reason::{Because, ReasonCode},
+    run::{Outcome, Run},
+    snapshot::{Backoff, Cancelling, TestRecord},
+    time::{Span, Timestamp},
+};
+use serde::{Deserialize, Serialize};
+
+/// All the store knows of one node, but for its past results.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredNode {
+    pub life: Life,
+    pub since: Timestamp,
+    /// By test; a test that never ran is not in it.
+    pub records: BTreeMap<TestId, TestRecord>,
+    pub findings: Vec<OpenFinding>,
+    pub backoff: Option<Backoff>,
+    pub hold: Option<Hold>,
+    pub hardware: Option<HardwareId>,
+    pub case: Option<CaseId>,
+}
+
+/// A run that has not ended, with what only the controller may know of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredRun {
+    pub run: Run,
+    pub key: RunKey,
+    pub started: Option<Timestamp>,
+    pub cancelling: Option<Cancelling>,
+}
+
+/// One cycle's decision, written before anything is done about it.
+#[derive(Debug, Clone)]
+pub struct CycleIntent<'a> {
+    pub at: Timestamp,
+    pub actions: &'a [Because<Action>],
+    /// One for each `Action::Submit`, by run.
+    pub keys: &'a BTreeMap<RunId, RunKey>,
+    /// Only reasons that differ from the last cycle's.
+    pub changed_reasons: &'a [(NodeName, PassedOver)],
+    pub policy_version: u32,
+    /// Back-off of a node whose run did not start.
+    pub retry: &'a doctor_core::policy::Retry,
+}
+
+/// A verified and judged result, ready to be kept.
+#[derive(Debug, Clone)]
+pub struct JudgedResult {
+    pub run: RunId,
+    pub node: NodeName,
+    pub outcomes: Vec<Outcome>,
+    pub hardware: Hardware,
+    /// The signed bytes as they came in; stored compressed, capped.
+    pub evidence: Vec<u8>,
+    /// Whether the document answers every test of the run.
+    pub complete: bool,
+    pub received: Timestamp,
+    pub policy_version: u32,
+    pub profile_version: Option<u32>,
+}
+
+/// What became of a result at the door.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accepted {
+    Kept,
+    /// This run and node had a result, or the run had ended, before.
+    Duplicate,
+    UnknownRun,
+}
+
+/// Findings that came from a node's agent and not from a run.
+#[derive(Debug, Clone)]
+pub struct AgentFindings {
+    pub node: NodeName,
+    pub received: Timestamp,
+    /// Of each check that reported: all that fails now. An empty list clears that check's findings.
+    pub by_check: BTreeMap<TestId, Vec<Finding>>,
+    pub hardware: Hardware,
+}
+
+/// A row of history.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HistoryRow {
+    pub node: NodeName,
+    pub test: TestId,
+    pub at: Timestamp,
+    pub verdict: Verdict,
+    pub reason: ReasonCode,
+    pub severity: Option<Severity>,
+    pub run: Option<RunId>,
+    pub took: Span,
+    /// Imported from elsewhere and not believed.
+    pub untrusted: bool,
+}
+
+/// The newest result of one test on one node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LatestRow {
+    pub node: NodeName,
+    pub test: TestId,
+    pub at: Timestamp,
+    pub verdict: Verdict,
+    pub reason: ReasonCode,
+    pub run: Option<RunId>,
+    /// The newest pass or fail.
+    pub conclusive: Option<(Verdict, Timestamp)>,
+    pub misses: u32,
+}
+
+/// How often a test failed over a time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FailureRate {
+    pub test: TestId,
+    pub pass: u64,
+    pub fail: u64,
+    pub inconclusive: u64,
+    pub not_applicable: u64,
+}
+
+/// One line of the audit trail: who did what, when, why.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AuditRow {
+    pub at: Timestamp,
+    pub by: String,
+    pub what: String,
+    pub node: Option<NodeName>,
+    pub case: Option<CaseId>,
+    pub run: Option<RunId>,
+    pub code: ReasonCode,
+    pub text: String,
+}
+
+/// A cycle as it was.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CycleRow {
+    pub at: Timestamp,
+    pub actions: u32,
+    pub submitted: u32,
+    pub took: Option<Span>,
+    /// What kept the cycle from seeing or doing everything, if anything did.
+    pub trouble: Option<String>,
+}
+
+/// A cycle's number in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CycleId(pub u64);
+
+/// A run in whatever state, as people ask for it. A run that has ended has no key any more.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunRecord {
+    /// An ended run's report is put together from history; what its findings were is told by its evidence.
+    pub run: Run,
+    pub submitted: Option<Timestamp>,
+    pub started: Option<Timestamp>,
+    pub ended: Option<Timestamp>,
+    pub cancelling: Option<Cancelling>,
+}
+
+/// Which rows of history are wanted; newest first.
+#[derive(Debug, Clone, Default)]
+pub struct HistoryFilter {
+    pub node: Option<NodeName>,
+    pub test: Option<TestId>,
+    pub since: Option<Timestamp>,
+    /// Absent: all of them.
+    pub limit: Option<u32>,
+}
+
+/// Why a node was not chosen, and since when that is so.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReasonRow {
+    pub node: NodeName,
+    pub since: Timestamp,
+    pub reason: PassedOver,
+}
+
+/// The raw document behind a result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EvidenceRow {
+    pub bytes: Vec<u8>,
+    /// The document was larger than what is kept; the rest is gone.
+    pub truncated: bool,
+    pub received: Timestamp,
+    /// With these versions it was judged.
+    pub policy_version: u32,
+    pub profile_version: Option<u32>,
+    /// The case that keeps it from being pruned.
+    pub pinned_by: Option<CaseId>,
+}
+
+/// How much went through the store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    pub results_kept: u64,
+    pub results_duplicate: u64,
+    pub results_of_unknown_runs: u64,
+    /// Documents that were refused at the door.
+    pub documents_rejected: u64,
+    pub runs_ended: u64,
+    pub cycles: u64,
+    pub published: u64,
+}
+
+/// How long things are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RetentionPolicy {
+    pub history: Span,
+    pub evidence: Span,
+    pub logs: Span,
+}
+
+/// What retention removed, and what somebody with access to the share should remove.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Pruned {
+    pub history_rows: u64,
+    pub evidence_rows: u64,
+    pub run_rows: u64,
+    pub audit_rows: u64,
+    /// Runs whose logs on the share have outlived their time. They are named until `logs_deleted` says they are gone.
+    pub logs: Vec<ExpiredLog>,
+}
+
+/// The logs of one run on one node, too old to be kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpiredLog {
+    pub run: RunId,
+    pub node: NodeName,
+    pub tests: Vec<TestId>,
+    /// When the run was decided on, which is part of the log's name.
+    pub planned: Timestamp,
+}
+
+/// What an import brought in.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Imported {
+    pub added: u64,
+    /// Rows that an earlier import had brought already.
+    pub known: u64,
+    /// Of those, how many were not believed and are now.
+    pub trusted: u64,
+    /// Rows that could not be understood; the first few are quoted.
+    pub skipped: u64,
+    pub skipped_examples: Vec<String>,
+}
+
+/// What became of the published copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Published {
+    /// Nothing changed since the last copy.
+    Unchanged,
+    /// The last copy took so long that the next has to wait a little.
+    Later,
+    Written {
+        /// Rows that the last copy did not have.
+        rows: u64,
+        /// Whether everything was written anew.
+        whole: bool,
+    },
+}
+
+/// What a check of the whole store found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verified {
+    /// What was looked at, in words.
+    pub checked: Vec<String>,
+    /// What is wrong. Empty: the store is sound.
+    pub troubles: Vec<String>,
+}
+
+impl Verified {
+    pub const fn is_sound(&self) -> bool {
+        self.troubles.is_empty()
+    }
+}

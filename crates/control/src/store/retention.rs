@@ -1,0 +1,202 @@
+//! What may be forgotten. Never the last conclusive result of a test on a node, nor anything since the result that
+//! settled it last; never the evidence of an open case.
+//!
+//! The controller calls this now and then. It goes in small steps, each its own transaction, so that results do not
+//! wait for it.
+
+use std::{collections::HashMap, sync::Arc};
+
+use doctor_core::{ids::RunId, time::Timestamp};
+
+use super::{
+    Store,
+    audit::{self, Counter},
+    db::{Kind, Tx, Val, vals},
+    error::Result,
+    lease::Lease,
+    ledger::{self, Before, moment_of},
+    records::{ExpiredLog, Pruned, RetentionPolicy},
+    runs,
+};
+
+/// Nodes in one step.
+const NODES: usize = 256;
+/// Rows of evidence in one step.
+const ROWS: u32 = 2000;
+/// Runs whose logs are named in one call; the next call names more.
+const LOGS: u32 = 10_000;
+
+impl Store {
+    /// Forgets what is too old, and names the logs on the share that are. After deleting those, say so with
+    /// [`Self::logs_deleted`]; until then they are named again.
+    pub fn retention(&self, lease: &Lease, now: Timestamp, keep: RetentionPolicy) -> Result<Pruned> {
+        let history = now.minus(keep.history);
+        let mut pruned = Pruned {
+            history_rows: self.prune_history(lease, history)?,
+            evidence_rows: self.prune_evidence(lease, now.minus(keep.evidence))?,
+            logs: self.read(|tx| expired_logs(tx, now.minus(keep.logs)))?,
+            ..Pruned::default()
+        };
+        (pruned.run_rows, pruned.audit_rows) = self.write(lease, |tx| {
+            let gone = (prune_runs(tx, history)?, prune_trail(tx, history)?);
+            if pruned.history_rows > 0 {
+                audit::count(tx, &[(Counter::Rewrites, 1), (Counter::Changes, 1)])?;
+            }
+            Ok(gone)
+        })?;
+        Ok(pruned)
+    }
+
+    /// The logs of these runs are gone from the share.
+    pub fn logs_deleted(&self, lease: &Lease, runs: &[RunId]) -> Result<()> {
+        let rows: Vec<Val<'_>> = runs.iter().map(|run| (*run).into()).collect();
+        let sqlite = "UPDATE run SET logs_pruned = 1 WHERE id = $1";
+        let postgres = "UPDATE run SET logs_pruned = 1 WHERE id = ANY ($1::int8[])";
+        self.write(lease, |tx| tx.each("noting deleted logs", (sqlite, postgres), &[Kind::Int], &rows).map(drop))
+    }
+
+    fn prune_history(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
+        let nodes: Vec<i64> =
+            self.read(|tx| tx.all("reading nodes", "SELECT id FROM node ORDER BY id", &[], |row| row.int(0)))?;
+        let mut gone = 0;
+        for some in nodes.chunks(NODES) {
+            let old = self.read(|tx| forgettable(tx, some, before))?;
+            if old.is_empty() {
+                continue;
+            }
+            gone += self.write(lease, |tx| {
+                let sqlite = "DELETE FROM history WHERE node = $1 AND run = $2 AND test = $3";
+                let postgres = "DELETE FROM history h USING UNNEST($1::int8[], $2::int8[], $3::int8[]) \
+                                AS d (node, run, test) WHERE h.node = d.node AND h.run = d.run AND h.test = d.test";
+                let rows: Vec<Val<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
+                tx.each("forgetting history", (sqlite, postgres), &[Kind::Int; 3], &rows)
+            })?;
+        }
+        Ok(gone)
+    }
+
+    fn prune_evidence(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
+        // A document comes in after its run was born, so the primary key finds the old ones.
+        let sql = "SELECT run, node FROM evidence WHERE run < $1 AND received < $2 AND (case_id IS NULL OR EXISTS \
+                   (SELECT 1 FROM case_file c WHERE c.id = evidence.case_id AND c.closed IS NOT NULL AND c.closed < $2)) \
+                   LIMIT $3";
+        let mut gone = 0;
+        loop {
+            let born = first_run(before);
+            let old = self.read(|tx| {
+                tx.all("reading evidence", sql, vals![born, before, ROWS], |row| Ok([row.int(0)?, row.int(1)?]))
+            })?;
+            if old.is_empty() {
+                return Ok(gone);
+            }
+            gone += self.write(lease, |tx| {
+                let sqlite = "DELETE FROM evidence WHERE run = $1 AND node = $2";
+                let postgres = "DELETE FROM evidence e USING UNNEST($1::int8[], $2::int8[]) AS d (run, node) \
+                                WHERE e.run = d.run AND e.node = d.node";
+                let rows: Vec<Val<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
+                tx.each("forgetting evidence", (sqlite, postgres), &[Kind::Int; 2], &rows)
+            })?;
+        }
+    }
+}
+
+/// The lowest number of a run born at this moment.
+fn first_run(at: Timestamp) -> i64 {
+    at.millis().clamp(0, i64::MAX >> 21) << 21
+}
+
+/// One old row of history.
+#[derive(Debug, Clone, Copy)]
+struct Old {
+    run: i64,
+    test: i64,
+    at: Timestamp,
+    believed: bool,
+    conclusive: bool,
+}
+
+/// Rows of these nodes that nothing rests on any more, as node, run and test.
+fn forgettable(tx: &mut Tx<'_>, nodes: &[i64], before: Timestamp) -> Result<Vec<[i64; 3]>> {
+    let names = Arc::clone(&tx.names);
+    let standing = ledger::before(tx, nodes)?;
+    let mut old: HashMap<i64, Vec<Old>> = HashMap::new();
+    let sql = format!(
+        "SELECT node, run, test, outcome, at FROM history WHERE node IN {{keys}} AND run < {}",
+        first_run(before)
+    );
+    tx.keyed("reading history", &sql, nodes, |row| {
+        let (node, run) = (row.int(0)?, row.run(1)?);
+        let at = moment_of(run, row.int(4)?);
+        if at < before {
+            let kind = names.outcome(row.int(3)?)?;
+            let believed = !kind.untrusted;
+            let conclusive = believed && kind.verdict.is_conclusive();
+            old.entry(node).or_default().push(Old { run: row.int(1)?, test: row.int(2)?, at, believed, conclusive });
+        }
+        Ok(())
+    })?;
+    Ok(old.into_iter().flat_map(|(node, rows)| forgettable_of(node, &rows, &standing, before)).collect())
+}
+
+fn forgettable_of(node: i64, rows: &[Old], standing: &Before, before: Timestamp) -> Vec<[i64; 3]> {
+    let mut last_conclusive: HashMap<i64, (Timestamp, i64)> = HashMap::new();
+    for row in rows.iter().filter(|row| row.conclusive) {
+        let newest = last_conclusive.entry(row.test).or_insert((row.at, row.run));
+        *newest = (*newest).max((row.at, row.run));
+    }
+    let rested_on = |row: &Old| {
+        let now = standing.standings.get(&(node, row.test));
+        // What `latest` is folded from: the result that settled the test, and all since.
+        let folded = row.believed
+            && standing.counts(node, row.at)
+            && now.is_some_and(|now| now.record.settled().is_none_or(|settled| row.at >= settled));
+        let newer = now.and_then(|now| now.sure).is_some_and(|(_, at)| at >= before);
+        folded || (!newer && last_conclusive.get(&row.test) == Some(&(row.at, row.run)))
+    };
+    rows.iter().filter(|row| !rested_on(row)).map(|row| [node, row.run, row.test]).collect()
+}
+
+/// Runs whose logs are too old. The log of a test's newest result stays, and so do those of an open case.
+fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
+    let names = Arc::clone(&tx.names);
+    let sql = "SELECT r.id, r.tests, r.planned, n.node FROM run r JOIN run_node n ON n.run = r.id \
+               WHERE r.state = 'ended' AND r.ended < $1 AND r.logs_pruned = 0 AND r.started IS NOT NULL \
+               AND NOT EXISTS (SELECT 1 FROM latest l WHERE l.node = n.node AND l.run = r.id) \
+               AND NOT EXISTS (SELECT 1 FROM case_file c WHERE c.id = r.case_id AND c.closed IS NULL) \
+               AND NOT EXISTS (SELECT 1 FROM evidence e JOIN case_file c ON c.id = e.case_id \
+               WHERE e.run = r.id AND c.closed IS NULL) ORDER BY r.id LIMIT $2";
+    tx.all("looking for old logs", sql, vals![before, LOGS], |row| {
+        let tests: Result<Vec<_>> =
+            runs::unlist(row.text(1)?)?.into_iter().map(|test| names.test(test).cloned()).collect();
+        let node = names.node(row.int(3)?)?.clone();
+        Ok(ExpiredLog { run: row.run(0)?, node, tests: tests?, planned: row.moment(2)? })
+    })
+}
+
+/// Runs of which neither results nor logs are left.
+fn prune_runs(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
+    let operation = "forgetting runs";
+    let sql = "SELECT r.id FROM run r WHERE r.state = 'ended' AND r.ended < $1 \
+               AND (r.logs_pruned = 1 OR r.started IS NULL) \
+               AND NOT EXISTS (SELECT 1 FROM case_file c WHERE c.id = r.case_id AND c.closed IS NULL) \
+               AND NOT EXISTS (SELECT 1 FROM run_node n JOIN history h ON h.node = n.node AND h.run = n.run \
+               WHERE n.run = r.id) LIMIT $2";
+    let old: Vec<Val<'_>> = tx.all(operation, sql, vals![before, LOGS], |row| row.int(0).map(Val::Int))?;
+    for table in ["run_node WHERE run", "run WHERE id"] {
+        let sqlite = format!("DELETE FROM {table} = $1");
+        let postgres = format!("DELETE FROM {table} = ANY ($1::int8[])");
+        tx.each(operation, (&sqlite, &postgres), &[Kind::Int], &old)?;
+    }
+    Ok(old.len() as u64)
+}
+
+/// Lines about cases that are still open stay.
+fn prune_trail(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
+    let operation = "forgetting the trail";
+    let sql = "DELETE FROM audit WHERE at < $1 AND NOT EXISTS \
+               (SELECT 1 FROM case_file c WHERE c.id = audit.case_id AND c.closed IS NULL)";
+    let lines = tx.run(operation, sql, vals![before])?;
+    tx.run(operation, "DELETE FROM cycle WHERE at < $1", vals![before])?;
+    tx.run(operation, "DELETE FROM taken_out WHERE at < $1", vals![before])?;
+    Ok(lines)
+}

@@ -1,0 +1,259 @@
+//! Runs: from the intention in a plan to the end, and how they are read back.
+
+use std::sync::Arc;
+
+use doctor_checks::document::RunKey;
+use doctor_core::{
+    ids::{JobId, NodeName, RunId, TestId},
+    reason::{Because, ReasonCode},
+    run::{CancelWhy, NonEmpty, Outcome, Report, Run, RunEnd, RunState},
+    snapshot::Cancelling,
+    time::{Span, Timestamp},
+};
+
+use super::{
+    Store,
+    db::{Kind, Row, Tx, vals},
+    error::{Result, StoreError},
+    lease::Lease,
+    ledger::moment_of,
+    names::{Names, parsed},
+    nodes,
+    records::{RunRecord, StoredRun},
+};
+
+/// The words of the `state` column.
+pub(super) const PLANNED: &str = "planned";
+const SUBMITTED: &str = "submitted";
+const RUNNING: &str = "running";
+pub(super) const ENDED: &str = "ended";
+
+/// The words of the `ending` column.
+pub(super) const COMPLETED: &str = "completed";
+pub(super) const INCOMPLETE: &str = "incomplete";
+pub(super) const NOT_STARTED: &str = "not-started";
+
+/// A job's name where the backend never told it.
+const JOB_UNKNOWN: &str = "unknown";
+
+const COLUMNS: &str = "SELECT id, state, nodes, tests, purpose, code, words, case_id, planned, time_limit, secret, job, \
+                       submitted, started, ended, ending, why, cancel_why, cancel_since FROM run";
+
+impl Store {
+    /// Runs that have not ended, oldest first.
+    pub fn active_runs(&self) -> Result<Vec<StoredRun>> {
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            let sql = format!("{COLUMNS} WHERE state <> 'ended' ORDER BY id");
+            tx.all("reading active runs", &sql, &[], |row| {
+                let secret = row.opt_text(10)?.and_then(RunKey::from_hex);
+                let key = secret.ok_or_else(|| unreadable("an active run has no key"))?;
+                let RunRecord { run, started, cancelling, .. } = read_run(row, &names)?;
+                Ok(StoredRun { run, key, started, cancelling })
+            })
+        })
+    }
+
+    /// A run in whatever state.
+    pub fn run(&self, run: RunId) -> Result<Option<RunRecord>> {
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            let sql = format!("{COLUMNS} WHERE id = $1");
+            let mut record = tx.first("reading a run", &sql, vals![run], |row| read_run(row, &names))?;
+            if let Some(record) = &mut record {
+                add_report(tx, record)?;
+            }
+            Ok(record)
+        })
+    }
+
+    /// The newest runs first, without their reports.
+    pub fn last_runs(&self, limit: u32) -> Result<Vec<RunRecord>> {
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            let sql = format!("{COLUMNS} ORDER BY id DESC LIMIT $1");
+            tx.all("reading runs", &sql, vals![limit], |row| read_run(row, &names))
+        })
+    }
+
+    /// Node-time that ended runs spent since then; a run that began earlier counts from then.
+    pub fn spent_since(&self, since: Timestamp) -> Result<Span> {
+        let sql = "SELECT CAST(SUM((ended - CASE WHEN started > $1 THEN started ELSE $1 END) * node_count) AS BIGINT) \
+                   FROM run WHERE state = 'ended' AND ended > $1 AND started IS NOT NULL";
+        self.read(|tx| {
+            let spent = tx.first("adding up node-hours", sql, vals![since], |row| row.opt_int(0))?;
+            Ok(Span::from_millis(spent.flatten().unwrap_or(0).max(0)))
+        })
+    }
+
+    /// The backend has taken the job.
+    pub fn record_submitted(&self, lease: &Lease, run: RunId, job: &JobId, at: Timestamp) -> Result<()> {
+        let sql = "UPDATE run SET state = 'submitted', job = $2, submitted = $3 \
+                   WHERE id = $1 AND state = 'planned'";
+        self.write(lease, |tx| tx.run("recording a submission", sql, vals![run, &job.0, at]).map(drop))
+    }
+
+    /// The node was seen executing the job. A start ends the node's back-off.
+    pub fn record_running(&self, lease: &Lease, run: RunId, started: Timestamp) -> Result<()> {
+        let sql = "UPDATE run SET state = 'running', started = COALESCE(started, $2) \
+                   WHERE id = $1 AND state <> 'ended'";
+        self.write(lease, |tx| {
+            tx.run("recording a start", sql, vals![run, started])?;
+            let nodes = nodes_of(tx, run)?;
+            nodes::clear_back_off(tx, &nodes)
+        })
+    }
+}
+
+/// Writes down a run that is about to be submitted. That its nodes have no other run is left to the database.
+pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
+    let operation = "planning a run";
+    let mut node_ids = Vec::with_capacity(run.nodes.len());
+    for node in run.nodes.iter() {
+        node_ids.push(tx.node_id(node, run.planned)?);
+    }
+    let mut test_ids = Vec::with_capacity(run.tests.len());
+    for test in run.tests.iter() {
+        test_ids.push(tx.test_id(test)?);
+    }
+    let sql = "INSERT INTO run (id, state, nodes, tests, node_count, purpose, code, words, case_id, planned, time_limit, \
+               secret) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+    let count = i64::try_from(node_ids.len()).unwrap_or(i64::MAX);
+    let (nodes, tests, secret) = (list(&node_ids), list(&test_ids), key.to_hex());
+    let asked = &run.asked;
+    tx.run(
+        operation,
+        sql,
+        vals![
+            run.id,
+            PLANNED,
+            &nodes,
+            &tests,
+            count,
+            asked.what.code(),
+            asked.code.as_str(),
+            &asked.text,
+            run.case,
+            run.planned,
+            run.limit,
+            &secret
+        ],
+    )?;
+    let rows: Vec<_> =
+        node_ids.iter().flat_map(|node| [run.id.into(), (*node).into(), 0_i64.into(), 1_i64.into()]).collect();
+    tx.bulk(operation, "run_node (run, node, whole, active)", &[Kind::Int; 4], &rows, "")?;
+    let sqlite = "DELETE FROM reason WHERE node = $1";
+    let postgres = "DELETE FROM reason WHERE node = ANY ($1::int8[])";
+    let rows: Vec<_> = node_ids.into_iter().map(Into::into).collect();
+    tx.each(operation, (sqlite, postgres), &[Kind::Int], &rows).map(drop)
+}
+
+/// The run is to be cancelled. A second reason does not replace the first.
+pub(super) fn cancel_run(tx: &mut Tx<'_>, run: RunId, why: CancelWhy, at: Timestamp) -> Result<()> {
+    let sql = "UPDATE run SET cancel_why = $2, cancel_since = $3 \
+               WHERE id = $1 AND state <> 'ended' AND cancel_why IS NULL";
+    tx.run("cancelling a run", sql, vals![run, why.code(), at]).map(drop)
+}
+
+pub(super) fn nodes_of(tx: &mut Tx<'_>, run: RunId) -> Result<Vec<i64>> {
+    tx.all("reading a run's nodes", "SELECT node FROM run_node WHERE run = $1", vals![run], |row| row.int(0))
+}
+
+pub(super) fn list(ids: &[i64]) -> String {
+    ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+pub(super) fn unlist(text: &str) -> Result<Vec<i64>> {
+    text.split(',').map(|id| parsed("list of numbers", id.parse())).collect()
+}
+
+fn named<T>(text: &str, name: impl Fn(i64) -> Result<T>) -> Result<NonEmpty<T>> {
+    let all: Result<Vec<T>> = unlist(text)?.into_iter().map(name).collect();
+    NonEmpty::new(all?).ok_or_else(|| unreadable("a run has no nodes or tests"))
+}
+
+fn unreadable(why: &str) -> StoreError {
+    StoreError::Unreadable { what: "run", why: why.to_owned() }
+}
+
+fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
+    let nodes: NonEmpty<NodeName> = named(row.text(2)?, |id| names.node(id).cloned())?;
+    let tests: NonEmpty<TestId> = named(row.text(3)?, |id| names.test(id).cloned())?;
+    let job = row.opt_text(11)?.map(|job| JobId(job.to_owned()));
+    let (submitted, started) = (row.opt_moment(12)?, row.opt_moment(13)?);
+    let some = |what: &str| unreadable(&format!("a {what} run lacks its job or time"));
+    let state = match row.text(1)? {
+        PLANNED => RunState::Planned,
+        SUBMITTED => {
+            let (job, at) = job.zip(submitted).ok_or_else(|| some(SUBMITTED))?;
+            RunState::Submitted { job, at }
+        }
+        // It may have been seen running although the answer to its submission was lost.
+        RUNNING => {
+            let since = started.ok_or_else(|| some(RUNNING))?;
+            RunState::Running { job: job.unwrap_or_else(|| JobId(JOB_UNKNOWN.to_owned())), since }
+        }
+        ENDED => RunState::Ended(read_end(row)?),
+        other => return Err(unreadable(&format!("`{other}` is no state of a run"))),
+    };
+    let cancelling = match (row.opt_text(17)?, row.opt_moment(18)?) {
+        (Some(why), Some(since)) => Some(Cancelling { why: parsed("reason to cancel", why.parse())?, since }),
+        _ => None,
+    };
+    let run = Run {
+        id: row.run(0)?,
+        nodes,
+        tests,
+        state,
+        asked: Because {
+            what: parsed("purpose", row.text(4)?.parse())?,
+            code: parsed("reason", ReasonCode::new(row.text(5)?))?,
+            text: row.text(6)?.to_owned(),
+        },
+        case: row.opt_case(7)?,
+        planned: row.moment(8)?,
+        limit: Span::from_millis(row.int(9)?),
+    };
+    Ok(RunRecord { run, submitted, started, ended: row.opt_moment(14)?, cancelling })
+}
+
+fn read_end(row: &Row<'_>) -> Result<RunEnd> {
+    let why = row.opt_text(16)?.unwrap_or_default();
+    Ok(match row.opt_text(15)?.unwrap_or_default() {
+        COMPLETED => RunEnd::Completed(Report::default()),
+        INCOMPLETE => RunEnd::Incomplete { why: parsed("end of a run", why.parse())?, partial: None },
+        NOT_STARTED => RunEnd::NotStarted(parsed("end of a run", why.parse())?),
+        other => return Err(unreadable(&format!("`{other}` is no end of a run"))),
+    })
+}
+
+/// An ended run's outcomes, from history.
+fn add_report(tx: &mut Tx<'_>, record: &mut RunRecord) -> Result<()> {
+    let RunState::Ended(end) = &mut record.run.state else { return Ok(()) };
+    let names = Arc::clone(&tx.names);
+    let id = record.run.id;
+    let mut outcomes = Vec::new();
+    for node in record.run.nodes.iter() {
+        let Some(number) = names.node_number(node) else { continue };
+        let sql = "SELECT test, outcome, at, took FROM history WHERE node = $1 AND run = $2 ORDER BY test";
+        tx.rows("reading a report", sql, vals![number, id], |row| {
+            let kind = names.outcome(row.int(1)?)?;
+            outcomes.push(Outcome {
+                node: node.clone(),
+                test: names.test(row.int(0)?)?.clone(),
+                verdict: kind.verdict,
+                reason: kind.reason.clone(),
+                at: moment_of(id, row.int(2)?),
+                took: Span::from_millis(row.int(3)?),
+                findings: Vec::new(),
+            });
+            Ok(())
+        })?;
+    }
+    match end {
+        RunEnd::Completed(report) => report.outcomes = outcomes,
+        RunEnd::Incomplete { partial, .. } => *partial = Some(Report { outcomes }),
+        RunEnd::NotStarted(_) => {}
+    }
+    Ok(())
+}

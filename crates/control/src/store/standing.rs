@@ -1,0 +1,78 @@
+//! Where one test on one node stands, as the fold of its results in the order of their time.
+
+use doctor_core::{finding::Verdict, snapshot::TestRecord, time::Timestamp};
+
+/// A row of `latest`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) record: TestRecord,
+    /// The newest result: its outcome and run.
+    pub(super) outcome: i64,
+    pub(super) run: i64,
+    /// The newest pass or fail: its outcome and moment.
+    pub(super) sure: Option<(i64, Timestamp)>,
+}
+
+/// One result, as the fold sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NextResult {
+    pub(super) at: Timestamp,
+    pub(super) run: i64,
+    pub(super) outcome: i64,
+    pub(super) verdict: Verdict,
+}
+
+impl Standing {
+    pub(super) const NOTHING: Self = Self { record: TestRecord::NEVER, outcome: 0, run: 0, sure: None };
+
+    /// Whether a result comes after everything that is in here.
+    pub(super) fn precedes(&self, result: &NextResult) -> bool {
+        self.record.attempt().is_none_or(|attempt| (attempt, self.run) <= (result.at, result.run))
+    }
+
+    /// Adds the next result.
+    pub(super) fn add(&mut self, result: &NextResult) {
+        self.record.add(result.verdict, result.at);
+        self.outcome = result.outcome;
+        self.run = result.run;
+        if result.verdict.is_conclusive() {
+            self.sure = Some((result.outcome, result.at));
+        }
+    }
+
+    /// From all results there are; `None` if there are none.
+    pub(super) fn fold(mut results: Vec<NextResult>) -> Option<Self> {
+        results.sort_unstable_by_key(|result| (result.at, result.run));
+        let mut standing = None::<Self>;
+        for result in &results {
+            standing.get_or_insert(Self::NOTHING).add(result);
+        }
+        standing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(at: i64, verdict: Verdict) -> NextResult {
+        NextResult { at: Timestamp::from_secs(at), run: at, outcome: 1, verdict }
+    }
+
+    #[test]
+    fn the_order_in_which_results_come_makes_no_difference() {
+        let miss = Verdict::Inconclusive;
+        let in_order = Standing::fold(vec![result(5, miss), result(6, Verdict::Pass), result(7, miss)]);
+        let late_pass = Standing::fold(vec![result(5, miss), result(7, miss), result(6, Verdict::Pass)]);
+        assert_eq!(in_order, late_pass);
+        assert_eq!(in_order.unwrap().record.misses(), 1);
+        assert_eq!(Standing::fold(vec![]), None);
+    }
+
+    #[test]
+    fn an_inconclusive_result_hides_no_earlier_verdict() {
+        let standing = Standing::fold(vec![result(5, Verdict::Fail), result(6, Verdict::Inconclusive)]).unwrap();
+        assert_eq!(standing.sure, Some((1, Timestamp::from_secs(5))));
+        assert_eq!(standing.record.verdict(), Some(Verdict::Inconclusive));
+    }
+}

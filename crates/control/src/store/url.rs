@@ -1,0 +1,107 @@
+//! Where a store is, as people write it.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use super::error::StoreError;
+
+/// `sqlite:PATH`, a bare path, or `postgres://…`.
+#[derive(Clone, PartialEq, Eq)]
+pub enum StoreUrl {
+    Sqlite(PathBuf),
+    Postgres(String),
+}
+
+impl FromStr for StoreUrl {
+    type Err = StoreError;
+
+    fn from_str(text: &str) -> Result<Self, StoreError> {
+        let bad = |why: &str| StoreError::BadUrl { text: hide_password(text), why: why.to_owned() };
+        if text.starts_with("postgres://") || text.starts_with("postgresql://") {
+            return Ok(Self::Postgres(text.to_owned()));
+        }
+        let path = text.strip_prefix("sqlite:").unwrap_or(text);
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if path.is_empty() {
+            return Err(bad("the path is empty"));
+        }
+        if path.contains("://") {
+            return Err(bad("this kind of database is not supported"));
+        }
+        Ok(Self::Sqlite(PathBuf::from(path)))
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Self::Postgres(url) => f.write_str(&hide_password(url)),
+        }
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A URL is printed in errors and logs; its password is not.
+fn hide_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let authority_end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, tail) = rest.split_at(authority_end);
+    let authority = match authority.rsplit_once('@') {
+        Some((user, host)) => {
+            let user = user.split_once(':').map_or_else(|| user.to_owned(), |(name, _)| format!("{name}:…"));
+            format!("{user}@{host}")
+        }
+        None => authority.to_owned(),
+    };
+    let tail = match tail.split_once("password=") {
+        Some((before, after)) => {
+            let after = after.find('&').map_or("", |end| &after[end..]);
+            format!("{before}password=…{after}")
+        }
+        None => tail.to_owned(),
+    };
+    format!("{scheme}://{authority}{tail}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_with_or_without_prefix_is_sqlite() {
+        for text in
+            ["sqlite:/var/lib/doctor/doctor.db", "/var/lib/doctor/doctor.db", "sqlite:///var/lib/doctor/doctor.db"]
+        {
+            assert_eq!(
+                text.parse::<StoreUrl>().unwrap(),
+                StoreUrl::Sqlite("/var/lib/doctor/doctor.db".into()),
+                "{text}"
+            );
+        }
+        assert_eq!("doctor.db".parse::<StoreUrl>().unwrap(), StoreUrl::Sqlite("doctor.db".into()));
+    }
+
+    #[test]
+    fn what_is_no_store_is_refused_with_the_accepted_forms() {
+        for text in ["", "sqlite:", "mysql://root@h/x"] {
+            let error = text.parse::<StoreUrl>().unwrap_err().to_string();
+            assert!(error.contains("postgres://USER@HOST/DATABASE"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_never_printed() {
+        for text in
+            ["postgres://doctor:secret@db.example/doctor", "postgres://db.example/doctor?user=d&password=secret&x=1"]
+        {
+            let url: StoreUrl = text.parse().unwrap();
+            assert!(!url.to_string().contains("secret") && !format!("{url:?}").contains("secret"), "{url}");
+            assert!(url.to_string().contains("db.example/doctor"), "{url}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Looking for contradictions: does the store still say one thing in all places?
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+use doctor_core::{
+    ids::{CaseId, RunId},
+    time::Timestamp,
+};
+
+use super::{
+    Store, cases,
+    db::Tx,
+    error::Result,
+    ledger::{HOUR, moment_of, place, read_standing},
+    records::Verified,
+    standing::{NextResult, Standing},
+};
+
+/// So many troubles of one kind are named; the rest are counted.
+const NAMED: usize = 20;
+
+impl Store {
+    /// Checks the whole store. It reads everything once and changes nothing.
+    pub fn verify(&self) -> Result<Verified> {
+        self.read(|tx| {
+            let mut report = Report::default();
+            database(tx, &mut report)?;
+            history(tx, &mut report)?;
+            runs(tx, &mut report)?;
+            open_cases(tx, &mut report)?;
+            Ok(report.verified)
+        })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Report {
+    verified: Verified,
+}
+
+impl Report {
+    fn add(&mut self, checked: String, mut troubles: Vec<String>) {
+        let more = troubles.len().saturating_sub(NAMED);
+        troubles.truncate(NAMED);
+        self.verified.troubles.append(&mut troubles);
+        if more > 0 {
+            self.verified.troubles.push(format!("… and {more} more of this kind"));
+        }
+        self.verified.checked.push(checked);
+    }
+}
+
+fn database(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
+    if !tx.is_sqlite() {
+        return Ok(());
+    }
+    let said = tx.all("checking the file", "PRAGMA integrity_check", &[], |row| Ok(row.text(0)?.to_owned()))?;
+    let troubles = said.into_iter().filter(|line| line != "ok").map(|line| format!("the file is damaged: {line}"));
+    report.add("the database file".to_owned(), troubles.collect());
+    Ok(())
+}
+
+/// Recomputes `latest` and the hourly counts from history.
+fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
+    let names = Arc::clone(&tx.names);
+    let mut latest: HashMap<(i64, i64), Standing> = HashMap::new();
+    let sql = "SELECT node, test, attempt, outcome, run, settled, sure, sure_at, misses FROM latest";
+    tx.rows("reading latest results", sql, &[], |row| {
+        let (key, standing) = read_standing(row, &names)?;
+        latest.insert(key, standing);
+        Ok(())
+    })?;
+    let mut counts_from: HashMap<i64, Timestamp> = HashMap::new();
+    let sql = "SELECT id, counts_from FROM node WHERE counts_from IS NOT NULL";
+    tx.rows("reading nodes", sql, &[], |row| {
+        counts_from.insert(row.int(0)?, row.moment(1)?);
+        Ok(())
+    })?;
+
+    let mut fold = Fold { latest, ..Fold::default() };
+    let mut rows = 0_u64;
+    let sql = "SELECT node, run, test, outcome, at FROM history ORDER BY node, run, test";
+    tx.rows("reading history", sql, &[], |row| {
+        rows += 1;
+        let (node, run, test, outcome) = (row.int(0)?, row.run(1)?, row.int(2)?, row.int(3)?);
+        let kind = names.outcome(outcome)?;
+        if kind.untrusted {
+            return Ok(());
+        }
+        let at = moment_of(run, row.int(4)?);
+        fold.counts.entry((at.millis().div_euclid(HOUR), test)).or_default()[place(kind.verdict)] += 1;
+        if counts_from.get(&node).is_none_or(|from| at > *from) {
+            let run = run.number().cast_signed();
+            fold.add(node, test, NextResult { at, run, outcome, verdict: kind.verdict });
+        }
+        Ok(())
+    })?;
+    fold.finish_node();
+    let missing: Vec<_> = fold.latest.keys().copied().collect();
+    let mut troubles = fold.wrong;
+    troubles.extend(missing.into_iter().map(|key| (key, "is in latest and not in history")));
+    let mut troubles: Vec<String> = troubles
+        .into_iter()
+        .map(|((node, test), what)| {
+            let node = names.node(node).map_or_else(|_| node.to_string(), ToString::to_string);
+            let test = names.test(test).map_or_else(|_| test.to_string(), ToString::to_string);
+            format!("{node} {test} {what}")
+        })
+        .collect();
+    troubles.sort();
+    report.add(format!("latest results against {rows} rows of history"), troubles);
+    hourly(tx, report, &fold.counts)
+}
+
+/// History by node, folded as it is read.
+#[derive(Debug, Default)]
+struct Fold {
+    latest: HashMap<(i64, i64), Standing>,
+    node: i64,
+    tests: BTreeMap<i64, Vec<NextResult>>,
+    wrong: Vec<((i64, i64), &'static str)>,
+    counts: BTreeMap<(i64, i64), [i64; 4]>,
+}
+
+impl Fold {
+    fn add(&mut self, node: i64, test: i64, result: NextResult) {
+        if node != self.node {
+            self.finish_node();
+            self.node = node;
+        }
+        self.tests.entry(test).or_default().push(result);
+    }
+
+    fn finish_node(&mut self) {
+        for (test, results) in std::mem::take(&mut self.tests) {
+            let key = (self.node, test);
+            match (self.latest.remove(&key), Standing::fold(results)) {
+                (Some(kept), Some(folded)) if kept == folded => {}
+                (Some(_), _) => self.wrong.push((key, "stands otherwise in latest than its history says")),
+                (None, _) => self.wrong.push((key, "has history and is not in latest")),
+            }
+        }
+    }
+}
+
+/// Retention takes rows out of history and leaves the counts, so a count may be higher and never lower.
+fn hourly(tx: &mut Tx<'_>, report: &mut Report, counts: &BTreeMap<(i64, i64), [i64; 4]>) -> Result<()> {
+    let mut kept: HashMap<(i64, i64), [i64; 4]> = HashMap::new();
+    let sql = "SELECT hour, test, passed, failed, inconclusive, not_applicable FROM hourly";
+    tx.rows("reading counts", sql, &[], |row| {
+        let counts = [row.int(2)?, row.int(3)?, row.int(4)?, row.int(5)?];
+        kept.insert((row.int(0)?, row.int(1)?), counts);
+        Ok(())
+    })?;
+    let short = counts.iter().filter(|(key, counted)| {
+        let kept = kept.get(*key).copied().unwrap_or_default();
+        kept.iter().zip(counted.iter()).any(|(kept, counted)| kept < counted)
+    });
+    let troubles = short.map(|((hour, test), _)| {
+        format!("the counts of test number {test} in the hour of {} are too low", Timestamp::from_millis(hour * HOUR))
+    });
+    report.add("hourly counts".to_owned(), troubles.collect());
+    Ok(())
+}
+
+fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
+    let names = Arc::clone(&tx.names);
+    let mut troubles = Vec::new();
+    let mut busy: HashMap<i64, RunId> = HashMap::new();
+    let sql = "SELECT n.run, n.node, r.state, n.active, r.secret FROM run_node n JOIN run r ON r.id = n.run \
+               WHERE r.state <> 'ended' OR n.active = 1";
+    tx.rows("reading runs", sql, &[], |row| {
+        let (run, node) = (row.run(0)?, row.int(1)?);
+        let name = names.node(node).map_or_else(|_| node.to_string(), ToString::to_string);
+        if let Some(other) = busy.insert(node, run) {
+            troubles.push(format!("{name} has two runs, {other} and {run}"));
+        }
+        if (row.text(2)? == "ended") == (row.int(3)? == 1) {
+            troubles.push(format!("{run} on {name} is ended in one place and active in another"));
+        }
+        if row.opt_text(4)?.is_none() {
+            troubles.push(format!("{run} on {name} is active and has no key"));
+        }
+        Ok(())
+    })?;
+    let sql = "SELECT id FROM run WHERE state = 'ended' AND secret IS NOT NULL";
+    tx.rows("reading runs", sql, &[], |row| {
+        troubles.push(format!("{} has ended and its key was not erased", row.run(0)?));
+        Ok(())
+    })?;
+    let nodeless =
+        "SELECT id FROM run WHERE state <> 'ended' AND NOT EXISTS (SELECT 1 FROM run_node WHERE run = run.id)";
+    tx.rows("reading runs", nodeless, &[], |row| {
+        troubles.push(format!("{} is active on no node", row.run(0)?));
+        Ok(())
+    })?;
+    report.add(format!("{} active runs", busy.len()), troubles);
+    Ok(())
+}
+
+fn open_cases(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
+    let names = Arc::clone(&tx.names);
+    let open = cases::open_cases(tx)?;
+    let mut troubles: Vec<String> = open
+        .iter()
+        .filter(|(_, node, _)| names.node(*node).is_err())
+        .map(|(case, _, name)| format!("{case} is open on a node that is not there: {name}"))
+        .collect();
+    let known: HashSet<CaseId> = open.iter().map(|(case, ..)| *case).collect();
+    tx.rows("reading nodes", "SELECT name, case_id FROM node WHERE case_id IS NOT NULL", &[], |row| {
+        if let Some(case) = row.opt_case(1)?.filter(|case| !known.contains(case)) {
+            troubles.push(format!("{} stands under {case}, which is not open", row.text(0)?));
+        }
+        Ok(())
+    })?;
+    report.add(format!("{} open cases", open.len()), troubles);
+    Ok(())
+}

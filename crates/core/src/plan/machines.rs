@@ -1,0 +1,109 @@
+//! Which machine is behind a name: one that became known, was exchanged, or came back under another name. Its past
+//! goes with the machine.
+
+use super::{
+    Action,
+    draft::Draft,
+    index::is_new_machine,
+    remedies::new_case,
+};
+use crate::{
+    case::{Case, Closed, Rung, StepKind, StepState},
+    finding::Severity,
+    ids::HardwareId,
+    lifecycle::{Life, LifeEvent},
+    node::{Hardware, Occupancy},
+    snapshot::NodeRecord,
+};
+
+/// True if that is all for this cycle.
+pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) -> bool {
+    if !is_new_machine(record) {
+        return false;
+    }
+    let Some(now) = record.node.hardware.as_ref().and_then(Hardware::id) else { return false };
+    draft.touched.insert(node);
+    draft.left_alone.insert(node);
+    let name = &record.node.name;
+    let life = if record.hardware.is_none() {
+        let action = Action::Identify { node: name.clone(), hardware: now.clone() };
+        draft.act(action, "machine-known", format!("{name} is {now}"));
+        record.life.clone()
+    } else {
+        exchanged(draft, node, record, &now);
+        Life::InService
+    };
+    if let Some(case) = case_elsewhere(draft, record, &now) {
+        follow(draft, node, record, &life, case);
+    } else if record.hardware.is_some() && !record.node.marks.ours.is_empty() {
+        newcomer(draft, node, record, now, &life);
+    }
+    true
+}
+
+/// Another machine bears the name. The old one's case ends here, unless that machine turns up elsewhere right now.
+fn exchanged(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, now: &HardwareId) {
+    let name = &record.node.name;
+    if let Some(case) = draft.open_case(record)
+        && !turns_up(draft, node, &case.hardware)
+    {
+        let close = Action::CloseCase { case: case.id, node: name.clone(), how: Closed::Replaced };
+        draft.act(close, "machine-exchanged", format!("another machine is called {name} now"));
+    }
+    let action = Action::Rename { node: name.clone(), hardware: now.clone() };
+    draft.act(action, "machine-exchanged", format!("{name} is {now} now; its past begins anew"));
+}
+
+fn turns_up(draft: &Draft<'_>, here: u32, machine: &HardwareId) -> bool {
+    draft.index.troubled.iter().filter(|node| **node != here).any(|node| {
+        let record = &draft.snapshot.nodes[*node as usize];
+        is_new_machine(record) && record.node.hardware.as_ref().is_some_and(|hardware| hardware.is(machine))
+    })
+}
+
+/// The open case of this machine under another name, unless that name still stands for the same machine, or another
+/// node of this plan was taken for it: two boards with one serial number are no reason to take nodes out.
+fn case_elsewhere<'a>(draft: &Draft<'a>, record: &NodeRecord, now: &HardwareId) -> Option<&'a Case> {
+    let cases = draft.snapshot.cases.iter();
+    let case = cases.filter(|case| case.is_open() && case.hardware == *now).find(|case| case.node != record.node.name)?;
+    let still_there = draft.record(&case.node).is_some_and(|other| {
+        !matches!(other.node.occupancy, Occupancy::Unknown { .. })
+            && other.node.hardware.as_ref().is_none_or(|hardware| hardware.is(now))
+    });
+    let taken = draft.actions.iter().any(|act| matches!(act.what, Action::Follow { case: other, .. } if other == case.id));
+    (!still_there && !taken).then_some(case)
+}
+
+fn follow(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, life: &Life, case: &Case) {
+    let name = &record.node.name;
+    let text = format!("{} came back as {name} with its case open", case.hardware);
+    if let Some(own) = draft.open_case(record).filter(|_| record.hardware.is_none()) {
+        let close = Action::CloseCase { case: own.id, node: name.clone(), how: Closed::Withdrawn };
+        draft.act(close, "machine-followed", "its machine's own case takes over");
+    }
+    draft.act(Action::Follow { case: case.id, node: name.clone() }, "machine-followed", text.clone());
+    // What marked the old name marks nothing here; nobody has removed it.
+    for step in case.steps.iter().filter(|step| step.state == StepState::Done) {
+        if matches!(step.what, StepKind::Mark | StepKind::Drain) {
+            let settle = Action::Settle { case: case.id, op: step.op, done: false };
+            draft.act(settle, "machine-followed", format!("{} was of the name {}", step.what, case.node));
+        }
+    }
+    let events = [LifeEvent::TakenOut, LifeEvent::StepEnded, LifeEvent::ProofEnded];
+    if let Some(to) = events.iter().find_map(|event| life.after(event)) {
+        draft.move_to(node, to, Some(case.id), "machine-followed", text);
+    }
+}
+
+/// A new machine under a marked name: it proves itself, then the mark goes.
+fn newcomer(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, now: HardwareId, life: &Life) {
+    let text = "a new machine proves itself before it serves";
+    let mut case = new_case(draft, record, Severity::Isolate, Vec::new());
+    case.hardware = now;
+    case.rung = Rung::Quarantine;
+    let id = case.id;
+    draft.act(Action::OpenCase(case), "machine-exchanged", text);
+    if let Some(to) = life.after(&LifeEvent::TakenOut) {
+        draft.move_to(node, to, Some(id), "machine-exchanged", text);
+    }
+}

@@ -1,0 +1,149 @@
+//! The proof: what must pass before a node returns to service, and what is given back when it does.
+//!
+//! A proof has three ends. Well: everything that had failed has passed since, and nothing is open. Bad: something
+//! fails still. Nothing: the tests brought no answer, and silence proves nothing; it is tried again, then a person
+//! decides.
+
+use super::{
+    Action,
+    candidates::closed_pool,
+    draft::{Draft, because, named},
+    ladder::{drive, escalate, hand_over, may, propose},
+};
+use crate::{
+    case::{Case, Closed, Step, StepKind},
+    finding::{Severity, Verdict},
+    ids::{RunId, TestId},
+    lifecycle::{Life, LifeEvent},
+    node::MarkKind,
+    run::{NonEmpty, Purpose},
+    snapshot::NodeRecord,
+    time::Timestamp,
+};
+
+/// Proofs that brought nothing, before a person is asked.
+const MOST_PROOFS: usize = 6;
+
+/// What must pass before the node returns: what had failed or fails now, and what the policy adds.
+fn required(draft: &Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> Vec<TestId> {
+    let policy = &draft.snapshot.policy.repair.proving;
+    let applicable = named(draft.snapshot, draft.index.applies(node));
+    let failed = |test: &TestId| {
+        let open = record.findings.iter().map(|open| &open.finding);
+        case.findings.iter().chain(open).any(|finding| finding.check == *test)
+    };
+    applicable.into_iter().filter(|test| policy.is_empty() || policy.contains(test) || failed(test)).collect()
+}
+
+enum Proof {
+    Well,
+    Bad(String),
+    Nothing,
+}
+
+/// Draws the conclusion once the proving run has ended.
+pub(super) fn conclude(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, run: RunId) {
+    if draft.snapshot.runs.iter().any(|active| active.run.id == run) {
+        return;
+    }
+    // After a clock that went back, new ids are still born ahead of it; the step says when it really was.
+    let began = case.step(StepKind::Prove).map_or(run.born(), |step| step.at.min(run.born()));
+    match weigh(draft, node, record, case, began) {
+        Proof::Well => give_back(draft, node, record, case),
+        Proof::Bad(text) => escalate(draft, node, record, case, &text),
+        Proof::Nothing => {
+            draft.advance(node, &LifeEvent::ProofEnded, Some(case.id), "proof-empty", "the proof brought no result");
+        }
+    }
+}
+
+/// What the tests since then say. Only conclusive results count, and what had failed must have passed.
+fn weigh(draft: &Draft<'_>, node: u32, record: &NodeRecord, case: &Case, since: Timestamp) -> Proof {
+    let mut passed = 0;
+    let mut missing = false;
+    for test in required(draft, node, record, case) {
+        let Some(place) = draft.snapshot.tests.iter().position(|policy| policy.id == test) else { continue };
+        let known = &record.records[place];
+        let fresh = known.attempt().is_some_and(|at| at >= since);
+        let had_failed = case.findings.iter().any(|finding| finding.check == test);
+        match known.verdict().filter(|_| fresh) {
+            Some(Verdict::Fail) => return Proof::Bad(format!("{test} fails still")),
+            Some(Verdict::Pass) => passed += 1,
+            Some(Verdict::NotApplicable) if !had_failed => {}
+            _ => missing = true,
+        }
+    }
+    for open in &record.findings {
+        if open.is_confirmed() && open.finding.severity > Severity::Monitor {
+            if open.last_seen >= since {
+                return Proof::Bad(format!("{} is still open against it", open.finding.check));
+            }
+            // Not seen again, and not cleared either: absence is not recovery.
+            missing = true;
+        }
+    }
+    if missing || passed == 0 { Proof::Nothing } else { Proof::Well }
+}
+
+/// Starts a proof when the node is free and the limits allow it. Never done: the proof's end is another life event.
+pub(super) fn begin(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+    let Some(tests) = NonEmpty::new(required(draft, node, record, case)) else {
+        return hand_over(draft, node, record, case, "no test applies that could prove it");
+    };
+    let earlier = proofs(case);
+    if earlier.len() >= MOST_PROOFS {
+        return hand_over(draft, node, record, case, "it could not be proved well: the tests bring no result");
+    }
+    let pool = draft.index.pool(node) as usize;
+    let retry = &draft.snapshot.policy.retry;
+    let wait = earlier.len().checked_sub(1).map(|n| retry.inconclusive.doubled(n as u32, retry.inconclusive_cap));
+    let waits = earlier.last().zip(wait).is_some_and(|(step, wait)| draft.snapshot.at < step.at.plus(wait));
+    if waits || closed_pool(draft, pool).is_some() {
+        return wait_for_proof(draft, node, record, case);
+    }
+    if !draft.is_open_to_runs(node) || !draft.usage.admits(draft, node, &tests) {
+        let repair = &draft.snapshot.policy.repair;
+        let due = earlier.last().map_or(record.since, |step| step.at.max(record.since));
+        if draft.snapshot.at.since(due) > repair.prove_deadline && !draft.active.contains(&node) {
+            let why = format!("no proof could start within {}", repair.prove_deadline);
+            return hand_over(draft, node, record, case, &why);
+        }
+        return wait_for_proof(draft, node, record, case);
+    }
+    let (op, step) = (draft.ids.op(), StepKind::Prove);
+    let text = "it is proved before it returns";
+    draft.act(Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 }, "proof", text);
+    let asked = because(Purpose::Proving, "proof", format!("case {}: {text}", case.id));
+    let run = draft.submit(node, tests, asked, Some(case.id));
+    draft.advance(node, &LifeEvent::ProofBegan { run }, Some(case.id), "proof", text);
+    false
+}
+
+/// Proofs on this rung since a person last gave the node back.
+fn proofs(case: &Case) -> Vec<&Step> {
+    let given = case.steps.iter().rposition(|step| step.what == StepKind::Release).unwrap_or(0);
+    case.steps[given..].iter().filter(|step| step.what == StepKind::Prove && step.rung == case.rung).collect()
+}
+
+/// The repair before it is over, whatever happens until the proof can start.
+fn wait_for_proof(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+    if matches!(record.life, Life::Repairing { .. }) {
+        draft.advance(node, &LifeEvent::StepEnded, Some(case.id), "repaired", "it waits for its proof");
+    }
+    false
+}
+
+/// Proved well: our marks go, then the case is closed. Only what is ours is taken away.
+fn give_back(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
+    let marks = &record.node.marks;
+    let step = if marks.has_ours(MarkKind::Cordon) { StepKind::Undrain } else { StepKind::Unmark };
+    if marks.ours.is_empty() {
+        let name = record.node.name.clone();
+        draft.act(Action::CloseCase { case: case.id, node: name, how: Closed::Returned }, "proved", "proved well");
+        draft.advance(node, &LifeEvent::Returned, None, "proved", "proved well and back in service");
+    } else if may(draft, step) {
+        drive(draft, node, record, case, step);
+    } else {
+        propose(draft, node, record, case, step, "it is proved well; taking our mark away is left to a person");
+    }
+}

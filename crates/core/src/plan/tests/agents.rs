@@ -1,0 +1,83 @@
+//! Silent agents: a few make their nodes suspect, many are one incident of ours.
+
+use super::cluster::{Cluster, NOW, Spans, acting, bad, busy, cluster, free, name, unhealthy_mark};
+use crate::{case::Rung, finding::Severity, lifecycle::Life, snapshot::Asked};
+
+/// `silent` of `of` agents have not been heard for twenty minutes.
+fn agents(silent: usize, of: usize) -> Cluster {
+    (0..of).fold(cluster(), |cluster, n| {
+        let ago = if n < silent { 20.minutes() } else { 1.minutes() };
+        cluster.node(busy(&format!("n{n:02}")).fresh().heard(ago))
+    })
+}
+
+#[test]
+fn a_few_silent_agents_make_their_nodes_suspect_once() {
+    let mut cluster = agents(1, 10);
+    assert_eq!(cluster.cycle(), ["move n00 suspect: agent-silent"]);
+    assert!(cluster.cycle().is_empty());
+    cluster.record("n00").heard = Some(cluster.snapshot.at);
+    assert_eq!(cluster.cycle(), ["move n00 in-service: cleared"]);
+}
+
+#[test]
+fn two_silent_agents_of_two_are_no_incident() {
+    assert_eq!(agents(2, 2).lines(), ["move n00 suspect: agent-silent", "move n01 suspect: agent-silent"]);
+}
+
+#[test]
+fn many_silent_agents_are_one_incident_of_ours_and_make_no_node_suspect() {
+    let mut cluster = agents(4, 20);
+    assert_eq!(cluster.cycle(), ["notice 4 of 20 silent: agents-silent"]);
+    for _ in 0..5 {
+        assert!(cluster.cycle().is_empty(), "said once");
+    }
+    for n in 0..20 {
+        cluster.record(&format!("n{n:02}")).heard = Some(cluster.snapshot.at);
+    }
+    assert_eq!(cluster.cycle(), ["notice agents back: agents-back"]);
+    assert!(cluster.cycle().is_empty());
+}
+
+#[test]
+fn the_share_that_makes_an_incident_is_the_policys() {
+    assert_eq!(agents(3, 20).lines().len(), 3);
+    assert_eq!(agents(3, 20).policy(|policy| policy.agents.incident_percent = 15.0).lines().len(), 1);
+}
+
+#[test]
+fn silence_begins_after_its_limit_and_only_where_an_agent_is_expected() {
+    for (heard, suspect) in [(15.minutes(), false), (16.minutes(), true)] {
+        let cluster = cluster().node(busy("a").fresh().heard(heard)).node(busy("b").fresh());
+        assert_eq!(!cluster.lines().is_empty(), suspect, "{heard}");
+    }
+}
+
+#[test]
+fn a_node_that_is_out_may_be_silent() {
+    let out = free("a").fresh().heard(1.hours()).out(Severity::Isolate, Rung::Replace).life(Life::Out);
+    let out = out.step(super::cluster::done(crate::case::StepKind::HandOver, Rung::Replace, 1.hours()));
+    let theirs = free("b").fresh().heard(1.hours()).cordoned_by("bob");
+    assert!(acting().node(out).node(theirs).lines().is_empty());
+}
+
+#[test]
+fn a_silent_node_moves_only_once_in_a_plan() {
+    let mut adopted = acting().fillers(20).node(free("a").fresh().heard(1.hours()));
+    adopted.record("a").node.marks.ours.push(unhealthy_mark());
+    let asked = acting().fillers(20).node(free("a").fresh().heard(1.hours())).asks(Asked::Quarantine { node: name("a") });
+    let known = acting().fillers(20).node(free("a").fresh().heard(1.hours()).shows_machine("J1"));
+    let held = acting().fillers(20).node(free("a").fresh().heard(1.hours()).held("ann", Some(NOW.plus(1.hours()))));
+    for cluster in [adopted, asked, known, held] {
+        let moves = cluster.lines().iter().filter(|line| line.starts_with("move a")).count();
+        assert!(moves <= 1, "{:?}", cluster.lines());
+    }
+}
+
+#[test]
+fn a_silent_node_with_an_old_finding_is_suspect_all_the_same() {
+    let mut open = bad("dl", Severity::Monitor);
+    open.last_seen = NOW.minus(30.days());
+    let cluster = cluster().node(busy("a").fresh().heard(1.hours()).found(open));
+    assert_eq!(cluster.lines(), ["move a suspect: agent-silent"]);
+}

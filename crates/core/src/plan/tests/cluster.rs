@@ -1,0 +1,529 @@
+//! Fixtures as verbs: a cluster of nodes as a test wants them, on a Sunday morning.
+
+use std::sync::Arc;
+
+use super::{
+    super::{PassedOver, Plan, plan},
+    lines, model,
+};
+use crate::{
+    case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
+    finding::{Evidence, Finding, OpenFinding, Remedy, Severity, Verdict},
+    ids::{CaseId, HardwareId, IdSource, JobId, NodeName, OpId, PoolName, RuleId, RunId, TestId},
+    lifecycle::Life,
+    node::{ForeignMark, Hardware, Hold, MarkKind, Marks, Node, Occupancy, OurMark},
+    observation::Entity,
+    policy::{Allow, Mode, Policy, TestPolicy},
+    reason::{Because, ReasonCode},
+    run::{JobSeen, NonEmpty, Purpose, Run, RunState},
+    snapshot::{
+        ActiveRun, Asked, Backoff, Breaker, Cancelling, Caps, NodeRecord, Pause, RecentActions, Request, Snapshot,
+        TestRecord,
+    },
+    time::{Span, Timestamp},
+};
+
+/// 2026-11-15, a Sunday, at eight in the morning.
+pub(super) const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
+
+/// `5.minutes()`, as a person says it.
+pub(super) trait Spans {
+    fn minutes(self) -> Span;
+    fn hours(self) -> Span;
+    fn days(self) -> Span;
+}
+
+impl Spans for i64 {
+    fn minutes(self) -> Span {
+        Span::minutes(self)
+    }
+    fn hours(self) -> Span {
+        Span::hours(self)
+    }
+    fn days(self) -> Span {
+        Span::days(self)
+    }
+}
+
+pub(super) fn name(text: &str) -> NodeName {
+    NodeName::new(text).unwrap()
+}
+
+pub(super) fn test_id(text: &str) -> TestId {
+    TestId::new(text).unwrap()
+}
+
+pub(super) fn pool(text: &str) -> PoolName {
+    PoolName::new(text).unwrap()
+}
+
+pub(super) fn board(serial: &str) -> HardwareId {
+    HardwareId::new(&format!("board-{serial}")).unwrap()
+}
+
+/// A test that is good for a week and takes ten minutes, twenty at most.
+pub(super) fn test(id: &str) -> TestPolicy {
+    TestPolicy {
+        id: test_id(id),
+        cutoff: 7.days(),
+        limit: 20.minutes(),
+        usual: 10.minutes(),
+        exclusive: true,
+        at_once: None,
+        shares: Vec::new(),
+        pools: None,
+    }
+}
+
+/// A confirmed finding of a test, seen a minute ago.
+pub(super) fn bad(check: &str, severity: Severity) -> OpenFinding {
+    OpenFinding {
+        finding: Finding {
+            check: test_id(check),
+            entity: Entity::node(),
+            verdict: Verdict::Fail,
+            severity,
+            remedy: severity.usual_remedy(),
+            reason: ReasonCode::fixed("broken"),
+            text: format!("{check} is broken"),
+            rule: RuleId::new("a-rule").unwrap(),
+            evidence: Evidence::Nothing,
+            confirm: 1,
+        },
+        run: None,
+        first_seen: NOW.minus(1.minutes()),
+        last_seen: NOW.minus(1.minutes()),
+        times: 1,
+    }
+}
+
+/// A finding that one failing result does not yet prove.
+pub(super) fn unconfirmed(check: &str, severity: Severity) -> OpenFinding {
+    let mut open = bad(check, severity);
+    open.finding.confirm = 2;
+    open
+}
+
+/// One node, with what a test says of it.
+#[derive(Debug, Clone)]
+pub(super) struct NodeFixture {
+    record: NodeRecord,
+    /// Test (all, if none is named), verdict, how long ago.
+    past: Vec<(Option<TestId>, Verdict, Span)>,
+    pub(super) case: Option<Case>,
+}
+
+fn node(text: &str, occupancy: Occupancy) -> NodeFixture {
+    let node = Node {
+        name: name(text),
+        pool: pool("gpu"),
+        occupancy,
+        marks: Marks::default(),
+        hardware: None,
+        sku: None,
+    };
+    let record = NodeRecord {
+        node,
+        life: Life::InService,
+        since: NOW.minus(30.days()),
+        records: Box::default(),
+        findings: Vec::new(),
+        backoff: None,
+        hold: None,
+        hardware: None,
+        case: None,
+        heard: None,
+    };
+    NodeFixture { record, past: Vec::new(), case: None }
+}
+
+pub(super) fn free(text: &str) -> NodeFixture {
+    node(text, Occupancy::Free)
+}
+
+pub(super) fn busy(text: &str) -> NodeFixture {
+    node(text, Occupancy::Busy { by: "user job 7".into() })
+}
+
+pub(super) fn unknown(text: &str) -> NodeFixture {
+    node(text, Occupancy::Unknown { why: "no answer".into() })
+}
+
+pub(super) fn unhealthy_mark() -> OurMark {
+    OurMark { kind: MarkKind::Unhealthy, case: None }
+}
+
+pub(super) fn cordon_of(by: &str) -> ForeignMark {
+    ForeignMark { by: by.to_owned(), text: "moving racks".to_owned(), blocks: true }
+}
+
+impl NodeFixture {
+    /// Every test passed that long ago.
+    pub(super) fn stale(self, ago: Span) -> Self {
+        self.past(None, Verdict::Pass, ago)
+    }
+
+    /// Every test passed an hour ago.
+    pub(super) fn fresh(self) -> Self {
+        self.stale(1.hours())
+    }
+
+    pub(super) fn result(self, test: &str, verdict: Verdict, ago: Span) -> Self {
+        self.past(Some(test_id(test)), verdict, ago)
+    }
+
+    fn past(mut self, test: Option<TestId>, verdict: Verdict, ago: Span) -> Self {
+        self.past.push((test, verdict, ago));
+        self
+    }
+
+    pub(super) fn pool(mut self, text: &str) -> Self {
+        self.record.node.pool = pool(text);
+        self
+    }
+
+    pub(super) fn life(mut self, life: Life) -> Self {
+        self.record.life = life;
+        self
+    }
+
+    pub(super) fn suspect(self) -> Self {
+        self.life(Life::Suspect)
+    }
+
+    /// Its life is as it is for this long.
+    pub(super) fn since(mut self, ago: Span) -> Self {
+        self.record.since = NOW.minus(ago);
+        self
+    }
+
+    pub(super) fn found(mut self, open: OpenFinding) -> Self {
+        self.record.findings.push(open);
+        self
+    }
+
+    pub(super) fn marked(mut self) -> Self {
+        self.record.node.marks.ours.push(unhealthy_mark());
+        self
+    }
+
+    pub(super) fn cordoned_by(mut self, by: &str) -> Self {
+        self.record.node.marks.foreign.push(cordon_of(by));
+        self
+    }
+
+    pub(super) fn held(mut self, by: &str, until: Option<Timestamp>) -> Self {
+        self.record.hold = Some(Hold { by: by.to_owned(), why: "my turn".to_owned(), since: NOW.minus(1.hours()), until });
+        self
+    }
+
+    pub(super) fn backing_off(mut self, wait: Span) -> Self {
+        self.record.backoff = Some(Backoff { until: NOW.plus(wait), times: 1 });
+        self
+    }
+
+    /// It is this machine, and was before.
+    pub(super) fn machine(self, serial: &str) -> Self {
+        self.shows_machine(serial).was_machine(serial)
+    }
+
+    pub(super) fn shows_machine(mut self, serial: &str) -> Self {
+        let hardware = self.record.node.hardware.get_or_insert_with(Hardware::default);
+        hardware.board_serial = Some(serial.to_owned());
+        self
+    }
+
+    pub(super) fn was_machine(mut self, serial: &str) -> Self {
+        self.record.hardware = Some(board(serial));
+        self
+    }
+
+    pub(super) fn boot(mut self, id: &str) -> Self {
+        self.record.node.hardware.get_or_insert_with(Hardware::default).boot_id = Some(id.to_owned());
+        self
+    }
+
+    pub(super) fn heard(mut self, ago: Span) -> Self {
+        self.record.heard = Some(NOW.minus(ago));
+        self
+    }
+
+    /// Out of service with a case open at this rung, marked by us an hour ago.
+    pub(super) fn out(mut self, severity: Severity, rung: Rung) -> Self {
+        let mut case = case_of(&self.record, severity, rung);
+        case.steps.push(done(StepKind::Mark, rung, 1.hours()));
+        self.record.case = Some(case.id);
+        self.case = Some(case);
+        self.life(Life::Quarantined).since(1.hours()).marked()
+    }
+
+    pub(super) fn step(mut self, step: Step) -> Self {
+        self.case.as_mut().expect("a step belongs to a case").steps.push(step);
+        self
+    }
+
+    fn build(self, tests: &[TestPolicy]) -> NodeRecord {
+        let mut record = self.record;
+        let mut past = self.past;
+        past.sort_by_key(|(_, _, ago)| std::cmp::Reverse(*ago));
+        record.records = tests
+            .iter()
+            .map(|test| {
+                let mut known = TestRecord::NEVER;
+                for (of, verdict, ago) in &past {
+                    if of.as_ref().is_none_or(|of| *of == test.id) {
+                        known.add(*verdict, NOW.minus(*ago));
+                    }
+                }
+                known
+            })
+            .collect();
+        record
+    }
+}
+
+/// An open case of this node. Its number is the name's.
+pub(super) fn case_of(record: &NodeRecord, severity: Severity, rung: Rung) -> Case {
+    let number = record.node.name.as_str().bytes().fold(0_u64, |sum, byte| (sum * 251 + u64::from(byte)) % (1 << 48));
+    let told = record.node.hardware.as_ref().and_then(Hardware::id).or_else(|| record.hardware.clone());
+    Case {
+        id: CaseId::from_number(number),
+        hardware: told.unwrap_or_else(|| HardwareId::new(record.node.name.as_str()).unwrap()),
+        node: record.node.name.clone(),
+        opened: NOW.minus(1.hours()),
+        severity,
+        findings: record.findings.iter().map(|open| open.finding.clone()).collect(),
+        rung,
+        steps: Vec::new(),
+        state: CaseState::Open,
+        boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
+    }
+}
+
+/// A case of this machine that ended well, that long ago.
+pub(super) fn returned(serial: &str, rung: Rung, did: StepKind, ago: Span) -> Case {
+    let mut case = case_of(&free("elsewhere").machine(serial).record, Severity::Reset, rung);
+    case.steps.push(done(did, rung, ago));
+    case.state = CaseState::Closed { at: NOW.minus(ago), how: Closed::Returned };
+    case
+}
+
+pub(super) fn step(what: StepKind, rung: Rung, state: StepState, ago: Span) -> Step {
+    let op = OpId::from_number(what as u64 + 1000 * rung as u64);
+    Step { op, what, rung, state, at: NOW.minus(ago), tries: 1, text: String::new() }
+}
+
+pub(super) fn done(what: StepKind, rung: Rung, ago: Span) -> Step {
+    step(what, rung, StepState::Done, ago)
+}
+
+/// A run on a node, as the backend sees its job.
+pub(super) fn run(node: &str, tests: &[&str], seen: JobSeen) -> ActiveRun {
+    let tests = tests.iter().map(|id| test_id(id)).collect();
+    let started = match &seen {
+        JobSeen::Running { since, .. } => Some(*since),
+        JobSeen::Ended { started, .. } => *started,
+        JobSeen::Unknown { .. } | JobSeen::Absent | JobSeen::Pending { .. } => None,
+    };
+    let state = match &seen {
+        JobSeen::Absent | JobSeen::Unknown { .. } => RunState::Planned,
+        JobSeen::Pending { job, since } => RunState::Submitted { job: job.clone(), at: *since },
+        JobSeen::Running { job, since } => RunState::Running { job: job.clone(), since: *since },
+        JobSeen::Ended { job, at, .. } => RunState::Submitted { job: job.clone(), at: *at },
+    };
+    ActiveRun {
+        run: Run {
+            id: run_of(node),
+            nodes: NonEmpty::one(name(node)),
+            tests: NonEmpty::new(tests).unwrap(),
+            state,
+            asked: Because::new(Purpose::Validation, "stale", "never tested"),
+            case: None,
+            planned: NOW.minus(1.minutes()),
+            limit: 20.minutes(),
+        },
+        seen,
+        started,
+        cancelling: None,
+        absent_since: None,
+    }
+}
+
+/// The id of the run that `run` makes for a node.
+pub(super) fn run_of(node: &str) -> RunId {
+    RunId::from_number(node.bytes().fold(7_u64, |sum, byte| (sum * 251 + u64::from(byte)) % (1 << 48)))
+}
+
+pub(super) fn job() -> JobId {
+    JobId("job-1".to_owned())
+}
+
+pub(super) fn pending(ago: Span) -> JobSeen {
+    JobSeen::Pending { job: job(), since: NOW.minus(ago) }
+}
+
+pub(super) fn running(ago: Span) -> JobSeen {
+    JobSeen::Running { job: job(), since: NOW.minus(ago) }
+}
+
+/// A cluster under test. `cycle` plans, carries the plan out and lets a minute pass.
+#[derive(Debug, Clone)]
+pub(super) struct Cluster {
+    pub(super) snapshot: Snapshot,
+    pub(super) ids: IdSource,
+    nodes: Vec<NodeFixture>,
+}
+
+/// The default policy and one test, `dl`.
+pub(super) fn cluster() -> Cluster {
+    let snapshot = Snapshot {
+        at: NOW,
+        nodes: Vec::new(),
+        runs: Vec::new(),
+        cases: Vec::new(),
+        recent: RecentActions::default(),
+        spent: Span::ZERO,
+        breaker: Breaker::Closed { since: None },
+        pauses: Vec::new(),
+        requests: Vec::new(),
+        silence_reported: false,
+        caps: Caps::ALL,
+        policy: Arc::new(Policy::standard()),
+        tests: [test("dl")].into(),
+    };
+    Cluster { snapshot, ids: IdSource::new(1), nodes: Vec::new() }
+}
+
+/// A cluster in which we may do everything ourselves.
+pub(super) fn acting() -> Cluster {
+    cluster().policy(|policy| {
+        policy.mode = Mode::Act;
+        policy.allow = Allow { mark: true, drain: true, reset: true, reboot: true, replace: true };
+    })
+}
+
+impl Cluster {
+    pub(super) fn node(mut self, node: NodeFixture) -> Self {
+        self.nodes.push(node);
+        self.assemble()
+    }
+
+    /// `count` free and fresh nodes, so that a pool is large enough for the breaker.
+    pub(super) fn fillers(mut self, count: usize) -> Self {
+        self.nodes.extend((0..count).map(|n| busy(&format!("z{n:04}")).fresh()));
+        self.assemble()
+    }
+
+    pub(super) fn tests(mut self, tests: Vec<TestPolicy>) -> Self {
+        self.snapshot.tests = tests.into();
+        self.assemble()
+    }
+
+    pub(super) fn policy(mut self, change: impl FnOnce(&mut Policy)) -> Self {
+        change(Arc::make_mut(&mut self.snapshot.policy));
+        self
+    }
+
+    pub(super) fn caps(mut self, caps: Caps) -> Self {
+        self.snapshot.caps = caps;
+        self
+    }
+
+    pub(super) fn run(mut self, run: ActiveRun) -> Self {
+        self.snapshot.runs.push(run);
+        self
+    }
+
+    /// The newest run has been cancelled that long ago.
+    pub(super) fn cancelling(mut self, why: crate::run::CancelWhy, ago: Span) -> Self {
+        let run = self.snapshot.runs.last_mut().expect("a run to cancel");
+        run.cancelling = Some(Cancelling { why, since: NOW.minus(ago) });
+        self
+    }
+
+    pub(super) fn case(mut self, case: Case) -> Self {
+        self.snapshot.cases.push(case);
+        self
+    }
+
+    pub(super) fn asks(mut self, what: Asked) -> Self {
+        self.ask(what);
+        self
+    }
+
+    pub(super) fn ask(&mut self, what: Asked) {
+        let id = self.snapshot.requests.len() as u64 + 1;
+        let request = Request { id, by: "ann".to_owned(), why: "I say so".to_owned(), at: self.snapshot.at, what };
+        self.snapshot.requests.push(request);
+    }
+
+    pub(super) fn paused(mut self, pool: Option<PoolName>, until: Option<Timestamp>) -> Self {
+        let (by, why, since) = ("ann".to_owned(), "storage work".to_owned(), NOW.minus(1.hours()));
+        self.snapshot.pauses.push(Pause { pool, by, why, since, until });
+        self
+    }
+
+    pub(super) fn with(mut self, change: impl FnOnce(&mut Snapshot)) -> Self {
+        change(&mut self.snapshot);
+        self
+    }
+
+    fn assemble(mut self) -> Self {
+        self.nodes.sort_by(|a, b| a.record.node.name.cmp(&b.record.node.name));
+        for node in &self.nodes {
+            if let Some(case) = node.case.as_ref().filter(|case| self.snapshot.cases.iter().all(|c| c.id != case.id)) {
+                self.snapshot.cases.push(case.clone());
+            }
+        }
+        let tests = &self.snapshot.tests;
+        self.snapshot.nodes = self.nodes.iter().map(|node| node.clone().build(tests)).collect();
+        self
+    }
+
+    pub(super) fn record(&mut self, text: &str) -> &mut NodeRecord {
+        let name = name(text);
+        self.snapshot.nodes.iter_mut().find(|record| record.node.name == name).unwrap()
+    }
+
+    pub(super) fn plan(&self) -> Plan {
+        plan(&self.snapshot, &mut self.ids.clone())
+    }
+
+    /// What the plan does, one line for each action.
+    pub(super) fn lines(&self) -> Vec<String> {
+        lines::of(&self.plan())
+    }
+
+    /// Only what it submits: `n1 dl+storage`.
+    pub(super) fn chosen(&self) -> Vec<String> {
+        lines::submitted(&self.plan())
+    }
+
+    pub(super) fn passed_over(&self, text: &str) -> Option<PassedOver> {
+        let name = name(text);
+        self.plan().passed_over.into_iter().find(|(node, _)| *node == name).map(|(_, why)| why)
+    }
+
+    /// Plans, carries the plan out, and a minute passes.
+    pub(super) fn cycle(&mut self) -> Vec<String> {
+        let plan = plan(&self.snapshot, &mut self.ids);
+        model::carry_out(&mut self.snapshot, &plan.actions);
+        self.wait(1.minutes());
+        lines::of(&plan)
+    }
+
+    pub(super) fn wait(&mut self, span: Span) {
+        self.snapshot.at = self.snapshot.at.plus(span);
+    }
+
+    /// The run on this node ends with one result for all its tests.
+    pub(super) fn ends(&mut self, node: &str, verdict: Verdict) {
+        model::finish(&mut self.snapshot, &name(node), |_| verdict);
+    }
+}
+
+/// The remedy does not matter to the planner; a test of its own says so.
+pub(super) fn with_remedy(mut open: OpenFinding, remedy: Remedy) -> OpenFinding {
+    open.finding.remedy = remedy;
+    open
+}

@@ -1,0 +1,195 @@
+//! Hands off: holds, other people's marks, our marks removed, marks this store does not know.
+
+use super::{
+    super::PassedOver,
+    cluster::{Cluster, NOW, NodeFixture, Spans, acting, bad, cordon_of, done, free, unknown, unhealthy_mark},
+};
+use crate::{
+    case::{Rung, StepKind},
+    finding::{Severity, Verdict},
+    lifecycle::Life,
+    node::{MarkKind, OurMark},
+};
+
+fn lone(node: NodeFixture) -> Cluster {
+    acting().fillers(20).node(node)
+}
+
+fn held() -> Life {
+    Life::Held { by: "ann".into() }
+}
+
+#[test]
+fn a_hold_binds_in_every_life_and_nothing_else_happens_to_the_node() {
+    for life in [Life::InService, Life::Suspect, Life::Quarantined, Life::Out] {
+        let out = life.is_out();
+        let mut node = free("a").found(bad("dl", Severity::Isolate));
+        if out {
+            node = node.out(Severity::Isolate, Rung::Replace);
+        }
+        let mut cluster = lone(node.life(life.clone()).held("ann", None));
+        assert_eq!(cluster.cycle(), ["move a held by ann: held"], "{life:?}");
+        assert_eq!(cluster.passed_over("a"), Some(PassedOver::Held { by: "ann".into() }));
+        for _ in 0..5 {
+            assert!(cluster.cycle().is_empty(), "{life:?}");
+            cluster.wait(3.days());
+        }
+    }
+}
+
+#[test]
+fn a_hold_ends_at_its_time_and_the_node_goes_on_from_where_its_case_is() {
+    let until = Some(NOW.plus(1.hours()));
+    let mut cluster = lone(free("a").fresh().life(held()).held("ann", until));
+    assert!(cluster.lines().is_empty());
+    cluster.wait(1.hours());
+    assert_eq!(cluster.cycle(), ["move a in-service: hold-over"]);
+    assert!(cluster.cycle().is_empty());
+    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).life(held()).held("ann", until);
+    let mut cluster = lone(node);
+    cluster.wait(1.hours());
+    assert_eq!(cluster.cycle(), ["move a quarantined: hold-over"]);
+    assert_eq!(cluster.cycle(), ["step a keep-evidence: case"]);
+}
+
+#[test]
+fn a_hold_that_was_taken_back_ends() {
+    assert_eq!(lone(free("a").fresh().life(held())).lines(), ["move a in-service: hold-over"]);
+}
+
+#[test]
+fn a_hold_over_a_mere_proposal_does_not_take_the_node_out() {
+    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.allow.mark = false);
+    cluster.cycle();
+    let hold = free("a").held("ann", Some(NOW.plus(10.minutes())));
+    cluster.record("a").hold = lone(hold).record("a").hold.clone();
+    assert_eq!(cluster.cycle(), ["move a held by ann: held"]);
+    cluster.wait(10.minutes());
+    assert_eq!(cluster.cycle(), ["move a in-service: hold-over"]);
+    assert_eq!(cluster.cycle(), ["move a suspect: confirmed"]);
+    assert!(cluster.cycle().is_empty());
+}
+
+#[test]
+fn a_foreign_mark_on_a_node_of_ours_makes_it_theirs_until_the_mark_is_gone() {
+    let mut cluster = lone(free("a").fresh().out(Severity::Reset, Rung::Reset).cordoned_by("bob"));
+    assert_eq!(cluster.cycle(), ["move a held by bob: foreign-mark"]);
+    for _ in 0..5 {
+        assert!(cluster.cycle().is_empty());
+        cluster.wait(1.days());
+    }
+    assert_eq!(cluster.record("a").node.marks.foreign, [cordon_of("bob")], "never touched");
+    cluster.record("a").node.marks.foreign.clear();
+    assert_eq!(cluster.cycle(), ["move a quarantined: hold-over"]);
+}
+
+#[test]
+fn a_hold_whose_time_is_over_does_not_fight_with_a_foreign_mark() {
+    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).cordoned_by("bob").held("ann", Some(NOW));
+    let mut cluster = lone(node);
+    assert_eq!(cluster.cycle(), ["move a held by bob: foreign-mark"]);
+    assert!(cluster.cycle().is_empty());
+    assert!(cluster.cycle().is_empty());
+}
+
+#[test]
+fn a_bad_node_that_somebody_else_keeps_out_is_recorded_and_not_marked() {
+    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Isolate)).cordoned_by("bob"));
+    assert_eq!(cluster.cycle(), ["move a suspect: foreign-mark"]);
+    assert!(cluster.cycle().is_empty());
+}
+
+#[test]
+fn a_foreign_mark_that_keeps_no_work_off_is_no_hold() {
+    let mut cluster = lone(free("a").fresh().out(Severity::Reset, Rung::Reset).cordoned_by("bob"));
+    cluster.record("a").node.marks.foreign[0].blocks = false;
+    assert_eq!(cluster.lines(), ["step a keep-evidence: case"]);
+}
+
+#[test]
+fn our_mark_removed_by_somebody_is_not_put_back() {
+    let mut cluster = lone(free("a").fresh().out(Severity::Reset, Rung::Reset));
+    cluster.record("a").node.marks.ours.clear();
+    assert_eq!(cluster.cycle(), ["move a held by whoever removed our mark: mark-removed"]);
+    for _ in 0..5 {
+        assert!(cluster.cycle().is_empty());
+        cluster.wait(1.days());
+    }
+    cluster.record("a").node.marks.ours.push(unhealthy_mark());
+    assert_eq!(cluster.cycle(), ["move a quarantined: hold-over"], "they changed their mind");
+}
+
+#[test]
+fn our_cordon_removed_by_somebody_is_not_put_back() {
+    let node = free("a").fresh().out(Severity::Reboot, Rung::Reboot);
+    let mut cluster = lone(node.step(done(StepKind::Drain, Rung::Reboot, 30.minutes())));
+    assert_eq!(cluster.cycle(), ["move a held by whoever removed our mark: mark-removed"]);
+    assert!(cluster.cycle().is_empty());
+}
+
+#[test]
+fn a_mark_that_is_not_to_be_seen_yet_was_not_removed() {
+    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)));
+    cluster.cycle();
+    cluster.record("a").node.marks.ours.clear();
+    assert!(cluster.cycle().is_empty());
+    cluster.wait(2.minutes());
+    assert_eq!(cluster.lines(), ["move a held by whoever removed our mark: mark-removed"]);
+}
+
+#[test]
+fn a_mark_that_we_took_away_ourselves_was_not_removed_by_somebody() {
+    let node = free("a").out(Severity::Reset, Rung::Reset).step(done(StepKind::Unmark, Rung::Reset, 10.minutes()));
+    let node = node.life(Life::Proving { run: crate::ids::RunId::from_number(1) }).result("dl", Verdict::Pass, 5.minutes());
+    let mut cluster = lone(node);
+    cluster.record("a").node.marks.ours.clear();
+    assert_eq!(cluster.lines(), ["close a returned: proved", "move a in-service: proved"]);
+}
+
+#[test]
+fn marks_that_this_store_does_not_know_are_adopted_and_none_is_removed() {
+    let mut cluster = lone(free("a").fresh().marked());
+    assert_eq!(cluster.passed_over("a"), None);
+    assert_eq!(cluster.cycle(), ["open a replace: mark-adopted", "move a quarantined: mark-adopted"]);
+    for _ in 0..10 {
+        assert!(cluster.cycle().is_empty());
+        cluster.wait(5.days());
+    }
+    assert_eq!(cluster.record("a").node.marks.ours, [unhealthy_mark()]);
+}
+
+#[test]
+fn adopting_does_not_ask_the_breaker_and_does_not_open_it() {
+    let mut cluster = acting();
+    for n in 0..10 {
+        cluster = cluster.node(free(&format!("n{n}")).fresh().marked());
+    }
+    let lines = cluster.cycle();
+    assert_eq!(lines.iter().filter(|line| line.starts_with("open n")).count(), 10);
+    assert!(!lines.contains(&"open breaker: breaker-opened".to_owned()));
+}
+
+#[test]
+fn an_adopted_mark_that_somebody_removes_is_not_put_back() {
+    for kind in [MarkKind::Unhealthy, MarkKind::Cordon] {
+        let mut cluster = lone(free("a").fresh());
+        cluster.record("a").node.marks.ours = vec![unhealthy_mark(), OurMark { kind: MarkKind::Cordon, case: None }];
+        cluster.cycle();
+        cluster.wait(10.minutes());
+        cluster.record("a").node.marks.ours.retain(|mark| mark.kind != kind);
+        assert_eq!(cluster.cycle(), ["move a held by whoever removed our mark: mark-removed"], "{kind}");
+        assert!(cluster.cycle().is_empty(), "{kind}");
+    }
+}
+
+#[test]
+fn a_node_out_of_service_whose_case_is_gone_gets_one_and_a_person() {
+    for life in [Life::Quarantined, Life::Out, Life::Repairing { step: StepKind::Reset, tries: 1 }] {
+        let mut cluster = lone(free("a").fresh().life(life.clone()));
+        let lines = cluster.cycle();
+        assert_eq!(lines[0], "open a replace: case-missing", "{life:?}");
+        assert!(cluster.record("a").life.is_out(), "{life:?}");
+        assert!(cluster.cycle().is_empty(), "{life:?}");
+    }
+    assert!(lone(unknown("a").fresh().life(Life::Out)).lines().is_empty(), "nobody vouches for that name");
+}

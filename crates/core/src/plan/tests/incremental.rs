@@ -1,0 +1,125 @@
+//! The planner that remembers says what planning from scratch says, whatever happened in between.
+
+use std::collections::BTreeMap;
+
+use proptest::{collection::vec, prelude::*};
+
+use super::{
+    super::{PassedOver, Planner, plan},
+    cluster::{Cluster, NOW, Spans, cluster, free, name},
+    model,
+    random::{a_cluster, a_happening, happen},
+};
+use crate::{ids::NodeName, snapshot::Snapshot};
+
+/// Tells the planner what is different in the snapshot, as a shell would.
+fn tell(planner: &mut Planner, snapshot: &Snapshot) {
+    for (place, record) in snapshot.nodes.iter().enumerate() {
+        let known = &planner.snapshot().nodes[place];
+        if known == record {
+            continue;
+        }
+        let mut only_heard = known.clone();
+        only_heard.heard = record.heard;
+        if only_heard == *record {
+            planner.set_heard(place, record.heard);
+        } else {
+            assert!(planner.set_node(record.clone()));
+        }
+    }
+    planner.set_rest(|rest| {
+        rest.runs.clone_from(&snapshot.runs);
+        rest.cases.clone_from(&snapshot.cases);
+        *rest.recent = snapshot.recent.clone();
+        *rest.spent = snapshot.spent;
+        *rest.breaker = snapshot.breaker.clone();
+        rest.pauses.clone_from(&snapshot.pauses);
+        rest.requests.clone_from(&snapshot.requests);
+        *rest.silence_reported = snapshot.silence_reported;
+    });
+}
+
+/// Plans both ways, compares, and carries the plan out.
+fn cycle(planner: &mut Planner, cluster: &mut Cluster, told: &mut BTreeMap<NodeName, PassedOver>) {
+    let mut ids = cluster.ids.clone();
+    let fresh = plan(&cluster.snapshot, &mut cluster.ids);
+    let grown = planner.plan(cluster.snapshot.at, &mut ids);
+    assert_eq!(grown.actions, fresh.actions);
+    let reasons: BTreeMap<NodeName, PassedOver> = fresh.passed_over.iter().cloned().collect();
+    for record in &cluster.snapshot.nodes {
+        let node = &record.node.name;
+        assert_eq!(planner.reason(node).as_ref(), reasons.get(node), "{node}");
+    }
+    // Whoever keeps only what changed knows as much.
+    told.extend(grown.passed_over);
+    for (node, why) in &reasons {
+        assert_eq!(told.get(node), Some(why), "{node}");
+    }
+    model::carry_out(&mut cluster.snapshot, &fresh.actions);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn after_any_sequence_of_changes_it_plans_as_if_from_scratch(
+        mut cluster in a_cluster(),
+        story in vec(vec(a_happening(), 0..4), 1..25),
+    ) {
+        let mut planner = Planner::new(cluster.snapshot.clone());
+        let mut told = BTreeMap::new();
+        cycle(&mut planner, &mut cluster, &mut told);
+        for chapter in &story {
+            for happening in chapter {
+                happen(&mut cluster, happening);
+            }
+            tell(&mut planner, &cluster.snapshot);
+            cycle(&mut planner, &mut cluster, &mut told);
+        }
+    }
+}
+
+#[test]
+fn only_reasons_that_changed_are_told() {
+    let cluster = cluster().node(free("a").stale(3.days())).node(free("b").stale(6.days()));
+    let mut planner = Planner::new(cluster.snapshot.clone());
+    let mut ids = cluster.ids.clone();
+    assert_eq!(planner.plan(NOW, &mut ids).passed_over.len(), 2);
+    assert!(planner.plan(NOW.plus(1.hours()), &mut ids).passed_over.is_empty());
+    let mut record = cluster.snapshot.nodes[0].clone();
+    record.node.occupancy = crate::node::Occupancy::Busy { by: "user job 9".into() };
+    planner.set_node(record);
+    let changed = planner.plan(NOW.plus(2.hours()), &mut ids).passed_over;
+    assert_eq!(changed, [(name("a"), PassedOver::Busy { by: "user job 9".into() })]);
+}
+
+#[test]
+fn time_alone_makes_a_node_due() {
+    let cluster = cluster().node(free("a").stale(6.days()));
+    let mut planner = Planner::new(cluster.snapshot.clone());
+    let mut ids = cluster.ids.clone();
+    assert!(planner.plan(NOW, &mut ids).actions.is_empty());
+    assert_eq!(planner.plan(NOW.plus(1.days()), &mut ids).actions.len(), 1);
+}
+
+#[test]
+fn a_clock_that_goes_back_makes_a_due_node_fresh_again() {
+    let cluster = cluster().node(free("a").stale(8.days())).policy(|policy| policy.limits.jobs = 0);
+    let mut planner = Planner::new(cluster.snapshot.clone());
+    let mut ids = cluster.ids.clone();
+    planner.plan(NOW, &mut ids);
+    assert_eq!(planner.reason(&name("a")), Some(PassedOver::WaitingForSlot));
+    planner.plan(NOW.minus(2.days()), &mut ids);
+    assert_eq!(planner.reason(&name("a")), Some(PassedOver::Fresh { until: NOW.minus(1.days()) }));
+}
+
+#[test]
+fn a_node_that_is_not_there_or_changed_its_pool_needs_a_new_planner() {
+    let cluster = cluster().node(free("a"));
+    let mut planner = Planner::new(cluster.snapshot.clone());
+    let mut record = cluster.snapshot.nodes[0].clone();
+    record.node.pool = super::cluster::pool("other");
+    assert!(!planner.set_node(record.clone()));
+    record.node.name = name("b");
+    assert!(!planner.set_node(record));
+}

@@ -1,0 +1,127 @@
+//! Jobs at a time, per pool, per test, per mount; the daily budget; windows and pauses.
+
+use super::{
+    super::PassedOver,
+    cluster::{Cluster, NOW, Spans, cluster, free, pending, pool, run, running, test, test_id},
+};
+use crate::{
+    policy::{Day, TimeOfDay, Window, WindowKind},
+    run::CancelWhy,
+};
+
+fn many(cluster: Cluster, pool: &str, count: usize) -> Cluster {
+    (0..count).fold(cluster, |cluster, n| cluster.node(free(&format!("{pool}{n}")).pool(pool)))
+}
+
+#[test]
+fn no_more_than_five_jobs_at_a_time_by_default_and_running_ones_count() {
+    let cluster = many(cluster(), "a", 8);
+    assert_eq!(cluster.chosen().len(), 5);
+    assert_eq!(cluster.passed_over("a7"), Some(PassedOver::WaitingForSlot));
+    let cluster = cluster.run(run("a0", &["dl"], running(1.minutes()))).run(run("a1", &["dl"], pending(1.minutes())));
+    assert_eq!(cluster.chosen(), ["a2 dl", "a3 dl", "a4 dl"]);
+}
+
+#[test]
+fn a_job_that_cannot_be_cancelled_does_not_keep_its_slot_for_ever() {
+    let stuck = |ago: i64| {
+        many(cluster().policy(|policy| policy.limits.jobs = 1), "a", 2)
+            .run(run("a0", &["dl"], running(2.hours())))
+            .cancelling(CancelWhy::OverTimeLimit, ago.minutes())
+    };
+    assert!(stuck(14).chosen().is_empty());
+    assert_eq!(stuck(15).chosen(), ["a1 dl"]);
+}
+
+#[test]
+fn a_pool_has_its_own_limit() {
+    let cluster = cluster().policy(|policy| policy.limits.pools = [(pool("a"), 2)].into());
+    let cluster = many(many(cluster, "a", 4), "b", 4);
+    assert_eq!(cluster.chosen(), ["a0 dl", "a1 dl", "b0 dl", "b1 dl", "b2 dl"]);
+    assert_eq!(cluster.passed_over("a2"), Some(PassedOver::PoolFull { pool: pool("a") }));
+    assert_eq!(cluster.passed_over("b3"), Some(PassedOver::WaitingForSlot));
+}
+
+#[test]
+fn a_test_runs_only_so_often_at_once_and_the_others_of_the_node_go_on() {
+    let mut rare = test("nccl");
+    rare.at_once = Some(2);
+    let cluster = many(cluster().tests(vec![test("dl"), rare]), "a", 4);
+    assert_eq!(cluster.chosen(), ["a0 dl+nccl", "a1 dl+nccl", "a2 dl", "a3 dl"]);
+}
+
+#[test]
+fn one_mount_is_loaded_by_one_job_over_the_whole_fleet() {
+    let mut storage = test("storage");
+    storage.shares = vec!["/data".to_owned()];
+    let mut scratch = test("scratch");
+    scratch.shares = vec!["/scratch".to_owned()];
+    let cluster = many(many(cluster().tests(vec![storage, scratch]), "a", 2), "b", 1);
+    assert_eq!(cluster.chosen(), ["a0 storage+scratch"]);
+    assert_eq!(cluster.passed_over("b0"), Some(PassedOver::ShareBusy { test: test_id("storage") }));
+    let cluster = cluster.run(run("a1", &["storage"], running(1.minutes())));
+    assert_eq!(cluster.chosen(), ["a0 scratch"]);
+}
+
+#[test]
+fn two_tests_of_one_job_on_the_same_mount_are_one_user_of_it() {
+    let [mut read, mut write] = [test("read"), test("write")];
+    read.shares = vec!["/data".to_owned()];
+    write.shares = vec!["/data".to_owned()];
+    let cluster = many(cluster().tests(vec![read, write]).policy(|policy| policy.limits.per_share = 2), "a", 3);
+    assert_eq!(cluster.chosen(), ["a0 read+write", "a1 read+write"]);
+}
+
+#[test]
+fn the_daily_budget_counts_what_was_spent_what_runs_and_what_is_planned() {
+    // An hour is six usual runs.
+    let cluster = many(cluster().policy(|policy| policy.limits.node_hours_per_day = Some(1.0)), "a", 8);
+    assert_eq!(cluster.clone().with(|snapshot| snapshot.spent = 30.minutes()).chosen().len(), 3);
+    let spent = cluster.clone().with(|snapshot| snapshot.spent = 51.minutes());
+    assert!(spent.chosen().is_empty());
+    assert_eq!(spent.passed_over("a0"), Some(PassedOver::BudgetSpent));
+    // One that has run for 40 minutes has spent those, and one that is pending will spend its usual ten.
+    let cluster = cluster.run(run("a0", &["dl"], running(40.minutes()))).run(run("a1", &["dl"], pending(1.minutes())));
+    assert_eq!(cluster.chosen(), ["a2 dl"]);
+}
+
+fn window(kind: WindowKind, from: u16, to: u16) -> Window {
+    let days = vec![Day::Sunday];
+    Window { kind, pool: None, days, from: TimeOfDay(from * 60), to: TimeOfDay(to * 60), utc_offset_minutes: 0 }
+}
+
+#[test]
+fn nothing_starts_inside_a_quiet_window() {
+    for (from, to, quiet) in [(7, 9, true), (8, 9, true), (7, 8, false), (9, 12, false), (22, 7, false)] {
+        let cluster =
+            cluster().policy(|policy| policy.windows = vec![window(WindowKind::Quiet, from, to)]).node(free("a"));
+        let expected = quiet.then_some(PassedOver::QuietWindow);
+        assert_eq!(cluster.passed_over("a"), expected, "{from} to {to}");
+        assert_eq!(cluster.chosen().is_empty(), quiet, "{from} to {to}");
+    }
+}
+
+#[test]
+fn a_quiet_window_of_one_pool_leaves_the_others_alone() {
+    let mut quiet = window(WindowKind::Quiet, 7, 9);
+    quiet.pool = Some(pool("a"));
+    let cluster = many(many(cluster().policy(|policy| policy.windows = vec![quiet]), "a", 1), "b", 1);
+    assert_eq!(cluster.chosen(), ["b0 dl"]);
+}
+
+#[test]
+fn a_maintenance_window_does_not_keep_validation_from_starting() {
+    let cluster = cluster().policy(|policy| policy.windows = vec![window(WindowKind::Maintenance, 22, 23)]).node(free("a"));
+    assert_eq!(cluster.chosen(), ["a dl"]);
+}
+
+#[test]
+fn nothing_starts_while_an_operator_pauses_and_a_pause_ends_by_itself() {
+    let cluster = many(many(cluster(), "a", 1), "b", 1);
+    let all = cluster.clone().paused(None, None);
+    assert!(all.chosen().is_empty());
+    assert_eq!(all.passed_over("a0"), Some(PassedOver::Paused { by: "ann".into() }));
+    assert_eq!(cluster.clone().paused(Some(pool("a")), None).chosen(), ["b0 dl"]);
+    assert_eq!(cluster.clone().paused(None, Some(NOW.plus(1.minutes()))).chosen().len(), 0);
+    assert_eq!(cluster.paused(None, Some(NOW)).chosen().len(), 2);
+}

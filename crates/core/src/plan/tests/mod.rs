@@ -1,0 +1,22 @@
+//! Tests of the planner: table tests by topic, then properties over random clusters.
+//!
+//! `cluster` has the fixtures, `model` carries plans out on a snapshot as store and executor would, `lines` writes
+//! actions down so that a test reads like a scenario.
+
+mod agents;
+mod breaker;
+mod choosing;
+mod cluster;
+mod holds;
+mod incremental;
+mod ladder;
+mod limits;
+mod lines;
+mod machines;
+mod model;
+mod modes;
+mod proof;
+mod properties;
+mod random;
+mod requests;
+mod running;

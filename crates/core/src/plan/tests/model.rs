@@ -1,0 +1,217 @@
+//! The world in small: carries a plan out on a snapshot, as the store writes it down and a well-behaved backend does
+//! it. Deliberately plain, so that a wrong plan shows as a wrong world.
+
+use super::super::{Action, Conclusion, Notice};
+use crate::{
+    case::{CaseState, Step, StepKind, StepState},
+    finding::{Severity, Verdict},
+    ids::{CaseId, JobId, NodeName, OpId, RunId},
+    lifecycle::Life,
+    node::{MarkKind, OurMark},
+    reason::Because,
+    run::{JobEnd, JobSeen, NotStarted, RunState},
+    snapshot::{ActiveRun, Backoff, Breaker, Cancelling, NodeRecord, Snapshot, TestRecord},
+};
+
+use super::cluster::{bad, unconfirmed};
+
+pub(super) fn carry_out(snapshot: &mut Snapshot, actions: &[Because<Action>]) {
+    for action in actions {
+        one(snapshot, action);
+    }
+}
+
+fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
+    let at = snapshot.at;
+    match &action.what {
+        Action::Submit(run) => {
+            let job = JobId(run.id.to_string());
+            let mut run = run.clone();
+            run.state = RunState::Submitted { job: job.clone(), at };
+            let seen = JobSeen::Pending { job, since: at };
+            snapshot.runs.push(ActiveRun { run, seen, started: None, cancelling: None, absent_since: None });
+        }
+        Action::Resubmit { run } => {
+            let active = active(snapshot, *run);
+            let job = JobId(run.to_string());
+            active.run.state = RunState::Submitted { job: job.clone(), at };
+            active.seen = JobSeen::Pending { job, since: at };
+        }
+        Action::Cancel { run, why } => {
+            let active = active(snapshot, *run);
+            active.cancelling = Some(Cancelling { why: *why, since: at });
+            let job = JobId(run.to_string());
+            active.seen = JobSeen::Ended { job, started: active.started, at, how: JobEnd::Killed };
+        }
+        Action::Conclude { run, end } => conclude(snapshot, *run, *end),
+        Action::OpenCase(case) => {
+            record(snapshot, &case.node).case = Some(case.id);
+            snapshot.cases.push(case.clone());
+        }
+        Action::Escalate { case, to } => case_of(snapshot, *case).rung = *to,
+        Action::Worsen { case, node } => {
+            let findings: Vec<_> = record(snapshot, node).findings.iter().map(|open| open.finding.clone()).collect();
+            let case = case_of(snapshot, *case);
+            case.severity = findings.iter().map(|finding| finding.severity).fold(case.severity, Severity::max);
+            case.findings = findings;
+        }
+        Action::Step { case, node, step, op, tries } => {
+            effect(record(snapshot, node), *step, *case);
+            add_step(snapshot, *case, *op, *step, StepState::Done, *tries);
+        }
+        Action::Propose { case, step, op, .. } => add_step(snapshot, *case, *op, *step, StepState::Proposed, 1),
+        Action::Settle { case, op, done } => {
+            let step = case_of(snapshot, *case).steps.iter_mut().find(|step| step.op == *op).unwrap();
+            step.state = if *done { StepState::Done } else { StepState::Failed };
+            step.at = at;
+        }
+        Action::Move { node, to, case } => {
+            let automatic = ["confirmed", "now-allowed"].contains(&action.code.as_str());
+            if automatic && *to == Life::Quarantined {
+                snapshot.recent.taken_out.push((node.clone(), at));
+            }
+            let record = record(snapshot, node);
+            record.life = to.clone();
+            record.since = at;
+            record.case = case.or(record.case);
+        }
+        Action::CloseCase { case, node, how } => {
+            case_of(snapshot, *case).state = CaseState::Closed { at, how: *how };
+            let record = record(snapshot, node);
+            if record.case == Some(*case) {
+                record.case = None;
+                record.findings.clear();
+            }
+        }
+        Action::Follow { case, node } => {
+            for record in snapshot.nodes.iter_mut().filter(|record| record.case == Some(*case)) {
+                record.case = None;
+            }
+            case_of(snapshot, *case).node = node.clone();
+            record(snapshot, node).case = Some(*case);
+        }
+        Action::OpenBreaker => snapshot.breaker = Breaker::Open { since: at, why: action.text.clone() },
+        Action::Notice(notice) => snapshot.silence_reported = matches!(notice, Notice::AgentsSilent { .. }),
+        Action::Answer { request } => snapshot.requests.retain(|known| known.id != *request),
+        Action::Identify { node, hardware } => record(snapshot, node).hardware = Some(hardware.clone()),
+        Action::Rename { node, hardware } => {
+            let record = record(snapshot, node);
+            record.hardware = Some(hardware.clone());
+            record.life = Life::InService;
+            record.since = at;
+            record.records.fill(TestRecord::NEVER);
+            record.findings.clear();
+            record.backoff = None;
+            record.case = None;
+        }
+    }
+}
+
+pub(super) fn record<'a>(snapshot: &'a mut Snapshot, name: &NodeName) -> &'a mut NodeRecord {
+    snapshot.nodes.iter_mut().find(|record| record.node.name == *name).unwrap()
+}
+
+fn active(snapshot: &mut Snapshot, run: RunId) -> &mut ActiveRun {
+    snapshot.runs.iter_mut().find(|active| active.run.id == run).unwrap()
+}
+
+fn case_of(snapshot: &mut Snapshot, id: CaseId) -> &mut crate::case::Case {
+    snapshot.cases.iter_mut().find(|case| case.id == id).unwrap()
+}
+
+fn add_step(snapshot: &mut Snapshot, case: CaseId, op: OpId, what: StepKind, state: StepState, tries: u32) {
+    let at = snapshot.at;
+    let case = case_of(snapshot, case);
+    let step = Step { op, what, rung: case.rung, state, at, tries, text: String::new() };
+    match case.steps.iter_mut().find(|known| known.op == op) {
+        Some(known) => *known = step,
+        None => case.steps.push(step),
+    }
+}
+
+fn effect(record: &mut NodeRecord, step: StepKind, case: CaseId) {
+    let ours = &mut record.node.marks.ours;
+    let mark = |kind| OurMark { kind, case: Some(case) };
+    match step {
+        StepKind::Mark if ours.iter().all(|known| known.kind != MarkKind::Unhealthy) => {
+            ours.push(mark(MarkKind::Unhealthy));
+        }
+        StepKind::Drain if ours.iter().all(|known| known.kind != MarkKind::Cordon) => ours.push(mark(MarkKind::Cordon)),
+        StepKind::Unmark => ours.retain(|known| known.kind == MarkKind::Cordon),
+        StepKind::Undrain => ours.retain(|known| known.kind != MarkKind::Cordon),
+        StepKind::Reboot => {
+            if let Some(boot) = record.node.hardware.as_mut().and_then(|hardware| hardware.boot_id.as_mut()) {
+                boot.push('+');
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The run is over without its result.
+fn conclude(snapshot: &mut Snapshot, run: RunId, end: Conclusion) {
+    let (at, retry) = (snapshot.at, snapshot.policy.retry.clone());
+    let place = snapshot.runs.iter().position(|active| active.run.id == run).unwrap();
+    let active = snapshot.runs.remove(place);
+    for name in active.run.nodes.iter() {
+        let Some(node) = snapshot.nodes.iter().position(|record| record.node.name == *name) else { continue };
+        match end {
+            Conclusion::Incomplete(_) => {
+                for test in active.run.tests.iter() {
+                    let place = snapshot.tests.iter().position(|policy| policy.id == *test).unwrap();
+                    snapshot.nodes[node].records[place].add(Verdict::Inconclusive, at);
+                }
+            }
+            Conclusion::NotStarted(NotStarted::PendingTooLong | NotStarted::Rejected) => {
+                let times = snapshot.nodes[node].backoff.map_or(0, |backoff| backoff.times);
+                let until = at.plus(retry.not_started.doubled(times, retry.not_started_cap));
+                snapshot.nodes[node].backoff = Some(Backoff { until, times: times + 1 });
+            }
+            Conclusion::NotStarted(NotStarted::NodeTaken | NotStarted::Withdrawn) => {}
+        }
+    }
+}
+
+/// The run on this node ends with its results, which open and clear findings.
+pub(super) fn finish(snapshot: &mut Snapshot, name: &NodeName, verdict: impl Fn(usize) -> Verdict) {
+    let at = snapshot.at;
+    let place = snapshot.runs.iter().position(|active| active.run.nodes.contains(name)).unwrap();
+    let active = snapshot.runs.remove(place);
+    let tests = snapshot.tests.clone();
+    let record = record(snapshot, name);
+    record.backoff = None;
+    for id in active.run.tests.iter() {
+        let place = tests.iter().position(|policy| policy.id == *id).unwrap();
+        let verdict = verdict(place);
+        record.records[place].add(verdict, at);
+        let known = record.findings.iter().position(|open| open.finding.check == *id);
+        match (verdict, known) {
+            (Verdict::Pass, Some(known)) => {
+                record.findings.remove(known);
+            }
+            (Verdict::Fail, Some(known)) => {
+                let open = &mut record.findings[known];
+                open.times += 1;
+                open.last_seen = at;
+            }
+            (Verdict::Fail, None) => {
+                let severity = Severity::ALL[place % Severity::ALL.len()];
+                let make = if place % 2 == 0 { unconfirmed } else { bad };
+                let mut open = make(id.as_str(), severity);
+                (open.first_seen, open.last_seen) = (at, at);
+                record.findings.push(open);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The job of this node's run is seen executing.
+pub(super) fn start(snapshot: &mut Snapshot, run: RunId) {
+    let at = snapshot.at;
+    let active = active(snapshot, run);
+    let job = JobId(run.to_string());
+    active.run.state = RunState::Running { job: job.clone(), since: at };
+    active.seen = JobSeen::Running { job, since: at };
+    active.started = Some(at);
+}

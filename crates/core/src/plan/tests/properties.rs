@@ -1,0 +1,499 @@
+//! What is true of every plan, over random clusters and random sequences of things that happen to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::{collection::vec, prelude::*};
+
+use super::{
+    super::{Action, PassedOver, Plan, plan},
+    cluster::{Cluster, Spans},
+    model,
+    random::{Happening, a_cluster, a_happening, a_young_cluster, happen, long_after, occupancy},
+};
+use crate::{
+    case::{StepKind, StepState},
+    finding::{Severity, Verdict},
+    ids::{CaseId, NodeName, RunId},
+    lifecycle::{Life, LifeEvent},
+    policy::{Mode, TestPolicy},
+    run::{JobSeen, Purpose, Run},
+    snapshot::{ActiveRun, Breaker, NodeRecord, Snapshot, TestRecord},
+    time::{Span, Timestamp},
+};
+
+/// Everything that must hold for a plan on a snapshot.
+fn check(snapshot: &Snapshot, plan: &Plan) {
+    every_node_is_accounted_for_once(snapshot, plan);
+    runs_go_only_where_they_may(snapshot, plan);
+    no_limit_is_exceeded(snapshot, plan);
+    the_breaker_holds(snapshot, plan);
+    the_stalest_come_first(snapshot, plan);
+    moves_are_legal(snapshot, plan);
+    only_confirmed_trouble_takes_out(snapshot, plan);
+    only_a_proof_brings_back(snapshot, plan);
+    steps_are_allowed_and_careful(snapshot, plan);
+}
+
+fn submits(plan: &Plan) -> Vec<&Run> {
+    plan.actions.iter().filter_map(|action| if let Action::Submit(run) = &action.what { Some(run) } else { None }).collect()
+}
+
+fn find<'a>(snapshot: &'a Snapshot, name: &NodeName) -> &'a NodeRecord {
+    snapshot.nodes.iter().find(|record| record.node.name == *name).expect("plans name nodes of the snapshot")
+}
+
+/// The nodes that an action is about. A case is its node's, or the one's to which this plan takes it.
+fn named(snapshot: &Snapshot, plan: &Plan, action: &Action) -> Vec<NodeName> {
+    let of_case = |id: &CaseId| {
+        let followed = plan.actions.iter().find_map(|action| match &action.what {
+            Action::Follow { case, node } if case == id => Some(node.clone()),
+            _ => None,
+        });
+        let case = snapshot.cases.iter().find(|case| case.id == *id).expect("a case of the snapshot");
+        vec![followed.unwrap_or_else(|| case.node.clone())]
+    };
+    let of_run = |id: &RunId| {
+        let active = snapshot.runs.iter().find(|active| active.run.id == *id).expect("a run of the snapshot");
+        active.run.nodes.to_vec()
+    };
+    match action {
+        Action::Submit(run) => run.nodes.to_vec(),
+        Action::Resubmit { run } | Action::Cancel { run, .. } | Action::Conclude { run, .. } => of_run(run),
+        Action::OpenCase(case) => vec![case.node.clone()],
+        Action::Worsen { node, .. }
+        | Action::Step { node, .. }
+        | Action::Propose { node, .. }
+        | Action::Move { node, .. }
+        | Action::CloseCase { node, .. }
+        | Action::Follow { node, .. }
+        | Action::Identify { node, .. }
+        | Action::Rename { node, .. } => vec![node.clone()],
+        Action::Escalate { case, .. } | Action::Settle { case, .. } => of_case(case),
+        Action::OpenBreaker | Action::Notice(_) | Action::Answer { .. } => Vec::new(),
+    }
+}
+
+fn every_node_is_accounted_for_once(snapshot: &Snapshot, plan: &Plan) {
+    let mut spoken_for: BTreeSet<NodeName> =
+        plan.actions.iter().flat_map(|action| named(snapshot, plan, &action.what)).collect();
+    spoken_for.extend(snapshot.runs.iter().flat_map(|active| active.run.nodes.iter().cloned()));
+    let passed: Vec<&NodeName> = plan.passed_over.iter().map(|(node, _)| node).collect();
+    assert!(passed.is_sorted() && passed.windows(2).all(|pair| pair[0] != pair[1]), "each once: {passed:?}");
+    for record in &snapshot.nodes {
+        let name = &record.node.name;
+        assert_ne!(spoken_for.contains(name), passed.contains(&name), "{name} {plan:#?}");
+    }
+    assert!(passed.iter().all(|name| snapshot.nodes.iter().any(|record| record.node.name == **name)));
+}
+
+fn runs_go_only_where_they_may(snapshot: &Snapshot, plan: &Plan) {
+    let mut taken: BTreeSet<NodeName> =
+        snapshot.runs.iter().flat_map(|active| active.run.nodes.iter().cloned()).collect();
+    for run in submits(plan) {
+        for node in run.nodes.iter() {
+            assert!(taken.insert(node.clone()), "{node} would have two runs");
+            let record = find(snapshot, node);
+            assert!(record.node.occupancy.is_free(), "{node} is not free");
+            assert!(!matches!(record.life, Life::Held { .. }) && record.hold_at(snapshot.at).is_none(), "{node} is held");
+            assert!(record.node.marks.foreign_block().is_none(), "{node} is somebody else's");
+            if matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation) {
+                assert!(!record.life.is_out() && record.node.marks.ours.is_empty(), "{node} is out");
+                assert!(record.backoff.is_none_or(|backoff| backoff.until <= snapshot.at), "{node} backs off");
+            }
+        }
+    }
+    for action in &plan.actions {
+        if let Action::Resubmit { run } = action.what {
+            let active = snapshot.runs.iter().find(|active| active.run.id == run).unwrap();
+            assert!(active.run.nodes.iter().all(|node| find(snapshot, node).node.occupancy.is_free()));
+        }
+    }
+}
+
+/// Runs that count: all but those that could not be cancelled for a quarter of an hour.
+fn counted(snapshot: &Snapshot) -> impl Iterator<Item = &ActiveRun> {
+    snapshot.runs.iter().filter(|active| {
+        active.cancelling.is_none_or(|cancelling| snapshot.at.since(cancelling.since) < 15.minutes())
+    })
+}
+
+fn no_limit_is_exceeded(snapshot: &Snapshot, plan: &Plan) {
+    let new = submits(plan);
+    let limits = &snapshot.policy.limits;
+    let all: Vec<&Run> = counted(snapshot).map(|active| &active.run).chain(new.iter().copied()).collect();
+    let many = |wanted: &dyn Fn(&Run) -> bool| {
+        let any_new = new.iter().any(|run| wanted(run));
+        let count = all.iter().filter(|run| wanted(run)).count();
+        if any_new { u32::try_from(count).unwrap() } else { 0 }
+    };
+    assert!(many(&|_| true) <= limits.jobs);
+    for (pool, most) in &limits.pools {
+        assert!(many(&|run| run.nodes.iter().any(|node| find(snapshot, node).node.pool == *pool)) <= *most, "{pool}");
+    }
+    for test in snapshot.tests.iter() {
+        if let Some(most) = test.at_once {
+            assert!(many(&|run| run.tests.contains(&test.id)) <= most, "{}", test.id);
+        }
+        for share in &test.shares {
+            let loads = |run: &Run| run.tests.iter().any(|id| policy_of(snapshot, id).shares.contains(share));
+            assert!(many(&loads) <= limits.per_share, "{share}");
+        }
+    }
+    budget_is_kept(snapshot, &new);
+}
+
+fn policy_of<'a>(snapshot: &'a Snapshot, id: &crate::ids::TestId) -> &'a TestPolicy {
+    snapshot.tests.iter().find(|test| test.id == *id).unwrap()
+}
+
+fn budget_is_kept(snapshot: &Snapshot, new: &[&Run]) {
+    let validates = new.iter().any(|run| matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation));
+    let Some(hours) = snapshot.policy.limits.node_hours_per_day.filter(|_| validates) else { return };
+    let usual = |run: &Run| run.tests.iter().map(|id| policy_of(snapshot, id).usual).sum::<Span>();
+    let running = counted(snapshot).map(|active| match active.seen {
+        JobSeen::Running { since, .. } => usual(&active.run).max(snapshot.at.since(since)),
+        _ => usual(&active.run),
+    });
+    let spent = snapshot.spent + running.sum() + new.iter().map(|run| usual(run)).sum();
+    assert!(spent.as_hours() <= hours, "{spent} of {hours} h");
+}
+
+fn is_automatic(code: &str) -> bool {
+    matches!(code, "confirmed" | "now-allowed")
+}
+
+/// Nodes that the plan takes out by itself.
+fn taken_out<'a>(snapshot: &'a Snapshot, plan: &'a Plan) -> Vec<&'a NodeRecord> {
+    let moves = plan.actions.iter().filter_map(|action| match &action.what {
+        Action::Move { node, to: Life::Quarantined, .. } if is_automatic(action.code.as_str()) => Some(node),
+        _ => None,
+    });
+    moves.map(|node| find(snapshot, node)).collect()
+}
+
+fn is_out(record: &NodeRecord) -> bool {
+    record.life.is_out() || !record.node.marks.ours.is_empty() || record.node.marks.foreign_block().is_some()
+}
+
+fn the_breaker_holds(snapshot: &Snapshot, plan: &Plan) {
+    let taken = taken_out(snapshot, plan);
+    let opens = plan.actions.iter().filter(|action| action.what == Action::OpenBreaker).count();
+    let since = match &snapshot.breaker {
+        Breaker::Open { .. } => {
+            assert!(taken.is_empty() && opens == 0, "an open breaker lets nothing out and is spoken of once");
+            return;
+        }
+        Breaker::Closed { since } => since.unwrap_or(Timestamp::MIN),
+    };
+    assert!(opens <= 1);
+    if taken.is_empty() {
+        return;
+    }
+    let hour_ago = snapshot.at.minus(1.hours());
+    let lately = snapshot.recent.taken_out.iter().filter(|(_, at)| *at > hour_ago && *at > since);
+    let lately: BTreeSet<&NodeName> = lately.map(|(node, _)| node).collect();
+    assert!(lately.len() + taken.len() <= snapshot.policy.breaker.nodes_per_hour as usize);
+    for record in &taken {
+        let pool: Vec<_> = snapshot.nodes.iter().filter(|other| other.node.pool == record.node.pool).collect();
+        let added = taken.iter().filter(|other| other.node.pool == record.node.pool && !is_out(other)).count();
+        let out = pool.iter().filter(|other| is_out(other)).count() + added;
+        #[expect(clippy::cast_precision_loss, reason = "a handful of nodes")]
+        let share = out as f64 * 100.0 / pool.len() as f64;
+        assert!(out == 1 || share <= snapshot.policy.breaker.percent_of_pool, "{out} of {}", pool.len());
+    }
+}
+
+/// Where a node that is due stands in the queue, worked out anew: suspects, then the stalest, then by name.
+fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, Timestamp, NodeName) {
+    let retry = &snapshot.policy.retry;
+    let mut age = Timestamp::MAX;
+    for (test, known) in snapshot.tests.iter().zip(&record.records) {
+        let applies = test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
+        let mut due = known.settled().map_or(Timestamp::MIN, |at| at.plus(test.cutoff));
+        let pause = known.backoff(retry.inconclusive, retry.inconclusive_cap);
+        if known.misses() > 0 {
+            due = due.max(known.attempt().unwrap().plus(pause));
+        }
+        for open in record.findings.iter().filter(|open| open.finding.check == test.id) {
+            let wait = if open.is_confirmed() { 1.days() } else { retry.confirm };
+            if let Some(attempt) = known.attempt() {
+                due = due.min(attempt.plus(wait.max(pause)));
+            }
+        }
+        if applies && due <= snapshot.at {
+            let last = if known.misses() > 0 { known.attempt() } else { known.settled() };
+            age = age.min(last.unwrap_or(Timestamp::MIN));
+        }
+    }
+    (record.life != Life::Suspect && record.findings.is_empty(), age, record.node.name.clone())
+}
+
+fn the_stalest_come_first(snapshot: &Snapshot, plan: &Plan) {
+    let ours = submits(plan).into_iter().filter(|run| matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation));
+    let chosen: Vec<_> = ours.map(|run| rank(snapshot, find(snapshot, run.nodes.first()))).collect();
+    assert!(chosen.is_sorted(), "{chosen:?}");
+    let Some(last) = chosen.last() else { return };
+    for (node, why) in &plan.passed_over {
+        if *why == PassedOver::WaitingForSlot {
+            assert!(rank(snapshot, find(snapshot, node)) > *last, "{node} was before {last:?}");
+        }
+    }
+}
+
+fn events(to: &Life) -> Vec<LifeEvent> {
+    use LifeEvent as E;
+    let mut events = vec![E::Doubted, E::Cleared, E::TakenOut, E::StepEnded, E::ProofEnded, E::GivenUp, E::Returned];
+    events.extend([E::LetGo { out: true }, E::LetGo { out: false }]);
+    match to {
+        Life::Repairing { step, tries } => events.push(E::StepBegan { step: *step, tries: *tries }),
+        Life::Proving { run } => events.push(E::ProofBegan { run: *run }),
+        Life::Held { by } => events.push(E::HeldBy { by: by.clone() }),
+        _ => {}
+    }
+    events
+}
+
+fn moves_are_legal(snapshot: &Snapshot, plan: &Plan) {
+    let mut renamed = BTreeSet::new();
+    let mut moved = BTreeSet::new();
+    for action in &plan.actions {
+        match &action.what {
+            Action::Rename { node, .. } => drop(renamed.insert(node.clone())),
+            Action::Move { node, to, case } => {
+                assert!(moved.insert(node.clone()), "{node} moves twice: {:#?}", plan.actions);
+                let record = find(snapshot, node);
+                let from = if renamed.contains(node) { &Life::InService } else { &record.life };
+                let legal = events(to).iter().any(|event| from.after(event).as_ref() == Some(to));
+                let only_the_case = from == to && *case != record.case;
+                assert!(legal || only_the_case, "{node}: {from:?} to {to:?}");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Inconclusive results, silence and doubt open no case; only a failure that was confirmed does.
+fn only_confirmed_trouble_takes_out(snapshot: &Snapshot, plan: &Plan) {
+    for record in taken_out(snapshot, plan) {
+        let sure = record.findings.iter().any(|open| {
+            open.finding.verdict == Verdict::Fail
+                && open.times >= open.finding.confirm
+                && open.finding.severity > Severity::Monitor
+        });
+        assert!(sure, "{} was taken out for {:?}", record.node.name, record.findings);
+    }
+}
+
+fn only_a_proof_brings_back(snapshot: &Snapshot, plan: &Plan) {
+    for action in &plan.actions {
+        let Action::Move { node, to: Life::InService | Life::Suspect, .. } = &action.what else { continue };
+        let record = find(snapshot, node);
+        if !record.life.is_out() {
+            continue;
+        }
+        let Life::Proving { run } = record.life else { panic!("{node} came back from {:?}", record.life) };
+        assert_eq!(action.code.as_str(), "proved");
+        let began = snapshot.cases.iter().find(|case| Some(case.id) == record.case).unwrap();
+        let began = began.steps.iter().rev().find(|step| step.what == StepKind::Prove).map(|step| step.at);
+        let began = began.map_or(run.born(), |at| at.min(run.born()));
+        let passed = record.records.iter().any(|known| {
+            known.verdict() == Some(Verdict::Pass) && known.attempt().is_some_and(|at| at >= began)
+        });
+        assert!(passed, "{node} came back without a pass");
+        assert!(record.node.marks.ours.is_empty() && record.node.marks.foreign_block().is_none());
+    }
+}
+
+fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
+    use StepKind as S;
+    let (policy, caps) = (&snapshot.policy, &snapshot.caps);
+    let (acting, observing) = (policy.mode == Mode::Act, policy.mode == Mode::Observe);
+    for action in &plan.actions {
+        let Action::Step { case, node, step, op, .. } = &action.what else { continue };
+        let record = find(snapshot, node);
+        let allowed = match step {
+            S::Mark => !observing && policy.allow.mark && caps.mark,
+            S::Drain => acting && policy.allow.drain && caps.drain,
+            S::Reset => acting && policy.allow.reset && caps.reset,
+            S::Reboot => acting && policy.allow.reboot && caps.reboot,
+            S::Replace => acting && policy.allow.replace && caps.replace,
+            S::Unmark | S::Undrain => !observing,
+            S::KeepEvidence | S::Prove | S::HandOver | S::Release => true,
+        };
+        assert!(allowed, "{step} on {node} is not allowed");
+        if matches!(step, S::Mark | S::Drain | S::Reset | S::Reboot | S::Replace | S::Unmark | S::Undrain) {
+            assert!(record.node.marks.foreign_block().is_none(), "{step} on {node}, which is somebody else's");
+            assert!(record.hold_at(snapshot.at).is_none(), "{step} on {node}, which is held");
+        }
+        if step.destroys_evidence() {
+            assert!(!matches!(record.node.occupancy, crate::node::Occupancy::Busy { .. }), "{step} under user work");
+            let case = snapshot.cases.iter().find(|known| known.id == *case).unwrap();
+            let ended = case.steps.iter().filter(|step| matches!(step.state, StepState::Done | StepState::Failed));
+            let last = ended.rev().find(|step| step.what == S::KeepEvidence || step.what.destroys_evidence());
+            let kept = last.is_some_and(|step| step.what == S::KeepEvidence && step.state == StepState::Done);
+            assert!(kept || case.steps.iter().any(|step| step.op == *op), "{step} on {node} without evidence kept");
+        }
+    }
+}
+
+/// Plans, checks, and carries the plan out.
+fn cycle(cluster: &mut Cluster) -> Plan {
+    let plan = plan(&cluster.snapshot, &mut cluster.ids);
+    check(&cluster.snapshot, &plan);
+    model::carry_out(&mut cluster.snapshot, &plan.actions);
+    plan
+}
+
+/// After a plan was carried out: no node has two runs, and no node is out for a reason that nobody has.
+fn check_world(snapshot: &Snapshot) {
+    let mut busy = BTreeSet::new();
+    for active in &snapshot.runs {
+        for node in active.run.nodes.iter() {
+            assert!(busy.insert(node.clone()), "{node} has two runs");
+        }
+    }
+    let mut by_case: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for record in &snapshot.nodes {
+        by_case.entry(record.case).or_default().push(record.node.name.clone());
+    }
+    for (case, nodes) in by_case {
+        assert!(case.is_none() || nodes.len() == 1, "{case:?} is claimed by {nodes:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_plan_of_every_cluster_keeps_the_rules(cluster in a_cluster()) {
+        check(&cluster.snapshot, &cluster.plan());
+    }
+
+    #[test]
+    fn the_same_snapshot_gives_the_same_plan(cluster in a_cluster()) {
+        prop_assert_eq!(cluster.plan(), cluster.plan());
+    }
+
+    #[test]
+    fn planning_again_after_submitting_submits_nothing_new(cluster in a_cluster()) {
+        let plan = cluster.plan();
+        let submits: Vec<_> =
+            plan.actions.iter().filter(|action| matches!(action.what, Action::Submit(_))).cloned().collect();
+        let mut after = cluster.clone();
+        model::carry_out(&mut after.snapshot, &submits);
+        prop_assert_eq!(after.chosen(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn planning_again_and_again_without_anything_new_comes_to_rest(mut cluster in a_cluster()) {
+        let mut seen = BTreeSet::new();
+        for round in 0..30 {
+            let plan = cycle(&mut cluster);
+            check_world(&cluster.snapshot);
+            for run in submits(&plan) {
+                prop_assert!(seen.insert(run.nodes.first().clone()), "{} twice", run.nodes.first());
+            }
+            let quiet = plan.actions.iter().all(|action| matches!(action.what, Action::Cancel { .. }));
+            if quiet && round > 0 {
+                return Ok(());
+            }
+        }
+        prop_assert!(false, "it never rests: {:#?}", cluster.lines());
+    }
+
+    #[test]
+    fn whatever_happens_every_plan_keeps_the_rules(
+        mut cluster in a_young_cluster(),
+        story in vec(vec(a_happening(), 0..4), 1..40),
+    ) {
+        for chapter in &story {
+            for happening in chapter {
+                happen(&mut cluster, happening);
+            }
+            cycle(&mut cluster);
+            check_world(&cluster.snapshot);
+        }
+    }
+
+    #[test]
+    fn results_that_say_nothing_neither_isolate_a_node_nor_bring_one_back(
+        mut cluster in a_cluster(),
+        story in vec((0_usize..9, 0_u8..5), 1..30),
+    ) {
+        for record in &mut cluster.snapshot.nodes {
+            record.findings.clear();
+            for known in record.records.iter_mut() {
+                let last = known.attempt().map(|at| (Verdict::Inconclusive, at));
+                *known = TestRecord::restore(None, last, u32::from(last.is_some()));
+            }
+        }
+        cluster.snapshot.requests.clear();
+        for (n, how) in story {
+            happen(&mut cluster, &Happening::JobStarts(n));
+            happen(&mut cluster, &Happening::Result(n, Verdict::Inconclusive));
+            if let Some(record) = cluster.snapshot.nodes.get_mut(n) {
+                record.node.occupancy = occupancy(how);
+            }
+            let plan = cycle(&mut cluster);
+            for action in &plan.actions {
+                prop_assert!(!is_automatic(action.code.as_str()), "{action:?}");
+                prop_assert!(action.code.as_str() != "proved", "{action:?}");
+            }
+            cluster.wait(45.minutes());
+        }
+    }
+
+    #[test]
+    fn in_a_world_that_heals_every_node_serves_again_or_waits_for_a_person(
+        mut cluster in a_young_cluster(),
+        story in vec(a_happening(), 1..30),
+    ) {
+        for happening in &story {
+            happen(&mut cluster, happening);
+            cycle(&mut cluster);
+        }
+        heal(&mut cluster);
+        for _ in 0..120 {
+            for n in (0..cluster.snapshot.runs.len()).rev() {
+                happen(&mut cluster, &Happening::JobStarts(n));
+                happen(&mut cluster, &Happening::Result(n, Verdict::Pass));
+            }
+            cycle(&mut cluster);
+            check_world(&cluster.snapshot);
+            cluster.wait(20.minutes());
+        }
+        for record in &cluster.snapshot.nodes {
+            let case = cluster.snapshot.cases.iter().find(|case| Some(case.id) == record.case);
+            let explained = match record.life {
+                Life::InService | Life::Suspect => true,
+                // Handed over, waiting for another machine, or somebody's hand was on its mark.
+                _ => case.is_some_and(|case| {
+                    case.waits_for_person() || case.ever_done(StepKind::Replace) || matches!(record.life, Life::Held { .. })
+                }),
+            };
+            prop_assert!(explained, "{} is {:?} with {case:#?}", record.node.name, record.life);
+        }
+    }
+}
+
+/// From here on nothing goes wrong and nobody intervenes.
+fn heal(cluster: &mut Cluster) {
+    let snapshot = &mut cluster.snapshot;
+    snapshot.at = long_after(snapshot.at);
+    snapshot.pauses.clear();
+    snapshot.requests.clear();
+    snapshot.breaker = Breaker::Closed { since: Some(snapshot.at) };
+    for record in &mut snapshot.nodes {
+        record.node.occupancy = crate::node::Occupancy::Free;
+        record.node.marks.foreign.clear();
+        record.hold = None;
+        record.findings.clear();
+        record.heard = None;
+    }
+    for active in &mut snapshot.runs {
+        if matches!(active.seen, JobSeen::Unknown { .. }) {
+            active.seen = JobSeen::Absent;
+            active.absent_since = Some(snapshot.at);
+        }
+    }
+}

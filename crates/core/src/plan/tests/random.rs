@@ -1,0 +1,372 @@
+//! Random clusters whose parts agree with each other, and random things that happen to them.
+
+use proptest::{collection::vec, option, prelude::*, sample::select};
+
+use super::{
+    cluster::{
+        Cluster, NOW, NodeFixture, Spans, bad, busy, cluster, done, free, job, name, pool, run, step, test, test_id,
+        unconfirmed, unknown,
+    },
+    model,
+};
+use crate::{
+    case::{Rung, StepKind, StepState},
+    finding::{OpenFinding, Severity, Verdict},
+    lifecycle::Life,
+    node::{Hardware, Hold, MarkKind, Occupancy, OurMark},
+    policy::{Allow, Day, Mode, Policy, TestPolicy, TimeOfDay, Window, WindowKind},
+    run::{CancelWhy, JobEnd, JobSeen},
+    snapshot::{Asked, Breaker, Caps, Snapshot},
+    time::{Span, Timestamp},
+};
+
+const TESTS: [&str; 3] = ["dl", "nccl", "storage"];
+const POOLS: [&str; 2] = ["gpu", "other"];
+
+/// Three tests, of which one has a limit, one a mount and one a pool of its own.
+fn tests() -> Vec<TestPolicy> {
+    let [dl, mut nccl, mut storage] = TESTS.map(test);
+    nccl.at_once = Some(2);
+    nccl.cutoff = 1.days();
+    storage.shares = vec!["/data".to_owned()];
+    storage.pools = Some(vec![pool("gpu")]);
+    vec![dl, nccl, storage]
+}
+
+fn an_age() -> impl Strategy<Value = Span> {
+    prop_oneof![(0_i64..180).prop_map(Span::minutes), (0_i64..240).prop_map(Span::hours)]
+}
+
+fn a_finding() -> impl Strategy<Value = OpenFinding> {
+    (select(&TESTS[..]), select(Severity::ALL), any::<bool>(), an_age()).prop_map(|(check, severity, sure, ago)| {
+        let make = if sure { bad } else { unconfirmed };
+        OpenFinding { first_seen: NOW.minus(ago), last_seen: NOW.minus(ago), ..make(check, severity) }
+    })
+}
+
+fn a_job() -> impl Strategy<Value = JobSeen> {
+    (0..6, an_age(), an_age(), select(JobEnd::ALL)).prop_map(|(kind, ago, started, how)| {
+        let since = NOW.minus(ago);
+        match kind {
+            0 => JobSeen::Unknown { why: "timeout".to_owned() },
+            1 => JobSeen::Absent,
+            2 => JobSeen::Pending { job: job(), since },
+            3 => JobSeen::Running { job: job(), since },
+            4 => JobSeen::Ended { job: job(), started: None, at: since, how },
+            _ => JobSeen::Ended { job: job(), started: Some(since.minus(started)), at: since, how },
+        }
+    })
+}
+
+/// How a node of the random cluster is out of service, if it is.
+fn out(node: NodeFixture, severity: Severity, rung: Rung, progress: u8, ago: Span) -> NodeFixture {
+    let kind = match rung {
+        Rung::Reset => StepKind::Reset,
+        Rung::Reboot => StepKind::Reboot,
+        Rung::Quarantine => StepKind::Prove,
+        Rung::Replace => StepKind::Replace,
+    };
+    let evidence = done(StepKind::KeepEvidence, rung, ago + 1.minutes());
+    let node = node.out(severity, rung).since(ago);
+    let repairing = Life::Repairing { step: kind, tries: 1 };
+    match progress {
+        0 => node,
+        1 => node.step(evidence),
+        2 => node.step(evidence).step(step(kind, rung, StepState::Proposed, ago)),
+        3 if kind != StepKind::Prove => node.life(repairing).step(evidence).step(done(kind, rung, ago)),
+        4 if kind != StepKind::Prove => {
+            node.life(repairing).step(evidence).step(step(kind, rung, StepState::Intended, ago))
+        }
+        5 => node.life(Life::Proving { run: crate::ids::RunId::from_number(1) }).step(done(StepKind::Prove, rung, ago)),
+        6 => node.life(Life::Out).step(done(StepKind::HandOver, rung, ago)),
+        7 => node.life(Life::Held { by: "bob".to_owned() }),
+        _ => node.step(evidence).step(step(kind, rung, StepState::Failed, ago)),
+    }
+}
+
+fn a_node(n: usize) -> impl Strategy<Value = NodeFixture> {
+    let rare = |weight: u32| prop_oneof![9 => Just(false), weight => Just(true)];
+    let place = (0..4, select(&POOLS[..]), rare(1), option::weighted(0.1, an_age()), any::<bool>());
+    let past = vec((select(&TESTS[..]), select(Verdict::ALL), an_age()), 0..6);
+    let trouble = (vec(a_finding(), 0..3), 0..10, select(Severity::ALL), select(Rung::ALL), 0_u8..9, an_age());
+    let rest = (option::of(an_age()), 0..6, option::weighted(0.1, 0_i64..60), rare(1));
+    (place, past, trouble, rest).prop_map(move |(place, past, trouble, rest)| {
+        let (occupancy, in_pool, foreign, held, over) = place;
+        let (findings, life, severity, rung, progress, ago) = trouble;
+        let (heard, machine, backoff, marked) = rest;
+        let text = format!("n{n:02}");
+        let node = match occupancy {
+            0 => busy(&text),
+            1 => unknown(&text),
+            _ => free(&text),
+        };
+        let mut node = node.pool(in_pool);
+        node = past.into_iter().fold(node, |node, (test, verdict, ago)| node.result(test, verdict, ago));
+        node = findings.into_iter().fold(node, NodeFixture::found);
+        let serial = format!("J{n}");
+        node = match machine {
+            0 => node,
+            1 => node.shows_machine(&serial),
+            2 => node.machine(&serial).shows_machine("J99"),
+            3 => node.machine(&serial).boot("one"),
+            _ => node.machine(&serial),
+        };
+        node = match life {
+            0..5 => node,
+            5 => node.suspect(),
+            6 => node.life(Life::Held { by: "ann".to_owned() }),
+            _ => out(node, severity, rung, progress, ago),
+        };
+        node = if foreign { node.cordoned_by("bob") } else { node };
+        node = if marked { node.marked() } else { node };
+        if let Some(ago) = held {
+            node = node.held("ann", over.then(|| NOW.minus(ago)));
+        }
+        node = backoff.into_iter().fold(node, |node, wait| node.backing_off(wait.minutes()));
+        heard.into_iter().fold(node, NodeFixture::heard)
+    })
+}
+
+fn a_policy() -> impl Strategy<Value = Policy> {
+    let limits = (0_u32..6, option::of(0_u32..3), option::of(0_i64..4), 1_u32..3);
+    let may = (select(Mode::ALL), any::<[bool; 5]>());
+    let breaker = (0_u32..4, select(&[5.0, 10.0, 30.0, 60.0][..]));
+    let window = option::weighted(0.2, (select(WindowKind::ALL), 0_u16..24));
+    (limits, may, breaker, window).prop_map(|(limits, (mode, may), breaker, window)| {
+        let mut policy = Policy::standard();
+        let (jobs, in_pool, hours, per_share) = limits;
+        policy.limits.jobs = jobs;
+        policy.limits.per_share = per_share;
+        policy.limits.pools.extend(in_pool.map(|most| (pool("gpu"), most)));
+        #[expect(clippy::cast_precision_loss, reason = "a few hours")]
+        let hours = hours.map(|hours| hours as f64 / 2.0);
+        policy.limits.node_hours_per_day = hours;
+        policy.mode = mode;
+        let [mark, drain, reset, reboot, replace] = may;
+        policy.allow = Allow { mark: mark || drain, drain, reset, reboot, replace };
+        (policy.breaker.nodes_per_hour, policy.breaker.percent_of_pool) = breaker;
+        policy.windows.extend(window.map(|(kind, from)| Window {
+            kind,
+            pool: None,
+            days: Day::ALL.to_vec(),
+            from: TimeOfDay(from * 60),
+            to: TimeOfDay(((from + 6) % 24) * 60),
+            utc_offset_minutes: 0,
+        }));
+        policy
+    })
+}
+
+fn a_wish(nodes: usize) -> impl Strategy<Value = Asked> {
+    (0..nodes, 0..4, select(&TESTS[..])).prop_map(|(n, kind, test)| {
+        let node = name(&format!("n{n:02}"));
+        match kind {
+            0 => Asked::Test { node, tests: vec![test_id(test)] },
+            1 => Asked::Release { node },
+            2 => Asked::Quarantine { node },
+            _ => Asked::Withdraw { run: super::cluster::run_of(node.as_str()) },
+        }
+    })
+}
+
+/// A cluster in the middle of its work: lives, cases, marks, runs and results that could be so together.
+pub(super) fn a_cluster() -> impl Strategy<Value = Cluster> {
+    (1_usize..10).prop_flat_map(|count| {
+        let nodes: Vec<_> = (0..count).map(|n| a_node(n).boxed()).collect();
+        let runs = vec(option::weighted(0.3, (a_job(), select(&TESTS[..]), option::weighted(0.3, an_age()))), count);
+        let rest = (any::<bool>(), an_age(), any::<bool>(), option::weighted(0.1, an_age()));
+        let wishes = vec(a_wish(count), 0..3);
+        (nodes, runs, a_policy(), rest, wishes).prop_map(|(nodes, runs, policy, rest, wishes)| {
+            let mut cluster = cluster().tests(tests()).policy(|standard| *standard = policy);
+            for node in nodes {
+                cluster = cluster.node(node);
+            }
+            for (n, active) in runs.into_iter().enumerate() {
+                let Some((seen, test, cancelled)) = active else { continue };
+                cluster = cluster.run(run(&format!("n{n:02}"), &[test], seen));
+                if let Some(ago) = cancelled {
+                    cluster = cluster.cancelling(CancelWhy::NodeTaken, ago);
+                }
+            }
+            let (open, spent, silence, paused) = rest;
+            if let Some(ago) = paused {
+                cluster = cluster.paused(None, Some(NOW.minus(ago).plus(1.hours())));
+            }
+            cluster.snapshot.spent = Span::from_millis(spent.millis() / 50);
+            cluster.snapshot.silence_reported = silence;
+            if open {
+                cluster.snapshot.breaker = Breaker::Open { since: NOW, why: "enough".to_owned() };
+            }
+            wishes.into_iter().fold(cluster, Cluster::asks)
+        })
+    })
+}
+
+/// A healthy cluster at its beginning, in which everything is allowed.
+pub(super) fn a_young_cluster() -> impl Strategy<Value = Cluster> {
+    (2_usize..9, any::<bool>()).prop_map(|(count, small_steps)| {
+        let cluster = super::cluster::acting().tests(tests()).caps(Caps::ALL).policy(|policy| {
+            policy.breaker.percent_of_pool = 60.0;
+            policy.limits.jobs = if small_steps { 1 } else { 5 };
+        });
+        (0..count).fold(cluster, |cluster, n| cluster.node(free(&format!("n{n:02}")).machine(&format!("J{n}")).boot("one")))
+    })
+}
+
+/// Something that happens between two plans.
+#[derive(Debug, Clone)]
+pub(super) enum Happening {
+    Wait(Span),
+    /// The controller's clock is set back.
+    ClockBack(Span),
+    Occupied(usize, u8),
+    JobStarts(usize),
+    JobEnds(usize, JobEnd),
+    JobVanishes(usize),
+    BackendSilent(usize),
+    Result(usize, Verdict),
+    Found(usize, OpenFinding),
+    Cleared(usize),
+    Cordoned(usize),
+    Uncordoned(usize),
+    OurMarksRemoved(usize),
+    MarkAppears(usize),
+    Held(usize, Option<Span>),
+    Unheld(usize),
+    Exchanged(usize, usize),
+    Rebooted(usize),
+    Heard(usize),
+    Asked(Asked),
+    BreakerClosed,
+    Paused(Span),
+}
+
+pub(super) fn a_happening() -> impl Strategy<Value = Happening> {
+    use Happening as H;
+    let n = 0_usize..9;
+    prop_oneof![
+        6 => an_age().prop_map(H::Wait),
+        1 => (0_i64..90).prop_map(|minutes| H::ClockBack(minutes.minutes())),
+        6 => (n.clone(), 0_u8..5).prop_map(|(n, how)| H::Occupied(n, how)),
+        6 => n.clone().prop_map(H::JobStarts),
+        8 => (n.clone(), select(Verdict::ALL)).prop_map(|(n, verdict)| H::Result(n, verdict)),
+        1 => (n.clone(), select(JobEnd::ALL)).prop_map(|(n, how)| H::JobEnds(n, how)),
+        1 => n.clone().prop_map(H::JobVanishes),
+        1 => n.clone().prop_map(H::BackendSilent),
+        4 => (n.clone(), a_finding()).prop_map(|(n, open)| H::Found(n, open)),
+        1 => n.clone().prop_map(H::Cleared),
+        1 => n.clone().prop_map(H::Cordoned),
+        2 => n.clone().prop_map(H::Uncordoned),
+        1 => n.clone().prop_map(H::OurMarksRemoved),
+        1 => n.clone().prop_map(H::MarkAppears),
+        1 => (n.clone(), option::of(an_age())).prop_map(|(n, wait)| H::Held(n, wait)),
+        2 => n.clone().prop_map(H::Unheld),
+        2 => (n.clone(), 0_usize..12).prop_map(|(n, machine)| H::Exchanged(n, machine)),
+        1 => n.clone().prop_map(H::Rebooted),
+        3 => n.prop_map(H::Heard),
+        3 => a_wish(9).prop_map(H::Asked),
+        1 => Just(H::BreakerClosed),
+        1 => an_age().prop_map(H::Paused),
+    ]
+}
+
+/// Lets it happen. What cannot (a job that is not there, a node that is not) does not.
+pub(super) fn happen(cluster: &mut Cluster, happening: &Happening) {
+    use Happening as H;
+    let snapshot = &mut cluster.snapshot;
+    match happening {
+        H::Wait(span) => snapshot.at = snapshot.at.plus(*span),
+        H::ClockBack(span) => snapshot.at = snapshot.at.minus(*span),
+        H::JobStarts(n) | H::JobVanishes(n) | H::BackendSilent(n) | H::JobEnds(n, _) | H::Result(n, _) => {
+            job_happens(snapshot, *n, happening);
+        }
+        H::Asked(what) => cluster.ask(what.clone()),
+        H::BreakerClosed => snapshot.breaker = Breaker::Closed { since: Some(snapshot.at) },
+        H::Paused(span) => {
+            let until = Some(snapshot.at.plus(*span));
+            *cluster = cluster.clone().paused(Some(pool("gpu")), until);
+        }
+        H::Occupied(n, _)
+        | H::Found(n, _)
+        | H::Cleared(n)
+        | H::Cordoned(n)
+        | H::Uncordoned(n)
+        | H::OurMarksRemoved(n)
+        | H::MarkAppears(n)
+        | H::Held(n, _)
+        | H::Unheld(n)
+        | H::Exchanged(n, _)
+        | H::Rebooted(n)
+        | H::Heard(n) => node_happens(snapshot, *n, happening),
+    }
+}
+
+fn node_happens(snapshot: &mut Snapshot, n: usize, happening: &Happening) {
+    use Happening as H;
+    let at = snapshot.at;
+    let Some(record) = snapshot.nodes.get_mut(n) else { return };
+    let marks = &mut record.node.marks;
+    match happening {
+        H::Occupied(_, how) => record.node.occupancy = occupancy(*how),
+        H::Found(_, open) => {
+            record.findings.retain(|known| known.finding.check != open.finding.check);
+            record.findings.push(OpenFinding { first_seen: at, last_seen: at, ..open.clone() });
+        }
+        H::Cleared(_) => record.findings.clear(),
+        H::Cordoned(_) if marks.foreign.is_empty() => marks.foreign.push(super::cluster::cordon_of("bob")),
+        H::Uncordoned(_) => marks.foreign.clear(),
+        H::OurMarksRemoved(_) => marks.ours.clear(),
+        H::MarkAppears(_) if marks.ours.is_empty() => marks.ours.push(OurMark { kind: MarkKind::Unhealthy, case: None }),
+        H::Held(_, wait) => {
+            let until = wait.map(|wait| at.plus(wait));
+            record.hold = Some(Hold { by: "ann".to_owned(), why: "my turn".to_owned(), since: at, until });
+        }
+        H::Unheld(_) => record.hold = None,
+        H::Exchanged(_, machine) => {
+            record.node.hardware.get_or_insert_with(Hardware::default).board_serial = Some(format!("J{machine}"));
+        }
+        H::Rebooted(_) => {
+            let hardware = record.node.hardware.get_or_insert_with(Hardware::default);
+            hardware.boot_id = Some(at.millis().to_string());
+        }
+        H::Heard(_) => record.heard = Some(at),
+        _ => {}
+    }
+}
+
+pub(super) fn occupancy(how: u8) -> Occupancy {
+    match how {
+        0 => Occupancy::Busy { by: "user job 8".into() },
+        1 => Occupancy::Unknown { why: "no answer".into() },
+        _ => Occupancy::Free,
+    }
+}
+
+fn job_happens(snapshot: &mut Snapshot, n: usize, happening: &Happening) {
+    use Happening as H;
+    let at = snapshot.at;
+    let Some(active) = snapshot.runs.get_mut(n) else { return };
+    let (id, node) = (active.run.id, active.run.nodes.first().clone());
+    let over = matches!(active.seen, JobSeen::Ended { .. });
+    match happening {
+        H::JobStarts(_) if matches!(active.seen, JobSeen::Pending { .. }) => model::start(snapshot, id),
+        H::JobEnds(_, how) if !over => {
+            active.seen = JobSeen::Ended { job: job(), started: active.started, at, how: *how };
+        }
+        H::JobVanishes(_) => {
+            active.seen = JobSeen::Absent;
+            active.absent_since = Some(at);
+        }
+        H::BackendSilent(_) => active.seen = JobSeen::Unknown { why: "timeout".to_owned() },
+        H::Result(_, verdict) if active.started.is_some() && snapshot.nodes.iter().any(|r| r.node.name == node) => {
+            let verdict = *verdict;
+            model::finish(snapshot, &node, |_| verdict);
+        }
+        _ => {}
+    }
+}
+
+/// Later than everything that the fixtures have in them.
+pub(super) fn long_after(at: Timestamp) -> Timestamp {
+    at.plus(60.days())
+}

@@ -1,0 +1,220 @@
+//! Running work: what is cancelled, what is over, and how it ends.
+
+use super::{
+    super::{Action, Conclusion},
+    cluster::{Cluster, NOW, Spans, busy, cluster, free, job, pending, run, run_of, running, unknown},
+};
+use crate::{
+    run::{CancelWhy, IncompleteWhy, JobEnd, JobSeen, NotStarted, RunState},
+    snapshot::ActiveRun,
+    time::{Span, Timestamp},
+};
+
+/// The conclusions of a plan.
+fn ends(cluster: &Cluster) -> Vec<Conclusion> {
+    let actions = cluster.plan().actions.into_iter();
+    actions.filter_map(|action| if let Action::Conclude { end, .. } = action.what { Some(end) } else { None }).collect()
+}
+
+fn ended(started: Option<Span>, ago: Span, how: JobEnd) -> JobSeen {
+    JobSeen::Ended { job: job(), started: started.map(|ago| NOW.minus(ago)), at: NOW.minus(ago), how }
+}
+
+fn on_a(seen: JobSeen) -> Cluster {
+    cluster().node(free("a")).run(run("a", &["dl"], seen))
+}
+
+/// Submitted, and the backend has not known the job for so long.
+fn absent(state: RunState, started: Option<Timestamp>, since: Span) -> Cluster {
+    let mut active = run("a", &["dl"], JobSeen::Absent);
+    active.run.state = state;
+    active.started = started;
+    active.absent_since = Some(NOW.minus(since));
+    cluster().node(free("a")).run(active)
+}
+
+fn submitted() -> RunState {
+    RunState::Submitted { job: job(), at: NOW.minus(10.minutes()) }
+}
+
+#[test]
+fn a_job_pending_for_more_than_five_minutes_is_cancelled() {
+    assert!(on_a(pending(5.minutes())).lines().is_empty());
+    assert_eq!(on_a(pending(6.minutes())).lines(), ["cancel: pending-too-long"]);
+}
+
+#[test]
+fn a_job_cancelled_while_pending_leaves_no_row_and_its_node_backs_off_longer_each_time() {
+    let mut cluster = on_a(pending(6.minutes()));
+    assert_eq!(cluster.cycle(), ["cancel: pending-too-long"]);
+    assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStarted::PendingTooLong)]);
+    cluster.cycle();
+    let record = cluster.record("a").clone();
+    assert!(record.records[0].attempt().is_none());
+    assert_eq!(record.backoff.unwrap().times, 1);
+    assert!(cluster.chosen().is_empty());
+    cluster.wait(10.minutes());
+    assert_eq!(cluster.chosen(), ["a dl"]);
+}
+
+#[test]
+fn a_node_wanted_by_user_work_has_its_validation_cancelled_at_once() {
+    for seen in [pending(Span::from_secs(1)), running(1.minutes())] {
+        let cluster = cluster().node(busy("a")).run(run("a", &["dl"], seen));
+        assert_eq!(cluster.lines(), ["cancel: node-taken"]);
+    }
+}
+
+#[test]
+fn a_validation_cancelled_for_user_work_is_not_started_or_incomplete_by_whether_it_had_started() {
+    let cancelled = |seen| on_a(seen).cancelling(CancelWhy::NodeTaken, 3.minutes());
+    let pending = cancelled(ended(None, 3.minutes(), JobEnd::Killed));
+    assert_eq!(ends(&pending), [Conclusion::NotStarted(NotStarted::NodeTaken)]);
+    let running = cancelled(ended(Some(5.minutes()), 3.minutes(), JobEnd::Killed));
+    assert_eq!(ends(&running), [Conclusion::Incomplete(IncompleteWhy::NodeTaken)]);
+}
+
+#[test]
+fn a_node_whose_use_is_unknown_keeps_its_run() {
+    let cluster = cluster().node(unknown("a")).run(run("a", &["dl"], running(1.minutes())));
+    assert!(cluster.lines().is_empty());
+}
+
+#[test]
+fn a_run_over_its_time_limit_is_cancelled_and_incomplete() {
+    assert!(on_a(running(20.minutes())).lines().is_empty());
+    let mut cluster = on_a(running(21.minutes()));
+    assert_eq!(cluster.cycle(), ["cancel: over-time-limit"]);
+    assert!(cluster.lines().is_empty(), "a partial result may still come");
+    cluster.wait(2.minutes());
+    assert_eq!(ends(&cluster), [Conclusion::Incomplete(IncompleteWhy::OverTimeLimit)]);
+}
+
+#[test]
+fn a_cancellation_that_did_not_help_is_asked_again_after_a_minute() {
+    let cluster = |ago| on_a(running(21.minutes())).cancelling(CancelWhy::OverTimeLimit, ago);
+    assert!(cluster(Span::from_secs(59)).lines().is_empty());
+    assert_eq!(cluster(1.minutes()).lines(), ["cancel: over-time-limit"]);
+}
+
+#[test]
+fn a_run_on_a_node_that_vanished_is_cancelled() {
+    let cluster = cluster().node(free("b").fresh()).run(run("a", &["dl"], running(1.minutes())));
+    assert_eq!(cluster.lines(), ["cancel: node-vanished"]);
+}
+
+#[test]
+fn a_run_on_a_node_that_an_operator_holds_is_cancelled() {
+    let node = |until| free("a").held("bob", until).run_fixture();
+    let lines = node(None).lines();
+    assert_eq!(lines, ["cancel: withdrawn", "move a held by bob: held"]);
+    assert!(node(Some(NOW)).lines().is_empty(), "that hold is over");
+}
+
+impl super::cluster::NodeFixture {
+    fn run_fixture(self) -> Cluster {
+        cluster().node(self.fresh()).run(run("a", &["dl"], running(1.minutes())))
+    }
+}
+
+#[test]
+fn a_job_that_ended_without_a_result_gets_a_grace_and_then_says_how_it_ended() {
+    for (how, why) in [
+        (JobEnd::Exited, IncompleteWhy::NoResult),
+        (JobEnd::Failed, IncompleteWhy::Crashed),
+        (JobEnd::Killed, IncompleteWhy::Crashed),
+        (JobEnd::Lost, IncompleteWhy::JobLost),
+    ] {
+        let cluster = |ago| on_a(ended(Some(30.minutes()), ago, how));
+        assert!(ends(&cluster(1.minutes())).is_empty(), "{how}");
+        assert_eq!(ends(&cluster(2.minutes())), [Conclusion::Incomplete(why)], "{how}");
+    }
+}
+
+#[test]
+fn a_job_that_ended_before_it_started_leaves_no_row() {
+    for how in JobEnd::ALL {
+        let cluster = on_a(ended(None, Span::ZERO, *how));
+        assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStarted::Rejected)], "{how}");
+    }
+}
+
+#[test]
+fn a_job_once_seen_running_has_started_whatever_its_end_says() {
+    let mut active = run("a", &["dl"], ended(None, 3.minutes(), JobEnd::Lost));
+    active.started = Some(NOW.minus(9.minutes()));
+    let cluster = cluster().node(free("a")).run(active);
+    assert_eq!(ends(&cluster), [Conclusion::Incomplete(IncompleteWhy::JobLost)]);
+}
+
+#[test]
+fn a_started_job_that_the_backend_forgot_is_lost_after_a_grace() {
+    let started = Some(NOW.minus(9.minutes()));
+    assert!(ends(&absent(submitted(), started, 1.minutes())).is_empty());
+    let lost = absent(submitted(), started, 2.minutes());
+    assert_eq!(ends(&lost), [Conclusion::Incomplete(IncompleteWhy::JobLost)]);
+    let cancelled = lost.cancelling(CancelWhy::Withdrawn, 3.minutes());
+    assert_eq!(ends(&cancelled), [Conclusion::Incomplete(IncompleteWhy::Withdrawn)]);
+}
+
+#[test]
+fn a_submitted_job_that_the_backend_forgot_may_have_run_between_two_looks() {
+    assert!(absent(submitted(), None, 1.minutes()).lines().is_empty());
+    let gone = absent(submitted(), None, 2.minutes());
+    assert_eq!(ends(&gone), [Conclusion::NotStarted(NotStarted::Rejected)]);
+}
+
+#[test]
+fn a_run_that_never_reached_the_backend_is_submitted_again() {
+    let cluster = absent(RunState::Planned, None, Span::ZERO);
+    assert_eq!(cluster.lines(), ["resubmit: never-submitted"]);
+}
+
+#[test]
+fn a_run_that_never_reached_the_backend_ends_when_its_node_is_no_longer_ours_to_use() {
+    let planned = || {
+        let mut active = run("a", &["dl"], JobSeen::Absent);
+        active.absent_since = Some(NOW);
+        active
+    };
+    for node in [busy("a"), unknown("a"), free("a").cordoned_by("bob"), free("a").held("bob", None)] {
+        let cluster = cluster().node(node.clone()).run(planned());
+        assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStarted::NodeTaken)], "{node:?}");
+    }
+    let gone = cluster().node(free("b").fresh()).run(planned());
+    assert_eq!(ends(&gone), [Conclusion::NotStarted(NotStarted::NodeTaken)]);
+}
+
+#[test]
+fn a_run_that_could_not_be_submitted_in_time_is_given_up() {
+    let mut active: ActiveRun = run("a", &["dl"], JobSeen::Absent);
+    active.run.planned = NOW.minus(6.minutes());
+    let cluster = cluster().node(free("a")).run(active);
+    assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStarted::PendingTooLong)]);
+}
+
+#[test]
+fn nothing_follows_from_a_backend_that_could_not_be_asked() {
+    let mut active = run("a", &["dl"], JobSeen::Unknown { why: "timeout".into() });
+    active.run.planned = NOW.minus(2.days());
+    active.started = Some(NOW.minus(2.days()));
+    let cluster = cluster().node(busy("a")).run(active);
+    assert!(cluster.lines().is_empty());
+    assert_eq!(cluster.passed_over("a"), None, "its run occupies it");
+}
+
+#[test]
+fn a_cancelled_run_ends_as_what_it_was_cancelled_for() {
+    for why in CancelWhy::ALL {
+        let not_started = on_a(ended(None, 3.minutes(), JobEnd::Killed)).cancelling(*why, 3.minutes());
+        assert_eq!(ends(&not_started), [Conclusion::NotStarted(why.not_started())], "{why}");
+        let incomplete = on_a(ended(Some(9.minutes()), 3.minutes(), JobEnd::Killed)).cancelling(*why, 3.minutes());
+        assert_eq!(ends(&incomplete), [Conclusion::Incomplete(why.incomplete())], "{why}");
+    }
+}
+
+#[test]
+fn a_run_names_its_actions_by_its_id() {
+    let plan = on_a(pending(6.minutes())).plan();
+    assert_eq!(plan.actions[0].what, Action::Cancel { run: run_of("a"), why: CancelWhy::PendingTooLong });
+}

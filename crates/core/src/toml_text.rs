@@ -1,0 +1,249 @@
+//! Settings as people write them: TOML that is read strictly, and laid over defaults key by key.
+//!
+//! A mistake is shown where it was made: line, column, the line itself, and what would be accepted. That has to
+//! survive laying a site's file over the defaults, so the two are merged as parsed documents in which every value
+//! still knows its place. The defaults are known to be good; whatever is wrong has its place in the site's text.
+
+use std::{fmt, ops::Range};
+
+use serde::de::DeserializeOwned;
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue, Deserializer},
+};
+
+/// A text that was not accepted, and where in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadText {
+    message: String,
+    place: Option<Place>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    line: usize,
+    column: usize,
+    source: String,
+    width: usize,
+}
+
+impl BadText {
+    /// What is wrong at this place of the text.
+    pub fn at(text: &str, span: Option<Range<usize>>, message: impl Into<String>) -> Self {
+        Self { message: message.into(), place: span.map(|span| Place::of(text, &span)) }
+    }
+
+    /// Counted from one.
+    pub fn line(&self) -> Option<usize> {
+        self.place.as_ref().map(|place| place.line)
+    }
+
+    /// Counted from one, in characters.
+    pub fn column(&self) -> Option<usize> {
+        self.place.as_ref().map(|place| place.column)
+    }
+
+    fn from_toml(text: &str, error: &toml::de::Error) -> Self {
+        Self::at(text, error.span(), in_plain_words(error.message()))
+    }
+}
+
+impl Place {
+    fn of(text: &str, span: &Range<usize>) -> Self {
+        let start = text.floor_char_boundary(span.start.min(text.len()));
+        let begin = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
+        let source = text[begin..].lines().next().unwrap_or_default();
+        let end = text.floor_char_boundary(span.end.clamp(start, begin + source.len().max(start - begin)));
+        Self {
+            line: text[..begin].matches('\n').count() + 1,
+            column: text[begin..start].chars().count() + 1,
+            source: source.chars().take(200).collect(),
+            width: text[start..end].chars().count().max(1),
+        }
+    }
+}
+
+impl fmt::Display for BadText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(place) = &self.place else { return f.write_str(&self.message) };
+        let Place { line, column, source, width } = place;
+        let gutter = line.to_string().len();
+        writeln!(f, "line {line}, column {column}: {}", self.message)?;
+        writeln!(f, "{:gutter$} |", "")?;
+        writeln!(f, "{line} | {source}")?;
+        write!(f, "{:gutter$} | {:indent$}{}", "", "", "^".repeat(*width), indent = column - 1)
+    }
+}
+
+impl std::error::Error for BadText {}
+
+/// The numbers of Rust's types mean nothing to an operator.
+fn in_plain_words(message: &str) -> String {
+    const WORDS: [(&str, &str); 6] = [
+        ("expected u16", "expected a whole number from 0 to 65535"),
+        ("expected u32", "expected a whole number, 0 or more"),
+        ("expected u64", "expected a whole number, 0 or more"),
+        ("expected usize", "expected a whole number, 0 or more"),
+        ("expected f64", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+    ];
+    let found =
+        WORDS.iter().find_map(|(typed, plain)| message.strip_suffix(typed).map(|head| format!("{head}{plain}")));
+    found.unwrap_or_else(|| message.to_owned())
+}
+
+/// A number that must lie within limits, by its key.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit {
+    /// From the top: `["limits", "jobs"]`.
+    pub key: &'static [&'static str],
+    pub least: f64,
+    pub most: f64,
+    /// Completes "expected …".
+    pub accepted: &'static str,
+}
+
+/// Reads a whole text.
+///
+/// # Errors
+/// With the place of the first mistake.
+pub fn read<T: DeserializeOwned>(text: &str, limits: &[Limit]) -> Result<T, BadText> {
+    finish(text, parse(text)?, limits)
+}
+
+/// Reads `defaults` with `site` laid over, key by key. Lists replace lists.
+///
+/// # Errors
+/// With the place of the first mistake in `site`; `defaults` has none.
+pub fn read_over<T: DeserializeOwned>(defaults: &str, site: &str, limits: &[Limit]) -> Result<T, BadText> {
+    let mut merged = parse(defaults)?;
+    let over = parse(site)?;
+    let span = over.span();
+    lay_over(merged.get_mut(), over.into_inner());
+    finish(site, Spanned::new(span, merged.into_inner()), limits)
+}
+
+fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, BadText> {
+    DeTable::parse(text).map_err(|error| BadText::from_toml(text, &error))
+}
+
+fn finish<T: DeserializeOwned>(text: &str, table: Spanned<DeTable<'_>>, limits: &[Limit]) -> Result<T, BadText> {
+    for limit in limits {
+        check(text, table.get_ref(), limit)?;
+    }
+    T::deserialize(Deserializer::from(table)).map_err(|error| BadText::from_toml(text, &error))
+}
+
+fn lay_over<'i>(base: &mut DeTable<'i>, over: DeTable<'i>) {
+    for (key, value) in over {
+        let span = value.span();
+        match (base.get_mut(key.get_ref().as_ref()).map(Spanned::get_mut), value.into_inner()) {
+            (Some(DeValue::Table(under)), DeValue::Table(over)) => lay_over(under, over),
+            (_, value) => {
+                // Removed first: an insertion alone would keep the old key, which knows another place.
+                base.remove(key.get_ref().as_ref());
+                base.insert(key, Spanned::new(span, value));
+            }
+        }
+    }
+}
+
+fn check(text: &str, table: &DeTable<'_>, limit: &Limit) -> Result<(), BadText> {
+    let Some((last, way)) = limit.key.split_last() else { return Ok(()) };
+    let mut table = table;
+    for key in way {
+        match table.get(*key).map(Spanned::get_ref) {
+            Some(DeValue::Table(inner)) => table = inner,
+            // Absent, or of a wrong kind, which is said when it is read.
+            _ => return Ok(()),
+        }
+    }
+    let Some(value) = table.get(*last) else { return Ok(()) };
+    let number = match value.get_ref() {
+        DeValue::Float(float) => float.as_str().parse::<f64>().ok(),
+        DeValue::Integer(integer) => integer.as_str().parse::<f64>().ok(),
+        _ => None,
+    };
+    match number {
+        Some(number) if !(limit.least..=limit.most).contains(&number) => {
+            let message = format!("`{last}` is {number}, expected {}", limit.accepted);
+            Err(BadText::at(text, Some(value.span()), message))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::time::Span;
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Shop {
+        name: String,
+        open: Hours,
+        shelves: Vec<u32>,
+    }
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Hours {
+        per_day: f64,
+        visit: Span,
+        doors: u32,
+    }
+
+    const DEFAULTS: &str = "name = \"corner\"\nshelves = [1, 2]\n[open]\nper_day = 8.0\nvisit = \"5m\"\ndoors = 1\n";
+    const LIMITS: [Limit; 1] =
+        [Limit { key: &["open", "per_day"], least: 0.0, most: 24.0, accepted: "0 to 24 hours a day" }];
+
+    fn over(site: &str) -> Result<Shop, BadText> {
+        read_over(DEFAULTS, site, &LIMITS)
+    }
+
+    #[test]
+    fn a_site_says_only_what_it_changes_and_lists_replace_lists() {
+        let shop = over("shelves = [7]\n[open]\ndoors = 3\n").unwrap();
+        assert_eq!(shop.shelves, [7]);
+        assert_eq!(shop.open, Hours { per_day: 8.0, visit: Span::minutes(5), doors: 3 });
+        assert_eq!(over("").unwrap().name, "corner");
+    }
+
+    #[test]
+    fn a_mistake_is_shown_at_its_place_in_the_sites_own_text_with_what_is_accepted() {
+        for (site, line, column, part) in [
+            ("\n\nshop = 1\n", 3, 1, "unknown field `shop`, expected one of `name`, `open`, `shelves`"),
+            ("[open]\n  door = 3\n", 2, 3, "expected one of `per_day`, `visit`, `doors`"),
+            ("[open]\nvisit = \"5 parsecs\"\n", 2, 9, "such as \"90s\""),
+            ("[open]\nvisit = 5\n", 2, 9, "such as \"90s\""),
+            ("[open]\ndoors = -3\n", 2, 9, "expected a whole number, 0 or more"),
+            ("[open]\nper_day = -8.0\n", 2, 11, "expected 0 to 24 hours a day"),
+            ("[open]\nper_day = 25\n", 2, 11, "expected 0 to 24 hours a day"),
+            ("open = 3\n", 1, 8, "invalid type"),
+            ("[open\n", 1, 6, ""),
+        ] {
+            let error = over(site).unwrap_err();
+            assert_eq!((error.line(), error.column()), (Some(line), Some(column)), "{site}: {error}");
+            assert!(error.to_string().contains(part), "{site}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_line_is_shown_with_a_pointer_under_the_mistake() {
+        let error = over("name = \"ä\"\n[open]\ndoors = -3 # none\n").unwrap_err().to_string();
+        let lines: Vec<&str> = error.lines().collect();
+        assert_eq!(lines[2..], ["3 | doors = -3 # none", "  |         ^^"], "{error}");
+    }
+
+    #[test]
+    fn a_place_at_the_end_of_the_text_or_beyond_is_no_trouble() {
+        for text in ["", "x", "ä\nö", "a\n"] {
+            for start in 0..text.len() + 3 {
+                let _ = BadText::at(text, Some(start..start + 2), "wrong").to_string();
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! One node in one sentence, and what a person should do about it.
+
+use super::{Due, Standing, Use, WhyView};
+use crate::{case::StepState, lifecycle::Life, snapshot::Breaker};
+
+/// Where the node stands and because of what.
+pub(super) fn headline(view: &WhyView) -> String {
+    let node = &view.row.node;
+    if view.row.used == Use::Gone {
+        return format!("{node} is not named by the cluster any more");
+    }
+    let worst = view.findings.first().map_or_else(String::new, |finding| format!(": {}", finding.text));
+    match &view.life {
+        Life::InService => match unproved(view) {
+            None => format!("{node} is in service and every test that applies has passed"),
+            Some(words) => format!("{node} is in service; {words}"),
+        },
+        Life::Suspect => format!("{node} is suspect{worst}"),
+        Life::Quarantined => format!("{node} is out of service{worst}"),
+        Life::Repairing { step, tries } => format!("{node} is being repaired ({step}, try {tries}){worst}"),
+        Life::Proving { run } => format!("{node} is being proved by run {run}"),
+        Life::Out => format!("{node} is out of service until a person gives it back{worst}"),
+        Life::Held { by } => format!("{node} is held by {by}"),
+    }
+}
+
+/// What keeps an otherwise quiet node from being called well.
+fn unproved(view: &WhyView) -> Option<String> {
+    let doubtful = [Standing::Fail, Standing::Inconclusive, Standing::Stale, Standing::NeverTested];
+    let mut words = Vec::new();
+    for standing in doubtful {
+        let tests: Vec<&str> =
+            view.tests.iter().filter(|line| line.standing == standing).map(|line| line.test.as_str()).collect();
+        if !tests.is_empty() {
+            words.push(format!("{}: {}", standing.word(), tests.join(", ")));
+        }
+    }
+    if view.tests.is_empty() {
+        words.push("no test applies to it".to_owned());
+    }
+    (!words.is_empty()).then(|| words.join("; "))
+}
+
+/// What to do next, each one line.
+pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
+    let node = &view.row.node;
+    let mut lines = Vec::new();
+    if view.row.used == Use::Gone {
+        return vec!["if it was renamed, its past follows its hardware; otherwise nothing".to_owned()];
+    }
+    if let Some(hold) = &view.hold {
+        let until = hold.until.map_or_else(|| "until released".to_owned(), |until| format!("until {until}"));
+        lines.push(format!(
+            "held {until} by {} ({}): `doctor release {node} --why …` when it is ready",
+            hold.by, hold.why
+        ));
+    }
+    lines.extend(person(view));
+    if let Breaker::Open { why, .. } = breaker
+        && view.findings.iter().any(|finding| finding.confirmed)
+    {
+        lines.push(format!("the breaker is open ({why}): look, then `doctor breaker close --why …`"));
+    }
+    let waiting = view.findings.iter().find(|finding| !finding.confirmed);
+    if let Some(finding) = waiting {
+        let (check, times, confirm) = (&finding.check, finding.times, finding.confirm);
+        lines.push(format!("{check} failed {times} of {confirm} times that it takes: it is repeated by itself"));
+    }
+    if let Some(active) = &view.active {
+        lines.push(format!("`doctor log {} --follow` shows the run that is on it now", active.run));
+    }
+    if lines.is_empty() {
+        lines.push(quiet(view));
+    }
+    lines
+}
+
+/// What waits for a person.
+fn person(view: &WhyView) -> Vec<String> {
+    let Some(case) = view.case.as_ref().filter(|case| case.open) else { return Vec::new() };
+    let node = &view.row.node;
+    let mut lines: Vec<String> = Vec::new();
+    for step in case.steps.iter().filter(|step| step.state == StepState::Proposed) {
+        lines.push(format!(
+            "{} it yourself, or allow it in the policy (`allow.{}`): {}",
+            step.what, step.what, step.text
+        ));
+    }
+    if case.waits_for_person || view.life == Life::Out {
+        lines.push(format!(
+            "it waits for a person: repair it, then `doctor release {node} --why …` proves and returns it"
+        ));
+    }
+    lines
+}
+
+fn quiet(view: &WhyView) -> String {
+    let node = &view.row.node;
+    let due = view.tests.iter().any(|line| line.due == Due::Now);
+    match (&view.row.passed_over, due) {
+        (Some(passed), true) => {
+            format!("due, and not chosen: {}; `doctor test {node} --why …` puts it first", passed.text)
+        }
+        (None, true) => format!("it is due and will be chosen; `doctor test {node} --why …` puts it first"),
+        (_, false) => format!("nothing; `doctor test {node} --why …` tests it all the same"),
+    }
+}

@@ -1,0 +1,79 @@
+//! How much of the cluster each test has really looked at.
+
+use serde::Serialize;
+
+use super::{
+    Facts, Standing,
+    standing::{Due, is_covered},
+};
+use crate::{ids::TestId, policy::TestPolicy, snapshot::NodeRecord, time::Span};
+
+/// One test over all nodes of the pools it is meant for. The standings add up to `nodes`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CoverageRow {
+    pub test: TestId,
+    pub cutoff: Span,
+    pub nodes: u32,
+    /// Nodes with a pass or fail within the cut-off.
+    pub covered: u32,
+    /// Of the nodes it applies to. `None`: it applies to none.
+    pub percent: Option<f64>,
+    pub pass: u32,
+    pub fail: u32,
+    pub inconclusive: u32,
+    pub stale: u32,
+    pub never_tested: u32,
+    pub not_applicable: u32,
+}
+
+impl CoverageRow {
+    fn empty(test: &TestPolicy) -> Self {
+        Self {
+            test: test.id.clone(),
+            cutoff: test.cutoff,
+            nodes: 0,
+            covered: 0,
+            percent: None,
+            pass: 0,
+            fail: 0,
+            inconclusive: 0,
+            stale: 0,
+            never_tested: 0,
+            not_applicable: 0,
+        }
+    }
+
+    fn count(&mut self, standing: Standing, covered: bool) {
+        self.nodes += 1;
+        self.covered += u32::from(covered);
+        *match standing {
+            Standing::Pass => &mut self.pass,
+            Standing::Fail => &mut self.fail,
+            Standing::Inconclusive => &mut self.inconclusive,
+            Standing::Stale => &mut self.stale,
+            Standing::NeverTested => &mut self.never_tested,
+            Standing::NotApplicable => &mut self.not_applicable,
+        } += 1;
+    }
+}
+
+/// Coverage per test, in the order of tests.
+pub fn coverage(facts: &Facts) -> Vec<CoverageRow> {
+    let mut rows: Vec<CoverageRow> = facts.snapshot.tests.iter().map(CoverageRow::empty).collect();
+    for record in &facts.snapshot.nodes {
+        for (test, latest) in facts.tests_of(record) {
+            let Some(row) = rows.iter_mut().find(|row| row.test == test.id) else { continue };
+            row.count(Standing::of(latest, test, facts.now), is_covered(latest, test, facts.now));
+        }
+    }
+    for row in &mut rows {
+        let applies = row.nodes - row.not_applicable;
+        row.percent = (applies > 0).then(|| 100.0 * f64::from(row.covered) / f64::from(applies));
+    }
+    rows
+}
+
+/// Something on this node is due and has not been done.
+pub fn is_overdue(facts: &Facts, record: &NodeRecord) -> bool {
+    facts.due_of(record).any(|(_, due)| due == Due::Now)
+}

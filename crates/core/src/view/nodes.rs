@@ -1,0 +1,123 @@
+//! One line per node.
+
+use serde::Serialize;
+
+use super::{ActiveView, Facts, Standing, passed_over_code, passed_over_text};
+use crate::{
+    finding::Severity,
+    ids::{CaseId, NodeName, PoolName, TestId},
+    node::Occupancy,
+    reason::coded,
+    snapshot::NodeRecord,
+    time::Timestamp,
+};
+
+coded! {
+    /// Who has the node, in one word.
+    pub enum Use {
+        Free => "free",
+        Busy => "busy",
+        /// Nobody could say. It is never taken for free.
+        Unknown => "unknown",
+        /// The cluster does not name it any more.
+        Gone => "gone",
+    }
+}
+
+/// A node in a list.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NodeRow {
+    pub node: NodeName,
+    /// Not known of a node that is gone.
+    pub pool: Option<PoolName>,
+    pub life: &'static str,
+    /// `None`: since it is known.
+    pub since: Option<Timestamp>,
+    pub used: Use,
+    /// By whom, or why nobody knows.
+    pub used_text: Option<String>,
+    pub tests: Vec<TestCell>,
+    /// Open failing findings.
+    pub findings: u32,
+    pub worst: Option<Severity>,
+    pub case: Option<CaseId>,
+    pub our_marks: Vec<String>,
+    pub foreign_marks: Vec<String>,
+    pub run: Option<ActiveView>,
+    /// Why it is not being tested now.
+    pub passed_over: Option<NotChosen>,
+}
+
+/// A reason as a code and as words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NotChosen {
+    pub code: &'static str,
+    pub text: String,
+    pub since: Timestamp,
+}
+
+/// One test in a node's line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TestCell {
+    pub test: TestId,
+    pub standing: Standing,
+    /// The newest result of any kind.
+    pub at: Option<Timestamp>,
+}
+
+/// The rows of these nodes, in the order given. Names that nobody knows are left out.
+pub fn node_rows(facts: &Facts, names: &[NodeName]) -> Vec<NodeRow> {
+    let wanted: std::collections::BTreeSet<&NodeName> = names.iter().collect();
+    let chosen = facts.nodes().filter(|(record, _)| wanted.contains(&record.node.name));
+    chosen.map(|(record, here)| node_row(facts, record, here)).collect()
+}
+
+/// One node's row.
+pub fn node_row(facts: &Facts, record: &NodeRecord, here: bool) -> NodeRow {
+    let (used, used_text) = used(record, here);
+    let tests = facts.tests_of(record).map(|(test, latest)| TestCell {
+        test: test.id.clone(),
+        standing: Standing::of(latest, test, facts.now),
+        at: latest.map(|latest| latest.at),
+    });
+    let marks = &record.node.marks;
+    let foreign = |mark: &crate::node::ForeignMark| format!("{}: {}", mark.by, mark.text);
+    NodeRow {
+        node: record.node.name.clone(),
+        pool: here.then(|| record.node.pool.clone()),
+        life: record.life.word(),
+        since: (record.since != Timestamp::MIN).then_some(record.since),
+        used,
+        used_text,
+        tests: tests.collect(),
+        findings: u32::try_from(record.findings.len()).unwrap_or(u32::MAX),
+        worst: record.findings.iter().map(|open| open.finding.severity).max(),
+        case: record.case,
+        our_marks: marks.ours.iter().map(|mark| mark.kind.to_string()).collect(),
+        foreign_marks: marks.foreign.iter().map(foreign).collect(),
+        run: facts.run_on(&record.node.name).map(ActiveView::of),
+        passed_over: not_chosen(facts, record, here),
+    }
+}
+
+/// The last reason for passing the node over, unless a run occupies it by now.
+pub(super) fn not_chosen(facts: &Facts, record: &NodeRecord, here: bool) -> Option<NotChosen> {
+    if !here || facts.run_on(&record.node.name).is_some() {
+        return None;
+    }
+    let passed = facts.reasons.get(&record.node.name)?;
+    Some(NotChosen {
+        code: passed_over_code(&passed.reason),
+        text: passed_over_text(&passed.reason),
+        since: passed.since,
+    })
+}
+
+pub(super) fn used(record: &NodeRecord, here: bool) -> (Use, Option<String>) {
+    match &record.node.occupancy {
+        _ if !here => (Use::Gone, Some("the cluster does not name it any more".to_owned())),
+        Occupancy::Free => (Use::Free, None),
+        Occupancy::Busy { by } => (Use::Busy, Some(by.to_string())),
+        Occupancy::Unknown { why } => (Use::Unknown, Some(why.to_string())),
+    }
+}

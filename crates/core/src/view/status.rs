@@ -1,0 +1,256 @@
+//! The state of the whole: is somebody at work, what is in the way, how much has been looked at.
+
+use serde::Serialize;
+
+use super::{CoverageRow, Facts, Use, coverage, is_overdue, nodes::used};
+use crate::{
+    hostlist::LIVES,
+    ids::NodeName,
+    policy::Mode,
+    reason::coded,
+    snapshot::{Breaker, Pause},
+    time::{Span, Timestamp},
+};
+
+/// What the store says beside the nodes.
+#[derive(Debug, Clone, Default)]
+pub struct Ledger {
+    pub last_cycle: Option<CycleView>,
+    /// Who leads, until when.
+    pub leader: Option<(String, Timestamp)>,
+    /// Documents that were turned away, ever.
+    pub rejected: u64,
+    /// Node-time of validation since midnight UTC.
+    pub spent_today: Span,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StatusView {
+    pub at: Timestamp,
+    pub mode: Mode,
+    pub leader: LeaderView,
+    pub last_cycle: Option<CycleView>,
+    /// When the cluster was last seen.
+    pub seen: Option<Timestamp>,
+    pub nodes: NodeCounts,
+    pub running: RunCounts,
+    pub breaker: BreakerView,
+    pub pauses: Vec<Pause>,
+    /// What operators asked for and has not been seen to.
+    pub requests: usize,
+    pub silent: SilentView,
+    pub coverage: Vec<CoverageRow>,
+    pub rejected: u64,
+    pub spent_today_hours: f64,
+    /// What wants attention, each one line with the way out. Empty: nothing does.
+    pub troubles: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "is")]
+pub enum LeaderView {
+    Leads {
+        by: String,
+        until: Timestamp,
+    },
+    /// It said nothing for longer than its lease.
+    Lost {
+        by: String,
+        since: Timestamp,
+    },
+    Nobody,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CycleView {
+    pub at: Timestamp,
+    pub took: Option<Span>,
+    pub actions: u32,
+    pub submitted: u32,
+    /// What kept it from seeing or doing everything.
+    pub trouble: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct NodeCounts {
+    pub total: u32,
+    pub free: u32,
+    pub busy: u32,
+    pub unknown: u32,
+    /// Known to the store, named by the cluster no more.
+    pub gone: u32,
+    /// Something is due on them.
+    pub overdue: u32,
+    /// By the word of their life; all words are there.
+    pub lives: Vec<(&'static str, u32)>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct RunCounts {
+    pub planned: u32,
+    pub pending: u32,
+    pub running: u32,
+    /// At a time, over the whole cluster.
+    pub limit: u32,
+}
+
+coded! {
+    /// Whether nodes may be taken out automatically.
+    pub enum BreakerState {
+        Closed => "closed",
+        Open => "open",
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct BreakerView {
+    pub state: BreakerState,
+    pub since: Option<Timestamp>,
+    pub why: Option<String>,
+    /// Taken out by us within the last hour.
+    pub taken_out: Vec<(NodeName, Timestamp)>,
+    pub nodes_per_hour: u32,
+    pub percent_of_pool: f64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct SilentView {
+    /// Nodes whose agent speaks, or should.
+    pub agents: u32,
+    pub silent: Vec<NodeName>,
+    /// So many at once that the fault is ours.
+    pub incident: bool,
+}
+
+/// The state of the whole.
+pub fn status(facts: &Facts, ledger: &Ledger) -> StatusView {
+    let snapshot = &facts.snapshot;
+    let mut view = StatusView {
+        at: facts.now,
+        mode: snapshot.policy.mode,
+        leader: leader(facts, ledger),
+        last_cycle: ledger.last_cycle.clone(),
+        seen: facts.seen,
+        nodes: count_nodes(facts),
+        running: count_runs(facts),
+        breaker: breaker(facts),
+        pauses: snapshot.pauses.clone(),
+        requests: snapshot.requests.len(),
+        silent: silent(facts),
+        coverage: coverage(facts),
+        rejected: ledger.rejected,
+        spent_today_hours: ledger.spent_today.as_hours(),
+        troubles: Vec::new(),
+    };
+    view.troubles = troubles(&view);
+    view
+}
+
+fn leader(facts: &Facts, ledger: &Ledger) -> LeaderView {
+    match &ledger.leader {
+        Some((by, until)) if *until > facts.now => LeaderView::Leads { by: by.clone(), until: *until },
+        Some((by, until)) => LeaderView::Lost { by: by.clone(), since: *until },
+        None => LeaderView::Nobody,
+    }
+}
+
+fn count_nodes(facts: &Facts) -> NodeCounts {
+    let mut counts = NodeCounts { lives: LIVES.map(|life| (life, 0)).to_vec(), ..NodeCounts::default() };
+    for (record, here) in facts.nodes() {
+        match used(record, here).0 {
+            Use::Free => counts.free += 1,
+            Use::Busy => counts.busy += 1,
+            Use::Unknown => counts.unknown += 1,
+            Use::Gone => {
+                counts.gone += 1;
+                continue;
+            }
+        }
+        counts.total += 1;
+        counts.overdue += u32::from(is_overdue(facts, record));
+        if let Some(life) = counts.lives.iter_mut().find(|(life, _)| *life == record.life.word()) {
+            life.1 += 1;
+        }
+    }
+    counts
+}
+
+fn count_runs(facts: &Facts) -> RunCounts {
+    let mut counts = RunCounts { limit: facts.snapshot.policy.limits.jobs, ..RunCounts::default() };
+    for active in &facts.snapshot.runs {
+        match super::words::run_state(&active.run).0 {
+            "running" => counts.running += 1,
+            "pending" => counts.pending += 1,
+            _ => counts.planned += 1,
+        }
+    }
+    counts
+}
+
+fn breaker(facts: &Facts) -> BreakerView {
+    let limits = &facts.snapshot.policy.breaker;
+    let (state, since, why) = match &facts.snapshot.breaker {
+        Breaker::Closed { since } => (BreakerState::Closed, *since, None),
+        Breaker::Open { since, why } => (BreakerState::Open, Some(*since), Some(why.clone())),
+    };
+    BreakerView {
+        state,
+        since,
+        why,
+        taken_out: facts.snapshot.recent.taken_out.clone(),
+        nodes_per_hour: limits.nodes_per_hour,
+        percent_of_pool: limits.percent_of_pool,
+    }
+}
+
+fn silent(facts: &Facts) -> SilentView {
+    let policy = &facts.snapshot.policy.agents;
+    // Silence is judged at the moment of looking: that nobody looks for an hour makes no agent silent.
+    let looked = facts.seen.unwrap_or(facts.now);
+    let mut view = SilentView::default();
+    for record in &facts.snapshot.nodes {
+        let Some(heard) = record.heard else { continue };
+        view.agents += 1;
+        if looked.since(heard) > policy.silent_after {
+            view.silent.push(record.node.name.clone());
+        }
+    }
+    let share = 100.0 * f64::from(u32::try_from(view.silent.len()).unwrap_or(u32::MAX));
+    view.incident =
+        view.agents > 0 && !view.silent.is_empty() && share >= policy.incident_percent * f64::from(view.agents);
+    view
+}
+
+/// What wants attention, the most urgent first.
+fn troubles(view: &StatusView) -> Vec<String> {
+    let mut lines = Vec::new();
+    match &view.leader {
+        LeaderView::Leads { .. } => {}
+        LeaderView::Lost { by, since } => {
+            let ago = view.at.since(*since);
+            lines.push(format!("no controller leads: {by} was last heard {ago} ago; start `doctor serve`"));
+        }
+        LeaderView::Nobody => lines.push("no controller leads; start `doctor serve`".to_owned()),
+    }
+    if let Some(trouble) = view.last_cycle.as_ref().and_then(|cycle| cycle.trouble.as_ref()) {
+        lines.push(format!("the last cycle had trouble: {trouble}"));
+    }
+    if view.breaker.state == BreakerState::Open {
+        let why = view.breaker.why.as_deref().unwrap_or("for a reason that was not kept");
+        lines.push(format!("the breaker is open: {why}; look, then `doctor breaker close --why …`"));
+    }
+    for pause in &view.pauses {
+        let place = pause.pool.as_ref().map_or_else(|| "everywhere".to_owned(), |pool| format!("in pool {pool}"));
+        let until = pause.until.map_or_else(|| "until resumed".to_owned(), |until| format!("until {until}"));
+        lines.push(format!("paused {place} by {} {until}: {}", pause.by, pause.why));
+    }
+    if view.silent.incident {
+        let (silent, agents) = (view.silent.silent.len(), view.silent.agents);
+        lines.push(format!("{silent} of {agents} agents are silent: look at the network before any node"));
+    }
+    if view.nodes.unknown > 0 {
+        lines
+            .push(format!("of {} nodes nobody knows whether they are in use; they are not tested", view.nodes.unknown));
+    }
+    lines
+}

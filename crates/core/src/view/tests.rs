@@ -1,0 +1,1 @@
+//! Small tables: facts in, views out.

@@ -1,0 +1,179 @@
+//! Everything about one node, in the order in which a person asks: where it stands, what is wrong, what was looked at,
+//! why nothing happens now, what was done, what to do.
+
+use serde::Serialize;
+
+use super::{ActiveView, Due, Facts, NodeRow, Standing, advice, evidence, node_row};
+use crate::{
+    case::Case,
+    finding::{OpenFinding, Remedy, Severity, Verdict},
+    ids::{CaseId, CheckId, HardwareId, NodeName, RuleId, RunId, TestId},
+    lifecycle::Life,
+    node::Hold,
+    reason::ReasonCode,
+    snapshot::Backoff,
+    time::{Span, Timestamp},
+};
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WhyView {
+    #[serde(flatten)]
+    pub row: NodeRow,
+    pub at: Timestamp,
+    /// One sentence: where it stands and because of what.
+    pub headline: String,
+    pub life: Life,
+    pub hardware: Option<HardwareId>,
+    pub hold: Option<Hold>,
+    pub backoff: Option<Backoff>,
+    pub active: Option<ActiveView>,
+    #[serde(rename = "case_file")]
+    pub case: Option<CaseView>,
+    #[serde(rename = "open_findings")]
+    pub findings: Vec<FindingView>,
+    #[serde(rename = "test_lines")]
+    pub tests: Vec<TestLine>,
+    pub audit: Vec<AuditLine>,
+    /// What to do next, each one line.
+    pub next: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CaseView {
+    pub id: CaseId,
+    pub opened: Timestamp,
+    pub severity: Severity,
+    pub rung: crate::case::Rung,
+    pub open: bool,
+    pub waits_for_person: bool,
+    pub steps: Vec<StepView>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StepView {
+    pub at: Timestamp,
+    pub what: crate::case::StepKind,
+    pub state: crate::case::StepState,
+    pub tries: u32,
+    pub text: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FindingView {
+    pub check: CheckId,
+    pub entity: String,
+    pub verdict: Verdict,
+    pub severity: Severity,
+    pub remedy: Remedy,
+    pub reason: ReasonCode,
+    pub text: String,
+    pub rule: RuleId,
+    pub evidence: String,
+    pub run: Option<RunId>,
+    pub first_seen: Timestamp,
+    pub last_seen: Timestamp,
+    /// Failing results in a row, of so many that it takes.
+    pub times: u32,
+    pub confirm: u32,
+    pub confirmed: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TestLine {
+    pub test: TestId,
+    pub standing: Standing,
+    pub cutoff: Span,
+    pub last: Option<super::Latest>,
+    pub due: Due,
+}
+
+/// One line of the audit trail, as the store gives it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AuditLine {
+    pub at: Timestamp,
+    pub by: String,
+    pub what: String,
+    pub code: ReasonCode,
+    pub text: String,
+    pub run: Option<RunId>,
+}
+
+/// All about one node; `None` if nobody knows it.
+pub fn why(facts: &Facts, name: &NodeName, case: Option<&Case>, audit: Vec<AuditLine>) -> Option<WhyView> {
+    let (record, here) = facts.node(name)?;
+    let latest = facts.latest.get(name);
+    let tests = facts.due_of(record).map(|(test, due)| {
+        let last = latest.and_then(|latest| latest.get(&test.id));
+        TestLine {
+            test: test.id.clone(),
+            standing: Standing::of(last, test, facts.now),
+            cutoff: test.cutoff,
+            last: last.cloned(),
+            due,
+        }
+    });
+    let mut findings: Vec<FindingView> = record.findings.iter().map(FindingView::of).collect();
+    findings.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.first_seen.cmp(&b.first_seen)));
+    let mut view = WhyView {
+        row: node_row(facts, record, here),
+        at: facts.now,
+        headline: String::new(),
+        life: record.life.clone(),
+        hardware: record.hardware.clone(),
+        hold: record.hold_at(facts.now).cloned(),
+        backoff: record.backoff.filter(|backoff| backoff.until > facts.now),
+        active: facts.run_on(name).map(ActiveView::of),
+        case: case.map(CaseView::of),
+        findings,
+        tests: tests.collect(),
+        audit,
+        next: Vec::new(),
+    };
+    view.headline = advice::headline(&view);
+    view.next = advice::next(&view, &facts.snapshot.breaker);
+    Some(view)
+}
+
+impl FindingView {
+    fn of(open: &OpenFinding) -> Self {
+        let finding = &open.finding;
+        Self {
+            check: finding.check.clone(),
+            entity: finding.entity.to_string(),
+            verdict: finding.verdict,
+            severity: finding.severity,
+            remedy: finding.remedy,
+            reason: finding.reason.clone(),
+            text: finding.text.clone(),
+            rule: finding.rule.clone(),
+            evidence: evidence(&finding.evidence),
+            run: open.run,
+            first_seen: open.first_seen,
+            last_seen: open.last_seen,
+            times: open.times,
+            confirm: finding.confirm,
+            confirmed: open.is_confirmed(),
+        }
+    }
+}
+
+impl CaseView {
+    fn of(case: &Case) -> Self {
+        let steps = case.steps.iter().map(|step| StepView {
+            at: step.at,
+            what: step.what,
+            state: step.state,
+            tries: step.tries,
+            text: step.text.clone(),
+        });
+        Self {
+            id: case.id,
+            opened: case.opened,
+            severity: case.severity,
+            rung: case.rung,
+            open: case.is_open(),
+            waits_for_person: case.waits_for_person(),
+            steps: steps.collect(),
+        }
+    }
+}

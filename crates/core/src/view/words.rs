@@ -1,0 +1,158 @@
+//! Codes in words. The matches are exhaustive, so a new reason cannot be forgotten here.
+
+use crate::{
+    finding::Evidence,
+    plan::PassedOver,
+    run::{IncompleteWhy, NotStarted, Run, RunEnd, RunState},
+    time::Timestamp,
+};
+
+/// A code, what it means and what to do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Meaning {
+    pub code: &'static str,
+    pub means: &'static str,
+    pub to_do: &'static str,
+}
+
+const fn meaning(code: &'static str, means: &'static str, to_do: &'static str) -> Meaning {
+    Meaning { code, means, to_do }
+}
+
+/// Every reason for passing a node over.
+pub const PASSED_OVER: [Meaning; 14] = [
+    meaning("busy", "users have the node", "nothing: it is tested when it is free"),
+    meaning(
+        "occupancy-unknown",
+        "nobody could say whether users have the node, and unknown is never free",
+        "look at the node and at its cluster's API",
+    ),
+    meaning(
+        "foreign-mark",
+        "somebody else keeps the node out of service; such marks are never touched",
+        "ask whoever made the mark",
+    ),
+    meaning("held", "an operator holds the node", "`doctor release NODE --why …` when it is ready"),
+    meaning("out-of-service", "the node is out of service and its case decides", "`doctor why NODE` shows the case"),
+    meaning(
+        "backing-off",
+        "its last jobs did not start, so it is left alone for a while",
+        "nothing, or look at its queue",
+    ),
+    meaning("fresh", "nothing is due on it yet", "nothing; `doctor test NODE` tests it all the same"),
+    meaning("nothing-applies", "no test is meant for its pool", "see `tests.NAME.pools` in the policy"),
+    meaning("paused", "an operator paused validation", "`doctor resume --why …`"),
+    meaning("quiet-window", "the policy starts nothing at this time", "nothing, or change `[[windows]]`"),
+    meaning("waiting-for-slot", "it is due, and others come first", "nothing, or raise `limits.jobs`"),
+    meaning("pool-full", "its pool has as many validation jobs as allowed", "nothing, or raise `limits.pools`"),
+    meaning(
+        "share-busy",
+        "what is due on it loads something shared that another run is using",
+        "nothing, or raise `limits.per_share`",
+    ),
+    meaning("budget-spent", "today's validation node-hours are spent", "nothing, or raise `limits.node_hours_per_day`"),
+];
+
+/// The stable code, as in JSON.
+pub const fn passed_over_code(reason: &PassedOver) -> &'static str {
+    match reason {
+        PassedOver::Busy { .. } => "busy",
+        PassedOver::OccupancyUnknown { .. } => "occupancy-unknown",
+        PassedOver::ForeignMark { .. } => "foreign-mark",
+        PassedOver::Held { .. } => "held",
+        PassedOver::OutOfService { .. } => "out-of-service",
+        PassedOver::BackingOff { .. } => "backing-off",
+        PassedOver::Fresh { .. } => "fresh",
+        PassedOver::NothingApplies => "nothing-applies",
+        PassedOver::Paused { .. } => "paused",
+        PassedOver::QuietWindow => "quiet-window",
+        PassedOver::WaitingForSlot => "waiting-for-slot",
+        PassedOver::PoolFull { .. } => "pool-full",
+        PassedOver::ShareBusy { .. } => "share-busy",
+        PassedOver::BudgetSpent => "budget-spent",
+    }
+}
+
+/// One line for a person.
+pub fn passed_over_text(reason: &PassedOver) -> String {
+    match reason {
+        PassedOver::Busy { by } => format!("in use by {by}"),
+        PassedOver::OccupancyUnknown { why } => format!("whether it is in use is not known: {why}"),
+        PassedOver::ForeignMark { by, text } => format!("kept out of service by {by}: {text}"),
+        PassedOver::Held { by } => format!("held by {by}"),
+        PassedOver::OutOfService { life } => format!("out of service: {}", life.word()),
+        PassedOver::BackingOff { until } => format!("its last jobs did not start; left alone until {until}"),
+        PassedOver::Fresh { until } if *until == Timestamp::MAX => "nothing will be due".to_owned(),
+        PassedOver::Fresh { until } => format!("nothing is due before {until}"),
+        PassedOver::NothingApplies => "no test is meant for its pool".to_owned(),
+        PassedOver::Paused { by } => format!("validation is paused by {by}"),
+        PassedOver::QuietWindow => "the policy starts nothing at this time".to_owned(),
+        PassedOver::WaitingForSlot => "due; others come first".to_owned(),
+        PassedOver::PoolFull { pool } => format!("pool {pool} has as many validation jobs as allowed"),
+        PassedOver::ShareBusy { test } => format!("something shared that {test} loads is in use"),
+        PassedOver::BudgetSpent => "today's validation node-hours are spent".to_owned(),
+    }
+}
+
+/// What a finding rests on.
+pub fn evidence(evidence: &Evidence) -> String {
+    match evidence {
+        Evidence::Measured { metric, value, limit } => format!("{metric} = {value}, limit {limit}"),
+        Evidence::Event { text, at: Some(at) } => format!("{text} (at {at})"),
+        Evidence::Event { text, at: None } => text.clone(),
+        Evidence::Nothing => "nothing was measured".to_owned(),
+    }
+}
+
+/// How far a run is, and since when.
+pub(super) const fn run_state(run: &Run) -> (&'static str, Timestamp) {
+    match &run.state {
+        RunState::Planned => ("planned", run.planned),
+        RunState::Submitted { at, .. } => ("pending", *at),
+        RunState::Running { since, .. } => ("running", *since),
+        RunState::Ended(_) => ("ended", run.planned),
+    }
+}
+
+/// How a run ended: a word and the reason's code.
+pub const fn run_end(end: &RunEnd) -> (&'static str, Option<&'static str>) {
+    match end {
+        RunEnd::Completed(_) => ("completed", None),
+        RunEnd::Incomplete { why, .. } => ("incomplete", Some(IncompleteWhy::code(*why))),
+        RunEnd::NotStarted(why) => ("not-started", Some(NotStarted::code(*why))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ids::PoolName, ids::TestId, lifecycle::Life};
+
+    #[test]
+    fn every_reason_for_passing_over_has_its_meaning_and_the_code_that_json_has() {
+        let reasons = [
+            PassedOver::Busy { by: "job 7".into() },
+            PassedOver::OccupancyUnknown { why: "no answer".into() },
+            PassedOver::ForeignMark { by: "ann".into(), text: "fan".into() },
+            PassedOver::Held { by: "ann".into() },
+            PassedOver::OutOfService { life: Life::Out },
+            PassedOver::BackingOff { until: Timestamp::from_secs(1) },
+            PassedOver::Fresh { until: Timestamp::from_secs(1) },
+            PassedOver::NothingApplies,
+            PassedOver::Paused { by: "ann".into() },
+            PassedOver::QuietWindow,
+            PassedOver::WaitingForSlot,
+            PassedOver::PoolFull { pool: PoolName::new("a").unwrap() },
+            PassedOver::ShareBusy { test: TestId::new("storage").unwrap() },
+            PassedOver::BudgetSpent,
+        ];
+        assert_eq!(reasons.len(), PASSED_OVER.len());
+        for reason in reasons {
+            let code = passed_over_code(&reason);
+            let json = serde_json::to_value(&reason).unwrap();
+            assert_eq!(json["because"], code);
+            assert_eq!(PASSED_OVER.iter().filter(|meaning| meaning.code == code).count(), 1, "{code}");
+            assert!(!passed_over_text(&reason).is_empty());
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The guide is written by hand; what it quotes from the code is held against the code.
+
+use doctor_core::{
+    finding::{Severity, Verdict},
+    hostlist::LIVES,
+    policy::{Mode, Policy},
+    run::{IncompleteWhy, NotStarted},
+};
+
+const POLICY: &str = include_str!("../../../docs/guide/policy-and-rules.md");
+const LIFE: &str = include_str!("../../../docs/guide/life-of-a-node.md");
+const PLANNING: &str = include_str!("../../../docs/guide/planning.md");
+const CONFIGURATION: &str = include_str!("../../../docs/guide/configuration.md");
+
+/// The texts between "```toml" and "```".
+fn toml_blocks(page: &str) -> Vec<&str> {
+    page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect()
+}
+
+#[test]
+fn every_piece_of_policy_in_the_guide_is_accepted() {
+    let commands = toml_blocks(CONFIGURATION).into_iter().filter(|text| text.contains("[tests."));
+    let all: Vec<&str> = toml_blocks(POLICY).into_iter().chain(commands).collect();
+    assert!(all.len() >= 3, "the guide has examples");
+    for text in all {
+        if let Err(error) = Policy::over_defaults(text) {
+            panic!("{error}\nin\n{text}");
+        }
+    }
+}
+
+#[test]
+fn every_word_for_a_state_a_mode_a_verdict_and_a_severity_is_explained() {
+    let words = |page: &str, codes: &[&str]| {
+        for code in codes {
+            assert!(page.contains(&format!("`{code}`")), "`{code}` is not in the guide");
+        }
+    };
+    words(LIFE, &LIVES);
+    words(LIFE, &Mode::ALL.iter().map(|mode| mode.code()).collect::<Vec<_>>());
+    words(POLICY, &Verdict::ALL.iter().map(|verdict| verdict.code()).collect::<Vec<_>>());
+    words(POLICY, &Severity::ALL.iter().map(|severity| severity.code()).collect::<Vec<_>>());
+    words(PLANNING, &IncompleteWhy::ALL.iter().map(|why| why.code()).collect::<Vec<_>>());
+    words(PLANNING, &NotStarted::ALL.iter().map(|why| why.code()).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_limits_in_the_guide_are_the_defaults() {
+    let policy = Policy::standard();
+    let row = |key: &str, value: String| {
+        let line = PLANNING.lines().find(|line| line.starts_with(&format!("| `{key}` |")));
+        let line = line.unwrap_or_else(|| panic!("`{key}` is not in the table"));
+        assert!(line.starts_with(&format!("| `{key}` | {value} |")), "{line}");
+    };
+    row("limits.jobs", policy.limits.jobs.to_string());
+    row("limits.per_share", policy.limits.per_share.to_string());
+    row("limits.node_hours_per_day", policy.limits.node_hours_per_day.map_or("none".into(), |hours| hours.to_string()));
+}

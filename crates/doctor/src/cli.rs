@@ -1,0 +1,57 @@
+//! The command line as a whole: the commands and the options that all of them share.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use doctor_control::store::StoreUrl;
+
+use crate::commands;
+
+/// Finds the bad nodes of a cluster before user jobs do, proves it, and takes them out of service and back.
+///
+/// Without any configuration this machine is a cluster of one and everything is kept below
+/// ~/.local/state/cluster-doctor. `doctor demo` shows a simulated month.
+#[derive(Debug, Parser)]
+#[command(name = "doctor", version, max_term_width = 100, propagate_version = true)]
+pub(crate) struct Cli {
+    /// The configuration file. Else: ./doctor.toml, /etc/cluster-doctor/doctor.toml, or the built-in one.
+    #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_CONFIG", help_heading = "Everywhere")]
+    pub config: Option<PathBuf>,
+    /// Another store than the configuration's: a file, or postgres://USER@HOST/DATABASE.
+    #[arg(long, global = true, value_name = "URL", env = "DOCTOR_STORE", help_heading = "Everywhere")]
+    pub store: Option<StoreUrl>,
+    /// Print JSON.
+    #[arg(long, global = true, help_heading = "Everywhere")]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Serve(commands::serve::Args),
+    Run(commands::run::Args),
+    Plan(commands::plan::Args),
+    Status(commands::status::Args),
+    Nodes(commands::nodes::Args),
+    Why(commands::why::Args),
+    History(commands::history::Args),
+    Log(commands::log::Args),
+    Report(commands::report::Args),
+    Cases(commands::cases::Args),
+    Audit(commands::audit::Args),
+    Test(commands::ask::TestArgs),
+    Hold(commands::ask::HoldArgs),
+    Release(commands::ask::ReleaseArgs),
+    Quarantine(commands::ask::QuarantineArgs),
+    Pause(commands::pause::PauseArgs),
+    Resume(commands::pause::ResumeArgs),
+    Breaker(commands::breaker::Args),
+    Explain(commands::explain::Args),
+    Config(commands::config::Args),
+    Db(commands::db::Args),
+    Import(commands::import::Args),
+    Completions(commands::shell::CompletionsArgs),
+    Man(commands::shell::ManArgs),
+    Docs(commands::docs::Args),
+}

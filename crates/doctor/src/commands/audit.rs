@@ -1,0 +1,45 @@
+//! `doctor audit`: who did what, when, why.
+
+use doctor_core::ids::NodeName;
+
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::Result,
+    output::{Table, cell, clock, plural},
+};
+
+/// Who did what, when and why: the doctor and its operators. The newest first.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only of this node.
+    node: Option<NodeName>,
+    /// At most so many lines.
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    limit: u32,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let store = context.store()?;
+    let rows = store.audit(args.limit, args.node.as_ref())?;
+    context.out.show(&rows, |page| {
+        if rows.is_empty() {
+            page.line("Nothing has been done.");
+            return;
+        }
+        let mut table = Table::new(["AT (UTC)", "BY", "WHAT", "NODE", "CODE", "WHY"]);
+        for row in &rows {
+            table.row([
+                cell(clock(row.at)),
+                cell(row.by.clone()),
+                cell(row.what.clone()),
+                cell(row.node.as_ref().map_or("-", |node| node.as_str())),
+                cell(row.code.as_str()),
+                cell(row.text.clone()),
+            ]);
+        }
+        page.table(&table);
+        page.line(plural(rows.len(), "line"));
+    })?;
+    Ok(Exit::Ok)
+}

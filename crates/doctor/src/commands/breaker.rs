@@ -1,0 +1,95 @@
+//! The circuit breaker: how it stands, and closing it.
+
+use clap::Subcommand;
+use doctor_core::view::{self, BreakerState, BreakerView, Ledger};
+
+use super::confirm::{Change, Signed};
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::Result,
+    output::{ago, clock, plural},
+};
+
+/// The circuit breaker: how many nodes may be taken out before a person must look.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// How it stands, and what it counted. Exit code 1 while it is open.
+    Show,
+    /// Let nodes be taken out again. What happened before counts no more.
+    Close(CloseArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct CloseArgs {
+    /// Why; it stands in the audit trail.
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    #[command(flatten)]
+    signed: Signed,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    match &args.what {
+        What::Show => show(context),
+        What::Close(args) => close(context, args),
+    }
+}
+
+fn show(context: &Context) -> Result<Exit> {
+    let store = context.store()?;
+    let facts = context.facts(&store)?;
+    let view = view::status(&facts, &Ledger::default()).breaker;
+    let is_open = view.state == BreakerState::Open;
+    context.out.show(&view, |page| {
+        let since = view
+            .since
+            .map_or_else(String::new, |since| format!(" since {} UTC ({})", clock(since), ago(facts.now, since)));
+        page.line(format!("The breaker is {}{since}.", view.state));
+        page.line(why(&view));
+        page.line(match view.state {
+            BreakerState::Open => {
+                "Findings are recorded and nothing is marked. Look, then `doctor breaker close --why …`."
+            }
+            BreakerState::Closed => "Nothing to do.",
+        });
+    })?;
+    Ok(if is_open { Exit::Trouble } else { Exit::Ok })
+}
+
+fn why(view: &BreakerView) -> String {
+    let limits = format!("{} an hour, {} % of a pool", view.nodes_per_hour, view.percent_of_pool);
+    match &view.why {
+        Some(why) => format!("Why: {why} (limits: {limits})"),
+        None => format!("Taken out within the last hour: {} (limits: {limits})", plural(view.taken_out.len(), "node")),
+    }
+}
+
+fn close(context: &Context, args: &CloseArgs) -> Result<Exit> {
+    let store = context.store()?;
+    let facts = context.facts(&store)?;
+    let view = view::status(&facts, &Ledger::default()).breaker;
+    let (by, at) = (args.signed.by(), facts.now);
+    let now = match view.state {
+        BreakerState::Open => {
+            format!("open -> closed; it had opened because {}", view.why.as_deref().unwrap_or("of a reason not kept"))
+        }
+        BreakerState::Closed => "closed already; what was taken out so far counts no more".to_owned(),
+    };
+    let change = Change {
+        plan: "Would close the breaker: nodes may be taken out again.".to_owned(),
+        changes: vec![format!("breaker: {now}")],
+        done: "Closed the breaker.".to_owned(),
+        next: "`doctor status` shows what is taken out now".to_owned(),
+        why: args.why.clone(),
+        by: by.clone(),
+        at,
+    };
+    args.signed.carry_out(context, &change, || Ok(store.close_breaker(&by, &args.why, at)?))
+}

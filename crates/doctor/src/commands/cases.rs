@@ -1,0 +1,71 @@
+//! `doctor cases`: troubles from their first finding to return or replacement.
+
+use doctor_core::{case::Case, hostlist::Selector};
+
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::Result,
+    output::{Cell, Table, ago, cell, clock, plural},
+};
+
+/// List cases: one trouble of one machine each.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Without: all.
+    #[arg(value_name = "SELECTOR")]
+    nodes: Vec<Selector>,
+    /// Closed ones too.
+    #[arg(long)]
+    all: bool,
+    /// At most so many, the newest first.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: u32,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let store = context.store()?;
+    let facts = context.facts(&store)?;
+    let mut cases = if args.all { store.cases_all(args.limit)? } else { store.cases(facts.now)? };
+    if !args.all {
+        cases.retain(Case::is_open);
+    }
+    if !args.nodes.is_empty() {
+        let names = context.pick(&facts, &args.nodes)?;
+        cases.retain(|case| names.contains(&case.node));
+    }
+    cases.sort_by_key(|case| std::cmp::Reverse(case.opened));
+    cases.truncate(args.limit as usize);
+    context.out.show(&cases, |page| {
+        if cases.is_empty() {
+            page.line(if args.all { "There have been no cases." } else { "No case is open; --all shows closed ones." });
+            return;
+        }
+        let mut table = Table::new(["CASE", "NODE", "STATE", "SEVERITY", "RUNG", "OPENED (UTC)", "AGE", "WHAT"]);
+        for case in &cases {
+            table.row(row(case, facts.now));
+        }
+        page.table(&table);
+        page.line(format!("{}; `doctor why NODE` shows its steps", plural(cases.len(), "case")));
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn row(case: &Case, now: doctor_core::time::Timestamp) -> Vec<Cell> {
+    let state = match &case.state {
+        doctor_core::case::CaseState::Open if case.waits_for_person() => cell("waits for a person").warn(),
+        doctor_core::case::CaseState::Open => cell("open").warn(),
+        doctor_core::case::CaseState::Closed { how, .. } => cell(how.code()),
+    };
+    let worst = case.findings.iter().max_by_key(|finding| finding.severity);
+    vec![
+        cell(case.id.to_string()),
+        cell(case.node.as_str()),
+        state,
+        cell(case.severity.code()),
+        cell(case.rung.code()),
+        cell(clock(case.opened)),
+        cell(ago(now, case.opened)),
+        cell(worst.map_or("asked by an operator", |finding| finding.text.as_str())),
+    ]
+}

@@ -1,0 +1,148 @@
+//! `doctor config`: write, check and show the configuration.
+
+use std::{
+    fs::OpenOptions,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use clap::Subcommand;
+use doctor_core::policy::Policy;
+use serde::Serialize;
+
+use crate::{
+    config::{Config, DEFAULT_TEXT},
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{list, plural},
+};
+
+/// Write, check or show the configuration.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Write doctor.toml and policy.toml with every setting, its default and what it means.
+    Init {
+        /// The directory to write into.
+        #[arg(default_value = ".")]
+        dir: PathBuf,
+    },
+    /// Read all files and say what is wrong, with line and column.
+    Check,
+    /// Show what is in force: the defaults with your files laid over.
+    Show,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    match &args.what {
+        What::Init { dir } => init(context, dir),
+        What::Check => check(context),
+        What::Show => show(context),
+    }
+}
+
+fn init(context: &Context, dir: &Path) -> Result<Exit> {
+    let service = DEFAULT_TEXT.replacen("# policy = \"policy.toml\"", "policy = \"policy.toml\"", 1);
+    let files = [(dir.join("doctor.toml"), service.as_str()), (dir.join("policy.toml"), Policy::DEFAULT_TEXT)];
+    std::fs::create_dir_all(dir).map_err(|source| Failure::File {
+        operation: "making",
+        path: dir.to_owned(),
+        source,
+    })?;
+    if let Some((path, _)) = files.iter().find(|(path, _)| path.exists()) {
+        return Err(Failure::Usage(format!(
+            "{} is there already and is not overwritten: name another directory",
+            path.display()
+        )));
+    }
+    for (path, text) in &files {
+        write_new(path, text).map_err(|source| Failure::File { operation: "writing", path: path.clone(), source })?;
+    }
+    let paths: Vec<&PathBuf> = files.iter().map(|(path, _)| path).collect();
+    context.out.show(&serde_json::json!({ "written": paths }), |page| {
+        page.line(format!("Wrote {}.", list(paths.iter().map(|path| path.display()))));
+        page.line("They hold every setting with its default; keep only what you change.");
+        page.line(format!("Then: doctor config check --config {}", files[0].0.display()));
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    file.write_all(text.as_bytes())
+}
+
+#[derive(Debug, Serialize)]
+struct Checked {
+    configuration: String,
+    policy: Option<PathBuf>,
+    profiles: usize,
+    tests: Vec<String>,
+    rules: usize,
+    /// What is right as text and will not work yet.
+    remarks: Vec<String>,
+}
+
+fn check(context: &Context) -> Result<Exit> {
+    let loaded = context.loaded()?;
+    let config = &loaded.config;
+    let mut remarks = Vec::new();
+    loaded.make_places()?;
+    if let Err(error) = context.share() {
+        remarks.push(error.to_string());
+    }
+    if loaded.settings.tests.is_empty() {
+        remarks.push("no test is enabled: nothing will ever be tested".to_owned());
+    }
+    let view = Checked {
+        configuration: loaded.place.to_string(),
+        policy: config.policy.clone(),
+        profiles: config.profiles.len(),
+        tests: loaded.settings.tests.iter().map(|test| test.id.to_string()).collect(),
+        rules: loaded.settings.rules.len(),
+        remarks,
+    };
+    context.out.show(&view, |page| {
+        page.line(format!("{} is good.", view.configuration));
+        let policy =
+            view.policy.as_ref().map_or_else(|| "the built-in policy".to_owned(), |path| path.display().to_string());
+        page.line(format!(
+            "It means {policy}, {}, tests {}, {}.",
+            plural(view.profiles, "profile"),
+            list(&view.tests),
+            plural(view.rules, "rule")
+        ));
+        for remark in &view.remarks {
+            page.line(format!("  ! {remark}"));
+        }
+    })?;
+    Ok(if view.remarks.is_empty() { Exit::Ok } else { Exit::Trouble })
+}
+
+#[derive(Debug, Serialize)]
+struct InForce<'a> {
+    #[serde(flatten)]
+    service: &'a Config,
+    #[serde(rename = "policy_in_force")]
+    policy: &'a Policy,
+}
+
+fn show(context: &Context) -> Result<Exit> {
+    let loaded = context.loaded()?;
+    if context.out.is_json() {
+        context.out.json(&InForce { service: &loaded.config, policy: &loaded.settings.policy })?;
+        return Ok(Exit::Ok);
+    }
+    let toml =
+        |text: std::result::Result<String, toml::ser::Error>| text.map_err(|error| Failure::Other(error.to_string()));
+    let service = toml(toml::to_string(&loaded.config))?;
+    let policy = toml(toml::to_string(&*loaded.settings.policy))?;
+    context.out.print(&format!("# {}\n{service}\n# policy\n{policy}", loaded.place))?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,95 @@
+//! `doctor db`: backup, restore, verify.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use doctor_control::{
+    clock::{Clock, SystemClock},
+    store::records::Verified,
+};
+
+use super::confirm::{Change, Signed};
+use crate::{context::Context, exit::Exit, failure::Result};
+
+/// Look after the store.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Write everything into a new SQLite file, whole or not at all. Works while a controller runs, and from
+    /// PostgreSQL too.
+    Backup {
+        /// The file to write; it must not exist.
+        file: PathBuf,
+    },
+    /// Fill an empty store from a backup. A store with anything in it is refused.
+    Restore(RestoreArgs),
+    /// Check that everything in the store fits together. Exit code 1 if something does not.
+    Verify,
+}
+
+#[derive(Debug, clap::Args)]
+struct RestoreArgs {
+    /// A file that `doctor db backup` wrote.
+    file: PathBuf,
+    #[command(flatten)]
+    signed: Signed,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    match &args.what {
+        What::Backup { file } => {
+            context.store()?.backup(file)?;
+            let view = serde_json::json!({ "backup": file });
+            context.out.show(&view, |page| {
+                page.line(format!("Wrote a backup to {}.", file.display()));
+                page.line("It is one whole copy of the store as it was when this began.");
+                page.line("`doctor db restore` brings it into an empty store, of either kind.");
+            })?;
+            Ok(Exit::Ok)
+        }
+        What::Restore(args) => restore(context, args),
+        What::Verify => {
+            let verified = context.store()?.verify()?;
+            show(context, &verified)
+        }
+    }
+}
+
+fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit> {
+    let url = context.loaded()?.config.store.to_string();
+    let file = args.file.display();
+    let change = Change {
+        plan: format!("Would fill the store {url} from {file}."),
+        changes: vec![format!("{url}: everything that is in {file}")],
+        done: format!("Restored {file} into {url}."),
+        next: "start the controller: marks of ours that the backup does not know are adopted, and none is removed"
+            .to_owned(),
+        why: "restore".to_owned(),
+        by: args.signed.by(),
+        at: SystemClock.now(),
+    };
+    args.signed.carry_out(context, &change, || Ok(context.make_store()?.restore(&args.file)?))
+}
+
+fn show(context: &Context, verified: &Verified) -> Result<Exit> {
+    context.out.show(verified, |page| {
+        page.line(match verified.troubles.len() {
+            0 => "The store is sound.".to_owned(),
+            1 => "One thing in the store is wrong.".to_owned(),
+            n => format!("{n} things in the store are wrong."),
+        });
+        for trouble in &verified.troubles {
+            page.line(format!("  ! {trouble}"));
+        }
+        page.line(format!("Looked at: {}.", verified.checked.join(", ")));
+        if !verified.is_sound() {
+            page.line("Stop the controller and restore the last good backup into another store (`doctor db restore`).");
+        }
+    })?;
+    Ok(if verified.is_sound() { Exit::Ok } else { Exit::Trouble })
+}

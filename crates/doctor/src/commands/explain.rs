@@ -1,0 +1,185 @@
+//! `doctor explain`: a check, a rule or a reason in words, with the settings in force.
+
+use doctor_checks::{Catalogue, Check};
+use doctor_control::settings::Settings;
+use doctor_core::{
+    ids::CheckId,
+    policy::{Policy, Rule, TestPolicy},
+};
+use serde::Serialize;
+
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{Page, list},
+    pages::{Reason, reasons, rule_condition},
+};
+
+/// Explain a check, a rule, or a reason code: what it means, what is in force, what to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Its name, such as `disk-space`. Without: what there is to explain.
+    #[arg(value_name = "CHECK|RULE|REASON")]
+    name: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+enum Explained<'a> {
+    Check {
+        name: &'a str,
+        title: &'a str,
+        page: String,
+        settings: Option<&'a TestPolicy>,
+        params: serde_json::Value,
+        rules: Vec<&'a Rule>,
+    },
+    Rule {
+        rule: &'a Rule,
+    },
+    Reason {
+        code: &'a str,
+        meanings: Vec<Reason>,
+        rules: Vec<&'a Rule>,
+    },
+    Contents {
+        checks: Vec<&'a str>,
+        rules: Vec<&'a str>,
+        reasons: Vec<&'a str>,
+    },
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    // A simulated cluster's tests can be explained anywhere: `doctor demo` leaves a store and no configuration.
+    let own = &context.loaded()?.settings;
+    let simulated = simulated(&own.policy)?;
+    let explained = match &args.name {
+        None => contents(own),
+        Some(name) => explain(own, name).or_else(|| explain(&simulated, name)).ok_or_else(|| unknown(own, name))?,
+    };
+    context.out.show(&explained, |page| text(page, &explained))?;
+    Ok(Exit::Ok)
+}
+
+fn simulated(policy: &Policy) -> Result<Settings> {
+    let bare = Policy { tests: std::collections::BTreeMap::new(), rules: Vec::new(), ..policy.clone() };
+    let catalogue: Catalogue = doctor_sim::tests::catalogue();
+    Settings::new(bare, catalogue, doctor_sim::tests::profiles()).map_err(|error| Failure::Other(error.to_string()))
+}
+
+fn explain<'a>(settings: &'a Settings, name: &'a str) -> Option<Explained<'a>> {
+    if let Some(check) = settings.catalogue.iter().find(|check| check.spec.id == name) {
+        return Some(explain_check(settings, check));
+    }
+    if let Some(rule) = settings.rules.iter().find(|rule| rule.id.as_str() == name) {
+        return Some(Explained::Rule { rule });
+    }
+    let meanings: Vec<Reason> = reasons().into_iter().filter(|reason| reason.code == name).collect();
+    let rules: Vec<&Rule> = settings.rules.iter().filter(|rule| rule.reason.as_str() == name).collect();
+    (!meanings.is_empty() || !rules.is_empty()).then_some(Explained::Reason { code: name, meanings, rules })
+}
+
+fn explain_check<'a>(settings: &'a Settings, check: &'a Check) -> Explained<'a> {
+    let in_force = settings.tests.iter().find(|test| test.id.as_str() == check.spec.id);
+    let params =
+        CheckId::new(check.spec.id).ok().map(|id| settings.catalogue.params(&settings.policy, &id).into_owned());
+    Explained::Check {
+        name: check.spec.id,
+        title: check.spec.title,
+        page: check.page_text(),
+        settings: in_force,
+        params: params.and_then(|params| serde_json::to_value(params).ok()).unwrap_or_default(),
+        rules: settings.rules.iter().filter(|rule| rule.check.as_str() == check.spec.id).collect(),
+    }
+}
+
+fn contents(settings: &Settings) -> Explained<'_> {
+    let mut codes: Vec<&str> = reasons().iter().map(|reason| reason.code).collect();
+    codes.sort_unstable();
+    codes.dedup();
+    Explained::Contents {
+        checks: settings.catalogue.iter().map(|check| check.spec.id).collect(),
+        rules: settings.rules.iter().map(|rule| rule.id.as_str()).collect(),
+        reasons: codes,
+    }
+}
+
+fn unknown(settings: &Settings, name: &str) -> Failure {
+    let known = format!(
+        "{}; `doctor explain` lists rules and reasons too",
+        list(settings.catalogue.iter().map(|check| check.spec.id))
+    );
+    Failure::Unknown { what: "check, rule or reason", name: name.to_owned(), known }
+}
+
+fn text(page: &mut Page, explained: &Explained<'_>) {
+    match explained {
+        Explained::Check { page: words, settings, params, rules, .. } => {
+            page.line(words.trim_end());
+            page.heading("In force");
+            match settings {
+                Some(test) => in_force(page, test, params),
+                None => {
+                    page.line("  switched off by the policy (`enabled = false`)");
+                }
+            }
+            page.heading("Rules");
+            for rule in rules {
+                show_rule(page, rule);
+            }
+        }
+        Explained::Rule { rule } => {
+            page.line(format!("Rule {} of check {}.", rule.id, rule.check));
+            show_rule(page, rule);
+            page.line(format!("`doctor explain {}` tells what the check is about.", rule.check));
+        }
+        Explained::Reason { code, meanings, rules } => {
+            for meaning in meanings {
+                page.line(format!("{code} ({}): {}.", meaning.kind, meaning.means));
+                if !meaning.to_do.is_empty() {
+                    page.line(format!("  What to do: {}.", meaning.to_do));
+                }
+            }
+            for rule in rules {
+                page.line(format!("{code} is what rule {} of {} says:", rule.id, rule.check));
+                show_rule(page, rule);
+            }
+        }
+        Explained::Contents { checks, rules, reasons } => {
+            page.line(format!("Checks: {}", list(checks)));
+            page.line(format!("Rules: {}", list(rules)));
+            page.line(format!("Reasons: {}", list(reasons)));
+        }
+    }
+}
+
+fn in_force(page: &mut Page, test: &TestPolicy, params: &serde_json::Value) {
+    page.line(format!(
+        "  a result is good for {}; a run over {} is cancelled; usually takes {}",
+        test.cutoff, test.limit, test.usual
+    ));
+    page.line(format!(
+        "  {}",
+        if test.exclusive { "needs the node to itself" } else { "rides along with other tests" }
+    ));
+    if let Some(at_once) = test.at_once {
+        page.line(format!("  at most {at_once} at a time over the whole cluster"));
+    }
+    if !test.shares.is_empty() {
+        page.line(format!("  loads what is shared: {}", list(&test.shares)));
+    }
+    if let Some(pools) = &test.pools {
+        page.line(format!("  only in pools {}", list(pools)));
+    }
+    for (name, value) in params.as_object().into_iter().flatten() {
+        page.line(format!("  {name} = {value}"));
+    }
+}
+
+fn show_rule(page: &mut Page, rule: &Rule) {
+    page.line(format!("  {}: {} -> {}, {}", rule.id, rule_condition(rule), rule.severity, rule.reason));
+    let confirm =
+        if rule.confirm > 1 { format!(" (after {} failing runs in a row)", rule.confirm) } else { String::new() };
+    page.line(format!("    \"{}\"{confirm}", rule.text));
+}

@@ -1,0 +1,92 @@
+//! `doctor history`: results, newest first.
+
+use doctor_control::store::records::{HistoryFilter, HistoryRow};
+use doctor_core::{
+    hostlist::Selector,
+    ids::TestId,
+    time::{Span, Timestamp},
+};
+
+use super::why::verdict;
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{Table, cell, clock, plural},
+};
+
+/// Past results, the newest first.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Without: all.
+    #[arg(value_name = "SELECTOR")]
+    nodes: Vec<Selector>,
+    /// Only this test.
+    #[arg(long, value_name = "TEST")]
+    test: Option<TestId>,
+    /// Only since then: a length such as "7d", or a moment such as "2026-11-15T08:00:00Z".
+    #[arg(long, value_name = "WHEN")]
+    since: Option<String>,
+    /// At most so many results.
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    limit: u32,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let store = context.store()?;
+    let facts = context.facts(&store)?;
+    let since = args.since.as_deref().map(|text| past(text, facts.now)).transpose()?;
+    let filter = HistoryFilter { node: None, test: args.test.clone(), since, limit: Some(args.limit) };
+    let rows = if args.nodes.is_empty() {
+        store.history(&filter)?
+    } else {
+        let mut rows: Vec<HistoryRow> = Vec::new();
+        for node in context.pick(&facts, &args.nodes)? {
+            rows.extend(store.history(&HistoryFilter { node: Some(node), ..filter.clone() })?);
+        }
+        rows.sort_by_key(|row| std::cmp::Reverse(row.at));
+        rows.truncate(args.limit as usize);
+        rows
+    };
+    context.out.show(&rows, |page| {
+        if rows.is_empty() {
+            page.line("No results. A node that was never tested is not a healthy one; `doctor status` shows coverage.");
+            return;
+        }
+        page.table(&table(&rows));
+        page.line(format!("{}; `doctor log RUN` shows a run's output", plural(rows.len(), "result")));
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn table(rows: &[HistoryRow]) -> Table {
+    let mut table = Table::new(["AT (UTC)", "NODE", "TEST", "RESULT", "REASON", "SEVERITY", "TOOK", "RUN"]).right(&[6]);
+    for row in rows {
+        // A result that came from elsewhere and is not believed has no run of ours.
+        let run = match (row.run, row.untrusted) {
+            (_, true) => "imported, not believed".to_owned(),
+            (Some(run), false) => run.to_string(),
+            (None, false) => "-".to_owned(),
+        };
+        table.row([
+            cell(clock(row.at)),
+            cell(row.node.as_str()),
+            cell(row.test.as_str()),
+            verdict(row.verdict),
+            cell(row.reason.as_str()),
+            cell(row.severity.map_or("-", doctor_core::finding::Severity::code)),
+            cell(crate::output::length(row.took)),
+            cell(run),
+        ]);
+    }
+    table
+}
+
+/// A length back from now, or a moment.
+pub(crate) fn past(text: &str, now: Timestamp) -> Result<Timestamp> {
+    text.parse::<Span>().map(|span| now.minus(span)).or_else(|_| text.parse::<Timestamp>()).map_err(|_| {
+        Failure::Usage(format!(
+            "`{text}` is neither a length such as \"7d\" nor a moment such as \"2026-11-15T08:00:00Z\""
+        ))
+    })
+}

@@ -1,0 +1,187 @@
+//! `doctor log RUN`: what a run's tests wrote on the share, also while they run.
+
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    path::PathBuf,
+    time::Duration,
+};
+
+use doctor_control::{
+    share::Share,
+    store::{Store, records::RunRecord},
+};
+use doctor_core::{
+    ids::{NodeName, RunId},
+    run::RunState,
+    view,
+};
+use serde::Serialize;
+
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{clock, list},
+};
+
+/// The output of a run, from the shared directory.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The run, as `doctor history` prints it.
+    run: RunId,
+    /// Go on while the run is active, and end when it has ended.
+    #[arg(long, short)]
+    follow: bool,
+    /// Only of this node, where a run has several.
+    #[arg(long, value_name = "NODE")]
+    node: Option<NodeName>,
+}
+
+/// How often a growing log is looked at.
+const EVERY: Duration = Duration::from_millis(250);
+
+#[derive(Debug, Serialize)]
+struct LogView {
+    run: RunId,
+    node: NodeName,
+    path: PathBuf,
+    state: &'static str,
+    text: String,
+}
+
+/// One log and how far it has been printed.
+struct Growing {
+    node: NodeName,
+    path: PathBuf,
+    printed: u64,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let store = context.store()?;
+    let share = context.share()?;
+    let record = find(&store, args.run)?;
+    let mut logs: Vec<Growing> = Vec::new();
+    for node in record.run.nodes.iter().filter(|node| args.node.as_ref().is_none_or(|only| only == *node)) {
+        for test in record.run.tests.iter() {
+            let path = share.root().join(Share::log_path(test, node, record.run.planned));
+            logs.push(Growing { node: node.clone(), path, printed: 0 });
+        }
+    }
+    if logs.is_empty() {
+        let (what, known) = ("node", list(record.run.nodes.iter()));
+        return Err(Failure::Unknown {
+            what,
+            name: args.node.as_ref().map_or_else(String::new, ToString::to_string),
+            known,
+        });
+    }
+    if context.out.is_json() {
+        return json(context, &record, logs);
+    }
+    let mut found = false;
+    let mut record = record;
+    loop {
+        // Ended is asked for first: what was written before the end is then printed below.
+        let ended = is_ended(&record);
+        found |= print_new(context, &mut logs)?;
+        if ended || !args.follow {
+            break;
+        }
+        std::thread::sleep(EVERY);
+        record = find(&store, args.run)?;
+    }
+    say(context, &record, found, &logs)?;
+    Ok(if found { Exit::Ok } else { Exit::Trouble })
+}
+
+fn find(store: &Store, run: RunId) -> Result<RunRecord> {
+    let known = "`doctor history` and `doctor why NODE` name runs".to_owned();
+    store.run(run)?.ok_or_else(|| Failure::Unknown { what: "run", name: run.to_string(), known })
+}
+
+const fn is_ended(record: &RunRecord) -> bool {
+    matches!(record.run.state, RunState::Ended(_))
+}
+
+fn state(record: &RunRecord) -> &'static str {
+    match &record.run.state {
+        RunState::Planned => "planned",
+        RunState::Submitted { .. } => "pending",
+        RunState::Running { .. } => "running",
+        RunState::Ended(end) => view::run_end(end).0,
+    }
+}
+
+fn json(context: &Context, record: &RunRecord, logs: Vec<Growing>) -> Result<Exit> {
+    let mut views = Vec::new();
+    for mut log in logs {
+        let Some(text) = log.news()? else { continue };
+        views.push(LogView { run: record.run.id, node: log.node, path: log.path, state: state(record), text });
+    }
+    context.out.json(&views)?;
+    Ok(if views.is_empty() { Exit::Trouble } else { Exit::Ok })
+}
+
+/// Prints what is new. Whether anything has ever been there.
+fn print_new(context: &Context, logs: &mut [Growing]) -> Result<bool> {
+    let several = logs.len() > 1;
+    let mut found = false;
+    for log in logs {
+        let first = log.printed == 0;
+        let Some(text) = log.news()? else { continue };
+        found = true;
+        if several && first && !text.is_empty() {
+            context.out.print(&format!("== {}\n", log.path.display()))?;
+        }
+        context.out.print(&text)?;
+    }
+    Ok(found)
+}
+
+impl Growing {
+    /// What was written since the last look. `None`: there is no such log (yet).
+    fn news(&mut self) -> Result<Option<String>> {
+        /// A log is capped by who writes it; this is for one that is not.
+        const MOST: u64 = 64 << 20;
+        let failed = |source| Failure::File { operation: "reading the log", path: self.path.clone(), source };
+        let mut file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        file.seek(SeekFrom::Start(self.printed)).map_err(failed)?;
+        let mut bytes = Vec::new();
+        file.take(MOST).read_to_end(&mut bytes).map_err(failed)?;
+        self.printed += bytes.len() as u64;
+        Ok(Some(harmless(&String::from_utf8_lossy(&bytes))))
+    }
+}
+
+/// A node wrote this, and nodes are not trusted: no control sequence of theirs reaches a terminal.
+fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
+}
+
+fn say(context: &Context, record: &RunRecord, found: bool, logs: &[Growing]) -> Result<()> {
+    if !found {
+        let path = logs.first().map_or_else(String::new, |log| log.path.display().to_string());
+        context.out.print(&format!(
+            "Run {} has left no log.\nIt is {} and was planned at {} UTC; the log would be {path}.\n",
+            record.run.id,
+            state(record),
+            clock(record.run.planned)
+        ))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_sequences_of_a_node_do_not_reach_the_terminal() {
+        assert_eq!(harmless("ok\n\tfine\x1b[2Jgone\r\x07"), "ok\n\tfine\u{fffd}[2Jgone\u{fffd}\u{fffd}");
+    }
+}

@@ -1,0 +1,132 @@
+//! `doctor nodes`: one line per node.
+
+use doctor_core::{
+    finding::Severity,
+    hostlist::Selector,
+    time::Timestamp,
+    view::{self, NodeRow, Standing, TestCell, Use},
+};
+
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::Result,
+    output::{Cell, Page, Table, ago, cell, length, list, plural},
+};
+
+/// List nodes: who has them, where they stand, what each test last said.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Without: all.
+    #[arg(value_name = "SELECTOR")]
+    nodes: Vec<Selector>,
+}
+
+/// More tests than this do not get a column each.
+const MOST_COLUMNS: usize = 4;
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let store = context.store()?;
+    let facts = context.facts(&store)?;
+    let names = context.pick(&facts, &args.nodes)?;
+    let rows = view::node_rows(&facts, &names);
+    let tests: Vec<&str> = facts.snapshot.tests.iter().map(|test| test.id.as_str()).collect();
+    context.out.show(&rows, |page| text(page, &rows, &tests, facts.now, facts.seen))?;
+    Ok(Exit::Ok)
+}
+
+fn text(page: &mut Page, rows: &[NodeRow], tests: &[&str], now: Timestamp, seen: Option<Timestamp>) {
+    if rows.is_empty() {
+        page.line("No nodes: no cycle has looked at the cluster yet. `doctor run` does.");
+        return;
+    }
+    let columns = tests.len() <= MOST_COLUMNS;
+    let mut header = vec!["NODE", "POOL", "LIFE", "USE"];
+    let upper: Vec<String> = tests.iter().map(|test| test.to_uppercase()).collect();
+    if columns {
+        header.extend(upper.iter().map(String::as_str));
+    } else {
+        header.push("TESTS");
+    }
+    header.push("NOTE");
+    let mut table = Table::new(header);
+    for row in rows {
+        let mut cells = vec![
+            cell(row.node.as_str()),
+            cell(row.pool.as_ref().map_or("-", |pool| pool.as_str())),
+            life(row.life),
+            used(row.used),
+        ];
+        if columns {
+            cells.extend(tests.iter().map(|test| {
+                let found = row.tests.iter().find(|cell| cell.test.as_str() == *test);
+                found.map_or_else(|| cell("-").faint(), |found| standing(found, now))
+            }));
+        } else {
+            cells.push(cell(summary(&row.tests)));
+        }
+        cells.push(cell(note(row)));
+        table.row(cells);
+    }
+    page.table(&table);
+    let seen =
+        seen.map_or_else(|| "the cluster was never seen".to_owned(), |seen| format!("cluster seen {}", ago(now, seen)));
+    page.line(format!("{}; {seen}", plural(rows.len(), "node")));
+}
+
+pub(crate) fn life(word: &str) -> Cell {
+    match word {
+        "in-service" => cell(word),
+        "suspect" | "held" | "proving" => cell(word).warn(),
+        _ => cell(word).bad(),
+    }
+}
+
+fn used(used: Use) -> Cell {
+    match used {
+        Use::Free | Use::Busy => cell(used.code()),
+        Use::Unknown => cell(used.code()).warn(),
+        Use::Gone => cell(used.code()).faint(),
+    }
+}
+
+/// A word, and how old it is.
+fn standing(test: &TestCell, now: Timestamp) -> Cell {
+    let age = test.at.map_or_else(String::new, |at| format!(" {}", length(now.since(at))));
+    toned(test.standing, format!("{}{age}", test.standing.word()))
+}
+
+/// Only a pass is green.
+pub(crate) fn toned(standing: Standing, text: String) -> Cell {
+    match standing {
+        Standing::Pass => cell(text).good(),
+        Standing::Fail => cell(text).bad(),
+        Standing::Inconclusive | Standing::Stale | Standing::NeverTested => cell(text).warn(),
+        Standing::NotApplicable => cell(text).faint(),
+    }
+}
+
+fn summary(tests: &[TestCell]) -> String {
+    let counts = Standing::ALL.iter().filter_map(|standing| {
+        let count = tests.iter().filter(|cell| cell.standing == *standing).count();
+        (count > 0).then(|| format!("{count} {}", standing.word()))
+    });
+    list(counts)
+}
+
+fn note(row: &NodeRow) -> String {
+    let mut notes = Vec::new();
+    if row.findings > 0 {
+        let worst = row.worst.map_or("", Severity::code);
+        notes.push(format!("{} ({worst})", plural(row.findings as usize, "finding")));
+    }
+    match (&row.run, &row.passed_over) {
+        (Some(run), _) => notes.push(format!("{} {}", run.state, list(&run.tests))),
+        (None, Some(passed)) if !matches!(passed.code, "fresh" | "busy" | "out-of-service") => {
+            notes.push(passed.code.to_owned());
+        }
+        _ => {}
+    }
+    notes.extend(row.foreign_marks.iter().cloned());
+    notes.join("; ")
+}

@@ -1,0 +1,133 @@
+//! `doctor run`: one cycle, or as many as it takes until nothing is running.
+
+use std::time::Duration;
+
+use doctor_control::cycle::CycleReport;
+use doctor_core::{plan::Action, reason::Because};
+use serde::Serialize;
+
+use super::plan::{ActionRow, action_row};
+use crate::{
+    context::Context,
+    engine::{Controller, World},
+    exit::Exit,
+    failure::Result,
+    output::{Page, Table, cell, plural},
+};
+
+/// Run one cycle: look, plan, act, record.
+///
+/// Exit code 1 if something could not be seen or done, 5 if another controller leads.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Go on until no validation is running.
+    #[arg(long)]
+    wait: bool,
+    /// Give up waiting after this long.
+    #[arg(long, value_name = "LENGTH", default_value = "1h", requires = "wait")]
+    timeout: doctor_core::time::Span,
+}
+
+/// Between two cycles of one command.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// What one or more cycles did.
+#[derive(Debug, Default, Serialize)]
+struct RunView {
+    cycles: u32,
+    nodes: usize,
+    free: usize,
+    running: usize,
+    results: usize,
+    rejected: usize,
+    actions: Vec<ActionRow>,
+    troubles: Vec<String>,
+}
+
+impl RunView {
+    fn add(&mut self, report: CycleReport) {
+        self.cycles += 1;
+        (self.nodes, self.free, self.running) = (report.nodes, report.free, report.running);
+        self.results += report.results;
+        self.rejected += report.rejected;
+        self.actions.extend(report.actions.iter().map(|action: &Because<Action>| action_row(action)));
+        for trouble in report.troubles {
+            if !self.troubles.contains(&trouble) {
+                self.troubles.push(trouble);
+            }
+        }
+    }
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let store = context.make_store()?;
+    let loaded = context.loaded()?;
+    let world = World::open(loaded)?;
+    let mut controller = Controller::new(loaded, store, world)?;
+    let mut view = RunView::default();
+    let outcome = cycles(&mut controller, args, &mut view);
+    // The next controller need not wait for this one's lease, whatever happened.
+    let stopped = controller.engine.stop();
+    outcome?;
+    stopped?;
+    context.out.show(&view, |page| text(page, &view))?;
+    Ok(if view.troubles.is_empty() { Exit::Ok } else { Exit::Trouble })
+}
+
+fn cycles(controller: &mut Controller, args: &Args, view: &mut RunView) -> Result<()> {
+    let give_up = controller.clock.now().plus(args.timeout);
+    loop {
+        view.add(controller.cycle()?);
+        if !args.wait || view.running == 0 {
+            return Ok(());
+        }
+        if controller.clock.now() >= give_up {
+            view.troubles.push(format!("{} still running after {}", plural(view.running, "run"), args.timeout));
+            return Ok(());
+        }
+        std::thread::sleep(EVERY);
+    }
+}
+
+fn text(page: &mut Page, view: &RunView) {
+    page.line(format!(
+        "{} over {}: {}, {} taken in, {} running.",
+        plural(view.cycles as usize, "cycle"),
+        plural(view.nodes, "node"),
+        plural(view.actions.len(), "action"),
+        plural(view.results, "result"),
+        view.running
+    ));
+    for trouble in &view.troubles {
+        page.line(format!("  ! {trouble}"));
+    }
+    if !view.actions.is_empty() {
+        page.blank();
+        let mut table = Table::new(["ACTION", "NODE", "WHAT", "CODE", "WHY"]);
+        for row in &view.actions {
+            table.row(row.cells());
+        }
+        page.table(&table);
+        page.blank();
+    }
+    page.line(if view.running > 0 {
+        "Next: `doctor run --wait`, or `doctor serve`, takes the results in."
+    } else {
+        "Next: `doctor nodes` shows where nodes stand."
+    });
+    if view.rejected > 0 {
+        page.line(format!("{} turned away: see rejected/ on the share.", plural(view.rejected, "result")));
+    }
+}
+
+impl ActionRow {
+    pub(crate) fn cells(&self) -> Vec<crate::output::Cell> {
+        vec![
+            cell(self.action),
+            cell(self.nodes.clone().unwrap_or_else(|| "-".to_owned())),
+            cell(self.what.clone()),
+            cell(self.code.clone()),
+            cell(self.why.clone()),
+        ]
+    }
+}

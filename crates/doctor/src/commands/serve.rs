@@ -1,0 +1,203 @@
+//! `doctor serve`: the controller's loop. It looks every cycle, reads changed files in between, and stops when told to
+//! after the cycle it is in.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use doctor_control::cycle::{CycleError, CycleReport};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    config::{Loaded, Reloaded},
+    context::Context,
+    engine::{Controller, World},
+    exit::Exit,
+    failure::{Failure, Result},
+};
+
+/// Run the controller until told to stop (SIGTERM, SIGINT).
+///
+/// Several may run on one store: one leads, the others wait. Changed policy and profile files are used from the next
+/// cycle on; a file with a mistake leaves the last good one in force.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// End after this many cycles.
+    #[arg(long, value_name = "N")]
+    cycles: Option<u64>,
+}
+
+/// Old things are looked for this often.
+const HOUSEKEEPING: Duration = Duration::from_secs(3600);
+/// How fast a signal is noticed while nothing is to be done.
+const TICK: Duration = Duration::from_millis(100);
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    log_to_stderr();
+    let stop = stop_flag().map_err(|source| Failure::Other(format!("watching for signals: {source}")))?;
+    let store = context.make_store()?;
+    let mut loaded = context.loaded()?.clone();
+    let world = World::open(&loaded)?;
+    let controller = Controller::new(&loaded, store, world)?;
+    tracing::info!(configuration = %loaded.place, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
+    let mut service = Service { controller, said: Said::default(), tidied: None };
+    let mut done = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        service.reload(&mut loaded);
+        service.cycle(&loaded);
+        done += 1;
+        if args.cycles.is_some_and(|wanted| done >= wanted) {
+            break;
+        }
+        wait(&stop, began + loaded.config.cycle.to_std());
+    }
+    let stopped = service.controller.engine.stop();
+    tracing::info!("stopped");
+    stopped?;
+    Ok(Exit::Ok)
+}
+
+fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("DOCTOR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let ansi = io::IsTerminal::is_terminal(&io::stderr()) && std::env::var_os("NO_COLOR").is_none();
+    // A second subscriber would be a second call of this function.
+    let _first = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(ansi).try_init();
+}
+
+/// Set by the first signal. The second one ends the program at once, as people expect.
+fn stop_flag() -> io::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    Ok(stop)
+}
+
+fn wait(stop: &AtomicBool, until: Instant) {
+    while !stop.load(Ordering::Relaxed) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        std::thread::sleep(left.min(TICK));
+    }
+}
+
+/// What was said already, so that it is said once.
+#[derive(Debug, Default)]
+struct Said {
+    passive: Option<String>,
+    store: Option<String>,
+    troubles: Vec<String>,
+}
+
+struct Service {
+    controller: Controller,
+    said: Said,
+    tidied: Option<Instant>,
+}
+
+impl Service {
+    fn reload(&mut self, loaded: &mut Loaded) {
+        match loaded.reload() {
+            Reloaded::Same => {}
+            Reloaded::Changed { after_restart } => {
+                self.controller.engine.set_settings(loaded.settings.clone());
+                self.controller.engine.set_remark(None);
+                tracing::info!(policy = loaded.settings.policy.version, "the changed configuration is in force");
+                if !after_restart.is_empty() {
+                    tracing::warn!(settings = after_restart.join(", "), "these changes are used after a restart");
+                }
+            }
+            Reloaded::Bad(error) => {
+                let text = format!("the changed configuration is not used, the last good one is: {}", chain(&error));
+                tracing::warn!("{text}");
+                self.controller.engine.set_remark(Some(text));
+            }
+        }
+    }
+
+    fn cycle(&mut self, loaded: &Loaded) {
+        match self.controller.cycle() {
+            Ok(report) => {
+                if self.said.passive.take().is_some() {
+                    tracing::info!("leading now");
+                }
+                if self.said.store.take().is_some() {
+                    tracing::info!("the store answers again");
+                }
+                self.tell(&report);
+                self.tidy(loaded);
+            }
+            Err(CycleError::Passive { by, until }) => {
+                if self.said.passive.as_ref() != Some(&by) {
+                    tracing::info!(%by, %until, "another controller leads; this one waits");
+                    self.said.passive = Some(by);
+                }
+            }
+            Err(CycleError::Store(error)) => {
+                let failure = Failure::Store(error);
+                let text = failure.chain();
+                if self.said.store.as_ref() != Some(&text) {
+                    let hint = failure.hint().unwrap_or_else(|| "tried again in the next cycle".to_owned());
+                    tracing::error!(%hint, "{text}");
+                    self.said.store = Some(text);
+                }
+            }
+        }
+    }
+
+    /// One line for a cycle that did something, and each trouble once while it lasts.
+    fn tell(&mut self, report: &CycleReport) {
+        for trouble in report.troubles.iter().filter(|trouble| !self.said.troubles.contains(trouble)) {
+            tracing::warn!("{trouble}");
+        }
+        if report.troubles.is_empty() && !self.said.troubles.is_empty() {
+            tracing::info!("the trouble is over");
+        }
+        self.said.troubles.clone_from(&report.troubles);
+        if !report.actions.is_empty() || report.results > 0 || report.rejected > 0 {
+            tracing::info!(
+                nodes = report.nodes,
+                free = report.free,
+                running = report.running,
+                actions = report.actions.len(),
+                results = report.results,
+                rejected = report.rejected,
+                "cycle"
+            );
+        }
+    }
+
+    fn tidy(&mut self, loaded: &Loaded) {
+        if self.tidied.is_some_and(|tidied| tidied.elapsed() < HOUSEKEEPING) {
+            return;
+        }
+        self.tidied = Some(Instant::now());
+        match self.controller.engine.prune(loaded.config.retention) {
+            Ok(pruned) if pruned.history_rows + pruned.evidence_rows > 0 || !pruned.logs.is_empty() => {
+                let (history, evidence, logs) = (pruned.history_rows, pruned.evidence_rows, pruned.logs.len());
+                tracing::info!(history, evidence, logs, "forgot what was too old");
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!("removing what is too old: {}", chain(&error)),
+        }
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,168 @@
+//! `doctor status`: is somebody at work, what is in the way, how much has been looked at.
+
+use doctor_control::store::Store;
+use doctor_core::{
+    time::Timestamp,
+    view::{self, CoverageRow, CycleView, LeaderView, Ledger, StatusView},
+};
+
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::Result,
+    output::{Cell, Page, Table, ago, cell, clock, hours, list, percent, plural},
+};
+
+/// The state of the whole: cycle, leader, breaker, coverage, what wants attention.
+///
+/// Exit code 1 if something wants attention.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {}
+
+pub(crate) fn run(context: &Context, _args: &Args) -> Result<Exit> {
+    let store = context.store()?;
+    let facts = context.facts(&store)?;
+    let ledger = ledger(&store, facts.now)?;
+    let view = view::status(&facts, &ledger);
+    context.out.show(&view, |page| text(page, &view))?;
+    Ok(if view.troubles.is_empty() { Exit::Ok } else { Exit::Trouble })
+}
+
+/// What the store says beside the nodes.
+pub(crate) fn ledger(store: &Store, now: Timestamp) -> Result<Ledger> {
+    const DAY: i64 = 86_400_000;
+    let midnight = Timestamp::from_millis(now.millis().div_euclid(DAY) * DAY);
+    let last_cycle = store.cycles(1)?.into_iter().next().map(|row| CycleView {
+        at: row.at,
+        took: row.took,
+        actions: row.actions,
+        submitted: row.submitted,
+        trouble: row.trouble,
+    });
+    Ok(Ledger {
+        last_cycle,
+        leader: store.leader()?,
+        rejected: store.counters()?.documents_rejected,
+        spent_today: store.spent_since(midnight)?,
+    })
+}
+
+fn text(page: &mut Page, view: &StatusView) {
+    let nodes = &view.nodes;
+    let out: u32 = view
+        .nodes
+        .lives
+        .iter()
+        .filter(|(life, _)| !matches!(*life, "in-service" | "suspect" | "held"))
+        .map(|(_, n)| n)
+        .sum();
+    let attention = match view.troubles.len() {
+        0 => "nothing wants attention".to_owned(),
+        1 => "one thing wants attention".to_owned(),
+        n => format!("{n} things want attention"),
+    };
+    page.line(format!("{}, {out} out of service; {attention}.", plural(nodes.total as usize, "node")));
+    for trouble in &view.troubles {
+        page.line(format!("  ! {trouble}"));
+    }
+    page.blank();
+    page.field("controller", leader(view));
+    page.field("last cycle", cycle(view));
+    page.field("mode", view.mode.code());
+    page.field("nodes", counts(view));
+    let lives = nodes.lives.iter().filter(|(_, count)| *count > 0).map(|(life, count)| format!("{count} {life}"));
+    page.field("lives", list(lives));
+    let running = &view.running;
+    let waiting = running.planned + running.pending;
+    page.field(
+        "validation",
+        format!(
+            "{} running, {waiting} waiting to start (limit {}), {} node-hours today, {} on request",
+            running.running,
+            running.limit,
+            hours(view.spent_today_hours),
+            view.requests
+        ),
+    );
+    page.field(
+        "breaker",
+        format!("{}, {} taken out within the hour", view.breaker.state, view.breaker.taken_out.len()),
+    );
+    page.field("agents", agents(view));
+    page.field("rejected", format!("{} results turned away", view.rejected));
+    page.heading("Coverage (a pass or fail within the cut-off)");
+    page.table(&coverage(&view.coverage));
+}
+
+fn leader(view: &StatusView) -> String {
+    match &view.leader {
+        LeaderView::Leads { by, until } => format!("{by} leads (lease until {} UTC)", clock(*until)),
+        LeaderView::Lost { by, since } => format!("nobody; {by} was lost {}", ago(view.at, *since)),
+        LeaderView::Nobody => "nobody leads".to_owned(),
+    }
+}
+
+fn cycle(view: &StatusView) -> String {
+    let Some(cycle) = &view.last_cycle else { return "there has been none".to_owned() };
+    let took = cycle.took.map_or_else(|| "not finished".to_owned(), |took| format!("took {took}"));
+    let seen = view
+        .seen
+        .map_or_else(|| "the cluster was never seen".to_owned(), |seen| format!("cluster seen {}", ago(view.at, seen)));
+    format!("{} ({}), {took}, {} actions; {seen}", ago(view.at, cycle.at), clock(cycle.at), cycle.actions)
+}
+
+fn counts(view: &StatusView) -> String {
+    let nodes = &view.nodes;
+    let mut text = format!(
+        "{} free, {} busy, {} unknown, {} overdue for a test",
+        nodes.free, nodes.busy, nodes.unknown, nodes.overdue
+    );
+    if nodes.gone > 0 {
+        text.push_str(&format!("; {} gone from the cluster", nodes.gone));
+    }
+    text
+}
+
+fn agents(view: &StatusView) -> String {
+    match (view.silent.agents, view.silent.silent.len()) {
+        (0, _) => "none expected".to_owned(),
+        (agents, 0) => format!("{agents}, all heard"),
+        (agents, silent) => {
+            format!("{silent} of {agents} silent: {}", doctor_core::hostlist::fold(&view.silent.silent))
+        }
+    }
+}
+
+/// The table of coverage, also for reports.
+pub(crate) fn coverage(rows: &[CoverageRow]) -> Table {
+    let header = [
+        "TEST",
+        "COVERED",
+        "NODES",
+        "PASS",
+        "FAIL",
+        "INCONCLUSIVE",
+        "STALE",
+        "NEVER TESTED",
+        "NOT APPLICABLE",
+        "CUT-OFF",
+    ];
+    let mut table = Table::new(header).right(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    for row in rows {
+        let number = |count: u32| cell(count.to_string());
+        let noted = |count: u32, tone: fn(Cell) -> Cell| if count == 0 { number(count) } else { tone(number(count)) };
+        table.row([
+            cell(row.test.as_str()),
+            cell(percent(row.percent)),
+            number(row.nodes),
+            number(row.pass),
+            noted(row.fail, Cell::bad),
+            noted(row.inconclusive, Cell::warn),
+            noted(row.stale, Cell::warn),
+            noted(row.never_tested, Cell::warn),
+            number(row.not_applicable),
+            cell(row.cutoff.to_string()),
+        ]);
+    }
+    table
+}

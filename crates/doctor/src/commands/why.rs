@@ -1,0 +1,212 @@
+//! `doctor why NODE`: everything about one node, and what to do.
+
+use doctor_core::{
+    finding::Severity,
+    ids::NodeName,
+    time::Timestamp,
+    view::{self, AuditLine, CaseView, Due, FindingView, Standing, TestLine, WhyView},
+};
+
+use super::nodes::toned;
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{Cell, Page, Table, ago, cell, clock, list},
+};
+
+/// Why a node is as it is: findings with their rule and evidence, every test, why it is not being tested now, what was
+/// done, and what to do next.
+///
+/// Exit code 1 if something failing is open against it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    node: NodeName,
+    /// So many lines of the audit trail.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    audit: u32,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let store = context.store()?;
+    let facts = context.facts(&store)?;
+    let node = &args.node;
+    let case = facts.node(node).and_then(|(record, _)| record.case);
+    let case = case.map(|id| store.case(id)).transpose()?.flatten();
+    let audit = store.audit(args.audit, Some(node))?.into_iter();
+    let audit = audit.map(|row| AuditLine {
+        at: row.at,
+        by: row.by,
+        what: row.what,
+        code: row.code,
+        text: row.text,
+        run: row.run,
+    });
+    let Some(view) = view::why(&facts, node, case.as_ref(), audit.collect()) else {
+        context.pick(&facts, &[doctor_core::hostlist::Selector::Names(vec![node.clone()])])?;
+        return Err(Failure::Unknown { what: "node", name: node.to_string(), known: "see `doctor nodes`".to_owned() });
+    };
+    context.out.show(&view, |page| text(page, &view))?;
+    Ok(if view.findings.is_empty() { Exit::Ok } else { Exit::Trouble })
+}
+
+fn text(page: &mut Page, view: &WhyView) {
+    let now = view.at;
+    page.line(format!("{}.", view.headline));
+    page.line(situation(view));
+    match &view.row.passed_over {
+        Some(passed) => {
+            page.line(format!("Not chosen since {} UTC ({}): {}", clock(passed.since), passed.code, passed.text))
+        }
+        None => match &view.active {
+            Some(run) => page.line(format!(
+                "Run {} ({}) is {} since {}: {}",
+                run.run,
+                list(&run.tests),
+                run.state,
+                clock(run.since),
+                run.because
+            )),
+            None => page,
+        },
+    };
+    page.heading("What to do");
+    for line in &view.next {
+        page.line(format!("  - {line}"));
+    }
+    if !view.findings.is_empty() {
+        page.heading("Open findings");
+        findings(page, &view.findings, now);
+    }
+    page.heading("Tests");
+    page.table(&tests(&view.tests, now));
+    if let Some(case) = &view.case {
+        steps(page, case);
+    }
+    if !view.audit.is_empty() {
+        page.heading("Recently");
+        page.table(&audit(&view.audit));
+    }
+}
+
+fn situation(view: &WhyView) -> String {
+    let row = &view.row;
+    let mut parts = vec![format!("pool {}", row.pool.as_ref().map_or("-", |pool| pool.as_str()))];
+    parts.push(match &row.used_text {
+        Some(text) => format!("{} ({text})", row.used),
+        None => row.used.to_string(),
+    });
+    let since = row.since.map_or_else(
+        || "since it is known".to_owned(),
+        |since| format!("since {} UTC ({})", clock(since), ago(view.at, since)),
+    );
+    parts.push(format!("{} {since}", row.life));
+    if !row.our_marks.is_empty() {
+        parts.push(format!("our marks: {}", list(&row.our_marks)));
+    }
+    if !row.foreign_marks.is_empty() {
+        parts.push(format!("marks of others: {}", list(&row.foreign_marks)));
+    }
+    if let Some(backoff) = &view.backoff {
+        parts.push(format!("backing off until {} UTC", clock(backoff.until)));
+    }
+    if let Some(hardware) = &view.hardware {
+        parts.push(hardware.to_string());
+    }
+    parts.join(" · ")
+}
+
+/// Each finding takes two or three lines: no column is wide enough for a sentence.
+fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
+    for finding in findings {
+        let confirmed = if finding.confirmed { "confirmed" } else { "not confirmed" };
+        page.line(format!("  {} [{}] {}", finding.severity, finding.entity, finding.text));
+        page.line(format!(
+            "    {} · rule {} · {} · seen {} of {} times, {confirmed} · first {}, last {}{}",
+            finding.check,
+            finding.rule,
+            finding.reason,
+            finding.times,
+            finding.confirm,
+            ago(now, finding.first_seen),
+            ago(now, finding.last_seen),
+            finding.run.map_or_else(|| " · by the agent".to_owned(), |run| format!(" · run {run}"))
+        ));
+        page.line(format!("    evidence: {} · remedy: {}", finding.evidence, finding.remedy));
+    }
+}
+
+fn tests(lines: &[TestLine], now: Timestamp) -> Table {
+    let mut table =
+        Table::new(["TEST", "STANDS", "LAST RESULT", "REASON", "LAST PASS OR FAIL", "DUE", "RUN"]).indent(2);
+    for line in lines {
+        let last = line.last.as_ref();
+        let conclusive = last.and_then(|last| last.conclusive);
+        table.row([
+            cell(line.test.as_str()),
+            toned(line.standing, line.standing.word().to_owned()),
+            cell(last.map_or_else(|| "-".to_owned(), |last| ago(now, last.at))),
+            cell(last.map_or("-", |last| last.reason.as_str())),
+            cell(conclusive.map_or_else(|| "never".to_owned(), |(verdict, at)| format!("{verdict} {}", ago(now, at)))),
+            due(line, now),
+            cell(last.and_then(|last| last.run).map_or_else(|| "-".to_owned(), |run| run.to_string())),
+        ]);
+    }
+    table
+}
+
+fn due(line: &TestLine, now: Timestamp) -> Cell {
+    match line.due {
+        Due::Now => cell("now").warn(),
+        Due::At { at } => cell(ago(now, at)),
+        Due::Retry { at, misses } => cell(format!("{} (after {misses} without result)", ago(now, at))),
+    }
+}
+
+fn steps(page: &mut Page, case: &CaseView) {
+    let state = if case.open { "open" } else { "closed" };
+    let severity: Severity = case.severity;
+    page.heading(&format!(
+        "Case {} ({state}, {severity}, since {} UTC, at {})",
+        case.id,
+        clock(case.opened),
+        case.rung
+    ));
+    let mut table = Table::new(["AT (UTC)", "STEP", "STATE", "TRIES", "WHY"]).right(&[3]).indent(2);
+    for step in &case.steps {
+        table.row([
+            cell(clock(step.at)),
+            cell(step.what.code()),
+            cell(step.state.code()),
+            cell(step.tries.to_string()),
+            cell(step.text.clone()),
+        ]);
+    }
+    page.table(&table);
+}
+
+fn audit(lines: &[AuditLine]) -> Table {
+    let mut table = Table::new(["AT (UTC)", "BY", "WHAT", "CODE", "WHY"]).indent(2);
+    for line in lines {
+        table.row([
+            cell(clock(line.at)),
+            cell(line.by.clone()),
+            cell(line.what.clone()),
+            cell(line.code.as_str()),
+            cell(line.text.clone()),
+        ]);
+    }
+    table
+}
+
+/// What a verdict looks like outside a test's standing.
+pub(crate) fn verdict(verdict: doctor_core::finding::Verdict) -> Cell {
+    use doctor_core::finding::Verdict;
+    let standing = match verdict {
+        Verdict::Pass => Standing::Pass,
+        Verdict::Fail => Standing::Fail,
+        Verdict::Inconclusive => Standing::Inconclusive,
+        Verdict::NotApplicable => Standing::NotApplicable,
+    };
+    toned(standing, standing.word().to_owned())
+}

@@ -1,0 +1,34 @@
+//! The configuration: one file for the service, one for the policy, one per machine type; and the set of all that the
+//! engine is given, read as a whole or not at all.
+
+mod file;
+mod place;
+mod settings;
+
+use std::{io, path::PathBuf};
+
+use doctor_control::settings::BadSettings;
+use doctor_core::toml_text::BadText;
+
+pub(crate) use self::{
+    file::{BackendChoice, Config},
+    place::Place,
+    settings::{Loaded, Reloaded},
+};
+
+/// The commented defaults, as `doctor config init` writes them.
+pub(crate) const DEFAULT_TEXT: &str = include_str!("config/default.toml");
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{}, {error}", path.display())]
+    Bad { path: PathBuf, error: BadText },
+    #[error("{}: the settings do not go together", path.display())]
+    Settings { path: PathBuf, source: BadSettings },
+    #[error("cannot make {}, where the store is kept without a configuration", path.display())]
+    State { path: PathBuf, source: io::Error },
+    #[error("there is no home directory for the store: set HOME, or XDG_STATE_HOME, or name a file with --config")]
+    NoHome,
+}

@@ -1,0 +1,273 @@
+//! The service's file: `doctor.toml`.
+
+use std::path::{Path, PathBuf};
+
+use doctor_control::{
+    backend::local::LocalConfig,
+    store::{StoreUrl, records::RetentionPolicy},
+};
+use doctor_core::{
+    ids::{NodeName, Sku},
+    time::Span,
+    toml_text::{self, BadText, Limit},
+};
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use super::DEFAULT_TEXT;
+
+/// The configuration of the service, with every path made absolute or relative to where the program stands.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Config {
+    #[serde(serialize_with = "as_text")]
+    pub store: StoreUrl,
+    pub data: PathBuf,
+    pub policy: Option<PathBuf>,
+    pub profiles: Vec<PathBuf>,
+    pub cycle: Span,
+    pub publish: Span,
+    pub lease: Span,
+    pub workers: usize,
+    pub retention: RetentionPolicy,
+    pub backend: BackendChoice,
+}
+
+/// The one cluster this service is for.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum BackendChoice {
+    Local(LocalConfig),
+    Sim(SimConfig),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct SimConfig {
+    pub socket: PathBuf,
+}
+
+fn as_text<S: serde::Serializer>(url: &StoreUrl, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(url)
+}
+
+/// The file as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    store: Spanned<String>,
+    data: PathBuf,
+    policy: Option<PathBuf>,
+    profiles: Vec<PathBuf>,
+    cycle: Spanned<Span>,
+    publish: Spanned<Span>,
+    lease: Spanned<Span>,
+    workers: usize,
+    retention: RetentionPolicy,
+    #[serde(default)]
+    backend: Option<Spanned<WrittenBackend>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenBackend {
+    local: Option<WrittenLocal>,
+    sim: Option<WrittenSim>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenLocal {
+    node: Option<NodeName>,
+    sku: Option<Sku>,
+    max_load_per_core: Option<f64>,
+    busy_file: Option<PathBuf>,
+    load_file: Option<PathBuf>,
+    doctor_node: Option<PathBuf>,
+    state: Option<PathBuf>,
+    grace: Option<Span>,
+    start_limit: Option<Span>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenSim {
+    socket: PathBuf,
+}
+
+const LIMITS: [Limit; 2] = [
+    Limit { key: &["workers"], least: 1.0, most: 256.0, accepted: "1 to 256" },
+    Limit {
+        key: &["backend", "local", "max_load_per_core"],
+        least: 0.0,
+        most: 1000.0,
+        accepted: "a load per core, 0 or more",
+    },
+];
+
+const SHORTEST: Span = Span::from_secs(1);
+
+impl Config {
+    /// Reads the file's text; `beside` is the directory it is in.
+    pub(crate) fn read(text: &str, beside: &Path) -> Result<Self, BadText> {
+        let written: Written = toml_text::read_over(DEFAULT_TEXT, text, &LIMITS)?;
+        written.check(text)?;
+        let bad_store =
+            |error: doctor_control::store::StoreError| BadText::at(text, Some(written.store.span()), error.to_string());
+        let store = match written.store.get_ref().parse::<StoreUrl>().map_err(bad_store)? {
+            StoreUrl::Sqlite(path) => StoreUrl::Sqlite(beside.join(path)),
+            url @ StoreUrl::Postgres(_) => url,
+        };
+        let data = beside.join(&written.data);
+        let policy = written.policy.map(|path| beside.join(path));
+        let backend = match written.backend.map(Spanned::into_inner) {
+            Some(WrittenBackend { sim: Some(sim), .. }) => {
+                BackendChoice::Sim(SimConfig { socket: beside.join(sim.socket) })
+            }
+            other => {
+                let local = other.and_then(|backend| backend.local).unwrap_or_default();
+                BackendChoice::Local(local.resolve(beside, &store, &data, policy.as_deref()))
+            }
+        };
+        Ok(Self {
+            store,
+            data,
+            policy,
+            profiles: written.profiles.iter().map(|path| beside.join(path)).collect(),
+            cycle: written.cycle.into_inner(),
+            publish: written.publish.into_inner(),
+            lease: written.lease.into_inner(),
+            workers: written.workers,
+            retention: written.retention,
+            backend,
+        })
+    }
+
+    /// The defaults with everything kept below one directory.
+    pub(crate) fn built_in(state: &Path) -> Result<Self, BadText> {
+        let quoted = |path: PathBuf| toml::Value::String(path.to_string_lossy().into_owned()).to_string();
+        let text = format!("store = {}\ndata = {}\n", quoted(state.join("doctor.db")), quoted(state.join("data")));
+        Self::read(&text, state)
+    }
+}
+
+impl Written {
+    fn check(&self, text: &str) -> Result<(), BadText> {
+        for (name, value) in [("cycle", &self.cycle), ("publish", &self.publish), ("lease", &self.lease)] {
+            if *value.get_ref() < SHORTEST {
+                let message = format!("`{name}` is {}, expected {SHORTEST} or more", value.get_ref());
+                return Err(BadText::at(text, Some(value.span()), message));
+            }
+        }
+        if self.lease.get_ref() <= self.cycle.get_ref() {
+            let message = format!(
+                "`lease` is {} and `cycle` is {}: a lease must outlast a cycle",
+                self.lease.get_ref(),
+                self.cycle.get_ref()
+            );
+            return Err(BadText::at(text, Some(self.place_of_lease(text)), message));
+        }
+        let both = self.backend.as_ref().filter(|backend| {
+            let backend = backend.get_ref();
+            backend.local.is_some() && backend.sim.is_some()
+        });
+        match both {
+            Some(backend) => {
+                let message = "one service serves one cluster: keep one of [backend.local], [backend.sim]";
+                Err(BadText::at(text, Some(backend.span()), message))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Of the two, the one that the site wrote; the other has its place in the defaults.
+    fn place_of_lease(&self, text: &str) -> std::ops::Range<usize> {
+        let here = |value: &Spanned<Span>| {
+            text.get(value.span())
+                .is_some_and(|quoted| quoted.trim_matches(['"', '\'']).parse() == Ok(*value.get_ref()))
+        };
+        if here(&self.lease) { self.lease.span() } else { self.cycle.span() }
+    }
+}
+
+impl WrittenLocal {
+    fn resolve(self, beside: &Path, store: &StoreUrl, data: &Path, policy: Option<&Path>) -> LocalConfig {
+        let state = match (self.state, store) {
+            (Some(state), _) => beside.join(state),
+            // Beside the database: on a local disk, as jobs' records must be.
+            (None, StoreUrl::Sqlite(path)) => path.with_file_name("local"),
+            (None, StoreUrl::Postgres(_)) => PathBuf::from("/var/lib/cluster-doctor/local"),
+        };
+        let plain = LocalConfig::new(state, data);
+        LocalConfig {
+            node: self.node,
+            sku: self.sku,
+            max_load_per_core: self.max_load_per_core.unwrap_or(plain.max_load_per_core),
+            busy_file: self.busy_file.map(|path| beside.join(path)),
+            load_file: self.load_file.unwrap_or(plain.load_file),
+            doctor_node: self.doctor_node.map(|path| beside.join(path)),
+            policy: policy.map(Path::to_owned),
+            grace: self.grace.unwrap_or(plain.grace),
+            start_limit: self.start_limit.unwrap_or(plain.start_limit),
+            state: plain.state,
+            share: plain.share,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config, BadText> {
+        Config::read(text, Path::new("/etc/doctor"))
+    }
+
+    #[test]
+    fn the_compiled_in_file_is_the_default_and_paths_are_relative_to_the_file() {
+        let config = read("").unwrap();
+        assert_eq!(config.cycle, Span::from_secs(30));
+        assert!(matches!(config.backend, BackendChoice::Local(_)));
+        let config = read("store = \"x.db\"\npolicy = \"p.toml\"\nprofiles = [\"/a.toml\", \"b.toml\"]\n").unwrap();
+        assert_eq!(config.store, StoreUrl::Sqlite("/etc/doctor/x.db".into()));
+        assert_eq!(config.policy, Some("/etc/doctor/p.toml".into()));
+        assert_eq!(config.profiles, [PathBuf::from("/a.toml"), "/etc/doctor/b.toml".into()]);
+        let BackendChoice::Local(local) = config.backend else { panic!("local is the default") };
+        assert_eq!((local.state, local.policy), ("/etc/doctor/local".into(), Some("/etc/doctor/p.toml".into())));
+    }
+
+    #[test]
+    fn every_commented_setting_of_the_default_file_is_accepted() {
+        let commented = DEFAULT_TEXT.lines().filter_map(|line| line.strip_prefix("# "));
+        let settings: Vec<&str> = commented
+            .filter(|line| line.starts_with('[') || line.contains(" = "))
+            .filter(|line| !line.contains("Durations"))
+            .collect();
+        let (sim, rest): (Vec<&str>, Vec<&str>) =
+            settings.into_iter().partition(|line| line.contains("sim") && !line.contains("policy"));
+        assert!(rest.len() >= 6 && sim.len() == 2, "{rest:?} {sim:?}");
+        read(&rest.join("\n")).unwrap();
+        assert!(matches!(read(&sim.join("\n")).unwrap().backend, BackendChoice::Sim(_)));
+    }
+
+    #[test]
+    fn a_mistake_is_shown_with_line_column_and_what_is_accepted() {
+        for (text, line, part) in [
+            ("cycles = \"5m\"\n", 1, "expected one of `store`"),
+            ("\ncycle = \"5 minuets\"\n", 2, "such as \"90s\""),
+            ("cycle = 30\n", 1, "such as \"90s\""),
+            ("cycle = \"0s\"\n", 1, "1s or more"),
+            ("# here\ncycle = \"2m\"\n", 2, "a lease must outlast a cycle"),
+            ("lease = \"10s\"\n", 1, "a lease must outlast a cycle"),
+            ("workers = -1\n", 1, "expected 1 to 256"),
+            ("store = \"mysql://x\"\n", 1, "postgres://USER@HOST/DATABASE"),
+            ("[backend.locla]\n", 1, "expected `local` or `sim`"),
+            ("[backend.local]\nmax_load_per_core = -0.5\n", 2, "0 or more"),
+            ("[backend.local]\n[backend.sim]\nsocket = \"s\"\n", 1, "one service serves one cluster"),
+            ("[backend.sim]\n", 1, "missing field `socket`"),
+            ("[retention]\nlogs = \"-3d\"\n", 2, "such as \"90s\""),
+        ] {
+            let error = read(text).unwrap_err();
+            assert_eq!(error.line(), Some(line), "{text}: {error}");
+            assert!(error.to_string().contains(part), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Which configuration is meant: the one named, else the first that exists, else the one built in.
+
+use std::path::{Path, PathBuf};
+
+use super::ConfigError;
+
+/// Where the configuration comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    File(PathBuf),
+    /// None was found: this machine as a cluster of one, everything kept below this directory.
+    BuiltIn {
+        state: PathBuf,
+    },
+}
+
+/// Searched when nothing is named.
+const SEARCHED: [&str; 2] = ["doctor.toml", "/etc/cluster-doctor/doctor.toml"];
+
+impl Place {
+    /// `named` is `--config` or `$DOCTOR_CONFIG`. A named file that is missing is an error later; it is not replaced
+    /// by another one.
+    pub(crate) fn find(named: Option<&Path>, env: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        if let Some(path) = named {
+            return Ok(Self::File(path.to_owned()));
+        }
+        if let Some(path) = SEARCHED.iter().map(Path::new).find(|path| path.exists()) {
+            return Ok(Self::File(path.to_owned()));
+        }
+        let set = |name: &str| env(name).filter(|value| value.starts_with('/')).map(PathBuf::from);
+        let state = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
+        Ok(Self::BuiltIn { state: state.ok_or(ConfigError::NoHome)?.join("cluster-doctor") })
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::BuiltIn { .. } => f.write_str("the built-in configuration"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_named_file_wins_and_without_any_the_state_directory_is_used() {
+        let env = |name: &str| (name == "HOME").then(|| "/home/ann".to_owned());
+        let named = Place::find(Some(Path::new("/x/y.toml")), env).unwrap();
+        assert_eq!(named, Place::File("/x/y.toml".into()));
+        let none = Place::find(None, env).unwrap();
+        assert_eq!(none, Place::BuiltIn { state: "/home/ann/.local/state/cluster-doctor".into() });
+        let relative = |name: &str| (name == "XDG_STATE_HOME").then(|| "state".to_owned());
+        assert!(matches!(Place::find(None, relative), Err(ConfigError::NoHome)));
+    }
+}

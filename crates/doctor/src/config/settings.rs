@@ -1,0 +1,199 @@
+//! Everything that configures the engine, read together, and read again when a file changes.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use doctor_checks::Catalogue;
+use doctor_control::settings::Settings;
+use doctor_core::{
+    policy::Policy,
+    profile::{Profile, Profiles},
+    toml_text,
+};
+
+use super::{BackendChoice, Config, ConfigError, Place};
+
+/// A configuration that was read and found good, with the texts it was read from.
+#[derive(Debug, Clone)]
+pub(crate) struct Loaded {
+    pub place: Place,
+    pub config: Config,
+    pub settings: Settings,
+    texts: Vec<Text>,
+}
+
+/// A file as it was when it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Text {
+    path: PathBuf,
+    content: String,
+}
+
+/// What a look at the files brought.
+#[derive(Debug)]
+pub(crate) enum Reloaded {
+    /// The same as last time, good or bad.
+    Same,
+    /// In force from now on, but for these settings, which are only read at the start.
+    Changed { after_restart: Vec<&'static str> },
+    /// It cannot be used; what was loaded before stays in force. Said once for each change.
+    Bad(ConfigError),
+}
+
+impl Loaded {
+    pub(crate) fn load(place: Place) -> Result<Self, ConfigError> {
+        let mut texts = Vec::new();
+        let config = match &place {
+            Place::File(path) => {
+                let text = read(path, &mut texts)?;
+                let beside = path.parent().unwrap_or(Path::new(""));
+                Config::read(&text, beside).map_err(|error| bad(path, error))?
+            }
+            Place::BuiltIn { state } => Config::built_in(state).map_err(|error| bad(state, error))?,
+        };
+        let settings = settings(&config, &place, &mut texts)?;
+        Ok(Self { place, config, settings, texts })
+    }
+
+    /// Makes the directories of the built-in configuration. Those of a file are the operator's: making one would hide
+    /// that a mount is missing.
+    pub(crate) fn make_places(&self) -> Result<(), ConfigError> {
+        let Place::BuiltIn { .. } = &self.place else { return Ok(()) };
+        let path = &self.config.data;
+        fs::create_dir_all(path).map_err(|source| ConfigError::State { path: path.clone(), source })
+    }
+
+    /// Looks at the files again. After a bad change the texts are remembered, so that it is said once.
+    pub(crate) fn reload(&mut self) -> Reloaded {
+        if self.texts.iter().all(|text| fs::read_to_string(&text.path).is_ok_and(|now| now == text.content)) {
+            return Reloaded::Same;
+        }
+        match Self::load(self.place.clone()) {
+            Ok(loaded) => {
+                let after_restart = self.needs_restart(&loaded);
+                *self = loaded;
+                Reloaded::Changed { after_restart }
+            }
+            Err(error) => {
+                let now: Vec<Text> = self.texts.iter().map(|text| Text::now(&text.path)).collect();
+                if now == self.texts {
+                    return Reloaded::Same;
+                }
+                self.texts = now;
+                Reloaded::Bad(error)
+            }
+        }
+    }
+
+    /// Settings that are only read at the start and differ in `other`.
+    fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
+        let (a, b) = (&self.config, &other.config);
+        let pairs = [
+            ("store", a.store != b.store),
+            ("data", a.data != b.data),
+            ("backend", a.backend != b.backend),
+            ("lease", a.lease != b.lease),
+            ("workers", a.workers != b.workers),
+            ("publish", a.publish != b.publish),
+        ];
+        pairs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+    }
+}
+
+impl Text {
+    /// A file that cannot be read is as good as empty here: only the change is of interest.
+    fn now(path: &Path) -> Self {
+        Self { path: path.to_owned(), content: fs::read_to_string(path).unwrap_or_default() }
+    }
+}
+
+fn bad(path: &Path, error: toml_text::BadText) -> ConfigError {
+    ConfigError::Bad { path: path.to_owned(), error }
+}
+
+fn read(path: &Path, texts: &mut Vec<Text>) -> Result<String, ConfigError> {
+    let content = read_text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    texts.push(Text { path: path.to_owned(), content: content.clone() });
+    Ok(content)
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(fs::read(path)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text"))
+}
+
+fn settings(config: &Config, place: &Place, texts: &mut Vec<Text>) -> Result<Settings, ConfigError> {
+    let (policy, policy_path) = match &config.policy {
+        Some(path) => {
+            let text = read(path, texts)?;
+            (Policy::over_defaults(&text).map_err(|error| bad(path, error))?, path.clone())
+        }
+        None => (Policy::standard(), PathBuf::from(place.to_string())),
+    };
+    let mut profiles: Vec<Profile> = Vec::new();
+    let catalogue = match config.backend {
+        BackendChoice::Sim(_) => {
+            profiles.push(doctor_sim::tests::profile(doctor_sim::tests::sku()));
+            doctor_sim::tests::catalogue()
+        }
+        BackendChoice::Local(_) => Catalogue::with_site_checks(&policy),
+    };
+    for path in &config.profiles {
+        let text = read(path, texts)?;
+        profiles.push(toml_text::read(&text, &[]).map_err(|error| bad(path, error))?);
+    }
+    Settings::new(policy, catalogue, Profiles::new(profiles))
+        .map_err(|source| ConfigError::Settings { path: policy_path, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site(policy: &str) -> (tempfile::TempDir, Place) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("doctor.toml");
+        fs::write(&path, "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\n").unwrap();
+        fs::write(directory.path().join("policy.toml"), policy).unwrap();
+        (directory, Place::File(path))
+    }
+
+    #[test]
+    fn a_bad_change_keeps_the_last_good_one_and_is_said_once() {
+        let (directory, place) = site("[limits]\njobs = 7\n");
+        let mut loaded = Loaded::load(place).unwrap();
+        assert_eq!(loaded.settings.policy.limits.jobs, 7);
+        assert!(matches!(loaded.reload(), Reloaded::Same));
+
+        fs::write(directory.path().join("policy.toml"), "[limits]\njobs = -7\n").unwrap();
+        let Reloaded::Bad(error) = loaded.reload() else { panic!("a negative number is no good") };
+        let text = error.to_string();
+        assert!(text.contains("policy.toml, line 2, column 8"), "{text}");
+        assert_eq!(loaded.settings.policy.limits.jobs, 7);
+        assert!(matches!(loaded.reload(), Reloaded::Same));
+
+        fs::write(directory.path().join("policy.toml"), "[limits]\njobs = 8\n").unwrap();
+        assert!(matches!(loaded.reload(), Reloaded::Changed { after_restart } if after_restart.is_empty()));
+        assert_eq!(loaded.settings.policy.limits.jobs, 8);
+        assert!(matches!(loaded.reload(), Reloaded::Same));
+    }
+
+    #[test]
+    fn a_test_that_does_not_exist_is_refused_with_the_known_ones() {
+        let (_directory, place) = site("[tests.discs]\nenabled = false\n");
+        let error = Loaded::load(place).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("tests.discs") && source.contains("disk-space"), "{source}");
+    }
+
+    #[test]
+    fn what_needs_a_restart_is_named() {
+        let (directory, place) = site("");
+        let before = Loaded::load(place.clone()).unwrap();
+        fs::write(directory.path().join("doctor.toml"), "store = \"other.db\"\ndata = \"data\"\ncycle = \"20s\"\n")
+            .unwrap();
+        let after = Loaded::load(place).unwrap();
+        assert_eq!(before.needs_restart(&after), ["store", "backend"]);
+    }
+}

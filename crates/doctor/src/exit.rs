@@ -1,0 +1,65 @@
+//! Exit codes. Scripts rely on them: a number never changes its meaning.
+
+use std::process::ExitCode;
+
+/// How the program ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    Ok = 0,
+    Trouble = 1,
+    Usage = 2,
+    Unreachable = 3,
+    Configuration = 4,
+    Passive = 5,
+    NotConfirmed = 6,
+    Damaged = 7,
+}
+
+impl Exit {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Ok,
+        Self::Trouble,
+        Self::Usage,
+        Self::Unreachable,
+        Self::Configuration,
+        Self::Passive,
+        Self::NotConfirmed,
+        Self::Damaged,
+    ];
+
+    pub(crate) const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// For the reference page and `doctor --help`.
+    pub(crate) const fn meaning(self) -> &'static str {
+        match self {
+            Self::Ok => "done, and nothing found that wants attention",
+            Self::Trouble => "done, and something wants attention, or what was asked for failed",
+            Self::Usage => "the command line is wrong, or names what does not exist",
+            Self::Unreachable => "the store, the cluster or a file could not be reached",
+            Self::Configuration => "a configuration, policy or profile file is wrong",
+            Self::Passive => "another controller leads",
+            Self::NotConfirmed => "nothing was changed because nobody confirmed it (`--yes`)",
+            Self::Damaged => "the store is damaged or of a newer version, and was left as it is",
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_is_used_once() {
+        let codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
+        assert_eq!(codes, (0..8).collect::<Vec<u8>>());
+    }
+}

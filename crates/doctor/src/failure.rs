@@ -1,0 +1,148 @@
+//! What keeps a command from doing its work, with its exit code and the way out.
+
+use std::{error::Error, io, path::PathBuf};
+
+use doctor_control::{
+    backend::BackendError,
+    cycle::CycleError,
+    share::ShareError,
+    store::{LeaseError, StoreError},
+};
+
+use crate::{config::ConfigError, exit::Exit};
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("there is no store at {0}")]
+    NoStore(String),
+    #[error("the cluster could not be asked")]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    #[error("another controller leads: {by} until {until}")]
+    Passive { by: String, until: doctor_core::time::Timestamp },
+    #[error("{operation} {}", path.display())]
+    File { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error("writing to standard output")]
+    Output(#[source] io::Error),
+    #[error("no {what} `{name}`")]
+    Unknown { what: &'static str, name: String, known: String },
+    #[error("{0}")]
+    Usage(String),
+    #[error("nothing was changed")]
+    NotConfirmed,
+    #[error("{0}")]
+    Unreachable(String),
+    /// A part of the system refused to do its work; the text says which and why.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Failure {
+    pub(crate) const fn exit(&self) -> Exit {
+        match self {
+            Self::Config(_) => Exit::Configuration,
+            Self::Store(StoreError::Damaged { .. } | StoreError::NewerSchema { .. }) => Exit::Damaged,
+            Self::Store(StoreError::BadUrl { .. }) | Self::Unknown { .. } | Self::Usage(_) => Exit::Usage,
+            Self::Store(StoreError::Refused { .. }) | Self::Other(_) => Exit::Trouble,
+            Self::Unreachable(_)
+            | Self::Store(_)
+            | Self::NoStore(_)
+            | Self::Backend(_)
+            | Self::Share(_)
+            | Self::File { .. }
+            | Self::Output(_) => Exit::Unreachable,
+            Self::Passive { .. } => Exit::Passive,
+            Self::NotConfirmed => Exit::NotConfirmed,
+        }
+    }
+
+    /// What to do, where the message itself does not say.
+    pub(crate) fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NoStore(_) => {
+                "run `doctor run` or `doctor serve` first, or name another one with --store or --config".to_owned()
+            }
+            Self::Passive { .. } => "ask it with `doctor status`, stop it, or wait until its lease runs out".to_owned(),
+            Self::Unknown { known, .. } => format!("known: {known}"),
+            Self::NotConfirmed => "add --yes to do it".to_owned(),
+            Self::Config(_) => {
+                "`doctor config check` reads all files; `doctor config init` writes commented defaults".to_owned()
+            }
+            Self::Store(error) if is_full(error) => "free some space where the store is; nothing was lost".to_owned(),
+            Self::Store(error) if is_read_only(error) => {
+                "let this user write the store's file and its directory".to_owned()
+            }
+            Self::Backend(error) => match error.effect {
+                doctor_control::backend::Effect::NoneGiveUp => return None,
+                _ => "try again; nothing is concluded from a cluster that does not answer".to_owned(),
+            },
+            _ => return None,
+        })
+    }
+
+    /// The message with everything that caused it, on one line where it fits.
+    pub(crate) fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let next = error.to_string();
+            // A transparent layer says the same thing again.
+            if !text.ends_with(&next) {
+                text = format!("{text}: {next}");
+            }
+            cause = error.source();
+        }
+        text
+    }
+}
+
+fn says(error: &StoreError, words: &[&str]) -> bool {
+    let mut cause: Option<&dyn Error> = Some(error);
+    while let Some(error) = cause {
+        let text = error.to_string().to_lowercase();
+        if words.iter().any(|word| text.contains(word)) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn is_full(error: &StoreError) -> bool {
+    says(error, &["disk is full", "no space left", "disk full"])
+}
+
+fn is_read_only(error: &StoreError) -> bool {
+    says(error, &["readonly database", "read-only", "permission denied", "unable to open"])
+}
+
+impl From<CycleError> for Failure {
+    fn from(error: CycleError) -> Self {
+        match error {
+            CycleError::Passive { by, until } => Self::Passive { by, until },
+            CycleError::Store(error) => Self::Store(error),
+        }
+    }
+}
+
+impl From<LeaseError> for Failure {
+    fn from(error: LeaseError) -> Self {
+        match error {
+            LeaseError::Held { by, until } => Self::Passive { by, until },
+            LeaseError::Store(error) => Self::Store(error),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;

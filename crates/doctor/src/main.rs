@@ -1,0 +1,89 @@
+//! The operators' program: parses the command line, runs one command, and ends with a documented exit code.
+
+mod cli;
+mod commands;
+mod config;
+mod context;
+mod engine;
+mod exit;
+mod failure;
+mod output;
+mod pages;
+
+use std::{io::Write, process::ExitCode};
+
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::{
+    cli::{Cli, Command},
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::Out,
+};
+
+fn main() -> ExitCode {
+    let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nobody is left to tell if this cannot be printed.
+            let _said = error.print();
+            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
+        }
+    };
+    match run(cli) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            complain(&failure);
+            failure.exit().into()
+        }
+    }
+}
+
+/// The command line with the exit codes under its help.
+pub(crate) fn command_line() -> clap::Command {
+    let codes = Exit::ALL.map(|exit| format!("  {}  {}", exit.code(), exit.meaning())).join("\n");
+    Cli::command().after_long_help(format!("Exit codes:\n{codes}"))
+}
+
+fn run(cli: Cli) -> Result<Exit> {
+    let context = Context::new(Out::new(cli.json), cli.config, cli.store);
+    match cli.command {
+        Command::Serve(args) => commands::serve::run(&context, &args),
+        Command::Run(args) => commands::run::run(&context, &args),
+        Command::Plan(args) => commands::plan::run(&context, &args),
+        Command::Status(args) => commands::status::run(&context, &args),
+        Command::Nodes(args) => commands::nodes::run(&context, &args),
+        Command::Why(args) => commands::why::run(&context, &args),
+        Command::History(args) => commands::history::run(&context, &args),
+        Command::Log(args) => commands::log::run(&context, &args),
+        Command::Report(args) => commands::report::run(&context, &args),
+        Command::Cases(args) => commands::cases::run(&context, &args),
+        Command::Audit(args) => commands::audit::run(&context, &args),
+        Command::Test(args) => commands::ask::test(&context, &args),
+        Command::Hold(args) => commands::ask::hold(&context, &args),
+        Command::Release(args) => commands::ask::release(&context, &args),
+        Command::Quarantine(args) => commands::ask::quarantine(&context, &args),
+        Command::Pause(args) => commands::pause::pause(&context, &args),
+        Command::Resume(args) => commands::pause::resume(&context, &args),
+        Command::Breaker(args) => commands::breaker::run(&context, &args),
+        Command::Explain(args) => commands::explain::run(&context, &args),
+        Command::Config(args) => commands::config::run(&context, &args),
+        Command::Db(args) => commands::db::run(&context, &args),
+        Command::Import(args) => commands::import::run(&context, &args),
+        Command::Completions(args) => commands::shell::completions(&context, &args),
+        Command::Man(args) => commands::shell::man(&context, &args),
+        Command::Docs(args) => commands::docs::run(&context, &args),
+    }
+}
+
+/// First what went wrong and because of what, then what to do.
+fn complain(failure: &Failure) {
+    let mut text = format!("doctor: {}\n", failure.chain());
+    if let Some(hint) = failure.hint() {
+        text.push_str(&format!("hint: {hint}\n"));
+    }
+    // Nobody is left to tell if this cannot be printed.
+    let _said = std::io::stderr().write_all(text.as_bytes());
+}

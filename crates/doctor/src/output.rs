@@ -1,0 +1,110 @@
+//! What is printed: the same view as JSON or as text, coloured only for a person at a terminal.
+
+mod table;
+mod words;
+
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+
+pub(crate) use self::{
+    table::{Cell, Table, cell},
+    words::{ago, clock, hours, length, list, percent, plural},
+};
+use crate::failure::{Failure, Result};
+
+/// How this run prints.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Out {
+    json: bool,
+    colour: bool,
+    /// Columns of the terminal; `None` when there is none: then nothing is wrapped, so that scripts get one line each.
+    width: Option<u16>,
+}
+
+/// Text in the making: lines, some of them tables.
+#[derive(Debug)]
+pub(crate) struct Page {
+    text: String,
+    out: Out,
+}
+
+impl Out {
+    pub(crate) fn new(json: bool) -> Self {
+        let terminal = io::stdout().is_terminal();
+        let colour = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let width = terminal.then(|| comfy_table::Table::new().width().unwrap_or(100));
+        Self { json, colour, width }
+    }
+
+    pub(crate) const fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// Prints a view, in whichever form was asked for.
+    ///
+    /// # Errors
+    /// If standard output cannot be written.
+    pub(crate) fn show<T: Serialize>(&self, view: &T, text: impl FnOnce(&mut Page)) -> Result<()> {
+        if self.json {
+            return self.json(view);
+        }
+        let mut page = Page { text: String::new(), out: *self };
+        text(&mut page);
+        self.print(&page.text)
+    }
+
+    /// Prints one JSON value.
+    ///
+    /// # Errors
+    /// If standard output cannot be written.
+    pub(crate) fn json<T: Serialize>(&self, view: &T) -> Result<()> {
+        let mut text = serde_json::to_string_pretty(view).map_err(|error| Failure::Output(error.into()))?;
+        text.push('\n');
+        self.print(&text)
+    }
+
+    /// Prints text as it is. A reader that went away (`| head`) is no failure.
+    ///
+    /// # Errors
+    /// If standard output cannot be written.
+    pub(crate) fn print(&self, text: &str) -> Result<()> {
+        let mut stdout = io::stdout().lock();
+        match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Page {
+    pub(crate) fn line(&mut self, text: impl AsRef<str>) -> &mut Self {
+        self.text.push_str(text.as_ref().trim_end());
+        self.text.push('\n');
+        self
+    }
+
+    pub(crate) fn blank(&mut self) -> &mut Self {
+        self.text.push('\n');
+        self
+    }
+
+    /// A heading in front of a block.
+    pub(crate) fn heading(&mut self, text: &str) -> &mut Self {
+        self.blank();
+        let text = if self.out.colour { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() };
+        self.line(text)
+    }
+
+    /// A name and its value, aligned with its neighbours.
+    pub(crate) fn field(&mut self, name: &str, value: impl AsRef<str>) -> &mut Self {
+        let value = value.as_ref();
+        self.line(format!("{name:<12}{value}"))
+    }
+
+    pub(crate) fn table(&mut self, table: &Table) -> &mut Self {
+        let text = table.render(self.out.colour, self.out.width);
+        self.text.push_str(&text);
+        self
+    }
+}

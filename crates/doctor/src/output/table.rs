@@ -1,0 +1,170 @@
+//! Tables: a header, aligned columns, two blanks between them, no lines. Colour says nothing that a word does not.
+
+use comfy_table::{Cell as Inner, CellAlignment, Color, ContentArrangement, presets};
+
+/// A table in the making.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    header: Vec<String>,
+    right: Vec<usize>,
+    rows: Vec<Vec<Cell>>,
+    indent: usize,
+}
+
+/// One cell and its tone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cell {
+    text: String,
+    tone: Tone,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tone {
+    Plain,
+    Good,
+    Warn,
+    Bad,
+    Faint,
+}
+
+/// A plain cell.
+pub(crate) fn cell(text: impl Into<String>) -> Cell {
+    Cell { text: text.into(), tone: Tone::Plain }
+}
+
+impl Cell {
+    #[must_use]
+    pub(crate) const fn good(self) -> Self {
+        self.tone(Tone::Good)
+    }
+
+    #[must_use]
+    pub(crate) const fn warn(self) -> Self {
+        self.tone(Tone::Warn)
+    }
+
+    #[must_use]
+    pub(crate) const fn bad(self) -> Self {
+        self.tone(Tone::Bad)
+    }
+
+    #[must_use]
+    pub(crate) const fn faint(self) -> Self {
+        self.tone(Tone::Faint)
+    }
+
+    const fn tone(mut self, tone: Tone) -> Self {
+        self.tone = tone;
+        self
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        cell(text)
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        cell(text)
+    }
+}
+
+impl Table {
+    pub(crate) fn new<'a>(header: impl IntoIterator<Item = &'a str>) -> Self {
+        Self { header: header.into_iter().map(str::to_owned).collect(), ..Self::default() }
+    }
+
+    /// These columns hold numbers.
+    #[must_use]
+    pub(crate) fn right(mut self, columns: &[usize]) -> Self {
+        self.right = columns.to_vec();
+        self
+    }
+
+    #[must_use]
+    pub(crate) const fn indent(mut self, columns: usize) -> Self {
+        self.indent = columns;
+        self
+    }
+
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) -> &mut Self {
+        self.rows.push(cells.into_iter().collect());
+        self
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub(super) fn render(&self, colour: bool, width: Option<u16>) -> String {
+        let mut table = comfy_table::Table::new();
+        table.load_style(presets::NOTHING);
+        if colour {
+            table.enforce_styling();
+        } else {
+            table.force_no_tty();
+        }
+        match width {
+            Some(width) => {
+                let inner = width.saturating_sub(u16::try_from(self.indent).unwrap_or(0)).max(60);
+                table.set_content_arrangement(ContentArrangement::Dynamic).set_width(inner);
+            }
+            None => {
+                table.set_content_arrangement(ContentArrangement::Disabled);
+            }
+        }
+        table.set_header(self.header.iter().map(Inner::new));
+        for row in &self.rows {
+            table.add_row(row.iter().map(coloured));
+        }
+        for (place, column) in table.column_iter_mut().enumerate() {
+            column.set_padding((0, 2));
+            if self.right.contains(&place) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let indent = " ".repeat(self.indent);
+        table.lines().map(|line| format!("{indent}{}\n", line.trim_end())).collect()
+    }
+}
+
+fn coloured(cell: &Cell) -> Inner {
+    let inner = Inner::new(&cell.text);
+    match cell.tone {
+        Tone::Plain => inner,
+        Tone::Good => inner.fg(Color::Green),
+        Tone::Warn => inner.fg(Color::Yellow),
+        Tone::Bad => inner.fg(Color::Red),
+        Tone::Faint => inner.fg(Color::DarkGrey),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_align_numbers_to_the_right_and_no_line_ends_in_blanks() {
+        let mut table = Table::new(["NODE", "RUNS"]).right(&[1]);
+        table.row([cell("a").good(), cell("7")]).row([cell("node001"), cell("1234")]);
+        assert_eq!(table.render(false, None), "NODE     RUNS\na           7\nnode001  1234\n");
+    }
+
+    #[test]
+    fn colour_is_only_there_when_asked_for() {
+        let mut table = Table::new(["A"]);
+        table.row([cell("x").bad()]);
+        assert!(!table.render(false, Some(80)).contains('\x1b'));
+        assert!(table.render(true, Some(80)).contains('\x1b'));
+    }
+
+    #[test]
+    fn without_a_terminal_nothing_is_wrapped() {
+        let mut table = Table::new(["A", "B"]);
+        table.row([cell("x"), cell("long ".repeat(60))]);
+        assert_eq!(table.render(false, None).lines().count(), 2);
+        assert!(table.render(false, Some(80)).lines().count() > 2);
+    }
+}

@@ -1,0 +1,73 @@
+//! Times, lengths and counts as people say them.
+
+use doctor_core::time::{Span, Timestamp};
+
+/// A length in its largest unit: `3d`, `5h`, `12m`, `8s`. For columns; exact lengths print themselves.
+pub(crate) fn length(span: Span) -> String {
+    let secs = span.secs();
+    match secs {
+        0..60 => format!("{secs}s"),
+        60..3600 => format!("{}m", secs / 60),
+        3600..172_800 => format!("{}h", secs / 3600),
+        _ => format!("{}d", secs / 86_400),
+    }
+}
+
+/// How long ago, or how far ahead.
+pub(crate) fn ago(now: Timestamp, at: Timestamp) -> String {
+    if at > now { format!("in {}", length(at.since(now))) } else { format!("{} ago", length(now.since(at))) }
+}
+
+/// A moment to the second, in UTC.
+pub(crate) fn clock(at: Timestamp) -> String {
+    let text = at.to_string();
+    match text.split_once('T') {
+        Some((day, time)) => format!("{day} {}", time.get(..8).unwrap_or(time).trim_end_matches('Z')),
+        None => text,
+    }
+}
+
+pub(crate) fn hours(hours: f64) -> String {
+    format!("{hours:.1}")
+}
+
+/// One decimal place; `-` where there is nothing to count.
+pub(crate) fn percent(percent: Option<f64>) -> String {
+    percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.1} %"))
+}
+
+/// `1 node`, `2 nodes`.
+pub(crate) fn plural(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
+/// Joined by commas; `-` where there is nothing.
+pub(crate) fn list(items: impl IntoIterator<Item = impl ToString>) -> String {
+    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
+    if items.is_empty() { "-".to_owned() } else { items.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_and_moments_are_short() {
+        for (span, text) in [
+            (Span::from_secs(8), "8s"),
+            (Span::minutes(12), "12m"),
+            (Span::hours(47), "47h"),
+            (Span::days(2), "2d"),
+            (Span::ZERO, "0s"),
+        ] {
+            assert_eq!(length(span), text);
+        }
+        let at: Timestamp = "2026-11-15T08:00:01.250Z".parse().unwrap();
+        assert_eq!(clock(at), "2026-11-15 08:00:01");
+        assert_eq!(clock("2026-11-15T08:00:00Z".parse().unwrap()), "2026-11-15 08:00:00");
+        assert_eq!(clock(Timestamp::MIN), "never");
+        assert_eq!(ago(at, at.minus(Span::hours(3))), "3h ago");
+        assert_eq!(ago(at, at.plus(Span::minutes(3))), "in 3m");
+        assert_eq!((plural(1, "node"), plural(0, "node")), ("1 node".to_owned(), "0 nodes".to_owned()));
+    }
+}

@@ -1,0 +1,9 @@
+//! Reference pages, made from code: what the code knows is written down once.
+
+mod markdown;
+mod reasons;
+
+pub(crate) use self::{
+    markdown::{Written, all, rule_condition},
+    reasons::{Reason, reasons},
+};

@@ -1,0 +1,204 @@
+//! The pages of `docs/reference`.
+
+use clap::{Arg, Command};
+use doctor_checks::{Catalogue, Depth};
+use doctor_core::policy::{Policy, Rule, When};
+
+use super::reasons::reasons;
+use crate::{config::DEFAULT_TEXT, exit::Exit};
+
+/// A page: its file name and its text.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub name: &'static str,
+    pub text: String,
+}
+
+const MADE: &str = "<!-- Made from the code by `make docs`; changes here are overwritten. -->\n";
+
+/// Every reference page.
+pub(crate) fn all() -> Vec<Written> {
+    vec![
+        Written { name: "checks.md", text: checks() },
+        Written { name: "cli.md", text: command_line() },
+        Written { name: "config.md", text: config() },
+        Written { name: "exit-codes.md", text: exit_codes() },
+        Written { name: "reasons.md", text: reason_codes() },
+    ]
+}
+
+fn page(title: &str, intro: &str) -> String {
+    format!("{MADE}\n# {title}\n\n{intro}\n\n")
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('|', "\\|")
+}
+
+/// When a rule speaks.
+pub(crate) fn rule_condition(rule: &Rule) -> String {
+    match &rule.when {
+        When::Above { metric, limit } => format!("{metric} above {limit}"),
+        When::Below { metric, limit } => format!("{metric} below {limit}"),
+        When::BelowProfile { metric, percent } => format!("{metric} below {percent} % of the machine type's profile"),
+        When::Event(code) => format!("event {code}"),
+    }
+}
+
+fn checks() -> String {
+    let mut text = page(
+        "Checks",
+        "Every check built into this version, with its default rules. `doctor explain NAME` shows what is in force.",
+    );
+    let catalogue = Catalogue::built_in();
+    let rules = catalogue.rules(&Policy::standard()).unwrap_or_default();
+    for check in catalogue.iter() {
+        let spec = &check.spec;
+        let depth = match spec.depth {
+            Depth::Quick => "quick: reads only",
+            Depth::Deep => "deep: loads the node",
+        };
+        text.push_str(&format!("## {}\n\n{}\n\n", spec.id, check.page_text().trim()));
+        text.push_str(&format!(
+            "{depth}; {}; a result is good for {}; cancelled after {}; usually takes {}.\n\n",
+            if spec.exclusive { "needs the node to itself" } else { "rides along with others" },
+            spec.cutoff,
+            spec.limit,
+            spec.usual
+        ));
+        text.push_str("| rule | when | severity | reason | confirmed after |\n|---|---|---|---|--:|\n");
+        for rule in rules.iter().filter(|rule| rule.check.as_str() == spec.id) {
+            let condition = escaped(&rule_condition(rule));
+            text.push_str(&format!(
+                "| {} | {condition} | {} | {} | {} |\n",
+                rule.id, rule.severity, rule.reason, rule.confirm
+            ));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn exit_codes() -> String {
+    let mut text = page("Exit codes", "Of `doctor`. A number never changes its meaning.");
+    text.push_str("| code | meaning |\n|--:|---|\n");
+    for exit in Exit::ALL {
+        text.push_str(&format!("| {} | {} |\n", exit.code(), exit.meaning()));
+    }
+    text
+}
+
+fn config() -> String {
+    let mut text = page(
+        "Configuration",
+        "The two files that `doctor config init` writes: every setting, its default and what it means. Unknown keys are errors.",
+    );
+    text.push_str(&format!(
+        "## doctor.toml\n\n```toml\n{DEFAULT_TEXT}```\n\n## policy.toml\n\n```toml\n{}```\n",
+        Policy::DEFAULT_TEXT
+    ));
+    text
+}
+
+fn reason_codes() -> String {
+    let mut text = page(
+        "Reason codes",
+        "Stable words that databases, JSON and scripts may rely on. Codes of rules are on the page of checks. `doctor explain CODE` shows one.",
+    );
+    let all = reasons();
+    let mut kinds: Vec<&str> = all.iter().map(|reason| reason.kind).collect();
+    kinds.dedup();
+    for kind in kinds {
+        let rows: Vec<_> = all.iter().filter(|reason| reason.kind == kind).collect();
+        let to_do = rows.iter().any(|reason| !reason.to_do.is_empty());
+        text.push_str(&format!("## {}{}\n\n", kind[..1].to_uppercase(), &kind[1..]));
+        text.push_str(if to_do {
+            "| code | means | what to do |\n|---|---|---|\n"
+        } else {
+            "| code | means |\n|---|---|\n"
+        });
+        for reason in rows {
+            let extra = if to_do { format!(" {} |", escaped(reason.to_do)) } else { String::new() };
+            text.push_str(&format!("| `{}` | {} |{extra}\n", reason.code, escaped(reason.means)));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn command_line() -> String {
+    let mut root = crate::command_line();
+    root.build();
+    let about = root.get_long_about().or_else(|| root.get_about()).map(ToString::to_string).unwrap_or_default();
+    let mut text = page("Command line", &about);
+    text.push_str("Options that every command takes:\n\n");
+    options(&mut text, root.get_arguments().filter(|arg| arg.is_global_set()));
+    for command in root.get_subcommands().filter(|command| command.get_name() != "help") {
+        describe(&mut text, command, "doctor", 2);
+    }
+    text
+}
+
+fn describe(text: &mut String, command: &Command, parent: &str, level: usize) {
+    let name = format!("{parent} {}", command.get_name());
+    text.push_str(&format!("{} {name}\n\n", "#".repeat(level)));
+    if let Some(about) = command.get_long_about().or_else(|| command.get_about()) {
+        text.push_str(&format!("{about}\n\n"));
+    }
+    let children: Vec<&Command> = command.get_subcommands().filter(|child| child.get_name() != "help").collect();
+    if children.is_empty() {
+        let own = || {
+            command
+                .get_arguments()
+                .filter(|arg| !arg.is_global_set() && !matches!(arg.get_id().as_str(), "help" | "version"))
+        };
+        let words: Vec<String> = own().filter(|arg| arg.is_positional()).map(positional).collect();
+        let flags = if own().any(|arg| !arg.is_positional()) { " [OPTIONS]" } else { "" };
+        let arguments = words.iter().map(|word| format!(" {word}")).collect::<String>();
+        text.push_str(&format!("```\n{name}{flags}{arguments}\n```\n\n"));
+        options(text, own());
+    }
+    for child in children {
+        describe(text, child, &name, level + 1);
+    }
+}
+
+fn positional(arg: &Arg) -> String {
+    let value = arg
+        .get_value_names()
+        .and_then(|names| names.first())
+        .map_or_else(|| arg.get_id().as_str().to_uppercase(), ToString::to_string);
+    let many = if arg.get_num_args().is_some_and(|range| range.max_values() > 1) { "…" } else { "" };
+    if arg.is_required_set() { format!("{value}{many}") } else { format!("[{value}{many}]") }
+}
+
+fn options<'a>(text: &mut String, args: impl Iterator<Item = &'a Arg>) {
+    let mut rows = String::new();
+    for arg in args {
+        let value = match arg.get_action().takes_values() {
+            true => arg
+                .get_value_names()
+                .and_then(|names| names.first())
+                .map_or_else(String::new, |name| format!(" {name}")),
+            false => String::new(),
+        };
+        let flag = match (arg.get_long(), arg.get_short()) {
+            (Some(long), Some(short)) => format!("-{short}, --{long}{value}"),
+            (Some(long), None) => format!("--{long}{value}"),
+            (None, Some(short)) => format!("-{short}{value}"),
+            (None, None) => positional(arg),
+        };
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let defaults: Vec<String> =
+            arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
+        let default = match defaults.as_slice() {
+            [] => String::new(),
+            _ if !arg.get_action().takes_values() => String::new(),
+            some => format!(" Default: `{}`.", some.join(" ")),
+        };
+        rows.push_str(&format!("| `{}` | {}{default} |\n", escaped(&flag), escaped(&help)));
+    }
+    if !rows.is_empty() {
+        text.push_str(&format!("| | |\n|---|---|\n{rows}\n"));
+    }
+}

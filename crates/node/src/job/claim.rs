@@ -1,0 +1,67 @@
+//! The claim on a run: a job file that only the first process can make.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use doctor_checks::{
+    job_file::{JobEnded, JobFile, JobProcess},
+    proc_stat::ProcStat,
+};
+use doctor_core::ids::RunId;
+
+use super::output;
+use crate::clock::now;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    #[error("cannot learn about this process from /proc")]
+    Myself(#[source] io::Error),
+    #[error("cannot write the job file {}", .path.display())]
+    Write { path: PathBuf, source: io::Error },
+}
+
+pub(super) struct Claim {
+    path: PathBuf,
+    file: JobFile,
+}
+
+impl Claim {
+    /// `None`: somebody else has the run, or nobody wants it any more.
+    pub(super) fn take(path: &Path, run: RunId) -> Result<Option<Self>, ClaimError> {
+        // Whoever cancels this job ends its session, and with it everything it started. A process that leads a group
+        // already keeps the session it has.
+        let _has_one = rustix::process::setsid();
+        let process = Some(myself().map_err(ClaimError::Myself)?);
+        let file = JobFile { run, process, ended: None };
+        let failed = |source| ClaimError::Write { path: path.to_owned(), source };
+        // Written aside and linked: the name appears with its content, and for one process only.
+        let aside = path.with_extension(format!("{}.claim", std::process::id()));
+        output::put(&aside, &bytes(&file).map_err(failed)?).map_err(failed)?;
+        let linked = fs::hard_link(&aside, path);
+        let _tidied = fs::remove_file(&aside);
+        match linked {
+            Ok(()) => Ok(Some(Self { path: path.to_owned(), file })),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    pub(super) fn ended(mut self, exit: u8) -> Result<(), ClaimError> {
+        self.file.ended = Some(JobEnded { at: now(), exit: Some(exit) });
+        let written = bytes(&self.file).and_then(|bytes| output::put(&self.path, &bytes));
+        written.map_err(|source| ClaimError::Write { path: self.path, source })
+    }
+}
+
+fn bytes(file: &JobFile) -> io::Result<Vec<u8>> {
+    serde_json::to_vec(file).map_err(io::Error::other)
+}
+
+fn myself() -> io::Result<JobProcess> {
+    let line = fs::read_to_string("/proc/self/stat")?;
+    let stat = ProcStat::parse(&line).ok_or_else(|| io::Error::other("/proc/self/stat has another form"))?;
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    Ok(JobProcess { pid: stat.pid, start_ticks: stat.start_ticks, boot_id, started: now() })
+}

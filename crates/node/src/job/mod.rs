@@ -1,0 +1,209 @@
+//! `doctor-node job`: what a validation job runs.
+//!
+//! It runs the tests in order, writes a log that can be followed while it runs, and ends with one signed document of
+//! raw evidence, put in place by a rename. Told to stop, or over its limit, it ends the running probe and signs what
+//! had finished. It judges nothing: that is the controller's.
+
+mod claim;
+mod log;
+mod output;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use doctor_checks::{
+    Catalogue,
+    document::{Document, MAX_DOCUMENT_BYTES, RunKey, TestEvidence},
+    job_file::exit,
+    probe::ProbeOutput,
+};
+use doctor_core::{
+    ids::{NodeName, RunId, TestId},
+    observation::{FailureKind, Observation},
+    policy::Policy,
+};
+
+use crate::{
+    clock::now,
+    hardware,
+    runner::{LocalRunner, ProbeRunner, describe, failed},
+    stop::{Stop, StopWhy},
+};
+use claim::Claim;
+use log::Log;
+
+pub use claim::ClaimError;
+
+/// What the job was told.
+#[derive(Debug)]
+pub struct Order {
+    pub run: RunId,
+    pub node: NodeName,
+    pub tests: Vec<TestId>,
+    pub key: RunKey,
+    pub log: PathBuf,
+    pub document: PathBuf,
+    pub policy: Policy,
+    pub root: PathBuf,
+    pub state: Option<PathBuf>,
+    /// Claimed before anything is done; says to whoever looks how the job goes.
+    pub job_file: Option<PathBuf>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    #[error("cannot claim the run")]
+    Claim(#[source] ClaimError),
+    #[error("cannot sign the result document")]
+    Sign(#[source] serde_json::Error),
+    #[error("cannot write the result document {}", .path.display())]
+    Write { path: PathBuf, source: io::Error },
+}
+
+/// Runs the job and answers with its exit code (`doctor_checks::job_file::exit`).
+pub fn run(order: &Order, stop: &Stop) -> Result<u8, JobError> {
+    let claim = match &order.job_file {
+        Some(path) => match Claim::take(path, order.run).map_err(JobError::Claim)? {
+            Some(claim) => Some(claim),
+            None => return Ok(exit::NOT_WANTED),
+        },
+        None => None,
+    };
+    let result = work(order, stop);
+    if let Some(claim) = claim {
+        claim.ended(*result.as_ref().unwrap_or(&exit::NO_DOCUMENT)).map_err(JobError::Claim)?;
+    }
+    result
+}
+
+fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
+    let log = Log::open(&order.log);
+    let started = now();
+    let names = order.tests.iter().map(TestId::as_str).collect::<Vec<_>>().join(", ");
+    log.line("job", &format!("run {} on {}: {names}", order.run, order.node));
+    let quiet = LocalRunner::new(&order.root, stop).state(order.state.as_deref());
+    // First, because a job that was told to stop can ask nothing any more.
+    let hardware = hardware::collect(&quiet);
+    let (tests, told) = run_tests(order, stop, &log);
+    let document = Document { run: order.run, node: order.node.clone(), hardware, started, ended: now(), tests };
+    let bytes = document.sign(&order.key).map_err(JobError::Sign)?;
+    let (code, words) = match told {
+        None => (exit::DONE, "done"),
+        Some(StopWhy::Signal) => (exit::STOPPED, "told to stop; what had finished is in the result"),
+        Some(StopWhy::TimeLimit) => (exit::OVER_LIMIT, "over the time limit; what had finished is in the result"),
+    };
+    log.line("job", words);
+    output::put(&order.document, &bytes).map_err(|source| {
+        log.line("job", &format!("the result could not be written: {source}"));
+        JobError::Write { path: order.document.clone(), source }
+    })?;
+    Ok(code)
+}
+
+/// The evidence of every test that finished, and who cut the rest short.
+fn run_tests(order: &Order, stop: &Stop, log: &Log) -> (Vec<TestEvidence>, Option<StopWhy>) {
+    let catalogue = Catalogue::with_site_checks(&order.policy);
+    let mut finished = Vec::new();
+    let mut room = EVIDENCE_ROOM;
+    for test in &order.tests {
+        if let Some(why) = stop.told() {
+            return (finished, Some(why));
+        }
+        let mut evidence = run_test(order, &catalogue, test, stop, log);
+        if let Some(why) = stop.told() {
+            log.line(test.as_str(), "cut short");
+            return (finished, Some(why));
+        }
+        room = keep_within(room, &mut evidence);
+        finished.push(evidence);
+    }
+    (finished, None)
+}
+
+fn run_test(order: &Order, catalogue: &Catalogue, test: &TestId, stop: &Stop, log: &Log) -> TestEvidence {
+    let started = now();
+    let say = |line: &str| log.line(test.as_str(), line);
+    let echo = |line: &str| say(&format!("| {line}"));
+    let runner = LocalRunner::new(&order.root, stop).state(order.state.as_deref()).echo(&echo);
+    let mut probes = Vec::new();
+    match catalogue.get(test) {
+        // Without probes it is no evidence of anything, and the controller will say so.
+        None => say("this doctor-node does not know the test; is it older than the controller?"),
+        Some(check) => {
+            let params = catalogue.params(&order.policy, test);
+            for probe in (check.probes)(&params) {
+                say(&describe(&probe));
+                let output = runner.run(&probe);
+                if let ProbeOutput::Failed(failure) = &output {
+                    say(&format!("{}: {}", failure.kind, failure.text));
+                }
+                probes.push((probe, output));
+            }
+            let outputs: Vec<_> = probes.iter().map(|(_, output)| output.clone()).collect();
+            say_what_was_seen(&(check.interpret)(&params, &outputs), &say);
+        }
+    }
+    TestEvidence { test: test.clone(), started, ended: now(), probes }
+}
+
+/// For whoever reads the log: numbers and events, no verdict.
+fn say_what_was_seen(observation: &Observation, say: &dyn Fn(&str)) {
+    match observation {
+        Observation::Measured { metrics, events } => {
+            for metric in metrics {
+                say(&format!("{} of {}: {} {}", metric.name, metric.entity, metric.value, metric.unit));
+            }
+            for event in events {
+                say(&format!("{} at {}: {}", event.code, event.entity, event.text));
+            }
+        }
+        Observation::NotApplicable(why) => say(&format!("does not apply here: {}", why.text)),
+        Observation::CouldNot(failure) => say(&format!("no measurement: {}: {}", failure.kind, failure.text)),
+    }
+}
+
+/// The controller refuses longer documents whole. The rest is for names, times and hardware.
+const EVIDENCE_ROOM: usize = MAX_DOCUMENT_BYTES as usize - (1 << 20);
+
+/// Evidence that does not fit any more is replaced by the fact that it was too long. Returns the room that is left.
+fn keep_within(room: usize, evidence: &mut TestEvidence) -> usize {
+    let length = |evidence: &TestEvidence| serde_json::to_vec(evidence).map_or(usize::MAX, |bytes| bytes.len());
+    if length(evidence) > room {
+        for (probe, output) in &mut evidence.probes {
+            *output = failed(FailureKind::TooLong, format!("{}: the result document is full", describe(probe)));
+        }
+    }
+    room.saturating_sub(length(evidence))
+}
+
+/// The directory that a path stands in.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_checks::probe::Probe;
+    use doctor_core::time::Timestamp;
+
+    #[test]
+    fn evidence_that_does_not_fit_becomes_the_fact_that_it_did_not() {
+        let moment = Timestamp::from_secs(1);
+        let mut evidence = TestEvidence {
+            test: TestId::new("memory").unwrap(),
+            started: moment,
+            ended: moment,
+            probes: vec![(Probe::Kmsg, ProbeOutput::Text("x".repeat(5000)))],
+        };
+        assert!(keep_within(10_000, &mut evidence) < 5000);
+        assert!(matches!(evidence.probes[0].1, ProbeOutput::Text(_)));
+        keep_within(4000, &mut evidence);
+        assert!(matches!(&evidence.probes[0].1, ProbeOutput::Failed(failure) if failure.kind == FailureKind::TooLong));
+    }
+}

@@ -1,0 +1,13 @@
+//! The program on the nodes: it runs probes, checks and validation jobs, and reports what it saw.
+//!
+//! [`runner`] carries out probes and is the only place that can be hung by the machine it looks at; [`check`] judges
+//! on the spot for a person or a health hook; [`job`] is what a validation job runs, and leaves the judging to the
+//! controller.
+
+pub mod check;
+pub mod clock;
+pub mod hardware;
+pub mod job;
+pub mod policy;
+pub mod runner;
+pub mod stop;

@@ -1,0 +1,204 @@
+//! The command line of `doctor-node`.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, bail};
+use clap::{Args, Parser, Subcommand};
+use doctor_checks::{document::RunKey, job_file, probe::Probe};
+use doctor_core::{
+    ids::{CheckId, NodeName, RunId, TestId},
+    time::Span,
+};
+use doctor_node::{
+    check,
+    job::{self, Order},
+    policy::{load_policy, load_profile},
+    runner::{self, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
+    stop::Stop,
+};
+
+/// Cluster Doctor on a node: checks this machine and runs validation jobs.
+///
+/// It needs no network and holds no credentials. Run it as root to let it read the kernel log and serial numbers.
+#[derive(Debug, Parser)]
+#[command(name = "doctor-node", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Sub,
+}
+
+#[derive(Debug, Subcommand)]
+enum Sub {
+    Check(CheckArgs),
+    Job(JobArgs),
+}
+
+/// Check this machine now and judge on the spot.
+///
+/// Exit codes, as Nagios reads them: 0 all checks pass or do not apply; 1 something is worth watching; 2 something
+/// takes the node out of service; 3 something could not be judged, or the command was wrong. The worst wins, and
+/// failing is worse than not knowing.
+#[derive(Debug, Args)]
+struct CheckArgs {
+    /// Checks to run, such as `disk-space`. Without any: all that the policy has not switched off.
+    #[arg(value_name = "NAME")]
+    names: Vec<CheckId>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// What the machine type is expected to have, as TOML.
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Run the tests of one validation run and leave a log and a signed result document.
+///
+/// This is what a backend starts on the node. The run's key comes from the environment variable DOCTOR_RUN_KEY or
+/// from --key-file. Told to stop (SIGTERM), it signs what had finished and exits with 143.
+///
+/// Exit codes: 0 every test ran, whatever it found; 1 the result could not be written; 2 the job could not begin;
+/// 3 another process has this run or it was cancelled; 124 over its time limit; 143 told to stop.
+#[derive(Debug, Args)]
+struct JobArgs {
+    /// The run, as the controller calls it.
+    #[arg(long, value_name = "ID")]
+    run: RunId,
+    /// This node, as its cluster calls it.
+    #[arg(long, value_name = "NAME")]
+    node: NodeName,
+    /// Tests to run, in this order, separated by commas.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', required = true)]
+    tests: Vec<TestId>,
+    /// Where the log grows while the tests run.
+    #[arg(long, value_name = "FILE")]
+    log: PathBuf,
+    /// Where the result document appears at the end.
+    #[arg(long, value_name = "FILE")]
+    document: PathBuf,
+    /// A file that holds the run's key in hexadecimal; it is read once.
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// End by itself after this long, such as "30m".
+    #[arg(long, value_name = "DURATION")]
+    limit: Option<Span>,
+    /// Claim the run in this file, and keep there what became of the job.
+    #[arg(long, value_name = "FILE")]
+    job_file: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Debug, Args)]
+struct Place {
+    /// Where the file system of this machine is seen, for a container that has its host mounted there.
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+    /// The site's policy file. Without it: the default policy.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Remember here, from one call to the next, which probes hang in the kernel, so that they do not pile up.
+    #[arg(long, value_name = "DIR", env = "DOCTOR_NODE_STATE")]
+    state: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os();
+    if args.nth(1).is_some_and(|argument| argument == HELPER_ARGUMENT) {
+        return helper(args);
+    }
+    let (result, failure) = match Cli::try_parse() {
+        Ok(Cli { command: Sub::Check(args) }) => (check(&args), check::exit::UNKNOWN),
+        Ok(Cli { command: Sub::Job(args) }) => (job(args), job_file::exit::NOT_BEGUN),
+        Err(error) => return usage(&error),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("doctor-node: {error:#}");
+            ExitCode::from(failure)
+        }
+    }
+}
+
+/// A wrong command line says nothing about the node: for Nagios that is 3, where clap would exit with 2, "critical".
+fn usage(error: &clap::Error) -> ExitCode {
+    let wrong = error.use_stderr();
+    // Nobody is left to tell if this cannot be printed.
+    let _said = error.print();
+    if wrong { ExitCode::from(check::exit::UNKNOWN) } else { ExitCode::SUCCESS }
+}
+
+fn check(args: &CheckArgs) -> anyhow::Result<u8> {
+    let policy = load_policy(args.place.policy.as_deref())?;
+    let profile = load_profile(args.profile.as_deref())?;
+    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let runner = LocalRunner::new(&args.place.root, &stop).state(args.place.state.as_deref());
+    let answers = check::check(&args.names, &policy, profile.as_ref(), &runner)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&answers)?);
+    } else {
+        print!("{}", check::table(&answers));
+    }
+    Ok(check::exit_code(&answers))
+}
+
+fn job(args: JobArgs) -> anyhow::Result<u8> {
+    // Before anything else: a SIGTERM that comes early must find somebody who listens.
+    let mut stop = Stop::on_signals().context("cannot watch for signals")?;
+    if let Some(limit) = args.limit {
+        stop = stop.after(limit.to_std());
+    }
+    let order = Order {
+        run: args.run,
+        node: args.node,
+        tests: args.tests,
+        key: key(args.key_file.as_deref())?,
+        log: args.log,
+        document: args.document,
+        policy: load_policy(args.place.policy.as_deref())?,
+        root: args.place.root,
+        state: args.place.state,
+        job_file: args.job_file,
+    };
+    match job::run(&order, &stop) {
+        Err(error @ job::JobError::Write { .. }) => {
+            eprintln!("doctor-node: {:#}", anyhow::Error::new(error));
+            Ok(job_file::exit::NO_DOCUMENT)
+        }
+        other => Ok(other?),
+    }
+}
+
+fn key(file: Option<&Path>) -> anyhow::Result<RunKey> {
+    let text = match file {
+        Some(path) => {
+            std::fs::read_to_string(path).with_context(|| format!("cannot read the key file {}", path.display()))?
+        }
+        None => match std::env::var(KEY_VARIABLE) {
+            Ok(text) => text,
+            Err(_) => bail!("no key for this run: set {KEY_VARIABLE} or give --key-file"),
+        },
+    };
+    // The text itself is a secret and is not quoted.
+    RunKey::from_hex(text.trim()).context("the run's key is not 64 hexadecimal digits")
+}
+
+fn helper(mut args: impl Iterator<Item = OsString>) -> ExitCode {
+    let asked = args.next().and_then(|text| text.into_string().ok());
+    let probe = asked.and_then(|text| serde_json::from_str::<Probe>(&text).ok());
+    let (Some(probe), Some(root)) = (probe, args.next()) else {
+        eprintln!("{HELPER_ARGUMENT} is for doctor-node itself");
+        return ExitCode::FAILURE;
+    };
+    let answer = runner::answer(&probe, Path::new(&root));
+    match serde_json::to_writer(std::io::stdout().lock(), &answer) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,56 @@
+//! A site's policy and hardware profile, as files on the node.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use doctor_core::{
+    policy::Policy,
+    profile::Profile,
+    toml_text::{self, BadText},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("cannot read {}", .path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} is not {what}", .path.display())]
+    Parse { path: PathBuf, what: &'static str, source: BadText },
+}
+
+/// The default policy with the site's file laid over it, key by key. No file: the default.
+pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
+    let Some(path) = path else { return Ok(Policy::standard()) };
+    let bad = |source| FileError::Parse { path: path.to_owned(), what: "a policy", source };
+    Policy::over_defaults(&read(path)?).map_err(bad)
+}
+
+pub fn load_profile(path: Option<&Path>) -> Result<Option<Profile>, FileError> {
+    let Some(path) = path else { return Ok(None) };
+    let bad = |source| FileError::Parse { path: path.to_owned(), what: "a hardware profile", source };
+    toml_text::read(&read(path)?, &[]).map(Some).map_err(bad)
+}
+
+fn read(path: &Path) -> Result<String, FileError> {
+    fs::read_to_string(path).map_err(|source| FileError::Read { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_site_says_only_what_it_changes_and_a_mistake_is_named_with_its_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy.toml");
+        fs::write(&path, "[limits]\njobs = 9\n[tests.memory]\nenabled = false\n").unwrap();
+        let policy = load_policy(Some(&path)).unwrap();
+        assert_eq!((policy.limits.jobs, policy.limits.per_share), (9, Policy::standard().limits.per_share));
+
+        fs::write(&path, "[limits]\njob = 9\n").unwrap();
+        let error = load_policy(Some(&path)).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("job") && source.contains("line 2"), "{source}");
+    }
+}

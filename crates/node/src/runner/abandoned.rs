@@ -1,0 +1,107 @@
+//! Probes that were left behind because they could not be killed.
+//!
+//! They are remembered for as long as they hang: in this process always, and in a directory if there is one, because a
+//! job is a process of its own and the next one must know too.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Child,
+    sync::{Mutex, PoisonError},
+};
+
+use doctor_checks::proc_stat::ProcStat;
+use serde::{Deserialize, Serialize};
+
+/// What this process left behind.
+static OF_THIS_PROCESS: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+
+struct Left {
+    note: Note,
+    /// Reaped when it is free at last.
+    child: Child,
+}
+
+#[derive(Debug)]
+pub(super) struct AbandonedProbes {
+    directory: Option<PathBuf>,
+}
+
+/// A file in the directory, named by process and start so that two never share one.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Note {
+    what: String,
+    pid: u32,
+    start_ticks: u64,
+    boot_id: String,
+}
+
+impl AbandonedProbes {
+    pub(super) const fn of_this_process() -> Self {
+        Self { directory: None }
+    }
+
+    pub(super) fn kept_in(directory: &Path) -> Self {
+        Self { directory: Some(directory.join("abandoned")) }
+    }
+
+    /// `pid` is what hangs: the child, or something it started.
+    pub(super) fn add(&self, what: &str, pid: u32, child: Child) {
+        let Some(stat) = stat_of(pid) else { return };
+        let note = Note { what: what.to_owned(), pid, start_ticks: stat.start_ticks, boot_id: boot_id() };
+        // If this cannot be written, only this process will know. The probe's answer says what matters.
+        if let (Some(directory), Ok(text)) = (&self.directory, serde_json::to_vec(&note)) {
+            let _kept = fs::create_dir_all(directory)
+                .and_then(|()| fs::write(directory.join(format!("{pid}-{}.json", stat.start_ticks)), text));
+        }
+        OF_THIS_PROCESS.lock().unwrap_or_else(PoisonError::into_inner).push(Left { note, child });
+    }
+
+    /// The process that still hangs on this, if one does. Those that came free meanwhile are forgotten.
+    pub(super) fn hanging(&self, what: &str) -> Option<u32> {
+        let mut left = OF_THIS_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        left.retain_mut(|left| matches!(left.child.try_wait(), Ok(None)) || left.note.still_hangs());
+        let here = left.iter().find(|left| left.note.what == what && left.note.still_hangs());
+        here.map(|left| left.note.pid).or_else(|| self.noted(what))
+    }
+
+    fn noted(&self, what: &str) -> Option<u32> {
+        let mut found = None;
+        for entry in fs::read_dir(self.directory.as_ref()?).ok()?.flatten() {
+            let note = fs::read(entry.path()).ok().and_then(|text| serde_json::from_slice::<Note>(&text).ok());
+            match note {
+                Some(note) if note.still_hangs() => {
+                    if note.what == what {
+                        found = Some(note.pid);
+                    }
+                }
+                _ => {
+                    let _forgotten = fs::remove_file(entry.path());
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Note {
+    fn still_hangs(&self) -> bool {
+        self.boot_id == boot_id()
+            && stat_of(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.is_over())
+    }
+}
+
+/// Every process of this machine that can be seen.
+pub(super) fn processes() -> impl Iterator<Item = ProcStat> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| stat_of(entry.file_name().to_str()?.parse().ok()?))
+}
+
+fn stat_of(pid: u32) -> Option<ProcStat> {
+    ProcStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+}

@@ -1,0 +1,218 @@
+//! One child process: started in a group of its own, listened to, and ended with all that it started.
+
+use std::{
+    io::{self, Read},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::process::CommandExt,
+    },
+    process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::ioctl_fionbio,
+    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid},
+};
+
+use super::abandoned::processes;
+use crate::stop::{Stop, StopWhy};
+
+pub(super) struct Limits {
+    pub(super) timeout: Duration,
+    /// Bytes on each of stdout and stderr.
+    pub(super) stream: usize,
+    /// How long a killed process may take to be gone.
+    pub(super) kill_grace: Duration,
+}
+
+/// How it went.
+pub(super) enum Ended {
+    Exited {
+        status: ExitStatus,
+        stdout: Vec<u8>,
+        stderr: Vec<u8>,
+    },
+    TimedOut,
+    TooLong,
+    Stopped(StopWhy),
+    /// This process of its group survives SIGKILL, which only one stuck in the kernel does.
+    Unkillable {
+        pid: u32,
+        child: Child,
+    },
+}
+
+/// A kernel before 5.3 does not wake us when a child ends, so it is looked at this often. Its pipes do not tell: what
+/// it started may hold them open.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Longer than any machine is up between two reboots.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+/// Runs a command to its end or to a limit.
+pub(super) fn run(
+    command: &mut Command,
+    limits: &Limits,
+    stop: &Stop,
+    echo: Option<&dyn Fn(&str)>,
+) -> io::Result<Ended> {
+    if let Some(why) = stop.told() {
+        return Ok(Ended::Stopped(why));
+    }
+    let mut child =
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut stdout = Stream::new(child.stdout.take(), limits.stream, echo);
+    let mut stderr = Stream::new(child.stderr.take(), limits.stream, echo);
+    let heard = listen(&child, &mut stdout, &mut stderr, limits.timeout, stop);
+    // Also after an ordinary end: what the program left in its group has no business to go on. The group cannot be
+    // another's, because the child was not yet reaped.
+    kill_group(&child);
+    if let Some(ended) = heard.transpose() {
+        return match survivor(&child, limits.kill_grace) {
+            Some(pid) => Ok(Ended::Unkillable { pid, child }),
+            None => child.wait().and(ended),
+        };
+    }
+    let status = child.wait()?;
+    // The last words, which may have come between the reading and the end.
+    stdout.read_what_is_there()?;
+    stderr.read_what_is_there()?;
+    if stdout.is_over() || stderr.is_over() {
+        return Ok(Ended::TooLong);
+    }
+    stdout.echo_rest();
+    stderr.echo_rest();
+    Ok(Ended::Exited { status, stdout: stdout.bytes, stderr: stderr.bytes })
+}
+
+/// Takes in what the child says until it ends (`None`) or a limit is reached. Does not reap it.
+fn listen(
+    child: &Child,
+    stdout: &mut Stream<'_, ChildStdout>,
+    stderr: &mut Stream<'_, ChildStderr>,
+    timeout: Duration,
+    stop: &Stop,
+) -> io::Result<Option<Ended>> {
+    let deadline = Instant::now() + timeout.min(FOR_EVER);
+    let exit = pidfd_open(pid(child)?, PidfdFlags::empty()).ok();
+    for fd in [stdout.fd(), stderr.fd()].into_iter().flatten() {
+        ioctl_fionbio(fd, true)?;
+    }
+    loop {
+        stdout.read_what_is_there()?;
+        stderr.read_what_is_there()?;
+        if stdout.is_over() || stderr.is_over() {
+            return Ok(Some(Ended::TooLong));
+        }
+        if has_exited(child)? {
+            return Ok(None);
+        }
+        if let Some(why) = stop.told() {
+            return Ok(Some(Ended::Stopped(why)));
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(Some(Ended::TimedOut));
+        }
+        let wait = stop.at_most(if exit.is_some() { left } else { left.min(LOOK_AGAIN) });
+        wait_for_news(&[stdout.fd(), stderr.fd(), exit.as_ref().map(AsFd::as_fd)], stop, wait)?;
+    }
+}
+
+fn pid(child: &Child) -> io::Result<Pid> {
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::Error::other("a process without a number"))
+}
+
+/// Without reaping it, so that its number stays its own.
+fn has_exited(child: &Child) -> io::Result<bool> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Ok(waitid(WaitId::Pid(pid(child)?), options)?.is_some())
+}
+
+fn kill_group(child: &Child) {
+    // An error means that there is nobody left to kill.
+    if let Ok(pid) = pid(child) {
+        let _gone = kill_process_group(pid, Signal::KILL);
+    }
+}
+
+/// A process of the killed group that is still there after the grace: the child or something it started.
+fn survivor(child: &Child, grace: Duration) -> Option<u32> {
+    let deadline = Instant::now() + grace;
+    loop {
+        let alive = processes().find(|stat| stat.group == child.id() && !stat.is_over())?;
+        if Instant::now() >= deadline {
+            return Some(alive.pid);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn wait_for_news(sources: &[Option<BorrowedFd<'_>>], stop: &Stop, wait: Duration) -> io::Result<()> {
+    let wake = stop.wake();
+    let fds = sources.iter().flatten().copied().chain(wake.as_ref().map(AsFd::as_fd));
+    let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    let timeout = Timespec::try_from(wait).map_err(io::Error::other)?;
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// One of the child's two streams.
+struct Stream<'a, P> {
+    /// `None`: the other end is closed.
+    pipe: Option<P>,
+    bytes: Vec<u8>,
+    most: usize,
+    echo: Option<&'a dyn Fn(&str)>,
+    /// What of `bytes` was handed to `echo`.
+    echoed: usize,
+}
+
+impl<'a, P: Read + AsFd> Stream<'a, P> {
+    const fn new(pipe: Option<P>, most: usize, echo: Option<&'a dyn Fn(&str)>) -> Self {
+        Self { pipe, bytes: Vec::new(), most, echo, echoed: 0 }
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.pipe.as_ref().map(AsFd::as_fd)
+    }
+
+    fn is_over(&self) -> bool {
+        self.bytes.len() > self.most
+    }
+
+    fn read_what_is_there(&mut self) -> io::Result<()> {
+        let mut buffer = [0; 16 << 10];
+        while let Some(pipe) = self.pipe.as_mut().filter(|_| self.bytes.len() <= self.most) {
+            match pipe.read(&mut buffer) {
+                Ok(0) => self.pipe = None,
+                Ok(count) => self.bytes.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.echo_lines();
+        Ok(())
+    }
+
+    fn echo_lines(&mut self) {
+        let Some(echo) = self.echo else { return };
+        while let Some(end) = self.bytes[self.echoed..].iter().position(|byte| *byte == b'\n') {
+            echo(&String::from_utf8_lossy(&self.bytes[self.echoed..self.echoed + end]));
+            self.echoed += end + 1;
+        }
+    }
+
+    fn echo_rest(&mut self) {
+        self.echo_lines();
+        if let Some(echo) = self.echo.filter(|_| self.echoed < self.bytes.len()) {
+            echo(&String::from_utf8_lossy(&self.bytes[self.echoed..]));
+            self.echoed = self.bytes.len();
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The other side of a probe that reads: a child of this same program that may hang without harm.
+
+use std::{
+    collections::VecDeque,
+    fs::{self, File},
+    io::{self, Read},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use doctor_checks::probe::{FileSystemSpace, Probe, ProbeOutput};
+use doctor_core::observation::FailureKind;
+use rustix::{fs::OFlags, io::Errno, process::Signal};
+
+use super::{MAX_STREAM_BYTES, failed, kind_of};
+
+/// A directory with more names is not one that a check means.
+const MAX_NAMES: usize = 100_000;
+
+/// Carries out one reading probe in this process and returns the answer to print.
+pub fn answer(probe: &Probe, root: &Path) -> ProbeOutput {
+    // Whoever asked may be killed; nobody would take the answer then. Where this fails, the time limit does it.
+    let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    let (path, done) = match probe {
+        Probe::Read { path } => (path.as_str(), read(&below(root, path)).map(ProbeOutput::Text)),
+        Probe::List { path } => (path.as_str(), list(&below(root, path)).map(ProbeOutput::Names)),
+        Probe::StatFs { path } => (path.as_str(), stat_fs(&below(root, path)).map(ProbeOutput::StatFs)),
+        Probe::Kmsg => ("/dev/kmsg", kernel_log(&below(root, "/dev/kmsg")).map(ProbeOutput::Text)),
+        Probe::Exec { .. } | Probe::Builtin { .. } => {
+            return failed(FailureKind::Failed, "only reading probes go through the helper");
+        }
+    };
+    match done {
+        Ok(output) => output,
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            failed(FailureKind::TooLong, format!("{path} is longer than {MAX_STREAM_BYTES} bytes"))
+        }
+        Err(error) => failed(kind_of(&error), format!("{path}: {error}")),
+    }
+}
+
+fn below(root: &Path, path: &str) -> PathBuf {
+    // In a container that sees its host below `root`, /proc/mounts would be the container's own.
+    let path = if path == "/proc/mounts" && root != Path::new("/") && root.join("proc/1/mounts").exists() {
+        "/proc/1/mounts"
+    } else {
+        path
+    };
+    root.join(path.trim_start_matches('/'))
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    // Without blocking: a named pipe with nobody at the other end is an answer, not a reason to wait.
+    let file = File::options().read(true).custom_flags(nonblocking()).open(path)?;
+    if file.metadata()?.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a directory"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_STREAM_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_STREAM_BYTES {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn nonblocking() -> i32 {
+    i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0)
+}
+
+fn list(path: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+        if names.len() > MAX_NAMES {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn stat_fs(path: &Path) -> io::Result<FileSystemSpace> {
+    let stat = rustix::fs::statvfs(path)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    Ok(FileSystemSpace {
+        size: bytes(stat.f_blocks),
+        available: bytes(stat.f_bavail),
+        free: bytes(stat.f_bfree),
+        inodes: stat.f_files,
+        inodes_free: stat.f_ffree,
+    })
+}
+
+/// Every record that the kernel still has, oldest first; of more than fits, the newest.
+///
+/// Each read(2) of /dev/kmsg gives one whole record, EAGAIN after the last one, and EPIPE where records were
+/// overwritten under our eyes: reading on gives the next that is there.
+fn kernel_log(path: &Path) -> io::Result<String> {
+    let mut file = File::options().read(true).custom_flags(nonblocking()).open(path)?;
+    let mut records = VecDeque::new();
+    let mut length = 0;
+    // The kernel's own limit for a record.
+    let mut buffer = [0; 8 << 10];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => {
+                let record = String::from_utf8_lossy(&buffer[..count]).into_owned();
+                length += record.len();
+                records.push_back(record);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) if error.raw_os_error() == Some(Errno::PIPE.raw_os_error()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        while length > MAX_STREAM_BYTES {
+            length -= records.pop_front().map_or(length, |record: String| record.len());
+        }
+    }
+    Ok(records.into_iter().collect())
+}

@@ -1,0 +1,212 @@
+//! The command line as others use it: exit codes, the log while a job runs, the document at its end.
+
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use doctor_checks::{
+    document::{Document, RunKey},
+    job_file::exit,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
+const KEY: RunKey = RunKey::new([3; 32]);
+
+/// A machine as a tree of files.
+fn tree(meminfo: &str, kmsg: &str) -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("proc/meminfo", meminfo);
+    write("proc/uptime", "1000.00 900.00\n");
+    write("proc/sys/kernel/random/boot_id", "11111111-2222-3333-4444-555555555555\n");
+    write("sys/class/dmi/id/board_serial", "J1020304\n");
+    write("dev/kmsg", kmsg);
+    root
+}
+
+const GOOD_MEMORY: &str = "MemTotal: 8000000 kB\nMemAvailable: 7000000 kB\n";
+const LOW_MEMORY: &str = "MemTotal: 8000000 kB\nMemAvailable: 7000 kB\n";
+const QUIET: &str = "6,1,0,-;booted\n";
+const OFF_THE_BUS: &str = "3,1,900000000,-;NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.\n";
+
+fn check(root: &Path, args: &[&str]) -> Output {
+    Command::new(PROGRAM).arg("check").args(args).arg("--root").arg(root).output().unwrap()
+}
+
+#[test]
+fn check_exits_as_nagios_reads_it() {
+    let both = ["memory", "kernel-log"];
+    for (meminfo, kmsg, names, code) in [
+        (GOOD_MEMORY, QUIET, &both[..], 0),
+        (LOW_MEMORY, QUIET, &both[..], 1),
+        (GOOD_MEMORY, OFF_THE_BUS, &both[..], 2),
+        (LOW_MEMORY, OFF_THE_BUS, &both[..], 2),
+        (GOOD_MEMORY, "", &both[..], 3),
+        (LOW_MEMORY, "", &both[..], 1),
+        (GOOD_MEMORY, QUIET, &["no-such-check"][..], 3),
+        (GOOD_MEMORY, QUIET, &["--no-such-option"][..], 3),
+    ] {
+        let output = check(tree(meminfo, kmsg).path(), names);
+        assert_eq!(output.status.code(), Some(code), "{meminfo} {kmsg} {names:?}: {output:?}");
+    }
+    let help = Command::new(PROGRAM).arg("--help").output().unwrap();
+    assert_eq!(help.status.code(), Some(0));
+    assert!(!String::from_utf8_lossy(&help.stdout).contains("__"), "internals are hidden");
+}
+
+#[test]
+fn check_prints_a_table_or_json_of_the_same() {
+    let root = tree(LOW_MEMORY, OFF_THE_BUS);
+    let table = check(root.path(), &["memory", "kernel-log"]);
+    let table = String::from_utf8_lossy(&table.stdout);
+    assert!(table.contains("xid-79: gpu:0000:18:00: NVRM: Xid"), "{table}");
+    let json = check(root.path(), &["memory", "kernel-log", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json[0]["check"], "memory");
+    assert_eq!(json[0]["verdict"], "fail");
+    assert_eq!(json[1]["findings"][0]["severity"], "isolate");
+}
+
+#[test]
+fn a_profile_tells_of_a_dimm_that_is_missing() {
+    let root = tree(GOOD_MEMORY, QUIET);
+    let profile = root.path().join("profile.toml");
+    fs::write(&profile, "sku = \"hgx\"\nversion = 1\n[expect]\nmem_total_bytes = 8800000000.0\n").unwrap();
+    let output = check(root.path(), &["memory", "--profile", profile.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("memory-small"));
+}
+
+struct Job {
+    directory: TempDir,
+    root: TempDir,
+}
+
+impl Job {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let policy =
+            "[tests.endless.params]\ncommand = [\"/bin/sh\", \"-c\", \"echo here; sleep 600\"]\ntimeout = \"20m\"\n";
+        fs::write(directory.path().join("policy.toml"), policy).unwrap();
+        Self { directory, root: tree(GOOD_MEMORY, QUIET) }
+    }
+
+    fn start(&self, tests: &str, more: &[&str]) -> Child {
+        let at = |name: &str| self.directory.path().join(name);
+        let mut command = Command::new(PROGRAM);
+        command.args(["job", "--run", "r0000000000007", "--node", "n1", "--tests", tests]).args(more);
+        command.args([Path::new("--log"), &at("a/b.log"), Path::new("--document"), &at("a/b.json")]);
+        command.args([Path::new("--policy"), &at("policy.toml"), Path::new("--root"), self.root.path()]);
+        command.env("DOCTOR_RUN_KEY", KEY.to_hex()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("a/b.log")).unwrap_or_default()
+    }
+
+    fn document(&self) -> Document {
+        Document::open(&fs::read(self.directory.path().join("a/b.json")).unwrap(), &KEY).unwrap()
+    }
+
+    fn tests(&self) -> Vec<String> {
+        self.document().tests.iter().map(|test| test.test.to_string()).collect()
+    }
+
+    fn wait_log(&self, words: &str) {
+        for _ in 0..1000 {
+            if self.log().contains(words) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("waited in vain for `{words}`: {}", self.log());
+    }
+}
+
+fn code(child: Child) -> u8 {
+    let status = child.wait_with_output().unwrap().status;
+    assert_eq!(status.signal(), None);
+    u8::try_from(status.code().unwrap()).unwrap()
+}
+
+#[test]
+fn a_job_leaves_raw_evidence_and_its_machine() {
+    let job = Job::new();
+    assert_eq!(code(job.start("memory,kernel-log", &[])), exit::DONE);
+    assert_eq!(job.tests(), ["memory", "kernel-log"]);
+    let hardware = job.document().hardware;
+    assert_eq!(hardware.board_serial.as_deref(), Some("J1020304"));
+    assert_eq!(hardware.boot_id.as_deref(), Some("11111111-2222-3333-4444-555555555555"));
+    assert_eq!(fs::read_dir(job.directory.path().join("a")).unwrap().count(), 2, "nothing temporary stays");
+}
+
+#[test]
+fn told_to_stop_a_job_signs_what_had_finished() {
+    let job = Job::new();
+    let child = job.start("memory,endless,kernel-log", &[]);
+    // While it runs, the log shows what the program printed.
+    job.wait_log("endless: | here");
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(code(child), exit::STOPPED);
+    assert_eq!(job.tests(), ["memory"]);
+    assert!(job.log().contains("endless: cut short"), "{}", job.log());
+}
+
+#[test]
+fn over_its_limit_a_job_signs_what_had_finished() {
+    let job = Job::new();
+    assert_eq!(code(job.start("memory,endless", &["--limit", "1s"])), exit::OVER_LIMIT);
+    assert_eq!(job.tests(), ["memory"]);
+}
+
+#[test]
+fn a_test_that_is_not_known_here_brings_no_evidence() {
+    let job = Job::new();
+    assert_eq!(code(job.start("tomorrow", &[])), exit::DONE);
+    assert!(job.document().tests[0].probes.is_empty());
+    assert!(job.log().contains("does not know the test"), "{}", job.log());
+}
+
+#[test]
+fn a_job_without_its_key_does_not_begin() {
+    let job = Job::new();
+    let output = Command::new(PROGRAM)
+        .args(["job", "--run", "r0000000000007", "--node", "n1", "--tests", "memory", "--log", "l", "--document", "d"])
+        .current_dir(job.directory.path())
+        .env_remove("DOCTOR_RUN_KEY")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(i32::from(exit::NOT_BEGUN)));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("set DOCTOR_RUN_KEY or give --key-file"), "{said}");
+}
+
+#[test]
+fn a_document_that_cannot_be_written_is_its_own_exit_code() {
+    let job = Job::new();
+    fs::create_dir_all(job.directory.path().join("a/b.json/in-the-way")).unwrap();
+    assert_eq!(code(job.start("memory", &[])), exit::NO_DOCUMENT);
+    assert!(job.log().contains("the result could not be written"), "{}", job.log());
+}
+
+#[test]
+fn a_link_in_the_place_of_the_log_is_not_followed() {
+    let job = Job::new();
+    let secret = job.directory.path().join("secret");
+    fs::write(&secret, "untouched").unwrap();
+    fs::create_dir_all(job.directory.path().join("a")).unwrap();
+    std::os::unix::fs::symlink(&secret, job.directory.path().join("a/b.log")).unwrap();
+    assert_eq!(code(job.start("memory", &[])), exit::DONE);
+    assert_eq!(fs::read_to_string(secret).unwrap(), "untouched");
+    assert_eq!(job.tests(), ["memory"], "without a log the tests run all the same");
+}

@@ -1,0 +1,126 @@
+//! The world as a controller sees it: a backend, and a clock that jumps. Both are handles on one shared world.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use doctor_checks::document::RunKey;
+use doctor_control::{
+    backend::{Backend, BackendError, JobRequest, NodeOp, PolledJob, SeenNode},
+    clock::Clock,
+};
+use doctor_core::{
+    ids::{JobId, NodeName, RunId},
+    snapshot::Caps,
+    time::Timestamp,
+};
+
+use crate::{
+    config::{BadWorld, WorldConfig},
+    world::{Changes, OperatorRequest, QueuedReport, World},
+};
+
+/// A simulated cluster in this process. Clones are the same cluster.
+#[derive(Debug, Clone)]
+pub struct SimBackend {
+    world: Arc<Mutex<World>>,
+    caps: Caps,
+}
+
+impl SimBackend {
+    /// # Errors
+    /// If there can be no such world.
+    pub fn new(config: WorldConfig) -> Result<Self, BadWorld> {
+        Ok(Self { caps: config.caps, world: Arc::new(Mutex::new(World::new(config)?)) })
+    }
+
+    /// The world itself, for scripts and for those who keep the score.
+    pub fn world(&self) -> MutexGuard<'_, World> {
+        // A panic elsewhere leaves the world as it was after the last whole step; looking at it is still right.
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The controller's clock in this world.
+    pub fn clock(&self) -> VirtualClock {
+        VirtualClock { world: self.world.clone() }
+    }
+
+    /// What changed since an earlier look, for those who keep a picture of their own.
+    ///
+    /// # Errors
+    /// While the cluster does not answer.
+    pub fn changed_since(&self, version: u64) -> Result<Changes, BackendError> {
+        self.world().changed_since(version)
+    }
+
+    /// See [`World::agent_reports`].
+    pub fn agent_reports(&self) -> Vec<QueuedReport> {
+        self.world().agent_reports()
+    }
+
+    /// See [`World::acknowledge_reports`].
+    pub fn acknowledge_reports(&self, numbers: &[u64]) {
+        self.world().acknowledge_reports(numbers);
+    }
+
+    /// See [`World::drain_agent_reports`].
+    pub fn drain_agent_reports(&self) -> Vec<QueuedReport> {
+        self.world().drain_agent_reports()
+    }
+
+    /// The key that this node's agent was enrolled with.
+    pub fn agent_key(&self, node: &NodeName) -> RunKey {
+        self.world().agent_key(node)
+    }
+
+    /// See [`World::take_operator_requests`].
+    pub fn take_operator_requests(&self) -> Vec<OperatorRequest> {
+        self.world().take_operator_requests()
+    }
+}
+
+impl Backend for SimBackend {
+    fn name(&self) -> &str {
+        "sim"
+    }
+
+    fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
+        self.world().snapshot()
+    }
+
+    fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {
+        self.world().submit(job)
+    }
+
+    fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
+        self.world().poll(runs)
+    }
+
+    fn cancel(&self, run: RunId) -> Result<(), BackendError> {
+        self.world().cancel(run)
+    }
+
+    fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
+        self.world().apply(node, change)
+    }
+}
+
+/// A clock that does not tick: time passes when somebody sleeps, and then all at once.
+#[derive(Debug, Clone)]
+pub struct VirtualClock {
+    world: Arc<Mutex<World>>,
+}
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Timestamp {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner).controller_now()
+    }
+
+    fn sleep_until(&self, moment: Timestamp) {
+        let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
+        let moment = world.world_time(moment);
+        world.advance_to(moment);
+    }
+}

@@ -1,0 +1,155 @@
+//! How to make a world.
+
+use std::path::PathBuf;
+
+use doctor_core::{
+    ids::{BadName, NodeName, PoolName, Sku},
+    snapshot::Caps,
+    time::Timestamp,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{assumptions::Assumptions, hostile::Hostile};
+
+/// Everything that distinguishes one world from another. Two worlds of equal configuration that are asked the same
+/// things at the same times are equal to the last byte.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorldConfig {
+    pub seed: u64,
+    pub start: Timestamp,
+    pub pools: Vec<PoolConfig>,
+    pub assumptions: Assumptions,
+    pub hostile: Hostile,
+    /// What this cluster lets us do.
+    pub caps: Caps,
+    /// Nodes have agents that report what they see.
+    pub agents: bool,
+    /// Somebody repairs nodes that we marked as unhealthy, and then asks for their return.
+    pub repairs: bool,
+    /// Users report what nobody found, and operators take such nodes away for repair.
+    pub tickets: bool,
+    /// Where jobs leave logs and result documents, as real nodes do.
+    pub share: Option<PathBuf>,
+    /// Result documents also come with the answer to a poll.
+    pub carry_documents: bool,
+    /// Every effect is written there as it happens, one line of JSON each.
+    pub effects: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolConfig {
+    pub name: PoolName,
+    pub nodes: u32,
+    /// Nodes are called this and their number.
+    pub prefix: String,
+    pub sku: Sku,
+}
+
+impl PoolConfig {
+    /// # Errors
+    /// If the name is no pool name or cannot begin a node name.
+    pub fn new(name: &str, nodes: u32, prefix: &str) -> Result<Self, BadName> {
+        NodeName::new(prefix)?;
+        Ok(Self { name: PoolName::new(name)?, nodes, prefix: prefix.to_owned(), sku: crate::tests::sku() })
+    }
+
+    /// The name of the node with this number, counted from one. All names of a pool are equally long, so that their
+    /// order is the order of numbers.
+    pub(crate) fn node_name(&self, number: u32) -> Result<NodeName, BadName> {
+        let width = self.nodes.to_string().len().max(3);
+        NodeName::new(&format!("{}{number:0width$}", self.prefix))
+    }
+}
+
+impl Default for WorldConfig {
+    fn default() -> Self {
+        Self::of(200)
+    }
+}
+
+impl WorldConfig {
+    /// One pool of this many nodes, with users, faults, agents and repairs, and nothing hostile.
+    pub fn of(nodes: u32) -> Self {
+        Self {
+            seed: 1,
+            // 2026-11-01T00:00:00Z.
+            start: Timestamp::from_secs(1_793_491_200),
+            pools: vec![PoolConfig::new("gpu", nodes, "node").expect("fixed names that the types accept")],
+            assumptions: Assumptions::default(),
+            hostile: Hostile::default(),
+            caps: Caps::ALL,
+            agents: true,
+            repairs: true,
+            tickets: true,
+            share: None,
+            carry_documents: true,
+            effects: None,
+        }
+    }
+
+    /// One pool of this many nodes where nothing happens by itself.
+    pub fn quiet(nodes: u32) -> Self {
+        Self { assumptions: Assumptions::quiet(), repairs: false, tickets: false, ..Self::of(nodes) }
+    }
+
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+}
+
+/// Why there can be no such world.
+#[derive(Debug, thiserror::Error)]
+pub enum BadWorld {
+    #[error("making the world: two nodes would be called `{0}`; give each pool another prefix")]
+    TwiceNamed(NodeName),
+    #[error("making the world: a pool's prefix does not begin a node name")]
+    Name(#[from] BadName),
+    #[error("making the world: there are no nodes; give at least one pool with at least one node")]
+    Empty,
+    #[error("making the world: `{name}` is {value}, {accepted}")]
+    OutOfRange { name: &'static str, value: f64, accepted: &'static str },
+    #[error("making the world: the file of effects `{path}` cannot be written")]
+    Effects { path: PathBuf, source: std::io::Error },
+}
+
+impl WorldConfig {
+    /// Values that would make time stand still or never pass.
+    pub(crate) fn check(&self) -> Result<(), BadWorld> {
+        let a = &self.assumptions;
+        let within = |name, value: f64, low: f64, high: f64, accepted| {
+            if (low..=high).contains(&value) { Ok(()) } else { Err(BadWorld::OutOfRange { name, value, accepted }) }
+        };
+        for (name, value) in [
+            ("hard_per_node_day", a.hard_per_node_day),
+            ("gray_per_node_day", a.gray_per_node_day),
+            ("sdc_per_node_day", a.sdc_per_node_day),
+        ] {
+            within(name, value, 0.0, 100.0, "0 to 100 a day are accepted")?;
+        }
+        within("utilisation", a.utilisation, 0.0, 1.5, "0 to 1.5 is accepted")?;
+        within("weibull_shape", a.weibull_shape, 0.1, 10.0, "0.1 to 10 is accepted")?;
+        within("lemon_factor", a.lemon_factor, 1.0, 1000.0, "1 to 1000 is accepted")?;
+        within("hazard_per_incident", a.hazard_per_incident, 1.0, 10.0, "1 to 10 is accepted")?;
+        within("infant_factor", a.infant_factor, 1.0, 1000.0, "1 to 1000 is accepted")?;
+        within("job_sigma", a.job_sigma, 0.0, 5.0, "0 to 5 is accepted")?;
+        for (name, value) in [
+            ("lemon_share", a.lemon_share),
+            ("catch_gray", a.catch_gray),
+            ("catch_sdc_cold", a.catch_sdc_cold),
+            ("catch_sdc_hot", a.catch_sdc_hot),
+            ("avoids_validation", a.avoids_validation),
+            ("repair_over_a_day", a.repair_over_a_day),
+            ("outlier", a.outlier),
+        ] {
+            within(name, value, 0.0, 1.0, "0 to 1 is accepted")?;
+        }
+        if self.pools.iter().all(|pool| pool.nodes == 0) {
+            return Err(BadWorld::Empty);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! Policies on the same seeds: what each would have found, how fast, and at what cost to users.
+//!
+//! All of them run the same engine, the same tests and the same rules on the same faults and the same users (common
+//! random numbers). They differ in who chooses what to test: our planner; the seed's way (nodes by their newest test
+//! of any kind, oldest first, all tests at once, in batches that are waited for); nobody; or an oracle that knows
+//! which nodes are bad and tests them as soon as they are free.
+
+use std::collections::BTreeSet;
+
+use doctor_control::store::{StoreError, records::StoredNode};
+use doctor_core::{
+    ids::NodeName,
+    snapshot::{Asked, Pause, TestRecord},
+    time::{Span, Timestamp},
+};
+use serde::Serialize;
+
+use super::{
+    score::{Score, median, round},
+    session::{Session, SessionConfig, SessionError},
+};
+use crate::WorldConfig;
+
+/// Who chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Chooser {
+    /// No validation at all; agents still report.
+    Nobody,
+    /// The seed's queue.
+    Seed,
+    Ours,
+    Oracle,
+}
+
+impl Chooser {
+    pub const ALL: &'static [Self] = &[Self::Nobody, Self::Seed, Self::Ours, Self::Oracle];
+
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Nobody => "no validation",
+            Self::Seed => "seed (oldest first, all tests)",
+            Self::Ours => "ours",
+            Self::Oracle => "oracle",
+        }
+    }
+}
+
+/// One policy over several seeds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    pub policy: Chooser,
+    pub seeds: usize,
+    pub faults: usize,
+    pub found: usize,
+    pub median_hours_to_detect: Option<f64>,
+    /// Of the faults that only a test can show.
+    pub median_hours_to_detect_by_tests: Option<f64>,
+    pub user_node_hours_lost: f64,
+    pub validation_node_hours: f64,
+    pub false_alarms: u32,
+    pub user_jobs_disturbed: u64,
+}
+
+/// Plays every policy on every seed.
+///
+/// # Errors
+/// If a session cannot be made or its store fails.
+pub fn compare(
+    world: &WorldConfig,
+    days: u32,
+    seeds: &[u64],
+    mut progress: impl FnMut(Chooser, u64),
+) -> Result<Vec<Row>, SessionError> {
+    let mut rows = Vec::new();
+    for chooser in Chooser::ALL {
+        let mut scores = Vec::new();
+        for seed in seeds {
+            progress(*chooser, *seed);
+            scores.push(play(world.clone().with_seed(*seed), days, *chooser)?);
+        }
+        rows.push(row(*chooser, &scores));
+    }
+    Ok(rows)
+}
+
+/// One policy on one seed.
+///
+/// # Errors
+/// If the session cannot be made or its store fails.
+pub fn play(world: WorldConfig, days: u32, chooser: Chooser) -> Result<Score, SessionError> {
+    let mut session = Session::new(SessionConfig::new(world))?;
+    let until = session.backend().world().now().plus(Span::days(i64::from(days)));
+    if chooser != Chooser::Ours {
+        // Our planner starts nothing by itself then; what is asked for is still carried out by it.
+        let why = "another policy chooses".to_owned();
+        session.store().pause(&Pause { pool: None, by: "compare".into(), why, since: session.now(), until: None })?;
+    }
+    let mut queue = Requests::default();
+    session.run_until(until, |session, _| {
+        match chooser {
+            Chooser::Nobody | Chooser::Ours => {}
+            Chooser::Seed => queue.seed(session)?,
+            Chooser::Oracle => queue.oracle(session)?,
+        }
+        Ok(())
+    })?;
+    Score::of(&session)
+}
+
+/// What another chooser has asked for and not seen the end of.
+#[derive(Debug, Default)]
+struct Requests {
+    batch: Vec<(NodeName, Timestamp)>,
+    asked: BTreeSet<(NodeName, Timestamp)>,
+}
+
+/// The seed's batch size and age threshold.
+const BATCH: usize = 5;
+const THRESHOLD: Span = Span::days(7);
+
+impl Requests {
+    /// Free nodes whose newest result of any test is old, oldest first, in batches that are waited for.
+    fn seed(&mut self, session: &Session) -> Result<(), SessionError> {
+        let now = session.now();
+        let waiting = !session.store().active_runs()?.is_empty() || !session.store().requests()?.is_empty();
+        // A node that was taken before its job began never gets a result; the seed's pending timeout lets go of it.
+        self.batch.retain(|(_, asked)| now.since(*asked) < Span::minutes(5));
+        if waiting || !self.batch.is_empty() {
+            return Ok(());
+        }
+        let stored = session.store().load_nodes()?;
+        let mut free: Vec<(Option<Timestamp>, NodeName)> = free_nodes(session)
+            .into_iter()
+            .map(|name| (stored.get(&name).and_then(newest), name))
+            .filter(|(newest, _)| newest.is_none_or(|at| now.since(at) >= THRESHOLD))
+            .collect();
+        free.sort();
+        for (_, name) in free.into_iter().take(BATCH) {
+            ask(session, &name, now)?;
+            self.batch.push((name, now));
+        }
+        Ok(())
+    }
+
+    /// Bad nodes as soon as they are free; twice, since our rules want a failure confirmed.
+    fn oracle(&mut self, session: &Session) -> Result<(), SessionError> {
+        let now = session.now();
+        let free: BTreeSet<NodeName> = free_nodes(session).into_iter().collect();
+        let busy: BTreeSet<NodeName> =
+            session.store().active_runs()?.into_iter().map(|stored| stored.run.nodes.first().clone()).collect();
+        let truth = session.backend().world().truth();
+        let bad = truth.faults.into_iter().filter(|fault| fault.marked.is_none() && fault.cured.is_none());
+        self.asked.retain(|(_, at)| now.since(*at) < Span::minutes(45));
+        for fault in bad.filter(|fault| free.contains(&fault.node) && !busy.contains(&fault.node)) {
+            if !self.asked.iter().any(|(node, _)| *node == fault.node) {
+                ask(session, &fault.node, now)?;
+                self.asked.insert((fault.node, now));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn newest(node: &StoredNode) -> Option<Timestamp> {
+    node.records.values().filter_map(TestRecord::attempt).max()
+}
+
+fn free_nodes(session: &Session) -> Vec<NodeName> {
+    let seen = session.backend().world().snapshot().unwrap_or_default();
+    let free = seen.into_iter().filter(|seen| {
+        seen.node.occupancy.is_free() && seen.node.marks.ours.is_empty() && seen.node.marks.foreign_block().is_none()
+    });
+    free.map(|seen| seen.node.name).collect()
+}
+
+fn ask(session: &Session, node: &NodeName, now: Timestamp) -> Result<(), StoreError> {
+    let asked = Asked::Test { node: node.clone(), tests: Vec::new() };
+    session.store().add_request(&asked, "compare", "chosen by another policy", now).map(drop)
+}
+
+fn row(policy: Chooser, scores: &[Score]) -> Row {
+    let medians = |of: fn(&Score) -> Option<f64>| {
+        let mut values: Vec<f64> = scores.iter().filter_map(of).collect();
+        values.sort_by(f64::total_cmp);
+        median(&values).map(round)
+    };
+    Row {
+        policy,
+        seeds: scores.len(),
+        faults: scores.iter().map(|score| score.faults_injected).sum(),
+        found: scores.iter().map(|score| score.faults_found).sum(),
+        median_hours_to_detect: medians(|score| score.median_hours_to_detect),
+        median_hours_to_detect_by_tests: medians(|score| score.median_hours_to_detect_by_tests),
+        user_node_hours_lost: round(scores.iter().map(|score| score.user_node_hours_lost).sum()),
+        validation_node_hours: round(scores.iter().map(|score| score.validation_node_hours).sum()),
+        false_alarms: scores.iter().map(|score| score.false_alarms).sum(),
+        user_jobs_disturbed: scores.iter().map(|score| score.user_jobs_disturbed).sum(),
+    }
+}

@@ -1,0 +1,120 @@
+//! The demonstration: a month of a cluster in seconds, to watch and to look into afterwards.
+//!
+//! It is a session like any other, with the default policy: bad nodes are marked, people repair them, proofs bring them
+//! back. The store lives in memory while it runs (a simulated month in real fsyncs would show nothing but the disk) and
+//! is written to a file at the end.
+
+mod picture;
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use doctor_core::time::Span;
+
+use super::{
+    score::Score,
+    session::{Session, SessionConfig, SessionError},
+};
+use crate::WorldConfig;
+use picture::Picture;
+
+/// What to show.
+#[derive(Debug, Clone)]
+pub struct Demo {
+    pub nodes: u32,
+    pub days: u32,
+    pub seed: u64,
+    /// Where store and shared directory are left; an earlier demonstration there is replaced.
+    pub folder: PathBuf,
+    /// Draw the cluster while time passes.
+    pub live: bool,
+    /// How long the drawing takes at least, so that an eye can follow.
+    pub at_least: Duration,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error("{operation} {}: {source}", path.display())]
+    File { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} holds something else than an earlier demonstration; give another folder with --dir", .0.display())]
+    NotOurs(PathBuf),
+    #[error("drawing on the terminal: {0}")]
+    Drawing(io::Error),
+}
+
+/// What was shown, and where it can be looked into.
+#[derive(Debug)]
+pub struct Shown {
+    pub score: Score,
+    pub store: PathBuf,
+    pub share: PathBuf,
+    /// The numbers that the simulation rests on.
+    pub assumptions: String,
+    pub took: Duration,
+}
+
+/// Says whose folder it is.
+const SIGN: &str = ".cluster-doctor-demo";
+
+impl Demo {
+    /// Plays it.
+    ///
+    /// # Errors
+    /// If the folder cannot be used or the session fails.
+    pub fn play(&self, screen: &mut dyn Write) -> Result<Shown, DemoError> {
+        let began = Instant::now();
+        let (store, share) = self.prepare()?;
+        let mut config = SessionConfig::new(WorldConfig::of(self.nodes).with_seed(self.seed));
+        config.world.share = Some(share.clone());
+        config.share = Some(share.clone());
+        let assumptions = config.world.assumptions.to_string();
+        let mut session = Session::new(config)?;
+        let start = session.backend().world().now();
+        let until = start.plus(Span::days(i64::from(self.days)));
+        let mut picture = self.live.then(|| Picture::new(self.days, self.at_least));
+        let mut drawing = Ok(());
+        session.run_until(until, |session, report| {
+            if let Some(picture) = &mut picture
+                && drawing.is_ok()
+            {
+                drawing = picture.note(session, report, start, screen);
+            }
+            Ok(())
+        })?;
+        if let Some(picture) = &mut picture
+            && drawing.is_ok()
+        {
+            drawing = picture.finish(&session, screen);
+        }
+        drawing.map_err(DemoError::Drawing)?;
+        session.stop()?;
+        session.store().backup(&store).map_err(SessionError::from)?;
+        Ok(Shown { score: Score::of(&session)?, store, share, assumptions, took: began.elapsed() })
+    }
+
+    /// An empty folder; an earlier demonstration in it is removed, anything else is not touched.
+    fn prepare(&self) -> Result<(PathBuf, PathBuf), DemoError> {
+        let fail = |operation, path: &Path| {
+            let path = path.to_owned();
+            move |source| DemoError::File { operation, path, source }
+        };
+        let sign = self.folder.join(SIGN);
+        if self.folder.exists() {
+            let mut entries = fs::read_dir(&self.folder).map_err(fail("reading", &self.folder))?;
+            if !sign.exists() && entries.next().is_some() {
+                return Err(DemoError::NotOurs(self.folder.clone()));
+            }
+            fs::remove_dir_all(&self.folder).map_err(fail("removing", &self.folder))?;
+        }
+        let share = self.folder.join("data");
+        fs::create_dir_all(&share).map_err(fail("making", &share))?;
+        fs::write(&sign, "A demonstration of Cluster Doctor. It may be deleted.\n").map_err(fail("writing", &sign))?;
+        Ok((self.folder.join("doctor.db"), share))
+    }
+}

@@ -1,0 +1,515 @@
+//! Scenarios: a text script drives a session, and what is printed is reviewed as a diff.
+//!
+//! One command a line; `#` begins a comment, which is printed too, so that the output tells the story by itself. Times
+//! are counted from the beginning. Ids are replaced by small numbers in the order in which they appear.
+//!
+//! ```text
+//! world nodes 4                         a quiet cluster of four nodes (also: pool NAME N PREFIX, seed N, users, agents off)
+//! policy mode = "act"                   one line of the policy file, before or between runs
+//! record node001 storage pass 9d        a result of that long ago
+//! fault node002 gpu-off-bus             and other incidents, see `incident`
+//! run 30m every 1m                      lets time pass; prints every decision
+//! show nodes | why NODE | history | cases | reasons | breaker | audit | counters
+//! ```
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use doctor_control::{cycle::CycleReport, store::records::HistoryFilter};
+use doctor_core::{
+    finding::Verdict,
+    hostlist,
+    ids::{NodeName, PoolName, TestId},
+    node::{ForeignMark, Hold},
+    plan::{Action, Conclusion},
+    policy::Policy,
+    snapshot::{Asked, Breaker, Pause},
+    time::{Span, Timestamp},
+};
+
+use super::session::{Session, SessionConfig, SessionError, policy};
+use crate::{
+    FaultKind, Incident, JobTrouble, PoolConfig, WorldConfig,
+    hostile::{Call, CallTrouble},
+    judge::{Patience, judge_effects},
+};
+
+/// A script that cannot be understood or carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    #[error("line {line}: {text}: {why}")]
+    Line { line: usize, text: String, why: String },
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}
+
+/// Plays a script and returns what is to be reviewed.
+///
+/// # Errors
+/// With the line that is wrong and what is accepted there.
+pub fn play(script: &str) -> Result<String, ScenarioError> {
+    let mut stage = Stage::default();
+    for (number, line) in script.lines().enumerate() {
+        let text = line.trim();
+        let _ = match text {
+            "" => writeln!(stage.out),
+            _ if text.starts_with('#') => writeln!(stage.out, "{text}"),
+            _ => writeln!(stage.out, "> {text}"),
+        };
+        if text.is_empty() || text.starts_with('#') {
+            continue;
+        }
+        stage.command(text).map_err(|trouble| match trouble {
+            Trouble::Said(why) => ScenarioError::Line { line: number + 1, text: text.to_owned(), why },
+            Trouble::Session(error) => error.into(),
+        })?;
+    }
+    stage.close();
+    Ok(stage.out)
+}
+
+enum Trouble {
+    Said(String),
+    Session(SessionError),
+}
+
+impl<E: Into<SessionError>> From<E> for Trouble {
+    fn from(error: E) -> Self {
+        Self::Session(error.into())
+    }
+}
+
+fn said<T>(why: impl Into<String>) -> Result<T, Trouble> {
+    Err(Trouble::Said(why.into()))
+}
+
+#[derive(Default)]
+struct Stage {
+    out: String,
+    world: Option<WorldConfig>,
+    policy: Vec<String>,
+    session: Option<Session>,
+    names: BTreeMap<String, String>,
+    counts: BTreeMap<char, u32>,
+}
+
+impl Stage {
+    fn command(&mut self, text: &str) -> Result<(), Trouble> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        match words[0] {
+            "world" => self.make_world(&words[1..]),
+            "policy" => self.set_policy(text.trim_start_matches("policy").trim()),
+            "run" => self.run(&words[1..]),
+            "show" => self.show(&words[1..]),
+            "restart" => {
+                let empty = words.get(1) == Some(&"empty");
+                Ok(self.session()?.restart(empty)?)
+            }
+            "record" | "hold" | "unhold" | "release" | "test" | "quarantine" | "pause" | "resume" | "close-breaker" => {
+                self.operator(&words)
+            }
+            _ => self.incident(&words),
+        }
+    }
+
+    fn make_world(&mut self, words: &[&str]) -> Result<(), Trouble> {
+        if self.session.is_some() {
+            return said("the world is made already");
+        }
+        let mut world = WorldConfig::quiet(4);
+        let mut pools = Vec::new();
+        let mut rest = words;
+        while let Some((word, after)) = rest.split_first() {
+            rest = match (*word, after) {
+                ("nodes", [count, after @ ..]) => {
+                    pools.push(PoolConfig::new("gpu", number(count)?, "node").map_err(|e| Trouble::Said(e.to_string()))?);
+                    after
+                }
+                ("pool", [name, count, prefix, after @ ..]) => {
+                    pools.push(PoolConfig::new(name, number(count)?, prefix).map_err(|e| Trouble::Said(e.to_string()))?);
+                    after
+                }
+                ("seed", [seed, after @ ..]) => {
+                    world.seed = u64::from(number(seed)?);
+                    after
+                }
+                ("agents", ["off", after @ ..]) => {
+                    world.agents = false;
+                    after
+                }
+                ("repairs", after) => {
+                    world.repairs = true;
+                    after
+                }
+                _ => return said("accepted: nodes N, pool NAME N PREFIX, seed N, agents off, repairs"),
+            };
+        }
+        if !pools.is_empty() {
+            world.pools = pools;
+        }
+        self.world = Some(world);
+        Ok(())
+    }
+
+    fn set_policy(&mut self, line: &str) -> Result<(), Trouble> {
+        self.policy.push(line.to_owned());
+        let policy = laid_over(&self.policy)?;
+        if let Some(session) = &mut self.session {
+            session.set_policy(policy)?;
+        }
+        Ok(())
+    }
+
+    fn session(&mut self) -> Result<&mut Session, Trouble> {
+        if self.session.is_none() {
+            let Some(world) = self.world.clone() else { return said("first make a world, such as `world nodes 4`") };
+            let mut config = SessionConfig::new(world);
+            config.policy = laid_over(&self.policy)?;
+            config.every = Span::minutes(1);
+            self.session = Some(Session::new(config)?);
+        }
+        self.session.as_mut().ok_or_else(|| Trouble::Said("there is no session".to_owned()))
+    }
+
+    fn run(&mut self, words: &[&str]) -> Result<(), Trouble> {
+        let (length, every) = match words {
+            [length] => (span(length)?, Span::minutes(1)),
+            [length, "every", every] => (span(length)?, span(every)?),
+            _ => return said("accepted: run 30m, run 30m every 1m"),
+        };
+        self.session()?.set_every(every);
+        let mut session = self.session.take().expect("it was just made");
+        let until = session.backend().world().now().plus(length);
+        let outcome = session.run_until(until, |session, report| {
+            self.tell(session, report);
+            Ok(())
+        });
+        self.session = Some(session);
+        Ok(outcome?)
+    }
+
+    /// Every decision and every result of a cycle, one line each.
+    fn tell(&mut self, session: &Session, report: &CycleReport) {
+        let start = session.backend().world().config().start;
+        let clock = clock(session.now(), start);
+        let mut lines: Vec<String> = report.actions.iter().filter_map(|action| {
+            let line = describe(&action.what)?;
+            Some(format!("{line} [{}] {}", action.code, action.text))
+        }).collect();
+        if report.results > 0 {
+            lines.push(format!("results taken in: {}", report.results));
+        }
+        if report.rejected > 0 {
+            lines.push(format!("results turned away: {}", report.rejected));
+        }
+        lines.extend(report.troubles.iter().map(|trouble| format!("trouble: {trouble}")));
+        for line in lines {
+            let line = self.plain(&line, start);
+            let _ = writeln!(self.out, "{clock}  {line}");
+        }
+    }
+
+    /// Ids become small numbers, moments become distances.
+    fn plain(&mut self, line: &str, start: Timestamp) -> String {
+        let mut plain = String::with_capacity(line.len());
+        for word in line.split_inclusive(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | ':' | '.'))) {
+            let core_len = word.trim_end_matches(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | ':' | '.'))).len();
+            let (core, tail) = word.split_at(core_len);
+            let (core, dot) = core.strip_suffix(['.', ':']).map_or((core, ""), |stem| (stem, &core[stem.len()..]));
+            if let Ok(moment) = core.parse::<Timestamp>() {
+                plain.push_str(&clock(moment, start));
+            } else if is_id(core) {
+                plain.push_str(&self.small(core));
+            } else {
+                plain.push_str(core);
+            }
+            plain.push_str(dot);
+            plain.push_str(tail);
+        }
+        plain
+    }
+
+    fn small(&mut self, id: &str) -> String {
+        if let Some(name) = self.names.get(id) {
+            return name.clone();
+        }
+        let kind = id.chars().next().unwrap_or('?');
+        let count = self.counts.entry(kind).or_default();
+        *count += 1;
+        let word = match kind {
+            'r' => "run",
+            'c' => "case",
+            _ => "op",
+        };
+        let name = format!("{word}#{count}");
+        self.names.insert(id.to_owned(), name.clone());
+        name
+    }
+
+    fn incident(&mut self, words: &[&str]) -> Result<(), Trouble> {
+        let incident = incident(words)?;
+        let session = self.session()?;
+        let done = session.backend().world().inject(&incident);
+        if done { Ok(()) } else { said("it could not happen: is the node there and in that state?") }
+    }
+
+    fn operator(&mut self, words: &[&str]) -> Result<(), Trouble> {
+        let session = self.session()?;
+        let now = session.now();
+        let (by, why) = ("ann", "because the script says so");
+        let store = session.store();
+        let ask = |asked: Asked| store.add_request(&asked, by, why, now).map(|_| ());
+        match words {
+            ["record", nodes, test, verdict, ago] => {
+                let (test, ago) = (name::<TestId>(test)?, span(ago)?);
+                let Some(verdict) = Verdict::from_code(verdict) else { return said("verdicts: pass, fail, inconclusive, not-applicable") };
+                for node in list(nodes)? {
+                    session.record(&node, &test, verdict, now.minus(ago))?;
+                }
+                return Ok(());
+            }
+            ["hold", node] => store.hold(&name(node)?, &Hold { by: by.into(), why: why.into(), since: now, until: None })?,
+            ["hold", node, "for", length] => {
+                let until = Some(now.plus(span(length)?));
+                store.hold(&name(node)?, &Hold { by: by.into(), why: why.into(), since: now, until })?;
+            }
+            ["unhold", node] => store.unhold(&name(node)?, by, why, now)?,
+            ["release", node] => ask(Asked::Release { node: name(node)? })?,
+            ["quarantine", node] => ask(Asked::Quarantine { node: name(node)? })?,
+            ["test", node, tests @ ..] => {
+                let tests = tests.iter().map(|test| name(test)).collect::<Result<_, _>>()?;
+                ask(Asked::Test { node: name(node)?, tests })?;
+            }
+            ["pause", rest @ ..] => {
+                let (pool, until) = match rest {
+                    [] => (None, None),
+                    ["for", length] => (None, Some(now.plus(span(length)?))),
+                    [pool] => (Some(name::<PoolName>(pool)?), None),
+                    [pool, "for", length] => (Some(name::<PoolName>(pool)?), Some(now.plus(span(length)?))),
+                    _ => return said("accepted: pause [POOL] [for 4h]"),
+                };
+                store.pause(&Pause { pool, by: by.into(), why: why.into(), since: now, until })?;
+            }
+            ["resume"] => store.resume(None, by, why, now)?,
+            ["resume", pool] => store.resume(Some(&name(pool)?), by, why, now)?,
+            ["close-breaker"] => store.close_breaker(by, why, now)?,
+            _ => return said("accepted: record NODES TEST VERDICT AGO, hold NODE [for 2h], unhold NODE, release NODE, quarantine NODE, test NODE [TESTS], pause [POOL] [for 4h], resume [POOL], close-breaker"),
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, words: &[&str]) -> Result<(), Trouble> {
+        let session = self.session()?;
+        let start = session.backend().world().config().start;
+        let store = session.store();
+        let mut lines = Vec::new();
+        match words {
+            ["nodes"] => {
+                let mut nodes = store.load_nodes()?;
+                for seen in session.backend().world().snapshot().unwrap_or_default() {
+                    let known = nodes.remove(&seen.node.name);
+                    let life = known.as_ref().map_or("in-service", |node| node.life.word());
+                    let ours: Vec<_> = seen.node.marks.ours.iter().map(|mark| mark.kind.code()).collect();
+                    let foreign: Vec<_> = seen.node.marks.foreign.iter().map(|mark| mark.by.as_str()).collect();
+                    let findings = known.map_or(0, |node| node.findings.len());
+                    lines.push(format!("{} {life}, findings {findings}, our marks {ours:?}, foreign {foreign:?}", seen.node.name));
+                }
+            }
+            ["history"] | ["history", _] => {
+                let node = words.get(1).map(|node| name(node)).transpose()?;
+                let rows = store.history(&HistoryFilter { node, limit: Some(200), ..HistoryFilter::default() })?;
+                lines.extend(rows.into_iter().rev().map(|row| {
+                    let at = clock(row.at, start);
+                    let run = row.run.map_or_else(String::new, |run| format!(" {run}"));
+                    format!("{at} {} {} {} [{}]{run}", row.node, row.test, row.verdict, row.reason)
+                }));
+            }
+            ["latest", node] => {
+                for row in store.latest_of(&name(node)?)? {
+                    let conclusive = row.conclusive.map_or_else(|| "never conclusive".to_owned(), |(verdict, at)| format!("{verdict} at {}", clock(at, start)));
+                    lines.push(format!("{} {} {} [{}], {conclusive}", row.node, row.test, row.verdict, row.reason));
+                }
+            }
+            ["cases"] => {
+                for case in store.cases_all(100)?.into_iter().rev() {
+                    let steps: Vec<String> = case.steps.iter().map(|step| format!("{} {}", step.what, step.state)).collect();
+                    let state = match case.state {
+                        doctor_core::case::CaseState::Open => "open".to_owned(),
+                        doctor_core::case::CaseState::Closed { at, how } => format!("{how} at {}", clock(at, start)),
+                    };
+                    lines.push(format!("{} {} {} at rung {}: {state}; {}", case.id, case.node, case.severity, case.rung, steps.join(", ")));
+                }
+            }
+            ["reasons"] => {
+                for row in store.reasons_all()? {
+                    let reason = serde_json::to_string(&row.reason).unwrap_or_default();
+                    lines.push(format!("{} {reason}", row.node));
+                }
+            }
+            ["breaker"] => lines.push(match store.breaker()? {
+                Breaker::Closed { .. } => "the breaker is closed".to_owned(),
+                Breaker::Open { why, .. } => format!("the breaker is open: {why}"),
+            }),
+            ["counters"] => {
+                let counters = store.counters()?;
+                lines.push(format!(
+                    "kept {}, duplicate {}, rejected {}",
+                    counters.results_kept, counters.results_duplicate, counters.documents_rejected
+                ));
+            }
+            _ => return said("accepted: show nodes, history [NODE], latest NODE, cases, reasons, breaker, counters"),
+        }
+        if lines.is_empty() {
+            lines.push("nothing".to_owned());
+        }
+        for line in lines {
+            let line = self.plain(&line, start);
+            let _ = writeln!(self.out, "  {line}");
+        }
+        Ok(())
+    }
+
+    /// Whatever the story was, the world's own record must show no invariant broken.
+    fn close(&mut self) {
+        let Some(session) = &self.session else { return };
+        let violations = judge_effects(session.backend().world().effects().entries(), Patience::default());
+        let _ = match violations.len() {
+            0 => writeln!(self.out, "\neffects: sound"),
+            _ => writeln!(self.out, "\neffects: {violations:#?}"),
+        };
+    }
+}
+
+fn is_id(word: &str) -> bool {
+    word.len() == 14
+        && (word.parse::<doctor_core::ids::RunId>().is_ok()
+            || word.parse::<doctor_core::ids::CaseId>().is_ok()
+            || word.parse::<doctor_core::ids::OpId>().is_ok())
+}
+
+/// The policy of a script: the simulation's default with these lines laid over.
+fn laid_over(lines: &[String]) -> Result<Policy, Trouble> {
+    let mut table = toml::Table::try_from(policy()).map_err(|error| Trouble::Said(error.to_string()))?;
+    for line in lines {
+        let more: toml::Table = line.parse().map_err(|error: toml::de::Error| Trouble::Said(error.to_string()))?;
+        lay_over(&mut table, more);
+    }
+    table.try_into().map_err(|error: toml::de::Error| Trouble::Said(error.to_string()))
+}
+
+fn lay_over(table: &mut toml::Table, more: toml::Table) {
+    for (key, value) in more {
+        match (table.get_mut(&key), value) {
+            (Some(toml::Value::Table(below)), toml::Value::Table(above)) => lay_over(below, above),
+            (_, value) => {
+                table.insert(key, value);
+            }
+        }
+    }
+}
+
+fn incident(words: &[&str]) -> Result<Incident, Trouble> {
+    let secs = |text: &str| {
+        text.trim_end_matches('s').parse::<i64>().map_err(|_| Trouble::Said(format!("`{text}` is not seconds, such as 600s")))
+    };
+    Ok(match words {
+        ["fault", node, kind] => {
+            let Some(kind) = FaultKind::from_code(kind) else {
+                let known: Vec<_> = FaultKind::ALL.iter().map(|kind| kind.code()).collect();
+                return said(format!("fault kinds: {}", known.join(", ")));
+            };
+            Incident::Fault { node: name(node)?, kind }
+        }
+        ["heal", node] => Incident::Heal { node: name(node)? },
+        ["user-job", nodes, length] => Incident::UserJob { nodes: list(nodes)?, length: span(length)? },
+        ["calls", call, trouble, times] => Incident::Calls {
+            call: word::<Call>(call)?,
+            trouble: word::<CallTrouble>(trouble)?,
+            times: number(times)?,
+        },
+        ["jobs", trouble, times] => Incident::Jobs { trouble: word::<JobTrouble>(trouble)?, times: number(times)? },
+        ["outage", length] => Incident::Outage { length: span(length)? },
+        ["unreachable", node, length] => Incident::Unreachable { node: name(node)?, length: span(length)? },
+        ["vanish", node] => Incident::Vanish { node: name(node)? },
+        ["return", node, "as", called] => Incident::Return { node: name(node)?, called: name(called)? },
+        ["node-clock", node, ahead] => Incident::NodeClock { node: name(node)?, ahead_secs: secs(ahead)? },
+        ["controller-clock", by] => Incident::ControllerClock { by_secs: secs(by)? },
+        ["agent-silent", node, length] => Incident::AgentSilent { node: name(node)?, length: span(length)? },
+        ["agents-silent", percent, length] => Incident::AgentsSilent {
+            percent: percent.trim_end_matches('%').parse().map_err(|_| Trouble::Said("a percentage, such as 50%".into()))?,
+            length: span(length)?,
+        },
+        ["cordon", node, "by", by] => Incident::ForeignMark {
+            node: name(node)?,
+            mark: ForeignMark { by: (*by).to_owned(), text: "maintenance".to_owned(), blocks: true },
+        },
+        ["uncordon", node, "by", by] => Incident::ForeignUnmark { node: name(node)?, by: (*by).to_owned() },
+        ["our-marks-removed", node] => Incident::OurMarksRemoved { node: name(node)? },
+        ["foreign-reboot", node] => Incident::ForeignReboot { node: name(node)? },
+        _ => {
+            return said(
+                "accepted: world, policy, run, show, restart [empty], record, operators' commands (hold, unhold, release, \
+                 quarantine, test, pause, resume, close-breaker), and incidents (fault, heal, user-job, calls, jobs, outage, \
+                 unreachable, vanish, return, node-clock, controller-clock, agent-silent, agents-silent, cordon, uncordon, \
+                 our-marks-removed, foreign-reboot)",
+            );
+        }
+    })
+}
+
+/// A word of one of the incident enums, as they are written in configuration.
+fn word<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, Trouble> {
+    serde_json::from_value(serde_json::Value::String(text.to_owned())).map_err(|error| Trouble::Said(error.to_string()))
+}
+
+fn name<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, Trouble> {
+    text.parse().map_err(|error: T::Err| Trouble::Said(error.to_string()))
+}
+
+fn list(text: &str) -> Result<Vec<NodeName>, Trouble> {
+    hostlist::parse(text).map_err(|error| Trouble::Said(error.to_string()))
+}
+
+fn span(text: &str) -> Result<Span, Trouble> {
+    name(text)
+}
+
+fn number(text: &str) -> Result<u32, Trouble> {
+    text.parse().map_err(|_| Trouble::Said(format!("`{text}` is not a number such as 4")))
+}
+
+/// `+0d 01:05:00` after the beginning; `-` before it.
+fn clock(at: Timestamp, start: Timestamp) -> String {
+    let millis = at.millis().saturating_sub(start.millis());
+    let (sign, secs) = if millis < 0 { ('-', -millis / 1000) } else { ('+', millis / 1000) };
+    format!("{sign}{}d{:02}:{:02}:{:02}", secs / 86_400, secs / 3600 % 24, secs / 60 % 60, secs % 60)
+}
+
+/// A decision in a few words; bookkeeping that only repeats another line is left out.
+fn describe(action: &Action) -> Option<String> {
+    Some(match action {
+        Action::Submit(run) => {
+            let tests: Vec<_> = run.tests.iter().map(TestId::as_str).collect();
+            format!("submit {} on {}: {} ({})", run.id, run.nodes.first(), tests.join(" "), run.asked.what)
+        }
+        Action::Resubmit { run } => format!("submit {run} again"),
+        Action::Cancel { run, .. } => format!("cancel {run}"),
+        Action::Conclude { run, end: Conclusion::Incomplete(_) } => format!("conclude {run}: incomplete"),
+        Action::Conclude { run, end: Conclusion::NotStarted(_) } => format!("conclude {run}: not started, no row"),
+        Action::OpenCase(case) => format!("open {} on {}: {} at rung {}", case.id, case.node, case.severity, case.rung),
+        Action::Escalate { case, to } => format!("{case} moves to rung {to}"),
+        Action::Worsen { case, .. } => format!("{case} is worse"),
+        Action::Step { node, step, tries: 1, .. } => format!("{step} {node}"),
+        Action::Step { node, step, tries, .. } => format!("{step} {node}, try {tries}"),
+        Action::Propose { node, step, .. } => format!("propose {step} of {node}"),
+        Action::Settle { done, .. } => format!("step settled: {}", if *done { "done" } else { "failed" }),
+        Action::Move { node, to, .. } => format!("{node} is {}", to.word()),
+        Action::CloseCase { case, how, .. } => format!("close {case}: {how}"),
+        Action::Follow { case, node } => format!("{case} follows its machine to {node}"),
+        Action::OpenBreaker => "the breaker opens".to_owned(),
+        Action::Notice(_) => "notice".to_owned(),
+        Action::Answer { .. } => "request seen to".to_owned(),
+        Action::Rename { node, hardware } => format!("{node} is another machine now, {hardware}"),
+        // Every node is identified once at the beginning.
+        Action::Identify { .. } => return None,
+    })
+}

@@ -1,0 +1,340 @@
+//! One controller and one simulated cluster in one process, under one virtual clock.
+//!
+//! The engine is the production one, with its store; only the backend and the clock are simulated. The same seed
+//! gives the same session to the last byte.
+
+use std::{path::PathBuf, sync::Arc};
+
+use doctor_checks::document::RunKey;
+use doctor_control::{
+    clock::Clock,
+    cycle::{AgentMessage, CycleError, CycleReport, Engine, Inbox, Parts},
+    settings::{BadSettings, Settings},
+    share::{Share, ShareError},
+    store::{
+        LeaseError, Store, StoreError, StoreUrl,
+        records::{CycleIntent, JudgedResult},
+    },
+};
+use doctor_core::{
+    finding::Verdict,
+    ids::{IdSource, NodeName, TestId},
+    node::Hardware,
+    plan::Action,
+    policy::Policy,
+    reason::{Because, ReasonCode},
+    run::{NonEmpty, Outcome, Purpose as RunPurpose, Run, RunState},
+    snapshot::Asked,
+    time::{Span, Timestamp},
+};
+
+use crate::{
+    Happened, WorldConfig,
+    backend::{SimBackend, VirtualClock},
+    config::BadWorld,
+    random::{Purpose, Seed},
+    tests,
+};
+
+/// How long it takes the simulated operators to look at an open breaker and close it.
+const BREAKER_LOOKED_AT: Span = Span::hours(1);
+
+/// How to make a session.
+#[derive(Debug, Clone)]
+pub struct SessionConfig {
+    pub world: WorldConfig,
+    pub policy: Policy,
+    /// Without it, the store lives in memory.
+    pub store: Option<StoreUrl>,
+    pub share: Option<PathBuf>,
+    /// Time between cycles when nothing wakes the controller.
+    pub every: Span,
+}
+
+impl SessionConfig {
+    pub fn new(world: WorldConfig) -> Self {
+        Self { world, policy: policy(), store: None, share: None, every: Span::minutes(5) }
+    }
+}
+
+/// The default policy, for a cluster whose agents do the quick checks.
+pub fn policy() -> Policy {
+    let mut policy = Policy::standard();
+    let health = TestId::new(tests::GPU_HEALTH).expect("a fixed name that the type accepts");
+    policy.tests.entry(health).or_default().enabled = Some(false);
+    policy
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    #[error(transparent)]
+    World(#[from] BadWorld),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Cycle(#[from] CycleError),
+    #[error(transparent)]
+    Settings(#[from] BadSettings),
+    #[error(transparent)]
+    Share(#[from] ShareError),
+}
+
+pub struct Session {
+    backend: Arc<SimBackend>,
+    clock: Arc<VirtualClock>,
+    engine: Engine,
+    config: SessionConfig,
+    /// How many effects have been looked at for a reason to wake.
+    looked_at: usize,
+    controllers: u64,
+    /// Since when the breaker waits for somebody to look.
+    breaker_opened: Option<Timestamp>,
+    /// Results written by [`Session::record`], so that no two of them share an id.
+    recorded: std::cell::Cell<u64>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("now", &self.clock.now()).finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// # Errors
+    /// If world, policy or store cannot be made.
+    pub fn new(config: SessionConfig) -> Result<Self, SessionError> {
+        let backend = Arc::new(SimBackend::new(config.world.clone())?);
+        let clock = Arc::new(backend.clock());
+        let store = match &config.store {
+            Some(url) => Store::open(url)?,
+            None => Store::open_in_memory()?,
+        };
+        let engine = engine(&config, &backend, &clock, store, 0)?;
+        Ok(Self { backend, clock, engine, config, looked_at: 0, controllers: 0, breaker_opened: None, recorded: std::cell::Cell::new(0) })
+    }
+
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    pub const fn backend(&self) -> &Arc<SimBackend> {
+        &self.backend
+    }
+
+    pub const fn store(&self) -> &Store {
+        self.engine.store()
+    }
+
+    pub const fn settings(&self) -> &Settings {
+        self.engine.settings()
+    }
+
+    /// Time between cycles from here on.
+    pub fn set_every(&mut self, every: Span) {
+        self.config.every = every;
+    }
+
+    /// Writes a result of the past into the store, by the way that every result goes.
+    ///
+    /// # Errors
+    /// If the store fails or a controller leads already.
+    pub fn record(
+        &self,
+        node: &NodeName,
+        test: &TestId,
+        verdict: Verdict,
+        at: Timestamp,
+    ) -> Result<(), SessionError> {
+        let store = self.store();
+        let lease = store.acquire("the past", self.now(), Span::from_secs(1)).map_err(|error| match error {
+            LeaseError::Held { by, until } => SessionError::Cycle(CycleError::Passive { by, until }),
+            LeaseError::Store(error) => error.into(),
+        })?;
+        let mut ids = IdSource::new(u64::try_from(at.millis()).unwrap_or(0) ^ u64::from(node.as_str().len() as u32));
+        ids.at(at);
+        let key = RunKey::new([0; 32]);
+        let run = Run {
+            id: (0..self.recorded.replace(self.recorded.get() + 1)).fold(ids.run(), |_, _| ids.run()),
+            nodes: NonEmpty::one(node.clone()),
+            tests: NonEmpty::one(test.clone()),
+            state: RunState::Planned,
+            asked: Because::new(RunPurpose::Validation, "recorded", "recorded by the script"),
+            case: None,
+            planned: at,
+            limit: Span::minutes(30),
+        };
+        let id = run.id;
+        store.commit(
+            &lease,
+            &CycleIntent {
+                at,
+                actions: &[Because::new(Action::Submit(run), "recorded", "recorded by the script")],
+                keys: &[(id, key)].into(),
+                changed_reasons: &[],
+                policy_version: 1,
+                retry: &self.config.policy.retry,
+            },
+        )?;
+        let outcome = Outcome {
+            node: node.clone(),
+            test: test.clone(),
+            verdict,
+            reason: ReasonCode::fixed("recorded"),
+            at,
+            took: Span::minutes(5),
+            findings: Vec::new(),
+        };
+        store.accept(
+            &lease,
+            &[JudgedResult {
+                run: id,
+                node: node.clone(),
+                outcomes: vec![outcome],
+                hardware: Hardware::default(),
+                evidence: Vec::new(),
+                complete: true,
+                received: at,
+                policy_version: 1,
+                profile_version: None,
+            }],
+        )?;
+        Ok(store.release(&lease)?)
+    }
+
+    /// Exchanges the policy, as a changed file would.
+    ///
+    /// # Errors
+    /// If the policy cannot be used.
+    pub fn set_policy(&mut self, policy: Policy) -> Result<(), SessionError> {
+        self.config.policy = policy.clone();
+        self.engine.set_settings(Settings::new(policy, tests::catalogue(), tests::profiles())?);
+        Ok(())
+    }
+
+    /// The controller dies and another takes over, on the same store or on an empty one.
+    ///
+    /// # Errors
+    /// If the new one cannot be made.
+    pub fn restart(&mut self, empty_store: bool) -> Result<(), SessionError> {
+        self.controllers += 1;
+        let store = if empty_store { Store::open_in_memory()? } else { self.engine.store().clone() };
+        self.engine = engine(&self.config, &self.backend, &self.clock, store, self.controllers)?;
+        Ok(())
+    }
+
+    /// Runs one cycle now.
+    ///
+    /// # Errors
+    /// If the store fails or another controller leads.
+    pub fn cycle(&mut self) -> Result<CycleReport, SessionError> {
+        self.hear_operators()?;
+        let report = self.engine.cycle()?;
+        let opens = report.actions.iter().any(|action| matches!(action.what, Action::OpenBreaker));
+        if opens && self.config.world.repairs {
+            self.breaker_opened = report.at;
+        }
+        Ok(report)
+    }
+
+    /// The controller stops as it does when it is asked to.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub fn stop(&mut self) -> Result<(), SessionError> {
+        Ok(self.engine.stop()?)
+    }
+
+    /// Lets time pass until then, with a cycle at every tick and whenever something wakes the controller.
+    ///
+    /// # Errors
+    /// As [`Session::cycle`], and whatever `each` says.
+    pub fn run_until(
+        &mut self,
+        until: Timestamp,
+        mut each: impl FnMut(&Self, &CycleReport) -> Result<(), SessionError>,
+    ) -> Result<(), SessionError> {
+        while self.backend.world().now() < until {
+            let report = self.cycle()?;
+            each(self, &report)?;
+            self.pass_time(until);
+        }
+        Ok(())
+    }
+
+    /// To the next tick, or to the moment that somebody wants a node of ours or an agent speaks.
+    fn pass_time(&mut self, until: Timestamp) {
+        let mut world = self.backend.world();
+        let target = world.now().plus(self.config.every).min(until);
+        while let Some(next) = world.next_event().filter(|next| *next <= target) {
+            world.advance_to(next);
+            let fresh = &world.effects().entries()[self.looked_at..];
+            self.looked_at += fresh.len();
+            if fresh.iter().any(|effect| matches!(effect.what, Happened::Wanted { .. } | Happened::Report { .. })) {
+                return;
+            }
+        }
+        world.advance_to(target);
+    }
+
+    /// The simulated people who repair nodes ask for their return as real ones would, and look at an open breaker.
+    fn hear_operators(&mut self) -> Result<(), SessionError> {
+        if let Some(opened) = self.breaker_opened
+            && self.now().since(opened) >= BREAKER_LOOKED_AT
+        {
+            self.store().close_breaker("operators", "each of these nodes is bad for its own reason", self.now())?;
+            self.breaker_opened = None;
+        }
+        let requests = self.backend.world().take_operator_requests();
+        for request in requests {
+            let asked = Asked::Release { node: request.node };
+            self.store().add_request(&asked, "operators", &request.why, self.clock.now())?;
+        }
+        Ok(())
+    }
+}
+
+fn engine(
+    config: &SessionConfig,
+    backend: &Arc<SimBackend>,
+    clock: &Arc<VirtualClock>,
+    store: Store,
+    controller: u64,
+) -> Result<Engine, SessionError> {
+    let settings = Settings::new(config.policy.clone(), tests::catalogue(), tests::profiles())?;
+    let mut keys = Seed(config.world.seed).stream(Purpose::Keys, u64::MAX, controller);
+    Ok(Engine::new(Parts {
+        backend: backend.clone(),
+        store,
+        clock: clock.clone(),
+        share: config.share.as_deref().map(Share::open).transpose()?,
+        settings,
+        inbox: Some(Box::new(SimInbox(backend.clone()))),
+        keys: Box::new(move || keys.bytes()),
+        salt: config.world.seed ^ controller.rotate_left(32),
+        holder: format!("simulation:{controller}"),
+        // One process: whoever comes next may lead at once.
+        lease: Span::from_secs(1),
+        workers: 1,
+        publish_every: Span::minutes(10),
+    }))
+}
+
+/// The agents of an in-process world.
+struct SimInbox(Arc<SimBackend>);
+
+impl Inbox for SimInbox {
+    fn waiting(&mut self) -> Vec<AgentMessage> {
+        let world = self.0.world();
+        let message = |report: crate::QueuedReport| AgentMessage {
+            number: report.number,
+            key: world.agent_key(&report.node),
+            node: report.node,
+            bytes: report.bytes,
+        };
+        world.agent_reports().into_iter().map(message).collect()
+    }
+
+    fn acknowledge(&mut self, numbers: &[u64]) {
+        self.0.acknowledge_reports(numbers);
+    }
+}

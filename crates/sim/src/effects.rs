@@ -1,0 +1,283 @@
+//! What really happened in the world, in order, whoever asked for it: the record that invariants are judged by.
+//!
+//! It is the world's and not the controller's: after the controller was killed, this is what tells whether anything
+//! was done twice. It says nothing about faults; those are the secret that the controller has to find out.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    path::Path,
+};
+
+use doctor_core::{
+    ids::{NodeName, OpId, RunId, TestId},
+    node::OurMark,
+    run::JobEnd,
+    time::{Span, Timestamp},
+};
+use serde::{Deserialize, Serialize};
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Effect {
+    pub at: Timestamp,
+    #[serde(flatten)]
+    pub what: Happened,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "effect")]
+pub enum Happened {
+    /// A job was made for a run.
+    Submitted {
+        run: RunId,
+        nodes: Vec<Target>,
+        tests: Vec<TestId>,
+    },
+    /// A run was submitted that had its job already.
+    SubmittedAgain {
+        run: RunId,
+    },
+    Started {
+        run: RunId,
+        nodes: Vec<Target>,
+    },
+    CancelAsked {
+        run: RunId,
+    },
+    Ended {
+        run: RunId,
+        how: JobEnd,
+        started: Option<Timestamp>,
+    },
+    /// A result document left the node.
+    Document {
+        run: RunId,
+        node: NodeName,
+        bytes: u64,
+    },
+    /// An agent sent a report.
+    Report {
+        node: NodeName,
+        number: u64,
+    },
+    /// A user's job was given a node on which our job is still running.
+    Wanted {
+        run: RunId,
+        node: NodeName,
+    },
+    /// That user's job has started, this much later than it could have.
+    WantedGot {
+        node: NodeName,
+        after: Span,
+    },
+    Marked {
+        op: OpId,
+        node: NodeName,
+        mark: OurMark,
+    },
+    Unmarked {
+        op: OpId,
+        node: NodeName,
+        mark: OurMark,
+    },
+    Drained {
+        op: OpId,
+        node: NodeName,
+    },
+    Undrained {
+        op: OpId,
+        node: NodeName,
+    },
+    /// The node was disturbed: reset, rebooted or taken away for replacement.
+    Disturbed {
+        op: OpId,
+        node: NodeName,
+        how: Disturbance,
+        user: bool,
+        under_way: bool,
+    },
+    /// What had disturbed it is over.
+    Back {
+        node: NodeName,
+    },
+    /// An operation was asked for that had been done already.
+    AskedAgain {
+        op: OpId,
+        node: NodeName,
+    },
+    /// Something that the script or chance brought about.
+    Incident {
+        text: String,
+        done: bool,
+    },
+    /// The shared directory could not be written.
+    ShareTrouble {
+        run: RunId,
+        text: String,
+    },
+}
+
+/// A node that a job was made for or started on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    pub node: NodeName,
+    /// How long it had not been free; absent if it was free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_for: Option<Span>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Disturbance {
+    Reset,
+    Reboot,
+    Replace,
+}
+
+/// The record. Nothing in it is ever changed.
+#[derive(Debug, Default)]
+pub struct EffectLog {
+    entries: Vec<Effect>,
+    file: Option<BufWriter<File>>,
+    /// The first error of the file. The world goes on; whoever judges must know that the file is not whole.
+    trouble: Option<std::io::Error>,
+}
+
+impl EffectLog {
+    /// A record that is also appended to a file, line by line, each handed to the system before the next.
+    ///
+    /// # Errors
+    /// If the file cannot be opened.
+    pub fn with_file(path: &Path) -> std::io::Result<Self> {
+        let file = File::options().create(true).append(true).open(path)?;
+        Ok(Self { file: Some(BufWriter::new(file)), ..Self::default() })
+    }
+
+    pub(crate) fn add(&mut self, at: Timestamp, what: Happened) {
+        let effect = Effect { at, what };
+        if let Some(file) = &mut self.file {
+            let written = serde_json::to_writer(&mut *file, &effect)
+                .map_err(std::io::Error::from)
+                .and_then(|()| file.write_all(b"\n"))
+                .and_then(|()| file.flush());
+            if let Err(error) = written {
+                self.trouble.get_or_insert(error);
+                self.file = None;
+            }
+        }
+        self.entries.push(effect);
+    }
+
+    pub fn entries(&self) -> &[Effect] {
+        &self.entries
+    }
+
+    /// Why the file is not whole, if it is not.
+    pub const fn trouble(&self) -> Option<&std::io::Error> {
+        self.trouble.as_ref()
+    }
+
+    /// A number that is equal for equal records, by FNV-1a over their written form.
+    pub fn digest(&self) -> u64 {
+        let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+        for effect in &self.entries {
+            serde_json::to_writer(&mut hash, effect).expect("an effect is plain data, and the hash takes any byte");
+        }
+        hash.0
+    }
+}
+
+struct Fnv(u64);
+
+impl Write for Fnv {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Why a file of effects could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum BadEffects {
+    #[error("reading effects from `{path}`")]
+    Read { path: String, source: std::io::Error },
+    #[error("reading effects from `{path}`: line {line} is none")]
+    Line { path: String, line: usize, source: serde_json::Error },
+}
+
+/// Reads what [`EffectLog::with_file`] wrote. A last line without its end was being written when the world ended,
+/// and is left out.
+///
+/// # Errors
+/// If the file cannot be read or a whole line of it is no effect.
+pub fn read_effects(path: &Path) -> Result<Vec<Effect>, BadEffects> {
+    let shown = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|source| BadEffects::Read { path: shown.clone(), source })?;
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    whole
+        .lines()
+        .enumerate()
+        .map(|(place, line)| {
+            serde_json::from_str(line).map_err(|source| BadEffects::Line {
+                path: shown.clone(),
+                line: place + 1,
+                source,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn effects() -> Vec<Happened> {
+        let run = RunId::from_number(7);
+        let node = NodeName::new("n1").unwrap();
+        vec![
+            Happened::Started { run, nodes: vec![Target { node: node.clone(), taken_for: Some(Span::minutes(1)) }] },
+            Happened::Ended { run, how: JobEnd::Exited, started: Some(Timestamp::from_secs(4)) },
+            Happened::Disturbed {
+                op: OpId::from_number(3),
+                node,
+                how: Disturbance::Reboot,
+                user: false,
+                under_way: true,
+            },
+        ]
+    }
+
+    #[test]
+    fn what_is_written_reads_back_and_a_torn_last_line_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("effects.jsonl");
+        let mut log = EffectLog::with_file(&path).unwrap();
+        for what in effects() {
+            log.add(Timestamp::from_secs(5), what);
+        }
+        assert_eq!(read_effects(&path).unwrap(), log.entries());
+        let mut file = File::options().append(true).open(&path).unwrap();
+        file.write_all(b"{\"at\":\"2026").unwrap();
+        assert_eq!(read_effects(&path).unwrap(), log.entries());
+        file.write_all(b"\n").unwrap();
+        assert!(read_effects(&path).unwrap_err().to_string().contains("line 4"));
+    }
+
+    #[test]
+    fn another_order_is_another_digest() {
+        let digest = |effects: Vec<Happened>| {
+            let mut log = EffectLog::default();
+            effects.into_iter().for_each(|what| log.add(Timestamp::from_secs(5), what));
+            log.digest()
+        };
+        assert_eq!(digest(effects()), digest(effects()));
+        assert_ne!(digest(effects()), digest(effects().into_iter().rev().collect()));
+    }
+}

@@ -1,0 +1,324 @@
+//! What breaks, how often, who can see it, and what cures it: the table of fault kinds.
+//!
+//! Shares of hard kinds follow the interruptions counted over 54 days of Llama 3's training on 2,048 nodes; shares
+//! of degrading kinds follow SuperBench's build-out. Cures and slow-downs are assumptions, printed with the rest.
+
+use std::fmt;
+
+use doctor_core::{ids::NodeName, observation::EntityKind, time::Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// The kinds of faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    GpuOffBus,
+    HbmUncorrectable,
+    GpuFirmware,
+    LinkFlap,
+    HostHardware,
+    DegradedLink,
+    SlowNic,
+    Thermal,
+    FailSlow,
+    SlowStorage,
+    SilentCorruption,
+}
+
+/// How a kind of fault shows in general.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Work on the node stops.
+    Hard,
+    /// Work goes on, more slowly or less reliably.
+    Gray,
+    /// Work goes on and its results are wrong.
+    Sdc,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Hard => "hard",
+            Self::Gray => "gray",
+            Self::Sdc => "sdc",
+        })
+    }
+}
+
+/// Who can see a fault, and as what.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Seen {
+    /// The agent reads an event of this code from the node.
+    Agent { event: &'static str, entity: EntityKind, text: &'static str },
+    /// A test measures this metric times a factor between these two.
+    Slower { test: &'static str, metric: &'static str, factor: [f64; 2] },
+    /// A test measures this metric higher, by an amount between these two.
+    Higher { test: &'static str, metric: &'static str, by: [f64; 2] },
+}
+
+impl Seen {
+    /// The test that shows it. Agents' readings are a test like any other when a run asks for them.
+    pub(crate) const fn test(&self) -> &'static str {
+        match self {
+            Self::Agent { .. } => crate::tests::GPU_HEALTH,
+            Self::Slower { test, .. } | Self::Higher { test, .. } => test,
+        }
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Agent { event, .. } => write!(f, "agent sees {event}"),
+            Self::Slower { test, metric, factor: [low, high] } => {
+                write!(f, "test {test} sees {metric} at {low:.2} to {high:.2} of normal")
+            }
+            Self::Higher { test, metric, by: [low, high] } => {
+                write!(f, "test {test} sees {metric} higher by {low} to {high}")
+            }
+        }
+    }
+}
+
+/// What ends a fault, weakest first: a stronger cure does what the weaker ones do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cure {
+    Reset,
+    Reboot,
+    /// A repair by hand, or another machine.
+    Repair,
+}
+
+/// The facts of one kind.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub(crate) code: &'static str,
+    pub(crate) class: Class,
+    /// Of its class.
+    pub(crate) share: f64,
+    /// Chances that a reset, only a reboot, only a repair cures it.
+    pub(crate) cures: [f64; 3],
+    /// How much slower all nodes of a user job are that has this one in it.
+    pub(crate) slows: f64,
+    pub(crate) seen: Seen,
+    /// Tests that cannot even run while it lasts. They bring no numbers, which is no verdict.
+    pub(crate) breaks: &'static [&'static str],
+}
+
+use crate::tests::{DL, NCCL, STORAGE};
+
+const fn agent(event: &'static str, entity: EntityKind, text: &'static str) -> Seen {
+    Seen::Agent { event, entity, text }
+}
+
+/// One row per kind, in the order of [`FaultKind::ALL`].
+static FACTS: [Facts; 11] = [
+    Facts {
+        code: "gpu-off-bus",
+        class: Class::Hard,
+        share: 0.485,
+        cures: [0.10, 0.50, 0.40],
+        slows: 0.0,
+        seen: agent("xid-79", EntityKind::Gpu, "NVRM: Xid 79, GPU has fallen off the bus"),
+        breaks: &[DL, NCCL],
+    },
+    Facts {
+        code: "hbm-uncorrectable",
+        class: Class::Hard,
+        share: 0.236,
+        cures: [0.60, 0.15, 0.25],
+        slows: 0.0,
+        seen: agent("xid-48", EntityKind::Gpu, "NVRM: Xid 48, double bit ECC error"),
+        breaks: &[DL],
+    },
+    Facts {
+        code: "gpu-firmware",
+        class: Class::Hard,
+        share: 0.118,
+        cures: [0.50, 0.40, 0.10],
+        slows: 0.0,
+        seen: agent("xid-119", EntityKind::Gpu, "NVRM: Xid 119, timeout waiting for RPC from GSP"),
+        breaks: &[DL, NCCL],
+    },
+    Facts {
+        code: "link-flap",
+        class: Class::Hard,
+        share: 0.115,
+        cures: [0.0, 0.30, 0.70],
+        slows: 0.0,
+        seen: agent("link-down", EntityKind::Nic, "link went down 14 times within an hour"),
+        breaks: &[NCCL],
+    },
+    Facts {
+        code: "host-hardware",
+        class: Class::Hard,
+        share: 0.046,
+        cures: [0.0, 0.30, 0.70],
+        slows: 0.0,
+        seen: agent("machine-check", EntityKind::Dimm, "EDAC: uncorrected error"),
+        breaks: &[],
+    },
+    Facts {
+        code: "degraded-link",
+        class: Class::Gray,
+        share: 0.35,
+        cures: [0.0, 0.20, 0.80],
+        slows: 0.10,
+        seen: Seen::Slower { test: NCCL, metric: "allreduce_bandwidth", factor: [0.55, 0.85] },
+        breaks: &[],
+    },
+    Facts {
+        code: "slow-nic",
+        class: Class::Gray,
+        share: 0.35,
+        cures: [0.0, 0.50, 0.50],
+        slows: 0.10,
+        seen: Seen::Slower { test: NCCL, metric: "nic_bandwidth", factor: [0.40, 0.85] },
+        breaks: &[],
+    },
+    Facts {
+        code: "thermal",
+        class: Class::Gray,
+        share: 0.07,
+        cures: [0.0, 0.0, 1.0],
+        slows: 0.05,
+        seen: Seen::Higher { test: DL, metric: "gpu_temperature", by: [20.0, 28.0] },
+        breaks: &[],
+    },
+    Facts {
+        code: "fail-slow",
+        class: Class::Gray,
+        share: 0.15,
+        cures: [0.20, 0.40, 0.40],
+        slows: 0.10,
+        seen: Seen::Slower { test: DL, metric: "gemm_rate", factor: [0.70, 0.90] },
+        breaks: &[],
+    },
+    Facts {
+        code: "slow-storage",
+        class: Class::Gray,
+        share: 0.08,
+        cures: [0.0, 0.60, 0.40],
+        slows: 0.05,
+        seen: Seen::Slower { test: STORAGE, metric: "storage_read", factor: [0.30, 0.75] },
+        breaks: &[],
+    },
+    Facts {
+        code: "silent-corruption",
+        class: Class::Sdc,
+        share: 1.0,
+        cures: [0.0, 0.0, 1.0],
+        slows: 0.0,
+        seen: Seen::Higher { test: DL, metric: "wrong_values", by: [1.0, 4000.0] },
+        breaks: &[],
+    },
+];
+
+impl FaultKind {
+    pub const ALL: &'static [Self] = &[
+        Self::GpuOffBus,
+        Self::HbmUncorrectable,
+        Self::GpuFirmware,
+        Self::LinkFlap,
+        Self::HostHardware,
+        Self::DegradedLink,
+        Self::SlowNic,
+        Self::Thermal,
+        Self::FailSlow,
+        Self::SlowStorage,
+        Self::SilentCorruption,
+    ];
+
+    pub(crate) fn facts(self) -> &'static Facts {
+        &FACTS[self as usize]
+    }
+
+    pub fn code(self) -> &'static str {
+        self.facts().code
+    }
+
+    pub fn from_code(code: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.code() == code)
+    }
+
+    /// Whether the node itself notices, without a test.
+    pub fn is_passive(self) -> bool {
+        matches!(self.facts().seen, Seen::Agent { .. })
+    }
+
+    /// The test that can show it.
+    pub fn shown_by(self) -> &'static str {
+        self.facts().seen.test()
+    }
+}
+
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.code())
+    }
+}
+
+/// A fault that was or is there. Only the world and those who score it may look at these.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Fault {
+    pub(crate) kind: FaultKind,
+    pub(crate) machine: u32,
+    /// Which of the machine's faults it is.
+    pub(crate) nth: u32,
+    /// What the machine was called then.
+    pub(crate) node: NodeName,
+    pub(crate) onset: Timestamp,
+    /// Nobody could have been hurt: the node was out of service already.
+    pub(crate) out_at_onset: bool,
+    pub(crate) cure: Cure,
+    /// Between zero and one: how far between the bounds of [`Seen`] it is.
+    pub(crate) depth: f64,
+    /// Which GPU, NIC or DIMM.
+    pub(crate) part: u8,
+    /// How often a test that could show it has run. Names the next draw.
+    pub(crate) looks: u32,
+    pub(crate) shown: Option<Timestamp>,
+    pub(crate) marked: Option<Timestamp>,
+    pub(crate) ticket: Option<Timestamp>,
+    pub(crate) cured: Option<(Timestamp, Cure)>,
+    pub(crate) lost_node_hours: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_its_row_and_reads_back() {
+        for kind in FaultKind::ALL {
+            assert_eq!(FaultKind::from_code(kind.code()), Some(*kind));
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.code());
+        }
+    }
+
+    #[test]
+    fn shares_of_a_class_and_chances_of_cures_add_up() {
+        for class in [Class::Hard, Class::Gray, Class::Sdc] {
+            let sum: f64 = FACTS.iter().filter(|facts| facts.class == class).map(|facts| facts.share).sum();
+            assert!((sum - 1.0).abs() < 1e-9, "{class}: {sum}");
+        }
+        for facts in &FACTS {
+            assert!((facts.cures.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{}", facts.code);
+        }
+    }
+
+    #[test]
+    fn every_test_and_metric_named_here_exists() {
+        let catalogue = crate::tests::catalogue();
+        for facts in &FACTS {
+            let known = |test: &str| catalogue.iter().any(|check| check.spec.id == test);
+            assert!(known(facts.seen.test()), "{}", facts.code);
+            assert!(facts.breaks.iter().all(|test| known(test)), "{}", facts.code);
+            if let Seen::Slower { test, metric, .. } | Seen::Higher { test, metric, .. } = facts.seen {
+                assert!(crate::tests::metrics_of(test).iter().any(|row| row.name == metric), "{metric}");
+            }
+        }
+    }
+}

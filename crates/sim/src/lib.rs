@@ -1,0 +1,38 @@
+//! A simulated cluster behind the backend seam: nodes that break, users who want them, operators who interfere, and a
+//! clock that jumps. It behaves; it is no mock. What runs against it is the production engine from reading to acting.
+//!
+//! Reading order: [`assumptions`] is what the world rests on, [`config`] what a world is made from; [`fault`] and
+//! [`tests`] are what can break and what can show it; [`world`] is the world itself; [`backend`] is what a controller
+//! sees of it, [`serve`] and [`remote`] the same from another process; [`effects`] is the record of what really
+//! happened and [`judge`] the invariants read from that record; [`truth`] is for those who keep the score, and for
+//! nobody else.
+
+pub mod assumptions;
+pub mod backend;
+pub mod config;
+pub mod drive;
+pub mod effects;
+pub mod fault;
+pub mod hostile;
+pub mod judge;
+mod machine;
+mod measure;
+mod random;
+pub mod remote;
+pub mod serve;
+pub mod tests;
+pub mod truth;
+mod wire;
+pub mod world;
+
+pub use assumptions::Assumptions;
+pub use backend::{SimBackend, VirtualClock};
+pub use config::{BadWorld, PoolConfig, WorldConfig};
+pub use effects::{Effect, EffectLog, Happened, read_effects};
+pub use fault::FaultKind;
+pub use hostile::{Call, CallTrouble, Hostile, Incident, JobTrouble};
+pub use judge::{Patience, Violation, judge_effects};
+pub use remote::RemoteSim;
+pub use serve::{ServeConfig, serve};
+pub use truth::{FaultRecord, Truth};
+pub use world::{Changes, OperatorRequest, QueuedReport, World};

@@ -1,0 +1,233 @@
+//! A machine: what it is recognised by, and when it will break. Its fate is drawn from streams of its own, so that
+//! it breaks at the same moments whatever anybody does in the meantime.
+
+use doctor_core::{
+    node::Hardware,
+    time::{Span, Timestamp},
+};
+
+use crate::{
+    assumptions::Assumptions,
+    fault::{Class, Cure, FaultKind},
+    random::{Purpose, Seed, Stream},
+};
+
+#[derive(Debug)]
+pub(crate) struct Machine {
+    /// Place and generation in one number: the third machine in a place is another one than the second.
+    pub(crate) number: u64,
+    born: Timestamp,
+    lemon: bool,
+    stream: Stream,
+    /// Faults drawn so far, whether or not they came to pass.
+    drawn: u32,
+    pub(crate) boots: u32,
+    /// The next fault.
+    pub(crate) coming: Option<Coming>,
+    /// Present faults, as places in the world's list.
+    pub(crate) faults: Vec<u32>,
+    /// Resets, reboots and repairs of it so far; names the next draw of a repair's length.
+    pub(crate) repairs: u32,
+    /// Test results that came from it; names the next draw of noise.
+    pub(crate) measured: u32,
+}
+
+/// A fault that will come.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Coming {
+    pub(crate) at: Timestamp,
+    pub(crate) kind: FaultKind,
+    pub(crate) nth: u32,
+    pub(crate) fate: Fate,
+}
+
+/// What is particular to one fault.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Fate {
+    pub(crate) cure: Cure,
+    pub(crate) depth: f64,
+    pub(crate) part: u8,
+    /// Of [`Assumptions::agent_poll`].
+    pub(crate) agent_delay: f64,
+    /// In units of the mean time to a ticket.
+    pub(crate) ticket: f64,
+}
+
+impl Machine {
+    /// The first machine in a place stands there for a while already; one that comes later is new.
+    pub(crate) fn new(seed: Seed, place: u32, generation: u32, now: Timestamp, assumptions: &Assumptions) -> Self {
+        let number = (u64::from(place) << 24) | u64::from(generation);
+        let mut made = seed.stream(Purpose::Machine, number, 0);
+        let age = made.unit();
+        let lemon = made.chance(assumptions.lemon_share);
+        let oldest = if generation == 0 { assumptions.oldest } else { Span::ZERO };
+        Self {
+            number,
+            born: now.minus(scaled(oldest, age)),
+            lemon,
+            stream: seed.stream(Purpose::Faults, number, 0),
+            drawn: 0,
+            boots: 1,
+            coming: None,
+            faults: Vec::new(),
+            repairs: 0,
+            measured: 0,
+        }
+    }
+
+    pub(crate) const fn generation(&self) -> u32 {
+        (self.number & 0xff_ffff) as u32
+    }
+
+    /// The place it was put into.
+    pub(crate) const fn place(&self) -> u32 {
+        (self.number >> 24) as u32
+    }
+
+    /// What the cluster knows of the machine without asking the node.
+    pub(crate) fn outside(&self) -> Hardware {
+        Hardware {
+            gpu_uuids: Vec::new(),
+            board_serial: Some(self.serial()),
+            physical_host: None,
+            boot_id: Some(format!("{:010x}-{:04}", self.number, self.boots)),
+        }
+    }
+
+    /// What the node says of itself.
+    pub(crate) fn inside(&self) -> Hardware {
+        let gpu = |part| format!("GPU-{:010x}-{part:02}", self.number);
+        Hardware { gpu_uuids: (0..crate::tests::PARTS).map(gpu).collect(), ..self.outside() }
+    }
+
+    fn serial(&self) -> String {
+        format!("SIM{:010x}", self.number)
+    }
+
+    /// The fault after the one before, counted from `from`. `None`: nothing ever breaks in this world.
+    pub(crate) fn next_fault(&mut self, from: Timestamp, assumptions: &Assumptions) -> Option<Coming> {
+        let ordinary = assumptions.ordinary_rate();
+        if ordinary <= 0.0 {
+            return None;
+        }
+        let lemon = if self.lemon { assumptions.lemon_factor } else { 1.0 };
+        // Without a bound, a machine that nobody ever replaces would come to break every second.
+        let incidents = i32::try_from(self.drawn.min(40)).unwrap_or(40);
+        let per_day = ordinary * lemon * assumptions.hazard_per_incident.powi(incidents);
+        let gap = self.stream.weibull(assumptions.weibull_shape);
+        let at = self.after(from, gap / per_day, assumptions);
+        let class = self.stream.pick(&[
+            assumptions.hard_per_node_day,
+            assumptions.gray_per_node_day,
+            assumptions.sdc_per_node_day,
+        ]);
+        let class = [Class::Hard, Class::Gray, Class::Sdc][class];
+        let weights: Vec<f64> = FaultKind::ALL
+            .iter()
+            .map(|kind| if kind.facts().class == class { kind.facts().share } else { 0.0 })
+            .collect();
+        let kind = FaultKind::ALL[self.stream.pick(&weights)];
+        let fate = draw_fate(&mut self.stream, kind);
+        let nth = self.drawn;
+        self.drawn += 1;
+        Some(Coming { at, kind, nth, fate })
+    }
+
+    /// A fault that a script wants now. It takes nothing from the stream of those that come by themselves.
+    pub(crate) fn fault_now(&mut self, seed: Seed, kind: FaultKind, now: Timestamp) -> Coming {
+        let nth = self.drawn;
+        self.drawn += 1;
+        let mut stream = seed.stream(Purpose::Faults, self.number, u64::from(nth) + 1);
+        Coming { at: now, kind, nth, fate: draw_fate(&mut stream, kind) }
+    }
+
+    /// The moment `days` of ordinary age after `from`; a young machine ages faster.
+    fn after(&self, from: Timestamp, days: f64, assumptions: &Assumptions) -> Timestamp {
+        let grown = self.born.plus(assumptions.infant_period);
+        let young = grown.since(from).as_hours() / 24.0;
+        let consumed = young * assumptions.infant_factor;
+        if days <= consumed {
+            from.plus(from_days(days / assumptions.infant_factor))
+        } else {
+            from.plus(from_days(young + days - consumed))
+        }
+    }
+}
+
+fn draw_fate(stream: &mut Stream, kind: FaultKind) -> Fate {
+    Fate {
+        cure: [Cure::Reset, Cure::Reboot, Cure::Repair][stream.pick(&kind.facts().cures)],
+        depth: stream.unit(),
+        part: u8::try_from(stream.below(usize::from(crate::tests::PARTS))).unwrap_or(0),
+        agent_delay: stream.unit(),
+        ticket: stream.exponential(),
+    }
+}
+
+/// A part of a span, or a multiple of it.
+#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "milliseconds of a simulated world")]
+pub(crate) fn scaled(span: Span, factor: f64) -> Span {
+    Span::from_millis((span.millis() as f64 * factor) as i64)
+}
+
+/// Days, bounded so that a time far away stays a time.
+#[expect(clippy::cast_possible_truncation, reason = "bounded just before")]
+fn from_days(days: f64) -> Span {
+    Span::from_millis((days.min(1.0e6) * 86_400_000.0) as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fates(seed: u64, place: u32) -> Vec<Coming> {
+        let assumptions = Assumptions::default();
+        let mut machine = Machine::new(Seed(seed), place, 0, Timestamp::from_secs(0), &assumptions);
+        let mut at = Timestamp::from_secs(0);
+        (0..20)
+            .map(|_| {
+                let coming = machine.next_fault(at, &assumptions).unwrap();
+                at = coming.at;
+                coming
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_machine_has_one_fate_per_seed() {
+        assert_eq!(fates(1, 5), fates(1, 5));
+        assert_ne!(fates(1, 5), fates(2, 5));
+        assert_ne!(fates(1, 5), fates(1, 6));
+    }
+
+    #[test]
+    fn a_fleet_breaks_about_as_often_as_was_published() {
+        let assumptions = Assumptions { infant_factor: 1.0, hazard_per_incident: 1.0, ..Assumptions::default() };
+        let start = Timestamp::from_secs(0);
+        let end = start.plus(Span::days(2000));
+        let mut counts = [0_u32; 3];
+        for place in 0..400 {
+            let mut machine = Machine::new(Seed(3), place, 0, start, &assumptions);
+            let mut at = start;
+            while let Some(coming) = machine.next_fault(at, &assumptions).filter(|coming| coming.at < end) {
+                at = coming.at;
+                counts[coming.kind.facts().class as usize] += 1;
+            }
+        }
+        for (count, wanted) in counts.into_iter().zip([3.8e-3, 1.5e-3, 1.0e-4]) {
+            let rate = f64::from(count) / (400.0 * 2000.0);
+            assert!((rate / wanted - 1.0).abs() < 0.25, "{rate} instead of {wanted}");
+        }
+    }
+
+    #[test]
+    fn a_young_machine_ages_faster_until_it_is_grown() {
+        let assumptions = Assumptions::default();
+        let now = Timestamp::from_secs(0);
+        let new = Machine::new(Seed(1), 0, 1, now, &assumptions);
+        assert_eq!(new.after(now, 30.0, &assumptions), now.plus(Span::days(10)));
+        assert_eq!(new.after(now, 100.0, &assumptions), now.plus(Span::days(40)));
+        let later = now.plus(Span::days(365));
+        assert_eq!(new.after(later, 30.0, &assumptions), later.plus(Span::days(30)));
+    }
+}

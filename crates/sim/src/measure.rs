@@ -1,0 +1,177 @@
+//! What a simulated test prints: numbers about what the machine's profile promises, worse where a fault is caught.
+
+use doctor_checks::{document::Measurements, probe::ProbeOutput};
+use doctor_core::{
+    observation::{Entity, EntityKind, Event, Metric},
+    reason::ReasonCode,
+    time::Timestamp,
+};
+
+use crate::{
+    assumptions::Assumptions,
+    fault::{Fault, Seen},
+    random::Stream,
+    tests::{GPU_HEALTH, MetricRow, PARTS, metrics_of},
+};
+
+/// Prints one test's measurements. `shown` are the machine's faults that this run of this test shows.
+pub(crate) fn print(
+    test: &str,
+    shown: &[&Fault],
+    at: Timestamp,
+    noise: &mut Stream,
+    assumptions: &Assumptions,
+) -> ProbeOutput {
+    let mut metrics = Vec::new();
+    for row in metrics_of(test) {
+        for part in 0..parts_of(row.entity) {
+            let healthy = if row.noisy { deviating(row.expect, noise, assumptions) } else { row.expect };
+            let value = shown.iter().fold(healthy, |value, fault| affected(value, test, row, part, fault));
+            metrics.push(Metric { name: row.name.to_owned(), entity: entity_of(row, part), value, unit: row.unit });
+        }
+    }
+    let events =
+        if test == GPU_HEALTH { shown.iter().filter_map(|fault| event_of(fault, at)).collect() } else { vec![] };
+    let stdout = serde_json::to_string(&Measurements { metrics, events })
+        .expect("finite numbers and plain words have a JSON form");
+    ProbeOutput::Ran { exit: Some(0), stdout, stderr: String::new() }
+}
+
+/// Prints what a test says that cannot run on this machine as it is.
+pub(crate) fn print_broken(fault: &Fault) -> ProbeOutput {
+    ProbeOutput::Ran {
+        exit: Some(1),
+        stdout: String::new(),
+        stderr: format!("simulated: cannot initialise device {}\n", fault.part),
+    }
+}
+
+const fn parts_of(kind: EntityKind) -> u8 {
+    match kind {
+        EntityKind::Gpu | EntityKind::Nic => PARTS,
+        EntityKind::Node
+        | EntityKind::Link
+        | EntityKind::Switch
+        | EntityKind::Mount
+        | EntityKind::Disk
+        | EntityKind::Dimm
+        | EntityKind::Service => 1,
+    }
+}
+
+fn entity_of(row: &MetricRow, part: u8) -> Entity {
+    match row.entity {
+        EntityKind::Gpu | EntityKind::Nic => Entity::new(row.entity, part.to_string()),
+        kind => Entity::new(kind, row.id),
+    }
+}
+
+fn deviating(expect: f64, noise: &mut Stream, assumptions: &Assumptions) -> f64 {
+    let value = expect * (1.0 + assumptions.noise * noise.normal());
+    if noise.chance(assumptions.outlier) {
+        value * (1.0 - noise.between(assumptions.outlier_depth / 3.0, assumptions.outlier_depth))
+    } else {
+        value
+    }
+}
+
+fn affected(value: f64, test: &str, row: &MetricRow, part: u8, fault: &Fault) -> f64 {
+    let here = parts_of(row.entity) == 1 || part == fault.part;
+    match fault.kind.facts().seen {
+        Seen::Slower { test: named, metric, factor: [low, high] } if here && named == test && metric == row.name => {
+            value * (low + (high - low) * fault.depth)
+        }
+        Seen::Higher { test: named, metric, by: [low, high] } if here && named == test && metric == row.name => {
+            value + (low + (high - low) * fault.depth).round()
+        }
+        Seen::Agent { event: "xid-79", .. } if row.name == "gpus" => value - 1.0,
+        Seen::Agent { event: "xid-48", .. } if row.name == "ecc_uncorrected" => value + 1.0,
+        _ => value,
+    }
+}
+
+fn event_of(fault: &Fault, at: Timestamp) -> Option<Event> {
+    match fault.kind.facts().seen {
+        Seen::Agent { event, entity, text } => Some(Event {
+            code: ReasonCode::fixed(event),
+            entity: Entity::new(entity, fault.part.to_string()),
+            at: Some(at),
+            text: text.to_owned(),
+        }),
+        Seen::Slower { .. } | Seen::Higher { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_checks::{Catalogue, Params};
+    use doctor_core::{
+        classify::judge,
+        finding::Verdict,
+        ids::{CheckId, NodeName},
+        policy::{Policy, Rule},
+    };
+
+    use super::*;
+    use crate::{
+        fault::{Cure, FaultKind},
+        random::{Purpose, Seed},
+        tests::{catalogue, profile, sku},
+    };
+
+    fn fault(kind: FaultKind, depth: f64) -> Fault {
+        Fault {
+            kind,
+            machine: 0,
+            nth: 0,
+            node: NodeName::new("n1").unwrap(),
+            onset: Timestamp::from_secs(0),
+            out_at_onset: false,
+            cure: Cure::Repair,
+            depth,
+            part: 3,
+            looks: 0,
+            shown: None,
+            marked: None,
+            ticket: None,
+            cured: None,
+            lost_node_hours: 0.0,
+        }
+    }
+
+    fn verdict(catalogue: &Catalogue, rules: &[Rule], test: &str, output: ProbeOutput) -> Verdict {
+        let id = CheckId::new(test).unwrap();
+        let observation = (catalogue.get(&id).unwrap().interpret)(&Params::new(), &[output]);
+        judge(rules, Some(&profile(sku())), &id, &observation).verdict
+    }
+
+    #[test]
+    fn production_judgement_passes_healthy_machines_and_fails_every_shown_fault() {
+        let catalogue = catalogue();
+        let rules = catalogue.rules(&Policy::standard()).unwrap();
+        let assumptions = Assumptions { outlier: 0.0, ..Assumptions::default() };
+        let mut noise = Seed(1).stream(Purpose::Noise, 0, 0);
+        let at = Timestamp::from_secs(0);
+        for check in catalogue.iter() {
+            for _ in 0..50 {
+                let output = print(check.spec.id, &[], at, &mut noise, &assumptions);
+                assert_eq!(verdict(&catalogue, &rules, check.spec.id, output), Verdict::Pass, "{}", check.spec.id);
+            }
+        }
+        for kind in FaultKind::ALL {
+            for depth in [0.0, 0.5, 1.0] {
+                let fault = fault(*kind, depth);
+                let output = print(kind.shown_by(), &[&fault], at, &mut noise, &assumptions);
+                assert_eq!(verdict(&catalogue, &rules, kind.shown_by(), output), Verdict::Fail, "{kind} at {depth}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_test_that_cannot_run_is_inconclusive() {
+        let catalogue = catalogue();
+        let rules = catalogue.rules(&Policy::standard()).unwrap();
+        let output = print_broken(&fault(FaultKind::GpuOffBus, 0.5));
+        assert_eq!(verdict(&catalogue, &rules, "dl", output), Verdict::Inconclusive);
+    }
+}

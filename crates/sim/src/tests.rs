@@ -1,0 +1,234 @@
+//! The tests of the simulated cluster: three deep ones, and what the nodes' agents read by themselves.
+//!
+//! They are checks like any other. What a simulated node prints passes through the production reading and judging;
+//! only where the numbers come from is simulated.
+
+use doctor_checks::{Catalogue, Check, Depth, Params, Spec, interpret_measurements, probe::Probe};
+use doctor_core::{
+    ids::{CheckId, Sku},
+    observation::{EntityKind, Unit},
+    profile::{Profile, Profiles},
+    time::Span,
+};
+
+pub(crate) const STORAGE: &str = "storage";
+pub(crate) const DL: &str = "dl";
+pub(crate) const NCCL: &str = "nccl";
+pub(crate) const GPU_HEALTH: &str = "gpu-health";
+
+/// GPUs, and as many network cards, of a simulated node.
+pub(crate) const PARTS: u8 = 8;
+
+/// One metric of a simulated test.
+#[derive(Debug)]
+pub(crate) struct MetricRow {
+    pub(crate) name: &'static str,
+    /// The part that it is about; GPUs and network cards are measured one by one.
+    pub(crate) entity: EntityKind,
+    pub(crate) id: &'static str,
+    pub(crate) unit: Unit,
+    /// What a healthy machine reaches, on average.
+    pub(crate) expect: f64,
+    /// Whether chance plays with it; a count of errors does not deviate.
+    pub(crate) noisy: bool,
+}
+
+const fn row(name: &'static str, entity: EntityKind, unit: Unit, expect: f64) -> MetricRow {
+    MetricRow { name, entity, id: "", unit, expect, noisy: true }
+}
+
+const fn errors(name: &'static str, entity: EntityKind) -> MetricRow {
+    MetricRow { name, entity, id: "", unit: Unit::Count, expect: 0.0, noisy: false }
+}
+
+const fn mount(name: &'static str, unit: Unit, expect: f64) -> MetricRow {
+    MetricRow { name, entity: EntityKind::Mount, id: "/data", unit, expect, noisy: true }
+}
+
+static STORAGE_METRICS: [MetricRow; 3] = [
+    mount("storage_read", Unit::BytesPerSecond, 5.0e9),
+    mount("storage_write", Unit::BytesPerSecond, 3.0e9),
+    mount("storage_operations", Unit::OperationsPerSecond, 4.0e5),
+];
+static DL_METRICS: [MetricRow; 4] = [
+    row("gemm_rate", EntityKind::Gpu, Unit::FlopPerSecond, 7.8e14),
+    row("hbm_bandwidth", EntityKind::Gpu, Unit::BytesPerSecond, 4.3e12),
+    row("gpu_temperature", EntityKind::Gpu, Unit::Celsius, 66.0),
+    errors("wrong_values", EntityKind::Gpu),
+];
+static NCCL_METRICS: [MetricRow; 3] = [
+    row("allreduce_bandwidth", EntityKind::Node, Unit::BytesPerSecond, 4.8e11),
+    row("nic_bandwidth", EntityKind::Nic, Unit::BytesPerSecond, 4.6e10),
+    errors("wrong_sums", EntityKind::Node),
+];
+static GPU_HEALTH_METRICS: [MetricRow; 2] = [
+    MetricRow { name: "gpus", entity: EntityKind::Node, id: "", unit: Unit::Count, expect: 8.0, noisy: false },
+    errors("ecc_uncorrected", EntityKind::Node),
+];
+
+/// The metrics of a test; none if it is not one of ours.
+pub(crate) fn metrics_of(test: &str) -> &'static [MetricRow] {
+    match test {
+        STORAGE => &STORAGE_METRICS,
+        DL => &DL_METRICS,
+        NCCL => &NCCL_METRICS,
+        GPU_HEALTH => &GPU_HEALTH_METRICS,
+        _ => &[],
+    }
+}
+
+/// The checks of the simulated cluster, in the place of those built into the program.
+pub fn catalogue() -> Catalogue {
+    Catalogue::new(CHECKS)
+}
+
+/// The machine type of the simulated nodes.
+pub fn sku() -> Sku {
+    Sku::new("sim-8gpu").expect("a fixed name that the type accepts")
+}
+
+/// What a healthy simulated machine of this type is expected to do.
+pub fn profile(sku: Sku) -> Profile {
+    let expect = [STORAGE, DL, NCCL, GPU_HEALTH]
+        .into_iter()
+        .flat_map(metrics_of)
+        .filter(|metric| metric.expect > 0.0)
+        .map(|metric| (metric.name.to_owned(), metric.expect))
+        .collect();
+    Profile { sku, version: 1, expect }
+}
+
+/// The profiles of a world with the standard machine type only.
+pub fn profiles() -> Profiles {
+    Profiles::new([profile(sku())])
+}
+
+/// How long a test usually takes here.
+pub(crate) fn usual(test: &CheckId) -> Option<Span> {
+    CHECKS.iter().find(|check| check.spec.id == test.as_str()).map(|check| check.spec.usual)
+}
+
+pub(crate) fn probe_of(test: &CheckId) -> Option<Probe> {
+    let check = CHECKS.iter().find(|check| check.spec.id == test.as_str())?;
+    (check.probes)(&Params::new()).into_iter().next()
+}
+
+const CUTOFF: Span = Span::days(7);
+
+static CHECKS: [Check; 4] = [
+    Check {
+        spec: Spec {
+            id: STORAGE,
+            title: "shared storage as fast as it should be (simulated)",
+            depth: Depth::Deep,
+            exclusive: true,
+            cutoff: CUTOFF,
+            limit: Span::minutes(30),
+            usual: Span::minutes(10),
+            shares: &["/data"],
+        },
+        page: include_str!("pages/storage.md"),
+        rules: include_str!("pages/storage.toml"),
+        probes: |_| vec![builtin(STORAGE)],
+        interpret: interpret_measurements,
+    },
+    Check {
+        spec: Spec {
+            id: DL,
+            title: "GPUs compute fast and right (simulated)",
+            depth: Depth::Deep,
+            exclusive: true,
+            cutoff: CUTOFF,
+            limit: Span::minutes(30),
+            usual: Span::minutes(10),
+            shares: &[],
+        },
+        page: include_str!("pages/dl.md"),
+        rules: include_str!("pages/dl.toml"),
+        probes: |_| vec![builtin(DL)],
+        interpret: interpret_measurements,
+    },
+    Check {
+        spec: Spec {
+            id: NCCL,
+            title: "GPUs and network cards talk fast and right (simulated)",
+            depth: Depth::Deep,
+            exclusive: true,
+            cutoff: CUTOFF,
+            limit: Span::minutes(30),
+            usual: Span::minutes(10),
+            shares: &[],
+        },
+        page: include_str!("pages/nccl.md"),
+        rules: include_str!("pages/nccl.toml"),
+        probes: |_| vec![builtin(NCCL)],
+        interpret: interpret_measurements,
+    },
+    Check {
+        spec: Spec {
+            id: GPU_HEALTH,
+            title: "what the node's agent reads of its GPUs, links and memory (simulated)",
+            depth: Depth::Quick,
+            exclusive: false,
+            cutoff: CUTOFF,
+            limit: Span::minutes(2),
+            usual: Span::from_secs(5),
+            shares: &[],
+        },
+        page: include_str!("pages/gpu-health.md"),
+        rules: include_str!("pages/gpu-health.toml"),
+        probes: |_| vec![builtin(GPU_HEALTH)],
+        interpret: interpret_measurements,
+    },
+];
+
+fn builtin(test: &str) -> Probe {
+    Probe::Builtin { test: test.to_owned(), timeout: Span::minutes(30) }
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::policy::{Policy, When};
+
+    use super::*;
+
+    #[test]
+    fn every_rule_reads_and_judges_a_metric_or_event_that_occurs() {
+        let rules = catalogue().rules(&Policy::standard()).unwrap();
+        assert!(rules.len() >= 12, "{}", rules.len());
+        for rule in rules {
+            let metrics = metrics_of(rule.check.as_str());
+            match &rule.when {
+                When::Above { metric, .. } | When::Below { metric, .. } | When::BelowProfile { metric, .. } => {
+                    assert!(metrics.iter().any(|row| row.name == metric), "{metric}");
+                }
+                When::Event(code) => assert!(
+                    crate::FaultKind::ALL.iter().any(|kind| matches!(
+                        kind.facts().seen,
+                        crate::fault::Seen::Agent { event, .. } if event == code.as_str()
+                    )),
+                    "{code}"
+                ),
+            }
+        }
+    }
+
+    #[test]
+    fn every_metric_and_every_event_has_a_rule() {
+        let rules = catalogue().rules(&Policy::standard()).unwrap();
+        for test in [STORAGE, DL, NCCL, GPU_HEALTH] {
+            for metric in metrics_of(test) {
+                let judged = rules.iter().any(|rule| {
+                    matches!(&rule.when, When::Above { metric: name, .. } | When::Below { metric: name, .. }
+                        | When::BelowProfile { metric: name, .. } if name == metric.name)
+                });
+                assert!(judged, "{}", metric.name);
+            }
+        }
+        for kind in crate::FaultKind::ALL {
+            if let crate::fault::Seen::Agent { event, .. } = kind.facts().seen {
+                assert!(rules.iter().any(|rule| matches!(&rule.when, When::Event(code) if code.as_str() == event)));
+            }
+        }
+    }
+}

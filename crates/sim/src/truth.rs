@@ -1,0 +1,116 @@
+//! What was really wrong, for those who keep the score. Nothing of this reaches a planner, a classifier or a record
+//! of effects: a policy that could look here would be an oracle.
+
+use doctor_core::{
+    ids::{HardwareId, NodeName},
+    time::{Span, Timestamp},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    fault::{Cure, FaultKind},
+    world::World,
+};
+
+/// The whole truth up to a moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Truth {
+    pub at: Timestamp,
+    pub faults: Vec<FaultRecord>,
+    /// Times that a machine without any fault was marked as unhealthy.
+    pub false_marks: u32,
+    pub users: UserFigures,
+    pub validation_node_hours: f64,
+}
+
+/// A fault, from beginning to end.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FaultRecord {
+    pub kind: FaultKind,
+    pub hardware: Option<HardwareId>,
+    /// What the machine was called when it broke.
+    pub node: NodeName,
+    pub onset: Timestamp,
+    /// The node was out of service already: nobody could be hurt, and nothing had to be found in time.
+    pub out_at_onset: bool,
+    /// The first evidence of it that left the node.
+    pub shown: Option<Timestamp>,
+    /// The first mark of ours on its node.
+    pub marked: Option<Timestamp>,
+    /// A user's complaint, which was faster than we were.
+    pub ticket: Option<Timestamp>,
+    pub cured: Option<(Timestamp, Cure)>,
+    pub lost_node_hours: f64,
+}
+
+impl FaultRecord {
+    /// Whether we found it: marked it before a user complained.
+    pub fn is_found(&self) -> bool {
+        self.marked.is_some_and(|marked| self.ticket.is_none_or(|ticket| marked <= ticket))
+    }
+
+    /// How long it took until users were safe from it, whoever saw to that.
+    pub fn time_to_detect(&self) -> Option<Span> {
+        let first = [self.marked, self.ticket].into_iter().flatten().min()?;
+        Some(first.since(self.onset))
+    }
+}
+
+/// What users got, and what faults and we cost them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct UserFigures {
+    pub jobs_started: u64,
+    pub jobs_completed: u64,
+    pub jobs_crashed: u64,
+    pub jobs_crashed_by_faults: u64,
+    /// Ended because their node was reset, rebooted, replaced or vanished.
+    pub jobs_killed: u64,
+    /// Kept waiting by a validation job for longer than assumed to be bearable.
+    pub jobs_disturbed: u64,
+    /// By validation jobs, in all.
+    pub waited: Span,
+    pub node_hours: f64,
+    /// To crashes and slow-downs by faults.
+    pub node_hours_lost: f64,
+    /// Of all node-hours since the start.
+    pub utilisation: f64,
+}
+
+impl World {
+    /// What is and was wrong, and what it cost. Looking changes nothing.
+    #[expect(clippy::cast_precision_loss, reason = "a count of nodes")]
+    pub fn truth(&self) -> Truth {
+        let (figures, lost) = self.figures();
+        let faults = self.faults_so_far().iter().zip(lost).map(|(fault, lost_node_hours)| FaultRecord {
+            kind: fault.kind,
+            hardware: self.hardware_of(fault.machine).id(),
+            node: fault.node.clone(),
+            onset: fault.onset,
+            out_at_onset: fault.out_at_onset,
+            shown: fault.shown,
+            marked: fault.marked,
+            ticket: fault.ticket,
+            cured: fault.cured,
+            lost_node_hours,
+        });
+        let all = self.now().since(self.config().start).as_hours() * self.size() as f64;
+        Truth {
+            at: self.now(),
+            faults: faults.collect(),
+            false_marks: figures.false_marks,
+            validation_node_hours: figures.validation_node_hours,
+            users: UserFigures {
+                jobs_started: figures.jobs_started,
+                jobs_completed: figures.jobs_completed,
+                jobs_crashed: figures.jobs_crashed,
+                jobs_crashed_by_faults: figures.jobs_crashed_by_faults,
+                jobs_killed: figures.jobs_killed,
+                jobs_disturbed: figures.jobs_disturbed,
+                waited: figures.waited_for_us,
+                node_hours: figures.node_hours,
+                node_hours_lost: figures.node_hours_lost,
+                utilisation: if all > 0.0 { figures.node_hours / all } else { 0.0 },
+            },
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Changes that the controller asks of nodes. Each operation takes effect once, however often it is asked for.
+
+use doctor_control::backend::{BackendError, Change, Effect as After, NodeOp};
+use doctor_core::{
+    ids::{NodeName, OpId},
+    node::{MarkKind, OurMark},
+    snapshot::Caps,
+};
+
+use super::{World, queue::Event};
+use crate::{
+    effects::{Disturbance, Happened},
+    fault::Cure,
+    hostile::{Call, CallTrouble},
+    machine::Machine,
+};
+
+const APPLY: &str = "change node";
+
+/// Drains carry no case: the order to drain does not name one.
+const CORDON: OurMark = OurMark { kind: MarkKind::Cordon, case: None };
+
+impl World {
+    /// Changes a node.
+    ///
+    /// # Errors
+    /// For nodes that are not, for changes this cluster cannot make, and when the world is hostile.
+    pub fn apply(&mut self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
+        self.answering(APPLY)?;
+        if !can(self.config.caps, &change.what) {
+            let text = format!("this cluster cannot {} a node", change.what.step());
+            return Err(BackendError { operation: APPLY, text, effect: After::NoneGiveUp });
+        }
+        if self.done.contains_key(&change.op) {
+            self.log(Happened::AskedAgain { op: change.op, node: node.clone() });
+            return Ok(());
+        }
+        let slot = self.find(APPLY, node)?;
+        let trouble = self.refusing(APPLY, Call::Change)?;
+        self.done.insert(change.op, node.clone());
+        self.change(slot, change.op, &change.what);
+        self.settle();
+        match trouble {
+            Some(CallTrouble::Unanswered) => Err(super::incidents::unanswered(APPLY)),
+            _ => Ok(()),
+        }
+    }
+
+    fn change(&mut self, slot: u32, op: OpId, what: &Change) {
+        let node = self.name(slot);
+        match what {
+            Change::Mark(mark) => {
+                self.log(Happened::Marked { op, node, mark: mark.clone() });
+                self.add_mark(slot, mark.clone());
+            }
+            Change::Unmark(mark) => {
+                self.log(Happened::Unmarked { op, node, mark: mark.clone() });
+                self.remove_mark(slot, mark);
+            }
+            Change::Drain => {
+                self.log(Happened::Drained { op, node });
+                self.add_mark(slot, CORDON);
+            }
+            Change::Undrain => {
+                self.log(Happened::Undrained { op, node });
+                self.remove_mark(slot, &CORDON);
+            }
+            Change::Reset => self.disturb(slot, op, Disturbance::Reset),
+            Change::Reboot => self.disturb(slot, op, Disturbance::Reboot),
+            Change::Replace => self.disturb(slot, op, Disturbance::Replace),
+        }
+    }
+
+    fn add_mark(&mut self, slot: u32, mark: OurMark) {
+        let unhealthy = mark.kind == MarkKind::Unhealthy;
+        let ours = &mut self.slot_mut(slot).seen.node.marks.ours;
+        let new = !ours.iter().any(|there| there.kind == mark.kind);
+        ours.retain(|there| there.kind != mark.kind);
+        ours.push(mark);
+        ours.sort();
+        if unhealthy && new {
+            self.slot_mut(slot).mark += 1;
+            self.found(slot);
+            self.await_visit(slot);
+        }
+        self.touch(slot);
+    }
+
+    /// Takes our mark of this kind away. One that belongs to another case stays: it is not the mark that was meant.
+    fn remove_mark(&mut self, slot: u32, mark: &OurMark) {
+        let ours = &mut self.slot_mut(slot).seen.node.marks.ours;
+        ours.retain(|there| there.kind != mark.kind || (mark.case.is_some() && there.case != mark.case));
+        self.touch(slot);
+    }
+
+    fn disturb(&mut self, slot: u32, op: OpId, how: Disturbance) {
+        let (user, under_way) = (self.slot(slot).user.is_some(), self.slot(slot).down.is_some());
+        let node = self.name(slot);
+        self.log(Happened::Disturbed { op, node, how, user, under_way });
+        self.take_down(slot, how);
+    }
+
+    /// A node comes back from a reset, a reboot or a replacement.
+    pub(super) fn back(&mut self, slot: u32, turn: u32) {
+        if self.slot(slot).turn != turn {
+            return;
+        }
+        let Some(down) = self.slot_mut(slot).down.take() else { return };
+        match down.how {
+            Disturbance::Reset => self.cure(slot, Cure::Reset),
+            Disturbance::Reboot => {
+                self.reboot(slot);
+                self.cure(slot, Cure::Reboot);
+            }
+            Disturbance::Replace => self.put_new_machine(slot),
+        }
+        let node = self.name(slot);
+        self.log(Happened::Back { node });
+        self.touch(slot);
+        self.queue.push(self.now, Event::AgentSpeaks(slot));
+    }
+
+    /// The machine starts anew.
+    pub(super) fn reboot(&mut self, slot: u32) {
+        let machine = &mut self.machines[self.slots[slot as usize].machine as usize];
+        machine.boots += 1;
+        self.slots[slot as usize].seen.node.hardware = Some(machine.outside());
+    }
+
+    /// Another machine under the same name. Marks stay: they are on the name, and whoever made them takes them away.
+    fn put_new_machine(&mut self, slot: u32) {
+        self.cure(slot, Cure::Repair);
+        let old = &self.machines[self.slot(slot).machine as usize];
+        let machine = Machine::new(self.seed, slot, old.generation() + 1, self.now, &self.config.assumptions);
+        let number = u32::try_from(self.machines.len()).unwrap_or(u32::MAX);
+        self.slot_mut(slot).machine = number;
+        self.slot_mut(slot).clock_ahead = 0;
+        self.slot_mut(slot).seen.node.hardware = Some(machine.outside());
+        self.machines.push(machine);
+        self.await_fault(number as usize);
+    }
+}
+
+/// Whether the cluster can do this.
+const fn can(caps: Caps, what: &Change) -> bool {
+    match what {
+        Change::Mark(_) | Change::Unmark(_) => caps.mark,
+        Change::Drain | Change::Undrain => caps.drain,
+        Change::Reset => caps.reset,
+        Change::Reboot => caps.reboot,
+        Change::Replace => caps.replace,
+    }
+}

@@ -1,0 +1,197 @@
+//! Faults as they come and go, and the people who deal with them: users who complain and operators who repair.
+
+use doctor_core::{
+    ids::NodeName,
+    node::{ForeignMark, MarkKind},
+    time::{Span, Timestamp},
+};
+
+use super::{World, queue::Event};
+use crate::{
+    fault::{Class, Cure, Fault},
+    machine::{Coming, scaled},
+};
+
+/// An operator wants a repaired node back in service. Whoever drives the engine hands this on as a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OperatorRequest {
+    pub at: Timestamp,
+    pub node: NodeName,
+    pub why: String,
+}
+
+/// Who takes nodes away after a complaint.
+pub(super) const OPERATORS: &str = "operators";
+/// A repair that finds the node in use comes again after this.
+const COME_AGAIN: Span = Span::hours(1);
+
+impl World {
+    /// Arranges the next fault of a machine.
+    pub(super) fn await_fault(&mut self, machine: usize) {
+        let coming = self.machines[machine].next_fault(self.now, &self.config.assumptions);
+        if let Some(coming) = coming {
+            self.queue.push(coming.at, Event::FaultComes(u32::try_from(machine).unwrap_or(u32::MAX)));
+            self.machines[machine].coming = Some(coming);
+        }
+    }
+
+    pub(super) fn fault_comes(&mut self, machine: u32) {
+        let coming = self.machines[machine as usize].coming.take();
+        let slot = self.machines[machine as usize].place();
+        if self.slot(slot).machine != machine {
+            // It was carried away, with its fate.
+            return;
+        }
+        if let Some(coming) = coming {
+            self.begin_fault(slot, coming);
+        }
+        self.await_fault(machine as usize);
+    }
+
+    pub(super) fn begin_fault(&mut self, slot: u32, coming: Coming) {
+        let machine = self.slot(slot).machine;
+        let present = &self.machines[machine as usize].faults;
+        if present.iter().any(|fault| self.faults[*fault as usize].kind == coming.kind) {
+            // A part that is broken does not break again.
+            return;
+        }
+        let number = u32::try_from(self.faults.len()).unwrap_or(u32::MAX);
+        let assumptions = &self.config.assumptions;
+        let ticket = match coming.kind.facts().class {
+            Class::Hard => assumptions.ticket_hard,
+            Class::Gray => assumptions.ticket_gray,
+            Class::Sdc => assumptions.ticket_sdc,
+        };
+        let agent = self.now.plus(scaled(assumptions.agent_poll, coming.fate.agent_delay));
+        self.faults.push(Fault {
+            kind: coming.kind,
+            machine,
+            nth: coming.nth,
+            node: self.name(slot),
+            onset: self.now,
+            out_at_onset: !self.slot(slot).seen.node.marks.ours.is_empty() || self.slot(slot).down.is_some(),
+            cure: coming.fate.cure,
+            depth: coming.fate.depth,
+            part: coming.fate.part,
+            looks: 0,
+            shown: None,
+            marked: None,
+            ticket: None,
+            cured: None,
+            lost_node_hours: 0.0,
+        });
+        self.machines[machine as usize].faults.push(number);
+        self.hazard_changed(slot);
+        if coming.kind.is_passive() {
+            self.queue.push(agent, Event::AgentSpeaks(slot));
+        }
+        if self.config.tickets {
+            self.queue.push(self.now.plus(scaled(ticket, coming.fate.ticket)), Event::Ticket(number));
+        }
+    }
+
+    /// Ends every fault of a node's machine that this cures.
+    pub(super) fn cure(&mut self, slot: u32, by: Cure) {
+        let machine = self.slot(slot).machine as usize;
+        let present = std::mem::take(&mut self.machines[machine].faults);
+        let (cured, left) = present.into_iter().partition::<Vec<_>, _>(|fault| self.faults[*fault as usize].cure <= by);
+        for &fault in &cured {
+            self.faults[fault as usize].cured = Some((self.now, by));
+        }
+        self.machines[machine].faults = left;
+        if !cured.is_empty() {
+            self.hazard_changed(slot);
+            self.queue.push(self.now, Event::AgentSpeaks(slot));
+        }
+    }
+
+    /// We marked the node as unhealthy: rightly, if something is wrong with its machine.
+    pub(super) fn found(&mut self, slot: u32) {
+        let present = self.machines[self.slot(slot).machine as usize].faults.clone();
+        if present.is_empty() {
+            self.figures.false_marks += 1;
+        }
+        for fault in present {
+            self.faults[fault as usize].marked.get_or_insert(self.now);
+        }
+    }
+
+    /// Somebody will come and repair what we marked.
+    pub(super) fn await_visit(&mut self, slot: u32) {
+        if self.config.repairs {
+            let (machine, mark) = (self.slot(slot).machine, self.slot(slot).mark);
+            let at = self.now.plus(self.repair_time(machine));
+            self.queue.push(at, Event::Visit(slot, machine, mark));
+        }
+    }
+
+    pub(super) fn visit(&mut self, slot: u32, machine: u32, mark: u32) {
+        let here = self.slot(slot);
+        let wanted = here.machine == machine && here.mark == mark && here.seen.node.marks.has_ours(MarkKind::Unhealthy);
+        if !wanted {
+            return;
+        }
+        if self.in_use(slot) {
+            self.queue.push(self.now.plus(COME_AGAIN), Event::Visit(slot, machine, mark));
+            return;
+        }
+        self.repair(slot);
+        let request = OperatorRequest {
+            at: self.now,
+            node: self.name(slot),
+            why: "repaired; please prove it and give it back".to_owned(),
+        };
+        self.requests.push(request);
+        // Should it not be given back, somebody looks again.
+        self.await_visit(slot);
+    }
+
+    fn in_use(&self, slot: u32) -> bool {
+        let here = self.slot(slot);
+        !here.present || here.user.is_some() || here.down.is_some() || self.has_running(slot)
+    }
+
+    fn repair(&mut self, slot: u32) {
+        self.reboot(slot);
+        self.cure(slot, Cure::Repair);
+        self.touch(slot);
+    }
+
+    /// A user complains about what nobody found.
+    pub(super) fn ticket(&mut self, fault: u32) {
+        let machine = self.faults[fault as usize].machine;
+        let slot = self.machines[machine as usize].place();
+        if self.faults[fault as usize].cured.is_some() || self.slot(slot).machine != machine {
+            return;
+        }
+        let marks = &self.slot(slot).seen.node.marks;
+        if !marks.ours.is_empty() || marks.foreign_block().is_some() || !self.slot(slot).present {
+            // Nobody works there, so nobody complains for now.
+            self.queue.push(self.now.plus(Span::days(1)), Event::Ticket(fault));
+            return;
+        }
+        self.faults[fault as usize].ticket = Some(self.now);
+        let mark = ForeignMark { by: OPERATORS.to_owned(), text: "a user complained".to_owned(), blocks: true };
+        self.slot_mut(slot).seen.node.marks.foreign.push(mark);
+        self.touch(slot);
+        let at = self.now.plus(self.repair_time(machine));
+        self.queue.push(at, Event::TicketDone(slot, machine));
+    }
+
+    pub(super) fn ticket_done(&mut self, slot: u32, machine: u32) {
+        if self.slot(slot).machine == machine {
+            if self.in_use(slot) {
+                self.queue.push(self.now.plus(COME_AGAIN), Event::TicketDone(slot, machine));
+                return;
+            }
+            self.repair(slot);
+        }
+        self.slot_mut(slot).seen.node.marks.foreign.retain(|mark| mark.by != OPERATORS);
+        self.touch(slot);
+    }
+
+    /// What operators asked for since the last time.
+    pub fn take_operator_requests(&mut self) -> Vec<OperatorRequest> {
+        std::mem::take(&mut self.requests)
+    }
+}

@@ -1,0 +1,270 @@
+//! The hostile side of the world: calls and jobs that go wrong, by script or by chance, and incidents.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use doctor_control::backend::{BackendError, Effect as After};
+use doctor_core::{
+    ids::NodeName,
+    time::{Span, Timestamp},
+};
+
+use super::{World, queue::Event};
+use crate::{
+    effects::{Disturbance, Happened},
+    fault::Cure,
+    hostile::{Call, CallTrouble, Incident, JobTrouble},
+    machine::scaled,
+    random::{Purpose, Seed, Stream},
+};
+
+/// Trouble that waits for its occasion.
+#[derive(Debug)]
+pub(super) struct Troubles {
+    calls: BTreeMap<Call, VecDeque<CallTrouble>>,
+    jobs: VecDeque<JobTrouble>,
+    outage_until: Timestamp,
+    stream: Stream,
+}
+
+impl Troubles {
+    pub(super) fn new(seed: Seed) -> Self {
+        Self {
+            calls: BTreeMap::new(),
+            jobs: VecDeque::new(),
+            outage_until: Timestamp::MIN,
+            stream: seed.stream(Purpose::Hostile, 0, 0),
+        }
+    }
+}
+
+/// The answer that a call gives which took effect and is not heard.
+pub(super) fn unanswered(operation: &'static str) -> BackendError {
+    BackendError { operation, text: "no answer within 30 s".to_owned(), effect: After::Unknown }
+}
+
+impl World {
+    /// Whether the cluster answers at all.
+    pub(super) fn answering(&self, operation: &'static str) -> Result<(), BackendError> {
+        if self.troubles.outage_until <= self.now {
+            return Ok(());
+        }
+        let text = "the cluster does not answer: connection refused".to_owned();
+        Err(BackendError { operation, text, effect: After::NoneTryAgain })
+    }
+
+    /// The trouble of this call, if it is not refused.
+    pub(super) fn refusing(
+        &mut self,
+        operation: &'static str,
+        call: Call,
+    ) -> Result<Option<CallTrouble>, BackendError> {
+        let trouble = self.call_trouble(call);
+        let refused = |text: &str, effect| Err(BackendError { operation, text: text.to_owned(), effect });
+        match trouble {
+            Some(CallTrouble::Refused) => refused("the cluster is too busy", After::NoneTryAgain),
+            Some(CallTrouble::RefusedForGood) => refused("the cluster does not allow this", After::NoneGiveUp),
+            Some(CallTrouble::Unanswered) | None => Ok(trouble),
+        }
+    }
+
+    fn call_trouble(&mut self, call: Call) -> Option<CallTrouble> {
+        if let Some(scripted) = self.troubles.calls.get_mut(&call).and_then(VecDeque::pop_front) {
+            return Some(scripted);
+        }
+        let chances = match call {
+            Call::Submit => self.config.hostile.submits,
+            Call::Cancel => self.config.hostile.cancels,
+            Call::Change => self.config.hostile.changes,
+        };
+        let draw = self.troubles.stream.unit();
+        if draw < chances.refused {
+            Some(CallTrouble::Refused)
+        } else if draw < chances.refused + chances.unanswered {
+            Some(CallTrouble::Unanswered)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn job_trouble(&mut self) -> Option<JobTrouble> {
+        if let Some(scripted) = self.troubles.jobs.pop_front() {
+            return Some(scripted);
+        }
+        let mut draw = self.troubles.stream.unit();
+        for (trouble, chance) in &self.config.hostile.jobs {
+            draw -= chance;
+            if draw < 0.0 {
+                return Some(*trouble);
+            }
+        }
+        None
+    }
+
+    pub(super) fn await_outage(&mut self) {
+        let a_day = self.config.hostile.outages_per_day;
+        if a_day > 0.0 {
+            let gap = scaled(Span::days(1), self.troubles.stream.exponential() / a_day);
+            self.queue.push(self.now.plus(gap), Event::OutageComes);
+        }
+    }
+
+    pub(super) fn outage_comes(&mut self) {
+        self.inject(&Incident::Outage { length: self.config.hostile.outage });
+        self.await_outage();
+    }
+
+    pub(super) fn scripted(&mut self, number: u32) {
+        let incident = self.script[number as usize].clone();
+        self.inject(&incident);
+    }
+
+    /// Has something happen now. False, and nothing happened, if it names a node that is not there or cannot be had.
+    pub fn inject(&mut self, incident: &Incident) -> bool {
+        let done = self.befall(incident).is_some();
+        // Faults are the secret that the controller has to find out; the record does not give them away.
+        if !matches!(incident, Incident::Fault { .. } | Incident::Heal { .. }) {
+            self.log(Happened::Incident { text: incident.to_string(), done });
+        }
+        self.settle();
+        done
+    }
+
+    fn befall(&mut self, incident: &Incident) -> Option<()> {
+        match incident {
+            Incident::Fault { node, kind } => {
+                let slot = self.place_of(node)?;
+                let machine = self.slot(slot).machine as usize;
+                let coming = self.machines[machine].fault_now(self.seed, *kind, self.now);
+                self.begin_fault(slot, coming);
+            }
+            Incident::Heal { node } => {
+                let slot = self.place_of(node)?;
+                self.cure(slot, Cure::Repair);
+            }
+            Incident::UserJob { nodes, length } => {
+                let slots = nodes.iter().map(|node| self.place_of(node)).collect::<Option<Vec<_>>>()?;
+                return self.pinned_job(&slots, *length).then_some(());
+            }
+            Incident::Calls { call, trouble, times } => {
+                let waiting = self.troubles.calls.entry(*call).or_default();
+                waiting.extend((0..*times).map(|_| *trouble));
+            }
+            Incident::Jobs { trouble, times } => self.troubles.jobs.extend((0..*times).map(|_| *trouble)),
+            Incident::Outage { length } => {
+                self.troubles.outage_until = self.troubles.outage_until.max(self.now.plus(*length));
+            }
+            Incident::ControllerClock { by_secs } => {
+                self.controller_ahead = self.controller_ahead.saturating_add(by_secs.saturating_mul(1000));
+            }
+            Incident::AgentsSilent { percent, length } => self.silence_many(*percent, *length),
+            Incident::Vanish { node } => return self.vanish(node),
+            Incident::Return { node, called } => return self.come_back(node, called),
+            Incident::JobLost { run } => {
+                let number = *self.by_run.get(run)?;
+                self.lose_run(number);
+            }
+            Incident::Unreachable { node, .. }
+            | Incident::NodeClock { node, .. }
+            | Incident::AgentSilent { node, .. }
+            | Incident::ForeignMark { node, .. }
+            | Incident::ForeignUnmark { node, .. }
+            | Incident::OurMarksRemoved { node }
+            | Incident::ForeignReboot { node }
+            | Incident::Clear { node } => {
+                let slot = self.place_of(node)?;
+                self.befall_node(slot, incident);
+            }
+        }
+        Some(())
+    }
+
+    fn befall_node(&mut self, slot: u32, incident: &Incident) {
+        match incident {
+            Incident::Unreachable { length, .. } => {
+                self.freeze_heard(slot);
+                let until = self.now.plus(*length);
+                self.slot_mut(slot).unreachable_until = until;
+                self.queue.push(until, Event::Reached(slot));
+                self.await_voice(slot);
+            }
+            Incident::NodeClock { ahead_secs, .. } => {
+                self.slot_mut(slot).clock_ahead = ahead_secs.saturating_mul(1000);
+            }
+            Incident::AgentSilent { length, .. } => self.silence(slot, *length),
+            Incident::ForeignMark { mark, .. } => {
+                let foreign = &mut self.slot_mut(slot).seen.node.marks.foreign;
+                foreign.retain(|there| there.by != mark.by || there.text != mark.text);
+                foreign.push(mark.clone());
+                foreign.sort();
+            }
+            Incident::ForeignUnmark { by, .. } => {
+                self.slot_mut(slot).seen.node.marks.foreign.retain(|mark| mark.by != *by);
+            }
+            Incident::OurMarksRemoved { .. } => self.slot_mut(slot).seen.node.marks.ours.clear(),
+            Incident::ForeignReboot { .. } => self.take_down(slot, Disturbance::Reboot),
+            Incident::Clear { .. } => {
+                self.end_user_of(slot);
+                let here = self.slot_mut(slot);
+                here.unreachable_until = Timestamp::MIN;
+                here.silent_until = Timestamp::MIN;
+            }
+            _ => {}
+        }
+        self.touch(slot);
+    }
+
+    fn place_of(&self, node: &NodeName) -> Option<u32> {
+        self.by_name.get(node).copied()
+    }
+
+    fn silence(&mut self, slot: u32, length: Span) {
+        self.freeze_heard(slot);
+        self.slot_mut(slot).silent_until = self.now.plus(length);
+        self.await_voice(slot);
+    }
+
+    fn silence_many(&mut self, percent: f64, length: Span) {
+        let slots: Vec<u32> = self.by_name.values().copied().collect();
+        for slot in slots {
+            if self.troubles.stream.chance(percent / 100.0) {
+                self.silence(slot, length);
+                self.touch(slot);
+            }
+        }
+    }
+
+    fn vanish(&mut self, node: &NodeName) -> Option<()> {
+        let slot = self.by_name.remove(node)?;
+        self.freeze_heard(slot);
+        self.slot_mut(slot).present = false;
+        self.vanished.insert(node.clone(), slot);
+        self.drop_user(slot);
+        // Also those that had not started: a job is made for a name, and the name is gone.
+        for run in self.slot(slot).runs.clone() {
+            self.lose_run(run);
+        }
+        self.touch(slot);
+        self.gone.push((self.version, node.clone()));
+        Some(())
+    }
+
+    /// The same machine, freshly booted, under this name. Marks were on the old name.
+    fn come_back(&mut self, node: &NodeName, called: &NodeName) -> Option<()> {
+        if self.by_name.contains_key(called) {
+            return None;
+        }
+        let slot = self.vanished.remove(node)?;
+        self.by_name.insert(called.clone(), slot);
+        self.reboot(slot);
+        let here = self.slot_mut(slot);
+        here.present = true;
+        if here.seen.node.name != *called {
+            here.seen.node.marks = Default::default();
+            here.seen.node.name = called.clone();
+        }
+        here.reported.clear();
+        self.touch(slot);
+        self.queue.push(self.now, Event::AgentSpeaks(slot));
+        Some(())
+    }
+}

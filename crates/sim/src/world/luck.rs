@@ -1,0 +1,227 @@
+//! How users' jobs fare: what their nodes do to them, when they crash, what is lost, and what goes back into the queue.
+
+use doctor_core::time::Span;
+
+use super::{World, queue::Event, users::Phase};
+use crate::{fault::Class, machine::scaled, random::Purpose};
+
+/// A user gives a job that crashed to the cluster again so many times.
+const TRIES: u32 = 10;
+
+/// What the nodes of a job do to it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Hazard {
+    /// Crashes per hour because of faults.
+    pub(super) faults: f64,
+    pub(super) slows: f64,
+    pub(super) worst: Option<u32>,
+}
+
+/// What users got and lost.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Figures {
+    pub(crate) jobs_started: u64,
+    pub(crate) jobs_completed: u64,
+    pub(crate) jobs_crashed: u64,
+    pub(crate) jobs_crashed_by_faults: u64,
+    /// Reset, rebooted or taken away under them, by us or by others.
+    pub(crate) jobs_killed: u64,
+    /// Kept waiting for longer than assumed to be bearable.
+    pub(crate) jobs_disturbed: u64,
+    pub(crate) waited_for_us: Span,
+    pub(crate) node_hours: f64,
+    pub(crate) node_hours_lost: f64,
+    pub(crate) validation_node_hours: f64,
+    /// Marks on machines that had nothing.
+    pub(crate) false_marks: u32,
+}
+
+impl World {
+    fn hazard_of(&self, nodes: &[u32]) -> Hazard {
+        let assumptions = &self.config.assumptions;
+        let mut all = Hazard::default();
+        for node in nodes {
+            let (mut worst_here, mut culprit) = (0.0, None);
+            for &fault in &self.machines[self.slot(*node).machine as usize].faults {
+                let facts = self.faults[fault as usize].kind.facts();
+                let rate = match facts.class {
+                    Class::Hard => assumptions.crash_per_hour_hard,
+                    Class::Gray | Class::Sdc => assumptions.crash_per_hour_bad,
+                };
+                if rate > worst_here {
+                    (worst_here, culprit) = (rate, Some(fault));
+                }
+                all.slows = all.slows.max(facts.slows);
+            }
+            all.faults += (worst_here - assumptions.crash_per_hour).max(0.0);
+            all.worst = all.worst.or(culprit);
+        }
+        all
+    }
+
+    /// Counts what a job used and lost since it was last counted.
+    #[expect(clippy::cast_precision_loss, reason = "sizes of jobs are small")]
+    fn count(&mut self, job: u32) {
+        let now = self.now;
+        let base = self.config.assumptions.crash_per_hour;
+        let counted = &mut self.users.jobs[job as usize];
+        let hours = now.since(counted.counted).as_hours();
+        counted.counted = now;
+        counted.luck -= (base + counted.hazard.faults) * hours;
+        let node_hours = hours * counted.nodes.len() as f64;
+        let (lost, culprit) = (node_hours * counted.hazard.slows, counted.hazard.worst);
+        self.figures.node_hours += node_hours;
+        self.lose(lost, culprit);
+    }
+
+    fn lose(&mut self, node_hours: f64, culprit: Option<u32>) {
+        if let Some(fault) = culprit {
+            self.figures.node_hours_lost += node_hours;
+            self.faults[fault as usize].lost_node_hours += node_hours;
+        }
+    }
+
+    /// Arranges the end of a running job: its own, or the crash that its nodes give it.
+    pub(super) fn arrange_end(&mut self, job: u32) {
+        let hazard = self.hazard_of(&self.users.jobs[job as usize].nodes);
+        let base = self.config.assumptions.crash_per_hour;
+        let arranged = &mut self.users.jobs[job as usize];
+        arranged.hazard = hazard;
+        arranged.turn += 1;
+        let crash = scaled(Span::hours(1), (arranged.luck.max(0.0) / (base + hazard.faults).max(1e-12)).min(1.0e9));
+        let at = arranged.counted.plus(crash).min(arranged.since.plus(arranged.length));
+        self.queue.push(at, Event::UserEnds(job, arranged.turn));
+    }
+
+    /// The machine behind a node became better or worse.
+    pub(super) fn hazard_changed(&mut self, node: u32) {
+        let Some(job) = self.slot(node).user else { return };
+        if self.users.jobs[job as usize].phase == Phase::Running {
+            self.count(job);
+            self.arrange_end(job);
+        }
+    }
+
+    pub(super) fn user_ends(&mut self, job: u32, turn: u32) {
+        if self.users.jobs[job as usize].turn != turn {
+            return;
+        }
+        self.count(job);
+        let ended = &self.users.jobs[job as usize];
+        if self.now >= ended.since.plus(ended.length) {
+            self.figures.jobs_completed += 1;
+            self.free_nodes(job);
+        } else {
+            self.crash(job);
+            self.resubmit(job);
+        }
+    }
+
+    fn crash(&mut self, job: u32) {
+        let crashed = &self.users.jobs[job as usize];
+        let (faults, culprit) = (crashed.hazard.faults, crashed.hazard.worst);
+        let share = faults / (faults + self.config.assumptions.crash_per_hour).max(1e-12);
+        let mut stream = self.seed.stream(Purpose::Placement, crashed.choice, 1 + u64::from(crashed.tries));
+        let lost = self.unsaved(job) + self.config.assumptions.restart;
+        self.figures.jobs_crashed += 1;
+        if stream.chance(share) {
+            self.figures.jobs_crashed_by_faults += 1;
+            self.lose(lost.as_hours() * self.size_of(job), culprit);
+        }
+    }
+
+    /// Work of a job that no checkpoint has: on average half of what could be.
+    fn unsaved(&self, job: u32) -> Span {
+        let job = &self.users.jobs[job as usize];
+        scaled(self.now.since(job.since).min(self.config.assumptions.checkpoint), 0.5)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "sizes of jobs are small")]
+    fn size_of(&self, job: u32) -> f64 {
+        self.users.jobs[job as usize].nodes.len() as f64
+    }
+
+    /// What is left of a job that was interrupted goes back into the queue.
+    fn resubmit(&mut self, job: u32) {
+        let (unsaved, now) = (self.unsaved(job), self.now);
+        let back = &self.users.jobs[job as usize];
+        let done = now.since(back.since).millis() - unsaved.millis();
+        let left = Span::from_millis(back.length.millis() - done) + self.config.assumptions.restart;
+        let mut luck = self.seed.stream(Purpose::Placement, back.choice, 1000 + u64::from(back.tries));
+        self.free_nodes(job);
+        let back = &mut self.users.jobs[job as usize];
+        // A job that a script placed on certain nodes has no business elsewhere.
+        if back.tries >= TRIES || back.luck.is_infinite() {
+            return;
+        }
+        self.users.unused.pop();
+        back.tries += 1;
+        back.phase = Phase::Queued;
+        back.since = now;
+        back.length = left;
+        back.luck = luck.exponential();
+        let pool = back.pool;
+        self.pools[pool].waiting.push_back(job);
+    }
+
+    fn free_nodes(&mut self, job: u32) {
+        let over = &mut self.users.jobs[job as usize];
+        over.phase = Phase::Over;
+        over.turn += 1;
+        for node in std::mem::take(&mut over.nodes) {
+            self.slot_mut(node).user = None;
+            self.touch(node);
+        }
+        self.users.unused.push(job);
+    }
+
+    /// The node goes away under its user.
+    pub(super) fn drop_user(&mut self, node: u32) {
+        let Some(job) = self.slot(node).user else { return };
+        if self.users.jobs[job as usize].phase == Phase::Running {
+            self.count(job);
+            self.figures.jobs_killed += 1;
+            self.resubmit(job);
+            return;
+        }
+        // It had not started: it goes back to the head of the queue.
+        self.free_nodes(job);
+        self.users.unused.pop();
+        let now = self.now;
+        let back = &mut self.users.jobs[job as usize];
+        back.phase = Phase::Queued;
+        back.since = now;
+        let pool = back.pool;
+        self.pools[pool].waiting.push_front(job);
+    }
+
+    /// Ends the user's job on this node, as if its time were up.
+    pub(super) fn end_user_of(&mut self, node: u32) {
+        if let Some(job) = self.slot(node).user {
+            if self.users.jobs[job as usize].phase == Phase::Running {
+                self.count(job);
+                self.figures.jobs_completed += 1;
+            }
+            self.free_nodes(job);
+        }
+    }
+
+    /// What users got and lost up to now, jobs under way included, and what each fault cost. Looking changes nothing.
+    #[expect(clippy::cast_precision_loss, reason = "sizes of jobs are small")]
+    pub(crate) fn figures(&self) -> (Figures, Vec<f64>) {
+        let mut figures = self.figures.clone();
+        let mut by_fault: Vec<f64> = self.faults.iter().map(|fault| fault.lost_node_hours).collect();
+        for job in self.users.jobs.iter().filter(|job| job.phase == Phase::Running) {
+            let node_hours = self.now.since(job.counted).as_hours() * job.nodes.len() as f64;
+            figures.node_hours += node_hours;
+            if let Some(fault) = job.hazard.worst {
+                figures.node_hours_lost += node_hours * job.hazard.slows;
+                by_fault[fault as usize] += node_hours * job.hazard.slows;
+            }
+        }
+        for run in &self.runs {
+            figures.validation_node_hours += run.node_hours_under_way(self.now);
+        }
+        (figures, by_fault)
+    }
+}

@@ -1,0 +1,286 @@
+//! The world: nodes, the machines behind them, users, operators and time.
+//!
+//! Time passes by [`World::advance_to`] only, event by event; between two calls nothing moves. Everything random has
+//! a stream of its own, and every table has a fixed order, so that the same calls make the same world.
+
+mod agents;
+mod changes;
+mod faults;
+mod incidents;
+mod luck;
+mod nodes;
+mod queue;
+mod results;
+mod runs;
+mod share;
+mod users;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use doctor_checks::document::RunKey;
+use doctor_control::backend::{BackendError, Effect as After};
+use doctor_core::{
+    ids::{NodeName, OpId, RunId},
+    time::{Span, Timestamp},
+};
+
+use crate::{
+    config::{BadWorld, WorldConfig},
+    effects::{EffectLog, Happened},
+    fault::Fault,
+    hostile::Incident,
+    machine::Machine,
+    random::{Purpose, Seed},
+};
+
+pub use agents::QueuedReport;
+pub use faults::OperatorRequest;
+pub(crate) use luck::Figures;
+pub use nodes::Changes;
+
+use agents::Agents;
+use incidents::Troubles;
+use nodes::{Pool, Slot};
+use queue::{Event, Queue};
+use runs::{Carried, TestRun};
+use share::Share;
+use users::Users;
+
+/// Users fill the cluster for this long before anybody looks.
+const WARM_UP: Span = Span::days(2);
+
+/// A simulated cluster.
+#[derive(Debug)]
+pub struct World {
+    config: WorldConfig,
+    seed: Seed,
+    now: Timestamp,
+    /// How far the controller's clock is ahead of the world's.
+    controller_ahead: i64,
+    queue: Queue,
+    slots: Vec<Slot>,
+    /// Present nodes.
+    by_name: BTreeMap<NodeName, u32>,
+    /// Nodes that vanished, by their last name.
+    vanished: BTreeMap<NodeName, u32>,
+    /// Names that went away, with the version in which they did.
+    gone: Vec<(u64, NodeName)>,
+    pools: Vec<Pool>,
+    machines: Vec<Machine>,
+    faults: Vec<Fault>,
+    users: Users,
+    runs: Vec<TestRun>,
+    by_run: BTreeMap<RunId, u32>,
+    carried: Carried,
+    /// Operations that have taken effect.
+    done: BTreeMap<OpId, NodeName>,
+    effects: EffectLog,
+    share: Option<Share>,
+    troubles: Troubles,
+    agents: Agents,
+    requests: Vec<OperatorRequest>,
+    script: Vec<Incident>,
+    figures: Figures,
+    /// Counts changes of nodes.
+    version: u64,
+}
+
+impl World {
+    /// # Errors
+    /// If the configuration contradicts itself, or the file of effects cannot be opened.
+    pub fn new(config: WorldConfig) -> Result<Self, BadWorld> {
+        config.check()?;
+        let effects = match &config.effects {
+            Some(path) => {
+                EffectLog::with_file(path).map_err(|source| BadWorld::Effects { path: path.clone(), source })?
+            }
+            None => EffectLog::default(),
+        };
+        let seed = Seed(config.seed);
+        let mut world = Self {
+            seed,
+            now: config.start.minus(WARM_UP),
+            controller_ahead: 0,
+            queue: Queue::default(),
+            slots: Vec::new(),
+            by_name: BTreeMap::new(),
+            vanished: BTreeMap::new(),
+            gone: Vec::new(),
+            pools: Vec::new(),
+            machines: Vec::new(),
+            faults: Vec::new(),
+            users: Users::default(),
+            runs: Vec::new(),
+            by_run: BTreeMap::new(),
+            carried: Carried::new(),
+            done: BTreeMap::new(),
+            effects,
+            share: config.share.clone().map(Share::new),
+            troubles: Troubles::new(seed),
+            agents: Agents::default(),
+            requests: Vec::new(),
+            script: Vec::new(),
+            figures: Figures::default(),
+            version: 0,
+            config,
+        };
+        world.make_nodes()?;
+        world.open_to_users();
+        world.advance_to(world.config.start);
+        // Breakage begins with the story: what broke before would count as undetected for as long as nobody looked.
+        world.figures = Figures::default();
+        for machine in 0..world.machines.len() {
+            world.await_fault(machine);
+        }
+        world.await_outage();
+        Ok(world)
+    }
+
+    fn make_nodes(&mut self) -> Result<(), BadWorld> {
+        for (place, pool) in self.config.pools.clone().iter().enumerate() {
+            self.pools.push(Pool::default());
+            for number in 1..=pool.nodes {
+                let name = pool.node_name(number)?;
+                let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+                if self.by_name.insert(name.clone(), slot).is_some() {
+                    return Err(BadWorld::TwiceNamed(name));
+                }
+                let machine = Machine::new(self.seed, slot, 0, self.config.start, &self.config.assumptions);
+                self.slots.push(Slot::new(name, (place, pool), (slot, &machine)));
+                self.machines.push(machine);
+                self.touch(slot);
+            }
+        }
+        Ok(())
+    }
+
+    pub const fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    /// What the controller's clock shows.
+    pub const fn controller_now(&self) -> Timestamp {
+        self.now.plus(Span::from_millis(self.controller_ahead))
+    }
+
+    /// The world's time at which the controller's clock will show `moment`, as it goes now.
+    pub(crate) const fn world_time(&self, moment: Timestamp) -> Timestamp {
+        moment.minus(Span::from_millis(self.controller_ahead))
+    }
+
+    pub const fn config(&self) -> &WorldConfig {
+        &self.config
+    }
+
+    pub const fn effects(&self) -> &EffectLog {
+        &self.effects
+    }
+
+    /// Lets time pass until `moment`, with everything that happens on the way. A moment that has passed is fine.
+    pub fn advance_to(&mut self, moment: Timestamp) {
+        self.settle();
+        while let Some((at, event)) = self.queue.next_until(moment) {
+            self.now = at;
+            self.happen(event);
+            self.settle();
+        }
+        self.now = self.now.max(moment);
+    }
+
+    /// When something will happen next, if anything will.
+    pub fn next_event(&self) -> Option<Timestamp> {
+        self.queue.peek()
+    }
+
+    /// Has something happen at a moment; if that has passed, with the next step of time.
+    pub fn schedule(&mut self, at: Timestamp, incident: Incident) {
+        let number = u32::try_from(self.script.len()).unwrap_or(u32::MAX);
+        self.script.push(incident);
+        self.queue.push(at.max(self.now), Event::Scripted(number));
+    }
+
+    /// The key with which this node's agent signs.
+    pub fn agent_key(&self, node: &NodeName) -> RunKey {
+        let mut number = 0xcbf2_9ce4_8422_2325_u64;
+        for byte in node.as_str().bytes() {
+            number = (number ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        RunKey::new(self.seed.stream(Purpose::Keys, number, 0).bytes())
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::UserArrives(pool) => self.user_arrives(pool),
+            Event::UserEnds(job, turn) => self.user_ends(job, turn),
+            Event::RunStarts(run) => self.run_starts(run),
+            Event::TestHalf(run, test) => self.test_half(run, test),
+            Event::TestEnds(run, test) => self.test_ends(run, test),
+            Event::RunBreaks(run) => self.run_breaks(run),
+            Event::RunKilled(run) => self.run_killed(run),
+            Event::FaultComes(machine) => self.fault_comes(machine),
+            Event::AgentSpeaks(slot) => self.agent_speaks(slot),
+            Event::Ticket(fault) => self.ticket(fault),
+            Event::TicketDone(slot, machine) => self.ticket_done(slot, machine),
+            Event::Visit(slot, machine, mark) => self.visit(slot, machine, mark),
+            Event::Back(slot, turn) => self.back(slot, turn),
+            Event::Reached(slot) => self.touch(slot),
+            Event::OutageComes => self.outage_comes(),
+            Event::Scripted(number) => self.scripted(number),
+        }
+    }
+
+    /// What follows at once from what just happened: users take nodes that became free.
+    fn settle(&mut self) {
+        for pool in 0..self.pools.len() {
+            if std::mem::take(&mut self.pools[pool].freed) {
+                self.place_jobs(pool);
+            }
+        }
+    }
+
+    fn log(&mut self, what: Happened) {
+        self.effects.add(self.now, what);
+    }
+
+    fn slot(&self, slot: u32) -> &Slot {
+        &self.slots[slot as usize]
+    }
+
+    fn slot_mut(&mut self, slot: u32) -> &mut Slot {
+        &mut self.slots[slot as usize]
+    }
+
+    fn name(&self, slot: u32) -> NodeName {
+        self.slot(slot).seen.node.name.clone()
+    }
+
+    /// # Errors
+    /// If there is no such node.
+    fn find(&self, operation: &'static str, node: &NodeName) -> Result<u32, BackendError> {
+        self.by_name.get(node).copied().ok_or_else(|| BackendError {
+            operation,
+            text: format!("there is no node `{node}` in this cluster"),
+            effect: After::NoneGiveUp,
+        })
+    }
+}
+
+/// Words that are shared, not copied.
+fn words(text: &str) -> Arc<str> {
+    Arc::from(text)
+}
+
+/// For the score only.
+impl World {
+    pub(crate) fn faults_so_far(&self) -> &[Fault] {
+        &self.faults
+    }
+
+    pub(crate) fn hardware_of(&self, machine: u32) -> doctor_core::node::Hardware {
+        self.machines[machine as usize].outside()
+    }
+
+    pub(crate) const fn size(&self) -> usize {
+        self.slots.len()
+    }
+}

@@ -1,0 +1,277 @@
+//! Nodes as the cluster shows them: who has them, who marked them, which machine they are.
+
+use doctor_control::backend::SeenNode;
+use doctor_core::{
+    ids::NodeName,
+    node::{Marks, Node, Occupancy},
+    time::{Span, Timestamp},
+};
+
+use super::{World, queue::Event, runs::Phase, words};
+use crate::{
+    config::PoolConfig,
+    effects::{Disturbance, Target},
+    machine::{Machine, scaled},
+    random::Purpose,
+};
+
+/// A place in the cluster. Its machine may be another one tomorrow, and so may its name.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// As the cluster shows it. `heard` holds only while the agent is silent.
+    pub(super) seen: SeenNode,
+    pub(super) pool: usize,
+    pub(super) machine: u32,
+    pub(super) present: bool,
+    /// The user's job that has it, or waits for our job to leave.
+    pub(super) user: Option<u32>,
+    /// Our jobs that are made for it and have not ended.
+    pub(super) runs: Vec<u32>,
+    pub(super) down: Option<Down>,
+    pub(super) unreachable_until: Timestamp,
+    pub(super) silent_until: Timestamp,
+    /// The node's clock minus the world's, in milliseconds.
+    pub(super) clock_ahead: i64,
+    /// Since when it has not been free.
+    pub(super) taken_since: Option<Timestamp>,
+    /// Counts downs and marks, so that what was arranged for an earlier one is recognised.
+    pub(super) turn: u32,
+    pub(super) mark: u32,
+    /// Faults that its agent reported last.
+    pub(super) reported: Vec<u32>,
+    pub(super) reports: u64,
+    /// The world's version when it last changed.
+    changed: u64,
+    /// Its place among the pool's idle nodes.
+    idle: Option<u32>,
+}
+
+/// Why a node is away, and what will be better when it comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Down {
+    pub(super) how: Disturbance,
+    pub(super) until: Timestamp,
+}
+
+/// What became different between two looks at the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changes {
+    /// Names that went away. To be taken out before `nodes` are put in.
+    pub gone: Vec<NodeName>,
+    pub nodes: Vec<SeenNode>,
+    /// To ask with next time.
+    pub version: u64,
+}
+
+/// The users' side of a pool.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    /// Nodes that users could have now, in no particular but a reproducible order.
+    pub(super) idle: Vec<u32>,
+    /// Users' jobs in the order of their arrival.
+    pub(super) waiting: std::collections::VecDeque<u32>,
+    /// Something became idle since jobs were last placed.
+    pub(super) freed: bool,
+}
+
+impl Slot {
+    pub(super) fn new(name: NodeName, (place, pool): (usize, &PoolConfig), (number, machine): (u32, &Machine)) -> Self {
+        let node = Node {
+            name,
+            pool: pool.name.clone(),
+            occupancy: Occupancy::Free,
+            marks: Marks::default(),
+            hardware: Some(machine.outside()),
+            sku: Some(pool.sku.clone()),
+        };
+        Self {
+            seen: SeenNode { node, heard: None },
+            pool: place,
+            machine: number,
+            present: true,
+            user: None,
+            runs: Vec::new(),
+            down: None,
+            unreachable_until: Timestamp::MIN,
+            silent_until: Timestamp::MIN,
+            clock_ahead: 0,
+            taken_since: None,
+            turn: 0,
+            mark: 0,
+            reported: Vec::new(),
+            reports: 0,
+            changed: 0,
+            idle: None,
+        }
+    }
+
+    pub(super) const fn clock(&self, now: Timestamp) -> Timestamp {
+        now.plus(Span::from_millis(self.clock_ahead))
+    }
+}
+
+impl World {
+    /// Every present node by name. The agents' heartbeats are in it; there are no messages for them.
+    ///
+    /// # Errors
+    /// While the cluster does not answer.
+    pub fn snapshot(&mut self) -> Result<Vec<SeenNode>, doctor_control::backend::BackendError> {
+        self.answering("snapshot")?;
+        Ok(self.by_name.values().map(|slot| self.as_seen(*slot)).collect())
+    }
+
+    /// What changed after `version`, heartbeats aside. A name that went away and came back is in both lists.
+    ///
+    /// # Errors
+    /// While the cluster does not answer.
+    pub fn changed_since(&mut self, version: u64) -> Result<Changes, doctor_control::backend::BackendError> {
+        self.answering("snapshot")?;
+        let changed = self.by_name.values().filter(|slot| self.slot(**slot).changed > version);
+        Ok(Changes {
+            gone: self.gone.iter().filter(|(at, _)| *at > version).map(|(_, name)| name.clone()).collect(),
+            nodes: changed.map(|slot| self.as_seen(*slot)).collect(),
+            version: self.version,
+        })
+    }
+
+    fn as_seen(&self, slot: u32) -> SeenNode {
+        let slot = self.slot(slot);
+        let heard = if self.speaks(slot) { Some(minute(self.now)) } else { slot.seen.heard };
+        SeenNode { node: slot.seen.node.clone(), heard: if self.config.agents { heard } else { None } }
+    }
+
+    pub(super) fn speaks(&self, slot: &Slot) -> bool {
+        self.config.agents
+            && slot.present
+            && slot.down.is_none()
+            && slot.silent_until <= self.now
+            && slot.unreachable_until <= self.now
+    }
+
+    /// The agent falls silent from here on: what was heard last stays what was heard.
+    pub(super) fn freeze_heard(&mut self, slot: u32) {
+        if self.speaks(self.slot(slot)) {
+            self.slot_mut(slot).seen.heard = Some(minute(self.now));
+        }
+    }
+
+    /// Works out what a node's change means for its occupancy, for users and for jobs that wait for it. Called after
+    /// every change of a slot.
+    pub(super) fn touch(&mut self, place: u32) {
+        self.version += 1;
+        let occupancy = self.occupancy(place);
+        let (now, version) = (self.now, self.version);
+        let slot = self.slot_mut(place);
+        slot.changed = version;
+        slot.taken_since = if occupancy.is_free() { None } else { slot.taken_since.or(Some(now)) };
+        slot.seen.node.occupancy = occupancy;
+        self.keep_idle(place);
+        if self.can_start_on(place) {
+            for run in self.slot(place).runs.clone() {
+                if self.runs[run as usize].phase == Phase::Pending {
+                    self.arrange_start(run);
+                }
+            }
+        }
+    }
+
+    fn occupancy(&self, place: u32) -> Occupancy {
+        let slot = self.slot(place);
+        if let Some(down) = slot.down {
+            let why = match down.how {
+                Disturbance::Reset => "its GPUs are being reset",
+                Disturbance::Reboot => "it is rebooting",
+                Disturbance::Replace => "it is being replaced",
+            };
+            return Occupancy::Unknown { why: words(why) };
+        }
+        if slot.unreachable_until > self.now {
+            return Occupancy::Unknown { why: words("it does not answer") };
+        }
+        match slot.user {
+            Some(job) => Occupancy::Busy { by: self.users.label(job) },
+            None => Occupancy::Free,
+        }
+    }
+
+    /// Whether a job of ours could begin here. Our own marks do not keep it away: repaired nodes are proved marked.
+    pub(super) fn can_start_on(&self, place: u32) -> bool {
+        let slot = self.slot(place);
+        slot.present
+            && slot.user.is_none()
+            && slot.down.is_none()
+            && slot.unreachable_until <= self.now
+            && slot.seen.node.marks.foreign_block().is_none()
+    }
+
+    fn keep_idle(&mut self, place: u32) {
+        let wanted = self.can_start_on(place) && self.slot(place).seen.node.marks.ours.is_empty();
+        let pool = self.slot(place).pool;
+        match (wanted, self.slot(place).idle) {
+            (true, None) => {
+                let idle = u32::try_from(self.pools[pool].idle.len()).unwrap_or(u32::MAX);
+                self.pools[pool].idle.push(place);
+                self.pools[pool].freed = true;
+                self.slot_mut(place).idle = Some(idle);
+            }
+            (false, Some(idle)) => {
+                self.pools[pool].idle.swap_remove(idle as usize);
+                self.slot_mut(place).idle = None;
+                if let Some(&moved) = self.pools[pool].idle.get(idle as usize) {
+                    self.slot_mut(moved).idle = Some(idle);
+                }
+            }
+            (true, Some(_)) | (false, None) => {}
+        }
+    }
+
+    pub(super) fn target(&self, place: u32) -> Target {
+        let slot = self.slot(place);
+        Target { node: slot.seen.node.name.clone(), taken_for: slot.taken_since.map(|since| self.now.since(since)) }
+    }
+
+    /// Takes a node away for a while. Whatever runs on it dies.
+    pub(super) fn take_down(&mut self, place: u32, how: Disturbance) {
+        self.freeze_heard(place);
+        let takes = match how {
+            Disturbance::Reset => self.config.assumptions.reset_takes,
+            Disturbance::Reboot => self.config.assumptions.reboot_takes,
+            Disturbance::Replace => self.repair_time(self.slot(place).machine),
+        };
+        let until = self.now.plus(takes);
+        let slot = self.slot_mut(place);
+        // What is under way is not cut short by something lighter.
+        let (how, until) = slot.down.map_or((how, until), |down| (how.max(down.how), until.max(down.until)));
+        slot.down = Some(Down { how, until });
+        slot.turn += 1;
+        let turn = slot.turn;
+        self.queue.push(until, Event::Back(place, turn));
+        self.evict(place);
+        self.touch(place);
+    }
+
+    /// Everybody on the node loses it.
+    pub(super) fn evict(&mut self, place: u32) {
+        // The user first: one who waits for our job must not be let onto a node that is going away.
+        self.drop_user(place);
+        for run in self.slot(place).runs.clone() {
+            self.lose_node(run);
+        }
+    }
+
+    /// How long the next repair or replacement of a machine takes.
+    pub(super) fn repair_time(&mut self, machine: u32) -> Span {
+        let assumptions = &self.config.assumptions;
+        let machine = &mut self.machines[machine as usize];
+        machine.repairs += 1;
+        let mut stream = self.seed.stream(Purpose::Repair, machine.number, u64::from(machine.repairs));
+        let factor = stream.lognormal(1.0, assumptions.repair_sigma());
+        let shortest = scaled(assumptions.repair_median, 0.1);
+        scaled(assumptions.repair_median, factor.min(1.0e6)).min(assumptions.repair_longest).max(shortest)
+    }
+}
+
+/// Heartbeats are a minute apart.
+const fn minute(now: Timestamp) -> Timestamp {
+    now.minus(Span::from_millis(now.millis().rem_euclid(60_000)))
+}

@@ -1,0 +1,70 @@
+//! What will happen, in order of time; what falls on one moment happens in the order in which it was arranged.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use doctor_core::time::Timestamp;
+
+/// Something arranged. The numbers are places in the world's tables; a turn tells an arrangement that still holds
+/// from one that was overtaken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    UserArrives(u32),
+    UserEnds(u32, u32),
+    RunStarts(u32),
+    TestHalf(u32, u32),
+    TestEnds(u32, u32),
+    RunBreaks(u32),
+    RunKilled(u32),
+    FaultComes(u32),
+    AgentSpeaks(u32),
+    Ticket(u32),
+    TicketDone(u32, u32),
+    /// A repairer comes to this node, for this machine, because of this mark.
+    Visit(u32, u32, u32),
+    Back(u32, u32),
+    Reached(u32),
+    OutageComes,
+    Scripted(u32),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    heap: BinaryHeap<Reverse<(Timestamp, u64, Event)>>,
+    arranged: u64,
+}
+
+impl Queue {
+    pub(super) fn push(&mut self, at: Timestamp, event: Event) {
+        self.heap.push(Reverse((at, self.arranged, event)));
+        self.arranged += 1;
+    }
+
+    pub(super) fn peek(&self) -> Option<Timestamp> {
+        self.heap.peek().map(|Reverse((at, _, _))| *at)
+    }
+
+    /// The next event, if it falls on or before `moment`.
+    pub(super) fn next_until(&mut self, moment: Timestamp) -> Option<(Timestamp, Event)> {
+        if self.peek()? > moment {
+            return None;
+        }
+        self.heap.pop().map(|Reverse((at, _, event))| (at, event))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_by_time_and_then_by_arrangement() {
+        let mut queue = Queue::default();
+        let at = Timestamp::from_secs;
+        queue.push(at(2), Event::OutageComes);
+        queue.push(at(1), Event::Reached(2));
+        queue.push(at(1), Event::Reached(1));
+        let order: Vec<_> = std::iter::from_fn(|| queue.next_until(at(1))).map(|(_, event)| event).collect();
+        assert_eq!(order, [Event::Reached(2), Event::Reached(1)]);
+        assert_eq!(queue.peek(), Some(at(2)));
+    }
+}

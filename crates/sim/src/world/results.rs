@@ -1,0 +1,170 @@
+//! What tests bring: evidence from each node, bound together and signed as the node program does it, and spoilt where
+//! the world is hostile.
+
+use doctor_checks::{
+    document::{Document, RunKey, TestEvidence},
+    probe::ProbeOutput,
+};
+use doctor_core::{ids::TestId, time::Timestamp};
+
+use super::World;
+use crate::{
+    effects::Happened,
+    fault::{Class, Fault},
+    hostile::JobTrouble,
+    measure,
+    random::Purpose,
+    tests::{DL, GPU_HEALTH, NCCL, probe_of},
+};
+
+impl World {
+    /// The test that is running on a job's nodes ends now, and brings something from each of them.
+    pub(super) fn gather(&mut self, number: u32) {
+        let run = &self.runs[number as usize];
+        let done = run.evidence.first().map_or(0, Vec::len);
+        let (test, began) = (run.request.tests[done].clone(), run.test_began);
+        // A GPU that has worked just before is hot.
+        let hot = done > 0 && matches!(run.request.tests[done - 1].as_str(), DL | NCCL);
+        for (place, slot) in run.slots.clone().into_iter().enumerate() {
+            let evidence = self.test_on(slot, &test, began, hot);
+            self.runs[number as usize].evidence[place].push(evidence);
+        }
+    }
+
+    /// One test on one node, from `began` until now.
+    pub(super) fn test_on(&mut self, slot: u32, test: &TestId, began: Timestamp, hot: bool) -> TestEvidence {
+        let (machine, clock) = (self.slot(slot).machine, self.slot(slot).clock(self.now));
+        let output = self.measure(machine, test, hot, clock);
+        let probe = probe_of(test).expect("unknown tests are refused when a job is submitted");
+        TestEvidence {
+            test: test.clone(),
+            started: self.slot(slot).clock(began),
+            ended: clock,
+            probes: vec![(probe, output)],
+        }
+    }
+
+    fn measure(&mut self, machine: u32, test: &TestId, hot: bool, clock: Timestamp) -> ProbeOutput {
+        let present = self.machines[machine as usize].faults.clone();
+        let broken =
+            present.iter().find(|fault| self.faults[**fault as usize].kind.facts().breaks.contains(&test.as_str()));
+        if let Some(&fault) = broken {
+            return measure::print_broken(&self.faults[fault as usize]);
+        }
+        let shown: Vec<u32> = present.into_iter().filter(|fault| self.is_caught(*fault, test, hot)).collect();
+        for &fault in &shown {
+            self.faults[fault as usize].shown.get_or_insert(self.now);
+        }
+        let machine = &mut self.machines[machine as usize];
+        machine.measured += 1;
+        let mut noise = self.seed.stream(Purpose::Noise, machine.number, u64::from(machine.measured));
+        let shown: Vec<&Fault> = shown.iter().map(|fault| &self.faults[*fault as usize]).collect();
+        measure::print(test.as_str(), &shown, clock, &mut noise, &self.config.assumptions)
+    }
+
+    /// Whether this run of this test shows the fault. Each look is another draw.
+    fn is_caught(&mut self, fault: u32, test: &TestId, hot: bool) -> bool {
+        let assumptions = &self.config.assumptions;
+        let fault = &mut self.faults[fault as usize];
+        if fault.kind.shown_by() != test.as_str() {
+            return false;
+        }
+        let chance = match fault.kind.facts().class {
+            Class::Hard => 1.0,
+            Class::Gray => assumptions.catch_gray,
+            Class::Sdc if hot => assumptions.catch_sdc_hot,
+            Class::Sdc => assumptions.catch_sdc_cold,
+        };
+        fault.looks += 1;
+        let machine = self.machines[fault.machine as usize].number;
+        let look = (u64::from(fault.nth) << 32) | u64::from(fault.looks);
+        self.seed.stream(Purpose::Catch, machine, look).chance(chance)
+    }
+
+    /// What the agent reads of a node by itself, as of now.
+    pub(super) fn passive_evidence(&mut self, slot: u32) -> TestEvidence {
+        let test = TestId::new(GPU_HEALTH).expect("a fixed name that the type accepts");
+        self.test_on(slot, &test, self.now, false)
+    }
+
+    /// Signs and leaves a job's results: one document per node, or what trouble makes of them.
+    pub(super) fn leave_results(&mut self, number: u32) {
+        let trouble = self.runs[number as usize].trouble;
+        if trouble == Some(JobTrouble::NoResult) {
+            return;
+        }
+        let evidence = std::mem::take(&mut self.runs[number as usize].evidence);
+        for (place, tests) in evidence.into_iter().enumerate() {
+            let bytes = self.sign(number, place, tests, trouble);
+            let copies = if trouble == Some(JobTrouble::Twice) { 2 } else { 1 };
+            for _ in 0..copies {
+                self.leave(number, place, &bytes);
+            }
+        }
+    }
+
+    fn sign(&self, number: u32, place: usize, tests: Vec<TestEvidence>, trouble: Option<JobTrouble>) -> Vec<u8> {
+        let run = &self.runs[number as usize];
+        let slot = self.slot(run.slots[place]);
+        let other = self.by_name.keys().find(|name| **name != slot.seen.node.name);
+        let node = match (trouble, other) {
+            (Some(JobTrouble::OtherNode), Some(other)) => other.clone(),
+            _ => slot.seen.node.name.clone(),
+        };
+        let document = Document {
+            run: run.request.run,
+            node,
+            hardware: self.machines[slot.machine as usize].inside(),
+            started: tests.first().map_or(slot.clock(self.now), |test| test.started),
+            ended: slot.clock(self.now),
+            tests,
+        };
+        let key = match trouble {
+            Some(JobTrouble::WronglySigned) => {
+                RunKey::new(self.seed.stream(Purpose::Keys, u64::from(number), 1).bytes())
+            }
+            _ => run.request.key.clone(),
+        };
+        let mut bytes = document.sign(&key).expect("finite numbers and plain words have a JSON form");
+        if trouble == Some(JobTrouble::Truncated) {
+            bytes.truncate(bytes.len() / 2);
+        }
+        bytes
+    }
+
+    fn leave(&mut self, number: u32, place: usize, bytes: &[u8]) {
+        let node = self.name(self.runs[number as usize].slots[place]);
+        let run = &mut self.runs[number as usize];
+        if self.config.carry_documents {
+            run.documents.push(bytes.to_vec());
+        }
+        let id = run.request.run;
+        let written = match (&self.share, run.request.outputs.iter().find(|output| output.node == node)) {
+            (Some(share), Some(output)) => share.put(&output.document, bytes),
+            _ => Ok(()),
+        };
+        match written {
+            Ok(()) => self.log(Happened::Document { run: id, node, bytes: bytes.len() as u64 }),
+            Err(error) => self.log(Happened::ShareTrouble { run: id, text: error.to_string() }),
+        }
+    }
+
+    /// One line in the log of each node of a job, about the test that is running.
+    pub(super) fn log_lines(&mut self, number: u32, what: &str) {
+        let Some(share) = &self.share else { return };
+        let run = &self.runs[number as usize];
+        let done = run.evidence.first().map_or(0, Vec::len);
+        let Some(test) = run.request.tests.get(done) else { return };
+        let mut trouble = None;
+        for output in &run.request.outputs {
+            let line = format!("{} {}: {test} {what}", self.now, output.node);
+            if let Err(error) = share.append(&output.log, &line) {
+                trouble.get_or_insert(error.to_string());
+            }
+        }
+        let id = run.request.run;
+        if let Some(text) = trouble {
+            self.log(Happened::ShareTrouble { run: id, text });
+        }
+    }
+}

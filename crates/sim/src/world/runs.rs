@@ -1,0 +1,338 @@
+//! Our jobs: submitted, pending, running test by test, and over in one way or another.
+
+use std::collections::VecDeque;
+
+use doctor_checks::document::TestEvidence;
+use doctor_control::backend::{BackendError, Effect as After, JobRequest, PolledJob};
+use doctor_core::{
+    ids::{JobId, RunId},
+    run::{JobEnd, JobSeen},
+    time::{Span, Timestamp},
+};
+
+use super::{World, queue::Event, share};
+use crate::{
+    effects::Happened,
+    hostile::{Call, CallTrouble, JobTrouble},
+    machine::scaled,
+    random::Purpose,
+    tests::usual,
+};
+
+/// Results of jobs that ended longer ago are not carried any more.
+const CARRIED_FOR: Span = Span::days(1);
+
+/// One job of ours.
+#[derive(Debug)]
+pub(super) struct TestRun {
+    pub(super) request: JobRequest,
+    job: JobId,
+    pub(super) slots: Vec<u32>,
+    pub(super) phase: Phase,
+    submitted: Timestamp,
+    pub(super) trouble: Option<JobTrouble>,
+    /// How long each test takes this time; drawn at the start.
+    lengths: Vec<Span>,
+    /// When the test that is running began.
+    pub(super) test_began: Timestamp,
+    /// By node, then by test: what the tests that are over brought.
+    pub(super) evidence: Vec<Vec<TestEvidence>>,
+    /// Signed results, ready to be carried.
+    pub(super) documents: Vec<Vec<u8>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Pending,
+    Running {
+        since: Timestamp,
+    },
+    /// Told to end; the node is not free of it yet.
+    Dying {
+        since: Timestamp,
+    },
+    Ended {
+        started: Option<Timestamp>,
+        at: Timestamp,
+        how: JobEnd,
+    },
+}
+
+impl TestRun {
+    /// On its nodes, whether or not it was told to leave.
+    pub(super) const fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. } | Phase::Dying { .. })
+    }
+
+    const fn started(&self) -> Option<Timestamp> {
+        match self.phase {
+            Phase::Pending => None,
+            Phase::Running { since } | Phase::Dying { since } => Some(since),
+            Phase::Ended { started, .. } => started,
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a job has few nodes")]
+    pub(super) fn node_hours_under_way(&self, now: Timestamp) -> f64 {
+        match self.phase {
+            Phase::Running { since } | Phase::Dying { since } => now.since(since).as_hours() * self.slots.len() as f64,
+            Phase::Pending | Phase::Ended { .. } => 0.0,
+        }
+    }
+
+    fn seen(&self) -> JobSeen {
+        let job = self.job.clone();
+        match self.phase {
+            Phase::Pending => JobSeen::Pending { job, since: self.submitted },
+            Phase::Running { since } | Phase::Dying { since } => JobSeen::Running { job, since },
+            Phase::Ended { started, at, how } => JobSeen::Ended { job, started, at, how },
+        }
+    }
+}
+
+/// Ended jobs, oldest first, whose results are still carried.
+pub(super) type Carried = VecDeque<(Timestamp, u32)>;
+
+impl World {
+    /// Makes a job for a run, or answers with the one that it has.
+    ///
+    /// # Errors
+    /// As a cluster would: for nodes, tests or paths that are not, and when the world is hostile.
+    pub fn submit(&mut self, request: &JobRequest) -> Result<JobId, BackendError> {
+        const SUBMIT: &str = "submit";
+        self.answering(SUBMIT)?;
+        if let Some(&known) = self.by_run.get(&request.run) {
+            self.log(Happened::SubmittedAgain { run: request.run });
+            return Ok(self.runs[known as usize].job.clone());
+        }
+        let trouble = self.refusing(SUBMIT, Call::Submit)?;
+        let refuse = |text: String| BackendError { operation: SUBMIT, text, effect: After::NoneGiveUp };
+        let slots = request.nodes.iter().map(|node| self.find(SUBMIT, node)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(test) = request.tests.iter().find(|test| usual(test).is_none()) {
+            return Err(refuse(format!("the simulated nodes know no test `{test}`")));
+        }
+        if let Some(output) = request.outputs.iter().find(|output| !share::is_inside(output)) {
+            return Err(refuse(format!("`{}` does not lie inside the shared directory", output.document.display())));
+        }
+        let job = self.make_run(request, slots);
+        self.answered(SUBMIT, trouble)?;
+        Ok(job)
+    }
+
+    fn make_run(&mut self, request: &JobRequest, slots: Vec<u32>) -> JobId {
+        let number = u32::try_from(self.runs.len()).unwrap_or(u32::MAX);
+        let job = JobId(format!("sim-{}", number + 1));
+        let nodes = slots.iter().map(|slot| self.target(*slot)).collect();
+        self.log(Happened::Submitted { run: request.run, nodes, tests: request.tests.to_vec() });
+        for &slot in &slots {
+            self.slot_mut(slot).runs.push(number);
+        }
+        let trouble = self.job_trouble();
+        self.runs.push(TestRun {
+            evidence: vec![Vec::new(); slots.len()],
+            request: request.clone(),
+            job: job.clone(),
+            slots,
+            phase: Phase::Pending,
+            submitted: self.now,
+            trouble,
+            lengths: Vec::new(),
+            test_began: self.now,
+            documents: Vec::new(),
+        });
+        self.by_run.insert(request.run, number);
+        self.arrange_start(number);
+        job
+    }
+
+    /// What became of runs, in the order asked.
+    ///
+    /// # Errors
+    /// While the cluster does not answer.
+    pub fn poll(&mut self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
+        self.answering("poll")?;
+        let carry = self.config.carry_documents;
+        let answer = |run: &RunId| match self.by_run.get(run) {
+            None => PolledJob { seen: JobSeen::Absent, documents: Vec::new() },
+            Some(&known) => {
+                let run = &self.runs[known as usize];
+                let documents = if carry { run.documents.clone() } else { Vec::new() };
+                PolledJob { seen: run.seen(), documents }
+            }
+        };
+        Ok(runs.iter().map(answer).collect())
+    }
+
+    /// Ends the job of a run.
+    ///
+    /// # Errors
+    /// When the world is hostile. A job that is not there, or has ended, is fine.
+    pub fn cancel(&mut self, run: RunId) -> Result<(), BackendError> {
+        const CANCEL: &str = "cancel";
+        self.answering(CANCEL)?;
+        let Some(&number) = self.by_run.get(&run) else { return Ok(()) };
+        let trouble = self.refusing(CANCEL, Call::Cancel)?;
+        match self.runs[number as usize].phase {
+            Phase::Pending => {
+                self.log(Happened::CancelAsked { run });
+                self.end_run(number, JobEnd::Killed);
+            }
+            Phase::Running { since } => {
+                self.log(Happened::CancelAsked { run });
+                self.runs[number as usize].phase = Phase::Dying { since };
+                self.queue.push(self.now.plus(self.config.assumptions.cancel_takes), Event::RunKilled(number));
+            }
+            Phase::Dying { .. } | Phase::Ended { .. } => {}
+        }
+        self.settle();
+        self.answered(CANCEL, trouble)
+    }
+
+    /// A pending job is looked at after its scheduler's delay. Looking twice does no harm.
+    pub(super) fn arrange_start(&mut self, run: u32) {
+        let mut stream = self.seed.stream(Purpose::Timing, u64::from(run), 0);
+        let delay = scaled(self.config.assumptions.start_delay, stream.between(0.1, 1.0));
+        self.queue.push(self.now.plus(delay), Event::RunStarts(run));
+    }
+
+    pub(super) fn run_starts(&mut self, number: u32) {
+        let run = &self.runs[number as usize];
+        let ready = run.phase == Phase::Pending
+            && run.trouble != Some(JobTrouble::NeverStarts)
+            && run.slots.iter().all(|slot| self.can_start_on(*slot));
+        if !ready {
+            return;
+        }
+        let nodes = run.slots.iter().map(|slot| self.target(*slot)).collect();
+        let (id, now) = (run.request.run, self.now);
+        self.log(Happened::Started { run: id, nodes });
+        let mut stream = self.seed.stream(Purpose::Timing, u64::from(number), 1);
+        let sigma = self.config.assumptions.length_sigma;
+        let run = &mut self.runs[number as usize];
+        run.phase = Phase::Running { since: now };
+        run.test_began = now;
+        run.lengths = run
+            .request
+            .tests
+            .iter()
+            .map(|test| scaled(usual(test).unwrap_or(Span::ZERO), (1.0 + sigma * stream.normal()).max(0.2)))
+            .collect();
+        match run.trouble {
+            Some(JobTrouble::Hung) => {}
+            Some(JobTrouble::Lost | JobTrouble::Crashes) => {
+                let half = scaled(run.lengths.iter().copied().sum(), 0.5);
+                self.queue.push(now.plus(half), Event::RunBreaks(number));
+            }
+            Some(_) | None => self.arrange_test(number, 0),
+        }
+        self.log_lines(number, "began");
+    }
+
+    fn arrange_test(&mut self, number: u32, test: u32) {
+        let length = self.runs[number as usize].lengths[test as usize];
+        if self.share.is_some() {
+            self.queue.push(self.now.plus(scaled(length, 0.5)), Event::TestHalf(number, test));
+        }
+        self.queue.push(self.now.plus(length), Event::TestEnds(number, test));
+    }
+
+    pub(super) fn test_half(&mut self, number: u32, test: u32) {
+        if self.is_at(number, test) {
+            self.log_lines(number, "is halfway");
+        }
+    }
+
+    /// Whether the run is running this test, and nobody told it to end.
+    fn is_at(&self, number: u32, test: u32) -> bool {
+        let run = &self.runs[number as usize];
+        matches!(run.phase, Phase::Running { .. }) && run.evidence.first().map(Vec::len) == Some(test as usize)
+    }
+
+    pub(super) fn test_ends(&mut self, number: u32, test: u32) {
+        if !self.is_at(number, test) {
+            return;
+        }
+        self.log_lines(number, "ended");
+        self.gather(number);
+        self.runs[number as usize].test_began = self.now;
+        if (test as usize) + 1 < self.runs[number as usize].request.tests.len() {
+            self.arrange_test(number, test + 1);
+            self.log_lines(number, "began");
+        } else {
+            self.leave_results(number);
+            self.end_run(number, JobEnd::Exited);
+        }
+    }
+
+    /// A job that is lost or crashes on the way leaves nothing.
+    pub(super) fn run_breaks(&mut self, number: u32) {
+        if self.runs[number as usize].is_running() {
+            let how = match self.runs[number as usize].trouble {
+                Some(JobTrouble::Lost) => JobEnd::Lost,
+                _ => JobEnd::Failed,
+            };
+            self.end_run(number, how);
+        }
+    }
+
+    /// A job that was told to end leaves what it has so far, as the node program does.
+    pub(super) fn run_killed(&mut self, number: u32) {
+        if matches!(self.runs[number as usize].phase, Phase::Dying { .. }) {
+            if self.runs[number as usize].evidence.iter().any(|tests| !tests.is_empty()) {
+                self.leave_results(number);
+            }
+            self.end_run(number, JobEnd::Killed);
+        }
+    }
+
+    /// A node went away under a job. One that was pending waits for it.
+    pub(super) fn lose_node(&mut self, number: u32) {
+        if self.runs[number as usize].is_running() {
+            self.end_run(number, JobEnd::Lost);
+        }
+    }
+
+    /// The job is as if it had never been seen to end.
+    pub(super) fn lose_run(&mut self, number: u32) {
+        if !matches!(self.runs[number as usize].phase, Phase::Ended { .. }) {
+            self.end_run(number, JobEnd::Lost);
+        }
+    }
+
+    fn end_run(&mut self, number: u32, how: JobEnd) {
+        let now = self.now;
+        self.figures.validation_node_hours += self.runs[number as usize].node_hours_under_way(now);
+        let run = &mut self.runs[number as usize];
+        let started = run.started();
+        run.phase = Phase::Ended { started, at: now, how };
+        run.evidence = Vec::new();
+        let (id, slots) = (run.request.run, run.slots.clone());
+        self.log(Happened::Ended { run: id, how, started });
+        for slot in slots {
+            self.slot_mut(slot).runs.retain(|run| *run != number);
+            self.node_cleared(slot);
+        }
+        self.carried.push_back((now, number));
+        while let Some(&(ended, old)) = self.carried.front() {
+            if now.since(ended) <= CARRIED_FOR {
+                break;
+            }
+            self.carried.pop_front();
+            self.runs[old as usize].documents = Vec::new();
+        }
+    }
+
+    /// How often a job was started for a run: what the backend contract asks from outside.
+    pub fn jobs_started(&self, run: RunId) -> usize {
+        let started = |entry: &&crate::Effect| matches!(entry.what, Happened::Started { run: r, .. } if r == run);
+        self.effects.entries().iter().filter(started).count()
+    }
+
+    /// Whether trouble of a call is such that its answer is lost.
+    fn answered(&self, operation: &'static str, trouble: Option<CallTrouble>) -> Result<(), BackendError> {
+        match trouble {
+            Some(CallTrouble::Unanswered) => Err(super::incidents::unanswered(operation)),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Users: jobs of many sizes and lengths that arrive whatever we do, take nodes that are free, crash more often on
+//! bad ones, and are kept waiting where a job of ours is slow to leave.
+//!
+//! A job's size, length and luck are drawn when it arrives, from its pool's stream. Only where it is placed depends
+//! on what else goes on.
+
+use std::sync::Arc;
+
+use doctor_core::time::{Span, Timestamp};
+
+use super::{World, luck::Hazard, queue::Event, words};
+use crate::{
+    assumptions::Assumptions,
+    effects::Happened,
+    machine::scaled,
+    random::{Purpose, Stream},
+};
+
+/// How many waiting jobs are looked at past one that does not fit.
+const BACKFILL: usize = 32;
+/// A job that has waited for so long is not overtaken any more.
+const PATIENCE: Span = Span::hours(4);
+
+#[derive(Debug, Default)]
+pub(super) struct Users {
+    pub(super) jobs: Vec<UserJob>,
+    /// Places of jobs that are over.
+    pub(super) unused: Vec<u32>,
+    pub(super) arrivals: Vec<Stream>,
+    pub(super) numbered: u64,
+    pub(super) scratch: Vec<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct UserJob {
+    pub(super) label: Arc<str>,
+    pub(super) pool: usize,
+    pub(super) size: usize,
+    pub(super) length: Span,
+    pub(super) phase: Phase,
+    pub(super) nodes: Vec<u32>,
+    /// When it arrived, or was given nodes that it waits for, or started.
+    pub(super) since: Timestamp,
+    /// Up to when its luck is used up and its losses are counted.
+    pub(super) counted: Timestamp,
+    /// Hazard it will survive; crashes when none is left.
+    pub(super) luck: f64,
+    pub(super) hazard: Hazard,
+    pub(super) turn: u32,
+    pub(super) tries: u32,
+    pub(super) avoids_us: bool,
+    pub(super) choice: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Queued,
+    /// Given its nodes; a job of ours is still on one of them.
+    KeptWaiting,
+    Running,
+    Over,
+}
+
+impl Users {
+    pub(super) fn label(&self, job: u32) -> Arc<str> {
+        self.jobs[job as usize].label.clone()
+    }
+}
+
+impl Assumptions {
+    /// Sizes of user jobs in a pool of so many nodes, with their weights.
+    fn sizes(&self, nodes: u32) -> (Vec<usize>, Vec<f64>) {
+        let largest = (nodes / 4).max(1) as usize;
+        let sizes: Vec<usize> =
+            (0..self.job_sizes.len().min(20)).map(|power| 1 << power).filter(|n| *n <= largest).collect();
+        let weights = self.job_sizes[..sizes.len()].to_vec();
+        (sizes, weights)
+    }
+
+    /// User jobs per hour at which such a pool is as full as it should be.
+    #[expect(clippy::cast_precision_loss, reason = "sizes of jobs are small")]
+    fn arrivals_per_hour(&self, nodes: u32) -> f64 {
+        let (sizes, weights) = self.sizes(nodes);
+        let all: f64 = weights.iter().sum();
+        if all <= 0.0 || self.utilisation <= 0.0 {
+            return 0.0;
+        }
+        let size = sizes.iter().zip(&weights).map(|(size, weight)| *size as f64 * weight).sum::<f64>() / all;
+        let length = self.mean_job_hours();
+        self.utilisation * f64::from(nodes) / (size * length)
+    }
+}
+
+impl World {
+    pub(super) fn open_to_users(&mut self) {
+        for pool in 0..self.pools.len() {
+            let number = u32::try_from(pool).unwrap_or(u32::MAX);
+            self.users.arrivals.push(self.seed.stream(Purpose::UserJobs, u64::from(number), 0));
+            self.await_user(number);
+        }
+    }
+
+    fn await_user(&mut self, pool: u32) {
+        let place = pool as usize;
+        let rate = self.config.assumptions.arrivals_per_hour(self.config.pools[place].nodes);
+        if rate > 0.0 {
+            let gap = scaled(Span::hours(1), self.users.arrivals[place].exponential() / rate);
+            self.queue.push(self.now.plus(gap), Event::UserArrives(pool));
+        }
+    }
+
+    pub(super) fn user_arrives(&mut self, pool: u32) {
+        let place = pool as usize;
+        let assumptions = &self.config.assumptions;
+        let (sizes, weights) = assumptions.sizes(self.config.pools[place].nodes);
+        let stream = &mut self.users.arrivals[place];
+        let size = sizes[stream.pick(&weights)];
+        let factor = stream.lognormal(1.0, assumptions.job_sigma);
+        let length = scaled(assumptions.job_median, factor).min(assumptions.job_longest).max(Span::minutes(1));
+        let luck = stream.exponential();
+        let avoids_us = stream.chance(assumptions.avoids_validation);
+        let choice = stream.number();
+        let job = self.new_job(place, size, length, luck, avoids_us, choice);
+        self.pools[place].waiting.push_back(job);
+        self.pools[place].freed = true;
+        self.await_user(pool);
+    }
+
+    fn new_job(&mut self, pool: usize, size: usize, length: Span, luck: f64, avoids_us: bool, choice: u64) -> u32 {
+        self.users.numbered += 1;
+        let job = UserJob {
+            label: words(&format!("user job {}", self.users.numbered)),
+            pool,
+            size,
+            length,
+            phase: Phase::Queued,
+            nodes: Vec::new(),
+            since: self.now,
+            counted: self.now,
+            luck,
+            hazard: Hazard::default(),
+            turn: 0,
+            tries: 0,
+            avoids_us,
+            choice,
+        };
+        if let Some(place) = self.users.unused.pop() {
+            // The turn goes on counting, so that what was arranged for the job before means nothing to this one.
+            let turn = self.users.jobs[place as usize].turn + 1;
+            self.users.jobs[place as usize] = UserJob { turn, ..job };
+            place
+        } else {
+            self.users.jobs.push(job);
+            u32::try_from(self.users.jobs.len() - 1).unwrap_or(u32::MAX)
+        }
+    }
+
+    /// A job that takes exactly these nodes, which no other user has. False if one of them cannot be had.
+    pub(super) fn pinned_job(&mut self, nodes: &[u32], length: Span) -> bool {
+        let Some(&first) = nodes.first() else { return false };
+        if nodes.iter().any(|node| !self.can_start_on(*node)) {
+            return false;
+        }
+        let job = self.new_job(self.slot(first).pool, nodes.len(), length, f64::INFINITY, false, 0);
+        self.give_nodes(job, nodes.to_vec());
+        true
+    }
+
+    /// Gives idle nodes to waiting jobs: in order of arrival, smaller ones past larger ones that do not fit yet.
+    pub(super) fn place_jobs(&mut self, pool: usize) {
+        let (mut place, mut passed) = (0, 0);
+        while passed < BACKFILL {
+            let Some(&job) = self.pools[pool].waiting.get(place) else { return };
+            let (size, since) = (self.users.jobs[job as usize].size, self.users.jobs[job as usize].since);
+            if self.pools[pool].idle.len() >= size {
+                self.pools[pool].waiting.remove(place);
+                let nodes = self.choose_nodes(pool, job);
+                self.give_nodes(job, nodes);
+            } else {
+                if place == 0 && self.now.since(since) > PATIENCE {
+                    return;
+                }
+                place += 1;
+                passed += 1;
+            }
+        }
+    }
+
+    fn choose_nodes(&mut self, pool: usize, job: u32) -> Vec<u32> {
+        let mut idle = std::mem::take(&mut self.users.scratch);
+        idle.clear();
+        idle.extend_from_slice(&self.pools[pool].idle);
+        let (size, avoids, choice) = {
+            let job = &self.users.jobs[job as usize];
+            (job.size, job.avoids_us, job.choice)
+        };
+        let mut stream = self.seed.stream(Purpose::Placement, choice, 0);
+        let mut pickable = idle.len();
+        if avoids {
+            // Nodes under test go to the end, and are picked only if the others do not suffice.
+            let mut place = 0;
+            while place < pickable {
+                if self.has_running(idle[place]) {
+                    pickable -= 1;
+                    idle.swap(place, pickable);
+                } else {
+                    place += 1;
+                }
+            }
+            pickable = pickable.max(size);
+        }
+        for place in 0..size {
+            idle.swap(place, place + stream.below(pickable - place));
+        }
+        let chosen = idle[..size].to_vec();
+        self.users.scratch = idle;
+        chosen
+    }
+
+    fn give_nodes(&mut self, job: u32, nodes: Vec<u32>) {
+        for &node in &nodes {
+            self.slot_mut(node).user = Some(job);
+            self.touch(node);
+            for run in self.slot(node).runs.clone() {
+                if self.runs[run as usize].is_running() {
+                    let (run, node) = (self.runs[run as usize].request.run, self.name(node));
+                    self.log(Happened::Wanted { run, node });
+                }
+            }
+        }
+        let now = self.now;
+        let given = &mut self.users.jobs[job as usize];
+        given.nodes = nodes;
+        given.phase = Phase::KeptWaiting;
+        given.since = now;
+        self.start_if_clear(job);
+    }
+
+    /// A job of ours has left this node.
+    pub(super) fn node_cleared(&mut self, node: u32) {
+        if let Some(job) = self.slot(node).user {
+            self.start_if_clear(job);
+        }
+    }
+
+    fn start_if_clear(&mut self, job: u32) {
+        let waiting = &self.users.jobs[job as usize];
+        if waiting.phase != Phase::KeptWaiting || waiting.nodes.iter().any(|node| self.has_running(*node)) {
+            return;
+        }
+        let (after, first) = (self.now.since(waiting.since), waiting.nodes[0]);
+        if after > Span::ZERO {
+            self.figures.waited_for_us = self.figures.waited_for_us + after;
+            self.figures.jobs_disturbed += u64::from(after > self.config.assumptions.disturbed_after);
+            let node = self.name(first);
+            self.log(Happened::WantedGot { node, after });
+        }
+        self.figures.jobs_started += 1;
+        let now = self.now;
+        let started = &mut self.users.jobs[job as usize];
+        started.phase = Phase::Running;
+        started.since = now;
+        started.counted = now;
+        self.arrange_end(job);
+    }
+
+    pub(super) fn has_running(&self, node: u32) -> bool {
+        self.slot(node).runs.iter().any(|run| self.runs[*run as usize].is_running())
+    }
+}

@@ -1,0 +1,28 @@
+//! Host lists come from command lines, and a short one may name a great many nodes.
+//!
+//! The answer is bounded, has each name once, and what it folds to means the same nodes.
+
+#![no_main]
+
+use std::collections::BTreeSet;
+
+use doctor_core::{
+    hostlist::{MOST_NODES, Selector, fold, parse},
+    ids::NodeName,
+};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let _ = text.parse::<Selector>();
+    let Ok(names) = parse(text) else { return };
+    assert!((1..=MOST_NODES).contains(&names.len()));
+    let set: BTreeSet<&NodeName> = names.iter().collect();
+    assert_eq!(set.len(), names.len());
+    // Long lists are only slow.
+    if names.len() > 2000 {
+        return;
+    }
+    let folded = fold(&names);
+    let again = parse(&folded).unwrap_or_else(|error| panic!("{folded:?}: {error}"));
+    assert_eq!(again.iter().collect::<BTreeSet<_>>(), set);
+});

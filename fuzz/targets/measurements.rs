@@ -1,0 +1,20 @@
+//! Tests of a site print measurements in a shape of ours, from programs that are not ours.
+//!
+//! What comes out measured holds something, holds only finite numbers, and can be judged.
+
+#![no_main]
+
+use doctor_checks::{Params, interpret_measurements, probe::ProbeOutput};
+use doctor_core::observation::Observation;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let ran = ProbeOutput::Ran { exit: Some(0), stdout: text.to_owned(), stderr: String::new() };
+    if let Observation::Measured { metrics, events } = interpret_measurements(&Params::new(), &[ran]) {
+        assert!(!metrics.is_empty() || !events.is_empty());
+        assert!(metrics.iter().all(|metric| metric.value.is_finite()));
+    }
+    // A program that failed has measured nothing, whatever it printed.
+    let failed = ProbeOutput::Ran { exit: Some(1), stdout: text.to_owned(), stderr: text.to_owned() };
+    assert!(matches!(interpret_measurements(&Params::new(), &[failed]), Observation::CouldNot(_)));
+});

@@ -1,0 +1,30 @@
+//! Policy files are written by people in a hurry.
+//!
+//! The text is read as a site's file laid over the defaults. A mistake is shown at a place that exists in the text;
+//! whatever is accepted must survive being written out and read again, because verdicts are replayed from stored
+//! policies, and its windows must be answerable for any moment.
+
+#![no_main]
+
+use doctor_core::{policy::Policy, time::Timestamp};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let policy = match Policy::over_defaults(text) {
+        Ok(policy) => policy,
+        Err(error) => {
+            assert!(error.line().is_none_or(|line| (1..=text.lines().count().max(1) + 1).contains(&line)));
+            assert!(!error.to_string().is_empty());
+            return;
+        }
+    };
+    for window in &policy.windows {
+        for moment in [Timestamp::MIN, Timestamp::from_secs(0), Timestamp::MAX] {
+            let _ = window.contains(moment);
+        }
+    }
+    let written = toml::to_string(&policy).expect("a policy that was read can be written");
+    let again = Policy::over_defaults(&written).unwrap_or_else(|error| panic!("{error}\n{written}"));
+    // Compared as text: a rule's limit may be NaN, which equals nothing, itself included.
+    assert_eq!(toml::to_string(&again).expect("as before"), written);
+});

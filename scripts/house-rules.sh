@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Rules of this repository that neither the compiler nor clippy knows: which crate may see which, what the pure crates
+# may never depend on, and what every source file looks like. Each rule prints the places that break it.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+cargo=${CARGO:-cargo}
+broken=0
+rule() { # text, places
+  if [ -n "$2" ]; then
+    printf '%s:\n' "$1"
+    head -n 20 <<<"$2" | sed 's/^/    /'
+    broken=1
+  fi
+}
+
+# The arrows of ARCHITECTURE.md. A crate that is not listed is a decision that nobody has taken.
+declare -A may_see=(
+  [doctor-core]=""
+  [doctor-checks]="doctor-core"
+  [doctor-node]="doctor-core doctor-checks"
+  [doctor-control]="doctor-core doctor-checks"
+  [doctor-sim]="doctor-core doctor-checks doctor-control"
+  [doctor]="doctor-core doctor-checks doctor-control doctor-sim"
+  [doctor-bench]="doctor-core doctor-checks doctor-control doctor-sim"
+)
+arrows=""
+for manifest in crates/*/Cargo.toml; do
+  crate=$(sed -n 's/^name = "\(.*\)"/\1/p' "$manifest" | head -n 1)
+  if [ -z "${may_see[$crate]+known}" ]; then
+    arrows+="$crate is not in the list of scripts/house-rules.sh"$'\n'
+    continue
+  fi
+  # Ordinary dependencies only: a test may look anywhere.
+  if ! tree=$("$cargo" tree --quiet --package "$crate" --edges normal --depth 1 --prefix none --format '{p}'); then
+    arrows+="the dependencies of $crate could not be read"$'\n'
+    continue
+  fi
+  for other in $(tail -n +2 <<<"$tree" | grep -o '^doctor[a-z-]*' | sort -u); do
+    [[ " ${may_see[$crate]} " == *" $other "* ]] || arrows+="$crate depends on $other"$'\n'
+  done
+done
+rule "dependency arrows" "${arrows%$'\n'}"
+
+outside='^(tokio|mio|async-std|rustix|libc|nix|getrandom|rusqlite|postgres|hyper|reqwest|ureq|socket2|signal-hook|tempfile) '
+for crate in doctor-core doctor-checks; do
+  rule "$crate is pure, yet it can reach the outside through" \
+    "$("$cargo" tree --quiet --package "$crate" --edges normal --prefix none | grep -E "$outside" | sort -u)"
+done
+
+mapfile -t sources < <(find crates fuzz/targets -name '*.rs' | sort)
+rule "files that do not open with their purpose (//!)" \
+  "$(for file in "${sources[@]}"; do head -n 3 "$file" | grep -q '^//!' || echo "$file"; done)"
+rule "modules without a name of their own" \
+  "$(printf '%s\n' "${sources[@]}" | grep -E '/(util|utils|common|helpers|misc|manager)(\.rs|/)')"
+rule "unfinished places" \
+  "$(grep -nE '\b(todo|unimplemented)!\(|\b(TODO|FIXME|XXX)\b' "${sources[@]}")"
+rule "tests that are ignored" "$(grep -nE '#\[ignore' "${sources[@]}")"
+rule "files over 600 lines before their tests" \
+  "$(for file in "${sources[@]}"; do
+    [[ "$file" != */tests/* && "$file" != */tests.rs ]] || continue
+    lines=$(sed '/^#\[cfg(test)\]/,$d' "$file" | wc -l)
+    [ "$lines" -le 600 ] || echo "$file: $lines"
+  done)"
+
+[ "$broken" -eq 0 ] && echo "all kept"
+exit "$broken"

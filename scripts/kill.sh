@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The kill test: the controller is killed with SIGKILL at random instants, again and again, against a simulated cluster
+# that runs as its own process and keeps its own log of effects. That log and the store must agree afterwards.
+# It is not part of `cargo test --workspace` (its target says `test = false`) because it takes minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+exec "${CARGO:-cargo}" test --release --quiet -p doctor --test kill -- --nocapture "$@"

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Brings what the tests need from outside Cargo: a C compiler (SQLite and zstd are built from source) and PostgreSQL's
+# programs, which the test set-up starts by itself in a temporary directory. No system service is started.
+#
+# What is there already is left alone. Without root nothing is installed: what is missing is named, the tests that
+# need it say NOT RUN, and in CI that is a failure.
+set -euo pipefail
+
+missing=()
+command -v cc >/dev/null || missing+=(gcc libc6-dev)
+compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null || missing+=(postgresql)
+
+if [ ${#missing[@]} -eq 0 ]; then
+  echo "all there"
+  exit 0
+fi
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+  echo "missing: ${missing[*]}. On Debian or Ubuntu: sudo apt-get install ${missing[*]}"
+  exit 0
+fi
+
+# Debian starts a server when it installs one, unless policy-rc.d forbids it.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+  printf '#!/bin/sh\nexit 101\n' >"$policy"
+  chmod +x "$policy"
+  trap 'rm -f "$policy"' EXIT
+fi
+
+install() {
+  apt-get -o DPkg::Lock::Timeout=300 -qq update &&
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -qq install -y --no-install-recommends "${missing[@]}"
+}
+
+# Two apt-get at once break each other beyond what dpkg's own lock prevents, hence one lock around all of it.
+exec 9>/var/lock/cluster-doctor-apt.lock
+flock 9
+echo "installing: ${missing[*]}"
+install >/dev/null || { echo "installing failed once, trying again"; sleep 5; install >/dev/null; }

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Everything CI runs, part by part, with the minutes of each. All parts run even when one fails, except that nothing is
+# tested that does not build. With CI=true a warning is an error and a test that could not run is a failure.
+#   test.sh [part...]     all parts, or only those named
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+cargo=${CARGO:-cargo}
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+rows=()
+failed=0
+
+# A part is a name and a command; the command's output goes to the terminal and to the log that is searched at the end.
+part() {
+  local name=$1 started=$SECONDS result took
+  shift
+  if [ ${#wanted[@]} -gt 0 ] && [[ " ${wanted[*]} " != *" $name "* ]]; then return 0; fi
+  echo "== $name"
+  if "$@" 2>&1 | tee -a "$log"; then
+    result=ok
+  else
+    result=FAILED
+    failed=1
+  fi
+  took=$((SECONDS - started))
+  rows+=("$(printf '%-12s %5d.%d min  %s' "$name" $((took / 60)) $((took % 60 * 10 / 60)) "$result")")
+  [ "$result" = ok ]
+}
+
+report() {
+  local not_run
+  echo
+  echo "== minutes"
+  printf '%s\n' "${rows[@]}"
+  printf '%-12s %5d.%d min\n' total $((SECONDS / 60)) $((SECONDS % 60 * 10 / 60))
+  # What could not run is said once more where it cannot be overlooked.
+  not_run=$(grep -ao 'NOT RUN: .*' "$log" | sort -u)
+  if [ -n "$not_run" ]; then
+    echo
+    echo "$not_run"
+    if [ "${CI:-}" = true ]; then
+      echo "in CI a test that could not run is a failure"
+      failed=1
+    fi
+  fi
+  exit "$failed"
+}
+
+deny() {
+  if ! command -v cargo-deny >/dev/null; then
+    echo "cargo-deny is not installed: licences, bans and sources were not checked (cargo install cargo-deny --locked)"
+    return 0
+  fi
+  # Advisories need the network.
+  "$cargo" deny --all-features check licenses bans sources
+}
+
+shell() {
+  if ! command -v shellcheck >/dev/null; then
+    echo "shellcheck is not installed: only the syntax of the scripts was checked"
+    local script
+    for script in scripts/*.sh .ci/run; do bash -n "$script" || return 1; done
+    return 0
+  fi
+  shellcheck --severity=warning scripts/*.sh .ci/run
+}
+
+wanted=("$@")
+part system scripts/system.sh
+part format "$cargo" fmt --all --check
+part rules scripts/house-rules.sh
+part shell shell
+part lint scripts/lint.sh
+part build "$cargo" build --workspace --all-targets --quiet || report
+# --show-output: a test that passes because it could not run says so in its output. Scenarios have a line of their own.
+part tests "$cargo" test --workspace --quiet -- --show-output --skip scenarios_play_as_reviewed
+part scenarios "$cargo" test --quiet -p doctor-sim --test scenarios
+part kill scripts/kill.sh
+part generated scripts/generated.sh check
+part deny deny
+report
