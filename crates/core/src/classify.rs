@@ -167,13 +167,17 @@ fn fill(template: &str, entity: &Entity, value: &str, limit: &str) -> String {
     template.replace("{entity}", &entity.to_string()).replace("{value}", value).replace("{limit}", limit)
 }
 
-/// As few digits as tell the story.
+/// As few digits as tell the story: 99.5, 4096, 21.4 G.
 fn number(value: f64) -> String {
-    let rounded = if value.abs() >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") };
-    match rounded.split_once('.') {
-        Some(_) => rounded.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        None => rounded,
-    }
+    const SCALES: [(f64, &str); 4] = [(1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M")];
+    let scale = SCALES.iter().find(|(scale, _)| value.abs() >= *scale);
+    let (value, suffix) = scale.map_or((value, ""), |(scale, suffix)| (value / scale, *suffix));
+    let rounded = if value.abs() >= 1000.0 { format!("{value:.0}") } else { format!("{value:.2}") };
+    let short = match rounded.split_once('.') {
+        Some(_) => rounded.trim_end_matches('0').trim_end_matches('.'),
+        None => &rounded,
+    };
+    format!("{short}{suffix}")
 }
 
 /// How far a node's clock may be off before that itself is a finding.
@@ -310,6 +314,13 @@ mod tests {
         assert_eq!(severities, [Severity::Isolate, Severity::Reset, Severity::Monitor]);
         assert_eq!(judgement.findings[2].text, "mount:/ is 99 % full, the limit is 90 %");
         assert_eq!(judgement.findings[1].confirm, 2);
+    }
+
+    #[test]
+    fn numbers_are_written_as_people_read_them() {
+        for (value, text) in [(99.0, "99"), (0.5, "0.5"), (4096.0, "4096"), (21_379_052_162.0, "21.38 G"), (6.38e14, "638 T")] {
+            assert_eq!(number(value), text);
+        }
     }
 
     #[test]

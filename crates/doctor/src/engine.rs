@@ -77,6 +77,11 @@ impl Controller {
         Ok(Self { engine, clock: world.clock, sim: world.sim })
     }
 
+    /// Seconds that pass in the cluster while one passes here. Only a simulated cluster is in a hurry.
+    pub(crate) fn pace(&self) -> f64 {
+        self.sim.as_ref().map_or(1.0, |sim| sim.speed())
+    }
+
     pub(crate) fn cycle(&mut self) -> std::result::Result<CycleReport, CycleError> {
         self.hear_operators()?;
         self.engine.cycle()

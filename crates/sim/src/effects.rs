@@ -55,6 +55,8 @@ pub enum Happened {
         run: RunId,
         node: NodeName,
         bytes: u64,
+        /// The tests that it answers; none if it was spoilt and must be turned away.
+        answers: Vec<TestId>,
     },
     /// An agent sent a report.
     Report {

@@ -19,6 +19,8 @@ pub(crate) struct Machine {
     born: Timestamp,
     lemon: bool,
     stream: Stream,
+    /// What is left of the gap between faults in which it is found at the start, in units of the mean gap.
+    residue: Option<f64>,
     /// Faults drawn so far, whether or not they came to pass.
     drawn: u32,
     pub(crate) boots: u32,
@@ -33,7 +35,7 @@ pub(crate) struct Machine {
 }
 
 /// A fault that will come.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Coming {
     pub(crate) at: Timestamp,
     pub(crate) kind: FaultKind,
@@ -60,12 +62,14 @@ impl Machine {
         let mut made = seed.stream(Purpose::Machine, number, 0);
         let age = made.unit();
         let lemon = made.chance(assumptions.lemon_share);
-        let oldest = if generation == 0 { assumptions.oldest } else { Span::ZERO };
+        let first = generation == 0;
+        let oldest = if first { assumptions.oldest } else { Span::ZERO };
         Self {
             number,
             born: now.minus(scaled(oldest, age)),
             lemon,
             stream: seed.stream(Purpose::Faults, number, 0),
+            residue: first.then(|| residue(&mut made, assumptions.weibull_shape)),
             drawn: 0,
             boots: 1,
             coming: None,
@@ -115,6 +119,7 @@ impl Machine {
         let incidents = i32::try_from(self.drawn.min(40)).unwrap_or(40);
         let per_day = ordinary * lemon * assumptions.hazard_per_incident.powi(incidents);
         let gap = self.stream.weibull(assumptions.weibull_shape);
+        let gap = self.residue.take().unwrap_or(gap);
         let at = self.after(from, gap / per_day, assumptions);
         let class = self.stream.pick(&[
             assumptions.hard_per_node_day,
@@ -162,6 +167,16 @@ fn draw_fate(stream: &mut Stream, kind: FaultKind) -> Fate {
         agent_delay: stream.unit(),
         ticket: stream.exponential(),
     }
+}
+
+/// The end of the gap that an observer falls into who comes long after the beginning. Without this, a whole fleet
+/// would begin its story with the burst that follows a fault.
+fn residue(stream: &mut Stream, shape: f64) -> f64 {
+    let mut ahead = -30.0;
+    while ahead < 0.0 {
+        ahead += stream.weibull(shape);
+    }
+    ahead
 }
 
 /// A part of a span, or a multiple of it.
@@ -218,6 +233,20 @@ mod tests {
             let rate = f64::from(count) / (400.0 * 2000.0);
             assert!((rate / wanted - 1.0).abs() < 0.25, "{rate} instead of {wanted}");
         }
+    }
+
+    #[test]
+    fn a_fleet_does_not_begin_with_a_burst() {
+        let assumptions = Assumptions { infant_factor: 1.0, hazard_per_incident: 1.0, ..Assumptions::default() };
+        let start = Timestamp::from_secs(0);
+        let end = start.plus(Span::days(30));
+        let broken = (0..20_000).filter(|place| {
+            let mut machine = Machine::new(Seed(3), *place, 0, start, &assumptions);
+            machine.next_fault(start, &assumptions).is_some_and(|coming| coming.at < end)
+        });
+        // Of ordinary machines about 30 times the daily rate, of lemons nearly all.
+        let share = broken.count() as f64 / 20_000.0;
+        assert!((0.10..0.16).contains(&share), "{share}");
     }
 
     #[test]

@@ -159,7 +159,7 @@ fn a_cluster_in_another_process_keeps_the_contract() {
     let host = Arc::new(Host::start(ServeConfig { speed: 600.0, world }));
     let remote = Arc::new(host.connect());
     let path = effects.path().to_owned();
-    let (a, b, c) = (remote.clone(), remote.clone(), host.clone());
+    let (a, b, c) = (remote.clone(), remote.clone(), host);
     let bed = SimBed {
         inject: move |incident: &Incident| a.inject(incident).unwrap(),
         // A real clock goes by itself; this only keeps the suite from asking too often.

@@ -1,5 +1,7 @@
 //! The audit trail, the counters, and what is said of cycles.
 
+use std::sync::Arc;
+
 use doctor_core::{
     ids::{CaseId, NodeName, RunId},
     reason::ReasonCode,
@@ -108,7 +110,7 @@ impl Store {
         const COLUMNS: &str = "SELECT at, actor, what, node, case_id, run, code, words FROM audit";
         let operation = "reading the audit trail";
         self.read(|tx| {
-            let names = std::sync::Arc::clone(&tx.names);
+            let names = Arc::clone(&tx.names);
             let read = |row: &Row<'_>| read_line(row, &names);
             match node {
                 None => tx.all(operation, &format!("{COLUMNS} ORDER BY id DESC LIMIT $1"), vals![limit], read),
@@ -127,7 +129,7 @@ impl Store {
     pub fn audit_of_cycle(&self, cycle: CycleId) -> Result<Vec<AuditRow>> {
         let sql = "SELECT at, actor, what, node, case_id, run, code, words FROM audit WHERE cycle = $1 ORDER BY id";
         self.read(|tx| {
-            let names = std::sync::Arc::clone(&tx.names);
+            let names = Arc::clone(&tx.names);
             tx.all("reading the audit trail", sql, vals![cycle.0], |row| read_line(row, &names))
         })
     }

@@ -1,6 +1,9 @@
 //! The one way by which results enter: history, `latest` and the hourly counts change together or not at all.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use doctor_core::{
     finding::Verdict,
@@ -58,7 +61,7 @@ pub(super) fn before(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Before> {
 }
 
 pub(super) fn standings(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Standings> {
-    let names = std::sync::Arc::clone(&tx.names);
+    let names = Arc::clone(&tx.names);
     let mut found = Standings::new();
     let sql =
         "SELECT node, test, attempt, outcome, run, settled, sure, sure_at, misses FROM latest WHERE node IN {keys}";
@@ -148,7 +151,7 @@ fn write_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
 
 /// Folds a test's whole history. This is the slow way, for results that come out of order.
 fn recompute(tx: &mut Tx<'_>, (node, test): (i64, i64), counts_from: Option<Timestamp>) -> Result<Option<Standing>> {
-    let names = std::sync::Arc::clone(&tx.names);
+    let names = Arc::clone(&tx.names);
     let mut results = Vec::new();
     let sql = "SELECT run, outcome, at FROM history WHERE node = $1 AND test = $2";
     tx.rows("reading history", sql, vals![node, test], |row| {

@@ -112,9 +112,13 @@ impl Store {
     }
 
     /// A write of the controller: it fails if the lease was taken over.
-    fn write<T>(&self, lease: &Lease, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        self.transaction(Access::Write, &mut |tx| {
-            lease::begin_write(tx, Access::Write, Some(lease))?;
+    fn write<T>(&self, lease: &Lease, body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.write_as(Access::Write, lease, body)
+    }
+
+    fn write_as<T>(&self, access: Access, lease: &Lease, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.transaction(access, &mut |tx| {
+            lease::begin_write(tx, access, Some(lease))?;
             body(tx)
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     PassedOver,
-    draft::{Draft, ago, because, named},
+    draft::{Draft, ago, because, coarse, named},
     index::{Group, Rank, TestMask},
 };
 use crate::{
@@ -60,12 +60,18 @@ fn choose(draft: &mut Draft<'_>, rank: Rank, mask: TestMask) {
     let tests = named(draft.snapshot, mask);
     let confirming = record.findings.iter().any(|open| !open.is_confirmed() && tests.contains(&open.finding.check));
     let Some(tests) = NonEmpty::new(tests) else { return };
+    let missed = record.records.iter().any(|known| known.misses() > 0 && known.age_key() == rank.age);
+    let age = if missed {
+        format!("tried {} ago without a result", coarse(draft.snapshot.at.since(rank.age)))
+    } else {
+        ago(draft.snapshot.at, rank.age)
+    };
     let asked = if confirming {
         because(Purpose::Confirmation, "unconfirmed", "a failing test is repeated before it is believed".into())
     } else if !rank.calm {
-        because(Purpose::Validation, "suspect", format!("suspect; {}", ago(draft.snapshot.at, rank.age)))
+        because(Purpose::Validation, "suspect", format!("suspect; {age}"))
     } else {
-        because(Purpose::Validation, "stale", ago(draft.snapshot.at, rank.age))
+        because(Purpose::Validation, "stale", age)
     };
     draft.submit(rank.node, tests, asked, None);
 }

@@ -23,7 +23,6 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) -> boo
     }
     let Some(now) = record.node.hardware.as_ref().and_then(Hardware::id) else { return false };
     draft.touched.insert(node);
-    draft.left_alone.insert(node);
     let name = &record.node.name;
     let life = if record.hardware.is_none() {
         let action = Action::Identify { node: name.clone(), hardware: now.clone() };
@@ -35,9 +34,13 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) -> boo
     };
     if let Some(case) = case_elsewhere(draft, record, &now) {
         follow(draft, node, record, &life, case);
-    } else if record.hardware.is_some() && !record.node.marks.ours.is_empty() {
+    } else if record.hardware.is_none() {
+        // It only got a name; nothing else about it has changed.
+        return false;
+    } else if !record.node.marks.ours.is_empty() {
         newcomer(draft, node, record, now, &life);
     }
+    draft.left_alone.insert(node);
     true
 }
 

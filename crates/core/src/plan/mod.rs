@@ -7,6 +7,8 @@
 mod breaker;
 mod candidates;
 mod draft;
+#[doc(hidden)]
+pub mod fleet;
 mod holds;
 mod index;
 mod ladder;

@@ -10,7 +10,7 @@ use crate::{
 
 use super::{
     Action, Conclusion,
-    draft::{Draft, is_free_to_us},
+    draft::{Draft, coarse, is_free_to_us},
 };
 
 /// A cancellation that did not help is asked for again after this long.
@@ -114,7 +114,7 @@ fn ended(
     let cancelled = active.cancelling.map(|cancelling| cancelling.why);
     if started.is_none() {
         let why = cancelled.map_or(NotStarted::Rejected, CancelWhy::not_started);
-        return Some(Next::Conclude(Conclusion::NotStarted(why), format!("the job {how} before it started")));
+        return Some(Next::Conclude(Conclusion::NotStarted(why), format!("the job ended ({how}) before it started")));
     }
     if draft.snapshot.at.since(ended) < draft.snapshot.policy.limits.result_grace {
         return None;
@@ -127,7 +127,7 @@ fn ended(
         },
         CancelWhy::incomplete,
     );
-    Some(Next::Conclude(Conclusion::Incomplete(why), format!("the job {how} and no full result came")))
+    Some(Next::Conclude(Conclusion::Incomplete(why), format!("the job ended ({how}) and no full result came")))
 }
 
 /// The job is there. Is it in somebody's way, or taking too long?
@@ -151,11 +151,11 @@ fn in_the_way(draft: &Draft<'_>, active: &ActiveRun, running: bool, since: Times
     let waited = at.since(since);
     let limits = &draft.snapshot.policy.limits;
     if !running && waited > limits.pending {
-        let text = format!("pending for {waited}, {} is the limit", limits.pending);
+        let text = format!("pending for {}, {} is the limit", coarse(waited), limits.pending);
         return Some(Next::Cancel(CancelWhy::PendingTooLong, text));
     }
     if running && waited > active.run.limit {
-        let text = format!("running for {waited}, {} is the limit", active.run.limit);
+        let text = format!("running for {}, {} is the limit", coarse(waited), active.run.limit);
         return Some(Next::Cancel(CancelWhy::OverTimeLimit, text));
     }
     None

@@ -55,7 +55,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         if args.cycles.is_some_and(|wanted| done >= wanted) {
             break;
         }
-        wait(&stop, began + loaded.config.cycle.to_std());
+        wait(&stop, began + loaded.config.cycle.to_std().div_f64(service.controller.pace()));
     }
     let stopped = service.controller.engine.stop();
     tracing::info!("stopped");

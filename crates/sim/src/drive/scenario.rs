@@ -7,6 +7,7 @@
 //! world nodes 4                         a quiet cluster of four nodes (also: pool NAME N PREFIX, seed N, users, agents off)
 //! policy mode = "act"                   one line of the policy file, before or between runs
 //! record node001 storage pass 9d        a result of that long ago
+//! fresh                                 every test of every node passed a day ago
 //! fault node002 gpu-off-bus             and other incidents, see `incident`
 //! run 30m every 1m                      lets time pass; prints every decision
 //! show nodes | why NODE | history | cases | reasons | breaker | audit | counters
@@ -100,6 +101,7 @@ impl Stage {
             "policy" => self.set_policy(text.trim_start_matches("policy").trim()),
             "run" => self.run(&words[1..]),
             "show" => self.show(&words[1..]),
+            "fresh" => self.fresh(),
             "restart" => {
                 let empty = words.get(1) == Some(&"empty");
                 Ok(self.session()?.restart(empty)?)
@@ -191,16 +193,17 @@ impl Stage {
     fn tell(&mut self, session: &Session, report: &CycleReport) {
         let start = session.backend().world().config().start;
         let clock = clock(session.now(), start);
-        let mut lines: Vec<String> = report.actions.iter().filter_map(|action| {
-            let line = describe(&action.what)?;
-            Some(format!("{line} [{}] {}", action.code, action.text))
-        }).collect();
+        let mut lines = Vec::new();
         if report.results > 0 {
             lines.push(format!("results taken in: {}", report.results));
         }
         if report.rejected > 0 {
             lines.push(format!("results turned away: {}", report.rejected));
         }
+        lines.extend(report.actions.iter().filter_map(|action| {
+            let line = describe(&action.what)?;
+            Some(format!("{line} [{}] {}", action.code, action.text))
+        }));
         lines.extend(report.troubles.iter().map(|trouble| format!("trouble: {trouble}")));
         for line in lines {
             let line = self.plain(&line, start);
@@ -243,6 +246,20 @@ impl Stage {
         let name = format!("{word}#{count}");
         self.names.insert(id.to_owned(), name.clone());
         name
+    }
+
+    /// Every test of every node passed a day ago.
+    fn fresh(&mut self) -> Result<(), Trouble> {
+        let session = self.session()?;
+        let at = session.now().minus(Span::days(1));
+        let nodes: Vec<NodeName> =
+            session.backend().world().snapshot().unwrap_or_default().into_iter().map(|seen| seen.node.name).collect();
+        for test in session.settings().tests.clone().iter() {
+            for node in &nodes {
+                session.record(node, &test.id, Verdict::Pass, at)?;
+            }
+        }
+        Ok(())
     }
 
     fn incident(&mut self, words: &[&str]) -> Result<(), Trouble> {
@@ -305,14 +322,20 @@ impl Stage {
         match words {
             ["nodes"] => {
                 let mut nodes = store.load_nodes()?;
+                let mut well = 0;
                 for seen in session.backend().world().snapshot().unwrap_or_default() {
                     let known = nodes.remove(&seen.node.name);
                     let life = known.as_ref().map_or("in-service", |node| node.life.word());
                     let ours: Vec<_> = seen.node.marks.ours.iter().map(|mark| mark.kind.code()).collect();
                     let foreign: Vec<_> = seen.node.marks.foreign.iter().map(|mark| mark.by.as_str()).collect();
                     let findings = known.map_or(0, |node| node.findings.len());
+                    if life == "in-service" && findings == 0 && ours.is_empty() && foreign.is_empty() {
+                        well += 1;
+                        continue;
+                    }
                     lines.push(format!("{} {life}, findings {findings}, our marks {ours:?}, foreign {foreign:?}", seen.node.name));
                 }
+                lines.push(format!("in service, with nothing against them: {well}"));
             }
             ["history"] | ["history", _] => {
                 let node = words.get(1).map(|node| name(node)).transpose()?;
@@ -447,7 +470,7 @@ fn incident(words: &[&str]) -> Result<Incident, Trouble> {
         ["foreign-reboot", node] => Incident::ForeignReboot { node: name(node)? },
         _ => {
             return said(
-                "accepted: world, policy, run, show, restart [empty], record, operators' commands (hold, unhold, release, \
+                "accepted: world, policy, fresh, run, show, restart [empty], record, operators' commands (hold, unhold, release, \
                  quarantine, test, pause, resume, close-breaker), and incidents (fault, heal, user-job, calls, jobs, outage, \
                  unreachable, vanish, return, node-clock, controller-clock, agent-silent, agents-silent, cordon, uncordon, \
                  our-marks-removed, foreign-reboot)",

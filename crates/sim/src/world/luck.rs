@@ -150,8 +150,7 @@ impl World {
         let mut luck = self.seed.stream(Purpose::Placement, back.choice, 1000 + u64::from(back.tries));
         self.free_nodes(job);
         let back = &mut self.users.jobs[job as usize];
-        // A job that a script placed on certain nodes has no business elsewhere.
-        if back.tries >= TRIES || back.luck.is_infinite() {
+        if back.tries >= TRIES || back.is_pinned() {
             return;
         }
         self.users.unused.pop();
@@ -186,9 +185,12 @@ impl World {
         }
         // It had not started: it goes back to the head of the queue.
         self.free_nodes(job);
-        self.users.unused.pop();
         let now = self.now;
         let back = &mut self.users.jobs[job as usize];
+        if back.is_pinned() {
+            return;
+        }
+        self.users.unused.pop();
         back.phase = Phase::Queued;
         back.since = now;
         let pool = back.pool;
@@ -204,6 +206,16 @@ impl World {
             }
             self.free_nodes(job);
         }
+    }
+
+    /// Forgets what users got so far, also of jobs that are under way.
+    pub(super) fn begin_counting(&mut self) {
+        for job in 0..u32::try_from(self.users.jobs.len()).unwrap_or(u32::MAX) {
+            if self.users.jobs[job as usize].phase == Phase::Running {
+                self.count(job);
+            }
+        }
+        self.figures = Figures::default();
     }
 
     /// What users got and lost up to now, jobs under way included, and what each fault cost. Looking changes nothing.

@@ -127,8 +127,8 @@ impl World {
         world.make_nodes()?;
         world.open_to_users();
         world.advance_to(world.config.start);
+        world.begin_counting();
         // Breakage begins with the story: what broke before would count as undetected for as long as nobody looked.
-        world.figures = Figures::default();
         for machine in 0..world.machines.len() {
             world.await_fault(machine);
         }

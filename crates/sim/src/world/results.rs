@@ -95,10 +95,14 @@ impl World {
         }
         let evidence = std::mem::take(&mut self.runs[number as usize].evidence);
         for (place, tests) in evidence.into_iter().enumerate() {
+            let answers = match trouble {
+                Some(JobTrouble::Truncated | JobTrouble::WronglySigned | JobTrouble::OtherNode) => Vec::new(),
+                _ => tests.iter().map(|evidence| evidence.test.clone()).collect(),
+            };
             let bytes = self.sign(number, place, tests, trouble);
             let copies = if trouble == Some(JobTrouble::Twice) { 2 } else { 1 };
             for _ in 0..copies {
-                self.leave(number, place, &bytes);
+                self.leave(number, place, &bytes, &answers);
             }
         }
     }
@@ -132,7 +136,7 @@ impl World {
         bytes
     }
 
-    fn leave(&mut self, number: u32, place: usize, bytes: &[u8]) {
+    fn leave(&mut self, number: u32, place: usize, bytes: &[u8], answers: &[TestId]) {
         let node = self.name(self.runs[number as usize].slots[place]);
         let run = &mut self.runs[number as usize];
         if self.config.carry_documents {
@@ -144,7 +148,10 @@ impl World {
             _ => Ok(()),
         };
         match written {
-            Ok(()) => self.log(Happened::Document { run: id, node, bytes: bytes.len() as u64 }),
+            Ok(()) => {
+                let (bytes, answers) = (bytes.len() as u64, answers.to_vec());
+                self.log(Happened::Document { run: id, node, bytes, answers });
+            }
             Err(error) => self.log(Happened::ShareTrouble { run: id, text: error.to_string() }),
         }
     }

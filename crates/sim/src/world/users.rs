@@ -61,6 +61,13 @@ pub(super) enum Phase {
     Over,
 }
 
+impl UserJob {
+    /// A script placed it on certain nodes, where nothing but the script ends it; it has no business elsewhere.
+    pub(super) const fn is_pinned(&self) -> bool {
+        self.luck.is_infinite()
+    }
+}
+
 impl Users {
     pub(super) fn label(&self, job: u32) -> Arc<str> {
         self.jobs[job as usize].label.clone()

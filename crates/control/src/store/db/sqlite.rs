@@ -54,6 +54,9 @@ impl SqliteFile {
         let connection = Connection::open(&self.path).map_err(|error| {
             cannot_open(&self.path, format!("{error}; it must be writable, and so must its directory"))
         })?;
+        if connection.is_readonly("main").map_err(sqlite_error("setting up"))? {
+            return Err(cannot_open(&self.path, "it is read-only: give this user the right to write it".to_owned()));
+        }
         prepare(&connection)?;
         // Results are durable when they are acknowledged, hence FULL. A longer log than usual is kept between
         // checkpoints, because the same pages of `latest` are written over and over.
@@ -94,7 +97,7 @@ fn prepare(connection: &Connection) -> Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     connection.busy_timeout(BUSY).map_err(sqlite_error("setting up"))?;
     connection
-        .execute_batch("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536; PRAGMA mmap_size = 268435456;")
+        .execute_batch("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536;")
         .map_err(sqlite_error("setting up"))
 }
 

@@ -96,8 +96,7 @@ fn only_reasons_that_changed_are_told() {
 #[test]
 fn time_alone_makes_a_node_due() {
     let cluster = cluster().node(free("a").stale(6.days()));
-    let mut planner = Planner::new(cluster.snapshot.clone());
-    let mut ids = cluster.ids.clone();
+    let (mut planner, mut ids) = (Planner::new(cluster.snapshot), cluster.ids);
     assert!(planner.plan(NOW, &mut ids).actions.is_empty());
     assert_eq!(planner.plan(NOW.plus(1.days()), &mut ids).actions.len(), 1);
 }
@@ -105,8 +104,7 @@ fn time_alone_makes_a_node_due() {
 #[test]
 fn a_clock_that_goes_back_makes_a_due_node_fresh_again() {
     let cluster = cluster().node(free("a").stale(8.days())).policy(|policy| policy.limits.jobs = 0);
-    let mut planner = Planner::new(cluster.snapshot.clone());
-    let mut ids = cluster.ids.clone();
+    let (mut planner, mut ids) = (Planner::new(cluster.snapshot), cluster.ids);
     planner.plan(NOW, &mut ids);
     assert_eq!(planner.reason(&name("a")), Some(PassedOver::WaitingForSlot));
     planner.plan(NOW.minus(2.days()), &mut ids);

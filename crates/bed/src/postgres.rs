@@ -1,0 +1,289 @@
+//! A PostgreSQL server from the distribution's binaries: its own data directory, its own port on loopback.
+//!
+//! A watcher outside this process stops the server and removes its files when this process is gone, however it went.
+
+use std::{
+    fs::{self, File},
+    io,
+    net::TcpListener,
+    os::unix::{fs::chown, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// How long a server may take to answer, or to stop, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a server is to be.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Setup<'a> {
+    /// Whether a commit waits for the disk. Only a measurement needs that.
+    pub durable: bool,
+    /// Begin with a copy of this data directory of a stopped server.
+    pub data: Option<&'a Path>,
+}
+
+/// A running server. Dropping it stops it and removes its files.
+#[derive(Debug)]
+pub struct Server {
+    port: u16,
+    folder: TempDir,
+    process: Child,
+    /// Held open: the watcher waits for its end.
+    watcher: Child,
+}
+
+/// Why there is no server to stand on.
+#[derive(Debug, thiserror::Error)]
+pub enum BedError {
+    #[error("no server is installed under /usr/lib/postgresql: install your distribution's postgresql package")]
+    NotInstalled,
+    #[error("PostgreSQL does not run as root and there is no account `postgres` to run it as")]
+    NoAccount,
+    #[error("{operation} {path}")]
+    File {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{program}: {why}")]
+    Program { program: &'static str, why: String },
+    #[error("the server on port {port} does not answer")]
+    Silent {
+        port: u16,
+        #[source]
+        source: postgres::Error,
+    },
+    #[error("{operation}")]
+    Sql {
+        operation: &'static str,
+        #[source]
+        source: postgres::Error,
+    },
+}
+
+fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
+    move |source| BedError::File { operation, path: path.to_owned(), source }
+}
+
+impl Server {
+    /// Starts a server and waits until it answers.
+    ///
+    /// # Errors
+    /// With what is missing.
+    pub fn start(setup: Setup<'_>) -> Result<Self, BedError> {
+        let programs = programs().ok_or(BedError::NotInstalled)?;
+        let account = Account::find()?;
+        let temporary = std::env::temp_dir();
+        let folder = tempfile::Builder::new().prefix("doctor-postgres-").tempdir_in(&temporary);
+        let folder = folder.map_err(at("creating a folder in", &temporary))?;
+        let data = folder.path().join("data");
+        match setup.data {
+            Some(kept) => copy_folder(kept, &data)?,
+            None => fs::create_dir(&data).map_err(at("creating", &data))?,
+        }
+        account.own(folder.path())?;
+        if setup.data.is_none() {
+            account.create_cluster(&programs, &data)?;
+        }
+        let port = free_port().map_err(at("looking for a free port on", Path::new("127.0.0.1")))?;
+        let process = account.serve(&programs, folder.path(), port, setup.durable)?;
+        let watcher = watch(&process, folder.path())?;
+        let server = Self { port, folder, process, watcher };
+        server.wait_until_it_answers()?;
+        Ok(server)
+    }
+
+    /// How to reach a database of this server.
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// The server's first process; the others are its children.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// A new, empty database, by its URL.
+    ///
+    /// # Errors
+    /// If there is one of that name, or the server is gone.
+    pub fn create_database(&self, name: &str) -> Result<String, BedError> {
+        let sql = |operation| move |source| BedError::Sql { operation, source };
+        let mut client =
+            postgres::Client::connect(&self.url("postgres"), postgres::NoTls).map_err(sql("connecting"))?;
+        client.batch_execute(&format!("CREATE DATABASE {name}")).map_err(sql("creating a database"))?;
+        Ok(self.url(name))
+    }
+
+    /// Stops the server in good order and leaves its data directory at `kept`, where there must be nothing yet.
+    ///
+    /// # Errors
+    /// If it does not stop, or its files cannot be copied.
+    pub fn stop_and_keep(mut self, kept: &Path) -> Result<(), BedError> {
+        self.stop().map_err(at("stopping the server in", self.folder.path()))?;
+        copy_folder(&self.folder.path().join("data"), kept)
+    }
+
+    fn wait_until_it_answers(&self) -> Result<(), BedError> {
+        let began = Instant::now();
+        loop {
+            match postgres::Client::connect(&self.url("postgres"), postgres::NoTls) {
+                Ok(_) => return Ok(()),
+                Err(source) if began.elapsed() > PATIENCE => return Err(BedError::Silent { port: self.port, source }),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// A fast shutdown: sessions are ended, everything is written.
+    fn stop(&mut self) -> io::Result<()> {
+        if self.process.try_wait()?.is_some() {
+            return Ok(());
+        }
+        let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.ok_or(io::ErrorKind::InvalidInput)?, Signal::INT)?;
+        let began = Instant::now();
+        while self.process.try_wait()?.is_none() {
+            if began.elapsed() > PATIENCE {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // What does not stop here is left to the watcher, which is told by the end of its input.
+        drop(self.stop());
+        drop(self.watcher.stdin.take());
+        drop(self.watcher.wait());
+    }
+}
+
+/// Whom the server runs as: it refuses to run as root.
+#[derive(Debug, Clone, Copy)]
+enum Account {
+    Ourselves,
+    Other { user: u32, group: u32 },
+}
+
+impl Account {
+    fn find() -> Result<Self, BedError> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(Self::Ourselves);
+        }
+        let file = Path::new("/etc/passwd");
+        let accounts = fs::read_to_string(file).map_err(at("reading", file))?;
+        let line = accounts.lines().find(|line| line.starts_with("postgres:")).ok_or(BedError::NoAccount)?;
+        let mut numbers = line.split(':').skip(2).map(str::parse);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(user)), Some(Ok(group))) => Ok(Self::Other { user, group }),
+            _ => Err(BedError::NoAccount),
+        }
+    }
+
+    /// Hands a folder over, with all that is in it.
+    fn own(self, path: &Path) -> Result<(), BedError> {
+        let Self::Other { user, group } = self else { return Ok(()) };
+        chown(path, Some(user), Some(group)).map_err(at("handing over", path))?;
+        if path.is_dir() {
+            for entry in fs::read_dir(path).map_err(at("reading", path))? {
+                self.own(&entry.map_err(at("reading", path))?.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn command(self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        if let Self::Other { user, group } = self {
+            command.uid(user).gid(group);
+        }
+        command.current_dir("/").stdin(Stdio::null());
+        command
+    }
+
+    fn create_cluster(self, programs: &Path, data: &Path) -> Result<(), BedError> {
+        let failed = |why| BedError::Program { program: "initdb", why };
+        let made: Output = self
+            .command(&programs.join("initdb"))
+            .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "-D"])
+            .arg(data)
+            .output()
+            .map_err(|error| failed(error.to_string()))?;
+        if made.status.success() { Ok(()) } else { Err(failed(String::from_utf8_lossy(&made.stderr).into_owned())) }
+    }
+
+    fn serve(self, programs: &Path, folder: &Path, port: u16, durable: bool) -> Result<Child, BedError> {
+        let log = folder.join("log");
+        let log = File::create(&log).map_err(at("creating", &log))?;
+        self.command(&programs.join("postgres"))
+            .arg("-D")
+            .arg(folder.join("data"))
+            .arg("-k")
+            .arg(folder)
+            .args(["-h", "127.0.0.1", "-p", &port.to_string(), "-c", "max_connections=200"])
+            .args(["-c", if durable { "fsync=on" } else { "fsync=off" }])
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .map_err(|error| BedError::Program { program: "postgres", why: error.to_string() })
+    }
+}
+
+/// The newest installed server.
+fn programs() -> Option<PathBuf> {
+    let mut versions: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
+        .ok()?
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let version = path.file_name()?.to_str()?.parse().ok()?;
+            Some((version, path.join("bin")))
+        })
+        .filter(|(_, programs)| programs.join("postgres").exists())
+        .collect();
+    versions.sort();
+    versions.pop().map(|(_, programs)| programs)
+}
+
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// A shell that waits until this process is gone, then stops the server and removes its files.
+fn watch(server: &Child, folder: &Path) -> Result<Child, BedError> {
+    const SCRIPT: &str = "cat; kill -INT \"$1\" 2>/dev/null; n=0; \
+                          while kill -0 \"$1\" 2>/dev/null && [ $n -lt 200 ]; do sleep 0.05; n=$((n+1)); done; rm -rf \"$2\"";
+    Command::new("sh")
+        .args(["-c", SCRIPT, "sh", &server.id().to_string()])
+        .arg(folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| BedError::Program { program: "sh", why: error.to_string() })
+}
+
+/// Copies a data directory: plain files and folders, closed to others, as the server demands.
+fn copy_folder(from: &Path, to: &Path) -> Result<(), BedError> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new().mode(0o700).create(to).map_err(at("creating", to))?;
+    for entry in fs::read_dir(from).map_err(at("reading", from))? {
+        let entry = entry.map_err(at("reading", from))?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if entry.file_type().map_err(at("reading", &source))?.is_dir() {
+            copy_folder(&source, &target)?;
+        } else {
+            fs::copy(&source, &target).map_err(at("copying", &source))?;
+        }
+    }
+    Ok(())
+}

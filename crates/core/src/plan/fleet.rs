@@ -1,0 +1,106 @@
+//! A fleet to measure planning on: made up, always the same for the same numbers, and like a busy cluster in what
+//! costs time (four in five nodes busy, half of the free ones due, a few in trouble).
+
+use std::sync::Arc;
+
+use crate::{
+    finding::Verdict,
+    ids::{NodeName, PoolName, TestId},
+    lifecycle::Life,
+    node::{Hardware, Marks, Node, Occupancy},
+    policy::{Policy, TestPolicy},
+    snapshot::{Breaker, Caps, NodeRecord, RecentActions, Snapshot, TestRecord},
+    time::{Span, Timestamp},
+};
+
+/// When the fleet is looked at.
+pub const AT: Timestamp = Timestamp::from_secs(1_794_729_600);
+
+const POOLS: usize = 4;
+
+/// A snapshot of `nodes` nodes with `tests` tests each.
+///
+/// # Panics
+/// Never: the names it makes up are valid.
+pub fn snapshot(nodes: usize, tests: usize) -> Snapshot {
+    let policies: Arc<[TestPolicy]> = (0..tests).map(test).collect();
+    let pools: Vec<PoolName> =
+        (0..POOLS).map(|pool| PoolName::new(&format!("pool-{pool}")).expect("letters and digits")).collect();
+    let job: Arc<str> = "user job".into();
+    let mut dice = Dice(nodes as u64);
+    let records = (0..nodes).map(|n| record(n, nodes, &pools, tests, &job, &mut dice)).collect();
+    Snapshot {
+        at: AT,
+        nodes: records,
+        runs: Vec::new(),
+        cases: Vec::new(),
+        recent: RecentActions::default(),
+        spent: Span::ZERO,
+        breaker: Breaker::Closed { since: None },
+        pauses: Vec::new(),
+        requests: Vec::new(),
+        silence_reported: false,
+        caps: Caps::ALL,
+        policy: Arc::new(Policy::standard()),
+        tests: policies,
+    }
+}
+
+fn test(n: usize) -> TestPolicy {
+    TestPolicy {
+        id: TestId::new(&format!("test-{n}")).expect("letters and digits"),
+        cutoff: Span::days(7),
+        limit: Span::minutes(20),
+        usual: Span::minutes(10),
+        exclusive: true,
+        at_once: None,
+        shares: if n == 0 { vec!["/data".to_owned()] } else { Vec::new() },
+        pools: None,
+    }
+}
+
+fn record(n: usize, of: usize, pools: &[PoolName], tests: usize, job: &Arc<str>, dice: &mut Dice) -> NodeRecord {
+    let hardware = Hardware { board_serial: Some(format!("J{n:06}")), ..Hardware::default() };
+    let free = dice.below(5) == 0;
+    let overdue = dice.below(2) == 0;
+    let records = (0..tests).map(|_| {
+        // What is overdue is so in some of its tests, and each node in others.
+        let age = if overdue && dice.below(4) == 0 { 7 * 24 + dice.below(72) } else { dice.below(6 * 24) };
+        let mut known = TestRecord::NEVER;
+        known.add(Verdict::Pass, AT.minus(Span::hours(i64::try_from(age).unwrap_or(0))));
+        known
+    });
+    NodeRecord {
+        records: records.collect(),
+        life: if dice.below(500) == 0 { Life::Suspect } else { Life::InService },
+        since: AT.minus(Span::days(30)),
+        findings: Vec::new(),
+        backoff: None,
+        hold: None,
+        hardware: hardware.id(),
+        case: None,
+        heard: Some(AT.minus(Span::minutes(1))),
+        node: Node {
+            name: NodeName::new(&format!("node-{n:06}")).expect("letters and digits"),
+            pool: pools[n * POOLS / of.max(1)].clone(),
+            occupancy: if free { Occupancy::Free } else { Occupancy::Busy { by: Arc::clone(job) } },
+            marks: Marks::default(),
+            hardware: Some(hardware),
+            sku: None,
+        },
+    }
+}
+
+/// Numbers that look random and are the same every time.
+#[derive(Debug)]
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % most
+    }
+}

@@ -1,0 +1,63 @@
+//! A look at the store right after a kill: was an effect under way, and had it happened?
+
+use std::collections::BTreeSet;
+
+use doctor_control::store::Store;
+use doctor_core::{
+    case::{StepKind, StepState},
+    ids::{OpId, RunId},
+    run::RunState,
+    time::Timestamp,
+};
+use doctor_sim::{Effect, Happened};
+
+/// What the looks have seen so far.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    pub(crate) taken: u32,
+    /// Looks that found an intention whose effect nobody had written down.
+    pub(crate) in_flight: u32,
+    /// Such intentions: the effect had happened, or it had not.
+    pub(crate) happened: usize,
+    pub(crate) not_happened: usize,
+}
+
+impl Looks {
+    /// Opening the store is what the next controller would do first; here it is done in its place.
+    pub(crate) fn take(&mut self, store: &Store, effects: &[Effect]) {
+        let verified = store.verify().unwrap();
+        assert!(verified.is_sound(), "after a kill: {:#?}", verified.troubles);
+        let (mut runs, mut ops) = (BTreeSet::<RunId>::new(), BTreeSet::<OpId>::new());
+        for effect in effects {
+            match &effect.what {
+                Happened::Submitted { run, .. } => {
+                    runs.insert(*run);
+                }
+                Happened::Marked { op, .. }
+                | Happened::Unmarked { op, .. }
+                | Happened::Drained { op, .. }
+                | Happened::Undrained { op, .. }
+                | Happened::Disturbed { op, .. } => {
+                    ops.insert(*op);
+                }
+                _ => {}
+            }
+        }
+        let planned = store.active_runs().unwrap().into_iter().filter(|active| active.run.state == RunState::Planned);
+        let open = store.cases(Timestamp::MAX).unwrap();
+        let intended = open.iter().flat_map(|case| &case.steps).filter(|step| {
+            step.state == StepState::Intended && acts_on_the_cluster(step.what)
+        });
+        let seen: Vec<bool> =
+            planned.map(|active| runs.contains(&active.run.id)).chain(intended.map(|step| ops.contains(&step.op))).collect();
+        self.taken += 1;
+        self.in_flight += u32::from(!seen.is_empty());
+        self.happened += seen.iter().filter(|happened| **happened).count();
+        self.not_happened += seen.iter().filter(|happened| !**happened).count();
+    }
+}
+
+/// The other steps happen in our own books only.
+const fn acts_on_the_cluster(step: StepKind) -> bool {
+    !matches!(step, StepKind::KeepEvidence | StepKind::Prove | StepKind::HandOver | StepKind::Release)
+}

@@ -1,0 +1,168 @@
+//! The kill test: whatever instant the controller dies at, nothing is lost and nothing is doubled.
+//!
+//! A simulated cluster runs as a process of its own: nodes break, users come and go, calls fail or only seem to, other
+//! people put their hands on nodes. Controllers are started on it one after the other, each is killed with SIGKILL at a
+//! random instant of its life. Nothing in the program knows of this test; that all phases of a cycle are hit is left to
+//! chance and number. In the end one controller is left to finish and asked to stop, and the cluster's own record of
+//! effects is compared with the store.
+//!
+//! `DOCTOR_KILLS` is how often (200), `DOCTOR_KILL_SEED` repeats the chances of an earlier run, though not its timing.
+
+mod chance;
+mod look;
+#[path = "../../../control/tests/bed/postgres.rs"]
+mod postgres;
+mod stage;
+mod verdict;
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use doctor_control::{backend::Backend, store::StoreUrl};
+use doctor_core::node::Node;
+use doctor_sim::{RemoteSim, read_effects};
+
+use crate::{
+    chance::{Chance, Mischief},
+    look::Looks,
+    stage::{BOUND, Stage},
+    verdict::is_quiet,
+};
+
+/// Both stories want the whole machine.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[test]
+fn nothing_is_lost_or_doubled_on_sqlite_however_often_the_controller_is_killed() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let seed = seed();
+    endure("sqlite", seed, Stage::new(seed, |folder| StoreUrl::Sqlite(folder.join("doctor.db"))));
+}
+
+#[test]
+fn nothing_is_lost_or_doubled_on_postgresql_however_often_the_controller_is_killed() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(url) = postgres::new_database() else { return };
+    let seed = seed();
+    endure("postgresql", seed, Stage::new(seed, |_| url));
+}
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`: a number is accepted")))
+}
+
+fn seed() -> u64 {
+    setting("DOCTOR_KILL_SEED").unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        // A configuration file holds signed numbers.
+        u64::from(now.subsec_nanos()) << 20 ^ now.as_secs() & 0xf_ffff
+    })
+}
+
+fn endure(name: &str, seed: u64, stage: Stage) {
+    let kills = setting("DOCTOR_KILLS").unwrap_or(200);
+    println!("{name}: {kills} kills, DOCTOR_KILL_SEED={seed}");
+    let began = Instant::now();
+    let mut chance = Chance::new(seed);
+    let (process, cluster) = stage.start_cluster();
+    let mut mischief = Mischief::new(nodes(&cluster).into_iter().map(|node| node.name).collect());
+    let mut looks = Looks::default();
+    for _ in 0..kills {
+        let controller = stage.start_controller();
+        if chance.once_in(3) {
+            mischief.strike(&mut chance, &cluster);
+        }
+        live(&mut chance, &controller);
+        controller.kill();
+        // The others leave the store as the killed one left it for the next to open.
+        if chance.once_in(2) {
+            looks.take(&stage.open_store(), &read_effects(&stage.effects()).unwrap());
+        }
+    }
+    let killed = began.elapsed();
+    mischief.tidy(&cluster);
+    finish(&stage);
+    let world = nodes(&cluster);
+    drop(cluster);
+    process.stop();
+    stage.run(&["db", "verify"]);
+    tell(name, &stage, &world, kills, killed, &looks, &mischief);
+    println!("{name}: {:.0} s in all", began.elapsed().as_secs_f64());
+}
+
+/// How long a controller lives: most for a few cycles, some not even until the first.
+fn live(chance: &mut Chance, controller: &stage::Process) {
+    let until = if chance.once_in(10) {
+        chance.below(80)
+    } else {
+        controller.wait_until_started();
+        chance.below(300)
+    };
+    // This is the random instant itself and no waiting for something to come about.
+    std::thread::sleep(Duration::from_micros(until * 1000 + chance.below(1000)));
+}
+
+/// No new validation; then controllers run until all work is over, and are asked to stop. A step that was begun in the
+/// last moment is finished by the next one.
+fn finish(stage: &Stage) {
+    stage.run(&["pause", "--why", "the test ends", "--yes"]);
+    let began = Instant::now();
+    let store = stage.open_store();
+    loop {
+        let controller = stage.start_controller();
+        controller.wait_until_started();
+        while !is_quiet(&store) {
+            assert!(began.elapsed() < BOUND, "there is still work: {:#?}", store.active_runs().unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        controller.stop();
+        if is_quiet(&store) {
+            return;
+        }
+    }
+}
+
+/// The cluster's nodes, as soon as it answers.
+fn nodes(cluster: &RemoteSim) -> Vec<Node> {
+    let began = Instant::now();
+    loop {
+        match cluster.snapshot() {
+            Ok(nodes) => return nodes.into_iter().map(|seen| seen.node).collect(),
+            Err(error) if began.elapsed() > BOUND => panic!("{error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+fn tell(name: &str, stage: &Stage, world: &[Node], kills: u64, killed: Duration, looks: &Looks, mischief: &Mischief) {
+    let effects = read_effects(&stage.effects()).unwrap();
+    let (figures, wrong) = verdict::judge(stage, &effects, world);
+    let counters = stage.open_store().counters().unwrap();
+    println!(
+        "{name}: {kills} kills in {:.0} s; {} cycles written, {} runs ({} started), {} good documents, {} history rows, \
+         {} turned away; {} cases ({} open), {} marks, {} resets, reboots and replacements; {} effects asked for again; \
+         {} incidents",
+        killed.as_secs_f64(),
+        counters.cycles,
+        figures.runs,
+        figures.started,
+        figures.documents,
+        figures.rows,
+        counters.documents_rejected,
+        figures.cases,
+        figures.open_cases,
+        figures.marked,
+        figures.disturbed,
+        figures.again,
+        mischief.done
+    );
+    println!(
+        "{name}: {} looks after a kill, {} of them with an effect in flight: {} had happened and were not written down, \
+         {} had not",
+        looks.taken, looks.in_flight, looks.happened, looks.not_happened
+    );
+    assert!(wrong.is_empty(), "{} things are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(figures.documents > 0 && figures.marked > 0, "nothing happened: {figures:?}");
+}

@@ -1,0 +1,258 @@
+//! What the story is played on: a folder with the configuration, and the processes that are started from it. Whatever
+//! ends the test, no process of it is left behind.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use doctor_control::store::{Store, StoreUrl};
+use doctor_core::time::Span;
+use doctor_sim::{
+    Assumptions, Hostile, JobTrouble, PoolConfig, RemoteSim, ServeConfig, WorldConfig, hostile::CallChances,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Seconds of the cluster per second of ours: half an hour. Two minutes of killing are two and a half days there.
+pub(crate) const SPEED: f64 = 1800.0;
+
+/// How long the whole cluster does not answer, now and then.
+pub(crate) const OUTAGE: Span = Span::minutes(10);
+
+/// Anything that is waited for has come by then, on the busiest machine.
+pub(crate) const BOUND: Duration = Duration::from_secs(120);
+
+/// Everything is allowed and the breaker is wide, so that much happens. The periods are short for the same reason.
+pub(crate) const POLICY: &str = r#"
+mode = "act"
+
+[allow]
+drain = true
+reset = true
+reboot = true
+replace = true
+
+[limits]
+jobs = 12
+per_share = 6
+
+[retry]
+inconclusive = "10m"
+inconclusive_cap = "1h"
+not_started = "5m"
+not_started_cap = "30m"
+confirm = "5m"
+
+[breaker]
+percent_of_pool = 80.0
+nodes_per_hour = 1000
+
+[repair]
+drain_deadline = "4h"
+
+[tests.storage]
+cutoff = "2h"
+[tests.dl]
+cutoff = "3h"
+[tests.nccl]
+cutoff = "4h"
+# The agents do this one.
+[tests.gpu-health]
+enabled = false
+"#;
+
+/// A folder, a store, and what is started with them.
+pub(crate) struct Stage {
+    folder: tempfile::TempDir,
+    pub(crate) store: StoreUrl,
+}
+
+impl Stage {
+    pub(crate) fn new(seed: u64, store: impl FnOnce(&Path) -> StoreUrl) -> Self {
+        let folder = tempfile::Builder::new().prefix("doctor-kill-").tempdir().unwrap();
+        let store = store(folder.path());
+        let stage = Self { folder, store };
+        fs::create_dir(stage.share()).unwrap();
+        fs::write(stage.path("policy.toml"), POLICY).unwrap();
+        fs::write(stage.path("world.toml"), toml::to_string(&stage.world(seed)).unwrap()).unwrap();
+        // A cycle is five seconds of the cluster, a few milliseconds of ours: the controller hardly ever rests. The
+        // lease would last for seconds of ours; the next controller sees that its holder is dead and does not wait.
+        let service = format!(
+            "store = \"{}\"\ndata = \"share\"\npolicy = \"policy.toml\"\ncycle = \"5s\"\npublish = \"10m\"\nlease = \"2h\"\n\
+             workers = 4\n[backend.sim]\nsocket = \"sim.sock\"\n",
+            stage.store
+        );
+        fs::write(stage.path("doctor.toml"), service).unwrap();
+        stage
+    }
+
+    /// Two pools in which everything goes wrong far more often than in life.
+    fn world(&self, seed: u64) -> ServeConfig {
+        let pool = |name, prefix| PoolConfig::new(name, 12, prefix).unwrap();
+        let assumptions = Assumptions {
+            hard_per_node_day: 1.0,
+            gray_per_node_day: 1.0,
+            sdc_per_node_day: 0.2,
+            utilisation: 0.4,
+            job_median: Span::minutes(30),
+            job_longest: Span::hours(4),
+            repair_median: Span::hours(1),
+            repair_over_a_day: 0.01,
+            repair_longest: Span::hours(6),
+            ..Assumptions::default()
+        };
+        let calls = CallChances { refused: 0.03, unanswered: 0.03 };
+        let hostile = Hostile {
+            submits: calls,
+            changes: calls,
+            cancels: calls,
+            jobs: JobTrouble::ALL.iter().map(|trouble| (*trouble, 0.02)).collect(),
+            outages_per_day: 6.0,
+            outage: OUTAGE,
+        };
+        let world = WorldConfig {
+            pools: vec![pool("left", "l"), pool("right", "r")],
+            assumptions,
+            hostile,
+            share: Some(self.share()),
+            // Results come by the share alone, as from real nodes.
+            carry_documents: false,
+            effects: Some(self.effects()),
+            ..WorldConfig::default()
+        };
+        ServeConfig { speed: SPEED, world: world.with_seed(seed) }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn share(&self) -> PathBuf {
+        self.path("share")
+    }
+
+    /// The cluster's own record of what happened.
+    pub(crate) fn effects(&self) -> PathBuf {
+        self.path("effects.jsonl")
+    }
+
+    pub(crate) fn open_store(&self) -> Store {
+        Store::open(&self.store).unwrap()
+    }
+
+    pub(crate) fn start_cluster(&self) -> (Process, RemoteSim) {
+        let (world, socket) = (self.path("world.toml"), self.path("sim.sock"));
+        let mut command = self.doctor();
+        command.args(["sim", "serve", "--world"]).arg(world).arg("--socket").arg(&socket);
+        let process = Process::start("the cluster", &mut command, &self.path("sim.log"));
+        let remote = RemoteSim::connect(&socket, BOUND).unwrap();
+        (process, remote)
+    }
+
+    pub(crate) fn start_controller(&self) -> Process {
+        Process::start("the controller", self.doctor().arg("serve"), &self.path("controllers.log"))
+    }
+
+    /// Runs a command of the operators and returns what it printed; it must succeed.
+    pub(crate) fn run(&self, arguments: &[&str]) -> String {
+        let output = self.doctor().args(arguments).output().unwrap();
+        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "doctor {}: {}\n{text}", arguments.join(" "), output.status);
+        text
+    }
+
+    fn doctor(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_doctor"));
+        command.env_remove("DOCTOR_STORE").env("DOCTOR_CONFIG", self.path("doctor.toml")).env("DOCTOR_LOG", "info");
+        command.current_dir(self.folder.path()).stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Stage {
+    /// What is left of a story that ended badly is needed to understand it.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.folder.disable_cleanup(true);
+            println!("everything is kept in {}", self.folder.path().display());
+        }
+    }
+}
+
+/// A process of ours. It is gone when this is.
+pub(crate) struct Process {
+    what: &'static str,
+    child: Child,
+    started: mpsc::Receiver<()>,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Its words are appended to a file; one of them says that it has started.
+    fn start(what: &'static str, command: &mut Command, log: &Path) -> Self {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().expect("it was asked for just now"));
+        let mut file = File::options().create(true).append(true).open(log).unwrap();
+        let (say, started) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in lines.lines().map_while(Result::ok) {
+                // Nobody listens any more when the process was killed early.
+                let _heard = writeln!(file, "{line}").map(|()| line.contains(" started ").then(|| say.send(())));
+            }
+        });
+        Self { what, child, started, log: log.to_owned() }
+    }
+
+    /// Waits until it says that it has started; its first cycle begins then.
+    pub(crate) fn wait_until_started(&self) {
+        if self.started.recv_timeout(BOUND).is_err() {
+            panic!("{} did not start:\n{}", self.what, self.last_words());
+        }
+    }
+
+    /// Nobody but us may end it.
+    pub(crate) fn kill(mut self) {
+        if let Some(status) = self.child.try_wait().unwrap() {
+            panic!("{} ended by itself ({status}):\n{}", self.what, self.last_words());
+        }
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Asks it to end, and waits until it has. It must say that all went well.
+    pub(crate) fn stop(mut self) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::TERM).unwrap();
+        let status = self.wait();
+        assert!(status.success(), "{} was asked to stop: {status}\n{}", self.what, self.last_words());
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(began.elapsed() < BOUND, "{} does not end:\n{}", self.what, self.last_words());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn last_words(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().rev().take(20).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Gone already is what was wanted.
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}

@@ -1,0 +1,277 @@
+//! The verdict: the cluster's record of what happened and the store must tell one story.
+//!
+//! The record is the cluster's own; it was written by a process that nobody killed. What a document says is judged here
+//! once more from the file that the node left on the share, so that a result that was taken in wrongly is seen too.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
+
+use doctor_checks::document::Document;
+use doctor_control::{
+    ingest,
+    settings::Settings,
+    share::Share,
+    store::{
+        Store,
+        records::{HistoryFilter, HistoryRow, RunRecord},
+    },
+};
+use doctor_core::{
+    case::{Case, StepKind, StepState},
+    finding::Verdict,
+    ids::{NodeName, RunId, TestId},
+    lifecycle::Life,
+    node::{MarkKind, Node},
+    policy::Policy,
+    profile::Profiles,
+    run::{RunEnd, RunState},
+    time::{Span, Timestamp},
+};
+use doctor_sim::{Effect, Happened, Patience, judge_effects};
+
+use crate::stage::{OUTAGE, POLICY, SPEED, Stage};
+
+/// How much a controller that is killed all the time is forgiven.
+///
+/// `view`: between looking at a node and submitting to it lie planning and a transaction, and on a machine that builds
+/// something beside this test they may take seconds; each is [`SPEED`] seconds there. `leave`: a job that is in a user's
+/// way is cancelled by the first controller that lives to the end of a cycle, once the cluster answers, and a refused
+/// cancellation is asked for again. All other invariants are exact.
+fn patience() -> Patience {
+    let real = |seconds: i64| Span::from_secs(seconds).times(SPEED as i64);
+    Patience { view: real(5), leave: real(10) + OUTAGE.times(2) }
+}
+
+/// What the cluster's record says of one run.
+#[derive(Debug, Default)]
+struct Told {
+    tests: BTreeSet<TestId>,
+    nodes: Vec<NodeName>,
+    started: bool,
+    ended: bool,
+    /// By node: the tests that a good document answers.
+    answers: BTreeMap<NodeName, BTreeSet<TestId>>,
+}
+
+/// How much there was to judge.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) runs: usize,
+    pub(crate) started: usize,
+    pub(crate) documents: usize,
+    pub(crate) rows: usize,
+    pub(crate) marked: usize,
+    pub(crate) disturbed: usize,
+    pub(crate) again: usize,
+    pub(crate) open_cases: usize,
+    pub(crate) cases: usize,
+}
+
+/// Everything that is wrong, in words. Empty is good.
+pub(crate) fn judge(stage: &Stage, effects: &[Effect], world: &[Node]) -> (Figures, Vec<String>) {
+    let store = stage.open_store();
+    let told = told(effects);
+    let mut wrong: Vec<String> = judge_effects(effects, patience()).iter().map(ToString::to_string).collect();
+    let rows = store.history(&HistoryFilter::default()).unwrap();
+    judge_runs(&told, &store, &mut wrong);
+    judge_rows(stage, &told, &store, &rows, &mut wrong);
+    let cases = store.cases_all(u32::MAX >> 1).unwrap();
+    judge_marks(world, &store, &cases, &mut wrong);
+    let count = |wanted: fn(&Happened) -> bool| effects.iter().filter(|effect| wanted(&effect.what)).count();
+    let figures = Figures {
+        runs: told.len(),
+        started: told.values().filter(|told| told.started).count(),
+        documents: told.values().map(|told| told.answers.len()).sum(),
+        rows: rows.len(),
+        marked: count(|what| matches!(what, Happened::Marked { .. })),
+        disturbed: count(|what| matches!(what, Happened::Disturbed { .. })),
+        again: count(|what| matches!(what, Happened::AskedAgain { .. } | Happened::SubmittedAgain { .. })),
+        open_cases: cases.iter().filter(|case| case.is_open()).count(),
+        cases: cases.len(),
+    };
+    (figures, wrong)
+}
+
+fn told(effects: &[Effect]) -> BTreeMap<RunId, Told> {
+    let mut told: BTreeMap<RunId, Told> = BTreeMap::new();
+    for effect in effects {
+        match &effect.what {
+            Happened::Submitted { run, nodes, tests } => {
+                let run = told.entry(*run).or_default();
+                run.nodes = nodes.iter().map(|target| target.node.clone()).collect();
+                run.tests = tests.iter().cloned().collect();
+            }
+            Happened::Started { run, .. } => told.entry(*run).or_default().started = true,
+            Happened::Ended { run, .. } => told.entry(*run).or_default().ended = true,
+            Happened::Document { run, node, answers, .. } if !answers.is_empty() => {
+                told.entry(*run).or_default().answers.insert(node.clone(), answers.iter().cloned().collect());
+            }
+            _ => {}
+        }
+    }
+    told
+}
+
+/// Every run is over on both sides, and in the same way.
+fn judge_runs(told: &BTreeMap<RunId, Told>, store: &Store, wrong: &mut Vec<String>) {
+    let records = store.last_runs(u32::MAX >> 1).unwrap();
+    let known: BTreeMap<RunId, &RunRecord> = records.iter().map(|record| (record.run.id, record)).collect();
+    for (id, told) in told {
+        let Some(record) = known.get(id) else {
+            wrong.push(format!("{id} has a job and is not in the store"));
+            continue;
+        };
+        let whole = told.nodes.iter().all(|node| told.answers.get(node) == Some(&told.tests));
+        let fits = match &record.run.state {
+            RunState::Ended(RunEnd::Completed(_)) => whole,
+            RunState::Ended(RunEnd::Incomplete { .. }) => told.started && !whole,
+            RunState::Ended(RunEnd::NotStarted(_)) => !told.started,
+            RunState::Planned | RunState::Submitted { .. } | RunState::Running { .. } => false,
+        };
+        if !fits || !told.ended {
+            wrong.push(format!("{id}: the store says {:?}, the cluster {told:?}", record.run.state));
+        }
+    }
+    for record in records.iter().filter(|record| !told.contains_key(&record.run.id)) {
+        if !matches!(record.run.state, RunState::Ended(RunEnd::NotStarted(_))) {
+            wrong.push(format!("{} has no job and is {:?}", record.run.id, record.run.state));
+        }
+    }
+}
+
+/// Each test of each run that started has one row: what its document says, or that it brought nothing.
+fn judge_rows(
+    stage: &Stage,
+    told: &BTreeMap<RunId, Told>,
+    store: &Store,
+    rows: &[HistoryRow],
+    wrong: &mut Vec<String>,
+) {
+    let settings = Settings::new(
+        Policy::over_defaults(POLICY).unwrap(),
+        doctor_sim::tests::catalogue(),
+        Profiles::new([doctor_sim::tests::profile(doctor_sim::tests::sku())]),
+    )
+    .unwrap();
+    let mut kept: BTreeMap<(RunId, NodeName), BTreeMap<TestId, &HistoryRow>> = BTreeMap::new();
+    for row in rows {
+        let Some(run) = row.run else {
+            wrong.push(format!("a row of {} {} belongs to no run", row.node, row.test));
+            continue;
+        };
+        if kept.entry((run, row.node.clone())).or_default().insert(row.test.clone(), row).is_some() {
+            wrong.push(format!("{run}: {} {} is there twice", row.node, row.test));
+        }
+    }
+    for (id, told) in told.iter().filter(|(_, told)| told.started) {
+        for node in &told.nodes {
+            let rows = kept.remove(&(*id, node.clone())).unwrap_or_default();
+            let said = match told.answers.contains_key(node) {
+                true => said(stage, &settings, store, *id, node, wrong),
+                false => BTreeMap::new(),
+            };
+            for test in &told.tests {
+                let expected = said.get(test).copied().unwrap_or(Verdict::Inconclusive);
+                match rows.get(test) {
+                    None => wrong.push(format!("{id}: {test} of {node} is lost; it said {expected}")),
+                    Some(row) if row.verdict != expected => {
+                        wrong.push(format!(
+                            "{id}: {test} of {node} is {} ({}), it said {expected}",
+                            row.verdict, row.reason
+                        ));
+                    }
+                    Some(_) => {}
+                }
+            }
+            for test in rows.keys().filter(|test| !told.tests.contains(*test)) {
+                wrong.push(format!("{id}: {test} of {node} was not asked for"));
+            }
+        }
+    }
+    for ((run, node), rows) in kept {
+        wrong.push(format!("{run}: {} rows of {node}, where it never started", rows.len()));
+    }
+}
+
+/// What a node's document says, from the file on the share, which the store must have byte for byte.
+fn said(
+    stage: &Stage,
+    settings: &Settings,
+    store: &Store,
+    run: RunId,
+    node: &NodeName,
+    wrong: &mut Vec<String>,
+) -> BTreeMap<TestId, Verdict> {
+    let Some(record) = store.run(run).unwrap() else { return BTreeMap::new() };
+    let bytes = match fs::read(stage.share().join(Share::document_path(&record.run, node))) {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            wrong.push(format!("{run}: the good document of {node} is gone from the share: {error}"));
+            return BTreeMap::new();
+        }
+    };
+    if store.evidence(run, node).unwrap().is_none_or(|kept| kept.bytes != bytes) {
+        wrong.push(format!("{run}: the evidence of {node} is not what it left"));
+    }
+    let body = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |end| &bytes[end + 1..]);
+    let document: Document = serde_json::from_slice(body).unwrap();
+    let sku = doctor_sim::tests::sku();
+    let judged = document.tests.iter().map(|evidence| {
+        (evidence.test.clone(), ingest::judge(settings, Some(&sku), evidence).verdict)
+    });
+    judged.collect()
+}
+
+/// No mark without an open case that answers for it, and no case that believes in a mark that is not there.
+fn judge_marks(world: &[Node], store: &Store, cases: &[Case], wrong: &mut Vec<String>) {
+    let stored = store.load_nodes().unwrap();
+    let mut open: BTreeMap<&NodeName, &Case> = BTreeMap::new();
+    for case in cases.iter().filter(|case| case.is_open()) {
+        if let Some(other) = open.insert(&case.node, case) {
+            wrong.push(format!("{} has two open cases, {} and {}", case.node, other.id, case.id));
+        }
+    }
+    for node in world {
+        let (case, there) = (open.remove(&node.name), stored.get(&node.name));
+        let held = there.is_some_and(|stored| matches!(stored.life, Life::Held { .. }));
+        let told = there.map(|stored| (&stored.life, stored.case));
+        if there.and_then(|stored| stored.case) != case.map(|case| case.id) {
+            wrong.push(format!("{}: its open case is {:?}, it says {told:?}", node.name, case.map(|case| case.id)));
+        }
+        for (kind, set, unset) in
+            [(MarkKind::Unhealthy, StepKind::Mark, StepKind::Unmark), (MarkKind::Cordon, StepKind::Drain, StepKind::Undrain)]
+        {
+            let marked = node.marks.has_ours(kind);
+            let believed = case.is_some_and(|case| believes(case, set, unset));
+            if marked && case.is_none() {
+                wrong.push(format!("{} bears an orphan mark {:?}: {told:?}", node.name, node.marks.ours));
+            }
+            if believed && !marked && !held {
+                wrong.push(format!("{}: {set} is done and there is no mark: {told:?}, {case:?}", node.name));
+            }
+            if marked && case.is_some() && !believed && !held {
+                wrong.push(format!("{}: the mark {kind} is there and its case does not know: {case:?}", node.name));
+            }
+        }
+    }
+    for (node, case) in open {
+        wrong.push(format!("{} is open on {node}, which is not in the cluster", case.id));
+    }
+}
+
+/// Whether the case says that its mark is there.
+fn believes(case: &Case, set: StepKind, unset: StepKind) -> bool {
+    let last = case.steps.iter().rev().find(|step| {
+        (step.what == set || step.what == unset) && matches!(step.state, StepState::Done)
+    });
+    last.is_some_and(|step| step.what == set)
+}
+
+/// Nothing is under way: no run, and no step that may or may not have happened.
+pub(crate) fn is_quiet(store: &Store) -> bool {
+    let open = store.cases(Timestamp::MAX).unwrap();
+    let under_way = open.iter().flat_map(|case| &case.steps).any(|step| step.state == StepState::Intended);
+    !under_way && store.active_runs().unwrap().is_empty()
+}
