@@ -192,6 +192,7 @@ impl Memory {
     fn look(&self, parts: &Parts, report: &mut CycleReport) -> Option<Vec<SeenNode>> {
         match parts.backend.snapshot() {
             Ok(mut seen) => {
+                self.mark_strangers(&mut seen);
                 if !seen.is_sorted_by(|a, b| a.node.name < b.node.name) {
                     seen.sort_by(|a, b| a.node.name.cmp(&b.node.name));
                     seen.dedup_by(|a, b| a.node.name == b.node.name);
@@ -208,10 +209,21 @@ impl Memory {
                         .map(|record| {
                             let mut node = record.node.clone();
                             node.occupancy = Occupancy::Unknown { why: why.clone() };
-                            SeenNode { node, heard: record.heard }
+                            SeenNode { node, heard: record.heard, jobs: Vec::new() }
                         })
                         .collect(),
                 )
+            }
+        }
+    }
+
+    /// A job of ours that this store does not know (an empty store, another controller) occupies its node all the same.
+    fn mark_strangers(&self, seen: &mut [SeenNode]) {
+        for seen in seen.iter_mut().filter(|seen| !seen.jobs.is_empty() && seen.node.occupancy.is_free()) {
+            let known = |run: &RunId| self.runs.iter().any(|stored| stored.run.id == *run);
+            if let Some(run) = seen.jobs.iter().find(|run| !known(run)) {
+                let by = format!("validation job {run}, which this store does not know").into();
+                seen.node.occupancy = Occupancy::Busy { by };
             }
         }
     }

@@ -81,7 +81,7 @@ impl ClusterRow {
             hardware: None,
             sku: self.sku,
         };
-        SeenNode { node, heard: self.heard }
+        SeenNode { node, heard: self.heard, jobs: Vec::new() }
     }
 }
 
@@ -211,7 +211,7 @@ fn no_longer_named(name: NodeName) -> SeenNode {
         hardware: None,
         sku: None,
     };
-    SeenNode { node, heard: None }
+    SeenNode { node, heard: None, jobs: Vec::new() }
 }
 
 fn split(row: LatestRow) -> (NodeName, TestId, Latest) {

@@ -263,7 +263,11 @@ fn a_job_that_was_killed_is_lost_and_leaves_nothing_running() {
     let run = run_id(3);
     backend.submit(&local.request(run, &["endless"])).unwrap();
     wait_log(&local, run, "endless: /bin/sleep");
-    let [leader] = processes(run)[..] else { panic!("not one process with the run's name") };
+    // For an instant, between fork and exec, its child bears the same arguments.
+    let leader = wait("one process of this run", || match processes(run)[..] {
+        [leader] => Some(leader),
+        _ => None,
+    });
     let sleeper = || stats().find(|stat| stat.session == leader && stat.pid != leader && !stat.is_over());
     wait("the sleep to be there", sleeper);
     kill(leader);

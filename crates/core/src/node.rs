@@ -18,7 +18,7 @@ pub struct Node {
     pub occupancy: Occupancy,
     pub marks: Marks,
     /// Unknown until the node or its cluster has told.
-    pub hardware: Option<Hardware>,
+    pub hardware: Option<Arc<Hardware>>,
     pub sku: Option<Sku>,
 }
 

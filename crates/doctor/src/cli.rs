@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Config(commands::config::Args),
     Db(commands::db::Args),
     Import(commands::import::Args),
+    Demo(commands::demo::Args),
+    Sim(commands::sim::Args),
     Completions(commands::shell::CompletionsArgs),
     Man(commands::shell::ManArgs),
     Docs(commands::docs::Args),

@@ -49,6 +49,13 @@ impl Context {
         let mut loaded = Loaded::load(self.place()?)?;
         if let Some(store) = &self.store {
             loaded.config.store = store.clone();
+            // What a demonstration or a copied service leaves lies together: the store, and its shared directory.
+            if let StoreUrl::Sqlite(path) = store {
+                let data = path.with_file_name("data");
+                if data.is_dir() {
+                    loaded.config.data = data;
+                }
+            }
         }
         Ok(self.loaded.get_or_init(|| loaded))
     }

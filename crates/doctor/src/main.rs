@@ -72,6 +72,8 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Config(args) => commands::config::run(&context, &args),
         Command::Db(args) => commands::db::run(&context, &args),
         Command::Import(args) => commands::import::run(&context, &args),
+        Command::Demo(args) => commands::demo::run(&context, &args),
+        Command::Sim(args) => commands::sim::run(&context, &args),
         Command::Completions(args) => commands::shell::completions(&context, &args),
         Command::Man(args) => commands::shell::man(&context, &args),
         Command::Docs(args) => commands::docs::run(&context, &args),

@@ -99,7 +99,7 @@ impl Page {
     /// A name and its value, aligned with its neighbours.
     pub(crate) fn field(&mut self, name: &str, value: impl AsRef<str>) -> &mut Self {
         let value = value.as_ref();
-        self.line(format!("{name:<12}{value}"))
+        self.line(format!("{name:<13}{value}"))
     }
 
     pub(crate) fn table(&mut self, table: &Table) -> &mut Self {

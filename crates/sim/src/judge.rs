@@ -290,7 +290,7 @@ mod tests {
                 Broken::TwoEffects { op: OpId::from_number(7), node: node.clone() },
             ),
             (vec![disturbed(7, true, false)], Broken::DisturbedUser { op: OpId::from_number(7), node: node.clone() }),
-            (vec![disturbed(7, false, true)], Broken::DisturbedTwice { op: OpId::from_number(7), node: node.clone() }),
+            (vec![disturbed(7, false, true)], Broken::DisturbedTwice { op: OpId::from_number(7), node }),
             (vec![ended(5)], Broken::OutOfOrder { run: run(5) }),
         ] {
             assert_eq!(judged(story), [broken]);

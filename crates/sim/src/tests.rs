@@ -187,7 +187,7 @@ fn builtin(test: &str) -> Probe {
 }
 
 #[cfg(test)]
-mod tests {
+mod proofs {
     use doctor_core::policy::{Policy, When};
 
     use super::*;

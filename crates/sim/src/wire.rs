@@ -99,6 +99,7 @@ pub(crate) enum WireChange {
 pub(crate) struct WireNode {
     node: Node,
     heard: Option<Timestamp>,
+    jobs: Vec<RunId>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -193,13 +194,13 @@ impl WireChange {
 
 impl From<SeenNode> for WireNode {
     fn from(seen: SeenNode) -> Self {
-        Self { node: seen.node, heard: seen.heard }
+        Self { node: seen.node, heard: seen.heard, jobs: seen.jobs }
     }
 }
 
 impl From<WireNode> for SeenNode {
     fn from(wire: WireNode) -> Self {
-        Self { node: wire.node, heard: wire.heard }
+        Self { node: wire.node, heard: wire.heard, jobs: wire.jobs }
     }
 }
 

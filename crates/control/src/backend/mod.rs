@@ -46,11 +46,14 @@ pub trait Backend: Send + Sync {
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError>;
 }
 
-/// A node, and when its agent last spoke through this backend (if agents do).
+/// A node, when its agent last spoke through this backend (if agents do), and the jobs of ours on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenNode {
     pub node: Node,
     pub heard: Option<Timestamp>,
+    /// Runs whose jobs are pending or running here, whoever submitted them: a controller with an empty store must see
+    /// that the node is in use.
+    pub jobs: Vec<RunId>,
 }
 
 /// What a job is told.

@@ -85,7 +85,7 @@ fn record(n: usize, of: usize, pools: &[PoolName], tests: usize, job: &Arc<str>,
             pool: pools[n * POOLS / of.max(1)].clone(),
             occupancy: if free { Occupancy::Free } else { Occupancy::Busy { by: Arc::clone(job) } },
             marks: Marks::default(),
-            hardware: Some(hardware),
+            hardware: Some(hardware.into()),
             sku: None,
         },
     }

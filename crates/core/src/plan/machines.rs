@@ -12,7 +12,7 @@ use crate::{
     finding::Severity,
     ids::HardwareId,
     lifecycle::{Life, LifeEvent},
-    node::{Hardware, Occupancy},
+    node::Occupancy,
     snapshot::NodeRecord,
 };
 
@@ -21,7 +21,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) -> boo
     if !is_new_machine(record) {
         return false;
     }
-    let Some(now) = record.node.hardware.as_ref().and_then(Hardware::id) else { return false };
+    let Some(now) = record.node.hardware.as_ref().and_then(|hardware| hardware.id()) else { return false };
     draft.touched.insert(node);
     let name = &record.node.name;
     let life = if record.hardware.is_none() {

@@ -259,7 +259,7 @@ fn remembered(draft: &Draft<'_>, hardware: &HardwareId) -> Option<Rung> {
 
 /// The machine's own name, or where it told none, the node's.
 fn machine_of(record: &NodeRecord) -> HardwareId {
-    let told = record.node.hardware.as_ref().and_then(crate::node::Hardware::id);
+    let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id());
     told.or_else(|| record.hardware.clone()).unwrap_or_else(|| {
         HardwareId::new(record.node.name.as_str()).expect("what is safe as a node name is safe as a hardware id")
     })

@@ -66,7 +66,7 @@ pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
         let (check, times, confirm) = (&finding.check, finding.times, finding.confirm);
         lines.push(format!("{check} failed {times} of {confirm} times that it takes: it is repeated by itself"));
     }
-    if let Some(active) = &view.active {
+    if let Some(active) = &view.row.run {
         lines.push(format!("`doctor log {} --follow` shows the run that is on it now", active.run));
     }
     if lines.is_empty() {
@@ -99,9 +99,9 @@ fn quiet(view: &WhyView) -> String {
     let due = view.tests.iter().any(|line| line.due == Due::Now);
     match (&view.row.passed_over, due) {
         (Some(passed), true) => {
-            format!("due, and not chosen: {}; `doctor test {node} --why …` puts it first", passed.text)
+            format!("due, and not chosen: {}; `doctor test {node}` puts it first", passed.text)
         }
-        (None, true) => format!("it is due and will be chosen; `doctor test {node} --why …` puts it first"),
-        (_, false) => format!("nothing; `doctor test {node} --why …` tests it all the same"),
+        (None, true) => format!("it is due and will be chosen; `doctor test {node}` puts it first"),
+        (_, false) => format!("nothing; `doctor test {node}` tests it all the same"),
     }
 }

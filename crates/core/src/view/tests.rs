@@ -1,1 +1,467 @@
 //! Small tables: facts in, views out.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::*;
+use crate::{
+    case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
+    finding::{Evidence, Finding, OpenFinding, Remedy, Severity, Verdict},
+    ids::{CaseId, HardwareId, JobId, OpId, PoolName, RuleId},
+    lifecycle::Life,
+    node::{Hold, Marks, Node, Occupancy},
+    observation::Entity,
+    policy::Policy,
+    reason::{Because, ReasonCode},
+    run::{IncompleteWhy, JobSeen, NonEmpty, NotStarted, Purpose, Report, RunEnd, RunState},
+    snapshot::{ActiveRun, Breaker, Caps, Pause, RecentActions, TestRecord},
+    time::Span,
+};
+
+const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
+
+fn name(text: &str) -> NodeName {
+    NodeName::new(text).unwrap()
+}
+
+fn test_id(text: &str) -> TestId {
+    TestId::new(text).unwrap()
+}
+
+fn days(days: i64) -> Timestamp {
+    NOW.minus(Span::days(days))
+}
+
+/// `storage` is good for a week, `dl` for three days and only in pool `gpu`.
+fn tests() -> Vec<TestPolicy> {
+    let test = |id: &str, cutoff: i64, pools: Option<Vec<PoolName>>| TestPolicy {
+        id: test_id(id),
+        cutoff: Span::days(cutoff),
+        limit: Span::minutes(20),
+        usual: Span::minutes(10),
+        exclusive: true,
+        at_once: None,
+        shares: Vec::new(),
+        pools,
+    };
+    vec![test("dl", 3, Some(vec![PoolName::new("gpu").unwrap()])), test("storage", 7, None)]
+}
+
+fn cluster() -> Facts {
+    Facts {
+        now: NOW,
+        seen: Some(NOW),
+        snapshot: Snapshot {
+            at: NOW,
+            nodes: Vec::new(),
+            runs: Vec::new(),
+            cases: Vec::new(),
+            recent: RecentActions::default(),
+            spent: Span::ZERO,
+            breaker: Breaker::Closed { since: None },
+            pauses: Vec::new(),
+            requests: Vec::new(),
+            silence_reported: false,
+            caps: Caps::NONE,
+            policy: Arc::new(Policy::standard()),
+            tests: tests().into(),
+        },
+        gone: Vec::new(),
+        latest: BTreeMap::new(),
+        reasons: BTreeMap::new(),
+    }
+}
+
+impl Facts {
+    fn node_in(mut self, text: &str, pool: &str) -> Self {
+        self.snapshot.nodes.push(NodeRecord {
+            node: Node {
+                name: name(text),
+                pool: PoolName::new(pool).unwrap(),
+                occupancy: Occupancy::Free,
+                marks: Marks::default(),
+                hardware: None,
+                sku: None,
+            },
+            life: Life::InService,
+            since: Timestamp::MIN,
+            records: vec![TestRecord::NEVER; self.snapshot.tests.len()].into(),
+            findings: Vec::new(),
+            backoff: None,
+            hold: None,
+            hardware: None,
+            case: None,
+            heard: None,
+        });
+        self
+    }
+
+    fn with(self, text: &str) -> Self {
+        self.node_in(text, "gpu")
+    }
+
+    fn last(&mut self) -> &mut NodeRecord {
+        self.snapshot.nodes.last_mut().unwrap()
+    }
+
+    /// A result on the node named last. Results are given oldest first.
+    fn result(mut self, test: &str, verdict: Verdict, at: Timestamp) -> Self {
+        let place = self.snapshot.tests.iter().position(|known| known.id.as_str() == test).unwrap();
+        self.last().records[place].add(verdict, at);
+        let node = self.last().node.name.clone();
+        let known = self.latest.entry(node).or_default().entry(test_id(test)).or_insert_with(|| Latest {
+            at,
+            verdict,
+            reason: ReasonCode::fixed("said-so"),
+            run: None,
+            conclusive: None,
+            misses: 0,
+        });
+        (known.at, known.verdict) = (at, verdict);
+        known.misses = if verdict == Verdict::Inconclusive { known.misses + 1 } else { 0 };
+        if verdict.is_conclusive() {
+            known.conclusive = Some((verdict, at));
+        }
+        self
+    }
+
+    fn change(mut self, change: impl FnOnce(&mut NodeRecord)) -> Self {
+        change(self.last());
+        self
+    }
+}
+
+fn finding(check: &str, severity: Severity, times: u32, confirm: u32) -> OpenFinding {
+    OpenFinding {
+        finding: Finding {
+            check: test_id(check),
+            entity: Entity::node(),
+            verdict: Verdict::Fail,
+            severity,
+            remedy: Remedy::Watch,
+            reason: ReasonCode::fixed("slow"),
+            text: format!("{check} is slow"),
+            rule: RuleId::new("a-rule").unwrap(),
+            evidence: Evidence::Measured { metric: "read".into(), value: 1.0, limit: 2.0 },
+            confirm,
+        },
+        run: None,
+        first_seen: days(1),
+        last_seen: NOW,
+        times,
+    }
+}
+
+fn run_on(node: &str, planned: Timestamp, state: RunState) -> Run {
+    Run {
+        id: RunId::from_number(u64::try_from(planned.millis()).unwrap() << 21),
+        nodes: NonEmpty::one(name(node)),
+        tests: NonEmpty::one(test_id("storage")),
+        state,
+        asked: Because::new(Purpose::Validation, "stale", "it was due"),
+        case: None,
+        planned,
+        limit: Span::minutes(20),
+    }
+}
+
+#[test]
+fn six_standings_have_six_words() {
+    use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
+    for (results, standing) in [
+        (vec![], Standing::NeverTested),
+        (vec![(Pass, 2)], Standing::Pass),
+        (vec![(Pass, 8)], Standing::Stale),
+        (vec![(NotApplicable, 2)], Standing::NotApplicable),
+        (vec![(NotApplicable, 8)], Standing::Stale),
+        (vec![(Inconclusive, 8)], Standing::Inconclusive),
+        (vec![(Pass, 2), (Inconclusive, 1)], Standing::Inconclusive),
+        (vec![(Fail, 2)], Standing::Fail),
+        (vec![(Fail, 80)], Standing::Fail),
+        (vec![(Fail, 2), (Pass, 1)], Standing::Pass),
+    ] {
+        let mut facts = cluster().with("a");
+        for (verdict, ago) in &results {
+            facts = facts.result("storage", *verdict, days(*ago));
+        }
+        let row = node_rows(&facts, &[name("a")]).remove(0);
+        let cell = row.tests.iter().find(|cell| cell.test.as_str() == "storage").unwrap();
+        assert_eq!(cell.standing, standing, "{results:?}");
+    }
+    let words: std::collections::BTreeSet<&str> = Standing::ALL.iter().map(|standing| standing.word()).collect();
+    assert_eq!(words.len(), 6);
+}
+
+#[test]
+fn coverage_counts_conclusive_results_within_the_cut_off_over_nodes_that_the_test_applies_to() {
+    use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
+    let facts = cluster()
+        .with("pass")
+        .result("storage", Pass, days(1))
+        .with("fail")
+        .result("storage", Fail, days(1))
+        .with("shaky")
+        .result("storage", Pass, days(2))
+        .result("storage", Inconclusive, days(1))
+        .with("silent")
+        .result("storage", Inconclusive, days(1))
+        .with("stale")
+        .result("storage", Pass, days(9))
+        .with("none")
+        .result("storage", NotApplicable, days(1))
+        .with("never")
+        .node_in("cpu", "cpu");
+    let rows = coverage(&facts);
+    let storage = &rows[1];
+    assert_eq!((storage.test.as_str(), storage.nodes, storage.covered), ("storage", 8, 3));
+    let standings =
+        [storage.pass, storage.fail, storage.inconclusive, storage.stale, storage.never_tested, storage.not_applicable];
+    assert_eq!(standings, [1, 1, 2, 1, 2, 1]);
+    assert_eq!(standings.iter().sum::<u32>(), storage.nodes);
+    // One of eight does not apply: three of seven.
+    assert!((storage.percent.unwrap() - 300.0 / 7.0).abs() < 1e-9);
+    let dl = &rows[0];
+    assert_eq!((dl.nodes, dl.never_tested, dl.percent), (7, 7, Some(0.0)), "dl is not for pool cpu");
+}
+
+#[test]
+fn a_test_that_applies_to_no_node_has_no_percentage() {
+    let facts = cluster().node_in("cpu", "cpu");
+    assert_eq!(coverage(&facts)[0].percent, None);
+}
+
+#[test]
+fn due_is_what_the_planner_says() {
+    let due = |facts: &Facts| {
+        let view = why(facts, &name("a"), None, Vec::new()).unwrap();
+        view.tests.iter().find(|line| line.test.as_str() == "storage").unwrap().due
+    };
+    let facts = || cluster().with("a");
+    assert_eq!(due(&facts()), Due::Now);
+    assert_eq!(due(&facts().result("storage", Verdict::Pass, days(2))), Due::At { at: days(-5) });
+    assert_eq!(due(&facts().result("storage", Verdict::Pass, days(8))), Due::Now);
+    let tried = NOW.minus(Span::minutes(10));
+    let again = facts().result("storage", Verdict::Inconclusive, tried);
+    assert_eq!(due(&again), Due::Retry { at: tried.plus(Span::minutes(30)), misses: 1 });
+    // A failing test that is not yet confirmed is repeated soon, long before its cut-off.
+    let failed = facts()
+        .result("storage", Verdict::Fail, tried)
+        .change(|record| record.findings.push(finding("storage", Severity::Monitor, 1, 2)));
+    assert_eq!(due(&failed), Due::Now);
+}
+
+#[test]
+fn a_quiet_node_is_only_called_well_when_every_test_has_passed() {
+    let headline = |facts: &Facts| why(facts, &name("a"), None, Vec::new()).unwrap().headline;
+    let passed = cluster().with("a").result("dl", Verdict::Pass, days(1)).result("storage", Verdict::Pass, days(1));
+    assert!(headline(&passed).contains("every test that applies has passed"), "{}", headline(&passed));
+    let half = cluster().with("a").result("dl", Verdict::Pass, days(1));
+    assert_eq!(headline(&half), "a is in service; never tested: storage");
+    let silent = half.result("storage", Verdict::Inconclusive, days(1));
+    assert_eq!(headline(&silent), "a is in service; inconclusive: storage");
+}
+
+#[test]
+fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
+    let case = Case {
+        id: CaseId::from_number(1),
+        hardware: HardwareId::new("board-1").unwrap(),
+        node: name("a"),
+        opened: days(1),
+        severity: Severity::Isolate,
+        findings: Vec::new(),
+        rung: Rung::Replace,
+        steps: vec![Step {
+            op: OpId::from_number(1),
+            what: StepKind::Drain,
+            rung: Rung::Replace,
+            state: StepState::Proposed,
+            at: days(1),
+            tries: 1,
+            text: "draining is left to a person".into(),
+        }],
+        state: CaseState::Open,
+        boot_id: None,
+    };
+    let suspect = |record: &mut NodeRecord| {
+        record.life = Life::Suspect;
+        record.findings.push(finding("storage", Severity::Reset, 1, 2));
+    };
+    let held = |record: &mut NodeRecord| {
+        record.life = Life::Held { by: "ann".into() };
+        record.hold = Some(Hold { by: "ann".into(), why: "fan".into(), since: days(1), until: None });
+    };
+    type Set = dyn Fn(&mut NodeRecord);
+    let table: [(&Set, &str, &str); 4] = [
+        (&suspect, "is suspect: storage is slow", "storage failed 1 of 2 times"),
+        (&held, "is held by ann", "doctor release a"),
+        (&|record| record.life = Life::Out, "until a person gives it back", "allow.drain"),
+        (&|record| record.life = Life::InService, "in service", "allow.drain"),
+    ];
+    for (set, headline, advice) in table {
+        let facts = cluster().with("a").change(set);
+        let view = why(&facts, &name("a"), Some(&case), Vec::new()).unwrap();
+        assert!(view.headline.contains(headline), "{}", view.headline);
+        assert!(view.next.iter().any(|line| line.contains(advice)), "{:?}", view.next);
+    }
+}
+
+#[test]
+fn a_hold_whose_time_is_over_is_not_shown() {
+    let hold = Hold { by: "ann".into(), why: "fan".into(), since: days(2), until: Some(days(1)) };
+    let facts = cluster().with("a").change(|record| record.hold = Some(hold));
+    assert_eq!(why(&facts, &name("a"), None, Vec::new()).unwrap().hold, None);
+}
+
+#[test]
+fn a_node_that_the_cluster_names_no_more_is_gone_and_not_free() {
+    let mut facts = cluster().with("a");
+    facts.gone = std::mem::take(&mut facts.snapshot.nodes);
+    let row = node_rows(&facts, &[name("a")]).remove(0);
+    assert_eq!((row.used, row.pool), (Use::Gone, None));
+    let counts = status(&facts, &Ledger::default()).nodes;
+    assert_eq!((counts.total, counts.gone, counts.free), (0, 1, 0));
+    assert!(why(&facts, &name("a"), None, Vec::new()).unwrap().headline.contains("not named by the cluster"));
+}
+
+#[test]
+fn status_names_what_wants_attention_and_nothing_else() {
+    let leads = Ledger { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..Ledger::default() };
+    assert_eq!(status(&cluster().with("a"), &leads).troubles, Vec::<String>::new());
+
+    let nobody = status(&cluster(), &Ledger::default());
+    assert_eq!((nobody.leader, nobody.troubles.len()), (LeaderView::Nobody, 1));
+
+    let lost = Ledger { leader: Some(("ctl".into(), NOW.minus(Span::hours(1)))), ..Ledger::default() };
+    assert!(status(&cluster(), &lost).troubles[0].contains("ctl was last heard 1h ago"));
+
+    let mut facts = cluster().with("a").with("b").with("c");
+    facts.snapshot.nodes[0].node.occupancy = Occupancy::Unknown { why: "no answer".into() };
+    for record in &mut facts.snapshot.nodes {
+        record.heard = Some(NOW.minus(Span::hours(1)));
+    }
+    facts.snapshot.breaker = Breaker::Open { since: days(0), why: "3 nodes within the hour".into() };
+    facts.snapshot.pauses =
+        vec![Pause { pool: None, by: "ann".into(), why: "upgrade".into(), since: days(1), until: None }];
+    let view = status(&facts, &leads);
+    for part in ["breaker is open", "paused everywhere by ann", "3 of 3 agents are silent", "of 1 nodes nobody knows"] {
+        assert!(view.troubles.iter().any(|line| line.contains(part)), "{part}: {:?}", view.troubles);
+    }
+    assert_eq!((view.nodes.free, view.nodes.unknown, view.nodes.overdue), (2, 1, 3));
+}
+
+#[test]
+fn one_silent_agent_of_many_is_no_incident() {
+    let mut facts = cluster();
+    for number in 0..10 {
+        facts = facts.with(&format!("n{number}"));
+        facts.last().heard = Some(NOW.minus(if number == 0 { Span::hours(1) } else { Span::minutes(1) }));
+    }
+    let silent = status(&facts, &Ledger::default()).silent;
+    assert_eq!((silent.agents, silent.silent.len(), silent.incident), (10, 1, false));
+}
+
+#[test]
+fn a_run_on_a_node_comes_before_the_reason_for_passing_it_over() {
+    let mut facts = cluster().with("a");
+    facts.reasons.insert(name("a"), PassedBy { since: days(1), reason: PassedOver::WaitingForSlot });
+    assert_eq!(node_rows(&facts, &[name("a")])[0].passed_over.as_ref().unwrap().code, "waiting-for-slot");
+    let job = JobId("1".into());
+    let run = run_on("a", days(0), RunState::Running { job: job.clone(), since: NOW });
+    facts.snapshot.runs.push(ActiveRun {
+        run,
+        seen: JobSeen::Running { job, since: NOW },
+        started: Some(NOW),
+        cancelling: None,
+        absent_since: None,
+    });
+    let row = node_rows(&facts, &[name("a")]).remove(0);
+    assert_eq!((row.passed_over, row.run.unwrap().state), (None, "running"));
+    assert_eq!(status(&facts, &Ledger::default()).running.running, 1);
+}
+
+#[test]
+fn a_report_counts_what_was_queued_run_and_skipped_and_what_it_cost() {
+    let hour = |hours: i64| NOW.minus(Span::hours(hours));
+    let ended = |end: RunEnd| RunState::Ended(end);
+    let run =
+        |planned, started, finished, end| RunFacts { run: run_on("a", planned, ended(end)), started, ended: finished };
+    let completed = RunEnd::Completed(Report::default());
+    let cut = RunEnd::Incomplete { why: IncompleteWhy::NodeTaken, partial: None };
+    let case = |opened: Timestamp, state| Case {
+        id: CaseId::from_number(1),
+        hardware: HardwareId::new("board-1").unwrap(),
+        node: name("a"),
+        opened,
+        severity: Severity::Isolate,
+        findings: vec![finding("storage", Severity::Isolate, 1, 1).finding],
+        rung: Rung::Replace,
+        steps: Vec::new(),
+        state,
+        boot_id: None,
+    };
+    let period = Period {
+        runs: vec![
+            // It began before the time and ended inside: one hour of it counts.
+            run(hour(26), Some(hour(25)), Some(hour(23)), completed.clone()),
+            run(hour(10), Some(hour(9)), Some(hour(8)), completed),
+            run(hour(7), Some(hour(7)), Some(hour(6)), cut),
+            run(hour(5), None, Some(hour(5)), RunEnd::NotStarted(NotStarted::PendingTooLong)),
+            run(hour(4), None, Some(hour(4)), RunEnd::NotStarted(NotStarted::PendingTooLong)),
+        ],
+        results: vec![
+            (test_id("storage"), name("a"), Verdict::Fail),
+            (test_id("storage"), name("a"), Verdict::Fail),
+            (test_id("storage"), name("a"), Verdict::Pass),
+        ],
+        cases: vec![
+            case(hour(3), CaseState::Open),
+            case(hour(90), CaseState::Closed { at: hour(2), how: Closed::Returned }),
+        ],
+    };
+    let mut facts = cluster().with("a");
+    facts.reasons.insert(name("a"), PassedBy { since: days(1), reason: PassedOver::QuietWindow });
+    let view = report(&facts, &period, hour(24));
+    assert_eq!((view.queued, view.run, view.completed), (4, 2, 1));
+    assert_eq!(view.not_started, [Count { code: "pending-too-long", count: 2 }]);
+    assert_eq!(view.incomplete, [Count { code: "node-taken", count: 1 }]);
+    assert_eq!(view.skipped, [Count { code: "quiet-window", count: 1 }]);
+    assert_eq!((view.cases_opened, view.cases_closed, view.cases_open), (1, 1, 1));
+    assert!((view.node_hours - 3.0).abs() < 1e-9, "{}", view.node_hours);
+    assert_eq!(view.node_hours_per_fault, Some(3.0));
+    assert_eq!((view.results[0].fail, view.results[0].failing_nodes), (2, 1));
+    assert_eq!(view.overdue, [name("a")]);
+}
+
+#[test]
+fn every_view_is_json() {
+    let facts = cluster()
+        .with("a")
+        .result("storage", Verdict::Inconclusive, days(1))
+        .change(|record| record.findings.push(finding("storage", Severity::Reset, 1, 2)));
+    let view = why(&facts, &name("a"), None, Vec::new()).unwrap();
+    let text = serde_json::to_string(&view).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&json["node"], &json["life"]), (&"a".into(), &"in-service".into()));
+    for key in json.as_object().unwrap().keys() {
+        assert_eq!(text.matches(&format!("\"{key}\":")).count(), 1 + nested(&json, key), "{key} is there twice");
+    }
+    assert_eq!(json["open_findings"][0]["rule"], "a-rule");
+    assert_eq!(json["test_lines"][0]["standing"], "never-tested");
+    assert_eq!(json["test_lines"][1]["due"]["is"], "now");
+    assert!(serde_json::to_string(&status(&facts, &Ledger::default())).is_ok());
+    assert!(serde_json::to_string(&report(&facts, &Period::default(), days(1))).is_ok());
+}
+
+/// How often a key appears below the top level.
+fn nested(json: &serde_json::Value, key: &str) -> usize {
+    fn count(value: &serde_json::Value, key: &str) -> usize {
+        match value {
+            serde_json::Value::Object(map) => {
+                usize::from(map.contains_key(key)) + map.values().map(|value| count(value, key)).sum::<usize>()
+            }
+            serde_json::Value::Array(list) => list.iter().map(|value| count(value, key)).sum(),
+            _ => 0,
+        }
+    }
+    count(json, key) - 1
+}

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::{ActiveView, Due, Facts, NodeRow, Standing, advice, evidence, node_row};
+use super::{Due, Facts, NodeRow, Standing, advice, evidence, node_row};
 use crate::{
     case::Case,
     finding::{OpenFinding, Remedy, Severity, Verdict},
@@ -22,11 +22,11 @@ pub struct WhyView {
     pub at: Timestamp,
     /// One sentence: where it stands and because of what.
     pub headline: String,
+    #[serde(rename = "life_state")]
     pub life: Life,
     pub hardware: Option<HardwareId>,
     pub hold: Option<Hold>,
     pub backoff: Option<Backoff>,
-    pub active: Option<ActiveView>,
     #[serde(rename = "case_file")]
     pub case: Option<CaseView>,
     #[serde(rename = "open_findings")]
@@ -122,7 +122,6 @@ pub fn why(facts: &Facts, name: &NodeName, case: Option<&Case>, audit: Vec<Audit
         hardware: record.hardware.clone(),
         hold: record.hold_at(facts.now).cloned(),
         backoff: record.backoff.filter(|backoff| backoff.until > facts.now),
-        active: facts.run_on(name).map(ActiveView::of),
         case: case.map(CaseView::of),
         findings,
         tests: tests.collect(),

@@ -81,9 +81,9 @@ pub fn passed_over_text(reason: &PassedOver) -> String {
         PassedOver::ForeignMark { by, text } => format!("kept out of service by {by}: {text}"),
         PassedOver::Held { by } => format!("held by {by}"),
         PassedOver::OutOfService { life } => format!("out of service: {}", life.word()),
-        PassedOver::BackingOff { until } => format!("its last jobs did not start; left alone until {until}"),
+        PassedOver::BackingOff { until } => format!("its last jobs did not start; left alone until {}", clock(*until)),
         PassedOver::Fresh { until } if *until == Timestamp::MAX => "nothing will be due".to_owned(),
-        PassedOver::Fresh { until } => format!("nothing is due before {until}"),
+        PassedOver::Fresh { until } => format!("nothing is due before {}", clock(*until)),
         PassedOver::NothingApplies => "no test is meant for its pool".to_owned(),
         PassedOver::Paused { by } => format!("validation is paused by {by}"),
         PassedOver::QuietWindow => "the policy starts nothing at this time".to_owned(),
@@ -92,6 +92,12 @@ pub fn passed_over_text(reason: &PassedOver) -> String {
         PassedOver::ShareBusy { test } => format!("something shared that {test} loads is in use"),
         PassedOver::BudgetSpent => "today's validation node-hours are spent".to_owned(),
     }
+}
+
+/// A moment to the second: more would be noise in a sentence.
+fn clock(at: Timestamp) -> String {
+    let whole = Timestamp::from_secs(at.secs()).to_string();
+    if matches!(at, Timestamp::MIN | Timestamp::MAX) { at.to_string() } else { whole }
 }
 
 /// What a finding rests on.

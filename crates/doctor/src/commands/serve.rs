@@ -71,7 +71,7 @@ fn log_to_stderr() {
 }
 
 /// Set by the first signal. The second one ends the program at once, as people expect.
-fn stop_flag() -> io::Result<Arc<AtomicBool>> {
+pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;

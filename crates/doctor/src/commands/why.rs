@@ -58,7 +58,7 @@ fn text(page: &mut Page, view: &WhyView) {
         Some(passed) => {
             page.line(format!("Not chosen since {} UTC ({}): {}", clock(passed.since), passed.code, passed.text))
         }
-        None => match &view.active {
+        None => match &view.row.run {
             Some(run) => page.line(format!(
                 "Run {} ({}) is {} since {}: {}",
                 run.run,

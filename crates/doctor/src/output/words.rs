@@ -13,9 +13,19 @@ pub(crate) fn length(span: Span) -> String {
     }
 }
 
-/// How long ago, or how far ahead.
+/// How long ago, or how far ahead. What lies ahead is rounded up: a result good for a week is due in 7 days.
 pub(crate) fn ago(now: Timestamp, at: Timestamp) -> String {
-    if at > now { format!("in {}", length(at.since(now))) } else { format!("{} ago", length(now.since(at))) }
+    if at <= now {
+        return format!("{} ago", length(now.since(at)));
+    }
+    let ahead = at.since(now).secs() + 1;
+    let unit = match ahead {
+        0..60 => 1,
+        60..3600 => 60,
+        3600..172_800 => 3600,
+        _ => 86_400,
+    };
+    format!("in {}", length(Span::from_secs((ahead + unit - 1) / unit * unit)))
 }
 
 /// A moment to the second, in UTC.
@@ -67,7 +77,8 @@ mod tests {
         assert_eq!(clock("2026-11-15T08:00:00Z".parse().unwrap()), "2026-11-15 08:00:00");
         assert_eq!(clock(Timestamp::MIN), "never");
         assert_eq!(ago(at, at.minus(Span::hours(3))), "3h ago");
-        assert_eq!(ago(at, at.plus(Span::minutes(3))), "in 3m");
+        assert_eq!(ago(at, at.plus(Span::from_millis(179_500))), "in 3m");
+        assert_eq!(ago(at, at.plus(Span::from_millis(7 * 86_400_000 - 1500))), "in 7d");
         assert_eq!((plural(1, "node"), plural(0, "node")), ("1 node".to_owned(), "0 nodes".to_owned()));
     }
 }

@@ -124,7 +124,7 @@ impl World {
     pub(super) fn reboot(&mut self, slot: u32) {
         let machine = &mut self.machines[self.slots[slot as usize].machine as usize];
         machine.boots += 1;
-        self.slots[slot as usize].seen.node.hardware = Some(machine.outside());
+        self.slots[slot as usize].seen.node.hardware = Some(machine.outside().into());
     }
 
     /// Another machine under the same name. Marks stay: they are on the name, and whoever made them takes them away.
@@ -135,7 +135,7 @@ impl World {
         let number = u32::try_from(self.machines.len()).unwrap_or(u32::MAX);
         self.slot_mut(slot).machine = number;
         self.slot_mut(slot).clock_ahead = 0;
-        self.slot_mut(slot).seen.node.hardware = Some(machine.outside());
+        self.slot_mut(slot).seen.node.hardware = Some(machine.outside().into());
         self.machines.push(machine);
         self.await_fault(number as usize);
     }

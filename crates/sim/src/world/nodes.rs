@@ -81,11 +81,11 @@ impl Slot {
             pool: pool.name.clone(),
             occupancy: Occupancy::Free,
             marks: Marks::default(),
-            hardware: Some(machine.outside()),
+            hardware: Some(machine.outside().into()),
             sku: Some(pool.sku.clone()),
         };
         Self {
-            seen: SeenNode { node, heard: None },
+            seen: SeenNode { node, heard: None, jobs: Vec::new() },
             pool: place,
             machine: number,
             present: true,
@@ -137,7 +137,8 @@ impl World {
     fn as_seen(&self, slot: u32) -> SeenNode {
         let slot = self.slot(slot);
         let heard = if self.speaks(slot) { Some(minute(self.now)) } else { slot.seen.heard };
-        SeenNode { node: slot.seen.node.clone(), heard: if self.config.agents { heard } else { None } }
+        let jobs = slot.runs.iter().map(|run| self.runs[*run as usize].request.run).collect();
+        SeenNode { node: slot.seen.node.clone(), heard: if self.config.agents { heard } else { None }, jobs }
     }
 
     pub(super) fn speaks(&self, slot: &Slot) -> bool {
@@ -158,11 +159,10 @@ impl World {
     /// Works out what a node's change means for its occupancy, for users and for jobs that wait for it. Called after
     /// every change of a slot.
     pub(super) fn touch(&mut self, place: u32) {
-        self.version += 1;
+        self.note_change(place);
         let occupancy = self.occupancy(place);
-        let (now, version) = (self.now, self.version);
+        let now = self.now;
         let slot = self.slot_mut(place);
-        slot.changed = version;
         slot.taken_since = if occupancy.is_free() { None } else { slot.taken_since.or(Some(now)) };
         slot.seen.node.occupancy = occupancy;
         self.keep_idle(place);
@@ -173,6 +173,13 @@ impl World {
                 }
             }
         }
+    }
+
+    /// The node looks different from now on.
+    pub(super) fn note_change(&mut self, place: u32) {
+        self.version += 1;
+        let version = self.version;
+        self.slot_mut(place).changed = version;
     }
 
     fn occupancy(&self, place: u32) -> Occupancy {

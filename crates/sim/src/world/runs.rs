@@ -126,6 +126,7 @@ impl World {
         self.log(Happened::Submitted { run: request.run, nodes, tests: request.tests.to_vec() });
         for &slot in &slots {
             self.slot_mut(slot).runs.push(number);
+            self.note_change(slot);
         }
         let trouble = self.job_trouble();
         self.runs.push(TestRun {
@@ -310,6 +311,7 @@ impl World {
         self.log(Happened::Ended { run: id, how, started });
         for slot in slots {
             self.slot_mut(slot).runs.retain(|run| *run != number);
+            self.note_change(slot);
             self.node_cleared(slot);
         }
         self.carried.push_back((now, number));

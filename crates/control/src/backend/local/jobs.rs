@@ -209,6 +209,17 @@ impl Jobs {
         Ok(running)
     }
 
+    /// Runs whose jobs are pending or running.
+    pub(super) fn under_way(&self, now: Timestamp) -> io::Result<Vec<RunId>> {
+        let mut under_way = Vec::new();
+        for run in self.runs()? {
+            if matches!(self.look(run, now)?, JobSeen::Pending { .. } | JobSeen::Running { .. }) {
+                under_way.push(run);
+            }
+        }
+        Ok(under_way)
+    }
+
     fn runs(&self) -> io::Result<Vec<RunId>> {
         let names = fs::read_dir(&self.directory)?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
         Ok(names.filter_map(|name| name.parse().ok()).collect())

@@ -179,7 +179,8 @@ impl Backend for LocalBackend {
             hardware: None,
             sku: self.config.sku.clone(),
         };
-        Ok(vec![SeenNode { node, heard: None }])
+        let jobs = self.jobs.under_way(now()).map_err(|error| try_again("look at the jobs", &error))?;
+        Ok(vec![SeenNode { node, heard: None, jobs }])
     }
 
     fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {

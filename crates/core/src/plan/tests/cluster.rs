@@ -11,7 +11,7 @@ use crate::{
     finding::{Evidence, Finding, OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, HardwareId, IdSource, JobId, NodeName, OpId, PoolName, RuleId, RunId, TestId},
     lifecycle::Life,
-    node::{ForeignMark, Hardware, Hold, MarkKind, Marks, Node, Occupancy, OurMark},
+    node::{ForeignMark, Hold, MarkKind, Marks, Node, Occupancy, OurMark},
     observation::Entity,
     policy::{Allow, Mode, Policy, TestPolicy},
     reason::{Because, ReasonCode},
@@ -228,7 +228,7 @@ impl NodeFixture {
     }
 
     pub(super) fn shows_machine(mut self, serial: &str) -> Self {
-        let hardware = self.record.node.hardware.get_or_insert_with(Hardware::default);
+        let hardware = std::sync::Arc::make_mut(self.record.node.hardware.get_or_insert_default());
         hardware.board_serial = Some(serial.to_owned());
         self
     }
@@ -239,7 +239,7 @@ impl NodeFixture {
     }
 
     pub(super) fn boot(mut self, id: &str) -> Self {
-        self.record.node.hardware.get_or_insert_with(Hardware::default).boot_id = Some(id.to_owned());
+        std::sync::Arc::make_mut(self.record.node.hardware.get_or_insert_default()).boot_id = Some(id.to_owned());
         self
     }
 
@@ -285,7 +285,7 @@ impl NodeFixture {
 /// An open case of this node. Its number is the name's.
 pub(super) fn case_of(record: &NodeRecord, severity: Severity, rung: Rung) -> Case {
     let number = record.node.name.as_str().bytes().fold(0_u64, |sum, byte| (sum * 251 + u64::from(byte)) % (1 << 48));
-    let told = record.node.hardware.as_ref().and_then(Hardware::id).or_else(|| record.hardware.clone());
+    let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id()).or_else(|| record.hardware.clone());
     Case {
         id: CaseId::from_number(number),
         hardware: told.unwrap_or_else(|| HardwareId::new(record.node.name.as_str()).unwrap()),

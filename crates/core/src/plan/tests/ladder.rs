@@ -118,7 +118,7 @@ fn a_reboot_is_over_when_the_node_is_free_again_under_another_boot() {
     let cluster = rebooting(free("a").fresh().machine("J1").boot("one"), 5);
     assert!(cluster.lines().is_empty(), "still the old boot");
     let mut cluster = cluster;
-    cluster.record("a").node.hardware.as_mut().unwrap().boot_id = Some("two".into());
+    std::sync::Arc::make_mut(cluster.record("a").node.hardware.as_mut().unwrap()).boot_id = Some("two".into());
     assert_eq!(cluster.lines(), PROOF);
 }
 
@@ -246,7 +246,7 @@ fn a_reboot_that_a_person_was_asked_for_is_noticed_by_the_boot() {
     let lines: Vec<String> = (0..4).flat_map(|_| cluster.cycle()).collect();
     assert_eq!(lines.last().unwrap(), "propose a reboot: not-allowed");
     assert!(cluster.cycle().is_empty());
-    cluster.record("a").node.hardware.as_mut().unwrap().boot_id = Some("two".into());
+    std::sync::Arc::make_mut(cluster.record("a").node.hardware.as_mut().unwrap()).boot_id = Some("two".into());
     assert_eq!(cluster.cycle(), ["settle done: rebooted"]);
     assert_eq!(cluster.cycle(), PROOF);
 }

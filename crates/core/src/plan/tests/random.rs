@@ -13,7 +13,7 @@ use crate::{
     case::{Rung, StepKind, StepState},
     finding::{OpenFinding, Severity, Verdict},
     lifecycle::Life,
-    node::{Hardware, Hold, MarkKind, Occupancy, OurMark},
+    node::{Hold, MarkKind, Occupancy, OurMark},
     policy::{Allow, Day, Mode, Policy, TestPolicy, TimeOfDay, Window, WindowKind},
     run::{CancelWhy, JobEnd, JobSeen},
     snapshot::{Asked, Breaker, Caps, Snapshot},
@@ -323,10 +323,10 @@ fn node_happens(snapshot: &mut Snapshot, n: usize, happening: &Happening) {
         }
         H::Unheld(_) => record.hold = None,
         H::Exchanged(_, machine) => {
-            record.node.hardware.get_or_insert_with(Hardware::default).board_serial = Some(format!("J{machine}"));
+            std::sync::Arc::make_mut(record.node.hardware.get_or_insert_default()).board_serial = Some(format!("J{machine}"));
         }
         H::Rebooted(_) => {
-            let hardware = record.node.hardware.get_or_insert_with(Hardware::default);
+            let hardware = std::sync::Arc::make_mut(record.node.hardware.get_or_insert_default());
             hardware.boot_id = Some(at.millis().to_string());
         }
         H::Heard(_) => record.heard = Some(at),

@@ -1,0 +1,123 @@
+//! `doctor demo`: a simulated month in seconds, and what to do with what it leaves behind.
+
+use std::{io::IsTerminal, path::PathBuf, time::Duration};
+
+use doctor_sim::drive::{
+    demo::{Demo, Shown},
+    score::Score,
+};
+
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{Page, Table, cell, hours, percent, plural},
+};
+
+/// Play a simulated month of a cluster, then show what was found, how fast, and what it cost.
+///
+/// The engine is the real one; users, faults and time are simulated. The store is left behind for `doctor nodes`,
+/// `doctor why` and the others.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Nodes of the cluster.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    /// Days that are played.
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=365))]
+    days: u32,
+    /// The same seed gives the same month.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Where the store and the shared directory are left. An earlier demonstration there is replaced.
+    #[arg(long, value_name = "DIR", default_value = "doctor-demo")]
+    dir: PathBuf,
+    /// Draw nothing while it plays.
+    #[arg(long)]
+    quiet: bool,
+}
+
+/// Long enough for an eye to follow.
+const AT_LEAST: Duration = Duration::from_secs(8);
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let live = !args.quiet && !context.out.is_json() && std::io::stdout().is_terminal();
+    if !live && !context.out.is_json() {
+        context.out.print(&format!("Playing {} days of {} nodes …\n", args.days, args.nodes))?;
+    }
+    let demo = Demo {
+        nodes: args.nodes,
+        days: args.days,
+        seed: args.seed,
+        folder: args.dir.clone(),
+        live,
+        at_least: if live { AT_LEAST } else { Duration::ZERO },
+    };
+    let shown = demo.play(&mut std::io::stdout().lock()).map_err(|error| Failure::Other(error.to_string()))?;
+    context.out.show(&shown.score, |page| text(page, &shown))?;
+    Ok(Exit::Ok)
+}
+
+fn text(page: &mut Page, shown: &Shown) {
+    let score = &shown.score;
+    page.line(headline(score));
+    page.line(format!(
+        "It cost {} node-hours of validation ({} of what users had) and disturbed {}.",
+        hours(score.validation_node_hours),
+        percent(share(score.validation_node_hours, score.user_node_hours)),
+        plural(usize::try_from(score.user_jobs_disturbed).unwrap_or(usize::MAX), "user job")
+    ));
+    page.line(format!(
+        "Found by agents {}, by tests {}, by users first {}; false alarms {}; users lost {} node-hours; played in {:.1} s.",
+        score.found_by_agents,
+        score.found_by_tests,
+        score.found_by_users,
+        score.false_alarms,
+        hours(score.user_node_hours_lost),
+        shown.took.as_secs_f64()
+    ));
+    page.heading("By kind of fault");
+    page.table(&kinds(score));
+    page.heading("Coverage at the end");
+    let mut coverage = Table::new(["TEST", "COVERED"]).right(&[1]);
+    for (test, share) in &score.coverage {
+        coverage.row([cell(test.as_str()), cell(percent(Some(share * 100.0)))]);
+    }
+    page.table(&coverage);
+    page.heading("What the simulation assumes");
+    for line in shown.assumptions.lines() {
+        page.line(format!("  {line}"));
+    }
+    page.heading("Look into it");
+    let store = shown.store.display();
+    for command in ["status", "nodes", "cases --all", "why NODE", "history --limit 20", "report --since 7d"] {
+        page.line(format!("  doctor {command} --store {store}"));
+    }
+}
+
+fn headline(score: &Score) -> String {
+    let speed = score
+        .median_hours_to_detect
+        .map_or_else(String::new, |hours| format!(", half of them within {hours:.1} hours"));
+    format!(
+        "{} of {} faults were found before users met them{speed}, on {} nodes in {} days.",
+        score.faults_found, score.faults_injected, score.nodes, score.virtual_days
+    )
+}
+
+fn share(part: f64, whole: f64) -> Option<f64> {
+    (whole > 0.0).then(|| 100.0 * part / whole)
+}
+
+fn kinds(score: &Score) -> Table {
+    let mut table = Table::new(["KIND", "INJECTED", "FOUND", "MEDIAN HOURS"]).right(&[1, 2, 3]);
+    for (kind, row) in &score.kinds {
+        table.row([
+            cell(*kind),
+            cell(row.injected.to_string()),
+            cell(row.found.to_string()),
+            cell(row.median_hours_to_detect.map_or_else(|| "-".to_owned(), hours)),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,202 @@
+//! `doctor sim`: the simulated cluster for scenarios, for comparing policies, and as a process of its own.
+
+use std::{
+    io::{IsTerminal, Write},
+    path::PathBuf,
+};
+
+use clap::Subcommand;
+use doctor_core::toml_text;
+use doctor_sim::{
+    ServeConfig, WorldConfig,
+    drive::{
+        compare::{self, Row},
+        scenario,
+    },
+};
+
+use super::serve::stop_flag;
+use crate::{
+    config::ConfigError,
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{Page, Table, cell, hours, plural},
+};
+
+/// The simulated cluster: play a scenario, compare policies, or serve it to a controller.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Play scenario scripts and print what happened.
+    Run {
+        /// Text scripts; see docs/guide/simulation.md.
+        #[arg(value_name = "SCRIPT", required = true)]
+        scripts: Vec<PathBuf>,
+    },
+    Compare(CompareArgs),
+    Serve(ServeArgs),
+}
+
+/// Play policies on the same faults and users: none, the seed's, ours, an oracle's.
+#[derive(Debug, clap::Args)]
+struct CompareArgs {
+    /// Nodes of the cluster.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    /// Days that are played.
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=365))]
+    days: u32,
+    /// How many seeds, from 1 on.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: u64,
+}
+
+/// Serve a simulated cluster on a socket, for a controller with `[backend.sim]`. It goes on when nobody asks.
+#[derive(Debug, clap::Args)]
+struct ServeArgs {
+    /// The Unix socket to listen on.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// A world as TOML (seed, pools, assumptions, hostile, …). Without: 200 nodes.
+    #[arg(long, value_name = "FILE")]
+    world: Option<PathBuf>,
+    /// Nodes of the cluster, where no world is given.
+    #[arg(long, value_name = "N", default_value_t = 200, conflicts_with = "world", value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    #[arg(long, value_name = "N", help = "The same seed gives the same faults and users")]
+    seed: Option<u64>,
+    /// Seconds of the world per second of ours.
+    #[arg(long, value_name = "FACTOR", default_value_t = 600.0)]
+    speed: f64,
+    /// The shared directory, where jobs leave logs and results.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Write every effect there as it happens, one line of JSON each.
+    #[arg(long, value_name = "FILE")]
+    effects: Option<PathBuf>,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    match &args.what {
+        What::Run { scripts } => play(context, scripts),
+        What::Compare(args) => compare_policies(context, args),
+        What::Serve(args) => serve(context, args),
+    }
+}
+
+fn play(context: &Context, scripts: &[PathBuf]) -> Result<Exit> {
+    let mut played = Vec::new();
+    for path in scripts {
+        let failed = |source| Failure::File { operation: "reading", path: path.clone(), source };
+        let script = std::fs::read_to_string(path).map_err(failed)?;
+        let output = scenario::play(&script).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+        played.push(serde_json::json!({ "script": path, "output": output }));
+        if !context.out.is_json() {
+            context.out.print(&output)?;
+        }
+    }
+    if context.out.is_json() {
+        context.out.json(&played)?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn compare_policies(context: &Context, args: &CompareArgs) -> Result<Exit> {
+    let seeds: Vec<u64> = (1..=args.seeds).collect();
+    let world = WorldConfig::of(args.nodes);
+    let watched = std::io::stderr().is_terminal();
+    let rows = compare::compare(&world, args.days, &seeds, |policy, seed| {
+        if watched {
+            // Progress that cannot be shown is no reason to stop.
+            let _shown = write!(std::io::stderr(), "\r\x1b[K{} (seed {seed})", policy.word());
+        }
+    })
+    .map_err(|error| Failure::Other(error.to_string()))?;
+    if watched {
+        let _shown = write!(std::io::stderr(), "\r\x1b[K");
+    }
+    context.out.show(&rows, |page| compared(page, &rows, args, &world))?;
+    Ok(Exit::Ok)
+}
+
+fn compared(page: &mut Page, rows: &[Row], args: &CompareArgs, world: &WorldConfig) {
+    page.line(format!(
+        "{} nodes over {} days, {}: the same faults and users for every policy.",
+        args.nodes,
+        args.days,
+        plural(usize::try_from(args.seeds).unwrap_or(usize::MAX), "seed")
+    ));
+    page.blank();
+    let header = [
+        "POLICY",
+        "FAULTS",
+        "FOUND",
+        "MEDIAN HOURS",
+        "BY TESTS ONLY",
+        "USER HOURS LOST",
+        "VALIDATION HOURS",
+        "FALSE ALARMS",
+        "DISTURBED",
+    ];
+    let mut table = Table::new(header).right(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    let median = |hours: Option<f64>| cell(hours.map_or_else(|| "-".to_owned(), self::hours));
+    for row in rows {
+        table.row([
+            cell(row.policy.word()),
+            cell(row.faults.to_string()),
+            cell(row.found.to_string()),
+            median(row.median_hours_to_detect),
+            median(row.median_hours_to_detect_by_tests),
+            cell(hours(row.user_node_hours_lost)),
+            cell(hours(row.validation_node_hours)),
+            cell(row.false_alarms.to_string()),
+            cell(row.user_jobs_disturbed.to_string()),
+        ]);
+    }
+    page.table(&table);
+    page.heading("What the simulation assumes");
+    for line in world.assumptions.to_string().lines() {
+        page.line(format!("  {line}"));
+    }
+}
+
+fn serve(context: &Context, args: &ServeArgs) -> Result<Exit> {
+    let stop = stop_flag().map_err(|error| Failure::Other(format!("watching for signals: {error}")))?;
+    let mut world = match &args.world {
+        Some(path) => {
+            let text =
+                std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+            toml_text::read(&text, &[]).map_err(|error| ConfigError::Bad { path: path.clone(), error })?
+        }
+        None => WorldConfig::of(args.nodes),
+    };
+    if let Some(seed) = args.seed {
+        world.seed = seed;
+    }
+    if args.data.is_some() {
+        world.share.clone_from(&args.data);
+    }
+    if args.effects.is_some() {
+        world.effects.clone_from(&args.effects);
+    }
+    let config = ServeConfig { speed: args.speed, world };
+    context.out.show(&serde_json::json!({ "socket": args.socket, "speed": args.speed }), |page| {
+        page.line(format!(
+            "Serving a simulated cluster on {} at {} times real time.",
+            args.socket.display(),
+            args.speed
+        ));
+        page.line(format!("Point a controller at it: [backend.sim] socket = \"{}\"", args.socket.display()));
+    })?;
+    doctor_sim::serve(&config, &args.socket, &stop).map_err(|error| {
+        let source = std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
+        Failure::Other(format!("{error}{source}"))
+    })?;
+    Ok(Exit::Ok)
+}
