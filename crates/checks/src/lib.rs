@@ -24,4 +24,4 @@ macro_rules! checks {
     };
 }
 
-checks![disk_space, kernel_log, memory];
+checks![clock_source, disk_space, kernel_log, memory];

@@ -1,0 +1,144 @@
+//! clock-source: does the kernel tell the time from a fast clock?
+//!
+//! What it does: reads which clock the kernel uses, and which ones it could use.
+//!
+//! Why it matters: when the kernel finds the processor's own counter unsteady, it falls back to a clock on the board
+//! (`hpet`, `acpi_pm`). Each look at the time then takes microseconds instead of nanoseconds. Programs that measure
+//! themselves (NCCL, profilers, anything that logs) slow down by a lot, one node holds up the whole job, and nothing
+//! else looks wrong.
+//!
+//! What to do: `doctor why NODE` names the clock. The kernel's log says why it changed (`clocksource: timekeeping
+//! watchdog on CPU…`); firmware and hypervisor settings are the usual cause. A reboot brings the fast clock back until
+//! the cause returns. The finding `clock-source-slow` is `monitor`: the node computes correctly.
+//!
+//! Parameters: `accept`, a list of further clocks that this site is content with.
+
+use doctor_core::{
+    observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure, Unit},
+    reason::ReasonCode,
+    time::Span,
+};
+
+use crate::{
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Depth, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec {
+    id: "clock-source",
+    title: "the clock that the kernel tells the time from",
+    depth: Depth::Quick,
+    exclusive: false,
+    cutoff: Span::days(7),
+    limit: Span::minutes(1),
+    usual: Span::from_secs(1),
+    shares: &[],
+};
+
+const RULES: &str = r#"
+[[rules]]
+id = "clock-source-slow"
+check = "clock-source"
+event = "clock-source-slow"
+severity = "monitor"
+reason = "clock-source-slow"
+text = "{value}"
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("clock_source.rs")), rules: RULES, probes, interpret };
+
+/// Clocks that a program reads without entering the kernel: of x86, of ARM, of POWER, and of four hypervisors.
+const FAST: [&str; 6] = ["tsc", "arch_sys_counter", "timebase", "kvm-clock", "hyperv_clocksource_tsc_page", "xen"];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let of = |name: &str| Probe::Read { path: format!("/sys/devices/system/clocksource/clocksource0/{name}") };
+    vec![of("current_clocksource"), of("available_clocksource")]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let could_not = |kind, text: &str| Observation::CouldNot(ProbeFailure::new(kind, text));
+    let (current, available) = match outputs {
+        [ProbeOutput::Text(current), ProbeOutput::Text(available)] => (current.trim(), available),
+        [ProbeOutput::Failed(failure), _] | [_, ProbeOutput::Failed(failure)] => {
+            return Observation::CouldNot(failure.clone());
+        }
+        _ => return could_not(FailureKind::Unparseable, "the clocks are not text"),
+    };
+    let available: Vec<_> = available.split_ascii_whitespace().collect();
+    if current.is_empty() || available.is_empty() {
+        return could_not(FailureKind::Empty, "the kernel names no clock");
+    }
+    if !available.contains(&current) {
+        return could_not(FailureKind::Unparseable, "the kernel's clock is none of those it could use");
+    }
+    let accepted = params.get("accept").and_then(toml::Value::as_array).into_iter().flatten();
+    let is_fast = FAST.contains(&current) || accepted.filter_map(toml::Value::as_str).any(|name| name == current);
+    let slow = (!is_fast).then(|| Event {
+        code: ReasonCode::fixed("clock-source-slow"),
+        entity: Entity::node(),
+        at: None,
+        text: format!("the kernel tells the time from {current}; it could use {}", available.join(", ")),
+    });
+    let count = u32::try_from(available.len()).unwrap_or(u32::MAX);
+    let metric = Metric {
+        name: "clocks_available".to_owned(),
+        entity: Entity::node(),
+        value: f64::from(count),
+        unit: Unit::Count,
+    };
+    Observation::Measured { metrics: vec![metric], events: slow.into_iter().collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn observe(current: &str, available: &str) -> Observation {
+        let text = |text: &str| ProbeOutput::Text(text.to_owned());
+        interpret(&Params::new(), &[text(current), text(available)])
+    }
+
+    fn is_slow(observation: Observation) -> bool {
+        match observation {
+            Observation::Measured { events, .. } => !events.is_empty(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    // The first is captured: Linux 6.18, virtual machine, 2026-11-15. The others are made by hand.
+    #[test]
+    fn a_clock_on_the_board_is_slow() {
+        assert!(!is_slow(observe("tsc\n", "tsc kvm-clock \n")));
+        assert!(!is_slow(observe("arch_sys_counter\n", "arch_sys_counter \n")));
+        assert!(is_slow(observe("hpet\n", "hpet acpi_pm \n")));
+        assert!(is_slow(observe("acpi_pm\n", "tsc acpi_pm \n")));
+    }
+
+    #[test]
+    fn a_site_may_be_content_with_another() {
+        let params = [("accept".to_owned(), toml::Value::Array(vec!["hpet".into()]))].into();
+        let text = |text: &str| ProbeOutput::Text(text.to_owned());
+        assert!(!is_slow(interpret(&params, &[text("hpet\n"), text("hpet acpi_pm\n")])));
+    }
+
+    #[test]
+    fn a_clock_that_is_not_named_is_not_a_fast_one() {
+        for (current, available) in [("", ""), ("tsc\n", ""), ("", "tsc\n"), ("tsc\n", "hpet\n")] {
+            assert!(matches!(observe(current, available), Observation::CouldNot(_)), "{current:?} {available:?}");
+        }
+        let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no /sys"));
+        let outputs = [missing.clone(), missing];
+        assert!(
+            matches!(interpret(&Params::new(), &outputs), Observation::CouldNot(f) if f.kind == FailureKind::Missing)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(current in ".{0,40}", available in ".{0,80}") {
+            observe(&current, &available);
+        }
+    }
+}
