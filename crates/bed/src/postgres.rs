@@ -260,8 +260,10 @@ fn free_port() -> io::Result<u16> {
 
 /// A shell that waits until this process is gone, then stops the server and removes its files.
 fn watch(server: &Child, folder: &Path) -> Result<Child, BedError> {
-    const SCRIPT: &str = "cat; kill -INT \"$1\" 2>/dev/null; n=0; \
-                          while kill -0 \"$1\" 2>/dev/null && [ $n -lt 200 ]; do sleep 0.05; n=$((n+1)); done; rm -rf \"$2\"";
+    // A server that has stopped in good order has removed its pid file, and its number may be another process' by now.
+    const SCRIPT: &str = "cat; running() { [ -e \"$2/data/postmaster.pid\" ] && kill -0 \"$1\" 2>/dev/null; }; n=0; \
+                          if running \"$@\"; then kill -INT \"$1\"; fi; \
+                          while running \"$@\" && [ $n -lt 200 ]; do sleep 0.05; n=$((n+1)); done; rm -rf \"$2\"";
     Command::new("sh")
         .args(["-c", SCRIPT, "sh", &server.id().to_string()])
         .arg(folder)

@@ -1,1 +1,89 @@
-fn main() {}
+//! `make bench [M=M1]`: what this machine can measure of Cluster Doctor.
+//!
+//! Standard output is JSON lines only, one figure each; progress goes to standard error. A benchmark first proves that
+//! what it measures gives the right answers. One whose answers are wrong prints no figure, and the program exits 1.
+
+mod cache;
+mod figure;
+mod history;
+mod ingest;
+mod plan;
+mod random;
+mod stopwatch;
+
+use std::{io::Write, process::ExitCode, time::Instant};
+
+use crate::figure::{Figure, commit};
+
+/// One thing to measure. A metric may have several, on different databases.
+struct Benchmark {
+    metric: &'static str,
+    what: &'static str,
+    run: fn() -> anyhow::Result<Measured>,
+}
+
+/// What came of a benchmark whose answers are right.
+enum Measured {
+    Figures(Vec<Figure>),
+    /// This machine lacks something.
+    NotHere(String),
+}
+
+const BENCHMARKS: [Benchmark; 5] = [
+    Benchmark { metric: "M1", what: "planning", run: plan::run },
+    Benchmark { metric: "M4", what: "history on SQLite", run: history::run_sqlite },
+    Benchmark { metric: "M4", what: "history on PostgreSQL", run: history::run_postgres },
+    Benchmark { metric: "M5", what: "ingest on SQLite", run: ingest::run_sqlite },
+    Benchmark { metric: "M5", what: "ingest on PostgreSQL", run: ingest::run_postgres },
+];
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args().skip(1).map(|name| name.to_uppercase()).collect();
+    if let Some(unknown) = wanted.iter().find(|name| BENCHMARKS.iter().all(|one| one.metric != **name)) {
+        let mut known: Vec<&str> = BENCHMARKS.iter().map(|one| one.metric).collect();
+        known.dedup();
+        eprintln!("there is no benchmark `{unknown}`; there are: {}", known.join(", "));
+        return ExitCode::from(2);
+    }
+    let commit = commit();
+    let mut all_well = true;
+    for benchmark in BENCHMARKS {
+        if wanted.is_empty() || wanted.iter().any(|name| name == benchmark.metric) {
+            all_well &= measure(&benchmark, &commit);
+        }
+    }
+    if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs one benchmark and prints what it found. `false`: it failed.
+fn measure(benchmark: &Benchmark, commit: &str) -> bool {
+    let Benchmark { metric, what, run } = benchmark;
+    eprintln!("{metric}: {what}");
+    let began = Instant::now();
+    let done = match run() {
+        Ok(Measured::Figures(figures)) => print(metric, &figures, commit).map_err(anyhow::Error::from),
+        Ok(Measured::NotHere(why)) => {
+            eprintln!("NOT RUN: {metric}: {what}: {why}");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    };
+    match done {
+        Ok(()) => {
+            eprintln!("{metric}: {what}: {:.1} s", began.elapsed().as_secs_f64());
+            true
+        }
+        Err(error) => {
+            eprintln!("{metric}: {what} FAILED: {error:#}");
+            false
+        }
+    }
+}
+
+fn print(metric: &str, figures: &[Figure], commit: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    for figure in figures {
+        writeln!(out, "{}", figure.line(metric, commit))?;
+    }
+    out.flush()
+}

@@ -1,7 +1,7 @@
 //! What waits at the door of [`crate::ingest`] each cycle: documents with the backend's answer, documents on the share,
 //! agents' messages. All that is good is kept in one transaction; the rest goes to `rejected/` with its reason.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use doctor_core::{
     ids::{NodeName, RunId, Sku},
@@ -10,7 +10,7 @@ use doctor_core::{
 };
 
 use crate::{
-    backend::PolledJob,
+    backend::{PolledJob, SeenNode},
     cycle::{CycleReport, Parts},
     ingest::{self, Rejection},
     share::{Found, Share},
@@ -26,26 +26,76 @@ enum Source {
     File(std::path::PathBuf),
 }
 
+/// Documents that a backend keeps offering although they were turned away. They are turned away, and counted, once.
+#[derive(Debug, Default)]
+pub(crate) struct TurnedAway(BTreeSet<(RunId, u64)>);
+
+impl TurnedAway {
+    /// Whether this one is new here.
+    fn is_new(&self, run: RunId, bytes: &[u8]) -> bool {
+        !self.0.contains(&(run, fingerprint(bytes)))
+    }
+
+    fn remember(&mut self, run: RunId, bytes: &[u8]) {
+        self.0.insert((run, fingerprint(bytes)));
+    }
+
+    /// Runs that are over offer nothing any more.
+    pub(crate) fn forget(&mut self, run: RunId) {
+        self.0.retain(|(other, _)| *other != run);
+    }
+}
+
+fn fingerprint(bytes: &[u8]) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What is known when documents come in.
+pub(crate) struct Known<'a> {
+    pub(crate) runs: &'a [StoredRun],
+    pub(crate) polled: &'a BTreeMap<RunId, PolledJob>,
+    /// The cluster now, by name, and as it was last seen.
+    pub(crate) seen: &'a [SeenNode],
+    pub(crate) snapshot: Option<&'a Snapshot>,
+    pub(crate) now: Timestamp,
+}
+
+impl<'a> Known<'a> {
+    /// The type of a node's machine. A node that has just left the cluster is still the machine that it was.
+    fn sku(&self, node: &NodeName) -> Option<&'a Sku> {
+        let now = self.seen.binary_search_by(|seen| seen.node.name.cmp(node)).ok().map(|place| &self.seen[place].node);
+        let last = || {
+            let nodes = &self.snapshot?.nodes;
+            let place = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
+            Some(&nodes[place].node)
+        };
+        now.or_else(last)?.sku.as_ref()
+    }
+}
+
 /// Takes in everything that waits. Returns the nodes of which the store now knows more.
 pub(crate) fn take_in(
     parts: &mut Parts,
     lease: &Lease,
-    runs: &[StoredRun],
-    polled: &BTreeMap<RunId, PolledJob>,
-    snapshot: Option<&Snapshot>,
-    now: Timestamp,
+    known: &Known<'_>,
+    turned: &mut TurnedAway,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
+    let Known { runs, polled, now, .. } = *known;
     let mut good: Vec<(JudgedResult, Source)> = Vec::new();
-    let mut bad: Vec<(String, Rejection, Source)> = Vec::new();
+    let mut bad: Vec<(RunId, Rejection, Source)> = Vec::new();
     for stored in runs {
-        let name = stored.run.id.to_string();
-        let sku = sku_of(snapshot, stored.run.nodes.first());
-        for bytes in polled.get(&stored.run.id).into_iter().flat_map(|job| &job.documents) {
+        let name = stored.run.id;
+        let sku = known.sku(stored.run.nodes.first());
+        let offered = polled.get(&name).into_iter().flat_map(|job| &job.documents);
+        for bytes in offered.filter(|bytes| turned.is_new(name, bytes)) {
             let source = Source::Output { bytes: bytes.clone() };
             match ingest::open_document(&parts.settings, stored, sku, bytes.clone(), now) {
                 Ok(result) => good.push((result, source)),
-                Err(why) => bad.push((name.clone(), why, source)),
+                Err(why) => bad.push((name, why, source)),
             }
         }
         let Some(share) = &parts.share else { continue };
@@ -53,11 +103,11 @@ pub(crate) fn take_in(
             let path = Share::document_path(&stored.run, node);
             match share.read(&path) {
                 Ok(Found::Nothing) => {}
-                Ok(Found::Bad(why)) => bad.push((name.clone(), why, Source::File(path))),
+                Ok(Found::Bad(why)) => bad.push((name, why, Source::File(path))),
                 Ok(Found::Document(bytes)) => {
                     match ingest::open_document(&parts.settings, stored, sku, bytes, now) {
                         Ok(result) => good.push((result, Source::File(path))),
-                        Err(why) => bad.push((name.clone(), why, Source::File(path))),
+                        Err(why) => bad.push((name, why, Source::File(path))),
                     }
                 }
                 Err(error) => report.troubles.push(error.to_string()),
@@ -65,8 +115,13 @@ pub(crate) fn take_in(
         }
     }
     let mut touched = keep(parts, lease, good, &mut bad, report)?;
+    for (run, _, source) in &bad {
+        if let Source::Output { bytes } = source {
+            turned.remember(*run, bytes);
+        }
+    }
     turn_away(parts, lease, bad, now, report)?;
-    touched.extend(agents(parts, lease, snapshot, now, report)?);
+    touched.extend(agents(parts, lease, known, report)?);
     Ok(touched)
 }
 
@@ -74,7 +129,7 @@ fn keep(
     parts: &Parts,
     lease: &Lease,
     good: Vec<(JudgedResult, Source)>,
-    bad: &mut Vec<(String, Rejection, Source)>,
+    bad: &mut Vec<(RunId, Rejection, Source)>,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
     if good.is_empty() {
@@ -83,7 +138,7 @@ fn keep(
     let (results, sources): (Vec<_>, Vec<_>) = good.into_iter().unzip();
     let mut touched = Vec::new();
     for ((accepted, result), source) in parts.store.accept(lease, &results)?.into_iter().zip(results).zip(sources) {
-        let name = result.run.to_string();
+        let name = result.run;
         match accepted {
             Accepted::Kept => {
                 report.results += 1;
@@ -101,7 +156,7 @@ fn keep(
 fn turn_away(
     parts: &Parts,
     lease: &Lease,
-    bad: Vec<(String, Rejection, Source)>,
+    bad: Vec<(RunId, Rejection, Source)>,
     now: Timestamp,
     report: &mut CycleReport,
 ) -> Result<(), StoreError> {
@@ -114,7 +169,7 @@ fn turn_away(
         tracing::warn!(run = %name, %why, "a result was turned away");
         let Some(share) = &parts.share else { continue };
         let moved = match &source {
-            Source::Output { bytes } => share.reject_bytes(&name, bytes, &why, now),
+            Source::Output { bytes } => share.reject_bytes(&name.to_string(), bytes, &why, now),
             Source::File(path) => share.reject_file(path, &why, now),
         };
         if let Err(error) = moved {
@@ -127,8 +182,7 @@ fn turn_away(
 fn agents(
     parts: &mut Parts,
     lease: &Lease,
-    snapshot: Option<&Snapshot>,
-    now: Timestamp,
+    known: &Known<'_>,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
     let Some(inbox) = &mut parts.inbox else { return Ok(Vec::new()) };
@@ -136,8 +190,8 @@ fn agents(
     let mut turned_away = 0;
     for message in inbox.waiting() {
         seen_to.push(message.number);
-        let sku = sku_of(snapshot, &message.node);
-        match ingest::open_report(&parts.settings, &message.node, &message.key, sku, &message.bytes, now) {
+        let sku = known.sku(&message.node);
+        match ingest::open_report(&parts.settings, &message.node, &message.key, sku, &message.bytes, known.now) {
             Ok(findings) => {
                 parts.store.accept_agent(lease, &findings)?;
                 touched.push(findings.node);
@@ -156,10 +210,4 @@ fn agents(
         report.rejected += usize::try_from(turned_away).unwrap_or(usize::MAX);
     }
     Ok(touched)
-}
-
-fn sku_of<'a>(snapshot: Option<&'a Snapshot>, node: &NodeName) -> Option<&'a Sku> {
-    let nodes = &snapshot?.nodes;
-    let place = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
-    nodes[place].node.sku.as_ref()
 }

@@ -20,7 +20,7 @@ use doctor_core::{
 use crate::{
     backend::{PolledJob, SeenNode},
     cycle::{CycleReport, Parts},
-    door,
+    door::{self, Known, TurnedAway},
     store::{
         Lease, StoreError,
         records::{StoredNode, StoredRun},
@@ -36,6 +36,7 @@ pub(crate) struct Memory {
     runs: Vec<StoredRun>,
     /// Since when the backend has not known a run's job.
     absent: BTreeMap<RunId, Timestamp>,
+    turned_away: TurnedAway,
     /// Nodes of which the store knows more than the planner.
     dirty: BTreeSet<NodeName>,
     stale: Stale,
@@ -99,11 +100,12 @@ impl Memory {
             self.runs = parts.store.active_runs()?;
             self.stale.runs = false;
         }
+        // The machines first: a result is judged by what a machine of its type is expected to reach. While none was ever
+        // seen, results wait where they lie.
+        let Some(seen) = self.look(parts, report) else { return Ok(()) };
         let polled = self.poll(parts, report);
-        self.take_in(parts, lease, &polled, report)?;
+        self.take_in(parts, lease, &seen, &polled, report)?;
         self.note_progress(parts, lease, &polled)?;
-        let seen = self.look(parts, report);
-        let Some(seen) = seen else { return Ok(()) };
         self.update_nodes(parts, seen)?;
         self.update_rest(parts, &polled)
     }
@@ -137,12 +139,13 @@ impl Memory {
         &mut self,
         parts: &mut Parts,
         lease: &Lease,
+        seen: &[SeenNode],
         polled: &BTreeMap<RunId, PolledJob>,
         report: &mut CycleReport,
     ) -> Result<(), StoreError> {
         let snapshot = self.planner.as_ref().map(Planner::snapshot);
-        let now = parts.clock.now();
-        let taken = door::take_in(parts, lease, &self.runs, polled, snapshot, now, report)?;
+        let known = Known { runs: &self.runs, polled, seen, snapshot, now: parts.clock.now() };
+        let taken = door::take_in(parts, lease, &known, &mut self.turned_away, report)?;
         if !taken.is_empty() {
             self.dirty.extend(taken);
             self.runs = parts.store.active_runs()?;
@@ -192,7 +195,7 @@ impl Memory {
     fn look(&self, parts: &Parts, report: &mut CycleReport) -> Option<Vec<SeenNode>> {
         match parts.backend.snapshot() {
             Ok(mut seen) => {
-                self.mark_strangers(&mut seen);
+                mark_strangers(&self.runs, &mut seen);
                 if !seen.is_sorted_by(|a, b| a.node.name < b.node.name) {
                     seen.sort_by(|a, b| a.node.name.cmp(&b.node.name));
                     seen.dedup_by(|a, b| a.node.name == b.node.name);
@@ -213,17 +216,6 @@ impl Memory {
                         })
                         .collect(),
                 )
-            }
-        }
-    }
-
-    /// A job of ours that this store does not know (an empty store, another controller) occupies its node all the same.
-    fn mark_strangers(&self, seen: &mut [SeenNode]) {
-        for seen in seen.iter_mut().filter(|seen| !seen.jobs.is_empty() && seen.node.occupancy.is_free()) {
-            let known = |run: &RunId| self.runs.iter().any(|stored| stored.run.id == *run);
-            if let Some(run) = seen.jobs.iter().find(|run| !known(run)) {
-                let by = format!("validation job {run}, which this store does not know").into();
-                seen.node.occupancy = Occupancy::Busy { by };
             }
         }
     }
@@ -337,6 +329,7 @@ impl Memory {
                     self.stale.runs = true;
                     self.stale.rest = true;
                     self.absent.remove(run);
+                    self.turned_away.forget(*run);
                     let stored = self.runs.iter().find(|stored| stored.run.id == *run);
                     self.dirty.extend(stored.into_iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
                 }
@@ -358,6 +351,17 @@ impl Memory {
                 }
                 Action::OpenBreaker | Action::Notice(_) | Action::Answer { .. } => self.stale.rest = true,
             }
+        }
+    }
+}
+
+/// A job of ours that this store does not know (an empty store, another controller) occupies its node all the same.
+pub(crate) fn mark_strangers(runs: &[StoredRun], seen: &mut [SeenNode]) {
+    for seen in seen.iter_mut().filter(|seen| !seen.jobs.is_empty() && seen.node.occupancy.is_free()) {
+        let known = |run: &RunId| runs.iter().any(|stored| stored.run.id == *run);
+        if let Some(run) = seen.jobs.iter().find(|run| !known(run)) {
+            let by = format!("validation job {run}, which this store does not know").into();
+            seen.node.occupancy = Occupancy::Busy { by };
         }
     }
 }

@@ -143,7 +143,9 @@ pub fn fresh(store: &Store, backend: &dyn Backend, settings: &Settings, now: Tim
     let mut nodes = backend.snapshot()?;
     nodes.sort_by(|a, b| a.node.name.cmp(&b.node.name));
     nodes.dedup_by(|a, b| a.node.name == b.node.name);
-    let ids: Vec<RunId> = store.active_runs()?.iter().map(|stored| stored.run.id).collect();
+    let runs = store.active_runs()?;
+    observe::mark_strangers(&runs, &mut nodes);
+    let ids: Vec<RunId> = runs.iter().map(|stored| stored.run.id).collect();
     let polled = if ids.is_empty() { Vec::new() } else { backend.poll(&ids)? };
     let polled: BTreeMap<RunId, PolledJob> = ids.into_iter().zip(polled).collect();
     let by = Judged { caps: backend.caps(), policy: (*settings.policy).clone(), tests: settings.tests.to_vec() };

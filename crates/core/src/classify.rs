@@ -205,7 +205,7 @@ pub fn judge_clock(
         severity: Severity::Monitor,
         remedy: Severity::Monitor.usual_remedy(),
         reason: ReasonCode::fixed("clock-off"),
-        text: format!("the node's clock is at least {off} {way} of the controller's"),
+        text: format!("the node's clock is at least {} {way} of the controller's", Span::from_secs(off.secs())),
         rule: RuleId::new("clock-off").expect("a plain word is a rule name"),
         evidence: Evidence::Nothing,
         confirm: 1,

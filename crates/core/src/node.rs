@@ -138,7 +138,8 @@ fn written(text: &str) -> impl Iterator<Item = char> + '_ {
 fn is_real_serial(serial: &str) -> bool {
     const FILLERS: [&str; 8] =
         ["", "none", "n/a", "default string", "not specified", "system serial number", "to be filled by o.e.m.", "0"];
-    !FILLERS.iter().any(|filler| serial.trim().eq_ignore_ascii_case(filler))
+    let serial = serial.trim();
+    !FILLERS.iter().any(|filler| serial.eq_ignore_ascii_case(filler))
 }
 
 /// An operator's word that a node is not to be touched.

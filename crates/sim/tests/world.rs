@@ -687,7 +687,7 @@ mod any_story {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(150))]
+        #![proptest_config(ProptestConfig::with_cases(64))]
 
         /// Whatever is asked of it: a world contradicts neither itself nor the seam.
         #[test]

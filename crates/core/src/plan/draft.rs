@@ -199,7 +199,7 @@ pub(super) struct Usage {
     per_test: Vec<u32>,
     per_share: BTreeMap<String, u32>,
     /// Node-time: spent today, running and planned.
-    spent: Span,
+    pub spent: Span,
 }
 
 impl Usage {
@@ -260,15 +260,6 @@ impl Usage {
             .shares
             .iter()
             .all(|share| self.per_share.get(share).is_none_or(|used| *used < snapshot.policy.limits.per_share))
-    }
-
-    /// Whether validation of this length still fits into today's budget.
-    pub(super) fn affords(&self, snapshot: &Snapshot, more: Span) -> bool {
-        snapshot
-            .policy
-            .limits
-            .node_hours_per_day
-            .is_none_or(|hours| (self.spent + more).as_hours() <= hours)
     }
 }
 

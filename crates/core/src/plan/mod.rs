@@ -16,6 +16,7 @@ mod machines;
 mod proof;
 mod remedies;
 mod requests;
+mod rooms;
 mod running;
 #[cfg(test)]
 mod tests;
@@ -29,9 +30,9 @@ pub(crate) use index::due_at;
 pub use remedies::unhealthy;
 
 use self::{
-    candidates::Fates,
     draft::Draft,
     index::{Index, Standing},
+    rooms::Rooms,
 };
 use crate::{
     case::{Case, Closed, Rung, StepKind},
@@ -136,7 +137,7 @@ pub fn plan(snapshot: &Snapshot, ids: &mut IdSource) -> Plan {
     let decision = decide(snapshot, &index, ids);
     let passed_over = (0_u32..)
         .zip(&snapshot.nodes)
-        .filter_map(|(node, record)| Some((record.node.name.clone(), decision.reason(&index, node)?)))
+        .filter_map(|(node, record)| Some((record.node.name.clone(), decision.reason(snapshot, &index, node)?)))
         .collect();
     Plan { actions: decision.actions, passed_over }
 }
@@ -146,8 +147,8 @@ fn decide(snapshot: &Snapshot, index: &Index, ids: &mut IdSource) -> Decision {
     running::plan(&mut draft);
     requests::plan(&mut draft);
     remedies::plan(&mut draft);
-    let fates = candidates::plan(&mut draft);
-    Decision { actions: draft.actions, spoken_for: draft.touched.union(&draft.active).copied().collect(), fates }
+    let rooms = candidates::plan(&mut draft);
+    Decision { actions: draft.actions, spoken_for: draft.touched.union(&draft.active).copied().collect(), rooms }
 }
 
 /// What one pass decided, before the reasons of those not chosen are spelled out.
@@ -156,17 +157,20 @@ struct Decision {
     actions: Vec<Because<Action>>,
     /// Nodes that an action names or a run occupies: not passed over.
     spoken_for: BTreeSet<u32>,
-    fates: Fates,
+    rooms: Rooms,
 }
 
 impl Decision {
-    fn reason(&self, index: &Index, node: u32) -> Option<PassedOver> {
+    fn reason(&self, snapshot: &Snapshot, index: &Index, node: u32) -> Option<PassedOver> {
         if self.spoken_for.contains(&node) {
             return None;
         }
         match &index.standings[node as usize] {
             Standing::Passed(why) => Some(why.clone()),
-            Standing::Due(group, _) => Some(self.fates.get(group).cloned().unwrap_or(PassedOver::WaitingForSlot)),
+            Standing::Due(group, _) => {
+                // Room that was left went to nobody: who is not chosen all the same comes after those in use.
+                Some(self.rooms.ask(snapshot, *group).err().unwrap_or(PassedOver::WaitingForSlot))
+            }
         }
     }
 }
@@ -246,9 +250,12 @@ impl Planner {
         let decision = decide(&self.snapshot, &self.index, ids);
         let mut changed = std::mem::take(&mut self.dirty);
         changed.extend(decision.spoken_for.symmetric_difference(&self.last.spoken_for));
-        for (group, ranks) in &self.index.groups {
-            if decision.fates.get(group) != self.last.fates.get(group) {
-                changed.extend(ranks.iter().map(|rank| rank.node));
+        if decision.rooms != self.last.rooms {
+            for (group, ranks) in &self.index.groups {
+                let [now, before] = [&decision, &self.last].map(|plan| plan.rooms.ask(&self.snapshot, *group).err());
+                if now != before {
+                    changed.extend(ranks.iter().map(|rank| rank.node));
+                }
             }
         }
         self.last = decision;
@@ -256,7 +263,7 @@ impl Planner {
             .into_iter()
             .filter_map(|node| {
                 let name = self.snapshot.nodes[node as usize].node.name.clone();
-                Some((name, self.last.reason(&self.index, node)?))
+                Some((name, self.last.reason(&self.snapshot, &self.index, node)?))
             })
             .collect();
         Plan { actions: std::mem::take(&mut self.last.actions), passed_over }
@@ -264,7 +271,7 @@ impl Planner {
 
     /// Why this node was not chosen in the last plan; `None` if it was, or is in use.
     pub fn reason(&self, name: &NodeName) -> Option<PassedOver> {
-        draft::find(&self.snapshot, name).and_then(|node| self.last.reason(&self.index, node))
+        draft::find(&self.snapshot, name).and_then(|node| self.last.reason(&self.snapshot, &self.index, node))
     }
 }
 

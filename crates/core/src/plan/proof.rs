@@ -6,9 +6,9 @@
 
 use super::{
     Action,
-    candidates::closed_pool,
     draft::{Draft, because, named},
     ladder::{drive, escalate, hand_over, may, propose},
+    rooms::closed_pool,
 };
 use crate::{
     case::{Case, Closed, Step, StepKind},
@@ -94,7 +94,7 @@ pub(super) fn begin(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
     if earlier.len() >= MOST_PROOFS {
         return hand_over(draft, node, record, case, "it could not be proved well: the tests bring no result");
     }
-    let pool = draft.index.pool(node) as usize;
+    let pool = draft.index.pool(node);
     let retry = &draft.snapshot.policy.retry;
     let wait = earlier.len().checked_sub(1).map(|n| retry.inconclusive.doubled(n as u32, retry.inconclusive_cap));
     let waits = earlier.last().zip(wait).is_some_and(|(step, wait)| draft.snapshot.at < step.at.plus(wait));

@@ -13,7 +13,7 @@ use std::{
 use doctor_control::store::{Store, StoreUrl};
 use doctor_core::time::Span;
 use doctor_sim::{
-    Assumptions, Hostile, JobTrouble, PoolConfig, RemoteSim, ServeConfig, WorldConfig, hostile::CallChances,
+    Assumptions, Hostile, JobTrouble, PoolConfig, RemoteSim, WorldConfig, hostile::CallChances,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -91,7 +91,7 @@ impl Stage {
     }
 
     /// Two pools in which everything goes wrong far more often than in life.
-    fn world(&self, seed: u64) -> ServeConfig {
+    fn world(&self, seed: u64) -> WorldConfig {
         let pool = |name, prefix| PoolConfig::new(name, 12, prefix).unwrap();
         let assumptions = Assumptions {
             hard_per_node_day: 1.0,
@@ -124,7 +124,7 @@ impl Stage {
             effects: Some(self.effects()),
             ..WorldConfig::default()
         };
-        ServeConfig { speed: SPEED, world: world.with_seed(seed) }
+        world.with_seed(seed)
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -147,7 +147,7 @@ impl Stage {
     pub(crate) fn start_cluster(&self) -> (Process, RemoteSim) {
         let (world, socket) = (self.path("world.toml"), self.path("sim.sock"));
         let mut command = self.doctor();
-        command.args(["sim", "serve", "--world"]).arg(world).arg("--socket").arg(&socket);
+        command.args(["sim", "serve", "--speed", &SPEED.to_string(), "--world"]).arg(world).arg("--socket").arg(&socket);
         let process = Process::start("the cluster", &mut command, &self.path("sim.log"));
         let remote = RemoteSim::connect(&socket, BOUND).unwrap();
         (process, remote)

@@ -91,6 +91,7 @@ struct Stage {
     session: Option<Session>,
     names: BTreeMap<String, String>,
     counts: BTreeMap<char, u32>,
+    troubles: Vec<String>,
 }
 
 impl Stage {
@@ -204,7 +205,11 @@ impl Stage {
             let line = describe(&action.what)?;
             Some(format!("{line} [{}] {}", action.code, action.text))
         }));
-        lines.extend(report.troubles.iter().map(|trouble| format!("trouble: {trouble}")));
+        // An outage is told once, not every minute.
+        if report.troubles != self.troubles {
+            lines.extend(report.troubles.iter().map(|trouble| format!("trouble: {trouble}")));
+            self.troubles.clone_from(&report.troubles);
+        }
         for line in lines {
             let line = self.plain(&line, start);
             let _ = writeln!(self.out, "{clock}  {line}");

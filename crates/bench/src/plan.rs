@@ -1,0 +1,123 @@
+//! M1: planning for 100,000 nodes and 10 tests, from nothing and after one event.
+//!
+//! Its twin: the planner that remembers decides and explains as the one that starts from nothing, and the nodes are
+//! taken in the order that a plain sort gives.
+
+mod fleet;
+mod naive;
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, ensure};
+use doctor_core::{
+    ids::{IdSource, NodeName, TestId},
+    node::Occupancy,
+    plan::{Action, PassedOver, Plan, Planner, plan},
+    reason::Because,
+    snapshot::{NodeRecord, Snapshot},
+    time::Span,
+};
+use serde_json::json;
+
+use crate::{
+    Measured,
+    random::Random,
+    stopwatch::{REPEATS, Samples, time},
+};
+
+const NODES: usize = 100_000;
+const TESTS: usize = 10;
+
+/// So many nodes are taken in the test of their order.
+const QUEUE: u32 = 500;
+
+/// Events whose plans are compared, node by node, with plans from nothing.
+const COMPARED: usize = 3;
+
+pub(crate) fn run() -> Result<Measured> {
+    let snapshot = fleet::busy(NODES, TESTS);
+    eprintln!("  twin: the order of the queue");
+    same_queue(&snapshot)?;
+    let mut planner = Planner::new(snapshot.clone());
+    let mut ids = IdSource::new(1);
+    planner.plan(snapshot.at, &mut ids);
+    let mut events = Random::new(2);
+    eprintln!("  twin: incremental against from nothing");
+    for _ in 0..COMPARED {
+        let changed = event(&planner, &mut events);
+        same_plan(&mut planner, changed, &ids)?;
+    }
+
+    eprintln!("  measuring");
+    let (mut cold, mut one_event) = (Samples::default(), Samples::default());
+    for _ in 0..REPEATS {
+        let (planned, sample) = time(|| plan(&snapshot, &mut ids.clone()));
+        ensure!(accounted(&planned) >= NODES, "a plan from nothing leaves nodes out");
+        cold.push(sample);
+        let changed = event(&planner, &mut events);
+        let at = planner.snapshot().at.plus(Span::from_secs(1));
+        let ((known, planned), sample) = time(|| (planner.set_node(changed), planner.plan(at, &mut ids)));
+        ensure!(known && !planned.actions.is_empty(), "a plan after an event decides nothing");
+        one_event.push(sample);
+    }
+    let inputs = json!({
+        "nodes": NODES, "tests": TESTS, "pools": fleet::POOLS, "busy_percent": fleet::BUSY_PERCENT,
+        "due_nodes": naive::queue(&snapshot).len(), "jobs_open": fleet::OPEN_SLOTS,
+    });
+    let mut figures = Vec::new();
+    figures.extend(cold.figures("cold", "", &inputs, "plan() of a snapshot, with the reason of every node passed over"));
+    figures.extend(one_event.figures("one_event", "", &inputs, "one node changes: Planner::set_node and Planner::plan"));
+    Ok(Measured::Figures(figures))
+}
+
+/// A node that was free is taken, or the other way round.
+fn event(planner: &Planner, random: &mut Random) -> NodeRecord {
+    let nodes = &planner.snapshot().nodes;
+    let place = usize::try_from(random.below(nodes.len() as u64)).unwrap_or(0);
+    let mut record = nodes[place].clone();
+    record.node.occupancy = match record.node.occupancy {
+        Occupancy::Free => Occupancy::Busy { by: "user job 77".into() },
+        Occupancy::Busy { .. } | Occupancy::Unknown { .. } => Occupancy::Free,
+    };
+    record
+}
+
+/// Each node is passed over or in an action; a run that is under way has its node too.
+fn accounted(planned: &Plan) -> usize {
+    planned.passed_over.len() + planned.actions.len() + fleet::RUNNING
+}
+
+fn same_plan(planner: &mut Planner, changed: NodeRecord, ids: &IdSource) -> Result<()> {
+    ensure!(planner.set_node(changed), "the planner does not know the node that changed");
+    let at = planner.snapshot().at.plus(Span::from_secs(1));
+    let grown = planner.plan(at, &mut ids.clone());
+    let fresh = plan(planner.snapshot(), &mut ids.clone());
+    ensure!(grown.actions == fresh.actions, "the incremental plan acts otherwise than the plan from nothing");
+    let reasons: HashMap<NodeName, PassedOver> = fresh.passed_over.into_iter().collect();
+    for record in &planner.snapshot().nodes {
+        let name = &record.node.name;
+        ensure!(planner.reason(name).as_ref() == reasons.get(name), "{name} is passed over for another reason");
+    }
+    Ok(())
+}
+
+/// With nothing in the way but the number of jobs, nodes are taken as a plain sort orders them.
+fn same_queue(snapshot: &Snapshot) -> Result<()> {
+    let unhindered = fleet::unhindered(snapshot.clone(), QUEUE);
+    let planned = plan(&unhindered, &mut IdSource::new(1));
+    let taken: Vec<(NodeName, Vec<TestId>)> = planned.actions.iter().filter_map(submitted).collect();
+    let queue = naive::queue(&unhindered);
+    let expected = queue.get(..taken.len()).context("more nodes were taken than are due")?;
+    ensure!(taken.len() == QUEUE as usize, "{} nodes were taken, {QUEUE} could have been", taken.len());
+    for (place, (taken, expected)) in taken.iter().zip(expected).enumerate() {
+        ensure!(taken == expected, "at place {place} {taken:?} was taken, a plain sort has {expected:?} there");
+    }
+    Ok(())
+}
+
+fn submitted(action: &Because<Action>) -> Option<(NodeName, Vec<TestId>)> {
+    match &action.what {
+        Action::Submit(run) => Some((run.nodes.first().clone(), run.tests.to_vec())),
+        _ => None,
+    }
+}

@@ -1,0 +1,181 @@
+//! A made fleet as large sites have it: four nodes of five are in use, and of the rest every other one is due.
+
+use std::sync::Arc;
+
+use doctor_core::{
+    finding::{Evidence, Finding, OpenFinding, Severity, Verdict},
+    ids::{HardwareId, IdSource, JobId, NodeName, PoolName, RuleId, TestId},
+    lifecycle::Life,
+    node::{ForeignMark, Hardware, Hold, Marks, Node, Occupancy},
+    observation::Entity,
+    policy::{Policy, TestPolicy},
+    reason::{Because, ReasonCode},
+    run::{JobSeen, NonEmpty, Purpose, Run, RunState},
+    snapshot::{ActiveRun, Breaker, Caps, NodeRecord, RecentActions, Snapshot, TestRecord},
+    time::{Span, Timestamp},
+};
+
+use crate::random::Random;
+
+pub(crate) const POOLS: usize = 4;
+pub(crate) const BUSY_PERCENT: u64 = 80;
+/// Validation runs that are under way, and how many more may start.
+pub(crate) const RUNNING: usize = 3;
+pub(crate) const OPEN_SLOTS: u32 = 2;
+
+/// 2026-11-15, a Sunday, at eight in the morning.
+const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
+const RACK: usize = 64;
+/// Each test of a node is due in so many of ten thousand cases: with ten tests, every other node has one that is.
+const TEST_DUE: u64 = 670;
+
+pub(crate) fn busy(nodes: usize, tests: usize) -> Snapshot {
+    let mut policy = Policy::standard();
+    policy.limits.jobs = OPEN_SLOTS + u32::try_from(RUNNING).expect("a few runs");
+    let tests: Arc<[TestPolicy]> = (0..tests).map(test).collect();
+    let mut random = Random::new(1);
+    let nodes: Vec<NodeRecord> = (0..nodes).map(|place| record(place, &tests, &mut random)).collect();
+    let runs = under_way(&nodes, &tests);
+    Snapshot {
+        at: NOW,
+        nodes,
+        runs,
+        cases: Vec::new(),
+        recent: RecentActions::default(),
+        spent: Span::hours(3),
+        breaker: Breaker::Closed { since: None },
+        pauses: Vec::new(),
+        requests: Vec::new(),
+        silence_reported: false,
+        caps: Caps::ALL,
+        policy: Arc::new(policy),
+        tests,
+    }
+}
+
+/// The same fleet with nothing in the way of a run but the number of jobs.
+pub(crate) fn unhindered(mut snapshot: Snapshot, jobs: u32) -> Snapshot {
+    snapshot.runs.clear();
+    let mut policy = Policy::clone(&snapshot.policy);
+    policy.limits.jobs = jobs;
+    policy.limits.node_hours_per_day = None;
+    snapshot.policy = Arc::new(policy);
+    let tests: Vec<TestPolicy> =
+        snapshot.tests.iter().map(|test| TestPolicy { shares: Vec::new(), at_once: None, ..test.clone() }).collect();
+    snapshot.tests = tests.into();
+    snapshot
+}
+
+/// Two of the tests load a shared mount.
+fn test(place: usize) -> TestPolicy {
+    TestPolicy {
+        id: TestId::new(&format!("test-{place:02}")).expect("a plain name"),
+        cutoff: Span::days(7),
+        limit: Span::minutes(30),
+        usual: Span::minutes(10),
+        exclusive: true,
+        at_once: None,
+        shares: if place < 2 { vec!["scratch".to_owned()] } else { Vec::new() },
+        pools: None,
+    }
+}
+
+fn record(place: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord {
+    let serial = format!("J{place:07}");
+    let occupancy = match random.below(100) {
+        free if free >= BUSY_PERCENT => Occupancy::Free,
+        _ if random.chance(30) => Occupancy::Unknown { why: "the node does not answer".into() },
+        _ => Occupancy::Busy { by: format!("user job {}", random.below(5_000)).into() },
+    };
+    let node = Node {
+        name: NodeName::new(&format!("node{place:06}")).expect("a plain name"),
+        pool: PoolName::new(&format!("pool-{}", place / RACK % POOLS)).expect("a plain name"),
+        occupancy,
+        marks: marks(random),
+        hardware: Some(Hardware { board_serial: Some(serial.clone()), ..Hardware::default() }),
+        sku: None,
+    };
+    let suspect = random.chance(20);
+    let findings = if suspect { vec![unconfirmed(&tests[0])] } else { Vec::new() };
+    NodeRecord {
+        node,
+        life: if suspect { Life::Suspect } else { Life::InService },
+        since: NOW.minus(Span::days(30)),
+        records: tests.iter().map(|_| past(random)).collect(),
+        findings,
+        backoff: None,
+        hold: random.chance(10).then(hold),
+        hardware: HardwareId::new(&format!("board-{serial}")).ok(),
+        case: None,
+        heard: Some(NOW.minus(Span::from_millis(random.below(60_000).cast_signed()))),
+    }
+}
+
+/// Now and then somebody else has drained a node.
+fn marks(random: &mut Random) -> Marks {
+    let drained = ForeignMark { by: "root".to_owned(), text: "fan replaced".to_owned(), blocks: true };
+    Marks { ours: Vec::new(), foreign: if random.chance(10) { vec![drained] } else { Vec::new() } }
+}
+
+fn hold() -> Hold {
+    Hold { by: "alice".to_owned(), why: "debugging".to_owned(), since: NOW.minus(Span::hours(5)), until: None }
+}
+
+/// A result of the last week, or an older one, or, rarely, none that says anything.
+fn past(random: &mut Random) -> TestRecord {
+    let mut known = TestRecord::NEVER;
+    let week = Span::days(7).millis().unsigned_abs();
+    let due = random.chance(TEST_DUE);
+    let age = if due { week + random.below(week) } else { random.below(week - 60_000) };
+    if !(due && random.chance(500)) {
+        known.add(Verdict::Pass, NOW.minus(Span::from_millis(age.cast_signed())));
+    }
+    if random.chance(50) {
+        let later = NOW.minus(Span::from_millis(random.below(age).cast_signed()));
+        known.add(Verdict::Inconclusive, later);
+    }
+    known
+}
+
+/// Something failed once, and two times are needed.
+fn unconfirmed(test: &TestPolicy) -> OpenFinding {
+    let finding = Finding {
+        check: test.id.clone(),
+        entity: Entity::node(),
+        verdict: Verdict::Fail,
+        severity: Severity::Monitor,
+        remedy: Severity::Monitor.usual_remedy(),
+        reason: ReasonCode::fixed("too-slow"),
+        text: "1.9 GB/s, 2.0 GB/s is the least".to_owned(),
+        rule: RuleId::new("bandwidth").expect("a plain name"),
+        evidence: Evidence::Measured { metric: "bandwidth".to_owned(), value: 1.9, limit: 2.0 },
+        confirm: 2,
+    };
+    let seen = NOW.minus(Span::hours(1));
+    OpenFinding { finding, run: None, first_seen: seen, last_seen: seen, times: 1 }
+}
+
+fn under_way(nodes: &[NodeRecord], tests: &[TestPolicy]) -> Vec<ActiveRun> {
+    let mut ids = IdSource::new(9);
+    let began = NOW.minus(Span::minutes(3));
+    ids.at(began);
+    let free = nodes.iter().filter(|record| record.node.occupancy.is_free() && record.life == Life::InService);
+    free.take(RUNNING)
+        .map(|record| {
+            let id = ids.run();
+            let job = JobId(id.to_string());
+            let run = Run {
+                id,
+                nodes: NonEmpty::one(record.node.name.clone()),
+                tests: NonEmpty::one(tests[tests.len() - 1].id.clone()),
+                state: RunState::Running { job: job.clone(), since: began },
+                asked: Because::new(Purpose::Validation, "stale", "last settled 8d ago"),
+                case: None,
+                planned: began,
+                limit: Span::minutes(30),
+            };
+            let seen = JobSeen::Running { job, since: began };
+            ActiveRun { run, seen, started: Some(began), cancelling: None, absent_since: None }
+        })
+        .collect()
+}

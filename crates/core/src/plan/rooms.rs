@@ -1,0 +1,88 @@
+//! What is left for validation at one moment of a plan: slots, pools, tests, mounts, budget.
+//!
+//! All due nodes of one pool with the same tests due are told the same. So a thousand nodes that wait cost nothing
+//! until somebody asks why, and two plans that leave the same room leave the same reasons.
+
+use super::{
+    PassedOver,
+    draft::Draft,
+    index::{Group, TestMask},
+};
+use crate::{policy::WindowKind, snapshot::Snapshot, time::Span};
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Rooms {
+    /// By pool: what keeps all of it from starting anything.
+    closed: Vec<Option<PassedOver>>,
+    /// Tests of which one more may run.
+    tests: TestMask,
+    slots: bool,
+    /// Of today's budget; nothing to count where there is none.
+    spent: Span,
+}
+
+impl Rooms {
+    pub(super) fn new(draft: &Draft<'_>) -> Self {
+        let snapshot = draft.snapshot;
+        let pools = 0..u16::try_from(draft.index.pools.len()).unwrap_or(u16::MAX);
+        let closed = pools.map(|pool| closed_pool(draft, pool).or_else(|| full_pool(draft, pool))).collect();
+        let roomy = (0..snapshot.tests.len()).filter(|place| draft.usage.has_room(snapshot, *place));
+        let tests = roomy.fold(0, |mask, place| mask | 1_u64.checked_shl(place as u32).unwrap_or(0));
+        let limited = snapshot.policy.limits.node_hours_per_day.is_some();
+        let spent = if limited { draft.usage.spent } else { Span::ZERO };
+        Self { closed, tests, slots: draft.usage.jobs < snapshot.policy.limits.jobs, spent }
+    }
+
+    pub(super) const fn has_slots(&self) -> bool {
+        self.slots
+    }
+
+    /// The tests of this group that could start now, or what is in the way.
+    pub(super) fn ask(&self, snapshot: &Snapshot, group: Group) -> Result<TestMask, PassedOver> {
+        if let Some(Some(why)) = self.closed.get(group.pool as usize) {
+            return Err(why.clone());
+        }
+        let mask = group.due & self.tests;
+        if mask == 0
+            && let Some(blocked) = snapshot.tests.get(group.due.trailing_zeros() as usize)
+        {
+            return Err(PassedOver::ShareBusy { test: blocked.id.clone() });
+        }
+        if !self.slots {
+            return Err(PassedOver::WaitingForSlot);
+        }
+        if self.affords(snapshot, mask) { Ok(mask) } else { Err(PassedOver::BudgetSpent) }
+    }
+
+    /// Whether validation by these tests still fits into today's budget.
+    fn affords(&self, snapshot: &Snapshot, mask: TestMask) -> bool {
+        snapshot.policy.limits.node_hours_per_day.is_none_or(|hours| {
+            let due = snapshot.tests.iter().enumerate().filter(|(place, _)| mask & (1 << place) != 0);
+            let usual: Span = due.map(|(_, test)| test.usual).sum();
+            (self.spent + usual).as_hours() <= hours
+        })
+    }
+}
+
+/// What keeps a whole pool from being validated now.
+pub(super) fn closed_pool(draft: &Draft<'_>, pool: u16) -> Option<PassedOver> {
+    let snapshot = draft.snapshot;
+    let name = &draft.index.pools[pool as usize];
+    let paused = snapshot.pauses.iter().find(|pause| {
+        pause.until.is_none_or(|until| until > snapshot.at) && pause.pool.as_ref().is_none_or(|paused| paused == name)
+    });
+    if let Some(pause) = paused {
+        return Some(PassedOver::Paused { by: pause.by.clone() });
+    }
+    let quiet = snapshot
+        .policy
+        .windows
+        .iter()
+        .any(|window| window.kind == WindowKind::Quiet && window.applies_to(name) && window.contains(snapshot.at));
+    quiet.then_some(PassedOver::QuietWindow)
+}
+
+fn full_pool(draft: &Draft<'_>, pool: u16) -> Option<PassedOver> {
+    let name = &draft.index.pools[pool as usize];
+    draft.usage.is_pool_full(draft.snapshot, name, pool).then(|| PassedOver::PoolFull { pool: name.clone() })
+}
