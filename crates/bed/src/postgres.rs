@@ -72,6 +72,15 @@ fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
 }
 
 impl Server {
+    /// Whether this machine has what a server needs.
+    ///
+    /// # Errors
+    /// With what is missing.
+    pub fn can_start() -> Result<(), BedError> {
+        programs().ok_or(BedError::NotInstalled)?;
+        Account::find().map(drop)
+    }
+
     /// Starts a server and waits until it answers.
     ///
     /// # Errors

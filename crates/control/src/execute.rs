@@ -208,7 +208,7 @@ fn job_request(run: &Run, key: RunKey) -> JobRequest {
         .iter()
         .map(|node| JobOutput {
             node: node.clone(),
-            log: Share::log_path(run.tests.first(), node, run.planned),
+            logs: run.tests.iter().map(|test| Share::log_path(test, node, run.planned)).collect(),
             document: Share::document_path(run, node),
         })
         .collect();

@@ -92,7 +92,7 @@ impl Local {
             tests: NonEmpty::new(tests).unwrap(),
             limit: Span::minutes(10),
             key: KEY,
-            outputs: vec![JobOutput { node, log: log(run), document: format!("memory/here/{run}.json").into() }],
+            outputs: vec![JobOutput { node, logs: vec![log(run)], document: format!("memory/here/{run}.json").into() }],
         }
     }
 

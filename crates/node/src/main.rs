@@ -75,9 +75,9 @@ struct JobArgs {
     /// Tests to run, in this order, separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', required = true)]
     tests: Vec<TestId>,
-    /// Where the log grows while the tests run.
-    #[arg(long, value_name = "FILE")]
-    log: PathBuf,
+    /// Where the log grows while the tests run: one for all tests, or one for each, in their order.
+    #[arg(long = "log", value_name = "FILE", required = true)]
+    logs: Vec<PathBuf>,
     /// Where the result document appears at the end.
     #[arg(long, value_name = "FILE")]
     document: PathBuf,
@@ -159,7 +159,7 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
         node: args.node,
         tests: args.tests,
         key: key(args.key_file.as_deref())?,
-        log: args.log,
+        logs: args.logs,
         document: args.document,
         policy: load_policy(args.place.policy.as_deref())?,
         root: args.place.root,

@@ -79,7 +79,7 @@ pub(crate) struct WireJob {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct WireOutput {
     node: NodeName,
-    log: std::path::PathBuf,
+    logs: Vec<std::path::PathBuf>,
     document: std::path::PathBuf,
 }
 
@@ -134,7 +134,7 @@ impl From<&JobRequest> for WireJob {
     fn from(job: &JobRequest) -> Self {
         let output = |output: &JobOutput| WireOutput {
             node: output.node.clone(),
-            log: output.log.clone(),
+            logs: output.logs.clone(),
             document: output.document.clone(),
         };
         Self {
@@ -151,7 +151,7 @@ impl From<&JobRequest> for WireJob {
 impl WireJob {
     /// `None` if the key is none.
     pub(crate) fn into_request(self) -> Option<JobRequest> {
-        let output = |output: WireOutput| JobOutput { node: output.node, log: output.log, document: output.document };
+        let output = |output: WireOutput| JobOutput { node: output.node, logs: output.logs, document: output.document };
         Some(JobRequest {
             run: self.run,
             nodes: self.nodes,

@@ -77,7 +77,7 @@ impl<F: Fn(&Incident) -> bool> Bed for SimBed<F> {
             key: RunKey::new([1; 32]),
             outputs: vec![JobOutput {
                 document: format!("gpu-health/{name}/{run}.json").into(),
-                log: format!("gpu-health/{name}/{run}.log").into(),
+                logs: vec![format!("gpu-health/{name}/{run}.log").into()],
                 node: name,
             }],
         }

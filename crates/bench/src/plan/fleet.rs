@@ -131,7 +131,7 @@ fn past(random: &mut Random) -> TestRecord {
         known.add(Verdict::Pass, NOW.minus(Span::from_millis(age.cast_signed())));
     }
     if random.chance(50) {
-        let later = NOW.minus(Span::from_millis(random.below(age).cast_signed()));
+        let later = NOW.minus(Span::from_millis(random.below(age + 1).cast_signed()));
         known.add(Verdict::Inconclusive, later);
     }
     known

@@ -69,11 +69,12 @@ pub struct JobRequest {
     pub outputs: Vec<JobOutput>,
 }
 
-/// Where a job leaves its log and its result, relative to the shared directory.
+/// Where a job leaves its logs and its result, relative to the shared directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobOutput {
     pub node: NodeName,
-    pub log: PathBuf,
+    /// One for each test, in their order.
+    pub logs: Vec<PathBuf>,
     pub document: PathBuf,
 }
 

@@ -7,7 +7,6 @@ use std::{
 };
 
 use super::{
-    PassedOver,
     draft::{Draft, ago, because, coarse, named},
     index::{Group, Rank, TestMask},
     rooms::Rooms,

@@ -60,6 +60,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 
 fn text(page: &mut Page, shown: &Shown) {
     let score = &shown.score;
+    // First: what is read is what stays on the screen.
+    page.heading("What the simulation assumes");
+    for line in shown.assumptions.lines() {
+        page.line(format!("  {line}"));
+    }
+    page.heading("What was found");
     page.line(headline(score));
     page.line(format!(
         "It cost {} node-hours of validation ({} of what users had) and disturbed {}.",
@@ -84,10 +90,6 @@ fn text(page: &mut Page, shown: &Shown) {
         coverage.row([cell(test.as_str()), cell(percent(Some(share * 100.0)))]);
     }
     page.table(&coverage);
-    page.heading("What the simulation assumes");
-    for line in shown.assumptions.lines() {
-        page.line(format!("  {line}"));
-    }
     page.heading("Look into it");
     let store = shown.store.display();
     for command in ["status", "nodes", "cases --all", "why NODE", "history --limit 20", "report --since 7d"] {

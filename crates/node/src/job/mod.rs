@@ -43,7 +43,8 @@ pub struct Order {
     pub node: NodeName,
     pub tests: Vec<TestId>,
     pub key: RunKey,
-    pub log: PathBuf,
+    /// One for all tests, or one for each.
+    pub logs: Vec<PathBuf>,
     pub document: PathBuf,
     pub policy: Policy,
     pub root: PathBuf,
@@ -79,7 +80,7 @@ pub fn run(order: &Order, stop: &Stop) -> Result<u8, JobError> {
 }
 
 fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
-    let log = Log::open(&order.log);
+    let log = Log::open(&order.logs, &order.tests);
     let started = now();
     let names = order.tests.iter().map(TestId::as_str).collect::<Vec<_>>().join(", ");
     log.line("job", &format!("run {} on {}: {names}", order.run, order.node));

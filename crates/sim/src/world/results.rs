@@ -165,7 +165,8 @@ impl World {
         let mut trouble = None;
         for output in &run.request.outputs {
             let line = format!("{} {}: {test} {what}", self.now, output.node);
-            if let Err(error) = share.append(&output.log, &line) {
+            let Some(log) = output.logs.get(done).or(output.logs.first()) else { continue };
+            if let Err(error) = share.append(log, &line) {
                 trouble.get_or_insert(error.to_string());
             }
         }

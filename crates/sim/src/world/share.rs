@@ -18,7 +18,7 @@ pub(super) fn is_inside(output: &JobOutput) -> bool {
     let plain = |path: &Path| {
         !path.as_os_str().is_empty() && path.components().all(|part| matches!(part, Component::Normal(_)))
     };
-    plain(&output.log) && plain(&output.document)
+    output.logs.iter().all(|log| plain(log)) && plain(&output.document)
 }
 
 impl Share {
@@ -61,7 +61,7 @@ mod tests {
     fn only_paths_below_the_share_are_accepted() {
         let output = |log: &str, document: &str| JobOutput {
             node: NodeName::new("n1").unwrap(),
-            log: log.into(),
+            logs: vec![log.into()],
             document: document.into(),
         };
         assert!(is_inside(&output("storage/n1/a.log", "storage/n1/a.json")));

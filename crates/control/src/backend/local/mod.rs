@@ -118,8 +118,8 @@ impl LocalBackend {
             ([node], [output]) if *node == self.node && output.node == self.node => output,
             _ => return Err(refuse(format!("a job here is for {} alone, with one place for its output", self.node))),
         };
-        let JobOutput { log, document, .. } = output;
-        for path in [log, document] {
+        let JobOutput { logs, document, .. } = output;
+        for path in logs.iter().chain([document]) {
             if !path.components().all(|part| matches!(part, Component::Normal(_))) {
                 return Err(refuse(format!("{} leads out of the shared directory", path.display())));
             }
@@ -127,7 +127,9 @@ impl LocalBackend {
         let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
         let mut command = Command::new(self.program().map_err(refuse)?);
         command.arg("job").args(["--run", &job.run.to_string(), "--node", self.node.as_str(), "--tests", &tests]);
-        command.arg("--log").arg(self.config.share.join(log));
+        for log in logs {
+            command.arg("--log").arg(self.config.share.join(log));
+        }
         command.arg("--document").arg(self.config.share.join(document));
         command.arg("--job-file").arg(self.jobs.job_file(job.run));
         command.arg("--state").arg(self.config.state.join("node"));

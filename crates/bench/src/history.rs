@@ -1,0 +1,127 @@
+//! M4: questions to ten million rows of history, on both databases, asked through the store as everybody asks them.
+//!
+//! Its twin: every answer equals the one computed from the rows' own maker. The databases are made once and kept in the
+//! cache; when they are made, the store itself must find them sound.
+
+mod expected;
+mod fill;
+mod past;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use doctor_bed::postgres::{Server, Setup};
+use doctor_control::store::{Store, StoreUrl, records::HistoryFilter};
+use doctor_core::time::Span;
+use serde_json::{Value, json};
+
+use self::{expected::Expected, past::Past};
+use crate::{
+    Measured, cache,
+    figure::Figure,
+    random::spread,
+    stopwatch::{REPEATS, Samples, time},
+};
+
+/// How many rows of a node are asked for.
+const LAST: u32 = 20;
+/// The database of the server that the cache keeps.
+const DATABASE: &str = "history";
+
+pub(crate) fn run_sqlite() -> Result<Measured> {
+    let path = cache::input("history-sqlite", fill::fingerprint()?, |path| {
+        eprintln!("  making {} rows, once", Past::ROWS);
+        fill::sqlite(path)?;
+        sound(&Store::open(&StoreUrl::Sqlite(path.to_owned()))?)
+    })?;
+    let store = Store::open(&StoreUrl::Sqlite(path.clone()))?;
+    let samples = ask(&store)?;
+    let bytes = std::fs::metadata(&path).context("looking at the database")?.len();
+    Ok(Measured::Figures(samples.figures("", bytes, &inputs("SQLite"))))
+}
+
+pub(crate) fn run_postgres() -> Result<Measured> {
+    let making = |path: &Path| {
+        eprintln!("  making {} rows, once", Past::ROWS);
+        let server = Server::start(Setup::default())?;
+        let url = server.create_database(DATABASE)?;
+        fill::postgres(&url)?;
+        sound(&Store::open(&url.parse()?)?)?;
+        Ok(server.stop_and_keep(path)?)
+    };
+    if let Err(why) = Server::can_start() {
+        return Ok(Measured::NotHere(why.to_string()));
+    }
+    let kept = cache::input("history-postgres", fill::fingerprint()?, making)?;
+    let server = Server::start(Setup { durable: true, data: Some(&kept) })?;
+    let url = server.url(DATABASE);
+    let samples = ask(&Store::open(&url.parse()?)?)?;
+    Ok(Measured::Figures(samples.figures("_pg", fill::postgres_bytes(&url)?, &inputs("PostgreSQL"))))
+}
+
+fn inputs(database: &str) -> Value {
+    json!({
+        "database": database, "rows": Past::ROWS, "nodes": Past::NODES, "tests": Past::TESTS.len(), "days": Past::DAYS,
+    })
+}
+
+/// The store's own opinion: `latest` and the counts are what its history says.
+fn sound(store: &Store) -> Result<()> {
+    eprintln!("  twin: the store verifies what was made");
+    let verified = store.verify()?;
+    ensure!(verified.is_sound(), "the made history contradicts itself: {}", verified.troubles.join("; "));
+    Ok(())
+}
+
+struct Answers {
+    all_latest: Samples,
+    last: Samples,
+    rates: Samples,
+}
+
+impl Answers {
+    #[expect(clippy::cast_precision_loss, reason = "a file's size and ten million are small against 2^53")]
+    fn figures(&self, suffix: &str, bytes: u64, inputs: &Value) -> Vec<Figure> {
+        let mut figures = Vec::new();
+        figures.extend(self.all_latest.figures("all_latest", suffix, inputs, "Store::latest_all, 30,000 rows"));
+        let note = format!("Store::history, the newest {LAST} of a node, another node each time");
+        figures.extend(self.last.figures("last20", suffix, inputs, &note));
+        figures.extend(self.rates.figures("rate30d", suffix, inputs, "Store::failure_rates over 30 days"));
+        figures.push(Figure {
+            name: format!("bytes_per_row{suffix}"),
+            value: bytes as f64 / Past::ROWS as f64,
+            unit: "bytes",
+            inputs: inputs.clone(),
+            note: "the whole database by the rows of history; runs and evidence, which retention prunes, are not in it"
+                .to_owned(),
+        });
+        figures
+    }
+}
+
+/// Asks everything, compares the answers, then asks again with a stopwatch.
+fn ask(store: &Store) -> Result<Answers> {
+    eprintln!("  twin: answers against the maker of the rows");
+    let expected = Expected::compute()?;
+    let since = Past::END.minus(Span::days(30));
+    expected.check_latest(&store.latest_all()?)?;
+    expected.check_rates(&store.failure_rates(since)?, since)?;
+    eprintln!("  measuring");
+    let mut answers = Answers { all_latest: Samples::default(), last: Samples::default(), rates: Samples::default() };
+    for repeat in 0..REPEATS as u64 {
+        let (all, sample) = time(|| store.latest_all());
+        ensure!(all?.len() == Past::PAIRS, "the latest results are not all there");
+        answers.all_latest.push(sample);
+
+        let node = u32::try_from(spread(repeat) % u64::from(Past::NODES)).context("choosing a node")?;
+        let filter = HistoryFilter { node: Some(Past::name(node)), limit: Some(LAST), ..HistoryFilter::default() };
+        let (rows, sample) = time(|| store.history(&filter));
+        expected::check_newest(node, &rows?, LAST as usize)?;
+        answers.last.push(sample);
+
+        let (rates, sample) = time(|| store.failure_rates(since));
+        expected.check_rates(&rates?, since)?;
+        answers.rates.push(sample);
+    }
+    Ok(answers)
+}

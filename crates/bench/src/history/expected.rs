@@ -1,0 +1,132 @@
+//! What the store must answer, computed from the maker of the rows in the plainest way.
+
+use anyhow::{Context, Result, ensure};
+use doctor_control::store::records::{FailureRate, HistoryRow, LatestRow};
+use doctor_core::{
+    finding::Verdict,
+    ids::{RunId, TestId},
+    reason::ReasonCode,
+    snapshot::TestRecord,
+    time::Timestamp,
+};
+
+use super::past::Past;
+
+const HOUR: i64 = 3_600_000;
+
+/// Where one test on one node stands after all rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stand {
+    pub(crate) record: TestRecord,
+    pub(crate) outcome: usize,
+    pub(crate) run: RunId,
+    /// The newest pass or fail.
+    pub(crate) sure: Option<(usize, Timestamp)>,
+}
+
+/// The folded past.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    /// By node, then by test.
+    pub(crate) stands: Vec<Stand>,
+}
+
+impl Expected {
+    pub(crate) fn compute() -> Result<Self> {
+        let mut stands: Vec<Option<Stand>> = vec![None; Past::PAIRS];
+        for row in Past::all() {
+            let place = row.node as usize * Past::TESTS.len() + row.test;
+            let verdict = Past::OUTCOMES[row.outcome].verdict;
+            let nothing = Stand { record: TestRecord::NEVER, outcome: 0, run: row.run, sure: None };
+            let stand = stands[place].get_or_insert(nothing);
+            stand.record.add(verdict, row.at);
+            stand.outcome = row.outcome;
+            stand.run = row.run;
+            if verdict.is_conclusive() {
+                stand.sure = Some((row.outcome, row.at));
+            }
+        }
+        let stands = stands.into_iter().collect::<Option<Vec<Stand>>>().context("a test without a row was made")?;
+        Ok(Self { stands })
+    }
+
+    pub(crate) fn check_latest(&self, answer: &[LatestRow]) -> Result<()> {
+        ensure!(answer.len() == Past::PAIRS, "{} latest results, {} were made", answer.len(), Past::PAIRS);
+        for (place, (stand, row)) in self.stands.iter().zip(answer).enumerate() {
+            let node = u32::try_from(place / Past::TESTS.len()).context("counting nodes")?;
+            let expected = LatestRow {
+                node: Past::name(node),
+                test: test(place % Past::TESTS.len())?,
+                at: stand.record.attempt().context("a test without a result was made")?,
+                verdict: Past::OUTCOMES[stand.outcome].verdict,
+                reason: reason(stand.outcome)?,
+                run: Some(stand.run),
+                conclusive: stand.sure.map(|(outcome, at)| (Past::OUTCOMES[outcome].verdict, at)),
+                misses: stand.record.misses(),
+            };
+            ensure!(*row == expected, "the latest result is {row:?}, {expected:?} was made");
+        }
+        Ok(())
+    }
+
+    /// Counted by the hour, as the store says it does.
+    pub(crate) fn check_rates(&self, answer: &[FailureRate], since: Timestamp) -> Result<()> {
+        let from = since.millis().div_euclid(HOUR) * HOUR;
+        let mut counts = [[0_u64; 4]; Past::TESTS.len()];
+        // A run of the day before may have its result in the first hour.
+        let days = u32::try_from((Past::END.millis() - from) / (24 * HOUR) + 2).context("counting days")?;
+        for day in Past::DAYS.saturating_sub(days)..Past::DAYS {
+            for row in (0..Past::NODES).flat_map(|node| Past::of_run(node, day)) {
+                if row.at.millis() >= from {
+                    counts[row.test][row.outcome] += 1;
+                }
+            }
+        }
+        ensure!(answer.len() == counts.len(), "{} failure rates, {} were made", answer.len(), counts.len());
+        for (place, (row, counts)) in answer.iter().zip(counts).enumerate() {
+            let of = |verdict| {
+                let kinds = Past::OUTCOMES.iter().zip(counts).filter(|(kind, _)| kind.verdict == verdict);
+                kinds.map(|(_, count)| count).sum()
+            };
+            let expected = FailureRate {
+                test: test(place)?,
+                pass: of(Verdict::Pass),
+                fail: of(Verdict::Fail),
+                inconclusive: of(Verdict::Inconclusive),
+                not_applicable: of(Verdict::NotApplicable),
+            };
+            ensure!(*row == expected, "the failure rate is {row:?}, {expected:?} was made");
+        }
+        Ok(())
+    }
+}
+
+/// The newest rows of a node, newest first, the tests of one run in the order of their names.
+pub(crate) fn check_newest(node: u32, answer: &[HistoryRow], count: usize) -> Result<()> {
+    let newest = (0..Past::DAYS).rev().flat_map(|day| Past::of_run(node, day)).take(count);
+    ensure!(answer.len() == count, "{} newest results of a node, {count} were asked for", answer.len());
+    for (row, past) in answer.iter().zip(newest) {
+        let kind = Past::OUTCOMES[past.outcome];
+        let expected = HistoryRow {
+            node: Past::name(node),
+            test: test(past.test)?,
+            at: past.at,
+            verdict: kind.verdict,
+            reason: reason(past.outcome)?,
+            severity: kind.severity,
+            run: Some(past.run),
+            took: past.took,
+            untrusted: false,
+        };
+        ensure!(*row == expected, "the history has {row:?}, {expected:?} was made");
+    }
+    Ok(())
+}
+
+fn test(place: usize) -> Result<TestId> {
+    Ok(TestId::new(Past::TESTS[place])?)
+}
+
+fn reason(outcome: usize) -> Result<ReasonCode> {
+    Ok(ReasonCode::new(Past::OUTCOMES[outcome].reason)?)
+}

@@ -1,0 +1,224 @@
+//! Fills a store's tables with the made past, in the order in which it would have come, by each database's fast way in.
+//!
+//! The store's own door takes minutes for ten million results. What is written here past the door is checked by the
+//! store's `verify`, so that it is what the door would have left.
+
+use std::{collections::BTreeMap, fmt::Write as _, io::Write as _, path::Path};
+
+use anyhow::{Context, Result};
+use doctor_control::store::{Store, StoreUrl};
+use doctor_core::{finding::Severity, lifecycle::Life};
+
+use super::{expected::Expected, past::Past};
+use crate::random::spread;
+
+const HOUR: i64 = 3_600_000;
+
+/// A value of a row.
+enum Cell {
+    Null,
+    Int(i64),
+    Text(String),
+}
+
+impl From<i64> for Cell {
+    fn from(number: i64) -> Self {
+        Self::Int(number)
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl<T: Into<Self>> From<Option<T>> for Cell {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Null, Into::into)
+    }
+}
+
+/// A database on the inside of the door.
+trait Inside {
+    /// Appends rows to `table (columns)`.
+    fn append(&mut self, table: &str, columns: &[&str], rows: &mut dyn Iterator<Item = Vec<Cell>>) -> Result<()>;
+}
+
+/// Changes when the tables do, or the way in which they are filled here.
+pub(crate) fn fingerprint() -> Result<u64> {
+    const MADE: u64 = 1;
+    let folder = tempfile::tempdir().context("creating a folder for an empty store")?;
+    let path = folder.path().join("empty.db");
+    drop(Store::open(&StoreUrl::Sqlite(path.clone()))?);
+    let schema: Option<String> = rusqlite::Connection::open(&path)
+        .and_then(|empty| empty.query_row("SELECT group_concat(sql) FROM sqlite_schema", (), |row| row.get(0)))
+        .context("reading the schema of an empty store")?;
+    Ok(schema.unwrap_or_default().bytes().fold(spread(MADE), |seen, byte| spread(seen ^ u64::from(byte))))
+}
+
+pub(crate) fn sqlite(path: &Path) -> Result<()> {
+    drop(Store::open(&StoreUrl::Sqlite(path.to_owned()))?);
+    let operation = "filling the SQLite database";
+    let mut connection = rusqlite::Connection::open(path).context(operation)?;
+    // Nobody else looks at it, and what is not finished is thrown away: no journal, no sync, everything in memory.
+    let settings = "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -2097152; PRAGMA locking_mode = EXCLUSIVE;";
+    connection.execute_batch(settings).context(operation)?;
+    let tx = connection.transaction().context(operation)?;
+    fill(&mut SqliteInside(&tx))?;
+    tx.commit().context(operation)?;
+    connection.close().map_err(|(_, error)| error).context(operation)
+}
+
+pub(crate) fn postgres(url: &str) -> Result<()> {
+    drop(Store::open(&url.parse()?)?);
+    let operation = "filling the PostgreSQL database";
+    let mut client = postgres::Client::connect(url, postgres::NoTls).context(operation)?;
+    fill(&mut PostgresInside(&mut client))?;
+    // The server does this by itself before long.
+    client.batch_execute("VACUUM ANALYZE").context(operation)
+}
+
+pub(crate) fn postgres_bytes(url: &str) -> Result<u64> {
+    let operation = "asking for the size of the database";
+    let mut client = postgres::Client::connect(url, postgres::NoTls).context(operation)?;
+    let bytes: i64 = client.query_one("SELECT pg_database_size(current_database())", &[]).context(operation)?.get(0);
+    Ok(bytes.cast_unsigned())
+}
+
+/// Numbers in the database begin at 1.
+fn number(place: usize) -> Cell {
+    Cell::Int(i64::try_from(place).unwrap_or(i64::MAX) + 1)
+}
+
+fn fill(inside: &mut dyn Inside) -> Result<()> {
+    let life = serde_json::to_string(&Life::InService).context("writing a life")?;
+    let began = Past::END.millis();
+    let mut nodes = (0..Past::NODES).map(|node| {
+        vec![number(node as usize), Past::name(node).as_str().into(), life.as_str().into(), began.into()]
+    });
+    inside.append("node", &["id", "name", "life", "since"], &mut nodes)?;
+    let mut tests = Past::TESTS.iter().enumerate().map(|(place, name)| vec![number(place), (*name).into()]);
+    inside.append("test", &["id", "name"], &mut tests)?;
+    fill_outcomes(inside)?;
+    let mut rows = Past::all().map(|row| {
+        let run = row.run.number().cast_signed();
+        let since_birth = row.at.millis() - row.run.born().millis();
+        vec![
+            number(row.node as usize),
+            run.into(),
+            number(row.test),
+            number(row.outcome),
+            since_birth.into(),
+            row.took.millis().into(),
+        ]
+    });
+    inside.append("history", &["node", "run", "test", "outcome", "at", "took"], &mut rows)?;
+    fill_latest(inside)?;
+    fill_hourly(inside)
+}
+
+fn fill_outcomes(inside: &mut dyn Inside) -> Result<()> {
+    let columns = ["id", "name", "verdict", "severity", "reason", "untrusted", "imported"];
+    let mut rows = Past::OUTCOMES.iter().enumerate().map(|(place, kind)| {
+        let severity = kind.severity.map(Severity::code);
+        let name = format!("{}/{}/own/{}", kind.verdict, severity.unwrap_or("-"), kind.reason);
+        let verdict = kind.verdict.code();
+        vec![
+            number(place),
+            name.as_str().into(),
+            verdict.into(),
+            severity.into(),
+            kind.reason.into(),
+            Cell::Int(0),
+            Cell::Int(0),
+        ]
+    });
+    inside.append("outcome", &columns, &mut rows)
+}
+
+fn fill_latest(inside: &mut dyn Inside) -> Result<()> {
+    let columns = ["node", "test", "attempt", "outcome", "run", "settled", "sure", "sure_at", "misses"];
+    let expected = Expected::compute()?;
+    let mut rows = expected.stands.iter().enumerate().map(|(place, stand)| {
+        vec![
+            number(place / Past::TESTS.len()),
+            number(place % Past::TESTS.len()),
+            stand.record.attempt().map(|at| at.millis()).into(),
+            number(stand.outcome),
+            stand.run.number().cast_signed().into(),
+            stand.record.settled().map(|at| at.millis()).into(),
+            stand.sure.map_or(Cell::Null, |(outcome, _)| number(outcome)),
+            stand.sure.map(|(_, at)| at.millis()).into(),
+            i64::from(stand.record.misses()).into(),
+        ]
+    });
+    inside.append("latest", &columns, &mut rows)
+}
+
+fn fill_hourly(inside: &mut dyn Inside) -> Result<()> {
+    let columns = ["hour", "test", "passed", "failed", "inconclusive", "not_applicable"];
+    let mut counts: BTreeMap<(i64, usize), [i64; 4]> = BTreeMap::new();
+    for row in Past::all() {
+        // The columns follow the outcomes: one kind for each verdict.
+        counts.entry((row.at.millis().div_euclid(HOUR), row.test)).or_default()[row.outcome] += 1;
+    }
+    let mut rows = counts.into_iter().map(|((hour, test), counts)| {
+        let mut row = vec![Cell::Int(hour), number(test)];
+        row.extend(counts.map(Cell::Int));
+        row
+    });
+    inside.append("hourly", &columns, &mut rows)
+}
+
+struct SqliteInside<'a>(&'a rusqlite::Connection);
+
+impl Inside for SqliteInside<'_> {
+    fn append(&mut self, table: &str, columns: &[&str], rows: &mut dyn Iterator<Item = Vec<Cell>>) -> Result<()> {
+        let places = vec!["?"; columns.len()].join(", ");
+        let sql = format!("INSERT INTO {table} ({}) VALUES ({places})", columns.join(", "));
+        let mut statement = self.0.prepare(&sql).with_context(|| format!("filling {table}"))?;
+        for row in rows {
+            statement.execute(rusqlite::params_from_iter(row)).with_context(|| format!("filling {table}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl rusqlite::ToSql for Cell {
+    fn to_sql(&self) -> rusqlite::Result<rusqlite::types::ToSqlOutput<'_>> {
+        match self {
+            Self::Null => Ok(rusqlite::types::Null.into()),
+            Self::Int(number) => number.to_sql(),
+            Self::Text(text) => text.to_sql(),
+        }
+    }
+}
+
+struct PostgresInside<'a>(&'a mut postgres::Client);
+
+impl Inside for PostgresInside<'_> {
+    fn append(&mut self, table: &str, columns: &[&str], rows: &mut dyn Iterator<Item = Vec<Cell>>) -> Result<()> {
+        let operation = || format!("filling {table}");
+        let sql = format!("COPY {table} ({}) FROM STDIN", columns.join(", "));
+        let mut copy = std::io::BufWriter::with_capacity(1 << 16, self.0.copy_in(&sql).with_context(operation)?);
+        let mut line = String::new();
+        for row in rows {
+            line.clear();
+            for (place, cell) in row.iter().enumerate() {
+                line.push_str(if place > 0 { "\t" } else { "" });
+                // No name that is made here has a character that COPY would want escaped.
+                match cell {
+                    Cell::Null => line.push_str("\\N"),
+                    Cell::Int(number) => write!(line, "{number}").context("writing a number")?,
+                    Cell::Text(text) => line.push_str(text),
+                }
+            }
+            line.push('\n');
+            copy.write_all(line.as_bytes()).with_context(operation)?;
+        }
+        let copy = copy.into_inner().map_err(std::io::IntoInnerError::into_error).with_context(operation)?;
+        copy.finish().with_context(operation)?;
+        Ok(())
+    }
+}

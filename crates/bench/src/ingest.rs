@@ -1,0 +1,133 @@
+//! M5: results a second, from signed bytes to a durable row, with 64 writers.
+//!
+//! Each writer takes a document that a node could have written, has it verified, understood and judged, and waits until
+//! the store has it on disk. Its twin: afterwards every run has its result in history once, with the right verdict, and
+//! the store finds itself sound.
+
+mod documents;
+mod writers;
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, ensure};
+use doctor_bed::postgres::{Server, Setup};
+use doctor_control::{
+    settings::Settings,
+    store::{GroupCommit, Lease, Store, StoreUrl, records::HistoryFilter},
+};
+use doctor_core::{
+    finding::Verdict,
+    ids::{NodeName, RunId},
+    time::Span,
+};
+use serde_json::{Value, json};
+
+use self::{
+    documents::{Job, Plans},
+    writers::Round,
+};
+use crate::{
+    Measured,
+    figure::Figure,
+    stopwatch::{REPEATS, median, spread},
+};
+
+const WRITERS: usize = 64;
+/// Results of one repeat: one for each node.
+const RESULTS: usize = 10_000;
+/// Whose writer holds the lease.
+const HOLDER: &str = "bench";
+
+pub(crate) fn run_sqlite() -> Result<Measured> {
+    let folder = tempfile::tempdir().context("creating a folder for the store")?;
+    let url = StoreUrl::Sqlite(folder.path().join("doctor.db"));
+    let rounds = measure(&Store::open(&url)?)?;
+    Ok(Measured::Figures(figures(&rounds, "", &inputs("SQLite", "journal_mode=WAL, synchronous=FULL"))))
+}
+
+pub(crate) fn run_postgres() -> Result<Measured> {
+    if let Err(why) = Server::can_start() {
+        return Ok(Measured::NotHere(why.to_string()));
+    }
+    let server = Server::start(Setup { durable: true, data: None })?;
+    let url: StoreUrl = server.create_database("ingest")?.parse()?;
+    let rounds = measure(&Store::open(&url)?)?;
+    Ok(Measured::Figures(figures(&rounds, "_pg", &inputs("PostgreSQL", "fsync=on, synchronous_commit=on"))))
+}
+
+fn inputs(database: &str, durability: &str) -> Value {
+    json!({
+        "database": database, "durability": durability, "writers": WRITERS, "results": RESULTS,
+        "document_bytes": documents::size(), "tests_per_document": 1, "failing_percent": documents::FAILING_PERCENT,
+    })
+}
+
+/// Measures all repeats and then looks whether everything is there. The first repeat only warms up.
+fn measure(store: &Store) -> Result<Vec<Round>> {
+    let settings = documents::settings()?;
+    let mut plans = Plans::new(RESULTS);
+    let lease = store.acquire(HOLDER, plans.now(), Span::days(3_650))?;
+    let group = GroupCommit::start(store.clone(), lease.clone())?;
+    let mut expected: HashMap<(RunId, NodeName), Verdict> = HashMap::new();
+    let mut rounds = Vec::new();
+    eprintln!("  measuring");
+    for repeat in 0..=REPEATS {
+        let jobs = plan(store, &lease, &mut plans)?;
+        expected.extend(jobs.iter().map(|job| ((job.run.run.id, job.node.clone()), job.verdict)));
+        let round = ingest(&settings, &group, jobs)?;
+        if repeat > 0 {
+            rounds.push(round);
+        }
+    }
+    drop(group);
+    eprintln!("  twin: every result once");
+    check(store, &expected)?;
+    Ok(rounds)
+}
+
+fn plan(store: &Store, lease: &Lease, plans: &mut Plans) -> Result<Vec<Job>> {
+    plans.next_day();
+    let jobs = plans.jobs()?;
+    plans.commit(store, lease, &jobs)?;
+    Ok(jobs)
+}
+
+fn ingest(settings: &Settings, group: &GroupCommit, jobs: Vec<Job>) -> Result<Round> {
+    let round = writers::run(settings, group, WRITERS, jobs)?;
+    ensure!(round.latencies.len() == RESULTS, "{} results were kept, {RESULTS} were sent", round.latencies.len());
+    Ok(round)
+}
+
+fn check(store: &Store, expected: &HashMap<(RunId, NodeName), Verdict>) -> Result<()> {
+    let rows = store.history(&HistoryFilter::default())?;
+    ensure!(rows.len() == expected.len(), "{} rows are in history, {} results were kept", rows.len(), expected.len());
+    let mut seen = HashMap::with_capacity(rows.len());
+    for row in rows {
+        let run = row.run.context("a row of history has no run")?;
+        let kept = expected.get(&(run, row.node.clone())).with_context(|| format!("nobody sent {run}"))?;
+        ensure!(row.verdict == *kept, "{run} on {} is {}, {kept} was sent", row.node, row.verdict);
+        ensure!(seen.insert((run, row.node), ()).is_none(), "{run} is in history twice");
+    }
+    let verified = store.verify()?;
+    ensure!(verified.is_sound(), "the store contradicts itself: {}", verified.troubles.join("; "));
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "ten thousand results")]
+fn figures(rounds: &[Round], suffix: &str, inputs: &Value) -> Vec<Figure> {
+    let figure = |name: &str, unit, values: &[f64], note: &str| Figure {
+        name: format!("{name}{suffix}"),
+        value: median(values),
+        unit,
+        inputs: inputs.clone(),
+        note: format!("{note}; {}", spread(values)),
+    };
+    let rates: Vec<f64> = rounds.iter().map(|round| RESULTS as f64 / round.sample.wall.as_secs_f64()).collect();
+    let p99: Vec<f64> = rounds.iter().map(Round::p99_ms).collect();
+    let cpu: Vec<f64> = rounds.iter().map(|round| round.sample.cpu.as_secs_f64() * 1e6 / RESULTS as f64).collect();
+    vec![
+        figure("results_per_s", "1/s", &rates, "signature, parse, interpret, classify, compress, store, sync"),
+        figure("p99_ms", "ms", &p99, "from taking a document to its result being durable"),
+        figure("cpu_us_per_result", "us", &cpu, "CPU time of this process; a database server's is not in it"),
+    ]
+}

@@ -1,0 +1,149 @@
+//! Runs and the documents that nodes would send for them: the memory check, on captured output.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use doctor_checks::{
+    Catalogue,
+    document::{Document, RunKey, TestEvidence},
+    probe::{Probe, ProbeOutput},
+};
+use doctor_control::{
+    settings::Settings,
+    store::{
+        Lease, Store,
+        records::{CycleIntent, StoredRun},
+    },
+};
+use doctor_core::{
+    finding::Verdict,
+    ids::{IdSource, NodeName, TestId},
+    node::Hardware,
+    plan::Action,
+    policy::Policy,
+    profile::Profiles,
+    reason::Because,
+    run::{NonEmpty, Purpose, Run, RunState},
+    time::{Span, Timestamp},
+};
+
+use crate::random::spread;
+
+/// Of the documents, so many of a hundred tell of a fault.
+pub(super) const FAILING_PERCENT: u64 = 1;
+
+const HEALTHY: &str = include_str!("../../../checks/fixtures/memory/healthy.txt");
+const FAILING: &str = include_str!("../../../checks/fixtures/memory/nothing-available.txt");
+const TEST: &str = "memory";
+const SOURCE: &str = "/proc/meminfo";
+/// Runs written down in one transaction.
+const CYCLE: usize = 1_000;
+
+/// A run, and the document that will come for it.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) run: StoredRun,
+    pub(super) node: NodeName,
+    pub(super) document: Vec<u8>,
+    pub(super) received: Timestamp,
+    /// What must come of it.
+    pub(super) verdict: Verdict,
+}
+
+pub(super) fn settings() -> Result<Settings> {
+    Ok(Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default())?)
+}
+
+/// Of a usual document, before compression.
+pub(super) fn size() -> usize {
+    Plans::new(1).jobs().map_or(0, |jobs| jobs.iter().map(|job| job.document.len()).sum())
+}
+
+/// A day's runs, one on each node, day after day.
+#[derive(Debug)]
+pub(super) struct Plans {
+    nodes: Vec<NodeName>,
+    ids: IdSource,
+    now: Timestamp,
+}
+
+impl Plans {
+    pub(super) fn new(nodes: usize) -> Self {
+        let nodes = (0..nodes).map(|place| NodeName::new(&format!("node{place:05}")).expect("a plain name")).collect();
+        Self { nodes, ids: IdSource::new(5), now: Timestamp::from_secs(1_794_700_800) }
+    }
+
+    pub(super) const fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    pub(super) const fn next_day(&mut self) {
+        self.now = self.now.plus(Span::days(1));
+    }
+
+    pub(super) fn jobs(&mut self) -> Result<Vec<Job>> {
+        self.ids.at(self.now);
+        let nodes = self.nodes.clone();
+        nodes.into_iter().map(|node| self.job(node)).collect()
+    }
+
+    fn job(&mut self, node: NodeName) -> Result<Job> {
+        let test = TestId::new(TEST)?;
+        let run = Run {
+            id: self.ids.run(),
+            nodes: NonEmpty::one(node.clone()),
+            tests: NonEmpty::one(test.clone()),
+            state: RunState::Planned,
+            asked: Because::new(Purpose::Validation, "stale", "last settled 8d ago"),
+            case: None,
+            planned: self.now,
+            limit: Span::minutes(30),
+        };
+        let luck = spread(run.id.number());
+        let failing = luck % 100 < FAILING_PERCENT;
+        let (started, ended) = (self.now.plus(Span::from_secs(20)), self.now.plus(Span::from_secs(21)));
+        let text = if failing { FAILING } else { HEALTHY };
+        let probe = (Probe::Read { path: SOURCE.to_owned() }, ProbeOutput::Text(text.to_owned()));
+        let document = Document {
+            run: run.id,
+            node: node.clone(),
+            hardware: hardware(&node),
+            started,
+            ended,
+            tests: vec![TestEvidence { test, started, ended, probes: vec![probe] }],
+        };
+        let mut secret = [0; 32];
+        for (word, bytes) in secret.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&spread(luck ^ word as u64).to_le_bytes());
+        }
+        let key = RunKey::new(secret);
+        let document = document.sign(&key)?;
+        let run = StoredRun { run, key, started: None, cancelling: None };
+        let verdict = if failing { Verdict::Fail } else { Verdict::Pass };
+        Ok(Job { run, node, document, received: ended.plus(Span::from_secs(2)), verdict })
+    }
+
+    /// Writes the runs down, as the cycle does before it submits them.
+    pub(super) fn commit(&self, store: &Store, lease: &Lease, jobs: &[Job]) -> Result<()> {
+        let policy = Policy::standard();
+        for jobs in jobs.chunks(CYCLE) {
+            let keys: BTreeMap<_, _> = jobs.iter().map(|job| (job.run.run.id, job.run.key.clone())).collect();
+            let submit = |job: &Job| Because::new(Action::Submit(job.run.run.clone()), "stale", "last settled 8d ago");
+            let actions: Vec<_> = jobs.iter().map(submit).collect();
+            let intent = CycleIntent {
+                at: self.now,
+                actions: &actions,
+                keys: &keys,
+                changed_reasons: &[],
+                policy_version: policy.version,
+                retry: &policy.retry,
+            };
+            store.commit(lease, &intent)?;
+        }
+        Ok(())
+    }
+}
+
+fn hardware(node: &NodeName) -> Hardware {
+    Hardware { board_serial: Some(format!("SN-{node}")), boot_id: Some("5b1f0a7e".to_owned()), ..Hardware::default() }
+}

@@ -1,0 +1,71 @@
+//! Many writers at once, each waiting for its own result to be durable.
+
+use std::{
+    sync::Barrier,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use doctor_control::{
+    ingest::open_document,
+    settings::Settings,
+    store::{GroupCommit, records::Accepted},
+};
+
+use super::documents::Job;
+use crate::stopwatch::{Sample, millis, time};
+
+/// One repeat.
+#[derive(Debug)]
+pub(super) struct Round {
+    pub(super) sample: Sample,
+    /// Of every result, shortest first.
+    pub(super) latencies: Vec<Duration>,
+}
+
+impl Round {
+    pub(super) fn p99_ms(&self) -> f64 {
+        self.latencies.get(self.latencies.len() * 99 / 100).copied().map_or(f64::NAN, millis)
+    }
+}
+
+/// Shares the jobs out and has them all done.
+pub(super) fn run(settings: &Settings, group: &GroupCommit, writers: usize, jobs: Vec<Job>) -> Result<Round> {
+    let mut shares: Vec<Vec<Job>> = (0..writers).map(|_| Vec::with_capacity(jobs.len() / writers + 1)).collect();
+    for (place, job) in jobs.into_iter().enumerate() {
+        shares[place % writers].push(job);
+    }
+    let ready = Barrier::new(writers + 1);
+    let (done, sample) = std::thread::scope(|scope| {
+        let ready = &ready;
+        let threads: Vec<_> = shares
+            .into_iter()
+            .map(|share| {
+                scope.spawn(move || {
+                    ready.wait();
+                    share.into_iter().map(|job| write(settings, group, job)).collect::<Result<Vec<Duration>>>()
+                })
+            })
+            .collect();
+        // The clock starts when every thread is there.
+        ready.wait();
+        time(|| {
+            let done: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+            done
+        })
+    });
+    let mut latencies = Vec::new();
+    for of_thread in done {
+        latencies.extend(of_thread.ok().context("a writer panicked")??);
+    }
+    latencies.sort_unstable();
+    Ok(Round { sample, latencies })
+}
+
+fn write(settings: &Settings, group: &GroupCommit, job: Job) -> Result<Duration> {
+    let began = Instant::now();
+    let result = open_document(settings, &job.run, None, job.document, job.received)?;
+    let accepted = group.submit(result).context("keeping a result")?;
+    ensure!(accepted == Accepted::Kept, "{} was not kept: {accepted:?}", job.run.run.id);
+    Ok(began.elapsed())
+}

@@ -1,0 +1,129 @@
+//! The program under test in a directory of its own, and what it said.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::OnceLock,
+};
+
+use tempfile::TempDir;
+
+/// A directory, with nothing of the caller's environment in it.
+pub struct Bed {
+    dir: TempDir,
+}
+
+/// What a command said.
+pub struct Said {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Bed {
+    pub fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    /// This machine as a cluster of one that is never too busy.
+    pub fn local() -> Self {
+        let bed = Self::new();
+        std::fs::create_dir(bed.path("data")).unwrap();
+        bed.write(
+            "doctor.toml",
+            "store = \"doctor.db\"\ndata = \"data\"\n[backend.local]\nnode = \"here\"\nmax_load_per_core = 1000.0\n",
+        );
+        bed
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    pub fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_doctor"));
+        command.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
+        command.env_clear().env("HOME", self.dir.path()).env("USER", "ann").env("PATH", "/usr/bin:/bin");
+        command.env("DOCTOR_NODE", doctor_node());
+        command
+    }
+
+    pub fn doctor(&self, args: &[&str]) -> Said {
+        Said::of(&self.command(args).output().unwrap())
+    }
+
+    /// Runs it and expects this exit code.
+    #[track_caller]
+    pub fn expect(&self, code: i32, args: &[&str]) -> Said {
+        let said = self.doctor(args);
+        assert_eq!(said.code, code, "doctor {}\n{}\n{}", args.join(" "), said.out, said.err);
+        said
+    }
+
+    #[track_caller]
+    pub fn json(&self, args: &[&str]) -> serde_json::Value {
+        let said = self.doctor(&[args, &["--json"]].concat());
+        serde_json::from_str(&said.out)
+            .unwrap_or_else(|error| panic!("doctor {}: {error}\n{}\n{}", args.join(" "), said.out, said.err))
+    }
+}
+
+impl Said {
+    pub fn of(output: &Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        Self { code: output.status.code().unwrap_or(-1), out: text(&output.stdout), err: text(&output.stderr) }
+    }
+
+    #[track_caller]
+    pub fn says(&self, part: &str) -> &Self {
+        assert!(self.out.contains(part), "`{part}` is not in:\n{}", self.out);
+        self
+    }
+
+    #[track_caller]
+    pub fn complains(&self, part: &str) -> &Self {
+        assert!(self.err.contains(part), "`{part}` is not in:\n{}", self.err);
+        self
+    }
+}
+
+/// The program that jobs run, built if need be beside the one under test.
+fn doctor_node() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let profile = Path::new(env!("CARGO_BIN_EXE_doctor")).parent().unwrap();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "doctor-node", "--target-dir"]).arg(profile.parent().unwrap());
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success(), "cargo build -p doctor-node");
+        profile.join("doctor-node")
+    })
+}
+
+/// A store that a short demonstration left; made once, and copied for those who change it.
+pub fn demo() -> &'static Bed {
+    static DEMO: OnceLock<Bed> = OnceLock::new();
+    DEMO.get_or_init(|| {
+        let bed = Bed::new();
+        let said = bed.expect(0, &["demo", "--nodes", "24", "--days", "3", "--seed", "7", "--dir", "demo"]);
+        said.says("Look into it");
+        bed
+    })
+}
+
+/// A copy of the demonstration's store to write to.
+pub fn demo_copy() -> Bed {
+    let bed = Bed::new();
+    std::fs::copy(demo().path("demo/doctor.db"), bed.path("doctor.db")).unwrap();
+    bed
+}

@@ -1,0 +1,77 @@
+//! Configuration: found, checked, shown, and refused with line and column.
+
+mod bed;
+
+use bed::Bed;
+
+#[test]
+fn init_writes_commented_defaults_that_are_good_and_overwrites_nothing() {
+    let bed = Bed::new();
+    bed.expect(0, &["config", "init", "site"]).says("site/doctor.toml");
+    assert!(bed.read("site/policy.toml").contains("# Validation jobs at a time"));
+    // The default data directory belongs to an operator who has not made it here.
+    let said = bed.doctor(&["config", "check", "--config", "site/doctor.toml"]);
+    said.says("site/doctor.toml is good.").says("disk-space");
+    bed.expect(2, &["config", "init", "site"]).complains("is there already");
+}
+
+#[test]
+fn a_mistake_is_shown_with_file_line_column_and_what_is_accepted() {
+    for (file, text, parts) in [
+        ("doctor.toml", "store = \"a.db\"\ncycel = \"30s\"\n", ["doctor.toml, line 2, column 1", "`cycle`"]),
+        ("doctor.toml", "cycle = \"30 parsecs\"\n", ["doctor.toml, line 1, column 9", "such as \"90s\""]),
+        ("doctor.toml", "workers = -2\n", ["doctor.toml, line 1, column 11", "1 to 256"]),
+        ("doctor.toml", "cycle = \n", ["doctor.toml, line 1", "column"]),
+        ("policy.toml", "[limits]\n\n  job = 3\n", ["policy.toml, line 3, column 3", "`jobs`"]),
+        ("policy.toml", "[limits]\npending = 300\n", ["policy.toml, line 2, column 11", "such as \"90s\""]),
+        ("policy.toml", "[limits]\njobs = -1\n", ["policy.toml, line 2, column 8", "0 or more"]),
+        ("policy.toml", "[breaker]\npercent_of_pool = -5.0\n", ["policy.toml, line 2, column 19", "0 to 100 percent"]),
+        ("policy.toml", "mode = \"yolo\"\n", ["policy.toml, line 1, column 8", "observe, recommend, act"]),
+        ("policy.toml", "[[rules]]\nid = \"x\"\n", ["policy.toml, line 1", "missing field `check`"]),
+        ("profile.toml", "sku = \"h100\"\nversion = 1\n", ["profile.toml, line 1", "missing field `expect`"]),
+    ] {
+        let bed = Bed::new();
+        bed.write("doctor.toml", "policy = \"policy.toml\"\nprofiles = [\"profile.toml\"]\n");
+        bed.write("policy.toml", "");
+        bed.write("profile.toml", "sku = \"h100\"\nversion = 1\n[expect]\n");
+        bed.write(file, text);
+        let said = bed.expect(4, &["config", "check"]);
+        for part in parts {
+            said.complains(part);
+        }
+        said.complains("hint:");
+    }
+}
+
+#[test]
+fn a_policy_that_names_what_does_not_exist_is_refused() {
+    let bed = Bed::new();
+    bed.write("doctor.toml", "policy = \"policy.toml\"\n");
+    bed.write("policy.toml", "[tests.discs]\nenabled = false\n");
+    bed.expect(4, &["config", "check"]).complains("tests.discs").complains("disk-space");
+    bed.write("doctor.toml", "policy = \"missing.toml\"\n");
+    bed.expect(4, &["config", "check"]).complains("missing.toml").complains("No such file");
+}
+
+#[test]
+fn what_is_in_force_is_shown_and_reads_back() {
+    let bed = Bed::local();
+    let said = bed.expect(0, &["config", "show"]);
+    said.says("max_load_per_core = 1000").says("[limits]").says("jobs = 5");
+    let json = bed.json(&["config", "show"]);
+    assert_eq!(json["cycle"], "30s");
+    assert_eq!(json["policy_in_force"]["mode"], "recommend");
+}
+
+#[test]
+fn a_named_file_that_is_missing_is_not_replaced_by_another() {
+    let bed = Bed::local();
+    bed.expect(4, &["nodes", "--config", "other.toml"]).complains("other.toml");
+}
+
+#[test]
+fn a_missing_shared_directory_is_said_with_the_way_out() {
+    let bed = Bed::local();
+    std::fs::remove_dir(bed.path("data")).unwrap();
+    bed.expect(3, &["run"]).complains("data").complains("create the directory");
+}

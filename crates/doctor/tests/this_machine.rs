@@ -1,0 +1,167 @@
+//! The whole way on this machine: real jobs, real results, a controller that leads and one that waits.
+
+mod bed;
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use bed::Bed;
+
+/// Long enough for a machine under load; it is the bound of a wait on a level, not a pause.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[track_caller]
+fn until(what: &str, mut level: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !level() {
+        assert!(began.elapsed() < PATIENCE, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn one_command_tests_this_machine_and_the_others_show_what_was_found() {
+    let bed = Bed::local();
+    bed.expect(0, &["plan"]).says("disk-space").says("never tested");
+    assert!(!bed.path("doctor.db").exists(), "planning leaves nothing behind");
+    let said = bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    said.says("1 result taken in");
+    let rows = bed.json(&["nodes"]);
+    let tests = rows[0]["tests"].as_array().unwrap();
+    assert!(tests.len() >= 3, "{rows}");
+    assert!(tests.iter().all(|test| test["standing"] != "never-tested"), "{rows}");
+    let run = bed.json(&["history"])[0]["run"].as_str().unwrap().to_owned();
+    bed.expect(0, &["log", &run]).says("disk-space");
+    // Nothing is due now, and that is the reason given.
+    let plan = bed.json(&["plan"]);
+    assert_eq!(plan["passed_over"][0]["code"], "fresh", "{plan}");
+    let why = bed.doctor(&["why", "here"]);
+    why.says("(fresh): nothing is due before");
+    assert!(bed.path("data/metadata/free_nodes.txt").exists());
+    assert!(bed.path("data/metadata/validation.db").exists());
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}
+
+#[test]
+fn an_operators_wish_comes_first_and_is_answered() {
+    let bed = Bed::local();
+    bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    bed.expect(0, &["test", "here", "--test", "memory", "--why", "curious", "--yes"]);
+    bed.expect(0, &["run", "--wait", "--timeout", "1m"]).says("asked by ann: curious");
+    let history = bed.json(&["history", "--test", "memory"]);
+    assert_eq!(history.as_array().unwrap().len(), 2);
+    assert_eq!(bed.json(&["status"])["requests"], 0);
+}
+
+#[test]
+fn a_held_machine_is_left_alone() {
+    let bed = Bed::local();
+    bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    bed.expect(0, &["hold", "here", "--why", "mine", "--yes"]);
+    bed.expect(0, &["test", "here", "--yes"]);
+    bed.expect(0, &["run"]);
+    assert_eq!(bed.json(&["history", "--test", "memory"]).as_array().unwrap().len(), 1);
+    bed.doctor(&["why", "here"]).says("held by ann");
+}
+
+/// A controller that is ended with the test.
+struct Service {
+    child: Child,
+    log: std::sync::mpsc::Receiver<String>,
+    seen: String,
+}
+
+impl Service {
+    fn start(bed: &Bed) -> Self {
+        let mut child = bed.command(&["serve"]).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let (send, log) = std::sync::mpsc::channel();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| send.send(line)));
+        Self { child, log, seen: String::new() }
+    }
+
+    #[track_caller]
+    fn says(&mut self, part: &str) {
+        until(&format!("`{part}` (in {})", self.seen), || {
+            self.seen.extend(self.log.try_iter().map(|line| line + "\n"));
+            self.seen.contains(part)
+        });
+    }
+
+    /// Asks it to stop, as an init system does, and gives back its exit code.
+    fn stop(mut self) -> (Option<i32>, String) {
+        let pid = self.child.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let mut code = None;
+        until("the end", || {
+            code = self.child.try_wait().unwrap();
+            code.is_some()
+        });
+        self.seen.extend(self.log.iter().map(|line| line + "\n"));
+        (code.and_then(|status| status.code()), std::mem::take(&mut self.seen))
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+}
+
+fn quick(bed: &Bed) {
+    let config = bed
+        .read("doctor.toml")
+        .replace("[backend", "cycle = \"1s\"\nlease = \"5s\"\npolicy = \"policy.toml\"\n[backend");
+    bed.write("doctor.toml", &config);
+    bed.write("policy.toml", "version = 1\n");
+}
+
+#[test]
+fn a_service_leads_reloads_and_stops_when_told_to() {
+    let bed = Bed::local();
+    quick(&bed);
+    let mut service = Service::start(&bed);
+    service.says("started");
+    until("a result", || {
+        bed.path("doctor.db").exists() && bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
+    });
+    assert_eq!(bed.json(&["status"])["leader"]["is"], "leads");
+    // Another one on the same store stays passive, and so does a single cycle.
+    bed.expect(5, &["run"]).complains("another controller leads");
+    let mut second = Service::start(&bed);
+    second.says("another controller leads; this one waits");
+
+    bed.write("policy.toml", "version = 2\n[limits]\njobs = -1\n");
+    service.says("the last good one is");
+    service.says("line 3, column 8");
+    until("the remark in status", || bed.doctor(&["status"]).out.contains("the last good one is"));
+    bed.write("policy.toml", "version = 3\n");
+    service.says("the changed configuration is in force policy=3");
+
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("stopped"), "{log}");
+    second.says("leading now");
+    assert_eq!(second.stop().0, Some(0));
+    assert_eq!(bed.json(&["status"])["leader"]["is"], "nobody");
+}
+
+#[test]
+fn a_service_that_was_killed_is_followed_by_the_next_at_once() {
+    let bed = Bed::local();
+    quick(&bed);
+    let config = bed.read("doctor.toml").replace("lease = \"5s\"", "lease = \"1h\"");
+    bed.write("doctor.toml", &config);
+    let mut service = Service::start(&bed);
+    until("the lead", || bed.path("doctor.db").exists() && bed.json(&["status"])["leader"]["is"] == "leads");
+    service.child.kill().unwrap();
+    service.child.wait().unwrap();
+    bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    let history = bed.json(&["history", "--test", "memory"]);
+    assert_eq!(history.as_array().unwrap().len(), 1, "nothing lost, nothing doubled");
+}
