@@ -547,7 +547,7 @@ fn logs_grow_on_the_share_while_the_test_runs_and_the_result_comes_last() {
     let mut bench = Bench::new(config);
     let run = bench.submit("node001", &["dl"]);
     let output = job(run, "node001", &["dl"]).outputs.remove(0);
-    let lines = || std::fs::read_to_string(folder.path().join(&output.logs[0]s[0])).map_or(0, |text| text.lines().count());
+    let lines = || std::fs::read_to_string(folder.path().join(&output.logs[0])).map_or(0, |text| text.lines().count());
     bench.pass(Span::minutes(1));
     assert_eq!(lines(), 1);
     bench.pass(Span::minutes(6));

@@ -94,9 +94,9 @@ impl Stage {
     fn world(&self, seed: u64) -> WorldConfig {
         let pool = |name, prefix| PoolConfig::new(name, 12, prefix).unwrap();
         let assumptions = Assumptions {
-            hard_per_node_day: 1.0,
-            gray_per_node_day: 1.0,
-            sdc_per_node_day: 0.2,
+            hard_per_node_day: 3.0,
+            gray_per_node_day: 3.0,
+            sdc_per_node_day: 0.5,
             utilisation: 0.4,
             job_median: Span::minutes(30),
             job_longest: Span::hours(4),
