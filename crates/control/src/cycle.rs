@@ -224,6 +224,9 @@ impl Engine {
 
     fn run(&mut self, lease: &Lease) -> Result<CycleReport, CycleError> {
         let mut report = CycleReport { troubles: self.remark.iter().cloned().collect(), ..CycleReport::default() };
+        if let Some(Err(error)) = self.parts.share.as_ref().map(Share::check) {
+            report.troubles.push(error.to_string());
+        }
         self.memory.observe(&mut self.parts, lease, &mut report)?;
         let now = self.parts.clock.now();
         report.at = Some(now);

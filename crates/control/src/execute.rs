@@ -52,8 +52,6 @@ enum Work {
     Submit(JobRequest),
     Cancel(RunId),
     Change { case: CaseId, op: OpId, node: NodeName, changes: Vec<Change> },
-    /// Steps that happen in our own books only.
-    Book { case: CaseId, op: OpId, step: StepKind },
 }
 
 impl Executor<'_> {
@@ -113,9 +111,8 @@ impl Executor<'_> {
                     StepKind::Reset => vec![Change::Reset],
                     StepKind::Reboot => vec![Change::Reboot],
                     StepKind::Replace => vec![Change::Replace],
-                    StepKind::KeepEvidence | StepKind::Prove | StepKind::HandOver | StepKind::Release => {
-                        return Some(Work::Book { case, op, step: *step });
-                    }
+                    // Done when it was written.
+                    StepKind::KeepEvidence | StepKind::Prove | StepKind::HandOver | StepKind::Release => return None,
                 };
                 Some(Work::Change { case, op, node, changes })
             }
@@ -144,13 +141,6 @@ impl Executor<'_> {
             Work::Submit(job) => self.submit(job),
             Work::Cancel(run) => Ok(self.backend.cancel(*run).err().map(|error| format!("{run}: {error}"))),
             Work::Change { case, op, node, changes } => self.change(*case, *op, node, changes),
-            Work::Book { case, op, step } => {
-                if *step == StepKind::KeepEvidence {
-                    self.store.pin_evidence(self.lease, *case)?;
-                }
-                self.store.record_step(self.lease, *case, *op, Ok(()), self.clock.now())?;
-                Ok(None)
-            }
         }
     }
 

@@ -71,6 +71,19 @@ impl Cluster {
     }
 }
 
+impl Cluster {
+    /// A cluster that no cycle has seen yet, and by what it would be judged.
+    pub fn unseen(settings: &Settings) -> Self {
+        Self {
+            backend: String::new(),
+            caps: Caps::NONE,
+            policy: (*settings.policy).clone(),
+            tests: settings.tests.to_vec(),
+            nodes: Vec::new(),
+        }
+    }
+}
+
 impl ClusterRow {
     fn seen(self) -> SeenNode {
         let node = Node {
@@ -96,24 +109,11 @@ pub fn last_seen(store: &Store) -> Result<Option<(Timestamp, Cluster)>, StoreErr
     Ok(Some((at, cluster)))
 }
 
-/// The facts that people are shown: the store now, the cluster as it was last seen. `settings` is what is judged by
-/// where no cycle has said what it judges by.
+/// The facts that people are shown: the store now, the cluster as it was last seen.
 ///
 /// # Errors
 /// If the store fails.
-pub fn facts(
-    store: &Store,
-    settings: &Settings,
-    last: Option<(Timestamp, Cluster)>,
-    now: Timestamp,
-) -> Result<Facts, StoreError> {
-    let (seen, cluster) = match last {
-        Some((at, cluster)) => (Some(at), cluster),
-        None => {
-            let (policy, tests) = ((*settings.policy).clone(), settings.tests.to_vec());
-            (None, Cluster { backend: String::new(), caps: Caps::NONE, policy, tests, nodes: Vec::new() })
-        }
-    };
+pub fn facts(store: &Store, seen: Option<Timestamp>, cluster: Cluster, now: Timestamp) -> Result<Facts, StoreError> {
     let by = Judged { caps: cluster.caps, policy: cluster.policy, tests: cluster.tests };
     let nodes = cluster.nodes.into_iter().map(ClusterRow::seen).collect();
     let (snapshot, gone) = assemble(store, by, nodes, &BTreeMap::new(), now)?;

@@ -65,12 +65,20 @@ impl Share {
     /// # Errors
     /// If it is not there or not a directory.
     pub fn open(root: &Path) -> Result<Self, ShareError> {
-        let metadata = fs::metadata(root).map_err(|e| ShareError::new("opening the shared directory", root, e))?;
-        if !metadata.is_dir() {
-            let error = io::Error::from(io::ErrorKind::NotADirectory);
-            return Err(ShareError::new("opening the shared directory", root, error));
+        let share = Self { root: root.to_owned() };
+        share.check().map(|()| share)
+    }
+
+    /// Whether the directory is (still) there: a mount may go missing while the controller runs.
+    ///
+    /// # Errors
+    /// If it is not there or not a directory.
+    pub fn check(&self) -> Result<(), ShareError> {
+        let fail = |error| ShareError::new("opening the shared directory", &self.root, error);
+        match fs::metadata(&self.root).map_err(fail)?.is_dir() {
+            true => Ok(()),
+            false => Err(fail(io::ErrorKind::NotADirectory.into())),
         }
-        Ok(Self { root: root.to_owned() })
     }
 
     pub fn root(&self) -> &Path {

@@ -86,6 +86,11 @@ impl StepKind {
     pub const fn destroys_evidence(self) -> bool {
         matches!(self, Self::Reset | Self::Reboot | Self::Replace)
     }
+
+    /// It happens in our own books and nowhere else: once it is written down, it is done.
+    pub const fn is_bookkeeping(self) -> bool {
+        matches!(self, Self::KeepEvidence | Self::Prove | Self::HandOver | Self::Release)
+    }
 }
 
 coded! {

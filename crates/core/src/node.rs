@@ -107,12 +107,14 @@ impl Hardware {
     }
 
     /// Whether this machine's id is that one. A hundred thousand nodes are asked in one planning pass, so nothing is
-    /// put together for it.
+    /// put together for it, and the usual answer comes first.
     pub fn is(&self, id: &HardwareId) -> bool {
-        self.most_stable().is_some_and(|(kind, text)| {
+        let named = |kind: &str, text: &str| {
             let rest = id.as_str().strip_prefix(kind).and_then(|rest| rest.strip_prefix('-'));
-            rest.is_some_and(|rest| rest.chars().eq(written(text)))
-        })
+            rest.is_some_and(|rest| rest == text || rest.chars().eq(written(text)))
+        };
+        self.board_serial.as_deref().is_some_and(|serial| named("board", serial) && is_real_serial(serial))
+            || self.most_stable().is_some_and(|(kind, text)| named(kind, text))
     }
 
     /// Whether it told anything by which it would be recognised.

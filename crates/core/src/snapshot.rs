@@ -231,3 +231,58 @@ impl Caps {
     pub const ALL: Self = Self { mark: true, drain: true, reset: true, reboot: true, replace: true };
     pub const NONE: Self = Self { mark: false, drain: false, reset: false, reboot: false, replace: false };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CUTOFF: Span = Span::days(7);
+    const RETRY: Span = Span::minutes(30);
+    const CAP: Span = Span::days(1);
+
+    fn at(hours: i64) -> Timestamp {
+        Timestamp::from_secs(1_794_700_800).plus(Span::hours(hours))
+    }
+
+    fn after(results: &[(Verdict, i64)]) -> TestRecord {
+        let mut record = TestRecord::NEVER;
+        for (verdict, hours) in results {
+            record.add(*verdict, at(*hours));
+        }
+        record
+    }
+
+    #[test]
+    fn what_says_something_settles_a_test_for_one_cut_off_and_what_does_not_waits_longer_each_time() {
+        use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
+        let minutes = |hours: i64, minutes| at(hours).plus(Span::minutes(minutes));
+        for (results, due) in [
+            (vec![], Timestamp::MIN),
+            (vec![(Pass, 0)], at(0).plus(CUTOFF)),
+            (vec![(Fail, 0)], at(0).plus(CUTOFF)),
+            (vec![(NotApplicable, 0)], at(0).plus(CUTOFF)),
+            (vec![(Inconclusive, 0)], minutes(0, 30)),
+            (vec![(Inconclusive, 0), (Inconclusive, 1)], minutes(1, 60)),
+            (vec![(Inconclusive, 0), (Inconclusive, 1), (Inconclusive, 2)], minutes(2, 120)),
+            (vec![(Pass, 0), (Inconclusive, 200)], minutes(200, 30)),
+            (vec![(Pass, 0), (Inconclusive, 1)], at(0).plus(CUTOFF)),
+            (vec![(Inconclusive, 0), (Pass, 1)], at(1).plus(CUTOFF)),
+        ] {
+            assert_eq!(after(&results).due(CUTOFF, RETRY, CAP), due, "{results:?}");
+        }
+    }
+
+    #[test]
+    fn a_late_result_counts_by_its_time() {
+        let record = after(&[(Verdict::Pass, 5), (Verdict::Inconclusive, 3)]);
+        assert_eq!((record.verdict(), record.misses()), (Some(Verdict::Pass), 0));
+        assert_eq!((record.settled(), record.attempt()), (Some(at(5)), Some(at(5))));
+    }
+
+    #[test]
+    fn a_test_that_keeps_saying_nothing_queues_by_its_last_try() {
+        assert_eq!(after(&[]).age_key(), Timestamp::MIN);
+        assert_eq!(after(&[(Verdict::Pass, 1)]).age_key(), at(1));
+        assert_eq!(after(&[(Verdict::Pass, 1), (Verdict::Inconclusive, 9)]).age_key(), at(9));
+    }
+}

@@ -52,10 +52,10 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// A shared directory that is missing now is a failure at the start; later it is a trouble of a cycle.
-    pub(crate) fn new(loaded: &Loaded, store: Store, world: World) -> Result<Self> {
+    /// A shared directory that is missing now is a failure at the start; later it is a trouble of a cycle. It is opened
+    /// before the world is: some worlds would make it.
+    pub(crate) fn new(loaded: &Loaded, store: Store, share: Share, world: World) -> Result<Self> {
         let config = &loaded.config;
-        let share = Share::open(&config.data)?;
         let mut salt = [0; 8];
         getrandom::fill(&mut salt)
             .map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;

@@ -17,6 +17,8 @@ pub(crate) enum Failure {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error("cannot open the store {store}")]
+    Unopened { store: String, source: StoreError },
     #[error("there is no store at {0}")]
     NoStore(String),
     #[error("the cluster could not be asked")]
@@ -46,11 +48,10 @@ impl Failure {
     pub(crate) const fn exit(&self) -> Exit {
         match self {
             Self::Config(_) => Exit::Configuration,
-            Self::Store(StoreError::Damaged { .. } | StoreError::NewerSchema { .. }) => Exit::Damaged,
-            Self::Store(StoreError::BadUrl { .. }) | Self::Unknown { .. } | Self::Usage(_) => Exit::Usage,
-            Self::Store(StoreError::Refused { .. }) | Self::Other(_) => Exit::Trouble,
+            Self::Store(error) | Self::Unopened { source: error, .. } => store_exit(error),
+            Self::Unknown { .. } | Self::Usage(_) => Exit::Usage,
+            Self::Other(_) => Exit::Trouble,
             Self::Unreachable(_)
-            | Self::Store(_)
             | Self::NoStore(_)
             | Self::Backend(_)
             | Self::Share(_)
@@ -73,9 +74,14 @@ impl Failure {
             Self::Config(_) => {
                 "`doctor config check` reads all files; `doctor config init` writes commented defaults".to_owned()
             }
-            Self::Store(error) if is_full(error) => "free some space where the store is; nothing was lost".to_owned(),
-            Self::Store(error) if is_read_only(error) => {
+            Self::Store(error) | Self::Unopened { source: error, .. } if is_full(error) => {
+                "free some space where the store is; nothing was lost".to_owned()
+            }
+            Self::Store(error) | Self::Unopened { source: error, .. } if is_read_only(error) => {
                 "let this user write the store's file and its directory".to_owned()
+            }
+            Self::Unopened { source: StoreError::Postgres { .. }, .. } => {
+                "see that the database is up and that the URL, user and password are right".to_owned()
             }
             Self::Backend(error) => match error.effect {
                 doctor_control::backend::Effect::NoneGiveUp => return None,
@@ -98,6 +104,15 @@ impl Failure {
             cause = error.source();
         }
         text
+    }
+}
+
+const fn store_exit(error: &StoreError) -> Exit {
+    match error {
+        StoreError::Damaged { .. } | StoreError::NewerSchema { .. } => Exit::Damaged,
+        StoreError::BadUrl { .. } => Exit::Usage,
+        StoreError::Refused { .. } => Exit::Trouble,
+        _ => Exit::Unreachable,
     }
 }
 

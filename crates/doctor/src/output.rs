@@ -78,9 +78,12 @@ impl Out {
 }
 
 impl Page {
+    /// A line, or as many as it takes on a terminal that is narrower.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> &mut Self {
-        self.text.push_str(text.as_ref().trim_end());
-        self.text.push('\n');
+        for line in words::wrapped(text.as_ref(), self.out.width.map(usize::from)) {
+            self.text.push_str(line.trim_end());
+            self.text.push('\n');
+        }
         self
     }
 
@@ -92,14 +95,21 @@ impl Page {
     /// A heading in front of a block.
     pub(crate) fn heading(&mut self, text: &str) -> &mut Self {
         self.blank();
-        let text = if self.out.colour { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() };
-        self.line(text)
+        let text = if self.out.colour { format!("\x1b[1m{text}\x1b[0m\n") } else { format!("{text}\n") };
+        self.text.push_str(&text);
+        self
     }
 
     /// A name and its value, aligned with its neighbours.
     pub(crate) fn field(&mut self, name: &str, value: impl AsRef<str>) -> &mut Self {
-        let value = value.as_ref();
-        self.line(format!("{name:<13}{value}"))
+        const NAMES: usize = 13;
+        let room = self.out.width.map(|width| usize::from(width).saturating_sub(NAMES).max(NAMES));
+        for (place, line) in words::wrapped(value.as_ref(), room).into_iter().enumerate() {
+            let name = if place == 0 { name } else { "" };
+            self.text.push_str(format!("{name:<NAMES$}{line}").trim_end());
+            self.text.push('\n');
+        }
+        self
     }
 
     pub(crate) fn table(&mut self, table: &Table) -> &mut Self {

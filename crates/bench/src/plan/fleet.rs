@@ -92,7 +92,7 @@ fn record(place: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord
         pool: PoolName::new(&format!("pool-{}", place / RACK % POOLS)).expect("a plain name"),
         occupancy,
         marks: marks(random),
-        hardware: Some(Hardware { board_serial: Some(serial.clone()), ..Hardware::default() }),
+        hardware: Some(Arc::new(Hardware { board_serial: Some(serial.clone()), ..Hardware::default() })),
         sku: None,
     };
     let suspect = random.chance(20);

@@ -120,7 +120,9 @@ impl Expected {
 
 fn keep(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
     let nodes: Vec<i64> = kept.iter().map(|(node, ..)| *node).collect::<BTreeSet<i64>>().into_iter().collect();
-    let before = ledger::before(tx, &nodes)?;
+    let known = nodes::known_hardware(tx, &nodes)?;
+    let counts_from = known.iter().filter_map(|(node, known)| Some((*node, known.counts_from?))).collect();
+    let before = Before { standings: ledger::standings(tx, &nodes)?, counts_from };
     let entries = entries(tx, kept)?;
     ledger::post(tx, &before, &entries)?;
     show_findings(tx, &before, &nodes, kept)?;
@@ -132,9 +134,8 @@ fn keep(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Pack
         })
         .collect();
     evidence::keep(tx, &evidence)?;
-    note_answers(tx, kept)?;
+    note_answers(tx, expected, kept)?;
     end_runs(tx, &expected.ended)?;
-    let known = nodes::known_hardware(tx, &nodes)?;
     for (node, result, _) in kept {
         let of_node = known.get(node).cloned().unwrap_or_default();
         nodes::note_hardware(tx, *node, &of_node, &result.hardware, result.received)?;
@@ -198,20 +199,30 @@ fn show_findings(
     audit::append(tx, at, None, &changes.lines)
 }
 
-fn note_answers(tx: &mut Tx<'_>, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
-    let mut rows: Vec<Val<'_>> = Vec::with_capacity(kept.len() * 4);
+/// A node that has answered waits for the others of its run, if there are any, before it is free for another run.
+fn note_answers(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
+    let operation = "noting answers";
+    let mut rows: Vec<Val<'_>> = Vec::with_capacity(kept.len() * 5);
+    let mut freed: Vec<Val<'_>> = Vec::new();
     for (node, result, _) in kept {
-        rows.extend_from_slice(vals![result.run, *node, result.received, result.complete]);
+        let over = expected.ended.contains_key(&result.run);
+        rows.extend_from_slice(vals![result.run, *node, result.received, result.complete, !over]);
+        let nodes = expected.runs.get(&result.run).map_or(0, |waiting| waiting.nodes.len());
+        if over && nodes > 1 {
+            freed.push(result.run.into());
+        }
     }
-    let sqlite = "UPDATE run_node SET answered = $3, whole = $4 WHERE run = $1 AND node = $2";
-    let postgres = "UPDATE run_node r SET answered = a.at, whole = a.whole \
-                    FROM UNNEST($1::int8[], $2::int8[], $3::int8[], $4::int8[]) AS a (run, node, at, whole) \
-                    WHERE r.run = a.run AND r.node = a.node";
-    tx.each("noting answers", (sqlite, postgres), &[Kind::Int; 4], &rows).map(drop)
+    let sqlite = "UPDATE run_node SET answered = $3, whole = $4, active = $5 WHERE run = $1 AND node = $2";
+    let postgres = "UPDATE run_node r SET answered = a.at, whole = a.whole, active = a.active \
+                    FROM UNNEST($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[]) \
+                    AS a (run, node, at, whole, active) WHERE r.run = a.run AND r.node = a.node";
+    tx.each(operation, (sqlite, postgres), &[Kind::Int; 5], &rows)?;
+    let sqlite = "UPDATE run_node SET active = 0 WHERE run = $1";
+    let postgres = "UPDATE run_node SET active = 0 WHERE run = ANY ($1::int8[])";
+    tx.each(operation, (sqlite, postgres), &[Kind::Int], &freed).map(drop)
 }
 
 fn end_runs(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, (Timestamp, Timestamp)>) -> Result<()> {
-    let operation = "completing runs";
     let mut rows: Vec<Val<'_>> = Vec::with_capacity(ended.len() * 3);
     for (run, (began, at)) in ended {
         rows.extend_from_slice(vals![*run, *began, *at]);
@@ -222,11 +233,7 @@ fn end_runs(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, (Timestamp, Timestamp)>) ->
         "UPDATE run SET {set}, started = COALESCE(started, e.began), ended = e.at \
          FROM UNNEST($1::int8[], $2::int8[], $3::int8[]) AS e (run, began, at) WHERE run.id = e.run"
     );
-    tx.each(operation, (&sqlite, &postgres), &[Kind::Int; 3], &rows)?;
-    let keys: Vec<Val<'_>> = ended.keys().map(|run| (*run).into()).collect();
-    let sqlite = "UPDATE run_node SET active = 0 WHERE run = $1";
-    let postgres = "UPDATE run_node SET active = 0 WHERE run = ANY ($1::int8[])";
-    tx.each(operation, (sqlite, postgres), &[Kind::Int], &keys).map(drop)
+    tx.each("completing runs", (&sqlite, &postgres), &[Kind::Int; 3], &rows).map(drop)
 }
 
 fn count(tx: &mut Tx<'_>, accepted: &[Accepted], ended: usize) -> Result<()> {

@@ -69,15 +69,6 @@ impl Store {
             audit::append(tx, at, None, &[Line { what, node, case: Some(case), code, words, ..Line::default() }])
         })
     }
-
-    /// Keeps what a case rests on until the case is closed and its time is over.
-    pub fn pin_evidence(&self, lease: &Lease, case: CaseId) -> Result<()> {
-        self.write(lease, |tx| {
-            let file = get(tx, case)?;
-            let node = tx.node_id(&file.node, file.opened)?;
-            evidence::pin(tx, case, node)
-        })
-    }
 }
 
 fn read_case(row: &Row<'_>) -> Result<Case> {
@@ -163,6 +154,13 @@ pub(super) fn add_step(tx: &mut Tx<'_>, case: CaseId, new: &NewStep<'_>, at: Tim
         None => file.steps.push(step),
     }
     put(tx, &file)
+}
+
+/// Keeps what a case rests on until the case is closed and its time is over.
+pub(super) fn keep_evidence(tx: &mut Tx<'_>, case: CaseId) -> Result<()> {
+    let file = get(tx, case)?;
+    let node = tx.node_id(&file.node, file.opened)?;
+    evidence::pin(tx, case, node)
 }
 
 pub(super) fn settle(tx: &mut Tx<'_>, case: CaseId, op: OpId, done: bool, at: Timestamp) -> Result<()> {

@@ -79,8 +79,10 @@ fn apply(
         Action::Escalate { case, to } => cases::escalate(tx, *case, *to),
         Action::Worsen { case, node } => cases::worsen(tx, *case, node, at),
         Action::Step { case, step, op, tries, .. } => {
-            let (state, text) = (StepState::Intended, action.text.as_str());
-            cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, tries: *tries, text }, at)
+            let state = if step.is_bookkeeping() { StepState::Done } else { StepState::Intended };
+            let text = action.text.as_str();
+            cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, tries: *tries, text }, at)?;
+            if *step == StepKind::KeepEvidence { cases::keep_evidence(tx, *case) } else { Ok(()) }
         }
         Action::Propose { case, step, op, .. } => {
             let (state, text) = (StepState::Proposed, action.text.as_str());

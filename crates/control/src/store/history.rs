@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use doctor_core::{
-    ids::{NodeName, RunId},
+    ids::NodeName,
     time::{Span, Timestamp},
 };
 
@@ -11,14 +11,13 @@ use super::{
     Store,
     db::{Row, Tx, Val, vals},
     error::Result,
-    ledger::{HOUR, moment_of},
+    ledger::{HOUR, longest_run, moment_of},
     names::Names,
     records::{FailureRate, HistoryFilter, HistoryRow, LatestRow},
 };
 
-/// A result may come this long after its run was born. Rows are found by their run, so a search by time looks this
-/// much further back and then looks at the time itself.
-const LONGEST_RUN: Span = Span::days(14);
+/// Rows kept beyond what was asked for while searching, before the surplus is thrown away.
+const SURPLUS: usize = 4096;
 
 /// Between a moment and the lowest run number of that moment.
 const BIRTH_SHIFT: u32 = 21;
@@ -53,7 +52,7 @@ impl Store {
                 },
                 None => of_all(tx, filter)?,
             };
-            rows.sort_by(|a, b| (b.at, b.run, &a.node, &a.test).cmp(&(a.at, a.run, &b.node, &b.test)));
+            rows.sort_by(newest_first);
             rows.truncate(most(filter));
             Ok(rows)
         })
@@ -104,22 +103,23 @@ fn most(filter: &HistoryFilter) -> usize {
     filter.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// The lowest number a run can have whose result is not older than this.
-fn lowest_run(since: Timestamp) -> i64 {
-    since.minus(LONGEST_RUN).millis().clamp(0, i64::MAX >> BIRTH_SHIFT) << BIRTH_SHIFT
+/// The lowest number a run can have whose result is not older than this. Rows are found by their run, so a search by
+/// time looks as much further back as a result ever came after its run was born, and then looks at the time itself.
+fn lowest_run(tx: &mut Tx<'_>, since: Timestamp) -> Result<i64> {
+    let born = since.minus(longest_run(tx)?);
+    Ok(born.millis().clamp(0, i64::MAX >> BIRTH_SHIFT) << BIRTH_SHIFT)
+}
+
+fn newest_first(a: &HistoryRow, b: &HistoryRow) -> std::cmp::Ordering {
+    (b.at, b.run, &a.node, &a.test).cmp(&(a.at, a.run, &b.node, &b.test))
 }
 
 fn of_node(tx: &mut Tx<'_>, node: i64, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
-    let test = match &filter.test {
-        Some(test) => match tx.names.test_number(test) {
-            Some(id) => Some(id),
-            None => return Ok(Vec::new()),
-        },
-        None => None,
-    };
+    let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
     let mut sql = "SELECT node, run, test, outcome, at, took FROM history WHERE node = $1 AND run >= $2".to_owned();
-    let mut vals: Vec<Val<'_>> = vec![node.into(), filter.since.map_or(0, lowest_run).into()];
-    if let Some(test) = test {
+    let mut vals: Vec<Val<'_>> = vec![node.into(), lowest.into()];
+    if let Some(test) = &filter.test {
+        let Some(test) = tx.names.test_number(test) else { return Ok(Vec::new()) };
         vals.push(test.into());
         sql += " AND test = $3";
     }
@@ -132,8 +132,12 @@ fn of_node(tx: &mut Tx<'_>, node: i64, filter: &HistoryFilter) -> Result<Vec<His
     read_all(tx, &sql, &vals, filter)
 }
 
-/// Over all nodes there is no order by time to follow: the search goes back a day, then further, until there is enough.
+/// Rows of all nodes, each node's newest runs found by the primary key.
 fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
+    let mut sql = "SELECT h.node, h.run, h.test, h.outcome, h.at, h.took FROM node n \
+                   JOIN history h ON h.node = n.id AND h.run >= $1"
+        .to_owned();
+    let mut vals: Vec<Val<'_>> = Vec::new();
     let test = match &filter.test {
         Some(test) => match tx.names.test_number(test) {
             Some(id) => Some(id),
@@ -141,34 +145,33 @@ fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
         },
         None => None,
     };
-    let mut sql = "SELECT h.node, h.run, h.test, h.outcome, h.at, h.took FROM node n \
-                   JOIN history h ON h.node = n.id AND h.run >= $1"
-        .to_owned();
-    if test.is_some() {
+    let since = match (filter.since, filter.limit) {
+        (Some(since), _) => since,
+        (None, Some(limit)) => far_enough(tx, test, limit)?,
+        (None, None) => Timestamp::MIN,
+    };
+    vals.push(lowest_run(tx, since)?.into());
+    if let Some(test) = test {
+        vals.push(test.into());
         sql += " WHERE h.test = $2";
     }
-    let search = |tx: &mut Tx<'_>, from: i64| {
-        let mut vals: Vec<Val<'_>> = vec![from.into()];
-        vals.extend(test.map(Val::from));
-        read_all(tx, &sql, &vals, filter)
-    };
-    if let Some(since) = filter.since {
-        return search(tx, lowest_run(since));
-    }
-    if filter.limit.is_none() {
-        return search(tx, 0);
-    }
-    let newest = tx.first("reading runs", "SELECT MAX(id) FROM run", &[], |row| row.opt_int(0))?.flatten();
-    let newest = RunId::from_number(newest.unwrap_or(i64::MAX).cast_unsigned()).born();
-    let mut back = Span::days(1);
-    loop {
-        let from = lowest_run(newest.minus(back));
-        let rows = search(tx, from)?;
-        if rows.len() >= most(filter) || from == 0 {
-            return Ok(rows);
+    read_all(tx, &sql, &vals, filter)
+}
+
+/// A moment since which there are at least so many results: `latest` alone has that many.
+fn far_enough(tx: &mut Tx<'_>, test: Option<i64>, limit: u32) -> Result<Timestamp> {
+    let last = i64::from(limit.max(1)) - 1;
+    let found = match test {
+        None => {
+            let sql = "SELECT attempt FROM latest ORDER BY attempt DESC LIMIT 1 OFFSET $1";
+            tx.first("reading latest results", sql, vals![last], |row| row.moment(0))?
         }
-        back = back.times(8);
-    }
+        Some(test) => {
+            let sql = "SELECT attempt FROM latest WHERE test = $2 ORDER BY attempt DESC LIMIT 1 OFFSET $1";
+            tx.first("reading latest results", sql, vals![last, test], |row| row.moment(0))?
+        }
+    };
+    Ok(found.unwrap_or(Timestamp::MIN))
 }
 
 fn read_all(tx: &mut Tx<'_>, sql: &str, vals: &[Val<'_>], filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
@@ -192,6 +195,10 @@ fn read_all(tx: &mut Tx<'_>, sql: &str, vals: &[Val<'_>], filter: &HistoryFilter
             took: Span::from_millis(row.int(5)?),
             untrusted: kind.untrusted,
         });
+        if rows.len() >= most(filter).saturating_add(SURPLUS) {
+            rows.sort_by(newest_first);
+            rows.truncate(most(filter));
+        }
         Ok(())
     })?;
     Ok(rows)

@@ -21,6 +21,10 @@ use super::{
 
 pub(super) const HOUR: i64 = 3_600_000;
 
+/// Results that come later than this after the birth of their run are rare enough to be noted.
+const USUAL_RUN: Span = Span::hours(6);
+const LONGEST_RUN: &str = "longest-run-millis";
+
 /// A result about to be written, by numbers.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
@@ -89,14 +93,28 @@ pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Entry]) -> Resul
         numbered.push((entry, tx.outcome_id(&entry.kind)?));
     }
     let mut rows = Vec::with_capacity(entries.len() * 6);
+    let mut longest = USUAL_RUN.millis();
     for (entry, outcome) in &numbered {
         let since_birth = entry.at.millis().saturating_sub(entry.run.born().millis());
+        longest = longest.max(since_birth);
         rows.extend_from_slice(vals![entry.node, entry.run, entry.test, *outcome, since_birth, entry.took]);
     }
     tx.bulk("adding history", "history (node, run, test, outcome, at, took)", &[Kind::Int; 6], &rows, "")?;
+    if longest > USUAL_RUN.millis() {
+        let sql = "INSERT INTO counter (name, n) VALUES ($1, $2) \
+                   ON CONFLICT (name) DO UPDATE SET n = excluded.n WHERE counter.n < excluded.n";
+        tx.run("noting a long run", sql, vals![LONGEST_RUN, longest])?;
+    }
     let believed: Vec<(&Entry, i64)> = numbered.into_iter().filter(|(entry, _)| !entry.kind.untrusted).collect();
     update_latest(tx, before, &believed)?;
     count_hourly(tx, believed.iter().map(|(entry, _)| *entry))
+}
+
+/// No result came longer than this after the birth of its run.
+pub(super) fn longest_run(tx: &mut Tx<'_>) -> Result<Span> {
+    let sql = "SELECT n FROM counter WHERE name = $1";
+    let noted = tx.first("reading counters", sql, vals![LONGEST_RUN], |row| row.int(0))?;
+    Ok(Span::from_millis(noted.unwrap_or(0)).max(USUAL_RUN))
 }
 
 fn update_latest(tx: &mut Tx<'_>, before: &Before, entries: &[(&Entry, i64)]) -> Result<()> {

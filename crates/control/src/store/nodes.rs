@@ -215,17 +215,20 @@ pub(super) struct KnownHardware {
     pub(super) boot: Option<String>,
     pub(super) seen: Option<Timestamp>,
     pub(super) backs_off: bool,
+    /// Results at or before this moment are of a machine that bore the name before.
+    pub(super) counts_from: Option<Timestamp>,
 }
 
 pub(super) fn known_hardware(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<HashMap<i64, KnownHardware>> {
     let mut known = HashMap::new();
-    let sql = "SELECT id, hardware, boot, hardware_seen, backoff_times FROM node WHERE id IN {keys}";
+    let sql = "SELECT id, hardware, boot, hardware_seen, backoff_times, counts_from FROM node WHERE id IN {keys}";
     tx.keyed("reading hardware", sql, nodes, |row| {
         let of_node = KnownHardware {
             hardware: row.opt_text(1)?.map(str::to_owned),
             boot: row.opt_text(2)?.map(str::to_owned),
             seen: row.opt_moment(3)?,
             backs_off: row.opt_int(4)?.is_some(),
+            counts_from: row.opt_moment(5)?,
         };
         known.insert(row.int(0)?, of_node);
         Ok(())

@@ -2,7 +2,8 @@
 //!
 //! Whoever reads the copy has the old file or the new one, whole. A change is published by copying the last copy beside
 //! it, adding the rows of runs that ended since, and renaming; everything is written anew only after an import, after
-//! old rows were forgotten, or if the file is gone. The copy itself remembers how far it goes. Nothing is done when
+//! old rows were forgotten, if the file is gone, or if the rows do not add up to what the hourly counts say (a clock that
+//! jumped back hides runs from a search by time). The copy itself remembers how far it goes. Nothing is done when
 //! nothing changed, and a copy that took long is followed by a pause twenty times as long, so that publishing ten
 //! million rows never takes more than a twentieth of the time.
 //!
@@ -43,7 +44,13 @@ const TABLES: &str = "
     );
     CREATE VIEW latest_status AS
         SELECT node, test, MAX(timestamp) AS timestamp, result FROM runs GROUP BY node, test;
-    CREATE TABLE doctor_copy (store TEXT NOT NULL, changes INTEGER NOT NULL, rewrites INTEGER NOT NULL, upto INTEGER NOT NULL);
+    CREATE TABLE doctor_copy (
+        store TEXT NOT NULL,
+        changes INTEGER NOT NULL,
+        rewrites INTEGER NOT NULL,
+        upto INTEGER NOT NULL,
+        forgotten INTEGER NOT NULL
+    );
 ";
 const INDEX: &str = "CREATE INDEX IF NOT EXISTS runs_node_test_timestamp ON runs (node, test, timestamp)";
 
@@ -55,7 +62,12 @@ struct Mark {
     rewrites: i64,
     /// When the newest run in it ended.
     upto: i64,
+    /// Results that were counted and are not in it, because they were forgotten before it was made.
+    forgotten: i64,
 }
+
+/// What an incremental copy did not add up to; then everything is written anew.
+struct DoesNotAddUp;
 
 /// When the last copy was made and how long it took.
 #[derive(Debug, Clone, Copy)]
@@ -77,39 +89,76 @@ impl Store {
         if before.as_ref().is_some_and(|before| before.changes == now.changes && same_line(before, &now)) {
             return Ok(Published::Unchanged);
         }
-        let since = before.filter(|before| same_line(before, &now)).map(|before| before.upto);
-        let written = self.write_copy(dest, since)?;
+        let written = match before.filter(|before| same_line(before, &now)) {
+            Some(before) => match self.extend_copy(dest, &before)? {
+                Ok(written) => written,
+                Err(DoesNotAddUp) => self.write_copy(dest)?,
+            },
+            None => self.write_copy(dest)?,
+        };
         self.write_unfenced(Access::Write, |tx| audit::count(tx, &[(Counter::Published, 1)]))?;
         let last = LastCopy { ended: Instant::now(), took: began.elapsed() };
         *self.shared.last_copy.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
         Ok(written)
     }
 
-    /// `since`: there is a copy that goes that far.
-    fn write_copy(&self, dest: &Path, since: Option<i64>) -> Result<Published> {
+    /// The last copy and what has come since.
+    fn extend_copy(&self, dest: &Path, last: &Mark) -> Result<std::result::Result<Published, DoesNotAddUp>> {
         let draft = Draft::beside(dest)?;
-        if since.is_some() {
-            std::fs::copy(dest, &draft.path).map_err(file_error("copying", dest))?;
-        } else {
-            keep_foreign(dest)?;
+        std::fs::copy(dest, &draft.path).map_err(file_error("copying", dest))?;
+        let copy = draft.open()?;
+        let (added, there, counted) = self.read(|tx| {
+            let mark = Mark { forgotten: last.forgotten, ..mark(tx)? };
+            begin(&copy)?;
+            let added = added(tx, &copy, last.upto - OVERLAP_MILLIS)?;
+            finish(&copy, &mark)?;
+            let there: i64 =
+                copy.query_row("SELECT COUNT(*) FROM runs", (), |row| row.get(0)).map_err(sqlite_error(WRITE))?;
+            Ok((added, there, counted(tx)?))
+        })?;
+        if there != counted - last.forgotten {
+            return Ok(Err(DoesNotAddUp));
         }
+        close(copy)?;
+        draft.rename(dest)?;
+        Ok(Ok(Published::Written { rows: added, whole: false }))
+    }
+
+    fn write_copy(&self, dest: &Path) -> Result<Published> {
+        keep_foreign(dest)?;
+        let draft = Draft::beside(dest)?;
         let copy = draft.open()?;
         let rows = self.read(|tx| {
-            let mark = mark(tx)?;
-            copy.execute_batch("BEGIN").map_err(sqlite_error(WRITE))?;
-            let rows = match since {
-                None => whole(tx, &copy)?,
-                Some(since) => added(tx, &copy, since - OVERLAP_MILLIS)?,
-            };
-            copy.execute_batch(INDEX).map_err(sqlite_error(WRITE))?;
-            write_mark(&copy, &mark)?;
-            copy.execute_batch("COMMIT").map_err(sqlite_error(WRITE))?;
+            begin(&copy)?;
+            let rows = whole(tx, &copy)?;
+            let mark = Mark { forgotten: counted(tx)? - rows.cast_signed(), ..mark(tx)? };
+            finish(&copy, &mark)?;
             Ok(rows)
         })?;
-        copy.close().map_err(|(_, error)| sqlite_error(WRITE)(error))?;
+        close(copy)?;
         draft.rename(dest)?;
-        Ok(Published::Written { rows, whole: since.is_none() })
+        Ok(Published::Written { rows, whole: true })
     }
+}
+
+fn begin(copy: &Connection) -> Result<()> {
+    copy.execute_batch("BEGIN").map_err(sqlite_error(WRITE))
+}
+
+fn finish(copy: &Connection, mark: &Mark) -> Result<()> {
+    copy.execute_batch(INDEX).map_err(sqlite_error(WRITE))?;
+    write_mark(copy, mark)?;
+    copy.execute_batch("COMMIT").map_err(sqlite_error(WRITE))
+}
+
+fn close(copy: Connection) -> Result<()> {
+    copy.close().map_err(|(_, error)| sqlite_error(WRITE)(error))
+}
+
+/// All results that were ever worth publishing.
+fn counted(tx: &mut Tx<'_>) -> Result<i64> {
+    let sql = "SELECT CAST(SUM(passed + failed + inconclusive) AS BIGINT) FROM hourly";
+    Ok(tx.first("reading counts", sql, &[], |row| row.opt_int(0))?.flatten().unwrap_or(0))
 }
 
 const WRITE: &str = "writing the published copy";
@@ -126,6 +175,7 @@ fn mark(tx: &mut Tx<'_>) -> Result<Mark> {
         changes: audit::counted(tx, Counter::Changes)?.cast_signed(),
         rewrites: audit::counted(tx, Counter::Rewrites)?.cast_signed(),
         upto: upto.flatten().unwrap_or(0),
+        forgotten: 0,
     })
 }
 
@@ -133,8 +183,14 @@ fn mark(tx: &mut Tx<'_>) -> Result<Mark> {
 fn read_mark(dest: &Path) -> Option<Mark> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let copy = Connection::open_with_flags_and_vfs(dest, flags, UNLOCKED).ok()?;
-    copy.query_row("SELECT store, changes, rewrites, upto FROM doctor_copy", (), |row| {
-        Ok(Mark { store: row.get(0)?, changes: row.get(1)?, rewrites: row.get(2)?, upto: row.get(3)? })
+    copy.query_row("SELECT store, changes, rewrites, upto, forgotten FROM doctor_copy", (), |row| {
+        Ok(Mark {
+            store: row.get(0)?,
+            changes: row.get(1)?,
+            rewrites: row.get(2)?,
+            upto: row.get(3)?,
+            forgotten: row.get(4)?,
+        })
     })
     .ok()
 }
@@ -142,8 +198,8 @@ fn read_mark(dest: &Path) -> Option<Mark> {
 fn write_mark(copy: &Connection, mark: &Mark) -> Result<()> {
     copy.execute("DELETE FROM doctor_copy", ())
         .and_then(|_| {
-            let sql = "INSERT INTO doctor_copy (store, changes, rewrites, upto) VALUES (?1, ?2, ?3, ?4)";
-            copy.execute(sql, (&mark.store, mark.changes, mark.rewrites, mark.upto))
+            let sql = "INSERT INTO doctor_copy (store, changes, rewrites, upto, forgotten) VALUES (?1, ?2, ?3, ?4, ?5)";
+            copy.execute(sql, (&mark.store, mark.changes, mark.rewrites, mark.upto, mark.forgotten))
         })
         .map(drop)
         .map_err(sqlite_error(WRITE))
@@ -167,7 +223,7 @@ fn added(tx: &mut Tx<'_>, copy: &Connection, since: i64) -> Result<u64> {
         )
     };
     let ended = pour(tx, copy, &of("r.state = 'ended' AND r.ended >= $1"), vals![since], INSERT)?;
-    Ok(ended + pour(tx, copy, &of("r.state <> 'ended'"), &[], INSERT)?)
+    Ok(ended + pour(tx, copy, &of("n.run IN (SELECT run FROM run_node WHERE active = 1)"), &[], INSERT)?)
 }
 
 fn pour(tx: &mut Tx<'_>, copy: &Connection, sql: &str, vals: &[super::db::Val<'_>], insert: &str) -> Result<u64> {

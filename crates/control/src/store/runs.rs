@@ -44,7 +44,7 @@ impl Store {
     pub fn active_runs(&self) -> Result<Vec<StoredRun>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            let sql = format!("{COLUMNS} WHERE state <> 'ended' ORDER BY id");
+            let sql = format!("{COLUMNS} WHERE id IN (SELECT run FROM run_node WHERE active = 1) ORDER BY id");
             tx.all("reading active runs", &sql, &[], |row| {
                 let secret = row.opt_text(10)?.and_then(RunKey::from_hex);
                 let key = secret.ok_or_else(|| unreadable("an active run has no key"))?;

@@ -75,12 +75,19 @@ fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &m
     assert_eq!(bed.store.publish(&dest).unwrap(), Published::Written { rows: 1, whole: false });
     assert_eq!(rows_of(&dest, RUNS).len(), 5);
 
+    // A clock that jumps back hides no result: what does not add up is written anew.
+    let right = bed.now;
+    bed.now = right.minus(Span::days(3));
+    bed.tested("n6", "gpu", Verdict::Pass);
+    assert_eq!(bed.store.publish(&dest).unwrap(), Published::Written { rows: 6, whole: true });
+    bed.now = right;
+
     // A lost copy is made anew, from everything.
     std::fs::remove_file(&dest).unwrap();
-    assert_eq!(bed.store.publish(&dest).unwrap(), Published::Written { rows: 5, whole: true });
+    assert_eq!(bed.store.publish(&dest).unwrap(), Published::Written { rows: 6, whole: true });
     let left: Vec<_> = std::fs::read_dir(bed.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().ends_with(".tmp")), "{left:?}");
-    assert_eq!(bed.store.counters().unwrap().published, 5);
+    assert_eq!(bed.store.counters().unwrap().published, 6);
 }
 
 fn a_database_of_somebody_else_is_put_aside_and_not_overwritten(bed: &mut Bed) {

@@ -81,7 +81,6 @@ impl Gate {
             GateState::Closed | GateState::WasOpen => None,
         }
     }
-
 }
 
 /// One node always may be out, or a pool of five could never lose one.

@@ -276,7 +276,11 @@ pub(super) fn named(snapshot: &Snapshot, mask: u64) -> Vec<TestId> {
 
 /// How long ago, for people.
 pub(super) fn ago(now: Timestamp, then: Timestamp) -> String {
-    if then == Timestamp::MIN { "never tested".to_owned() } else { format!("last settled {} ago", coarse(now.since(then))) }
+    if then == Timestamp::MIN {
+        "never tested".to_owned()
+    } else {
+        format!("last settled {} ago", coarse(now.since(then)))
+    }
 }
 
 /// Without the digits nobody reads.

@@ -57,9 +57,7 @@ fn mark_was_removed(draft: &Draft<'_>, record: &NodeRecord, case: &Case) -> bool
         let last = case.steps.iter().rev().find(|step| was_set(step) || step.what == unset);
         !record.node.marks.has_ours(kind)
             && last.is_some_and(|step| {
-                step.what == set
-                    && step.state == StepState::Done
-                    && draft.snapshot.at.since(step.at) > SETTLES_WITHIN
+                step.what == set && step.state == StepState::Done && draft.snapshot.at.since(step.at) > SETTLES_WITHIN
             })
     };
     !case.is_released()

@@ -77,28 +77,20 @@ pub(super) struct Index {
 }
 
 impl Index {
+    /// Everything about this moment, in one pass over the nodes.
     pub(super) fn build(snapshot: &Snapshot) -> Self {
         let nodes = snapshot.nodes.len();
-        let mut pools: Vec<PoolName> = Vec::new();
-        for record in &snapshot.nodes {
-            // Neighbours mostly share a pool; the list of pools is short.
-            if pools.last() != Some(&record.node.pool) && !pools.contains(&record.node.pool) {
-                pools.push(record.node.pool.clone());
-            }
-        }
-        pools.sort();
-        let applies = pools.iter().map(|pool| applicable(&snapshot.tests, pool)).collect();
         let mut index = Self {
             standings: Vec::with_capacity(nodes),
             groups: BTreeMap::new(),
             timers: BTreeSet::new(),
-            next: vec![Timestamp::MAX; nodes],
+            next: Vec::with_capacity(nodes),
             troubled: BTreeSet::new(),
-            counts: vec![PoolCount::default(); pools.len()],
-            pools,
-            applies,
+            counts: Vec::new(),
+            pools: Vec::new(),
+            applies: Vec::new(),
             pool_of: Vec::with_capacity(nodes),
-            out: vec![false; nodes],
+            out: Vec::with_capacity(nodes),
             heard: vec![Timestamp::MAX; nodes],
             agents: 0,
         };
@@ -106,22 +98,25 @@ impl Index {
         index
     }
 
+    /// With the moments at which standings change by themselves, for an index that lasts.
+    pub(super) fn build_to_last(snapshot: &Snapshot) -> Self {
+        let mut index = Self::build(snapshot);
+        let timers = (0_u32..).zip(&index.next).filter(|(_, next)| **next != Timestamp::MAX);
+        let mut timers: Vec<(Timestamp, u32)> = timers.map(|(node, next)| (*next, node)).collect();
+        timers.sort_unstable();
+        index.timers = timers.into_iter().collect();
+        index
+    }
+
     /// The first time, sets are built from sorted runs, which is several times faster than one insertion after another.
     fn fill(&mut self, snapshot: &Snapshot) {
-        let mut timers = Vec::new();
         let mut groups: BTreeMap<Group, Vec<Rank>> = BTreeMap::new();
-        let mut last_pool = 0;
+        let mut pool = 0;
         for (node, record) in (0_u32..).zip(&snapshot.nodes) {
-            if self.pools.get(last_pool) != Some(&record.node.pool) {
-                last_pool = self.pools.binary_search(&record.node.pool).unwrap_or(0);
-            }
-            let pool = last_pool as u16;
+            pool = self.number_of(snapshot, &record.node.pool, pool);
             self.pool_of.push(pool);
             let (standing, next) = self.stand(snapshot, node, record);
-            if next != Timestamp::MAX {
-                timers.push((next, node));
-                self.next[node as usize] = next;
-            }
+            self.next.push(next);
             if let Standing::Due(group, rank) = &standing {
                 groups.entry(*group).or_default().push(*rank);
             }
@@ -130,14 +125,12 @@ impl Index {
             if is_troubled(record) {
                 self.troubled.insert(node);
             }
-            self.counts[pool as usize].total += 1;
-            if is_out(record) {
-                self.out[node as usize] = true;
-                self.counts[pool as usize].out += 1;
-            }
+            let out = is_out(record);
+            self.out.push(out);
+            let count = &mut self.counts[pool as usize];
+            count.total += 1;
+            count.out += u32::from(out);
         }
-        timers.sort_unstable();
-        self.timers = timers.into_iter().collect();
         self.groups = groups
             .into_iter()
             .map(|(group, mut ranks)| {
@@ -145,6 +138,21 @@ impl Index {
                 (group, ranks.into_iter().collect())
             })
             .collect();
+    }
+
+    /// The number of a pool, which is new where it is met for the first time. Neighbours mostly share one (`last`), and
+    /// the list of pools is short.
+    fn number_of(&mut self, snapshot: &Snapshot, pool: &PoolName, last: u16) -> u16 {
+        if self.pools.get(last as usize) == Some(pool) {
+            return last;
+        }
+        let known = self.pools.iter().position(|known| known == pool).unwrap_or_else(|| {
+            self.pools.push(pool.clone());
+            self.applies.push(applicable(&snapshot.tests, pool));
+            self.counts.push(PoolCount::default());
+            self.pools.len() - 1
+        });
+        u16::try_from(known).expect("a cluster has fewer than 65,536 pools")
     }
 
     /// Recomputes one node. Returns whether its standing is another one now.
@@ -307,7 +315,9 @@ fn recheck(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &
     let open = record.findings.iter().filter(|open| open.finding.check == test.id);
     let wait = open.map(|open| if open.is_confirmed() { WATCH_EVERY } else { retry.confirm }).min();
     match (wait, known.attempt()) {
-        (Some(wait), Some(attempt)) => attempt.plus(wait.max(known.backoff(retry.inconclusive, retry.inconclusive_cap))),
+        (Some(wait), Some(attempt)) => {
+            attempt.plus(wait.max(known.backoff(retry.inconclusive, retry.inconclusive_cap)))
+        }
         _ => Timestamp::MAX,
     }
 }

@@ -1,12 +1,7 @@
 //! Which machine is behind a name: one that became known, was exchanged, or came back under another name. Its past
 //! goes with the machine.
 
-use super::{
-    Action,
-    draft::Draft,
-    index::is_new_machine,
-    remedies::new_case,
-};
+use super::{Action, draft::Draft, index::is_new_machine, remedies::new_case};
 use crate::{
     case::{Case, Closed, Rung, StepKind, StepState},
     finding::Severity,
@@ -68,12 +63,14 @@ fn turns_up(draft: &Draft<'_>, here: u32, machine: &HardwareId) -> bool {
 /// node of this plan was taken for it: two boards with one serial number are no reason to take nodes out.
 fn case_elsewhere<'a>(draft: &Draft<'a>, record: &NodeRecord, now: &HardwareId) -> Option<&'a Case> {
     let cases = draft.snapshot.cases.iter();
-    let case = cases.filter(|case| case.is_open() && case.hardware == *now).find(|case| case.node != record.node.name)?;
+    let case =
+        cases.filter(|case| case.is_open() && case.hardware == *now).find(|case| case.node != record.node.name)?;
     let still_there = draft.record(&case.node).is_some_and(|other| {
         !matches!(other.node.occupancy, Occupancy::Unknown { .. })
             && other.node.hardware.as_ref().is_none_or(|hardware| hardware.is(now))
     });
-    let taken = draft.actions.iter().any(|act| matches!(act.what, Action::Follow { case: other, .. } if other == case.id));
+    let taken =
+        draft.actions.iter().any(|act| matches!(act.what, Action::Follow { case: other, .. } if other == case.id));
     (!still_there && !taken).then_some(case)
 }
 

@@ -135,10 +135,13 @@ pub enum PassedOver {
 pub fn plan(snapshot: &Snapshot, ids: &mut IdSource) -> Plan {
     let index = Index::build(snapshot);
     let decision = decide(snapshot, &index, ids);
-    let passed_over = (0_u32..)
-        .zip(&snapshot.nodes)
-        .filter_map(|(node, record)| Some((record.node.name.clone(), decision.reason(snapshot, &index, node)?)))
-        .collect();
+    let mut passed_over = Vec::with_capacity(snapshot.nodes.len());
+    let mut spoken_for = decision.spoken_for.iter().copied().peekable();
+    for ((node, record), standing) in (0_u32..).zip(&snapshot.nodes).zip(index.standings) {
+        if spoken_for.next_if_eq(&node).is_none() {
+            passed_over.push((record.node.name.clone(), decision.explain(snapshot, standing)));
+        }
+    }
     Plan { actions: decision.actions, passed_over }
 }
 
@@ -162,15 +165,16 @@ struct Decision {
 
 impl Decision {
     fn reason(&self, snapshot: &Snapshot, index: &Index, node: u32) -> Option<PassedOver> {
-        if self.spoken_for.contains(&node) {
-            return None;
-        }
-        match &index.standings[node as usize] {
-            Standing::Passed(why) => Some(why.clone()),
-            Standing::Due(group, _) => {
-                // Room that was left went to nobody: who is not chosen all the same comes after those in use.
-                Some(self.rooms.ask(snapshot, *group).err().unwrap_or(PassedOver::WaitingForSlot))
-            }
+        let passed_over = !self.spoken_for.contains(&node);
+        passed_over.then(|| self.explain(snapshot, index.standings[node as usize].clone()))
+    }
+
+    /// Why a node that is not spoken for was not chosen.
+    fn explain(&self, snapshot: &Snapshot, standing: Standing) -> PassedOver {
+        match standing {
+            Standing::Passed(why) => why,
+            // Room that was left went to nobody: who is not chosen all the same comes after those in use.
+            Standing::Due(group, _) => self.rooms.ask(snapshot, group).err().unwrap_or(PassedOver::WaitingForSlot),
         }
     }
 }
@@ -189,7 +193,7 @@ pub struct Planner {
 
 impl Planner {
     pub fn new(snapshot: Snapshot) -> Self {
-        let index = Index::build(&snapshot);
+        let index = Index::build_to_last(&snapshot);
         let dirty = (0..u32::try_from(snapshot.nodes.len()).unwrap_or(u32::MAX)).collect();
         Self { snapshot, index, last: Decision::default(), dirty }
     }
@@ -239,7 +243,7 @@ impl Planner {
         if at < self.snapshot.at {
             // The clock went back: moments that had passed lie ahead again.
             self.snapshot.at = at;
-            self.index = Index::build(&self.snapshot);
+            self.index = Index::build_to_last(&self.snapshot);
             self.dirty.extend(0..u32::try_from(self.snapshot.nodes.len()).unwrap_or(u32::MAX));
         }
         self.snapshot.at = at;

@@ -23,7 +23,13 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     let index = draft.index;
     for &node in &index.troubled {
         let record = &draft.snapshot.nodes[node as usize];
-        if draft.left_alone.contains(&node) || machines::plan(draft, node, record) || holds::plan(draft, node, record) {
+        if draft.left_alone.contains(&node) || machines::plan(draft, node, record) {
+            continue;
+        }
+        if let Some(case) = draft.open_case(record) {
+            settle_seen(draft, node, record, case);
+        }
+        if holds::plan(draft, node, record) {
             continue;
         }
         match draft.open_case(record) {
@@ -42,6 +48,27 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
     if let Some(why) = draft.gate.opens_now().map(str::to_owned) {
         draft.act(Action::OpenBreaker, "breaker-opened", why);
+    }
+}
+
+/// Steps that took effect although nobody lived to write it down. Until that is made up for, nobody would notice that
+/// somebody else takes the mark away again.
+fn settle_seen(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
+    let marks = &record.node.marks;
+    for step in case.steps.iter().filter(|step| step.state == StepState::Intended) {
+        let seen = match step.what {
+            StepKind::Mark => marks.has_ours(MarkKind::Unhealthy),
+            StepKind::Drain => marks.has_ours(MarkKind::Cordon),
+            StepKind::Undrain => !marks.has_ours(MarkKind::Cordon),
+            StepKind::Unmark => marks.ours.iter().all(|mark| mark.kind == MarkKind::Cordon),
+            // These leave no mark; they are asked for again with the same id.
+            _ => false,
+        };
+        if seen {
+            draft.touched.insert(node);
+            let settle = Action::Settle { case: case.id, op: step.op, done: true };
+            draft.act(settle, "seen-done", format!("{} has taken effect", step.what));
+        }
     }
 }
 

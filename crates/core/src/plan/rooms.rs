@@ -48,10 +48,11 @@ impl Rooms {
         {
             return Err(PassedOver::ShareBusy { test: blocked.id.clone() });
         }
-        if !self.slots {
-            return Err(PassedOver::WaitingForSlot);
+        // Before the slots: who could not be paid for was passed by while there were some.
+        if !self.affords(snapshot, mask) {
+            return Err(PassedOver::BudgetSpent);
         }
-        if self.affords(snapshot, mask) { Ok(mask) } else { Err(PassedOver::BudgetSpent) }
+        if self.slots { Ok(mask) } else { Err(PassedOver::WaitingForSlot) }
     }
 
     /// Whether validation by these tests still fits into today's budget.

@@ -1,7 +1,11 @@
 //! One node in one sentence, and what a person should do about it.
 
 use super::{Due, Standing, Use, WhyView};
-use crate::{case::StepState, lifecycle::Life, snapshot::Breaker};
+use crate::{
+    case::{StepKind, StepState},
+    lifecycle::Life,
+    snapshot::Breaker,
+};
 
 /// Where the node stands and because of what.
 pub(super) fn headline(view: &WhyView) -> String {
@@ -81,10 +85,13 @@ fn person(view: &WhyView) -> Vec<String> {
     let node = &view.row.node;
     let mut lines: Vec<String> = Vec::new();
     for step in case.steps.iter().filter(|step| step.state == StepState::Proposed) {
-        lines.push(format!(
-            "{} it yourself, or allow it in the policy (`allow.{}`): {}",
-            step.what, step.what, step.text
-        ));
+        let what = step.what;
+        lines.push(match what {
+            StepKind::Mark | StepKind::Drain | StepKind::Reset | StepKind::Reboot | StepKind::Replace => {
+                format!("{what} it yourself, then `doctor release {node} --why …`; or allow it (`allow.{what} = true`)")
+            }
+            _ => format!("{what} it yourself: {}", step.text),
+        });
     }
     if case.waits_for_person || view.life == Life::Out {
         lines.push(format!(

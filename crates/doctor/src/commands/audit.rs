@@ -27,15 +27,14 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             page.line("Nothing has been done.");
             return;
         }
-        let mut table = Table::new(["AT (UTC)", "BY", "WHAT", "NODE", "CODE", "WHY"]);
+        let mut table = Table::new(["AT (UTC)", "BY", "WHAT", "NODE", "WHY"]);
         for row in &rows {
             table.row([
                 cell(clock(row.at)),
                 cell(row.by.clone()),
                 cell(row.what.clone()),
                 cell(row.node.as_ref().map_or("-", |node| node.as_str())),
-                cell(row.code.as_str()),
-                cell(row.text.clone()),
+                cell(format!("{}: {}", row.code, row.text)),
             ]);
         }
         page.table(&table);

@@ -6,7 +6,7 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::Result,
-    output::{Cell, Table, ago, cell, clock, plural},
+    output::{Cell, Table, cell, clock, plural},
 };
 
 /// List cases: one trouble of one machine each.
@@ -41,9 +41,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             page.line(if args.all { "There have been no cases." } else { "No case is open; --all shows closed ones." });
             return;
         }
-        let mut table = Table::new(["CASE", "NODE", "STATE", "SEVERITY", "RUNG", "OPENED (UTC)", "AGE", "WHAT"]);
+        let mut table = Table::new(["CASE", "NODE", "STATE", "SEVERITY", "RUNG", "OPENED (UTC)", "WHAT"]);
         for case in &cases {
-            table.row(row(case, facts.now));
+            table.row(row(case));
         }
         page.table(&table);
         page.line(format!("{}; `doctor why NODE` shows its steps", plural(cases.len(), "case")));
@@ -51,7 +51,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn row(case: &Case, now: doctor_core::time::Timestamp) -> Vec<Cell> {
+fn row(case: &Case) -> Vec<Cell> {
     let state = match &case.state {
         doctor_core::case::CaseState::Open if case.waits_for_person() => cell("waits for a person").warn(),
         doctor_core::case::CaseState::Open => cell("open").warn(),
@@ -65,7 +65,6 @@ fn row(case: &Case, now: doctor_core::time::Timestamp) -> Vec<Cell> {
         cell(case.severity.code()),
         cell(case.rung.code()),
         cell(clock(case.opened)),
-        cell(ago(now, case.opened)),
         cell(worst.map_or("asked by an operator", |finding| finding.text.as_str())),
     ]
 }

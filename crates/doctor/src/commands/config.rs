@@ -93,7 +93,7 @@ fn check(context: &Context) -> Result<Exit> {
     let loaded = context.loaded()?;
     let config = &loaded.config;
     let mut remarks = Vec::new();
-    loaded.make_places()?;
+    config.make_places(&loaded.place)?;
     if let Err(error) = context.share() {
         remarks.push(error.to_string());
     }

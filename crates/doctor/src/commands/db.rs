@@ -61,7 +61,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit> {
-    let url = context.loaded()?.config.store.to_string();
+    let url = context.config()?.store.to_string();
     let file = args.file.display();
     let change = Change {
         plan: format!("Would fill the store {url} from {file}."),

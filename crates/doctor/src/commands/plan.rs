@@ -6,7 +6,7 @@ use doctor_control::{
 };
 use doctor_core::{
     hostlist::{self, Selector},
-    ids::IdSource,
+    ids::{IdSource, NodeName},
     plan::{self, Action, Conclusion, Notice},
     reason::Because,
     view::{passed_over_code, passed_over_text},
@@ -14,7 +14,7 @@ use doctor_core::{
 use serde::Serialize;
 
 use crate::{
-    context::Context,
+    context::{self, Context},
     engine::World,
     exit::Exit,
     failure::{Failure, Result},
@@ -63,7 +63,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = match &loaded.config.store {
         // Planning on a laptop for the first time leaves nothing behind.
         StoreUrl::Sqlite(path) if !path.exists() => Store::open_in_memory()?,
-        url => Store::open(url)?,
+        url => context::open(url)?,
     };
     let snapshot =
         picture::fresh(&store, &*world.backend, &loaded.settings, world.clock.now()).map_err(|error| match error {
@@ -72,11 +72,13 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         })?;
     // Ids of a plan that nobody carries out need not be unlike others.
     let plan = plan::plan(&snapshot, &mut IdSource::new(0));
-    let selected = |name: &doctor_core::ids::NodeName| {
-        let record = snapshot.nodes.iter().find(|record| record.node.name == *name);
+    let selected = |name: &NodeName| {
+        let place = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name));
         args.nodes.is_empty()
-            || record
-                .is_some_and(|record| args.nodes.iter().any(|s| s.matches(name, &record.node.pool, record.life.word())))
+            || place.is_ok_and(|place| {
+                let record = &snapshot.nodes[place];
+                args.nodes.iter().any(|selector| selector.matches(name, &record.node.pool, record.life.word()))
+            })
     };
     let passed_over = plan.passed_over.iter().filter(|(name, _)| selected(name)).map(|(name, reason)| PassedRow {
         node: name.to_string(),

@@ -62,8 +62,9 @@ impl RunView {
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.make_store()?;
     let loaded = context.loaded()?;
+    let share = context.share()?;
     let world = World::open(loaded)?;
-    let mut controller = Controller::new(loaded, store, world)?;
+    let mut controller = Controller::new(loaded, store, share, world)?;
     let mut view = RunView::default();
     let outcome = cycles(&mut controller, args, &mut view);
     // The next controller need not wait for this one's lease, whatever happened.

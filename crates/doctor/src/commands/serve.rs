@@ -42,8 +42,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let stop = stop_flag().map_err(|source| Failure::Other(format!("watching for signals: {source}")))?;
     let store = context.make_store()?;
     let mut loaded = context.loaded()?.clone();
+    let share = context.share()?;
     let world = World::open(&loaded)?;
-    let controller = Controller::new(&loaded, store, world)?;
+    let controller = Controller::new(&loaded, store, share, world)?;
     tracing::info!(configuration = %loaded.place, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
     let mut service = Service { controller, said: Said::default(), tidied: None };
     let mut done = 0;

@@ -135,19 +135,9 @@ fn agents(view: &StatusView) -> String {
 
 /// The table of coverage, also for reports.
 pub(crate) fn coverage(rows: &[CoverageRow]) -> Table {
-    let header = [
-        "TEST",
-        "COVERED",
-        "NODES",
-        "PASS",
-        "FAIL",
-        "INCONCLUSIVE",
-        "STALE",
-        "NEVER TESTED",
-        "NOT APPLICABLE",
-        "CUT-OFF",
-    ];
-    let mut table = Table::new(header).right(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    let header =
+        ["TEST", "COVERED", "NODES", "PASS", "FAIL", "INCONCLUSIVE", "STALE", "NEVER TESTED", "NOT APPLICABLE"];
+    let mut table = Table::new(header).right(&[1, 2, 3, 4, 5, 6, 7, 8]);
     for row in rows {
         let number = |count: u32| cell(count.to_string());
         let noted = |count: u32, tone: fn(Cell) -> Cell| if count == 0 { number(count) } else { tone(number(count)) };
@@ -161,7 +151,6 @@ pub(crate) fn coverage(rows: &[CoverageRow]) -> Table {
             noted(row.stale, Cell::warn),
             noted(row.never_tested, Cell::warn),
             number(row.not_applicable),
-            cell(row.cutoff.to_string()),
         ]);
     }
     table

@@ -138,7 +138,7 @@ fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
 
 fn tests(lines: &[TestLine], now: Timestamp) -> Table {
     let mut table =
-        Table::new(["TEST", "STANDS", "LAST RESULT", "REASON", "LAST PASS OR FAIL", "DUE", "RUN"]).indent(2);
+        Table::new(["TEST", "STANDS", "LAST RESULT", "REASON", "LAST PASS OR FAIL", "RUN", "DUE"]).indent(2);
     for line in lines {
         let last = line.last.as_ref();
         let conclusive = last.and_then(|last| last.conclusive);
@@ -148,8 +148,8 @@ fn tests(lines: &[TestLine], now: Timestamp) -> Table {
             cell(last.map_or_else(|| "-".to_owned(), |last| ago(now, last.at))),
             cell(last.map_or("-", |last| last.reason.as_str())),
             cell(conclusive.map_or_else(|| "never".to_owned(), |(verdict, at)| format!("{verdict} {}", ago(now, at)))),
-            due(line, now),
             cell(last.and_then(|last| last.run).map_or_else(|| "-".to_owned(), |run| run.to_string())),
+            due(line, now),
         ]);
     }
     table
@@ -186,14 +186,13 @@ fn steps(page: &mut Page, case: &CaseView) {
 }
 
 fn audit(lines: &[AuditLine]) -> Table {
-    let mut table = Table::new(["AT (UTC)", "BY", "WHAT", "CODE", "WHY"]).indent(2);
+    let mut table = Table::new(["AT (UTC)", "BY", "WHAT", "WHY"]).indent(2);
     for line in lines {
         table.row([
             cell(clock(line.at)),
             cell(line.by.clone()),
             cell(line.what.clone()),
-            cell(line.code.as_str()),
-            cell(line.text.clone()),
+            cell(format!("{}: {}", line.code, line.text)),
         ]);
     }
     table

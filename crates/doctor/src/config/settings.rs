@@ -21,6 +21,8 @@ pub(crate) struct Loaded {
     pub place: Place,
     pub config: Config,
     pub settings: Settings,
+    /// As the file says; `config` may have been changed by the command line.
+    written: Config,
     texts: Vec<Text>,
 }
 
@@ -45,24 +47,9 @@ pub(crate) enum Reloaded {
 impl Loaded {
     pub(crate) fn load(place: Place) -> Result<Self, ConfigError> {
         let mut texts = Vec::new();
-        let config = match &place {
-            Place::File(path) => {
-                let text = read(path, &mut texts)?;
-                let beside = path.parent().unwrap_or(Path::new(""));
-                Config::read(&text, beside).map_err(|error| bad(path, error))?
-            }
-            Place::BuiltIn { state } => Config::built_in(state).map_err(|error| bad(state, error))?,
-        };
+        let config = read_config(&place, &mut texts)?;
         let settings = settings(&config, &place, &mut texts)?;
-        Ok(Self { place, config, settings, texts })
-    }
-
-    /// Makes the directories of the built-in configuration. Those of a file are the operator's: making one would hide
-    /// that a mount is missing.
-    pub(crate) fn make_places(&self) -> Result<(), ConfigError> {
-        let Place::BuiltIn { .. } = &self.place else { return Ok(()) };
-        let path = &self.config.data;
-        fs::create_dir_all(path).map_err(|source| ConfigError::State { path: path.clone(), source })
+        Ok(Self { place, written: config.clone(), config, settings, texts })
     }
 
     /// Looks at the files again. After a bad change the texts are remembered, so that it is said once.
@@ -89,7 +76,7 @@ impl Loaded {
 
     /// Settings that are only read at the start and differ in `other`.
     fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
-        let (a, b) = (&self.config, &other.config);
+        let (a, b) = (&self.written, &other.written);
         let pairs = [
             ("store", a.store != b.store),
             ("data", a.data != b.data),
@@ -99,6 +86,31 @@ impl Loaded {
             ("publish", a.publish != b.publish),
         ];
         pairs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+    }
+}
+
+impl Config {
+    /// The service's file alone: enough to look at a store, whatever is wrong with the policy.
+    pub(crate) fn load(place: &Place) -> Result<Self, ConfigError> {
+        read_config(place, &mut Vec::new())
+    }
+
+    /// Makes the directories of the built-in configuration. Those of a file are the operator's: making one would hide
+    /// that a mount is missing.
+    pub(crate) fn make_places(&self, place: &Place) -> Result<(), ConfigError> {
+        let Place::BuiltIn { .. } = place else { return Ok(()) };
+        fs::create_dir_all(&self.data).map_err(|source| ConfigError::State { path: self.data.clone(), source })
+    }
+}
+
+fn read_config(place: &Place, texts: &mut Vec<Text>) -> Result<Config, ConfigError> {
+    match place {
+        Place::File(path) => {
+            let text = read(path, texts)?;
+            let beside = path.parent().unwrap_or(Path::new(""));
+            Config::read(&text, beside).map_err(|error| bad(path, error))
+        }
+        Place::BuiltIn { state } => Config::built_in(state).map_err(|error| bad(state, error)),
     }
 }
 

@@ -1,6 +1,11 @@
 //! Tables: a header, aligned columns, two blanks between them, no lines. Colour says nothing that a word does not.
 
-use comfy_table::{Cell as Inner, CellAlignment, Color, ContentArrangement, presets};
+use comfy_table::{Cell as Inner, CellAlignment, Color, ColumnConstraint, ContentArrangement, Width, presets};
+
+/// Blanks between columns.
+const GAP: u16 = 2;
+/// A last column narrower than this is no help; the terminal may break the line instead.
+const LEAST: u16 = 14;
 
 /// A table in the making.
 #[derive(Debug, Default)]
@@ -106,27 +111,48 @@ impl Table {
         } else {
             table.force_no_tty();
         }
-        match width {
-            Some(width) => {
-                let inner = width.saturating_sub(u16::try_from(self.indent).unwrap_or(0)).max(60);
-                table.set_content_arrangement(ContentArrangement::Dynamic).set_width(inner);
-            }
-            None => {
-                table.set_content_arrangement(ContentArrangement::Disabled);
-            }
-        }
         table.set_header(self.header.iter().map(Inner::new));
         for row in &self.rows {
             table.add_row(row.iter().map(coloured));
         }
         for (place, column) in table.column_iter_mut().enumerate() {
-            column.set_padding((0, 2));
+            column.set_padding((0, GAP));
             if self.right.contains(&place) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
+        self.fit(&mut table, width);
         let indent = " ".repeat(self.indent);
         table.lines().map(|line| format!("{indent}{}\n", line.trim_end())).collect()
+    }
+
+    /// On a terminal that is too narrow, headers break at their blanks and the last column takes what is left. A name or
+    /// a number is never broken: it would not be found again.
+    fn fit(&self, table: &mut comfy_table::Table, width: Option<u16>) {
+        table.set_content_arrangement(ContentArrangement::Disabled);
+        let Some(width) = width else { return };
+        let width = width.saturating_sub(u16::try_from(self.indent).unwrap_or(0));
+        let natural: u16 = table.column_max_content_widths().iter().map(|column| column + GAP).sum();
+        if natural <= width + GAP {
+            return;
+        }
+        let last = self.header.len().saturating_sub(1);
+        let wraps = !self.right.contains(&last);
+        let narrow: Vec<u16> = (0..self.header.len()).map(|place| self.narrowest(place) + GAP).collect();
+        let fixed: u16 = narrow[..last].iter().sum();
+        let rest = (width + GAP).saturating_sub(fixed).max(LEAST);
+        for (place, column) in table.column_iter_mut().enumerate() {
+            let wide = if place == last && wraps { rest } else { narrow[place] };
+            column.set_constraint(ColumnConstraint::Absolute(Width::Fixed(wide)));
+        }
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(u16::MAX);
+    }
+
+    /// The longest cell of a column, or the longest word of its header.
+    fn narrowest(&self, place: usize) -> u16 {
+        let header = self.header[place].split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
+        let cells = self.rows.iter().filter_map(|row| row.get(place)).map(|cell| cell.text.chars().count()).max();
+        u16::try_from(header.max(cells.unwrap_or(0))).unwrap_or(u16::MAX)
     }
 }
 
@@ -158,6 +184,25 @@ mod tests {
         table.row([cell("x").bad()]);
         assert!(!table.render(false, Some(80)).contains('\x1b'));
         assert!(table.render(true, Some(80)).contains('\x1b'));
+    }
+
+    #[test]
+    fn on_a_narrow_terminal_the_last_column_wraps_and_no_name_is_broken() {
+        let mut table = Table::new(["NODE", "LAST RESULT", "WHY"]);
+        table.row([
+            cell("a-rather-long-node-name"),
+            cell("within-limits"),
+            cell("it was due and the node was free ".repeat(3)),
+        ]);
+        let text = table.render(false, Some(70));
+        assert!(text.lines().all(|line| line.chars().count() <= 70), "{text}");
+        assert!(text.contains("a-rather-long-node-name  within-limits"), "{text}");
+        let mut numbers = Table::new(["TEST", "NEVER TESTED", "NOT APPLICABLE"]).right(&[1, 2]);
+        numbers.row([cell("storage"), cell("1"), cell("2")]);
+        assert_eq!(
+            numbers.render(false, Some(30)),
+            "TEST      NEVER         NOT\n         TESTED  APPLICABLE\nstorage       1           2\n"
+        );
     }
 
     #[test]

@@ -46,6 +46,32 @@ pub(crate) fn percent(percent: Option<f64>) -> String {
     percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.1} %"))
 }
 
+/// Text cut at blanks so that it fits; what follows the first line is indented under its first word.
+pub(super) fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for paragraph in text.split('\n') {
+        let Some(width) = width.filter(|width| paragraph.chars().count() > *width) else {
+            lines.push(paragraph.to_owned());
+            continue;
+        };
+        let blanks = paragraph.chars().take_while(|c| *c == ' ').count();
+        let bullet = matches!(paragraph.trim_start().as_bytes(), [b'-' | b'!', b' ', ..]);
+        let hang = " ".repeat(blanks + if bullet { 2 } else { 0 });
+        let mut line = " ".repeat(blanks);
+        for word in paragraph.split_whitespace() {
+            let used = line.chars().count();
+            if !line.trim().is_empty() && used + 1 + word.chars().count() > width {
+                lines.push(std::mem::replace(&mut line, hang.clone()));
+            } else if !line.trim().is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        lines.push(line);
+    }
+    lines
+}
+
 /// `1 node`, `2 nodes`.
 pub(crate) fn plural(count: usize, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
@@ -60,6 +86,15 @@ pub(crate) fn list(items: impl IntoIterator<Item = impl ToString>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_is_cut_at_blanks_and_hangs_under_its_first_word() {
+        let lines = wrapped("  - one two three four", Some(12));
+        assert_eq!(lines, ["  - one two", "    three", "    four"]);
+        assert_eq!(wrapped("short\n\nlines", Some(12)), ["short", "", "lines"]);
+        assert_eq!(wrapped(&"x".repeat(30), Some(12)), ["x".repeat(30)]);
+        assert_eq!(wrapped("a very long line indeed", None).len(), 1);
+    }
 
     #[test]
     fn lengths_and_moments_are_short() {

@@ -143,7 +143,9 @@ fn describe(text: &mut String, command: &Command, parent: &str, level: usize) {
     let name = format!("{parent} {}", command.get_name());
     text.push_str(&format!("{} {name}\n\n", "#".repeat(level)));
     if let Some(about) = command.get_long_about().or_else(|| command.get_about()) {
-        text.push_str(&format!("{about}\n\n"));
+        let about = about.to_string();
+        let stop = if about.ends_with('.') { "" } else { "." };
+        text.push_str(&format!("{about}{stop}\n\n"));
     }
     let children: Vec<&Command> = command.get_subcommands().filter(|child| child.get_name() != "help").collect();
     if children.is_empty() {
@@ -196,7 +198,9 @@ fn options<'a>(text: &mut String, args: impl Iterator<Item = &'a Arg>) {
             _ if !arg.get_action().takes_values() => String::new(),
             some => format!(" Default: `{}`.", some.join(" ")),
         };
-        rows.push_str(&format!("| `{}` | {}{default} |\n", escaped(&flag), escaped(&help)));
+        let env = arg.get_env().map_or_else(String::new, |name| format!(" Also: `${}`.", name.to_string_lossy()));
+        let stop = if help.ends_with('.') { "" } else { "." };
+        rows.push_str(&format!("| `{}` | {}{stop}{default}{env} |\n", escaped(&flag), escaped(&help)));
     }
     if !rows.is_empty() {
         text.push_str(&format!("| | |\n|---|---|\n{rows}\n"));

@@ -1,10 +1,8 @@
 //! Chance that can be repeated, and what it does to the cluster while controllers come and go.
 
-use doctor_core::{
-    ids::NodeName,
-    node::ForeignMark,
-    time::Span,
-};
+use std::collections::BTreeSet;
+
+use doctor_core::{ids::NodeName, node::ForeignMark, time::Span};
 use doctor_sim::{Incident, RemoteSim};
 
 /// `SplitMix64`: every number follows from the seed.
@@ -39,6 +37,8 @@ pub(crate) struct Mischief {
     nodes: Vec<NodeName>,
     /// Nodes that are in no list for now.
     vanished: Vec<NodeName>,
+    /// Nodes that were in no list for a while.
+    pub(crate) were_away: BTreeSet<NodeName>,
     pub(crate) done: u32,
 }
 
@@ -46,14 +46,14 @@ const OTHERS: &str = "somebody else";
 
 impl Mischief {
     pub(crate) const fn new(nodes: Vec<NodeName>) -> Self {
-        Self { nodes, vanished: Vec::new(), done: 0 }
+        Self { nodes, vanished: Vec::new(), were_away: BTreeSet::new(), done: 0 }
     }
 
     /// Has something happen to some node.
     pub(crate) fn strike(&mut self, chance: &mut Chance, cluster: &RemoteSim) {
         let node = self.nodes[usize::try_from(chance.below(self.nodes.len() as u64)).unwrap()].clone();
         let a_while = Span::minutes(5 + i64::try_from(chance.below(60)).unwrap());
-        let incident = match chance.below(8) {
+        let incident = match chance.below(10) {
             0 => Incident::UserJob { nodes: vec![node], length: a_while },
             1 => {
                 let mark = ForeignMark { by: OTHERS.to_owned(), text: "hands off".to_owned(), blocks: true };
@@ -63,19 +63,33 @@ impl Mischief {
             3 => Incident::OurMarksRemoved { node },
             4 => Incident::ForeignReboot { node },
             5 => Incident::AgentSilent { node, length: a_while },
-            6 => {
+            6 => Incident::Unreachable { node, length: a_while },
+            7 => {
                 self.vanished.push(node.clone());
+                self.were_away.insert(node.clone());
                 Incident::Vanish { node }
             }
             _ => match self.vanished.pop() {
-                Some(node) => Incident::Return { called: node.clone(), node },
+                Some(node) => self.returning(chance, node),
                 None => Incident::AgentSilent { node, length: a_while },
             },
         };
         self.happen(cluster, &incident);
     }
 
-    /// Brings back what vanished, and takes other people's marks away: what stands in the way of a quiet end.
+    /// Half of those that come back have another name then.
+    fn returning(&mut self, chance: &mut Chance, node: NodeName) -> Incident {
+        let called = match node.as_str().strip_suffix("-again") {
+            _ if chance.once_in(2) => node.clone(),
+            Some(before) => NodeName::new(before).unwrap(),
+            None => NodeName::new(&format!("{node}-again")).unwrap(),
+        };
+        self.nodes.retain(|known| *known != node);
+        self.nodes.push(called.clone());
+        Incident::Return { node, called }
+    }
+
+    /// Brings back what vanished: its marks are to be judged too.
     pub(crate) fn tidy(&mut self, cluster: &RemoteSim) {
         for node in std::mem::take(&mut self.vanished) {
             self.happen(cluster, &Incident::Return { called: node.clone(), node });

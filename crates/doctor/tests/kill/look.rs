@@ -12,9 +12,13 @@ use doctor_core::{
 use doctor_sim::{Effect, Happened};
 
 /// What the looks have seen so far.
+///
+/// A few intentions are open because the cluster refused them or did not answer, and not because of a kill.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
     pub(crate) taken: u32,
+    /// Intentions that were found open, by their number. Each counts once, however long it stays open.
+    open: BTreeSet<u64>,
     /// Looks that found an intention whose effect nobody had written down.
     pub(crate) in_flight: u32,
     /// Such intentions: the effect had happened, or it had not.
@@ -45,11 +49,14 @@ impl Looks {
         }
         let planned = store.active_runs().unwrap().into_iter().filter(|active| active.run.state == RunState::Planned);
         let open = store.cases(Timestamp::MAX).unwrap();
-        let intended = open.iter().flat_map(|case| &case.steps).filter(|step| {
-            step.state == StepState::Intended && acts_on_the_cluster(step.what)
-        });
-        let seen: Vec<bool> =
-            planned.map(|active| runs.contains(&active.run.id)).chain(intended.map(|step| ops.contains(&step.op))).collect();
+        let intended = open
+            .iter()
+            .flat_map(|case| &case.steps)
+            .filter(|step| step.state == StepState::Intended && acts_on_the_cluster(step.what));
+        let planned = planned.map(|active| (active.run.id.number(), runs.contains(&active.run.id)));
+        let intended = intended.map(|step| (step.op.number(), ops.contains(&step.op)));
+        let found = planned.chain(intended).filter(|(number, _)| self.open.insert(*number));
+        let seen: Vec<bool> = found.map(|(_, happened)| happened).collect();
         self.taken += 1;
         self.in_flight += u32::from(!seen.is_empty());
         self.happened += seen.iter().filter(|happened| **happened).count();

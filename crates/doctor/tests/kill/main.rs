@@ -28,7 +28,7 @@ use crate::{
     chance::{Chance, Mischief},
     look::Looks,
     stage::{BOUND, Stage},
-    verdict::is_quiet,
+    verdict::under_way,
 };
 
 /// Both stories want the whole machine.
@@ -50,7 +50,9 @@ fn nothing_is_lost_or_doubled_on_postgresql_however_often_the_controller_is_kill
 }
 
 fn setting(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`: a number is accepted")))
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`: a number is accepted")))
 }
 
 fn seed() -> u64 {
@@ -83,7 +85,7 @@ fn endure(name: &str, seed: u64, stage: Stage) {
     }
     let killed = began.elapsed();
     mischief.tidy(&cluster);
-    finish(&stage);
+    finish(&stage, &cluster);
     let world = nodes(&cluster);
     drop(cluster);
     process.stop();
@@ -98,7 +100,7 @@ fn live(chance: &mut Chance, controller: &stage::Process) {
         chance.below(80)
     } else {
         controller.wait_until_started();
-        chance.below(300)
+        chance.below(400)
     };
     // This is the random instant itself and no waiting for something to come about.
     std::thread::sleep(Duration::from_micros(until * 1000 + chance.below(1000)));
@@ -106,19 +108,23 @@ fn live(chance: &mut Chance, controller: &stage::Process) {
 
 /// No new validation; then controllers run until all work is over, and are asked to stop. A step that was begun in the
 /// last moment is finished by the next one.
-fn finish(stage: &Stage) {
+fn finish(stage: &Stage, cluster: &RemoteSim) {
     stage.run(&["pause", "--why", "the test ends", "--yes"]);
     let began = Instant::now();
     let store = stage.open_store();
     loop {
         let controller = stage.start_controller();
         controller.wait_until_started();
-        while !is_quiet(&store) {
-            assert!(began.elapsed() < BOUND, "there is still work: {:#?}", store.active_runs().unwrap());
+        loop {
+            let work = under_way(&store, &nodes(cluster));
+            if work.is_empty() {
+                break;
+            }
+            assert!(began.elapsed() < BOUND, "there is still work:\n{}", work.join("\n"));
             std::thread::sleep(Duration::from_millis(20));
         }
         controller.stop();
-        if is_quiet(&store) {
+        if under_way(&store, &nodes(cluster)).is_empty() {
             return;
         }
     }
@@ -138,11 +144,11 @@ fn nodes(cluster: &RemoteSim) -> Vec<Node> {
 
 fn tell(name: &str, stage: &Stage, world: &[Node], kills: u64, killed: Duration, looks: &Looks, mischief: &Mischief) {
     let effects = read_effects(&stage.effects()).unwrap();
-    let (figures, wrong) = verdict::judge(stage, &effects, world);
+    let (figures, wrong) = verdict::judge(stage, &effects, world, &mischief.were_away);
     let counters = stage.open_store().counters().unwrap();
     println!(
-        "{name}: {kills} kills in {:.0} s; {} cycles written, {} runs ({} started), {} good documents, {} history rows, \
-         {} turned away; {} cases ({} open), {} marks, {} resets, reboots and replacements; {} effects asked for again; \
+        "{name}: {kills} kills in {:.0} s; {} cycles written, {} runs ({} started), {} good documents, {} history rows \
+         ({} of machines that had left), {} turned away; {} cases ({} open), {} marks, {} resets, reboots and replacements; {} effects asked for again; \
          {} incidents",
         killed.as_secs_f64(),
         counters.cycles,
@@ -150,6 +156,7 @@ fn tell(name: &str, stage: &Stage, world: &[Node], kills: u64, killed: Duration,
         figures.started,
         figures.documents,
         figures.rows,
+        figures.unjudged,
         counters.documents_rejected,
         figures.cases,
         figures.open_cases,

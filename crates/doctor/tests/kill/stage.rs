@@ -12,9 +12,7 @@ use std::{
 
 use doctor_control::store::{Store, StoreUrl};
 use doctor_core::time::Span;
-use doctor_sim::{
-    Assumptions, Hostile, JobTrouble, PoolConfig, RemoteSim, WorldConfig, hostile::CallChances,
-};
+use doctor_sim::{Assumptions, Hostile, JobTrouble, PoolConfig, RemoteSim, WorldConfig, hostile::CallChances};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Seconds of the cluster per second of ours: half an hour. Two minutes of killing are two and a half days there.
@@ -147,7 +145,11 @@ impl Stage {
     pub(crate) fn start_cluster(&self) -> (Process, RemoteSim) {
         let (world, socket) = (self.path("world.toml"), self.path("sim.sock"));
         let mut command = self.doctor();
-        command.args(["sim", "serve", "--speed", &SPEED.to_string(), "--world"]).arg(world).arg("--socket").arg(&socket);
+        command
+            .args(["sim", "serve", "--speed", &SPEED.to_string(), "--world"])
+            .arg(world)
+            .arg("--socket")
+            .arg(&socket);
         let process = Process::start("the cluster", &mut command, &self.path("sim.log"));
         let remote = RemoteSim::connect(&socket, BOUND).unwrap();
         (process, remote)

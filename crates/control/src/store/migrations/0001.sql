@@ -75,7 +75,6 @@ CREATE TABLE run (
     cancel_since BIGINT,
     logs_pruned SMALLINT NOT NULL DEFAULT 0
 );
-CREATE INDEX run_active ON run (id) WHERE state <> 'ended';
 CREATE INDEX run_ended ON run (ended) WHERE state = 'ended';
 CREATE INDEX run_case ON run (case_id) WHERE case_id IS NOT NULL;
 

@@ -92,7 +92,8 @@ fn the_breaker_says_which_limit_it_was() {
 
 #[test]
 fn closing_the_breaker_counts_the_hour_anew_but_not_the_pool() {
-    let closed = |cluster: &mut Cluster| cluster.snapshot.breaker = Breaker::Closed { since: Some(cluster.snapshot.at) };
+    let closed =
+        |cluster: &mut Cluster| cluster.snapshot.breaker = Breaker::Closed { since: Some(cluster.snapshot.at) };
     let mut hourly = pool_of(100, 7);
     hourly.cycle();
     assert_eq!(taken_out(&hourly.cycle()), 0);

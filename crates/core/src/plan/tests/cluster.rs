@@ -114,14 +114,8 @@ pub(super) struct NodeFixture {
 }
 
 fn node(text: &str, occupancy: Occupancy) -> NodeFixture {
-    let node = Node {
-        name: name(text),
-        pool: pool("gpu"),
-        occupancy,
-        marks: Marks::default(),
-        hardware: None,
-        sku: None,
-    };
+    let node =
+        Node { name: name(text), pool: pool("gpu"), occupancy, marks: Marks::default(), hardware: None, sku: None };
     let record = NodeRecord {
         node,
         life: Life::InService,
@@ -213,7 +207,8 @@ impl NodeFixture {
     }
 
     pub(super) fn held(mut self, by: &str, until: Option<Timestamp>) -> Self {
-        self.record.hold = Some(Hold { by: by.to_owned(), why: "my turn".to_owned(), since: NOW.minus(1.hours()), until });
+        self.record.hold =
+            Some(Hold { by: by.to_owned(), why: "my turn".to_owned(), since: NOW.minus(1.hours()), until });
         self
     }
 
@@ -228,7 +223,7 @@ impl NodeFixture {
     }
 
     pub(super) fn shows_machine(mut self, serial: &str) -> Self {
-        let hardware = std::sync::Arc::make_mut(self.record.node.hardware.get_or_insert_default());
+        let hardware = Arc::make_mut(self.record.node.hardware.get_or_insert_default());
         hardware.board_serial = Some(serial.to_owned());
         self
     }
@@ -239,7 +234,7 @@ impl NodeFixture {
     }
 
     pub(super) fn boot(mut self, id: &str) -> Self {
-        std::sync::Arc::make_mut(self.record.node.hardware.get_or_insert_default()).boot_id = Some(id.to_owned());
+        Arc::make_mut(self.record.node.hardware.get_or_insert_default()).boot_id = Some(id.to_owned());
         self
     }
 

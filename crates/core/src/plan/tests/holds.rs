@@ -2,10 +2,10 @@
 
 use super::{
     super::PassedOver,
-    cluster::{Cluster, NOW, NodeFixture, Spans, acting, bad, cordon_of, done, free, unknown, unhealthy_mark},
+    cluster::{Cluster, NOW, NodeFixture, Spans, acting, bad, busy, cordon_of, done, free, unknown, unhealthy_mark},
 };
 use crate::{
-    case::{Rung, StepKind},
+    case::{Rung, StepKind, StepState},
     finding::{Severity, Verdict},
     lifecycle::Life,
     node::{MarkKind, OurMark},
@@ -125,6 +125,16 @@ fn our_cordon_removed_by_somebody_is_not_put_back() {
     let mut cluster = lone(node.step(done(StepKind::Drain, Rung::Reboot, 30.minutes())));
     assert_eq!(cluster.cycle(), ["move a held by whoever removed our mark: mark-removed"]);
     assert!(cluster.cycle().is_empty());
+}
+
+#[test]
+fn a_mark_whose_maker_died_before_writing_it_down_counts_as_made_once_it_is_seen() {
+    let mut cluster = lone(busy("a").fresh().out(Severity::Reboot, Rung::Reboot));
+    cluster.snapshot.cases[0].steps[0].state = StepState::Intended;
+    assert_eq!(cluster.cycle(), ["settle done: seen-done", "step a drain: case"]);
+    cluster.wait(5.minutes());
+    cluster.record("a").node.marks.ours.clear();
+    assert_eq!(cluster.cycle(), ["move a held by whoever removed our mark: mark-removed"], "and is not put back");
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! The ladder: reset, reboot, quarantine, replace or a person; evidence first; what was tried is remembered.
 
-use super::cluster::{
-    Cluster, NOW, Spans, acting, bad, board, busy, case_of, done, free, returned, step, unknown,
-};
+use super::cluster::{Cluster, NOW, Spans, acting, bad, board, busy, case_of, done, free, returned, step, unknown};
 use crate::{
     case::{Rung, StepKind, StepState},
     finding::{Severity, Verdict},
@@ -83,7 +81,11 @@ fn a_case_that_waits_for_a_person_waits() {
 
 #[test]
 fn a_failing_step_is_tried_again_with_fresh_evidence_and_then_the_next_rung() {
-    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).step(done(StepKind::KeepEvidence, Rung::Reset, 9.minutes()));
+    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).step(done(
+        StepKind::KeepEvidence,
+        Rung::Reset,
+        9.minutes(),
+    ));
     let mut failed = step(StepKind::Reset, Rung::Reset, StepState::Failed, 8.minutes());
     let mut cluster = lone(node.clone().step(failed.clone()));
     assert_eq!(cluster.cycle(), ["step a keep-evidence: case"]);
@@ -94,7 +96,8 @@ fn a_failing_step_is_tried_again_with_fresh_evidence_and_then_the_next_rung() {
 
 #[test]
 fn a_step_that_was_interrupted_is_asked_for_again_with_the_same_operation() {
-    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).life(Life::Repairing { step: StepKind::Reset, tries: 1 });
+    let node =
+        free("a").fresh().out(Severity::Reset, Rung::Reset).life(Life::Repairing { step: StepKind::Reset, tries: 1 });
     let intended = step(StepKind::Reset, Rung::Reset, StepState::Intended, 1.minutes());
     let cluster = lone(node.step(done(StepKind::KeepEvidence, Rung::Reset, 2.minutes())).step(intended.clone()));
     let plan = cluster.plan();
@@ -107,9 +110,11 @@ fn a_step_that_was_interrupted_is_asked_for_again_with_the_same_operation() {
 
 fn rebooting(node: super::cluster::NodeFixture, ago: i64) -> Cluster {
     let node = node.out(Severity::Reboot, Rung::Reboot).life(Life::Repairing { step: StepKind::Reboot, tries: 1 });
-    let node = node
-        .step(done(StepKind::KeepEvidence, Rung::Reboot, (ago + 1).minutes()))
-        .step(done(StepKind::Reboot, Rung::Reboot, ago.minutes()));
+    let node = node.step(done(StepKind::KeepEvidence, Rung::Reboot, (ago + 1).minutes())).step(done(
+        StepKind::Reboot,
+        Rung::Reboot,
+        ago.minutes(),
+    ));
     lone(node).policy(|policy| policy.allow.drain = false)
 }
 
@@ -153,7 +158,9 @@ fn a_node_that_waits_for_its_proof_is_no_longer_repairing() {
 
 #[test]
 fn a_node_is_not_reset_or_replaced_under_user_work_or_under_a_run() {
-    for (severity, rung) in [(Severity::Reset, Rung::Reset), (Severity::Reboot, Rung::Reboot), (Severity::Isolate, Rung::Replace)] {
+    for (severity, rung) in
+        [(Severity::Reset, Rung::Reset), (Severity::Reboot, Rung::Reboot), (Severity::Isolate, Rung::Replace)]
+    {
         let out = |node: super::cluster::NodeFixture| {
             node.fresh().out(severity, rung).step(done(StepKind::KeepEvidence, rung, 1.minutes()))
         };
@@ -172,9 +179,8 @@ fn a_node_is_not_reset_or_replaced_under_user_work_or_under_a_run() {
 
 #[test]
 fn a_node_that_does_not_answer_can_be_rebooted_but_not_reset() {
-    let out = |severity, rung| {
-        unknown("a").fresh().out(severity, rung).step(done(StepKind::KeepEvidence, rung, 1.minutes()))
-    };
+    let out =
+        |severity, rung| unknown("a").fresh().out(severity, rung).step(done(StepKind::KeepEvidence, rung, 1.minutes()));
     assert!(lone(out(Severity::Reset, Rung::Reset)).lines().is_empty());
     let reboot = lone(out(Severity::Reboot, Rung::Reboot)).policy(|policy| policy.allow.drain = false);
     assert_eq!(reboot.lines(), ["step a reboot: case", "move a repairing: case"]);
@@ -221,7 +227,8 @@ fn marking_does_not_wait_for_a_maintenance_window() {
         to: TimeOfDay(60),
         utc_offset_minutes: 0,
     };
-    let cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.windows = vec![window]);
+    let cluster =
+        lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.windows = vec![window]);
     assert_eq!(cluster.lines()[1], "step a mark: confirmed");
 }
 
@@ -253,7 +260,11 @@ fn a_reboot_that_a_person_was_asked_for_is_noticed_by_the_boot() {
 
 #[test]
 fn a_proposal_is_carried_out_once_the_policy_allows_it() {
-    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).step(done(StepKind::KeepEvidence, Rung::Reset, 1.minutes()));
+    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).step(done(
+        StepKind::KeepEvidence,
+        Rung::Reset,
+        1.minutes(),
+    ));
     let proposed = node.step(step(StepKind::Reset, Rung::Reset, StepState::Proposed, 1.minutes()));
     assert_eq!(lone(proposed).lines(), ["step a reset: case", "move a repairing: case"]);
 }
@@ -297,8 +308,12 @@ fn the_ladder_remembers_what_was_tried_on_the_machine_whatever_its_name() {
 
 #[test]
 fn memory_lifts_a_case_and_never_lowers_it() {
-    let cluster = lone(free("a").fresh().machine("J1").found(bad("dl", Severity::Isolate)))
-        .case(returned("J1", Rung::Reset, StepKind::Reset, 5.days()));
+    let cluster = lone(free("a").fresh().machine("J1").found(bad("dl", Severity::Isolate))).case(returned(
+        "J1",
+        Rung::Reset,
+        StepKind::Reset,
+        5.days(),
+    ));
     assert_eq!(cluster.lines()[0], "open a replace: confirmed");
 }
 

@@ -85,6 +85,24 @@ fn the_daily_budget_counts_what_was_spent_what_runs_and_what_is_planned() {
     assert_eq!(cluster.chosen(), ["a2 dl"]);
 }
 
+#[test]
+fn a_node_that_the_budget_does_not_pay_for_says_so_although_cheaper_ones_took_the_slots() {
+    let mut long = test("long");
+    long.usual = 2.hours();
+    long.pools = Some(vec![pool("a")]);
+    let cluster = cluster().tests(vec![test("dl"), long]).policy(|policy| {
+        policy.limits.node_hours_per_day = Some(1.0);
+        policy.limits.jobs = 1;
+    });
+    let cluster = cluster
+        .node(free("a").pool("a"))
+        .node(free("b").pool("b").stale(8.days()))
+        .node(free("c").pool("b").stale(8.days()));
+    assert_eq!(cluster.chosen(), ["b dl"]);
+    assert_eq!(cluster.passed_over("a"), Some(PassedOver::BudgetSpent));
+    assert_eq!(cluster.passed_over("c"), Some(PassedOver::WaitingForSlot));
+}
+
 fn window(kind: WindowKind, from: u16, to: u16) -> Window {
     let days = vec![Day::Sunday];
     Window { kind, pool: None, days, from: TimeOfDay(from * 60), to: TimeOfDay(to * 60), utc_offset_minutes: 0 }
@@ -111,7 +129,8 @@ fn a_quiet_window_of_one_pool_leaves_the_others_alone() {
 
 #[test]
 fn a_maintenance_window_does_not_keep_validation_from_starting() {
-    let cluster = cluster().policy(|policy| policy.windows = vec![window(WindowKind::Maintenance, 22, 23)]).node(free("a"));
+    let cluster =
+        cluster().policy(|policy| policy.windows = vec![window(WindowKind::Maintenance, 22, 23)]).node(free("a"));
     assert_eq!(cluster.chosen(), ["a dl"]);
 }
 

@@ -80,8 +80,10 @@ fn a_machine_that_comes_back_under_another_name_brings_its_case() {
         let node = known.map_or_else(|| free("b").fresh(), |serial| free("b").fresh().was_machine(serial));
         let mut cluster = lone(node.shows_machine("J1")).case(out("a").case.unwrap());
         let lines = cluster.cycle();
-        let first = if known.is_some() { "rename b board-J1: machine-exchanged" } else { "identify b board-J1: machine-known" };
-        let then = ["follow b: machine-followed", "settle failed: machine-followed", "move b quarantined: machine-followed"];
+        let first =
+            if known.is_some() { "rename b board-J1: machine-exchanged" } else { "identify b board-J1: machine-known" };
+        let then =
+            ["follow b: machine-followed", "settle failed: machine-followed", "move b quarantined: machine-followed"];
         assert_eq!(lines, [&[first], &then[..]].concat());
         cluster.wait(1.minutes());
         assert_eq!(cluster.cycle(), ["step b mark try 2: case"], "out under the new name too");
@@ -94,7 +96,8 @@ fn a_machine_that_comes_back_under_another_name_brings_its_case() {
 #[test]
 fn two_machines_that_change_places_take_their_cases_along() {
     for (first, second) in [("a", "b"), ("b", "a")] {
-        let mut cluster = lone(out(first).shows_machine("J2")).node(free(second).fresh().machine("J2").shows_machine("J1"));
+        let mut cluster =
+            lone(out(first).shows_machine("J2")).node(free(second).fresh().machine("J2").shows_machine("J1"));
         cluster.cycle();
         let case = cluster.snapshot.cases[0].clone();
         assert!(case.is_open(), "{case:?}");

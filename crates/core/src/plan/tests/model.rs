@@ -3,9 +3,9 @@
 
 use super::super::{Action, Conclusion, Notice};
 use crate::{
-    case::{CaseState, Step, StepKind, StepState},
+    case::{CaseState, Closed, Step, StepKind, StepState},
     finding::{Severity, Verdict},
-    ids::{CaseId, JobId, NodeName, OpId, RunId},
+    ids::{CaseId, HardwareId, JobId, NodeName, OpId, RunId},
     lifecycle::Life,
     node::{MarkKind, OurMark},
     reason::Because,
@@ -25,18 +25,11 @@ fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
     let at = snapshot.at;
     match &action.what {
         Action::Submit(run) => {
-            let job = JobId(run.id.to_string());
-            let mut run = run.clone();
-            run.state = RunState::Submitted { job: job.clone(), at };
-            let seen = JobSeen::Pending { job, since: at };
-            snapshot.runs.push(ActiveRun { run, seen, started: None, cancelling: None, absent_since: None });
+            let (seen, started) = (JobSeen::Absent, None);
+            snapshot.runs.push(ActiveRun { run: run.clone(), seen, started, cancelling: None, absent_since: None });
+            accept(snapshot, run.id);
         }
-        Action::Resubmit { run } => {
-            let active = active(snapshot, *run);
-            let job = JobId(run.to_string());
-            active.run.state = RunState::Submitted { job: job.clone(), at };
-            active.seen = JobSeen::Pending { job, since: at };
-        }
+        Action::Resubmit { run } => accept(snapshot, *run),
         Action::Cancel { run, why } => {
             let active = active(snapshot, *run);
             active.cancelling = Some(Cancelling { why: *why, since: at });
@@ -49,12 +42,7 @@ fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
             snapshot.cases.push(case.clone());
         }
         Action::Escalate { case, to } => case_of(snapshot, *case).rung = *to,
-        Action::Worsen { case, node } => {
-            let findings: Vec<_> = record(snapshot, node).findings.iter().map(|open| open.finding.clone()).collect();
-            let case = case_of(snapshot, *case);
-            case.severity = findings.iter().map(|finding| finding.severity).fold(case.severity, Severity::max);
-            case.findings = findings;
-        }
+        Action::Worsen { case, node } => worsen(snapshot, *case, node),
         Action::Step { case, node, step, op, tries } => {
             effect(record(snapshot, node), *step, *case);
             add_step(snapshot, *case, *op, *step, StepState::Done, *tries);
@@ -71,40 +59,61 @@ fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
                 snapshot.recent.taken_out.push((node.clone(), at));
             }
             let record = record(snapshot, node);
-            record.life = to.clone();
-            record.since = at;
-            record.case = case.or(record.case);
+            (record.life, record.since, record.case) = (to.clone(), at, case.or(record.case));
         }
-        Action::CloseCase { case, node, how } => {
-            case_of(snapshot, *case).state = CaseState::Closed { at, how: *how };
-            let record = record(snapshot, node);
-            if record.case == Some(*case) {
-                record.case = None;
-                record.findings.clear();
-            }
-        }
-        Action::Follow { case, node } => {
-            for record in snapshot.nodes.iter_mut().filter(|record| record.case == Some(*case)) {
-                record.case = None;
-            }
-            case_of(snapshot, *case).node = node.clone();
-            record(snapshot, node).case = Some(*case);
-        }
+        Action::CloseCase { case, node, how } => close(snapshot, *case, node, *how),
+        Action::Follow { case, node } => follow(snapshot, *case, node),
         Action::OpenBreaker => snapshot.breaker = Breaker::Open { since: at, why: action.text.clone() },
         Action::Notice(notice) => snapshot.silence_reported = matches!(notice, Notice::AgentsSilent { .. }),
         Action::Answer { request } => snapshot.requests.retain(|known| known.id != *request),
         Action::Identify { node, hardware } => record(snapshot, node).hardware = Some(hardware.clone()),
-        Action::Rename { node, hardware } => {
-            let record = record(snapshot, node);
-            record.hardware = Some(hardware.clone());
-            record.life = Life::InService;
-            record.since = at;
-            record.records.fill(TestRecord::NEVER);
-            record.findings.clear();
-            record.backoff = None;
-            record.case = None;
-        }
+        Action::Rename { node, hardware } => begin_anew(snapshot, node, hardware),
     }
+}
+
+/// The backend takes the job.
+fn accept(snapshot: &mut Snapshot, run: RunId) {
+    let at = snapshot.at;
+    let active = active(snapshot, run);
+    let job = JobId(run.to_string());
+    active.run.state = RunState::Submitted { job: job.clone(), at };
+    active.seen = JobSeen::Pending { job, since: at };
+}
+
+fn worsen(snapshot: &mut Snapshot, case: CaseId, node: &NodeName) {
+    let findings: Vec<_> = record(snapshot, node).findings.iter().map(|open| open.finding.clone()).collect();
+    let case = case_of(snapshot, case);
+    case.severity = findings.iter().map(|finding| finding.severity).fold(case.severity, Severity::max);
+    case.findings = findings;
+}
+
+fn close(snapshot: &mut Snapshot, case: CaseId, node: &NodeName, how: Closed) {
+    let at = snapshot.at;
+    case_of(snapshot, case).state = CaseState::Closed { at, how };
+    let record = record(snapshot, node);
+    if record.case == Some(case) {
+        record.case = None;
+        record.findings.clear();
+    }
+}
+
+fn follow(snapshot: &mut Snapshot, case: CaseId, node: &NodeName) {
+    for record in snapshot.nodes.iter_mut().filter(|record| record.case == Some(case)) {
+        record.case = None;
+    }
+    case_of(snapshot, case).node = node.clone();
+    record(snapshot, node).case = Some(case);
+}
+
+fn begin_anew(snapshot: &mut Snapshot, node: &NodeName, hardware: &HardwareId) {
+    let at = snapshot.at;
+    let record = record(snapshot, node);
+    record.hardware = Some(hardware.clone());
+    (record.life, record.since) = (Life::InService, at);
+    record.records.fill(TestRecord::NEVER);
+    record.findings.clear();
+    record.backoff = None;
+    record.case = None;
 }
 
 pub(super) fn record<'a>(snapshot: &'a mut Snapshot, name: &NodeName) -> &'a mut NodeRecord {
@@ -140,7 +149,9 @@ fn effect(record: &mut NodeRecord, step: StepKind, case: CaseId) {
         StepKind::Unmark => ours.retain(|known| known.kind == MarkKind::Cordon),
         StepKind::Undrain => ours.retain(|known| known.kind != MarkKind::Cordon),
         StepKind::Reboot => {
-            if let Some(boot) = record.node.hardware.as_mut().and_then(|hardware| std::sync::Arc::make_mut(hardware).boot_id.as_mut()) {
+            if let Some(boot) =
+                record.node.hardware.as_mut().and_then(|hardware| std::sync::Arc::make_mut(hardware).boot_id.as_mut())
+            {
                 boot.push('+');
             }
         }

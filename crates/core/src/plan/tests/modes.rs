@@ -1,8 +1,6 @@
 //! From doubt to a case: modes, permissions, confirmation, worsening.
 
-use super::cluster::{
-    Cluster, NOW, Spans, acting, bad, busy, cluster, free, unconfirmed, with_remedy,
-};
+use super::cluster::{Cluster, NOW, Spans, acting, bad, busy, cluster, free, unconfirmed, with_remedy};
 use crate::{
     case::{Rung, StepKind},
     finding::{Remedy, Severity},
@@ -34,8 +32,11 @@ fn recommending_marks_and_proposes_the_rest() {
         [(Severity::Reset, Rung::Reset, StepKind::Reset), (Severity::Reboot, Rung::Reboot, StepKind::Reboot)]
     {
         let mut cluster = found(Mode::Recommend, severity);
-        let taken_out =
-            [format!("open a {rung}: confirmed"), "step a mark: confirmed".into(), "move a quarantined: confirmed".into()];
+        let taken_out = [
+            format!("open a {rung}: confirmed"),
+            "step a mark: confirmed".into(),
+            "move a quarantined: confirmed".into(),
+        ];
         assert_eq!(cluster.cycle(), taken_out);
         assert_eq!(cluster.cycle(), ["step a keep-evidence: case"]);
         assert_eq!(cluster.cycle(), [format!("propose a {proposes}: not-allowed")]);

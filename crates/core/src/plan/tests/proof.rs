@@ -259,8 +259,12 @@ fn released() -> Cluster {
 #[test]
 fn a_released_node_is_proved_before_it_returns() {
     let mut cluster = released();
-    let expected =
-        ["escalate quarantine: released", "step a release: released", "move a quarantined: released", "answer 1: operator"];
+    let expected = [
+        "escalate quarantine: released",
+        "step a release: released",
+        "move a quarantined: released",
+        "answer 1: operator",
+    ];
     assert_eq!(cluster.cycle(), expected);
     assert_eq!(cluster.cycle(), ["step a prove: proof", "submit a dl: proof", "move a proving: proof"]);
     cluster.ends("a", Verdict::Pass);

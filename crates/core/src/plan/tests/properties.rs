@@ -35,7 +35,10 @@ fn check(snapshot: &Snapshot, plan: &Plan) {
 }
 
 fn submits(plan: &Plan) -> Vec<&Run> {
-    plan.actions.iter().filter_map(|action| if let Action::Submit(run) = &action.what { Some(run) } else { None }).collect()
+    plan.actions
+        .iter()
+        .filter_map(|action| if let Action::Submit(run) = &action.what { Some(run) } else { None })
+        .collect()
 }
 
 fn find<'a>(snapshot: &'a Snapshot, name: &NodeName) -> &'a NodeRecord {
@@ -94,7 +97,10 @@ fn runs_go_only_where_they_may(snapshot: &Snapshot, plan: &Plan) {
             assert!(taken.insert(node.clone()), "{node} would have two runs");
             let record = find(snapshot, node);
             assert!(record.node.occupancy.is_free(), "{node} is not free");
-            assert!(!matches!(record.life, Life::Held { .. }) && record.hold_at(snapshot.at).is_none(), "{node} is held");
+            assert!(
+                !matches!(record.life, Life::Held { .. }) && record.hold_at(snapshot.at).is_none(),
+                "{node} is held"
+            );
             assert!(record.node.marks.foreign_block().is_none(), "{node} is somebody else's");
             if matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation) {
                 assert!(!record.life.is_out() && record.node.marks.ours.is_empty(), "{node} is out");
@@ -112,9 +118,10 @@ fn runs_go_only_where_they_may(snapshot: &Snapshot, plan: &Plan) {
 
 /// Runs that count: all but those that could not be cancelled for a quarter of an hour.
 fn counted(snapshot: &Snapshot) -> impl Iterator<Item = &ActiveRun> {
-    snapshot.runs.iter().filter(|active| {
-        active.cancelling.is_none_or(|cancelling| snapshot.at.since(cancelling.since) < 15.minutes())
-    })
+    snapshot
+        .runs
+        .iter()
+        .filter(|active| active.cancelling.is_none_or(|cancelling| snapshot.at.since(cancelling.since) < 15.minutes()))
 }
 
 fn no_limit_is_exceeded(snapshot: &Snapshot, plan: &Plan) {
@@ -229,7 +236,8 @@ fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, Timestamp, NodeName)
 }
 
 fn the_stalest_come_first(snapshot: &Snapshot, plan: &Plan) {
-    let ours = submits(plan).into_iter().filter(|run| matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation));
+    let ours =
+        submits(plan).into_iter().filter(|run| matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation));
     let chosen: Vec<_> = ours.map(|run| rank(snapshot, find(snapshot, run.nodes.first()))).collect();
     assert!(chosen.is_sorted(), "{chosen:?}");
     let Some(last) = chosen.last() else { return };
@@ -296,9 +304,10 @@ fn only_a_proof_brings_back(snapshot: &Snapshot, plan: &Plan) {
         let began = snapshot.cases.iter().find(|case| Some(case.id) == record.case).unwrap();
         let began = began.steps.iter().rev().find(|step| step.what == StepKind::Prove).map(|step| step.at);
         let began = began.map_or(run.born(), |at| at.min(run.born()));
-        let passed = record.records.iter().any(|known| {
-            known.verdict() == Some(Verdict::Pass) && known.attempt().is_some_and(|at| at >= began)
-        });
+        let passed = record
+            .records
+            .iter()
+            .any(|known| known.verdict() == Some(Verdict::Pass) && known.attempt().is_some_and(|at| at >= began));
         assert!(passed, "{node} came back without a pass");
         assert!(record.node.marks.ours.is_empty() && record.node.marks.foreign_block().is_none());
     }

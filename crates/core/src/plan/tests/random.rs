@@ -209,7 +209,8 @@ pub(super) fn a_young_cluster() -> impl Strategy<Value = Cluster> {
             policy.breaker.percent_of_pool = 60.0;
             policy.limits.jobs = if small_steps { 1 } else { 5 };
         });
-        (0..count).fold(cluster, |cluster, n| cluster.node(free(&format!("n{n:02}")).machine(&format!("J{n}")).boot("one")))
+        (0..count)
+            .fold(cluster, |cluster, n| cluster.node(free(&format!("n{n:02}")).machine(&format!("J{n}")).boot("one")))
     })
 }
 
@@ -316,14 +317,17 @@ fn node_happens(snapshot: &mut Snapshot, n: usize, happening: &Happening) {
         H::Cordoned(_) if marks.foreign.is_empty() => marks.foreign.push(super::cluster::cordon_of("bob")),
         H::Uncordoned(_) => marks.foreign.clear(),
         H::OurMarksRemoved(_) => marks.ours.clear(),
-        H::MarkAppears(_) if marks.ours.is_empty() => marks.ours.push(OurMark { kind: MarkKind::Unhealthy, case: None }),
+        H::MarkAppears(_) if marks.ours.is_empty() => {
+            marks.ours.push(OurMark { kind: MarkKind::Unhealthy, case: None })
+        }
         H::Held(_, wait) => {
             let until = wait.map(|wait| at.plus(wait));
             record.hold = Some(Hold { by: "ann".to_owned(), why: "my turn".to_owned(), since: at, until });
         }
         H::Unheld(_) => record.hold = None,
         H::Exchanged(_, machine) => {
-            std::sync::Arc::make_mut(record.node.hardware.get_or_insert_default()).board_serial = Some(format!("J{machine}"));
+            std::sync::Arc::make_mut(record.node.hardware.get_or_insert_default()).board_serial =
+                Some(format!("J{machine}"));
         }
         H::Rebooted(_) => {
             let hardware = std::sync::Arc::make_mut(record.node.hardware.get_or_insert_default());

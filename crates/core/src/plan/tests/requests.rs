@@ -1,8 +1,8 @@
 //! What operators ask for: tests, quarantine, withdrawal.
 
 use super::cluster::{
-    Cluster, NOW, NodeFixture, Spans, acting, bad, busy, cluster, free, name, pending, pool, run, run_of, running, test,
-    test_id, unknown,
+    Cluster, NOW, NodeFixture, Spans, acting, bad, busy, cluster, free, name, pending, pool, run, run_of, running,
+    test, test_id, unknown,
 };
 use crate::{
     case::{Rung, StepKind},
@@ -49,7 +49,10 @@ fn a_test_that_was_asked_for_waits_until_the_node_is_ours_to_use() {
     ];
     for node in waiting {
         let lines = asked(node.clone()).lines();
-        assert!(!lines.iter().any(|line| line.starts_with("submit") || line.starts_with("answer")), "{node:?} {lines:?}");
+        assert!(
+            !lines.iter().any(|line| line.starts_with("submit") || line.starts_with("answer")),
+            "{node:?} {lines:?}"
+        );
     }
     assert_eq!(asked(free("a").held("bob", Some(NOW))).chosen(), ["a dl"], "that hold is over");
     assert!(asked(free("a")).run(run("a", &["dl"], running(1.minutes()))).lines().is_empty());
@@ -126,7 +129,10 @@ fn quarantining_a_held_node_waits_and_one_that_is_out_already_is_answered() {
     let held = free("a").fresh().held("bob", None).life(Life::Held { by: "bob".into() });
     assert!(acting().fillers(20).node(held).asks(ask()).lines().is_empty());
     let out = free("a").fresh().out(Severity::Reset, Rung::Reset);
-    assert_eq!(acting().fillers(20).node(out).asks(ask()).lines(), ["answer 1: operator", "step a keep-evidence: case"]);
+    assert_eq!(
+        acting().fillers(20).node(out).asks(ask()).lines(),
+        ["answer 1: operator", "step a keep-evidence: case"]
+    );
 }
 
 #[test]
@@ -157,8 +163,10 @@ fn a_withdrawn_run_is_cancelled_once_whatever_else_is_true_of_it() {
 
 #[test]
 fn withdrawing_a_run_that_was_never_submitted_ends_it_without_a_row() {
-    let mut cluster =
-        cluster().node(free("a").fresh()).run(run("a", &["dl"], JobSeen::Absent)).asks(Asked::Withdraw { run: run_of("a") });
+    let mut cluster = cluster()
+        .node(free("a").fresh())
+        .run(run("a", &["dl"], JobSeen::Absent))
+        .asks(Asked::Withdraw { run: run_of("a") });
     cluster.cycle();
     assert_eq!(cluster.cycle(), ["conclude not-started: withdrawn"]);
     assert!(cluster.snapshot.runs.is_empty() && cluster.record("a").backoff.is_none());

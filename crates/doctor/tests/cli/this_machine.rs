@@ -1,26 +1,11 @@
 //! The whole way on this machine: real jobs, real results, a controller that leads and one that waits.
 
-mod bed;
-
 use std::{
     io::{BufRead, BufReader},
     process::{Child, Stdio},
-    time::{Duration, Instant},
 };
 
-use bed::Bed;
-
-/// Long enough for a machine under load; it is the bound of a wait on a level, not a pause.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-#[track_caller]
-fn until(what: &str, mut level: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !level() {
-        assert!(began.elapsed() < PATIENCE, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
+use crate::bed::{Bed, until};
 
 #[test]
 fn one_command_tests_this_machine_and_the_others_show_what_was_found() {
@@ -46,6 +31,22 @@ fn one_command_tests_this_machine_and_the_others_show_what_was_found() {
 }
 
 #[test]
+fn an_imported_history_is_history_and_makes_nothing_fresh() {
+    let bed = Bed::local();
+    bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    // The copy is made at the beginning and then every ten minutes: the next controller makes one.
+    bed.expect(0, &["run"]);
+    let published = "data/metadata/validation.db";
+    bed.expect(6, &["import", published, "--store", "other.db"]).complains("Would import 1 file");
+    assert!(!bed.path("other.db").exists(), "asking leaves nothing behind");
+    bed.expect(0, &["import", published, "--store", "other.db", "--yes"]).says("as history that is not believed");
+    bed.expect(0, &["history", "--store", "other.db"]).says("imported, not believed");
+    let rows = bed.json(&["nodes", "--store", "other.db"]);
+    let tests = rows[0]["tests"].as_array().unwrap();
+    assert!(tests.iter().all(|test| test["standing"] == "never-tested"), "{rows}");
+}
+
+#[test]
 fn an_operators_wish_comes_first_and_is_answered() {
     let bed = Bed::local();
     bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
@@ -68,14 +69,14 @@ fn a_held_machine_is_left_alone() {
 }
 
 /// A controller that is ended with the test.
-struct Service {
+pub(crate) struct Service {
     child: Child,
     log: std::sync::mpsc::Receiver<String>,
     seen: String,
 }
 
 impl Service {
-    fn start(bed: &Bed) -> Self {
+    pub(crate) fn start(bed: &Bed) -> Self {
         let mut child = bed.command(&["serve"]).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let (send, log) = std::sync::mpsc::channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -84,7 +85,7 @@ impl Service {
     }
 
     #[track_caller]
-    fn says(&mut self, part: &str) {
+    pub(crate) fn says(&mut self, part: &str) {
         until(&format!("`{part}` (in {})", self.seen), || {
             self.seen.extend(self.log.try_iter().map(|line| line + "\n"));
             self.seen.contains(part)
@@ -92,7 +93,7 @@ impl Service {
     }
 
     /// Asks it to stop, as an init system does, and gives back its exit code.
-    fn stop(mut self) -> (Option<i32>, String) {
+    pub(crate) fn stop(mut self) -> (Option<i32>, String) {
         let pid = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         let mut code = None;
@@ -149,6 +150,48 @@ fn a_service_leads_reloads_and_stops_when_told_to() {
     second.says("leading now");
     assert_eq!(second.stop().0, Some(0));
     assert_eq!(bed.json(&["status"])["leader"]["is"], "nobody");
+}
+
+#[test]
+fn a_log_is_followed_while_its_test_runs_and_ends_with_it() {
+    let bed = Bed::local();
+    quick(&bed);
+    bed.write(
+        "policy.toml",
+        "[tests.slow.params]\ncommand = [\"/bin/sh\", \"-c\", \"sleep 3; echo fine\"]\n\
+         [tests.disk-space]\nenabled = false\n[tests.memory]\nenabled = false\n",
+    );
+    let service = Service::start(&bed);
+    let mut run = String::new();
+    until("a running run", || {
+        let why = bed.path("doctor.db").exists().then(|| bed.doctor(&["why", "here", "--json"]).out);
+        let why: serde_json::Value = why.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+        run = why["run"]["run"].as_str().unwrap_or_default().to_owned();
+        why["run"]["state"] == "running"
+    });
+    bed.expect(0, &["log", &run, "--follow"]).says("slow");
+    let results = bed.json(&["history", "--test", "slow"]);
+    assert_eq!(results[0]["run"], run.as_str(), "it had ended: {results}");
+    assert_eq!(results[0]["verdict"], "pass", "{results}");
+    assert_eq!(service.stop().0, Some(0));
+}
+
+#[test]
+fn a_share_that_goes_missing_is_said_once_with_the_way_out() {
+    let bed = Bed::local();
+    quick(&bed);
+    let mut service = Service::start(&bed);
+    until("a result", || {
+        bed.path("doctor.db").exists() && bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
+    });
+    std::fs::rename(bed.path("data"), bed.path("away")).unwrap();
+    service.says("create the directory or set `data`");
+    until("the trouble in status", || bed.doctor(&["status"]).out.contains("opening the shared directory"));
+    std::fs::rename(bed.path("away"), bed.path("data")).unwrap();
+    service.says("the trouble is over");
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    assert_eq!(log.matches("opening the shared directory").count(), 1, "{log}");
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! Commands that change something: nothing happens without `--yes`, and everything stands in the audit trail.
 
-mod bed;
-
-use bed::{Bed, demo_copy};
+use crate::bed::{Bed, demo_copy};
 
 const STORE: [&str; 2] = ["--store", "doctor.db"];
 

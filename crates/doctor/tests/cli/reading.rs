@@ -1,8 +1,6 @@
 //! Commands that only look, on the store that a demonstration leaves behind.
 
-mod bed;
-
-use bed::demo;
+use crate::bed::{Bed, demo};
 
 const STORE: [&str; 2] = ["--store", "demo/doctor.db"];
 
@@ -12,7 +10,7 @@ fn with_store<'a>(args: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn a_demonstration_prints_its_score_as_one_json_object_and_the_same_seed_gives_the_same() {
-    let bed = bed::Bed::new();
+    let bed = Bed::new();
     let play = || bed.json(&["demo", "--nodes", "12", "--days", "2", "--seed", "3"]);
     let score = play();
     for key in [
@@ -95,8 +93,9 @@ fn history_names_runs_and_their_logs_can_be_read() {
     let of_node = bed.json(&with_store(&["history", node, "--since", "1d"]));
     assert!(of_node.as_array().unwrap().iter().all(|row| row["node"] == node));
     let run = rows[0]["run"].as_str().unwrap();
-    bed.expect(0, &with_store(&["log", run])).says(run);
-    bed.expect(0, &with_store(&["log", run, "--follow"])).says(run);
+    for args in [&["log", run][..], &["log", run, "--follow"]] {
+        bed.expect(0, &with_store(args)).says(&format!("{node}: storage ended"));
+    }
     bed.expect(2, &with_store(&["log", "r0000000000000"])).complains("no run");
     bed.expect(2, &with_store(&["history", "--since", "yesterday"])).complains("such as \"7d\"");
 }
@@ -118,7 +117,7 @@ fn a_report_comes_as_text_markdown_and_json_with_the_same_figures() {
 
 #[test]
 fn explain_knows_checks_rules_and_reasons() {
-    let bed = bed::Bed::new();
+    let bed = Bed::new();
     bed.expect(0, &["explain", "disk-space"]).says("Why it matters").says("disk-space-used: used_percent above 90");
     bed.expect(0, &["explain", "disk-space-used"]).says("of check disk-space");
     bed.expect(0, &["explain", "share-busy"]).says("limits.per_share");
@@ -130,7 +129,7 @@ fn explain_knows_checks_rules_and_reasons() {
 
 #[test]
 fn a_store_that_is_not_there_is_not_made_by_looking() {
-    let bed = bed::Bed::new();
+    let bed = Bed::new();
     for command in ["nodes", "status", "cases", "audit", "history"] {
         bed.expect(3, &[command, "--store", "typo.db"]).complains("there is no store at typo.db").complains("hint:");
     }
@@ -138,8 +137,16 @@ fn a_store_that_is_not_there_is_not_made_by_looking() {
 }
 
 #[test]
+fn a_database_that_does_not_answer_is_said_to_be_out_of_reach_without_its_password() {
+    let said = Bed::new().expect(3, &["nodes", "--store", "postgres://doctor:secret@127.0.0.1:1/doctor"]);
+    said.complains("127.0.0.1");
+    assert!(!said.err.contains("secret"), "{}", said.err);
+    Bed::new().expect(2, &["nodes", "--store", "mysql://x"]).complains("postgres://USER@HOST/DATABASE");
+}
+
+#[test]
 fn a_damaged_store_is_refused_and_left_as_it_is() {
-    let bed = bed::Bed::new();
+    let bed = Bed::new();
     let rubbish = "this is not a database ".repeat(400);
     bed.write("bad.db", &rubbish);
     for command in [&["nodes"][..], &["db", "verify"], &["run"]] {
@@ -162,7 +169,7 @@ fn a_reader_that_goes_away_is_no_failure() {
 
 #[test]
 fn completions_and_manual_pages_are_made_from_the_command_line() {
-    let bed = bed::Bed::new();
+    let bed = Bed::new();
     bed.expect(0, &["completions", "bash"]).says("_doctor");
     bed.expect(0, &["man", "man"]).says("manual pages");
     assert!(bed.read("man/doctor.1").contains("breaker"));
@@ -171,7 +178,7 @@ fn completions_and_manual_pages_are_made_from_the_command_line() {
 
 #[test]
 fn help_names_the_exit_codes() {
-    let said = bed::Bed::new().expect(0, &["--help"]);
+    let said = Bed::new().expect(0, &["--help"]);
     said.says("Exit codes:").says("5  another controller leads");
-    bed::Bed::new().expect(2, &["frobnicate"]).complains("unrecognized subcommand");
+    Bed::new().expect(2, &["frobnicate"]).complains("unrecognized subcommand");
 }

@@ -1,8 +1,6 @@
 //! Configuration: found, checked, shown, and refused with line and column.
 
-mod bed;
-
-use bed::Bed;
+use crate::bed::Bed;
 
 #[test]
 fn init_writes_commented_defaults_that_are_good_and_overwrites_nothing() {

@@ -4,29 +4,30 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::OnceLock,
+    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
 /// A directory, with nothing of the caller's environment in it.
-pub struct Bed {
+pub(crate) struct Bed {
     dir: TempDir,
 }
 
 /// What a command said.
-pub struct Said {
+pub(crate) struct Said {
     pub code: i32,
     pub out: String,
     pub err: String,
 }
 
 impl Bed {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
     /// This machine as a cluster of one that is never too busy.
-    pub fn local() -> Self {
+    pub(crate) fn local() -> Self {
         let bed = Self::new();
         std::fs::create_dir(bed.path("data")).unwrap();
         bed.write(
@@ -36,19 +37,19 @@ impl Bed {
         bed
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub fn write(&self, name: &str, text: &str) {
+    pub(crate) fn write(&self, name: &str, text: &str) {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    pub fn read(&self, name: &str) -> String {
+    pub(crate) fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap()
     }
 
-    pub fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_doctor"));
         command.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
         command.env_clear().env("HOME", self.dir.path()).env("USER", "ann").env("PATH", "/usr/bin:/bin");
@@ -56,20 +57,20 @@ impl Bed {
         command
     }
 
-    pub fn doctor(&self, args: &[&str]) -> Said {
+    pub(crate) fn doctor(&self, args: &[&str]) -> Said {
         Said::of(&self.command(args).output().unwrap())
     }
 
     /// Runs it and expects this exit code.
     #[track_caller]
-    pub fn expect(&self, code: i32, args: &[&str]) -> Said {
+    pub(crate) fn expect(&self, code: i32, args: &[&str]) -> Said {
         let said = self.doctor(args);
         assert_eq!(said.code, code, "doctor {}\n{}\n{}", args.join(" "), said.out, said.err);
         said
     }
 
     #[track_caller]
-    pub fn json(&self, args: &[&str]) -> serde_json::Value {
+    pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
         let said = self.doctor(&[args, &["--json"]].concat());
         serde_json::from_str(&said.out)
             .unwrap_or_else(|error| panic!("doctor {}: {error}\n{}\n{}", args.join(" "), said.out, said.err))
@@ -77,19 +78,19 @@ impl Bed {
 }
 
 impl Said {
-    pub fn of(output: &Output) -> Self {
+    pub(crate) fn of(output: &Output) -> Self {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         Self { code: output.status.code().unwrap_or(-1), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
     #[track_caller]
-    pub fn says(&self, part: &str) -> &Self {
+    pub(crate) fn says(&self, part: &str) -> &Self {
         assert!(self.out.contains(part), "`{part}` is not in:\n{}", self.out);
         self
     }
 
     #[track_caller]
-    pub fn complains(&self, part: &str) -> &Self {
+    pub(crate) fn complains(&self, part: &str) -> &Self {
         assert!(self.err.contains(part), "`{part}` is not in:\n{}", self.err);
         self
     }
@@ -111,7 +112,7 @@ fn doctor_node() -> &'static Path {
 }
 
 /// A store that a short demonstration left; made once, and copied for those who change it.
-pub fn demo() -> &'static Bed {
+pub(crate) fn demo() -> &'static Bed {
     static DEMO: OnceLock<Bed> = OnceLock::new();
     DEMO.get_or_init(|| {
         let bed = Bed::new();
@@ -122,8 +123,20 @@ pub fn demo() -> &'static Bed {
 }
 
 /// A copy of the demonstration's store to write to.
-pub fn demo_copy() -> Bed {
+pub(crate) fn demo_copy() -> Bed {
     let bed = Bed::new();
     std::fs::copy(demo().path("demo/doctor.db"), bed.path("doctor.db")).unwrap();
     bed
+}
+
+/// Long enough for a machine under load; it is the bound of a wait on a level, not a pause.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[track_caller]
+pub(crate) fn until(what: &str, mut level: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !level() {
+        assert!(began.elapsed() < PATIENCE, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }

@@ -1,0 +1,8 @@
+//! The program as people use it: built, started, and asked; what it prints and how it ends is compared.
+
+mod bed;
+mod changing;
+mod reading;
+mod settings;
+mod simulated;
+mod this_machine;
