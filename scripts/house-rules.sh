@@ -22,7 +22,8 @@ declare -A may_see=(
   [doctor-control]="doctor-core doctor-checks"
   [doctor-sim]="doctor-core doctor-checks doctor-control"
   [doctor]="doctor-core doctor-checks doctor-control doctor-sim"
-  [doctor-bench]="doctor-core doctor-checks doctor-control doctor-sim"
+  [doctor-bench]="doctor-core doctor-checks doctor-control doctor-sim doctor-bed"
+  [doctor-bed]=""
 )
 arrows=""
 for manifest in crates/*/Cargo.toml; do

@@ -12,7 +12,8 @@ pub(crate) fn folder() -> Result<PathBuf> {
     let folder = match std::env::var_os("DOCTOR_BENCH_CACHE") {
         Some(named) => PathBuf::from(named),
         None => {
-            let home = std::env::var_os("HOME").context("set DOCTOR_BENCH_CACHE: there is no HOME to keep inputs in")?;
+            let home =
+                std::env::var_os("HOME").context("set DOCTOR_BENCH_CACHE: there is no HOME to keep inputs in")?;
             Path::new(&home).join(".cache/cluster-doctor-bench")
         }
     };

@@ -86,7 +86,7 @@ fn measure(store: &Store) -> Result<Vec<Round>> {
 }
 
 fn plan(store: &Store, lease: &Lease, plans: &mut Plans) -> Result<Vec<Job>> {
-    plans.next_day();
+    plans.wait();
     let jobs = plans.jobs()?;
     plans.commit(store, lease, &jobs)?;
     Ok(jobs)

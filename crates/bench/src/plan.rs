@@ -65,8 +65,18 @@ pub(crate) fn run() -> Result<Measured> {
         "due_nodes": naive::queue(&snapshot).len(), "jobs_open": fleet::OPEN_SLOTS,
     });
     let mut figures = Vec::new();
-    figures.extend(cold.figures("cold", "", &inputs, "plan() of a snapshot, with the reason of every node passed over"));
-    figures.extend(one_event.figures("one_event", "", &inputs, "one node changes: Planner::set_node and Planner::plan"));
+    figures.extend(cold.figures(
+        "cold",
+        "",
+        &inputs,
+        "plan() of a snapshot, with the reason of every node passed over",
+    ));
+    figures.extend(one_event.figures(
+        "one_event",
+        "",
+        &inputs,
+        "one node changes: Planner::set_node and Planner::plan",
+    ));
     Ok(Measured::Figures(figures))
 }
 

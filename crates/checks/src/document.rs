@@ -176,8 +176,7 @@ fn unseal<T: serde::de::DeserializeOwned>(header: &str, bytes: &[u8], key: &RunK
     let rest = bytes.strip_prefix(header.as_bytes()).ok_or(BadDocument::NoSignature)?;
     let (signature, body) = rest.split_at_checked(64).ok_or(BadDocument::NoSignature)?;
     let body = body.strip_prefix(b"\n").ok_or(BadDocument::NoSignature)?;
-    let signature =
-        std::str::from_utf8(signature).ok().and_then(RunKey::from_hex).ok_or(BadDocument::NoSignature)?;
+    let signature = std::str::from_utf8(signature).ok().and_then(RunKey::from_hex).ok_or(BadDocument::NoSignature)?;
     // Compared in constant time by the library.
     key.mac(body).verify_slice(&signature.0).map_err(|_| BadDocument::WrongSignature)?;
     serde_json::from_slice(body).map_err(|error| BadDocument::Malformed(error.to_string()))

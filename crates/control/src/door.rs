@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use doctor_core::{
     ids::{NodeName, RunId, Sku},
+    node::Node,
     snapshot::Snapshot,
     time::Timestamp,
 };
@@ -64,15 +65,24 @@ pub(crate) struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
+    fn now(&self, node: &NodeName) -> Option<&'a Node> {
+        let place = self.seen.binary_search_by(|seen| seen.node.name.cmp(node)).ok()?;
+        Some(&self.seen[place].node)
+    }
+
+    fn last(&self, node: &NodeName) -> Option<&'a Node> {
+        let nodes = &self.snapshot?.nodes;
+        let place = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
+        Some(&nodes[place].node)
+    }
+
     /// The type of a node's machine. A node that has just left the cluster is still the machine that it was.
     fn sku(&self, node: &NodeName) -> Option<&'a Sku> {
-        let now = self.seen.binary_search_by(|seen| seen.node.name.cmp(node)).ok().map(|place| &self.seen[place].node);
-        let last = || {
-            let nodes = &self.snapshot?.nodes;
-            let place = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
-            Some(&nodes[place].node)
-        };
-        now.or_else(last)?.sku.as_ref()
+        self.now(node).or_else(|| self.last(node))?.sku.as_ref()
+    }
+
+    fn is_newcomer(&self, node: &NodeName) -> bool {
+        self.now(node).is_some() && self.last(node).is_none()
     }
 }
 
@@ -104,12 +114,10 @@ pub(crate) fn take_in(
             match share.read(&path) {
                 Ok(Found::Nothing) => {}
                 Ok(Found::Bad(why)) => bad.push((name, why, Source::File(path))),
-                Ok(Found::Document(bytes)) => {
-                    match ingest::open_document(&parts.settings, stored, sku, bytes, now) {
-                        Ok(result) => good.push((result, Source::File(path))),
-                        Err(why) => bad.push((name, why, Source::File(path))),
-                    }
-                }
+                Ok(Found::Document(bytes)) => match ingest::open_document(&parts.settings, stored, sku, bytes, now) {
+                    Ok(result) => good.push((result, Source::File(path))),
+                    Err(why) => bad.push((name, why, Source::File(path))),
+                },
                 Err(error) => report.troubles.push(error.to_string()),
             }
         }
@@ -188,13 +196,16 @@ fn agents(
     let Some(inbox) = &mut parts.inbox else { return Ok(Vec::new()) };
     let (mut touched, mut seen_to) = (Vec::new(), Vec::new());
     let mut turned_away = 0;
-    for message in inbox.waiting() {
+    // A name that was not planned with yet may be that of a machine with a past: the planner says whose it is, and then
+    // its agent is listened to.
+    for message in inbox.waiting().into_iter().filter(|message| !known.is_newcomer(&message.node)) {
         seen_to.push(message.number);
         let sku = known.sku(&message.node);
         match ingest::open_report(&parts.settings, &message.node, &message.key, sku, &message.bytes, known.now) {
             Ok(findings) => {
-                parts.store.accept_agent(lease, &findings)?;
-                touched.push(findings.node);
+                if parts.store.accept_agent(lease, &findings)? == Accepted::Kept {
+                    touched.push(findings.node);
+                }
             }
             Err(why) => {
                 tracing::warn!(node = %message.node, %why, "an agent's message was turned away");

@@ -202,12 +202,5 @@ fn job_request(run: &Run, key: RunKey) -> JobRequest {
             document: Share::document_path(run, node),
         })
         .collect();
-    JobRequest {
-        run: run.id,
-        nodes: run.nodes.clone(),
-        tests: run.tests.clone(),
-        limit: run.limit,
-        key,
-        outputs,
-    }
+    JobRequest { run: run.id, nodes: run.nodes.clone(), tests: run.tests.clone(), limit: run.limit, key, outputs }
 }

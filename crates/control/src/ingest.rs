@@ -73,11 +73,8 @@ pub fn open_document(
         seen.push(&evidence.test);
     }
     let complete = run.run.tests.iter().all(|test| seen.contains(&test));
-    let mut outcomes: Vec<Outcome> = document
-        .tests
-        .iter()
-        .map(|evidence| judge_test(settings, sku, &document.node, evidence, received))
-        .collect();
+    let mut outcomes: Vec<Outcome> =
+        document.tests.iter().map(|evidence| judge_test(settings, sku, &document.node, evidence, received)).collect();
     if let Some(first) = outcomes.first_mut() {
         let asked = run.run.planned;
         let test = first.test.clone();
@@ -155,5 +152,6 @@ pub fn open_report(
             by_check.insert(evidence.test.clone(), judgement.findings);
         }
     }
-    Ok(AgentFindings { node: report.node, received, by_check, hardware: report.hardware })
+    let AgentReport { node, hardware, number, at: sent, .. } = report;
+    Ok(AgentFindings { node, number, sent, received, by_check, hardware })
 }

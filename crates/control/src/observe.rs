@@ -224,9 +224,10 @@ impl Memory {
         let same = self.planner.as_ref().is_some_and(|planner| {
             let nodes = &planner.snapshot().nodes;
             nodes.len() == seen.len()
-                && nodes.iter().zip(&seen).all(|(known, seen)| {
-                    known.node.name == seen.node.name && known.node.pool == seen.node.pool
-                })
+                && nodes
+                    .iter()
+                    .zip(&seen)
+                    .all(|(known, seen)| known.node.name == seen.node.name && known.node.pool == seen.node.pool)
         });
         let Some(planner) = self.planner.as_mut().filter(|_| same) else {
             return self.rebuild(parts, seen);

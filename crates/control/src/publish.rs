@@ -42,9 +42,10 @@ impl Publisher {
         if let Err(error) = share.publish("free_nodes.txt", self.list.as_bytes()) {
             troubles.push(error.to_string());
         }
-        let copied = share.metadata_path("validation.db").map_err(|error| error.to_string()).and_then(|path| {
-            parts.store.publish(&path).map(|_| ()).map_err(|error| error.to_string())
-        });
+        let copied = share
+            .metadata_path("validation.db")
+            .map_err(|error| error.to_string())
+            .and_then(|path| parts.store.publish(&path).map(|_| ()).map_err(|error| error.to_string()));
         if let Err(error) = copied {
             troubles.push(error);
         }

@@ -574,19 +574,25 @@ fn failure_rates_are_counted_by_the_hour(bed: &mut Bed) {
 fn agents_open_and_clear_findings_without_history(bed: &mut Bed) {
     let mut report = AgentFindings {
         node: node("n1"),
+        number: 1,
+        sent: bed.now,
         received: bed.now,
         by_check: [(test("gpu"), vec![finding("gpu", "gpu-hot", 1)])].into(),
         hardware: hardware("n1"),
     };
-    bed.store.accept_agent(&bed.lease, &report).unwrap();
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
     report.received = bed.wait(Span::minutes(1));
-    bed.store.accept_agent(&bed.lease, &report).unwrap();
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Duplicate, "it was kept before");
+    report.number = 2;
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
     assert_eq!((stored.findings[0].times, stored.findings[0].run), (2, None));
     assert_eq!(stored.hardware, hardware("n1").id());
     assert_eq!(bed.store.audit(10, None).unwrap().len(), 1, "only what changed is worth a line");
+    // The agent was set up anew and counts from one again.
+    (report.number, report.sent) = (1, bed.now);
     report.by_check.insert(test("gpu"), Vec::new());
-    bed.store.accept_agent(&bed.lease, &report).unwrap();
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
     assert!(bed.store.load_nodes().unwrap()[&node("n1")].findings.is_empty());
     assert!(bed.store.history(&HistoryFilter::default()).unwrap().is_empty());
 }

@@ -281,16 +281,70 @@ mod tests {
     fn each_kind_of_observation_has_its_verdict_and_only_a_full_measurement_passes() {
         let why = Why { code: ReasonCode::fixed("no-disk"), text: String::new() };
         let cases: Vec<(&str, Observation, Option<Profile>, Verdict, &str)> = vec![
-            ("all kept", measured(vec![metric("used", 50.0), metric("rate", 99.0)], vec![]), Some(profile()), Verdict::Pass, "within-limits"),
-            ("over", measured(vec![metric("used", 90.1), metric("rate", 99.0)], vec![]), Some(profile()), Verdict::Fail, "disk-full"),
-            ("at the limit", measured(vec![metric("used", 90.0), metric("rate", 93.0)], vec![]), Some(profile()), Verdict::Pass, "within-limits"),
-            ("no profile", measured(vec![metric("used", 50.0), metric("rate", 99.0)], vec![]), None, Verdict::Inconclusive, "no-limit"),
-            ("fails although something is unjudged", measured(vec![metric("used", 95.0), metric("rate", 1.0)], vec![]), None, Verdict::Fail, "disk-full"),
-            ("one number missing", measured(vec![metric("used", 50.0)], vec![]), Some(profile()), Verdict::Inconclusive, "metric-missing"),
-            ("not a number", measured(vec![metric("used", f64::NAN), metric("rate", 99.0)], vec![]), Some(profile()), Verdict::Inconclusive, "not-a-number"),
+            (
+                "all kept",
+                measured(vec![metric("used", 50.0), metric("rate", 99.0)], vec![]),
+                Some(profile()),
+                Verdict::Pass,
+                "within-limits",
+            ),
+            (
+                "over",
+                measured(vec![metric("used", 90.1), metric("rate", 99.0)], vec![]),
+                Some(profile()),
+                Verdict::Fail,
+                "disk-full",
+            ),
+            (
+                "at the limit",
+                measured(vec![metric("used", 90.0), metric("rate", 93.0)], vec![]),
+                Some(profile()),
+                Verdict::Pass,
+                "within-limits",
+            ),
+            (
+                "no profile",
+                measured(vec![metric("used", 50.0), metric("rate", 99.0)], vec![]),
+                None,
+                Verdict::Inconclusive,
+                "no-limit",
+            ),
+            (
+                "fails although something is unjudged",
+                measured(vec![metric("used", 95.0), metric("rate", 1.0)], vec![]),
+                None,
+                Verdict::Fail,
+                "disk-full",
+            ),
+            (
+                "one number missing",
+                measured(vec![metric("used", 50.0)], vec![]),
+                Some(profile()),
+                Verdict::Inconclusive,
+                "metric-missing",
+            ),
+            (
+                "not a number",
+                measured(vec![metric("used", f64::NAN), metric("rate", 99.0)], vec![]),
+                Some(profile()),
+                Verdict::Inconclusive,
+                "not-a-number",
+            ),
             ("nothing", measured(vec![], vec![]), Some(profile()), Verdict::Inconclusive, "nothing-measured"),
-            ("an event", measured(vec![metric("used", 5.0), metric("rate", 99.0)], vec![dead()]), Some(profile()), Verdict::Fail, "disk-dead"),
-            ("timed out", Observation::CouldNot(ProbeFailure::new(FailureKind::TimedOut, "")), None, Verdict::Inconclusive, "timed-out"),
+            (
+                "an event",
+                measured(vec![metric("used", 5.0), metric("rate", 99.0)], vec![dead()]),
+                Some(profile()),
+                Verdict::Fail,
+                "disk-dead",
+            ),
+            (
+                "timed out",
+                Observation::CouldNot(ProbeFailure::new(FailureKind::TimedOut, "")),
+                None,
+                Verdict::Inconclusive,
+                "timed-out",
+            ),
             ("not here", Observation::NotApplicable(why), None, Verdict::NotApplicable, "no-disk"),
         ];
         for (name, observation, profile, verdict, reason) in cases {
@@ -318,7 +372,9 @@ mod tests {
 
     #[test]
     fn numbers_are_written_as_people_read_them() {
-        for (value, text) in [(99.0, "99"), (0.5, "0.5"), (4096.0, "4096"), (21_379_052_162.0, "21.38 G"), (6.38e14, "638 T")] {
+        for (value, text) in
+            [(99.0, "99"), (0.5, "0.5"), (4096.0, "4096"), (21_379_052_162.0, "21.38 G"), (6.38e14, "638 T")]
+        {
             assert_eq!(number(value), text);
         }
     }

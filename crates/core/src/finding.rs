@@ -96,8 +96,15 @@ pub struct Finding {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Evidence {
-    Measured { metric: String, value: f64, limit: f64 },
-    Event { text: String, at: Option<Timestamp> },
+    Measured {
+        metric: String,
+        value: f64,
+        limit: f64,
+    },
+    Event {
+        text: String,
+        at: Option<Timestamp>,
+    },
     /// Nothing could be measured; the text says why.
     Nothing,
 }

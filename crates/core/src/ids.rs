@@ -24,8 +24,7 @@ fn shorten(text: &str) -> String {
     short.escape_debug().to_string()
 }
 
-const PATH_SAFE: &str =
-    "1 to 253 letters, digits, `.`, `_` or `-`, beginning with a letter or digit and without `..`";
+const PATH_SAFE: &str = "1 to 253 letters, digits, `.`, `_` or `-`, beginning with a letter or digit and without `..`";
 
 fn is_path_safe(text: &str) -> bool {
     (1..=253).contains(&text.len())

@@ -35,19 +35,28 @@ pub enum LifeEvent {
     /// Nothing is open any more.
     Cleared,
     TakenOut,
-    StepBegan { step: StepKind, tries: u32 },
+    StepBegan {
+        step: StepKind,
+        tries: u32,
+    },
     /// The step came to an end, or an operator said that it is done.
     StepEnded,
-    ProofBegan { run: RunId },
+    ProofBegan {
+        run: RunId,
+    },
     /// The proof brought nothing, or the contrary.
     ProofEnded,
     /// Nothing is left that we may do.
     GivenUp,
     /// Proved well, our marks are gone.
     Returned,
-    HeldBy { by: String },
+    HeldBy {
+        by: String,
+    },
     /// The hold is over; `out` says whether a case is still open.
-    LetGo { out: bool },
+    LetGo {
+        out: bool,
+    },
 }
 
 impl Life {
@@ -77,10 +86,9 @@ impl Life {
             (Self::InService, E::Doubted) => Self::Suspect,
             (Self::Suspect, E::Cleared) => Self::InService,
             (Self::InService | Self::Suspect, E::TakenOut) => Self::Quarantined,
-            (
-                Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. },
-                E::StepBegan { step, tries },
-            ) => Self::Repairing { step: *step, tries: *tries },
+            (Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. }, E::StepBegan { step, tries }) => {
+                Self::Repairing { step: *step, tries: *tries }
+            }
             (Self::Repairing { .. } | Self::Out, E::StepEnded) => Self::Quarantined,
             (Self::Quarantined | Self::Repairing { .. }, E::ProofBegan { run }) => Self::Proving { run: *run },
             (Self::Proving { .. }, E::ProofEnded) => Self::Quarantined,

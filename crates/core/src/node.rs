@@ -124,7 +124,8 @@ impl Hardware {
 
     /// A board outlives its GPUs and its host name; the lowest GPU outlives a re-imaged host.
     fn most_stable(&self) -> Option<(&'static str, &str)> {
-        let board = self.board_serial.as_deref().filter(|serial| is_real_serial(serial)).map(|serial| ("board", serial));
+        let board =
+            self.board_serial.as_deref().filter(|serial| is_real_serial(serial)).map(|serial| ("board", serial));
         let gpu = || self.gpu_uuids.iter().min().map(|uuid| ("gpu", uuid.as_str()));
         let host = || self.physical_host.as_deref().map(|host| ("host", host));
         board.or_else(gpu).or_else(host)

@@ -13,7 +13,10 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Observation {
-    Measured { metrics: Vec<Metric>, events: Vec<Event> },
+    Measured {
+        metrics: Vec<Metric>,
+        events: Vec<Event>,
+    },
     /// There is nothing of this kind here (no GPU, no such mount), and that is known, not guessed.
     NotApplicable(Why),
     /// The check could not look. This is never a verdict on the node.
@@ -82,11 +85,7 @@ impl Entity {
 
 impl fmt::Display for Entity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.id.is_empty() {
-            f.pad(self.kind.code())
-        } else {
-            f.pad(&format!("{}:{}", self.kind, self.id))
-        }
+        if self.id.is_empty() { f.pad(self.kind.code()) } else { f.pad(&format!("{}:{}", self.kind, self.id)) }
     }
 }
 

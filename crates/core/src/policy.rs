@@ -255,10 +255,19 @@ pub struct Rule {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum When {
-    Above { metric: String, limit: f64 },
-    Below { metric: String, limit: f64 },
+    Above {
+        metric: String,
+        limit: f64,
+    },
+    Below {
+        metric: String,
+        limit: f64,
+    },
     /// Below a percentage of what the machine type's profile expects of the same metric.
-    BelowProfile { metric: String, percent: f64 },
+    BelowProfile {
+        metric: String,
+        percent: f64,
+    },
     /// An event of this code was seen.
     Event(ReasonCode),
 }
@@ -295,7 +304,8 @@ const fn once() -> u32 {
 impl TryFrom<WrittenRule> for Rule {
     type Error = String;
     fn try_from(written: WrittenRule) -> Result<Self, String> {
-        let when = match (written.metric, written.above, written.below, written.below_percent_of_profile, written.event) {
+        let when = match (written.metric, written.above, written.below, written.below_percent_of_profile, written.event)
+        {
             (Some(metric), Some(limit), None, None, None) => When::Above { metric, limit },
             (Some(metric), None, Some(limit), None, None) => When::Below { metric, limit },
             (Some(metric), None, None, Some(percent), None) => When::BelowProfile { metric, percent },
@@ -325,11 +335,14 @@ impl TryFrom<WrittenRule> for Rule {
 
 impl From<Rule> for WrittenRule {
     fn from(rule: Rule) -> Self {
-        let (mut metric_name, mut above, mut below, mut below_percent_of_profile, mut event) = (None, None, None, None, None);
+        let (mut metric_name, mut above, mut below, mut below_percent_of_profile, mut event) =
+            (None, None, None, None, None);
         match rule.when {
             When::Above { metric, limit } => (metric_name, above) = (Some(metric), Some(limit)),
             When::Below { metric, limit } => (metric_name, below) = (Some(metric), Some(limit)),
-            When::BelowProfile { metric, percent } => (metric_name, below_percent_of_profile) = (Some(metric), Some(percent)),
+            When::BelowProfile { metric, percent } => {
+                (metric_name, below_percent_of_profile) = (Some(metric), Some(percent))
+            }
             When::Event(code) => event = Some(code),
         }
         Self {
@@ -387,7 +400,12 @@ impl Policy {
         const LIMITS: [Limit; 3] = [
             Limit { key: &["breaker", "percent_of_pool"], least: 0.0, most: 100.0, accepted: "0 to 100 percent" },
             Limit { key: &["agents", "incident_percent"], least: 0.0, most: 100.0, accepted: "0 to 100 percent" },
-            Limit { key: &["limits", "node_hours_per_day"], least: 0.0, most: f64::MAX, accepted: "node-hours, 0 or more" },
+            Limit {
+                key: &["limits", "node_hours_per_day"],
+                least: 0.0,
+                most: f64::MAX,
+                accepted: "node-hours, 0 or more",
+            },
         ];
         toml_text::read_over(Self::DEFAULT_TEXT, site, &LIMITS)
     }

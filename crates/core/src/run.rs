@@ -81,8 +81,14 @@ coded! {
 pub enum RunState {
     /// Decided and written down; the backend may or may not have heard of it.
     Planned,
-    Submitted { job: JobId, at: Timestamp },
-    Running { job: JobId, since: Timestamp },
+    Submitted {
+        job: JobId,
+        at: Timestamp,
+    },
+    Running {
+        job: JobId,
+        since: Timestamp,
+    },
     Ended(RunEnd),
 }
 
@@ -91,7 +97,10 @@ pub enum RunState {
 pub enum RunEnd {
     Completed(Report),
     /// The test had started. Every test without a result of its own gets an `incomplete` row.
-    Incomplete { why: IncompleteWhy, partial: Option<Report> },
+    Incomplete {
+        why: IncompleteWhy,
+        partial: Option<Report>,
+    },
     /// The test had not started: no history row.
     NotStarted(NotStarted),
 }
@@ -178,13 +187,26 @@ pub struct Outcome {
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum JobSeen {
     /// The backend could not be asked. Nothing follows from it.
-    Unknown { why: String },
+    Unknown {
+        why: String,
+    },
     /// The backend was asked and knows no such job.
     Absent,
-    Pending { job: JobId, since: Timestamp },
-    Running { job: JobId, since: Timestamp },
+    Pending {
+        job: JobId,
+        since: Timestamp,
+    },
+    Running {
+        job: JobId,
+        since: Timestamp,
+    },
     /// It is over. `started` is `None` when it never ran.
-    Ended { job: JobId, started: Option<Timestamp>, at: Timestamp, how: JobEnd },
+    Ended {
+        job: JobId,
+        started: Option<Timestamp>,
+        at: Timestamp,
+        how: JobEnd,
+    },
 }
 
 coded! {

@@ -77,8 +77,7 @@ pub struct TestRecord {
 }
 
 impl TestRecord {
-    pub const NEVER: Self =
-        Self { settled: Timestamp::MIN, attempt: Timestamp::MIN, verdict: None, misses: 0 };
+    pub const NEVER: Self = Self { settled: Timestamp::MIN, attempt: Timestamp::MIN, verdict: None, misses: 0 };
 
     /// Adds a result. Results that arrive out of order count by their time.
     pub fn add(&mut self, verdict: Verdict, at: Timestamp) {
@@ -209,12 +208,21 @@ pub struct Request {
 #[serde(rename_all = "kebab-case", tag = "ask")]
 pub enum Asked {
     /// Run these tests as soon as the node is free. No tests: all that apply.
-    Test { node: NodeName, tests: Vec<TestId> },
+    Test {
+        node: NodeName,
+        tests: Vec<TestId>,
+    },
     /// Prove the node and give it back.
-    Release { node: NodeName },
+    Release {
+        node: NodeName,
+    },
     /// Take the node out of service.
-    Quarantine { node: NodeName },
-    Withdraw { run: RunId },
+    Quarantine {
+        node: NodeName,
+    },
+    Withdraw {
+        run: RunId,
+    },
 }
 
 /// What a backend can do, as data.

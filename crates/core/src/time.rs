@@ -156,10 +156,7 @@ impl FromStr for Timestamp {
     fn from_str(text: &str) -> Result<Self, BadTime> {
         text.parse::<jiff::Timestamp>()
             .map(|moment| Self(moment.as_millisecond()))
-            .map_err(|_| BadTime {
-                text: text.to_owned(),
-                wanted: "a moment such as \"2026-11-15T08:00:00Z\"",
-            })
+            .map_err(|_| BadTime { text: text.to_owned(), wanted: "a moment such as \"2026-11-15T08:00:00Z\"" })
     }
 }
 
@@ -188,10 +185,7 @@ impl fmt::Debug for Span {
 impl FromStr for Span {
     type Err = BadTime;
     fn from_str(text: &str) -> Result<Self, BadTime> {
-        let bad = || BadTime {
-            text: text.to_owned(),
-            wanted: DURATION_FORM,
-        };
+        let bad = || BadTime { text: text.to_owned(), wanted: DURATION_FORM };
         let parsed = SpanParser::new().parse_span(text.trim()).map_err(|_| bad())?;
         if parsed.get_years() != 0 || parsed.get_months() != 0 {
             return Err(bad());

@@ -1,5 +1,8 @@
 //! How long a simulated month of a thousand nodes takes.
-use doctor_sim::{WorldConfig, drive::compare::{Chooser, play}};
+use doctor_sim::{
+    WorldConfig,
+    drive::compare::{Chooser, play},
+};
 
 fn main() {
     let nodes = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(1000);

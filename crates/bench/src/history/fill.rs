@@ -94,9 +94,8 @@ fn number(place: usize) -> Cell {
 fn fill(inside: &mut dyn Inside) -> Result<()> {
     let life = serde_json::to_string(&Life::InService).context("writing a life")?;
     let began = Past::END.millis();
-    let mut nodes = (0..Past::NODES).map(|node| {
-        vec![number(node as usize), Past::name(node).as_str().into(), life.as_str().into(), began.into()]
-    });
+    let mut nodes = (0..Past::NODES)
+        .map(|node| vec![number(node as usize), Past::name(node).as_str().into(), life.as_str().into(), began.into()]);
     inside.append("node", &["id", "name", "life", "since"], &mut nodes)?;
     let mut tests = Past::TESTS.iter().enumerate().map(|(place, name)| vec![number(place), (*name).into()]);
     inside.append("test", &["id", "name"], &mut tests)?;

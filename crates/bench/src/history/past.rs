@@ -104,7 +104,8 @@ mod tests {
         assert_eq!(full + u64::from(Past::NODES), Past::ROWS);
         assert_eq!(Past::of_run(7, 5).count(), 3);
         assert_eq!(Past::of_run(7, Past::DAYS - 1).count(), 1);
-        let runs: Vec<RunId> = (0..Past::DAYS).filter_map(|day| Past::of_run(3, day).next()).map(|row| row.run).collect();
+        let runs: Vec<RunId> =
+            (0..Past::DAYS).filter_map(|day| Past::of_run(3, day).next()).map(|row| row.run).collect();
         assert!(runs.is_sorted_by(|a, b| a < b));
     }
 

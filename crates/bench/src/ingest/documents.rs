@@ -59,7 +59,8 @@ pub(super) fn size() -> usize {
     Plans::new(1).jobs().map_or(0, |jobs| jobs.iter().map(|job| job.document.len()).sum())
 }
 
-/// A day's runs, one on each node, day after day.
+/// One run on each node, again and again. So many results a second mean that each node is heard of every few minutes at
+/// least.
 #[derive(Debug)]
 pub(super) struct Plans {
     nodes: Vec<NodeName>,
@@ -77,14 +78,17 @@ impl Plans {
         self.now
     }
 
-    pub(super) const fn next_day(&mut self) {
-        self.now = self.now.plus(Span::days(1));
+    pub(super) const fn wait(&mut self) {
+        self.now = self.now.plus(Span::minutes(5));
     }
 
+    /// In no order: results come as nodes are done.
     pub(super) fn jobs(&mut self) -> Result<Vec<Job>> {
         self.ids.at(self.now);
         let nodes = self.nodes.clone();
-        nodes.into_iter().map(|node| self.job(node)).collect()
+        let mut jobs = nodes.into_iter().map(|node| self.job(node)).collect::<Result<Vec<Job>>>()?;
+        jobs.sort_by_key(|job| spread(job.run.run.id.number()));
+        Ok(jobs)
     }
 
     fn job(&mut self, node: NodeName) -> Result<Job> {

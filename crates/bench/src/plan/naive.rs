@@ -15,8 +15,12 @@ pub(crate) fn queue(snapshot: &Snapshot) -> Vec<(NodeName, Vec<TestId>)> {
         .iter()
         .filter(|record| is_open(snapshot, record))
         .filter_map(|record| {
-            let due: Vec<(&TestPolicy, &TestRecord)> =
-                snapshot.tests.iter().zip(&record.records).filter(|(test, known)| is_due(snapshot, record, test, known)).collect();
+            let due: Vec<(&TestPolicy, &TestRecord)> = snapshot
+                .tests
+                .iter()
+                .zip(&record.records)
+                .filter(|(test, known)| is_due(snapshot, record, test, known))
+                .collect();
             let oldest = due.iter().map(|(_, known)| known.age_key()).min()?;
             let calm = record.life != Life::Suspect && record.findings.is_empty();
             let tests = due.iter().map(|(test, _)| test.id.clone()).collect();

@@ -20,9 +20,9 @@ use super::{
     evidence::{self, Kept, Packed},
     findings::{Changes, Open, Shown},
     lease::Lease,
-    ledger::{self, Before, Entry},
+    ledger::{self, Before, Posting},
     names::OutcomeKind,
-    nodes,
+    nodes::{self, Spoke},
     records::{Accepted, JudgedResult},
     runs::{COMPLETED, ENDED},
 };
@@ -120,12 +120,10 @@ impl Expected {
 
 fn keep(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
     let nodes: Vec<i64> = kept.iter().map(|(node, ..)| *node).collect::<BTreeSet<i64>>().into_iter().collect();
-    let known = nodes::known_hardware(tx, &nodes)?;
-    let counts_from = known.iter().filter_map(|(node, known)| Some((*node, known.counts_from?))).collect();
-    let before = Before { standings: ledger::standings(tx, &nodes)?, counts_from };
+    let before = ledger::before(tx, &nodes)?;
     let entries = entries(tx, kept)?;
     ledger::post(tx, &before, &entries)?;
-    show_findings(tx, &before, &nodes, kept)?;
+    show_findings(tx, &before, kept)?;
     let evidence: Vec<Kept<'_>> = kept
         .iter()
         .map(|(node, result, packed)| {
@@ -136,27 +134,27 @@ fn keep(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Pack
     evidence::keep(tx, &evidence)?;
     note_answers(tx, expected, kept)?;
     end_runs(tx, &expected.ended)?;
-    for (node, result, _) in kept {
-        let of_node = known.get(node).cloned().unwrap_or_default();
-        nodes::note_hardware(tx, *node, &of_node, &result.hardware, result.received)?;
-    }
+    let spoke: Vec<Spoke<'_>> = kept
+        .iter()
+        .map(|(node, result, _)| Spoke { node: *node, hardware: &result.hardware, at: result.received })
+        .collect();
+    nodes::note_hardware(tx, |node| before.hardware(node), &spoke)?;
     // A result is proof that the job started.
-    let started: Vec<i64> = known.iter().filter(|(_, known)| known.backs_off).map(|(node, _)| *node).collect();
-    nodes::clear_back_off(tx, &started)
+    nodes::clear_back_off(tx, &before.backing_off())
 }
 
-fn entries(tx: &mut Tx<'_>, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<Vec<Entry>> {
+fn entries(tx: &mut Tx<'_>, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<Vec<Posting>> {
     let mut entries = Vec::with_capacity(kept.len());
     for (node, result, _) in kept {
         let first = entries.len();
         for outcome in &result.outcomes {
             let test = tx.test_id(&outcome.test)?;
             // One row for a test of a run, whatever the document repeats.
-            if entries[first..].iter().any(|entry: &Entry| entry.test == test) {
+            if entries[first..].iter().any(|entry: &Posting| entry.test == test) {
                 continue;
             }
             let kind = OutcomeKind::new(outcome.verdict, worst(outcome), outcome.reason.clone());
-            entries.push(Entry { node: *node, run: result.run, test, kind, at: outcome.at, took: outcome.took });
+            entries.push(Posting { node: *node, run: result.run, test, kind, at: outcome.at, took: outcome.took });
         }
     }
     Ok(entries)
@@ -168,13 +166,8 @@ fn worst(outcome: &Outcome) -> Option<Severity> {
 }
 
 /// Only a pass or a fail says anything about what is open, and only if no newer one has spoken.
-fn show_findings(
-    tx: &mut Tx<'_>,
-    before: &Before,
-    nodes: &[i64],
-    kept: &[(i64, &JudgedResult, &Packed)],
-) -> Result<()> {
-    let mut open = Open::load(tx, nodes)?;
+fn show_findings(tx: &mut Tx<'_>, before: &Before, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
+    let mut open = Open::load(tx, &before.with_findings())?;
     let mut changes = Changes::default();
     let mut newest: HashMap<(i64, i64), Timestamp> = HashMap::new();
     let mut in_order: Vec<(i64, RunId, &Outcome)> = kept

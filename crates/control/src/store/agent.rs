@@ -2,20 +2,28 @@
 
 use super::{
     Store, audit,
+    db::{Tx, vals},
     error::Result,
     findings::{Changes, Open, Shown},
     lease::Lease,
-    nodes,
-    records::AgentFindings,
+    ledger,
+    nodes::{self, Spoke},
+    records::{Accepted, AgentFindings},
 };
 
 impl Store {
     /// Takes an agent's word for what fails now, check by check. It leaves no history row: nothing was tested. What is
     /// new and what is gone goes into the audit trail.
-    pub fn accept_agent(&self, lease: &Lease, report: &AgentFindings) -> Result<()> {
+    ///
+    /// A report is sent until it is acknowledged, so one that was kept may come again; it counts once.
+    pub fn accept_agent(&self, lease: &Lease, report: &AgentFindings) -> Result<Accepted> {
         self.write(lease, |tx| {
             let node = tx.node_id(&report.node, report.received)?;
-            let mut open = Open::load(tx, &[node])?;
+            if !note_report(tx, node, report)? {
+                return Ok(Accepted::Duplicate);
+            }
+            let before = ledger::before(tx, &[node])?;
+            let mut open = Open::load(tx, &before.with_findings())?;
             let mut changes = Changes::default();
             for (check, findings) in &report.by_check {
                 let check = tx.test_id(check)?;
@@ -23,8 +31,17 @@ impl Store {
             }
             changes.write(tx)?;
             audit::append(tx, report.received, None, &changes.lines)?;
-            let known = nodes::known_hardware(tx, &[node])?.remove(&node).unwrap_or_default();
-            nodes::note_hardware(tx, node, &known, &report.hardware, report.received)
+            let spoke = [Spoke { node, hardware: &report.hardware, at: report.received }];
+            nodes::note_hardware(tx, |node| before.hardware(node), &spoke)?;
+            Ok(Accepted::Kept)
         })
     }
+}
+
+/// False if this report was kept before. An agent that was set up anew counts from the beginning again; what it sends is
+/// younger all the same.
+fn note_report(tx: &mut Tx<'_>, node: i64, report: &AgentFindings) -> Result<bool> {
+    let sql = "UPDATE node SET report = $2, report_sent = $3 \
+               WHERE id = $1 AND (report IS NULL OR report < $2 OR report_sent < $3)";
+    Ok(tx.run("noting a report", sql, vals![node, report.number, report.sent])? > 0)
 }

@@ -18,7 +18,7 @@ use super::{
     db::{Tx, vals},
     error::Result,
     lease::Lease,
-    ledger::{self, Entry},
+    ledger::{self, Posting},
     names::OutcomeKind,
     nodes,
     runs::{self, INCOMPLETE, NOT_STARTED},
@@ -86,7 +86,7 @@ fn add_incomplete_rows(tx: &mut Tx<'_>, run: RunId, why: IncompleteWhy, at: Time
     let mut entries = Vec::new();
     for node in &nodes {
         for test in tests.iter().filter(|test| !answered.contains(&(*node, **test))) {
-            entries.push(Entry { node: *node, run, test: *test, kind: kind.clone(), at, took });
+            entries.push(Posting { node: *node, run, test: *test, kind: kind.clone(), at, took });
         }
     }
     let before = ledger::before(tx, &nodes)?;

@@ -1,13 +1,12 @@
 //! Many hands, one sync: results that wait at the same time are written in one transaction.
 //!
-//! A sync to disk takes longer than writing a result. Each thread that brings one compresses its document itself and
-//! waits; one thread takes whatever has gathered meanwhile and writes it together. Nobody waits for a batch to fill.
+//! A sync to disk takes longer than writing a result. Each thread that brings one compresses its document itself, joins
+//! the batch that is gathering and waits; one thread takes the batch, writes it and wakes everybody in it at once.
+//! Nobody waits for a batch to fill.
 
 use std::{
-    sync::{
-        Arc,
-        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
-    },
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::JoinHandle,
 };
 
@@ -22,18 +21,13 @@ use super::{
 /// The most results in one transaction.
 const MOST: usize = 256;
 
-type Answer = Result<Accepted, Arc<StoreError>>;
-
-struct Waiting {
-    result: JudgedResult,
-    packed: Packed,
-    answer: SyncSender<Answer>,
-}
+/// What became of a batch, in its order. Whoever is in it waits for this.
+type Written = OnceLock<Result<Vec<Accepted>, Arc<StoreError>>>;
 
 /// The shared writer of results. Dropping it waits for what is under way.
 #[derive(Debug)]
 pub struct GroupCommit {
-    door: Option<Sender<Waiting>>,
+    queue: Arc<Queue>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -41,34 +35,30 @@ impl GroupCommit {
     /// # Errors
     /// If the operating system has no thread to give.
     pub fn start(store: Store, lease: Lease) -> Result<Self, StoreError> {
-        let (door, waiting) = channel();
+        let queue = Arc::new(Queue::default());
+        let of_writer = Arc::clone(&queue);
         let writer = std::thread::Builder::new()
             .name("doctor-results".to_owned())
-            .spawn(move || write_what_waits(&store, &lease, &waiting))
+            .spawn(move || write_what_waits(&store, &lease, &of_writer))
             .map_err(|error| StoreError::Refused { operation: "starting the writer", why: error.to_string() })?;
-        Ok(Self { door: Some(door), writer: Some(writer) })
+        Ok(Self { queue, writer: Some(writer) })
     }
 
     /// Hands a result in and waits until it is durable.
     ///
     /// # Errors
     /// If the batch could not be written; then none of it was.
-    pub fn submit(&self, mut result: JudgedResult) -> Answer {
+    pub fn submit(&self, mut result: JudgedResult) -> Result<Accepted, Arc<StoreError>> {
         let packed = Packed::new(&result.evidence).map_err(Arc::new)?;
         result.evidence = Vec::new();
-        let (answer, written) = sync_channel(1);
-        let gone = || {
-            Arc::new(StoreError::Refused { operation: "keeping a result", why: "the writer has stopped".to_owned() })
-        };
-        let door = self.door.as_ref().ok_or_else(gone)?;
-        door.send(Waiting { result, packed, answer }).map_err(|_| gone())?;
-        written.recv().map_err(|_| gone())?
+        let (written, place) = self.queue.join(result, packed).ok_or_else(stopped)?;
+        written.wait().as_ref().map(|accepted| accepted[place]).map_err(Arc::clone)
     }
 }
 
 impl Drop for GroupCommit {
     fn drop(&mut self) {
-        self.door = None;
+        self.queue.close();
         if let Some(writer) = self.writer.take() {
             // A writer that panicked has told so on standard error, and those who waited got an error.
             drop(writer.join());
@@ -76,19 +66,119 @@ impl Drop for GroupCommit {
     }
 }
 
-fn write_what_waits(store: &Store, lease: &Lease, waiting: &Receiver<Waiting>) {
-    while let Ok(first) = waiting.recv() {
-        let mut batch = vec![first];
-        batch.extend(waiting.try_iter().take(MOST - 1));
-        let rows: Vec<(&JudgedResult, &Packed)> = batch.iter().map(|one| (&one.result, &one.packed)).collect();
-        let written = store.accept_packed(lease, &rows).map_err(Arc::new);
-        for (i, one) in batch.iter().enumerate() {
-            let answer = match &written {
-                Ok(accepted) => Ok(accepted[i]),
-                Err(error) => Err(Arc::clone(error)),
-            };
-            // Somebody who stopped waiting does not need the answer.
-            drop(one.answer.send(answer));
+fn stopped() -> Arc<StoreError> {
+    Arc::new(StoreError::Refused { operation: "keeping a result", why: "the writer has stopped".to_owned() })
+}
+
+fn write_what_waits(store: &Store, lease: &Lease, queue: &Queue) {
+    let _closed_however_this_ends = CloseOnDrop(queue);
+    while let Some(batch) = queue.next() {
+        let rows: Vec<(&JudgedResult, &Packed)> =
+            batch.results.iter().map(|(result, packed)| (result, packed)).collect();
+        batch.answer(store.accept_packed(lease, &rows).map_err(Arc::new));
+    }
+}
+
+/// Results that wait for the writer, in batches; the last one is gathering.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    arrived: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    batches: VecDeque<Batch>,
+    closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Batch {
+    results: Vec<(JudgedResult, Packed)>,
+    written: Arc<Written>,
+}
+
+impl Queue {
+    /// Adds a result to the batch that is gathering, and tells where its answer will be. `None`: nobody writes any more.
+    fn join(&self, result: JudgedResult, packed: Packed) -> Option<(Arc<Written>, usize)> {
+        let mut waiting = self.lock();
+        if waiting.closed {
+            return None;
         }
+        if waiting.batches.back().is_none_or(|batch| batch.results.len() >= MOST) {
+            waiting.batches.push_back(Batch::default());
+            self.arrived.notify_one();
+        }
+        let batch = waiting.batches.back_mut()?;
+        batch.results.push((result, packed));
+        Some((Arc::clone(&batch.written), batch.results.len() - 1))
+    }
+
+    /// The oldest batch, as soon as there is one. `None`: closed, and nothing is left.
+    fn next(&self) -> Option<Batch> {
+        let waiting = self.lock();
+        let idle = |waiting: &mut Waiting| waiting.batches.is_empty() && !waiting.closed;
+        self.arrived.wait_while(waiting, idle).unwrap_or_else(PoisonError::into_inner).batches.pop_front()
+    }
+
+    fn close(&self) {
+        self.lock().closed = true;
+        self.arrived.notify_all();
+    }
+
+    /// Nothing panics under this lock but a failing allocation, which leaves the queue as it was.
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Batch {
+    fn answer(&self, answer: Result<Vec<Accepted>, Arc<StoreError>>) {
+        // The first answer stands.
+        drop(self.written.set(answer));
+    }
+}
+
+/// A batch that goes without having been written says so to those who wait.
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if self.written.get().is_none() {
+            self.answer(Err(stopped()));
+        }
+    }
+}
+
+/// A writer that dies leaves nobody waiting.
+struct CloseOnDrop<'a>(&'a Queue);
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+        self.0.lock().batches.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_that_is_never_written_tells_those_who_wait() {
+        let batch = Batch::default();
+        let written = Arc::clone(&batch.written);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| written.wait().is_err());
+            drop(batch);
+            assert!(waits.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn an_answer_stands_when_its_batch_is_gone() {
+        let batch = Batch::default();
+        let written = Arc::clone(&batch.written);
+        batch.answer(Ok(vec![Accepted::Kept]));
+        drop(batch);
+        assert_eq!(written.wait().as_ref().unwrap(), &[Accepted::Kept]);
     }
 }

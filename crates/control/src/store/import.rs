@@ -22,7 +22,7 @@ use super::{
     audit::{self, Counter, Line},
     db::{Access, Kind, Tx, open_read_only, vals},
     error::{Result, StoreError},
-    ledger::{self, Entry},
+    ledger::{self, Posting},
     names::OutcomeKind,
     records::Imported,
 };
@@ -267,7 +267,7 @@ fn take_in(tx: &mut Tx<'_>, found: &[Found], trust: bool, now: Timestamp) -> Res
     let (mut fresh, mut believed) = (Vec::new(), Vec::new());
     for (row, key) in found.iter().zip(&keys) {
         let kind = kind_of(row, trust);
-        let entry = Entry { node: key.0, run: row.run, test: key.2, kind, at: row.at, took: Span::ZERO };
+        let entry = Posting { node: key.0, run: row.run, test: key.2, kind, at: row.at, took: Span::ZERO };
         match there.get(key) {
             None => {
                 taken.added += 1;
@@ -310,7 +310,7 @@ fn there(tx: &mut Tx<'_>, nodes: &[i64], keys: &[(i64, i64, i64)]) -> Result<BTr
 }
 
 /// Rows that were untrusted count from now on.
-fn believe(tx: &mut Tx<'_>, before: &ledger::Before, entries: &[Entry]) -> Result<()> {
+fn believe(tx: &mut Tx<'_>, before: &ledger::Before, entries: &[Posting]) -> Result<()> {
     let mut rows = Vec::with_capacity(entries.len() * 4);
     for entry in entries {
         let outcome = tx.outcome_id(&entry.kind)?;

@@ -1,7 +1,7 @@
 //! The one way by which results enter: history, `latest` and the hourly counts change together or not at all.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     sync::Arc,
 };
 
@@ -16,6 +16,7 @@ use super::{
     db::{Kind, Row, Tx, Val, vals},
     error::Result,
     names::{Names, OutcomeKind},
+    nodes::KnownHardware,
     standing::{NextResult, Standing},
 };
 
@@ -27,7 +28,7 @@ const LONGEST_RUN: &str = "longest-run-millis";
 
 /// A result about to be written, by numbers.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct Posting {
     pub(super) node: i64,
     pub(super) run: RunId,
     pub(super) test: i64,
@@ -39,42 +40,72 @@ pub(super) struct Entry {
 /// Where tests stood before entries were posted.
 pub(super) type Standings = HashMap<(i64, i64), Standing>;
 
-/// What must be known of nodes before results are posted for them.
+/// What must be known of nodes before results are posted for them, read in one statement.
 #[derive(Debug, Default)]
 pub(super) struct Before {
     pub(super) standings: Standings,
+    nodes: HashMap<i64, NodeBefore>,
+}
+
+#[derive(Debug, Default)]
+struct NodeBefore {
+    hardware: KnownHardware,
     /// Results at or before this moment are of a machine that bore the name before.
-    pub(super) counts_from: HashMap<i64, Timestamp>,
+    counts_from: Option<Timestamp>,
+    backs_off: bool,
+    has_findings: bool,
 }
 
 impl Before {
+    pub(super) fn counts_from(&self, node: i64) -> Option<Timestamp> {
+        self.nodes.get(&node)?.counts_from
+    }
+
     /// Whether a result is of the machine that bears the name now.
     pub(super) fn counts(&self, node: i64, at: Timestamp) -> bool {
-        self.counts_from.get(&node).is_none_or(|from| at > *from)
+        self.counts_from(node).is_none_or(|from| at > from)
+    }
+
+    pub(super) fn hardware(&self, node: i64) -> Option<KnownHardware> {
+        self.nodes.get(&node).map(|before| before.hardware.clone())
+    }
+
+    pub(super) fn backing_off(&self) -> Vec<i64> {
+        self.nodes.iter().filter(|(_, before)| before.backs_off).map(|(node, _)| *node).collect()
+    }
+
+    pub(super) fn with_findings(&self) -> Vec<i64> {
+        self.nodes.iter().filter(|(_, before)| before.has_findings).map(|(node, _)| *node).collect()
     }
 }
 
 pub(super) fn before(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Before> {
-    let mut counts_from = HashMap::new();
-    let sql = "SELECT id, counts_from FROM node WHERE counts_from IS NOT NULL AND id IN {keys}";
-    tx.keyed("reading nodes", sql, nodes, |row| {
-        counts_from.insert(row.int(0)?, row.moment(1)?);
-        Ok(())
-    })?;
-    Ok(Before { standings: standings(tx, nodes)?, counts_from })
-}
-
-pub(super) fn standings(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Standings> {
     let names = Arc::clone(&tx.names);
-    let mut found = Standings::new();
-    let sql =
-        "SELECT node, test, attempt, outcome, run, settled, sure, sure_at, misses FROM latest WHERE node IN {keys}";
-    tx.keyed("reading latest results", sql, nodes, |row| {
-        let (key, standing) = read_standing(row, &names)?;
-        found.insert(key, standing);
+    let mut before = Before::default();
+    let sql = "SELECT l.node, l.test, l.attempt, l.outcome, l.run, l.settled, l.sure, l.sure_at, l.misses, \
+               n.id, n.hardware, n.boot, n.hardware_seen, n.counts_from, n.backoff_times, \
+               EXISTS (SELECT 1 FROM finding f WHERE f.node = n.id) \
+               FROM node n LEFT JOIN latest l ON l.node = n.id WHERE n.id IN {keys}";
+    tx.keyed("reading nodes and their latest results", sql, nodes, |row| {
+        if row.opt_int(0)?.is_some() {
+            let (key, standing) = read_standing(row, &names)?;
+            before.standings.insert(key, standing);
+        }
+        if let Entry::Vacant(vacant) = before.nodes.entry(row.int(9)?) {
+            vacant.insert(NodeBefore {
+                hardware: KnownHardware {
+                    hardware: row.opt_text(10)?.map(str::to_owned),
+                    boot: row.opt_text(11)?.map(str::to_owned),
+                    seen: row.opt_moment(12)?,
+                },
+                counts_from: row.opt_moment(13)?,
+                backs_off: row.opt_int(14)?.is_some(),
+                has_findings: row.flag(15)?,
+            });
+        }
         Ok(())
     })?;
-    Ok(found)
+    Ok(before)
 }
 
 /// Columns: node, test, attempt, outcome, run, settled, sure, sure_at, misses.
@@ -87,7 +118,7 @@ pub(super) fn read_standing(row: &Row<'_>, names: &Names) -> Result<((i64, i64),
 }
 
 /// Writes entries that are known to be new: one that is not makes the transaction fail.
-pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Entry]) -> Result<()> {
+pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Posting]) -> Result<()> {
     let mut numbered = Vec::with_capacity(entries.len());
     for entry in entries {
         numbered.push((entry, tx.outcome_id(&entry.kind)?));
@@ -105,7 +136,7 @@ pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Entry]) -> Resul
                    ON CONFLICT (name) DO UPDATE SET n = excluded.n WHERE counter.n < excluded.n";
         tx.run("noting a long run", sql, vals![LONGEST_RUN, longest])?;
     }
-    let believed: Vec<(&Entry, i64)> = numbered.into_iter().filter(|(entry, _)| !entry.kind.untrusted).collect();
+    let believed: Vec<(&Posting, i64)> = numbered.into_iter().filter(|(entry, _)| !entry.kind.untrusted).collect();
     update_latest(tx, before, &believed)?;
     count_hourly(tx, believed.iter().map(|(entry, _)| *entry))
 }
@@ -117,7 +148,7 @@ pub(super) fn longest_run(tx: &mut Tx<'_>) -> Result<Span> {
     Ok(Span::from_millis(noted.unwrap_or(0)).max(USUAL_RUN))
 }
 
-fn update_latest(tx: &mut Tx<'_>, before: &Before, entries: &[(&Entry, i64)]) -> Result<()> {
+fn update_latest(tx: &mut Tx<'_>, before: &Before, entries: &[(&Posting, i64)]) -> Result<()> {
     let mut by_test: BTreeMap<(i64, i64), Vec<NextResult>> = BTreeMap::new();
     for (entry, outcome) in entries {
         if before.counts(entry.node, entry.at) {
@@ -135,7 +166,7 @@ fn update_latest(tx: &mut Tx<'_>, before: &Before, entries: &[(&Entry, i64)]) ->
             results.iter().for_each(|result| standing.add(result));
             Some(standing)
         } else {
-            recompute(tx, key, before.counts_from.get(&key.0).copied())?
+            recompute(tx, key, before.counts_from(key.0))?
         };
         if let Some(standing) = standing {
             push_standing(&mut rows, key, &standing);
@@ -188,7 +219,7 @@ fn recompute(tx: &mut Tx<'_>, (node, test): (i64, i64), counts_from: Option<Time
 pub(super) fn refold(tx: &mut Tx<'_>, keys: &[(i64, i64)], before: &Before) -> Result<()> {
     let mut rows = Vec::new();
     for key in keys {
-        if let Some(standing) = recompute(tx, *key, before.counts_from.get(&key.0).copied())? {
+        if let Some(standing) = recompute(tx, *key, before.counts_from(key.0))? {
             push_standing(&mut rows, *key, &standing);
         }
     }
@@ -196,11 +227,11 @@ pub(super) fn refold(tx: &mut Tx<'_>, keys: &[(i64, i64)], before: &Before) -> R
 }
 
 /// Counts rows that were in history already and are believed from now on.
-pub(super) fn count_believed(tx: &mut Tx<'_>, entries: &[Entry]) -> Result<()> {
+pub(super) fn count_believed(tx: &mut Tx<'_>, entries: &[Posting]) -> Result<()> {
     count_hourly(tx, entries.iter())
 }
 
-fn count_hourly<'a>(tx: &mut Tx<'_>, entries: impl Iterator<Item = &'a Entry>) -> Result<()> {
+fn count_hourly<'a>(tx: &mut Tx<'_>, entries: impl Iterator<Item = &'a Posting>) -> Result<()> {
     let mut counts: BTreeMap<(i64, i64), [i64; 4]> = BTreeMap::new();
     for entry in entries {
         let hour = entry.at.millis().div_euclid(HOUR);

@@ -178,7 +178,8 @@ pub(super) fn begin_anew(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: 
     let operation = "beginning a node anew";
     let life = json::write(&Life::InService)?;
     let sql = "UPDATE node SET life = $2, since = $3, counts_from = $3, hardware = $4, boot = NULL, \
-               hardware_seen = $3, backoff_until = NULL, backoff_times = NULL, case_id = NULL WHERE id = $1";
+               hardware_seen = $3, backoff_until = NULL, backoff_times = NULL, case_id = NULL, report = NULL, \
+               report_sent = NULL WHERE id = $1";
     tx.run(operation, sql, vals![node, &life, at, hardware.as_str()])?;
     tx.run(operation, "DELETE FROM latest WHERE node = $1", vals![node])?;
     tx.run(operation, "DELETE FROM finding WHERE node = $1", vals![node]).map(drop)
@@ -214,51 +215,54 @@ pub(super) struct KnownHardware {
     pub(super) hardware: Option<String>,
     pub(super) boot: Option<String>,
     pub(super) seen: Option<Timestamp>,
-    pub(super) backs_off: bool,
-    /// Results at or before this moment are of a machine that bore the name before.
-    pub(super) counts_from: Option<Timestamp>,
 }
 
-pub(super) fn known_hardware(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<HashMap<i64, KnownHardware>> {
-    let mut known = HashMap::new();
-    let sql = "SELECT id, hardware, boot, hardware_seen, backoff_times, counts_from FROM node WHERE id IN {keys}";
-    tx.keyed("reading hardware", sql, nodes, |row| {
-        let of_node = KnownHardware {
-            hardware: row.opt_text(1)?.map(str::to_owned),
-            boot: row.opt_text(2)?.map(str::to_owned),
-            seen: row.opt_moment(3)?,
-            backs_off: row.opt_int(4)?.is_some(),
-            counts_from: row.opt_moment(5)?,
-        };
-        known.insert(row.int(0)?, of_node);
-        Ok(())
-    })?;
-    Ok(known)
+/// Who spoke for a node.
+#[derive(Debug)]
+pub(super) struct Spoke<'a> {
+    pub(super) node: i64,
+    pub(super) hardware: &'a Hardware,
+    pub(super) at: Timestamp,
 }
 
-/// Notes which machine spoke for a node. A machine other than the one the node stands for is noted beside it: whether
+/// Notes which machines spoke for nodes. A machine other than the one the node stands for is noted beside it: whether
 /// the name has changed hands is the planner's to say.
 pub(super) fn note_hardware(
     tx: &mut Tx<'_>,
-    node: i64,
-    known: &KnownHardware,
-    spoke: &Hardware,
-    at: Timestamp,
+    known: impl Fn(i64) -> Option<KnownHardware>,
+    spoke: &[Spoke<'_>],
 ) -> Result<()> {
-    let Some(id) = spoke.id() else { return Ok(()) };
-    let same = known.hardware.as_deref() == Some(id.as_str());
-    let recent = known.seen.is_some_and(|seen| at.since(seen) < SEEN_NOTE);
-    if same && recent && known.boot == spoke.boot_id {
-        return Ok(());
+    let mut seen: BTreeMap<(i64, HardwareId), (Timestamp, String)> = BTreeMap::new();
+    let mut behind: BTreeMap<i64, (HardwareId, Option<&str>, Timestamp)> = BTreeMap::new();
+    for one in spoke {
+        let Some(hardware) = one.hardware.id() else { continue };
+        let known = known(one.node).unwrap_or_default();
+        let same = known.hardware.as_deref() == Some(hardware.as_str());
+        let recent = known.seen.is_some_and(|seen| one.at.since(seen) < SEEN_NOTE);
+        if same && recent && known.boot == one.hardware.boot_id {
+            continue;
+        }
+        // Of several machines that speak for a node at once, the first is it.
+        if same || known.hardware.is_none() {
+            behind.entry(one.node).or_insert_with(|| (hardware.clone(), one.hardware.boot_id.as_deref(), one.at));
+        }
+        seen.insert((one.node, hardware), (one.at, json::write(one.hardware)?));
     }
     let operation = "noting hardware";
-    let body = json::write(spoke)?;
-    let sql = "INSERT INTO hardware (node, hardware, first_seen, last_seen, body) VALUES ($1, $2, $3, $3, $4) \
-               ON CONFLICT (node, hardware) DO UPDATE SET last_seen = excluded.last_seen, body = excluded.body";
-    tx.run(operation, sql, vals![node, id.as_str(), at, &body])?;
-    if same || known.hardware.is_none() {
-        let sql = "UPDATE node SET hardware = $2, boot = $3, hardware_seen = $4 WHERE id = $1";
-        tx.run(operation, sql, vals![node, id.as_str(), spoke.boot_id.as_deref(), at])?;
+    let mut rows = Vec::with_capacity(seen.len() * 5);
+    for ((node, hardware), (at, body)) in &seen {
+        rows.extend_from_slice(vals![*node, hardware.as_str(), *at, *at, body]);
     }
-    Ok(())
+    let into = "hardware (node, hardware, first_seen, last_seen, body)";
+    let conflict = "ON CONFLICT (node, hardware) DO UPDATE SET last_seen = excluded.last_seen, body = excluded.body";
+    tx.bulk(operation, into, &[Kind::Int, Kind::Text, Kind::Int, Kind::Int, Kind::Text], &rows, conflict)?;
+    let mut rows = Vec::with_capacity(behind.len() * 4);
+    for (node, (hardware, boot, at)) in &behind {
+        rows.extend_from_slice(vals![*node, hardware.as_str(), *boot, *at]);
+    }
+    let sqlite = "UPDATE node SET hardware = $2, boot = $3, hardware_seen = $4 WHERE id = $1";
+    let postgres = "UPDATE node SET hardware = s.hardware, boot = s.boot, hardware_seen = s.seen \
+                    FROM UNNEST($1::int8[], $2::text[], $3::text[], $4::int8[]) AS s (id, hardware, boot, seen) \
+                    WHERE node.id = s.id";
+    tx.each(operation, (sqlite, postgres), &[Kind::Int, Kind::Text, Kind::Text, Kind::Int], &rows).map(drop)
 }

@@ -82,6 +82,9 @@ pub enum Accepted {
 #[derive(Debug, Clone)]
 pub struct AgentFindings {
     pub node: NodeName,
+    /// By these the store knows a report that it has kept already: its number, and when it was sent by the node's clock.
+    pub number: u64,
+    pub sent: Timestamp,
     pub received: Timestamp,
     /// Of each check that reported: all that fails now. An empty list clears that check's findings.
     pub by_check: BTreeMap<TestId, Vec<Finding>>,

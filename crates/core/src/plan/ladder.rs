@@ -1,13 +1,7 @@
 //! One case, one step further: reset, reboot, quarantine, replace or a person; evidence before each step that
 //! destroys it. What proves a node well and gives it back is in `proof`.
 
-use super::{
-    Action,
-    draft::Draft,
-    holds::SETTLES_WITHIN,
-    proof,
-    remedies::worst_confirmed,
-};
+use super::{Action, draft::Draft, holds::SETTLES_WITHIN, proof, remedies::worst_confirmed};
 use crate::{
     case::{Case, Rung, Step, StepKind, StepState},
     finding::{OpenFinding, Severity},
@@ -270,7 +264,11 @@ pub(super) fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
     }
     let text = format!("for case {} at rung {}", case.id, case.rung);
     draft.touched.insert(node);
-    draft.act(Action::Step { case: case.id, node: record.node.name.clone(), step: kind, op, tries }, "case", text.clone());
+    draft.act(
+        Action::Step { case: case.id, node: record.node.name.clone(), step: kind, op, tries },
+        "case",
+        text.clone(),
+    );
     if matches!(kind, StepKind::Reset | StepKind::Reboot | StepKind::Replace) {
         draft.advance(node, &LifeEvent::StepBegan { step: kind, tries }, Some(case.id), "case", text);
     }
@@ -280,7 +278,11 @@ pub(super) fn propose(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, cas
     if case.step(kind).is_none_or(|step| step.state != StepState::Proposed) {
         let op = draft.ids.op();
         draft.touched.insert(node);
-        draft.act(Action::Propose { case: case.id, node: record.node.name.clone(), step: kind, op }, "not-allowed", why);
+        draft.act(
+            Action::Propose { case: case.id, node: record.node.name.clone(), step: kind, op },
+            "not-allowed",
+            why,
+        );
     }
 }
 

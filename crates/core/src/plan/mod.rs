@@ -59,40 +59,91 @@ pub enum Action {
     /// A new run.
     Submit(Run),
     /// A run that was written down in an earlier cycle and never reached the backend.
-    Resubmit { run: RunId },
-    Cancel { run: RunId, why: CancelWhy },
+    Resubmit {
+        run: RunId,
+    },
+    Cancel {
+        run: RunId,
+        why: CancelWhy,
+    },
     /// A run is over without a result.
-    Conclude { run: RunId, end: Conclusion },
+    Conclude {
+        run: RunId,
+        end: Conclusion,
+    },
     OpenCase(Case),
     /// The case climbs: what was tried did not help.
-    Escalate { case: CaseId, to: Rung },
+    Escalate {
+        case: CaseId,
+        to: Rung,
+    },
     /// New trouble in a case that is open already; the case's findings are replaced by the node's open ones.
-    Worsen { case: CaseId, node: NodeName },
-    Step { case: CaseId, node: NodeName, step: StepKind, op: OpId, tries: u32 },
+    Worsen {
+        case: CaseId,
+        node: NodeName,
+    },
+    Step {
+        case: CaseId,
+        node: NodeName,
+        step: StepKind,
+        op: OpId,
+        tries: u32,
+    },
     /// A step that the policy leaves to a person.
-    Propose { case: CaseId, node: NodeName, step: StepKind, op: OpId },
+    Propose {
+        case: CaseId,
+        node: NodeName,
+        step: StepKind,
+        op: OpId,
+    },
     /// A step that somebody else, or the passing of time, has settled.
-    Settle { case: CaseId, op: OpId, done: bool },
-    Move { node: NodeName, to: Life, case: Option<CaseId> },
-    CloseCase { case: CaseId, node: NodeName, how: Closed },
+    Settle {
+        case: CaseId,
+        op: OpId,
+        done: bool,
+    },
+    Move {
+        node: NodeName,
+        to: Life,
+        case: Option<CaseId>,
+    },
+    CloseCase {
+        case: CaseId,
+        node: NodeName,
+        how: Closed,
+    },
     /// The machine of an open case bears another name now; the case goes with it.
-    Follow { case: CaseId, node: NodeName },
+    Follow {
+        case: CaseId,
+        node: NodeName,
+    },
     OpenBreaker,
     /// Something people should know, said once.
     Notice(Notice),
     /// An operator's request has been seen to.
-    Answer { request: u64 },
+    Answer {
+        request: u64,
+    },
     /// The machine behind this name became known for the first time.
-    Identify { node: NodeName, hardware: HardwareId },
+    Identify {
+        node: NodeName,
+        hardware: HardwareId,
+    },
     /// The machine behind this name is another one than before: its past begins anew, in service.
-    Rename { node: NodeName, hardware: HardwareId },
+    Rename {
+        node: NodeName,
+        hardware: HardwareId,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Notice {
     /// So many agents fell silent at once that the fault is ours.
-    AgentsSilent { silent: u32, of: u32 },
+    AgentsSilent {
+        silent: u32,
+        of: u32,
+    },
     AgentsBack,
 }
 
@@ -109,22 +160,43 @@ pub enum Conclusion {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "because")]
 pub enum PassedOver {
-    Busy { by: Arc<str> },
-    OccupancyUnknown { why: Arc<str> },
-    ForeignMark { by: String, text: String },
-    Held { by: String },
-    OutOfService { life: Life },
-    BackingOff { until: Timestamp },
+    Busy {
+        by: Arc<str>,
+    },
+    OccupancyUnknown {
+        why: Arc<str>,
+    },
+    ForeignMark {
+        by: String,
+        text: String,
+    },
+    Held {
+        by: String,
+    },
+    OutOfService {
+        life: Life,
+    },
+    BackingOff {
+        until: Timestamp,
+    },
     /// Nothing is due before then.
-    Fresh { until: Timestamp },
+    Fresh {
+        until: Timestamp,
+    },
     NothingApplies,
-    Paused { by: String },
+    Paused {
+        by: String,
+    },
     QuietWindow,
     /// Due, and others are before it.
     WaitingForSlot,
-    PoolFull { pool: PoolName },
+    PoolFull {
+        pool: PoolName,
+    },
     /// What is due loads something shared that is in use.
-    ShareBusy { test: TestId },
+    ShareBusy {
+        test: TestId,
+    },
     BudgetSpent,
 }
 
@@ -133,15 +205,25 @@ pub enum PassedOver {
 /// The order is fixed: running work first (cancel when the node is taken, pending too long, or over its limit), then
 /// operators' requests, then life events and remedies under the circuit breaker, then candidates under budgets.
 pub fn plan(snapshot: &Snapshot, ids: &mut IdSource) -> Plan {
-    let index = Index::build(snapshot);
-    let decision = decide(snapshot, &index, ids);
     let mut passed_over = Vec::with_capacity(snapshot.nodes.len());
-    let mut spoken_for = decision.spoken_for.iter().copied().peekable();
-    for ((node, record), standing) in (0_u32..).zip(&snapshot.nodes).zip(index.standings) {
-        if spoken_for.next_if_eq(&node).is_none() {
-            passed_over.push((record.node.name.clone(), decision.explain(snapshot, standing)));
-        }
+    let mut due = Vec::new();
+    let index = Index::build(snapshot, |record, standing, _| {
+        let why = match standing {
+            Standing::Passed(why) => why,
+            Standing::Due(group, _) => {
+                due.push((passed_over.len(), group));
+                PassedOver::WaitingForSlot
+            }
+        };
+        passed_over.push((record.node.name.clone(), why));
+    });
+    let decision = decide(snapshot, &index, ids);
+    for (place, group) in due {
+        passed_over[place].1 = decision.rooms.why_not(snapshot, group);
     }
+    let mut spoken_for = decision.spoken_for.iter().copied().peekable();
+    let mut nodes = 0_u32..;
+    passed_over.retain(|_| nodes.next().is_some_and(|node| spoken_for.next_if_eq(&node).is_none()));
     Plan { actions: decision.actions, passed_over }
 }
 
@@ -165,17 +247,13 @@ struct Decision {
 
 impl Decision {
     fn reason(&self, snapshot: &Snapshot, index: &Index, node: u32) -> Option<PassedOver> {
-        let passed_over = !self.spoken_for.contains(&node);
-        passed_over.then(|| self.explain(snapshot, index.standings[node as usize].clone()))
-    }
-
-    /// Why a node that is not spoken for was not chosen.
-    fn explain(&self, snapshot: &Snapshot, standing: Standing) -> PassedOver {
-        match standing {
-            Standing::Passed(why) => why,
-            // Room that was left went to nobody: who is not chosen all the same comes after those in use.
-            Standing::Due(group, _) => self.rooms.ask(snapshot, group).err().unwrap_or(PassedOver::WaitingForSlot),
+        if self.spoken_for.contains(&node) {
+            return None;
         }
+        Some(match &index.standings[node as usize] {
+            Standing::Passed(why) => why.clone(),
+            Standing::Due(group, _) => self.rooms.why_not(snapshot, *group),
+        })
     }
 }
 
@@ -256,7 +334,7 @@ impl Planner {
         changed.extend(decision.spoken_for.symmetric_difference(&self.last.spoken_for));
         if decision.rooms != self.last.rooms {
             for (group, ranks) in &self.index.groups {
-                let [now, before] = [&decision, &self.last].map(|plan| plan.rooms.ask(&self.snapshot, *group).err());
+                let [now, before] = [&decision, &self.last].map(|plan| plan.rooms.why_not(&self.snapshot, *group));
                 if now != before {
                     changed.extend(ranks.iter().map(|rank| rank.node));
                 }

@@ -82,7 +82,8 @@ fn silence(draft: &mut Draft<'_>) -> Vec<u32> {
     let incident = count >= FEW_AGENTS && share >= snapshot.policy.agents.incident_percent;
     if incident {
         if !snapshot.silence_reported {
-            let text = format!("{count} of {agents} agents are silent: an incident of ours; no node is suspected for it");
+            let text =
+                format!("{count} of {agents} agents are silent: an incident of ours; no node is suspected for it");
             draft.act(Action::Notice(Notice::AgentsSilent { silent: count, of: agents }), "agents-silent", text);
         }
         return Vec::new();
@@ -275,9 +276,12 @@ fn found(draft: &mut Draft<'_>, record: &NodeRecord, rung: Rung) -> Vec<Step> {
 /// The rung after the highest that was tried on this machine and is still remembered.
 fn remembered(draft: &Draft<'_>, hardware: &HardwareId) -> Option<Rung> {
     let since = draft.snapshot.at.minus(draft.snapshot.policy.repair.memory);
-    let tried = draft.snapshot.cases.iter().filter(|case| case.hardware == *hardware).filter(|case| {
-        matches!(case.state, CaseState::Closed { at, how: Closed::Returned } if at > since)
-    });
+    let tried = draft
+        .snapshot
+        .cases
+        .iter()
+        .filter(|case| case.hardware == *hardware)
+        .filter(|case| matches!(case.state, CaseState::Closed { at, how: Closed::Returned } if at > since));
     tried
         .filter(|case| case.ever_done(StepKind::Reset) || case.ever_done(StepKind::Reboot))
         .map(|case| case.rung.next().unwrap_or(Rung::Replace))

@@ -55,6 +55,12 @@ impl Rooms {
         if self.slots { Ok(mask) } else { Err(PassedOver::WaitingForSlot) }
     }
 
+    /// Why a node of this group that was not chosen was not.
+    pub(super) fn why_not(&self, snapshot: &Snapshot, group: Group) -> PassedOver {
+        // Room that is left went to nobody: who is not chosen all the same comes after those in use.
+        self.ask(snapshot, group).err().unwrap_or(PassedOver::WaitingForSlot)
+    }
+
     /// Whether validation by these tests still fits into today's budget.
     fn affords(&self, snapshot: &Snapshot, mask: TestMask) -> bool {
         snapshot.policy.limits.node_hours_per_day.is_none_or(|hours| {

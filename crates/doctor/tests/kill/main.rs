@@ -10,8 +10,6 @@
 
 mod chance;
 mod look;
-#[path = "../../../control/tests/bed/postgres.rs"]
-mod postgres;
 mod stage;
 mod verdict;
 
@@ -20,6 +18,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use doctor_bed::postgres::{Server, Setup};
 use doctor_control::{backend::Backend, store::StoreUrl};
 use doctor_core::node::Node;
 use doctor_sim::{RemoteSim, read_effects};
@@ -44,7 +43,15 @@ fn nothing_is_lost_or_doubled_on_sqlite_however_often_the_controller_is_killed()
 #[test]
 fn nothing_is_lost_or_doubled_on_postgresql_however_often_the_controller_is_killed() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(url) = postgres::new_database() else { return };
+    let server = match Server::start(Setup::default()) {
+        Ok(server) => server,
+        Err(why) => {
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "CI must have PostgreSQL: {why}");
+            println!("NOT RUN: postgresql: {why}");
+            return;
+        }
+    };
+    let url = server.create_database("kill").unwrap().parse().unwrap();
     let seed = seed();
     endure("postgresql", seed, Stage::new(seed, |_| url));
 }

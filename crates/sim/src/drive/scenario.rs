@@ -124,11 +124,14 @@ impl Stage {
         while let Some((word, after)) = rest.split_first() {
             rest = match (*word, after) {
                 ("nodes", [count, after @ ..]) => {
-                    pools.push(PoolConfig::new("gpu", number(count)?, "node").map_err(|e| Trouble::Said(e.to_string()))?);
+                    pools.push(
+                        PoolConfig::new("gpu", number(count)?, "node").map_err(|e| Trouble::Said(e.to_string()))?,
+                    );
                     after
                 }
                 ("pool", [name, count, prefix, after @ ..]) => {
-                    pools.push(PoolConfig::new(name, number(count)?, prefix).map_err(|e| Trouble::Said(e.to_string()))?);
+                    pools
+                        .push(PoolConfig::new(name, number(count)?, prefix).map_err(|e| Trouble::Said(e.to_string()))?);
                     after
                 }
                 ("seed", [seed, after @ ..]) => {
@@ -220,7 +223,8 @@ impl Stage {
     fn plain(&mut self, line: &str, start: Timestamp) -> String {
         let mut plain = String::with_capacity(line.len());
         for word in line.split_inclusive(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | ':' | '.'))) {
-            let core_len = word.trim_end_matches(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | ':' | '.'))).len();
+            let core_len =
+                word.trim_end_matches(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | ':' | '.'))).len();
             let (core, tail) = word.split_at(core_len);
             let (core, dot) = core.strip_suffix(['.', ':']).map_or((core, ""), |stem| (stem, &core[stem.len()..]));
             if let Ok(moment) = core.parse::<Timestamp>() {
@@ -283,13 +287,17 @@ impl Stage {
         match words {
             ["record", nodes, test, verdict, ago] => {
                 let (test, ago) = (name::<TestId>(test)?, span(ago)?);
-                let Some(verdict) = Verdict::from_code(verdict) else { return said("verdicts: pass, fail, inconclusive, not-applicable") };
+                let Some(verdict) = Verdict::from_code(verdict) else {
+                    return said("verdicts: pass, fail, inconclusive, not-applicable");
+                };
                 for node in list(nodes)? {
                     session.record(&node, &test, verdict, now.minus(ago))?;
                 }
                 return Ok(());
             }
-            ["hold", node] => store.hold(&name(node)?, &Hold { by: by.into(), why: why.into(), since: now, until: None })?,
+            ["hold", node] => {
+                store.hold(&name(node)?, &Hold { by: by.into(), why: why.into(), since: now, until: None })?
+            }
             ["hold", node, "for", length] => {
                 let until = Some(now.plus(span(length)?));
                 store.hold(&name(node)?, &Hold { by: by.into(), why: why.into(), since: now, until })?;
@@ -314,7 +322,11 @@ impl Stage {
             ["resume"] => store.resume(None, by, why, now)?,
             ["resume", pool] => store.resume(Some(&name(pool)?), by, why, now)?,
             ["close-breaker"] => store.close_breaker(by, why, now)?,
-            _ => return said("accepted: record NODES TEST VERDICT AGO, hold NODE [for 2h], unhold NODE, release NODE, quarantine NODE, test NODE [TESTS], pause [POOL] [for 4h], resume [POOL], close-breaker"),
+            _ => {
+                return said(
+                    "accepted: record NODES TEST VERDICT AGO, hold NODE [for 2h], unhold NODE, release NODE, quarantine NODE, test NODE [TESTS], pause [POOL] [for 4h], resume [POOL], close-breaker",
+                );
+            }
         }
         Ok(())
     }
@@ -338,7 +350,10 @@ impl Stage {
                         well += 1;
                         continue;
                     }
-                    lines.push(format!("{} {life}, findings {findings}, our marks {ours:?}, foreign {foreign:?}", seen.node.name));
+                    lines.push(format!(
+                        "{} {life}, findings {findings}, our marks {ours:?}, foreign {foreign:?}",
+                        seen.node.name
+                    ));
                 }
                 lines.push(format!("in service, with nothing against them: {well}"));
             }
@@ -353,18 +368,29 @@ impl Stage {
             }
             ["latest", node] => {
                 for row in store.latest_of(&name(node)?)? {
-                    let conclusive = row.conclusive.map_or_else(|| "never conclusive".to_owned(), |(verdict, at)| format!("{verdict} at {}", clock(at, start)));
+                    let conclusive = row.conclusive.map_or_else(
+                        || "never conclusive".to_owned(),
+                        |(verdict, at)| format!("{verdict} at {}", clock(at, start)),
+                    );
                     lines.push(format!("{} {} {} [{}], {conclusive}", row.node, row.test, row.verdict, row.reason));
                 }
             }
             ["cases"] => {
                 for case in store.cases_all(100)?.into_iter().rev() {
-                    let steps: Vec<String> = case.steps.iter().map(|step| format!("{} {}", step.what, step.state)).collect();
+                    let steps: Vec<String> =
+                        case.steps.iter().map(|step| format!("{} {}", step.what, step.state)).collect();
                     let state = match case.state {
                         doctor_core::case::CaseState::Open => "open".to_owned(),
                         doctor_core::case::CaseState::Closed { at, how } => format!("{how} at {}", clock(at, start)),
                     };
-                    lines.push(format!("{} {} {} at rung {}: {state}; {}", case.id, case.node, case.severity, case.rung, steps.join(", ")));
+                    lines.push(format!(
+                        "{} {} {} at rung {}: {state}; {}",
+                        case.id,
+                        case.node,
+                        case.severity,
+                        case.rung,
+                        steps.join(", ")
+                    ));
                 }
             }
             ["reasons"] => {
@@ -437,7 +463,9 @@ fn lay_over(table: &mut toml::Table, more: toml::Table) {
 
 fn incident(words: &[&str]) -> Result<Incident, Trouble> {
     let secs = |text: &str| {
-        text.trim_end_matches('s').parse::<i64>().map_err(|_| Trouble::Said(format!("`{text}` is not seconds, such as 600s")))
+        text.trim_end_matches('s')
+            .parse::<i64>()
+            .map_err(|_| Trouble::Said(format!("`{text}` is not seconds, such as 600s")))
     };
     Ok(match words {
         ["fault", node, kind] => {
@@ -449,11 +477,9 @@ fn incident(words: &[&str]) -> Result<Incident, Trouble> {
         }
         ["heal", node] => Incident::Heal { node: name(node)? },
         ["user-job", nodes, length] => Incident::UserJob { nodes: list(nodes)?, length: span(length)? },
-        ["calls", call, trouble, times] => Incident::Calls {
-            call: word::<Call>(call)?,
-            trouble: word::<CallTrouble>(trouble)?,
-            times: number(times)?,
-        },
+        ["calls", call, trouble, times] => {
+            Incident::Calls { call: word::<Call>(call)?, trouble: word::<CallTrouble>(trouble)?, times: number(times)? }
+        }
         ["jobs", trouble, times] => Incident::Jobs { trouble: word::<JobTrouble>(trouble)?, times: number(times)? },
         ["outage", length] => Incident::Outage { length: span(length)? },
         ["unreachable", node, length] => Incident::Unreachable { node: name(node)?, length: span(length)? },
@@ -463,7 +489,10 @@ fn incident(words: &[&str]) -> Result<Incident, Trouble> {
         ["controller-clock", by] => Incident::ControllerClock { by_secs: secs(by)? },
         ["agent-silent", node, length] => Incident::AgentSilent { node: name(node)?, length: span(length)? },
         ["agents-silent", percent, length] => Incident::AgentsSilent {
-            percent: percent.trim_end_matches('%').parse().map_err(|_| Trouble::Said("a percentage, such as 50%".into()))?,
+            percent: percent
+                .trim_end_matches('%')
+                .parse()
+                .map_err(|_| Trouble::Said("a percentage, such as 50%".into()))?,
             length: span(length)?,
         },
         ["cordon", node, "by", by] => Incident::ForeignMark {

@@ -110,7 +110,16 @@ impl Session {
             None => Store::open_in_memory()?,
         };
         let engine = engine(&config, &backend, &clock, store, 0)?;
-        Ok(Self { backend, clock, engine, config, looked_at: 0, controllers: 0, breaker_opened: None, recorded: std::cell::Cell::new(0) })
+        Ok(Self {
+            backend,
+            clock,
+            engine,
+            config,
+            looked_at: 0,
+            controllers: 0,
+            breaker_opened: None,
+            recorded: std::cell::Cell::new(0),
+        })
     }
 
     pub fn now(&self) -> Timestamp {
@@ -138,13 +147,7 @@ impl Session {
     ///
     /// # Errors
     /// If the store fails or a controller leads already.
-    pub fn record(
-        &self,
-        node: &NodeName,
-        test: &TestId,
-        verdict: Verdict,
-        at: Timestamp,
-    ) -> Result<(), SessionError> {
+    pub fn record(&self, node: &NodeName, test: &TestId, verdict: Verdict, at: Timestamp) -> Result<(), SessionError> {
         let store = self.store();
         let lease = store.acquire("the past", self.now(), Span::from_secs(1)).map_err(|error| match error {
             LeaseError::Held { by, until } => SessionError::Cycle(CycleError::Passive { by, until }),

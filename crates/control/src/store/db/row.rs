@@ -239,6 +239,14 @@ impl Row<'_> {
         Ok(self.opt_int(column)?.map(Timestamp::from_millis))
     }
 
+    /// Yes or no; only PostgreSQL has a type for it.
+    pub(in crate::store) fn flag(&self, column: usize) -> Result<bool> {
+        match self {
+            Self::Sqlite(row) => row.get(column).map_err(sqlite_error(READ)),
+            Self::Postgres(row) => row.try_get(column).map_err(postgres_error(READ)),
+        }
+    }
+
     /// A number that the program keeps unsigned.
     pub(in crate::store) fn number(&self, column: usize) -> Result<u64> {
         self.int(column).map(i64::cast_unsigned)

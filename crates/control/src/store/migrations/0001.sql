@@ -29,7 +29,10 @@ CREATE TABLE node (
     backoff_until BIGINT,
     backoff_times BIGINT,
     hold TEXT,
-    case_id BIGINT
+    case_id BIGINT,
+    -- The last report of its agent that was kept: its number, and when it was sent by the node's clock.
+    report BIGINT,
+    report_sent BIGINT
 );
 CREATE TABLE test (id {serial}, name TEXT NOT NULL UNIQUE);
 CREATE TABLE outcome (

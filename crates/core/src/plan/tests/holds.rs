@@ -2,7 +2,7 @@
 
 use super::{
     super::PassedOver,
-    cluster::{Cluster, NOW, NodeFixture, Spans, acting, bad, busy, cordon_of, done, free, unknown, unhealthy_mark},
+    cluster::{Cluster, NOW, NodeFixture, Spans, acting, bad, busy, cordon_of, done, free, unhealthy_mark, unknown},
 };
 use crate::{
     case::{Rung, StepKind, StepState},
@@ -59,7 +59,8 @@ fn a_hold_that_was_taken_back_ends() {
 
 #[test]
 fn a_hold_over_a_mere_proposal_does_not_take_the_node_out() {
-    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.allow.mark = false);
+    let mut cluster =
+        lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.allow.mark = false);
     cluster.cycle();
     let hold = free("a").held("ann", Some(NOW.plus(10.minutes())));
     cluster.record("a").hold = lone(hold).record("a").hold.clone();
@@ -150,7 +151,8 @@ fn a_mark_that_is_not_to_be_seen_yet_was_not_removed() {
 #[test]
 fn a_mark_that_we_took_away_ourselves_was_not_removed_by_somebody() {
     let node = free("a").out(Severity::Reset, Rung::Reset).step(done(StepKind::Unmark, Rung::Reset, 10.minutes()));
-    let node = node.life(Life::Proving { run: crate::ids::RunId::from_number(1) }).result("dl", Verdict::Pass, 5.minutes());
+    let node =
+        node.life(Life::Proving { run: crate::ids::RunId::from_number(1) }).result("dl", Verdict::Pass, 5.minutes());
     let mut cluster = lone(node);
     cluster.record("a").node.marks.ours.clear();
     assert_eq!(cluster.lines(), ["close a returned: proved", "move a in-service: proved"]);

@@ -318,7 +318,7 @@ fn node_happens(snapshot: &mut Snapshot, n: usize, happening: &Happening) {
         H::Uncordoned(_) => marks.foreign.clear(),
         H::OurMarksRemoved(_) => marks.ours.clear(),
         H::MarkAppears(_) if marks.ours.is_empty() => {
-            marks.ours.push(OurMark { kind: MarkKind::Unhealthy, case: None })
+            marks.ours.push(OurMark { kind: MarkKind::Unhealthy, case: None });
         }
         H::Held(_, wait) => {
             let until = wait.map(|wait| at.plus(wait));

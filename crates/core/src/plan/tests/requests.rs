@@ -1,15 +1,16 @@
 //! What operators ask for: tests, quarantine, withdrawal.
 
 use super::cluster::{
-    Cluster, NOW, NodeFixture, Spans, acting, bad, busy, cluster, free, name, pending, pool, run, run_of, running,
+    Cluster, NOW, NodeFixture, Spans, acting, bad, busy, cluster, free, job, name, pending, pool, run, run_of, running,
     test, test_id, unknown,
 };
 use crate::{
     case::{Rung, StepKind},
     finding::Severity,
     lifecycle::Life,
-    run::{JobSeen, Purpose},
+    run::{CancelWhy, JobEnd, JobSeen, Purpose},
     snapshot::Asked,
+    time::Span,
 };
 
 fn asked(node: NodeFixture) -> Cluster {
@@ -159,6 +160,17 @@ fn a_withdrawn_run_is_cancelled_once_whatever_else_is_true_of_it() {
         let cluster = cluster().node(busy("a").fresh()).run(active.clone()).asks(ask());
         assert_eq!(cluster.lines(), ["cancel: withdrawn", "answer 1: operator"], "{active:?}");
     }
+}
+
+#[test]
+fn withdrawing_what_ends_already_changes_nothing() {
+    let ask = || Asked::Withdraw { run: run_of("a") };
+    let going = cluster().node(free("a").fresh()).run(run("a", &["dl"], running(9.hours())));
+    let going = going.cancelling(CancelWhy::OverTimeLimit, Span::ZERO).asks(ask());
+    assert_eq!(going.lines(), ["answer 1: operator"]);
+    let ended = JobSeen::Ended { job: job(), started: Some(NOW.minus(9.minutes())), at: NOW, how: JobEnd::Exited };
+    let over = cluster().node(free("a").fresh()).run(run("a", &["dl"], ended)).asks(ask());
+    assert_eq!(over.lines(), ["answer 1: operator"], "its result may be on its way");
 }
 
 #[test]
