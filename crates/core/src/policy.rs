@@ -341,7 +341,7 @@ impl From<Rule> for WrittenRule {
             When::Above { metric, limit } => (metric_name, above) = (Some(metric), Some(limit)),
             When::Below { metric, limit } => (metric_name, below) = (Some(metric), Some(limit)),
             When::BelowProfile { metric, percent } => {
-                (metric_name, below_percent_of_profile) = (Some(metric), Some(percent))
+                (metric_name, below_percent_of_profile) = (Some(metric), Some(percent));
             }
             When::Event(code) => event = Some(code),
         }

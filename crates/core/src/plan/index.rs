@@ -120,7 +120,7 @@ impl Index {
         let mut groups: BTreeMap<Group, Vec<Rank>> = BTreeMap::new();
         let mut pool = 0;
         for (node, record) in (0_u32..).zip(&snapshot.nodes) {
-            if node as usize % FETCHED_AT_ONCE == 0 {
+            if (node as usize).is_multiple_of(FETCHED_AT_ONCE) {
                 fetch(snapshot.nodes[node as usize..].iter().take(FETCHED_AT_ONCE));
             }
             pool = self.number_of(snapshot, &record.node.pool, pool);

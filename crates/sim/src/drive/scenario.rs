@@ -296,7 +296,7 @@ impl Stage {
                 return Ok(());
             }
             ["hold", node] => {
-                store.hold(&name(node)?, &Hold { by: by.into(), why: why.into(), since: now, until: None })?
+                store.hold(&name(node)?, &Hold { by: by.into(), why: why.into(), since: now, until: None })?;
             }
             ["hold", node, "for", length] => {
                 let until = Some(now.plus(span(length)?));

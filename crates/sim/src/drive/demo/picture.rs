@@ -72,13 +72,13 @@ impl Picture {
             match &action.what {
                 Action::Move { node, to, .. } => {
                     if let Some(line) = self.line(node, to, &action.text) {
-                        self.tell(passed, line);
+                        self.tell(passed, &line);
                     }
                     self.lives.insert(node.clone(), to.clone());
                 }
                 Action::OpenCase(_) => self.counts.cases += 1,
-                Action::OpenBreaker => self.tell(passed, format!("the breaker opens: {}", action.text)),
-                Action::Notice(_) => self.tell(passed, action.text.clone()),
+                Action::OpenBreaker => self.tell(passed, &format!("the breaker opens: {}", action.text)),
+                Action::Notice(_) => self.tell(passed, &action.text),
                 _ => {}
             }
         }
@@ -125,7 +125,7 @@ impl Picture {
         }
     }
 
-    fn tell(&mut self, passed: Span, line: String) {
+    fn tell(&mut self, passed: Span, line: &str) {
         let day = passed.as_hours() / 24.0;
         self.news.push_back(format!("day {day:4.1}  {line}"));
         if self.news.len() > NEWS {
