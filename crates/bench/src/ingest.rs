@@ -7,7 +7,7 @@
 mod documents;
 mod writers;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use doctor_bed::postgres::{Server, Setup};
@@ -29,7 +29,7 @@ use self::{
 use crate::{
     Measured,
     figure::Figure,
-    stopwatch::{REPEATS, median, spread},
+    stopwatch::{REPEATS, cpu_time_of, median, spread},
 };
 
 const WRITERS: usize = 64;
@@ -41,7 +41,7 @@ const HOLDER: &str = "bench";
 pub(crate) fn run_sqlite() -> Result<Measured> {
     let folder = tempfile::tempdir().context("creating a folder for the store")?;
     let url = StoreUrl::Sqlite(folder.path().join("doctor.db"));
-    let rounds = measure(&Store::open(&url)?)?;
+    let rounds = measure(&Store::open(&url)?, None)?;
     Ok(Measured::Figures(figures(&rounds, "", &inputs("SQLite", "journal_mode=WAL, synchronous=FULL"))))
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn run_postgres() -> Result<Measured> {
     }
     let server = Server::start(Setup { durable: true, data: None })?;
     let url: StoreUrl = server.create_database("ingest")?.parse()?;
-    let rounds = measure(&Store::open(&url)?)?;
+    let rounds = measure(&Store::open(&url)?, Some(server.pid()))?;
     Ok(Measured::Figures(figures(&rounds, "_pg", &inputs("PostgreSQL", "fsync=on, synchronous_commit=on"))))
 }
 
@@ -63,7 +63,7 @@ fn inputs(database: &str, durability: &str) -> Value {
 }
 
 /// Measures all repeats and then looks whether everything is there. The first repeat only warms up.
-fn measure(store: &Store) -> Result<Vec<Round>> {
+fn measure(store: &Store, server: Option<u32>) -> Result<Vec<Round>> {
     let settings = documents::settings()?;
     let mut plans = Plans::new(RESULTS);
     let lease = store.acquire(HOLDER, plans.now(), Span::days(3_650))?;
@@ -74,7 +74,7 @@ fn measure(store: &Store) -> Result<Vec<Round>> {
     for repeat in 0..=REPEATS {
         let jobs = plan(store, &lease, &mut plans)?;
         expected.extend(jobs.iter().map(|job| ((job.run.run.id, job.node.clone()), job.verdict)));
-        let round = ingest(&settings, &group, jobs)?;
+        let round = ingest(&settings, &group, jobs, server)?;
         if repeat > 0 {
             rounds.push(round);
         }
@@ -92,8 +92,11 @@ fn plan(store: &Store, lease: &Lease, plans: &mut Plans) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
-fn ingest(settings: &Settings, group: &GroupCommit, jobs: Vec<Job>) -> Result<Round> {
-    let round = writers::run(settings, group, WRITERS, jobs)?;
+fn ingest(settings: &Settings, group: &GroupCommit, jobs: Vec<Job>, server: Option<u32>) -> Result<Round> {
+    let used = |server: Option<u32>| server.map_or(Ok(Duration::ZERO), cpu_time_of);
+    let before = used(server)?;
+    let mut round = writers::run(settings, group, WRITERS, jobs)?;
+    round.server = used(server)?.saturating_sub(before);
     ensure!(round.latencies.len() == RESULTS, "{} results were kept, {RESULTS} were sent", round.latencies.len());
     Ok(round)
 }
@@ -124,10 +127,16 @@ fn figures(rounds: &[Round], suffix: &str, inputs: &Value) -> Vec<Figure> {
     };
     let rates: Vec<f64> = rounds.iter().map(|round| RESULTS as f64 / round.sample.wall.as_secs_f64()).collect();
     let p99: Vec<f64> = rounds.iter().map(Round::p99_ms).collect();
-    let cpu: Vec<f64> = rounds.iter().map(|round| round.sample.cpu.as_secs_f64() * 1e6 / RESULTS as f64).collect();
-    vec![
+    let each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / RESULTS as f64;
+    let cpu: Vec<f64> = rounds.iter().map(|round| each(round.sample.cpu)).collect();
+    let server: Vec<f64> = rounds.iter().map(|round| each(round.server)).collect();
+    let mut figures = vec![
         figure("results_per_s", "1/s", &rates, "signature, parse, interpret, classify, compress, store, sync"),
         figure("p99_ms", "ms", &p99, "from taking a document to its result being durable"),
-        figure("cpu_us_per_result", "us", &cpu, "CPU time of this process; a database server's is not in it"),
-    ]
+        figure("cpu_us_per_result", "us", &cpu, "CPU time of this process"),
+    ];
+    if median(&server) > 0.0 {
+        figures.push(figure("server_cpu_us_per_result", "us", &server, "CPU time of the database server"));
+    }
+    figures
 }

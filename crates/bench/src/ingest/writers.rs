@@ -19,6 +19,8 @@ use crate::stopwatch::{Sample, millis, time};
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) sample: Sample,
+    /// CPU time of the database server, where there is one.
+    pub(super) server: Duration,
     /// Of every result, shortest first.
     pub(super) latencies: Vec<Duration>,
 }
@@ -59,7 +61,7 @@ pub(super) fn run(settings: &Settings, group: &GroupCommit, writers: usize, jobs
         latencies.extend(of_thread.ok().context("a writer panicked")??);
     }
     latencies.sort_unstable();
-    Ok(Round { sample, latencies })
+    Ok(Round { sample, server: Duration::ZERO, latencies })
 }
 
 fn write(settings: &Settings, group: &GroupCommit, job: Job) -> Result<Duration> {

@@ -11,12 +11,13 @@ use crate::{
     snapshot::NodeRecord,
 };
 
-/// True if that is all for this cycle.
-pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) -> bool {
+/// Sees to a node whose machine is new to us. One with another machine, or with a case that came along, is left alone
+/// for the rest of the cycle.
+pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     if !is_new_machine(record) {
-        return false;
+        return;
     }
-    let Some(now) = record.node.hardware.as_ref().and_then(|hardware| hardware.id()) else { return false };
+    let Some(now) = record.node.hardware.as_ref().and_then(|hardware| hardware.id()) else { return };
     draft.touched.insert(node);
     let name = &record.node.name;
     let life = if record.hardware.is_none() {
@@ -31,12 +32,11 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) -> boo
         follow(draft, node, record, &life, case);
     } else if record.hardware.is_none() {
         // It only got a name; nothing else about it has changed.
-        return false;
+        return;
     } else if !record.node.marks.ours.is_empty() {
         newcomer(draft, node, record, now, &life);
     }
     draft.left_alone.insert(node);
-    true
 }
 
 /// Another machine bears the name. The old one's case ends here, unless that machine turns up elsewhere right now.
@@ -82,6 +82,7 @@ fn follow(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, life: &Life, ca
         draft.act(close, "machine-followed", "its machine's own case takes over");
     }
     draft.act(Action::Follow { case: case.id, node: name.clone() }, "machine-followed", text.clone());
+    draft.left_alone.extend(draft.find(&case.node));
     // What marked the old name marks nothing here; nobody has removed it.
     for step in case.steps.iter().filter(|step| step.state == StepState::Done) {
         if matches!(step.what, StepKind::Mark | StepKind::Drain) {

@@ -21,9 +21,15 @@ const FEW_AGENTS: u32 = 3;
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let silent = silence(draft);
     let index = draft.index;
+    // Who is who comes first: a case that goes with its machine is not worked on under its old name.
+    for &node in &index.troubled {
+        if !draft.left_alone.contains(&node) {
+            machines::plan(draft, node, &draft.snapshot.nodes[node as usize]);
+        }
+    }
     for &node in &index.troubled {
         let record = &draft.snapshot.nodes[node as usize];
-        if draft.left_alone.contains(&node) || machines::plan(draft, node, record) {
+        if draft.left_alone.contains(&node) {
             continue;
         }
         if let Some(case) = draft.open_case(record) {

@@ -274,8 +274,12 @@ fn judge_marks(world: &[Node], store: &Store, cases: &[Case], wrong: &mut Vec<St
             }
         }
     }
-    for (node, case) in open {
-        wrong.push(format!("{} is open on {node}, which is not in the cluster", case.id));
+    // A machine that was taken away for good may leave its case behind, and a name that nobody bears any more.
+    for (name, case) in open {
+        let there = |node: &&Node| node.hardware.as_ref().is_some_and(|hardware| hardware.is(&case.hardware));
+        if let Some(node) = world.iter().find(there) {
+            wrong.push(format!("{} is open on {name}; its machine is {} now", case.id, node.name));
+        }
     }
 }
 

@@ -128,6 +128,17 @@ fn a_name_that_nobody_vouches_for_does_not_keep_its_machines_case() {
     assert_eq!(old.cycle(), ["step b mark try 2: case"], "and the old name is left as it is");
 }
 
+#[test]
+fn a_case_that_goes_with_its_machine_is_not_worked_on_under_its_old_name() {
+    for (old, new) in [("a", "b"), ("b", "a")] {
+        let mut cluster = lone(out(old).cordoned_by("bob")).node(free(new).fresh().shows_machine("J1"));
+        cluster.record(old).node.occupancy = unknown_occupancy();
+        let lines = cluster.cycle();
+        assert!(!lines.iter().any(|line| line.starts_with(&format!("move {old}"))), "{lines:?}");
+        assert_eq!((cluster.record(old).case, cluster.record(new).case.is_some()), (None, true));
+    }
+}
+
 fn unknown_occupancy() -> crate::node::Occupancy {
     lone(unknown("x")).record("x").node.occupancy.clone()
 }
