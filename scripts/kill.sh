@@ -5,4 +5,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-exec "${CARGO:-cargo}" test --release --quiet -p doctor --test kill -- --nocapture "$@"
+exec "${CARGO:-cargo}" test --quiet -p doctor --test kill -- --nocapture "$@"

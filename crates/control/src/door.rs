@@ -80,10 +80,6 @@ impl<'a> Known<'a> {
     fn sku(&self, node: &NodeName) -> Option<&'a Sku> {
         self.now(node).or_else(|| self.last(node))?.sku.as_ref()
     }
-
-    fn is_newcomer(&self, node: &NodeName) -> bool {
-        self.now(node).is_some() && self.last(node).is_none()
-    }
 }
 
 /// Takes in everything that waits. Returns the nodes of which the store now knows more.
@@ -197,8 +193,8 @@ fn agents(
     let (mut touched, mut seen_to) = (Vec::new(), Vec::new());
     let mut turned_away = 0;
     // A name that was not planned with yet may be that of a machine with a past: the planner says whose it is, and then
-    // its agent is listened to.
-    for message in inbox.waiting().into_iter().filter(|message| !known.is_newcomer(&message.node)) {
+    // its agent is listened to. Until then its messages wait.
+    for message in inbox.waiting().into_iter().filter(|message| known.last(&message.node).is_some()) {
         seen_to.push(message.number);
         let sku = known.sku(&message.node);
         match ingest::open_report(&parts.settings, &message.node, &message.key, sku, &message.bytes, known.now) {
