@@ -19,15 +19,18 @@ use std::{
 };
 
 use doctor_bed::postgres::{Server, Setup};
-use doctor_control::{backend::Backend, store::StoreUrl};
+use doctor_control::{
+    backend::Backend,
+    store::{StoreUrl, records::Counters},
+};
 use doctor_core::node::Node;
 use doctor_sim::{RemoteSim, read_effects};
 
 use crate::{
     chance::{Chance, Mischief},
     look::Looks,
-    stage::{BOUND, Stage},
-    verdict::under_way,
+    stage::{BOUND, SPEED, Stage},
+    verdict::{Figures, under_way},
 };
 
 /// Both stories want the whole machine.
@@ -90,15 +93,24 @@ fn endure(name: &str, seed: u64, stage: Stage) {
             looks.take(&stage.open_store(), &read_effects(&stage.effects()).unwrap());
         }
     }
-    let killed = began.elapsed();
+    let killed = began.elapsed().as_secs_f64();
     mischief.tidy(&cluster);
     finish(&stage, &cluster);
     let world = nodes(&cluster);
     drop(cluster);
     process.stop();
     stage.run(&["db", "verify"]);
-    tell(name, &stage, &world, kills, killed, &looks, &mischief);
-    println!("{name}: {:.0} s in all", began.elapsed().as_secs_f64());
+    let effects = read_effects(&stage.effects()).unwrap();
+    let (figures, wrong) = verdict::judge(&stage, &effects, &world, &mischief.were_away);
+    println!(
+        "{name}: killed for {killed:.0} s, which were {:.0} hours there, with {} incidents; {:.0} s in all",
+        killed * SPEED / 3600.0,
+        mischief.done,
+        began.elapsed().as_secs_f64()
+    );
+    tell(name, &figures, &looks, &stage.open_store().counters().unwrap());
+    assert!(wrong.is_empty(), "{} things are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(figures.documents > 0 && figures.marked > 0, "nothing happened: {figures:?}");
 }
 
 /// How long a controller lives: most for a few cycles, some not even until the first.
@@ -149,34 +161,25 @@ fn nodes(cluster: &RemoteSim) -> Vec<Node> {
     }
 }
 
-fn tell(name: &str, stage: &Stage, world: &[Node], kills: u64, killed: Duration, looks: &Looks, mischief: &Mischief) {
-    let effects = read_effects(&stage.effects()).unwrap();
-    let (figures, wrong) = verdict::judge(stage, &effects, world, &mischief.were_away);
-    let counters = stage.open_store().counters().unwrap();
+fn tell(name: &str, figures: &Figures, looks: &Looks, counters: &Counters) {
     println!(
-        "{name}: {kills} kills in {:.0} s; {} cycles written, {} runs ({} started), {} good documents, {} history rows \
-         ({} of machines that had left), {} turned away; {} cases ({} open), {} marks, {} resets, reboots and replacements; {} effects asked for again; \
-         {} incidents",
-        killed.as_secs_f64(),
+        "{name}: {} cycles written; {} runs, {} of them started; {} good documents and {} turned away; {} history rows, \
+         {} of them of machines that had left",
         counters.cycles,
         figures.runs,
         figures.started,
         figures.documents,
-        figures.rows,
-        figures.unjudged,
         counters.documents_rejected,
-        figures.cases,
-        figures.open_cases,
-        figures.marked,
-        figures.disturbed,
-        figures.again,
-        mischief.done
+        figures.rows,
+        figures.unjudged
+    );
+    println!(
+        "{name}: {} cases, {} of them open; {} marks; {} resets, reboots and replacements; {} effects asked for again",
+        figures.cases, figures.open_cases, figures.marked, figures.disturbed, figures.again
     );
     println!(
         "{name}: {} looks after a kill, {} of them with an effect in flight: {} had happened and were not written down, \
          {} had not",
         looks.taken, looks.in_flight, looks.happened, looks.not_happened
     );
-    assert!(wrong.is_empty(), "{} things are wrong:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(figures.documents > 0 && figures.marked > 0, "nothing happened: {figures:?}");
 }
