@@ -57,6 +57,7 @@ suite!(
     the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for,
     what_operators_say_is_read_back_and_audited,
     history_is_read_newest_first_by_node_test_and_time,
+    a_limit_cuts_history_where_it_would_be_cut_without_one,
     failure_rates_are_counted_by_the_hour,
     agents_open_and_clear_findings_without_history,
     node_hours_count_from_the_start_to_the_end_of_each_run,
@@ -560,6 +561,23 @@ fn history_is_read_newest_first_by_node_test_and_time(bed: &mut Bed) {
     assert!(of(HistoryFilter { test: Some(test("never")), ..HistoryFilter::default() }).is_empty());
     assert!(of(HistoryFilter { node: Some(node("never")), ..HistoryFilter::default() }).is_empty());
     assert_eq!(bed.store.last_runs(5).unwrap().len(), 5);
+}
+
+fn a_limit_cuts_history_where_it_would_be_cut_without_one(bed: &mut Bed) {
+    for _ in 0..3 {
+        let run = bed.plan("n1", &["memory", "disk", "gpu"]);
+        let outcomes = ["memory", "disk", "gpu"].map(|of| bed.outcome("n1", of, Verdict::Pass)).to_vec();
+        bed.accept(&[bed.result(run, "n1", outcomes)]);
+        bed.wait(Span::hours(1));
+    }
+    for name in [None, Some(node("n1"))] {
+        let of = |limit| bed.store.history(&HistoryFilter { node: name.clone(), limit, ..HistoryFilter::default() });
+        let all = of(None).unwrap();
+        assert_eq!(all.len(), 9);
+        for limit in 1..=9 {
+            assert_eq!(of(Some(limit)).unwrap(), all[..limit as usize], "{name:?} {limit}");
+        }
+    }
 }
 
 fn failure_rates_are_counted_by_the_hour(bed: &mut Bed) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use doctor_core::{
     ids::NodeName,
+    plan::MOST_TESTS,
     time::{Span, Timestamp},
 };
 
@@ -124,9 +125,10 @@ fn of_node(tx: &mut Tx<'_>, node: i64, filter: &HistoryFilter) -> Result<Vec<His
         sql += " AND test = $3";
     }
     sql += " ORDER BY run DESC";
-    // A node has one run at a time, so the newest runs have the newest results.
+    // A node has one run at a time, so the newest runs have the newest results. The run in which the limit falls is read
+    // whole: which of its tests come first is told by their names.
     if let (Some(limit), None) = (filter.limit, filter.since) {
-        vals.push(limit.into());
+        vals.push((u64::from(limit) + MOST_TESTS as u64 - 1).into());
         sql += &format!(" LIMIT ${}", vals.len());
     }
     read_all(tx, &sql, &vals, filter)
