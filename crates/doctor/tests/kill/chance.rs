@@ -1,8 +1,14 @@
 //! Chance that can be repeated, and what it does to the cluster while controllers come and go.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
-use doctor_core::{ids::NodeName, node::ForeignMark, time::Span};
+use doctor_control::store::Store;
+use doctor_core::{
+    ids::NodeName,
+    node::ForeignMark,
+    snapshot::Asked,
+    time::{Span, Timestamp},
+};
 use doctor_sim::{Incident, RemoteSim};
 
 /// `SplitMix64`: every number follows from the seed.
@@ -32,53 +38,68 @@ impl Chance {
     }
 }
 
-/// What people and machines around the cluster do without asking us.
+/// What people and machines around the cluster do without asking us. What keeps a node from us is undone after a while:
+/// a cluster that is all taken away would leave nothing to kill.
+#[derive(Default)]
 pub(crate) struct Mischief {
     nodes: Vec<NodeName>,
     /// Nodes that are in no list for now.
-    vanished: Vec<NodeName>,
+    vanished: VecDeque<NodeName>,
+    /// Nodes that somebody else has marked.
+    marked: VecDeque<NodeName>,
+    /// Nodes from which our marks were taken away, whether or not they had any.
+    unmarked: VecDeque<NodeName>,
     /// Nodes that were in no list for a while.
     pub(crate) were_away: BTreeSet<NodeName>,
     pub(crate) done: u32,
 }
 
 const OTHERS: &str = "somebody else";
+/// So many nodes are taken away from us in one way at a time.
+const AT_ONCE: usize = 2;
 
 impl Mischief {
-    pub(crate) const fn new(nodes: Vec<NodeName>) -> Self {
-        Self { nodes, vanished: Vec::new(), were_away: BTreeSet::new(), done: 0 }
+    pub(crate) fn new(nodes: Vec<NodeName>) -> Self {
+        Self { nodes, ..Self::default() }
     }
 
     /// Has something happen to some node.
     pub(crate) fn strike(&mut self, chance: &mut Chance, cluster: &RemoteSim) {
         let node = self.nodes[usize::try_from(chance.below(self.nodes.len() as u64)).unwrap()].clone();
         let a_while = Span::minutes(5 + i64::try_from(chance.below(60)).unwrap());
-        let incident = match chance.below(10) {
+        let incident = match chance.below(7) {
             0 => Incident::UserJob { nodes: vec![node], length: a_while },
-            1 => {
-                let mark = ForeignMark { by: OTHERS.to_owned(), text: "hands off".to_owned(), blocks: true };
-                Incident::ForeignMark { node, mark }
+            1 => Incident::ForeignReboot { node },
+            2 => Incident::AgentSilent { node, length: a_while },
+            3 => Incident::Unreachable { node, length: a_while },
+            4 => {
+                self.unmarked.push_back(node.clone());
+                Incident::OurMarksRemoved { node }
             }
-            2 => Incident::ForeignUnmark { node, by: OTHERS.to_owned() },
-            3 => Incident::OurMarksRemoved { node },
-            4 => Incident::ForeignReboot { node },
-            5 => Incident::AgentSilent { node, length: a_while },
-            6 => Incident::Unreachable { node, length: a_while },
-            7 => {
-                self.vanished.push(node.clone());
-                self.were_away.insert(node.clone());
-                Incident::Vanish { node }
-            }
-            _ => match self.vanished.pop() {
-                Some(node) => self.returning(chance, node),
-                None => Incident::AgentSilent { node, length: a_while },
-            },
+            5 => self.mark_or_unmark(node),
+            _ => self.vanish_or_return(chance, node),
         };
         self.happen(cluster, &incident);
     }
 
+    fn mark_or_unmark(&mut self, node: NodeName) -> Incident {
+        let by = OTHERS.to_owned();
+        match oldest(&mut self.marked) {
+            Some(node) => Incident::ForeignUnmark { node, by },
+            None => {
+                self.marked.push_back(node.clone());
+                Incident::ForeignMark { node, mark: ForeignMark { by, text: "hands off".to_owned(), blocks: true } }
+            }
+        }
+    }
+
     /// Half of those that come back have another name then.
-    fn returning(&mut self, chance: &mut Chance, node: NodeName) -> Incident {
+    fn vanish_or_return(&mut self, chance: &mut Chance, node: NodeName) -> Incident {
+        let Some(node) = oldest(&mut self.vanished) else {
+            self.vanished.push_back(node.clone());
+            self.were_away.insert(node.clone());
+            return Incident::Vanish { node };
+        };
         let called = match node.as_str().strip_suffix("-again") {
             _ if chance.once_in(2) => node.clone(),
             Some(before) => NodeName::new(before).unwrap(),
@@ -87,6 +108,14 @@ impl Mischief {
         self.nodes.retain(|known| *known != node);
         self.nodes.push(called.clone());
         Incident::Return { node, called }
+    }
+
+    /// Whoever took our marks away gives the nodes back, as operators do: with a line in the store.
+    pub(crate) fn give_back(&mut self, store: &Store, now: Timestamp) {
+        while let Some(node) = oldest(&mut self.unmarked) {
+            let asked = Asked::Release { node };
+            store.add_request(&asked, OTHERS, "it may be tested again", now).unwrap();
+        }
     }
 
     /// Brings back what vanished: its marks are to be judged too.
@@ -99,4 +128,9 @@ impl Mischief {
     fn happen(&mut self, cluster: &RemoteSim, incident: &Incident) {
         self.done += u32::from(cluster.inject(incident).unwrap());
     }
+}
+
+/// The one whose time is over, if there are enough.
+fn oldest(nodes: &mut VecDeque<NodeName>) -> Option<NodeName> {
+    if nodes.len() < AT_ONCE { None } else { nodes.pop_front() }
 }

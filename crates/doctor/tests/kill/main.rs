@@ -21,6 +21,7 @@ use std::{
 use doctor_bed::postgres::{Server, Setup};
 use doctor_control::{
     backend::Backend,
+    clock::Clock,
     store::{StoreUrl, records::Counters},
 };
 use doctor_core::node::Node;
@@ -40,7 +41,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn nothing_is_lost_or_doubled_on_sqlite_however_often_the_controller_is_killed() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let seed = seed();
-    endure("sqlite", seed, Stage::new(seed, |folder| StoreUrl::Sqlite(folder.join("doctor.db"))));
+    endure("sqlite", seed, &Stage::new(seed, |folder| StoreUrl::Sqlite(folder.join("doctor.db"))));
 }
 
 #[test]
@@ -56,7 +57,7 @@ fn nothing_is_lost_or_doubled_on_postgresql_however_often_the_controller_is_kill
     };
     let url = server.create_database("kill").unwrap().parse().unwrap();
     let seed = seed();
-    endure("postgresql", seed, Stage::new(seed, |_| url));
+    endure("postgresql", seed, &Stage::new(seed, |_| url));
 }
 
 fn setting(name: &str) -> Option<u64> {
@@ -73,7 +74,7 @@ fn seed() -> u64 {
     })
 }
 
-fn endure(name: &str, seed: u64, stage: Stage) {
+fn endure(name: &str, seed: u64, stage: &Stage) {
     let kills = setting("DOCTOR_KILLS").unwrap_or(200);
     println!("{name}: {kills} kills, DOCTOR_KILL_SEED={seed}");
     let began = Instant::now();
@@ -90,18 +91,20 @@ fn endure(name: &str, seed: u64, stage: Stage) {
         controller.kill();
         // The others leave the store as the killed one left it for the next to open.
         if chance.once_in(2) {
-            looks.take(&stage.open_store(), &read_effects(&stage.effects()).unwrap());
+            let store = stage.open_store();
+            looks.take(&store, &read_effects(&stage.effects()).unwrap());
+            mischief.give_back(&store, cluster.now());
         }
     }
     let killed = began.elapsed().as_secs_f64();
     mischief.tidy(&cluster);
-    finish(&stage, &cluster);
+    finish(stage, &cluster);
     let world = nodes(&cluster);
     drop(cluster);
     process.stop();
     stage.run(&["db", "verify"]);
     let effects = read_effects(&stage.effects()).unwrap();
-    let (figures, wrong) = verdict::judge(&stage, &effects, &world, &mischief.were_away);
+    let (figures, wrong) = verdict::judge(stage, &effects, &world, &mischief.were_away);
     println!(
         "{name}: killed for {killed:.0} s, which were {:.0} hours there, with {} incidents; {:.0} s in all",
         killed * SPEED / 3600.0,
