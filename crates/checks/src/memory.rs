@@ -18,8 +18,6 @@
 //!
 //! Without a profile the size is held against a floor only: set `mem_total_bytes` in the profile to learn of one DIMM.
 
-use std::collections::BTreeMap;
-
 use doctor_core::{
     observation::{Entity, FailureKind, Metric, Observation, ProbeFailure, Unit},
     time::Span,
@@ -110,10 +108,10 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn read(text: &str) -> Result<Vec<Metric>, String> {
-    let fields: BTreeMap<&str, f64> = text.lines().filter_map(field).collect();
-    let need = |name: &str| fields.get(name).copied().ok_or_else(|| format!("/proc/meminfo has no {name}"));
+    let find = |name: &str| text.lines().find_map(|line| field(line, name));
+    let need = |name: &str| find(name).ok_or_else(|| format!("/proc/meminfo has no {name}"));
     // A kernel built without huge pages or swap leaves those lines out: then there are none.
-    let or_none = |name: &str| fields.get(name).copied().unwrap_or(0.0);
+    let or_none = |name: &str| find(name).unwrap_or(0.0);
     let total = need("MemTotal")?;
     if total <= 0.0 {
         return Err("/proc/meminfo says that there is no memory".to_owned());
@@ -133,8 +131,8 @@ fn read(text: &str) -> Result<Vec<Metric>, String> {
 
 /// `MemTotal:  24682416 kB` in bytes; a line without a unit is a count.
 #[expect(clippy::cast_precision_loss, reason = "2^53 bytes of memory are not there yet")]
-fn field(line: &str) -> Option<(&str, f64)> {
-    let (name, rest) = line.split_once(':')?;
+fn field(line: &str, name: &str) -> Option<f64> {
+    let rest = line.strip_prefix(name)?.strip_prefix(':')?;
     let mut words = rest.split_ascii_whitespace();
     let number: u64 = words.next()?.parse().ok()?;
     let scale = match words.next() {
@@ -142,7 +140,7 @@ fn field(line: &str) -> Option<(&str, f64)> {
         Some("kB") => 1024,
         Some(_) => return None,
     };
-    Some((name, number.checked_mul(scale)? as f64))
+    Some(number.checked_mul(scale)? as f64)
 }
 
 #[cfg(test)]

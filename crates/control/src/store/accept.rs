@@ -15,7 +15,7 @@ use doctor_core::{
 use super::{
     Store,
     audit::{self, Counter},
-    db::{Kind, Tx, Val, vals},
+    db::{Access, Kind, Tx, Val, vals},
     error::Result,
     evidence::{self, Kept, Packed},
     findings::{Changes, Open, Shown},
@@ -33,12 +33,17 @@ impl Store {
         let packed: Result<Vec<Packed>> = results.iter().map(|result| Packed::new(&result.evidence)).collect();
         let packed = packed?;
         let batch: Vec<(&JudgedResult, &Packed)> = results.iter().zip(&packed).collect();
-        self.accept_packed(lease, &batch)
+        self.accept_packed(Access::Write, lease, &batch)
     }
 
     /// As [`Self::accept`], where somebody else has done the compressing.
-    pub(super) fn accept_packed(&self, lease: &Lease, batch: &[(&JudgedResult, &Packed)]) -> Result<Vec<Accepted>> {
-        self.write(lease, |tx| {
+    pub(super) fn accept_packed(
+        &self,
+        access: Access,
+        lease: &Lease,
+        batch: &[(&JudgedResult, &Packed)],
+    ) -> Result<Vec<Accepted>> {
+        self.write_as(access, lease, |tx| {
             let mut expected = Expected::load(tx, batch)?;
             let accepted: Vec<Accepted> = batch.iter().map(|(result, _)| expected.admit(tx, result)).collect();
             let kept: Vec<(i64, &JudgedResult, &Packed)> = batch

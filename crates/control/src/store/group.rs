@@ -1,53 +1,74 @@
 //! Many hands, one sync: results that wait at the same time are written in one transaction.
 //!
 //! A sync to disk takes longer than writing a result. Each thread that brings one compresses its document itself, joins
-//! the batch that is gathering and waits; one thread takes the batch, writes it and wakes everybody in it at once.
-//! Nobody waits for a batch to fill.
+//! the batch that is gathering and waits; one thread takes the batch and writes it. Where the database can commit first
+//! and sync later, a second thread syncs: while it waits for the disk the next batch is written, and one sync serves all
+//! that were written meanwhile. Whoever is in a batch is woken when it is durable, all at once. Nobody waits for a batch
+//! to fill.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        mpsc::{Receiver, Sender, channel},
+    },
     thread::JoinHandle,
 };
 
 use super::{
     Store,
+    db::Access,
     error::StoreError,
     evidence::Packed,
     lease::Lease,
     records::{Accepted, JudgedResult},
 };
 
-/// The most results in one transaction.
+/// The most results in one transaction that ends with a sync: it should serve many.
 const MOST: usize = 256;
+/// The most where syncs are apart. Short batches keep all hands busy: some prepare results while others' are written.
+const MOST_APART: usize = 32;
 
 /// What became of a batch, in its order. Whoever is in it waits for this.
 type Written = OnceLock<Result<Vec<Accepted>, Arc<StoreError>>>;
+/// A batch that is committed and not yet durable.
+type Unsynced = (Batch, Vec<Accepted>);
 
 /// The shared writer of results. Dropping it waits for what is under way.
 #[derive(Debug)]
 pub struct GroupCommit {
     queue: Arc<Queue>,
-    writer: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl GroupCommit {
     /// # Errors
     /// If the operating system has no thread to give.
     pub fn start(store: Store, lease: Lease) -> Result<Self, StoreError> {
-        let queue = Arc::new(Queue::default());
-        let of_writer = Arc::clone(&queue);
-        let writer = std::thread::Builder::new()
-            .name("doctor-results".to_owned())
-            .spawn(move || write_what_waits(&store, &lease, &of_writer))
-            .map_err(|error| StoreError::Refused { operation: "starting the writer", why: error.to_string() })?;
-        Ok(Self { queue, writer: Some(writer) })
+        let apart = store.shared.db.syncs_apart();
+        let queue = Arc::new(Queue { most: if apart { MOST_APART } else { MOST }, ..Queue::default() });
+        let mut group = Self { queue: Arc::clone(&queue), threads: Vec::new() };
+        let (written, unsynced) = channel();
+        let written = apart.then_some(written);
+        if apart {
+            let store = store.clone();
+            group.spawn("doctor-sync", move || sync_what_is_written(&store, &unsynced))?;
+        }
+        group.spawn("doctor-results", move || write_what_waits(&store, &lease, &queue, written.as_ref()))?;
+        Ok(group)
+    }
+
+    fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), StoreError> {
+        let refused =
+            |why: std::io::Error| StoreError::Refused { operation: "starting the writer", why: why.to_string() };
+        self.threads.push(std::thread::Builder::new().name(name.to_owned()).spawn(body).map_err(refused)?);
+        Ok(())
     }
 
     /// Hands a result in and waits until it is durable.
     ///
     /// # Errors
-    /// If the batch could not be written; then none of it was.
+    /// If the batch could not be written or made durable. Handing the result in again is safe.
     pub fn submit(&self, mut result: JudgedResult) -> Result<Accepted, Arc<StoreError>> {
         let packed = Packed::new(&result.evidence).map_err(Arc::new)?;
         result.evidence = Vec::new();
@@ -59,9 +80,9 @@ impl GroupCommit {
 impl Drop for GroupCommit {
     fn drop(&mut self) {
         self.queue.close();
-        if let Some(writer) = self.writer.take() {
-            // A writer that panicked has told so on standard error, and those who waited got an error.
-            drop(writer.join());
+        for thread in self.threads.drain(..) {
+            // One that panicked has told so on standard error, and those who waited got an error.
+            drop(thread.join());
         }
     }
 }
@@ -70,18 +91,35 @@ fn stopped() -> Arc<StoreError> {
     Arc::new(StoreError::Refused { operation: "keeping a result", why: "the writer has stopped".to_owned() })
 }
 
-fn write_what_waits(store: &Store, lease: &Lease, queue: &Queue) {
+fn write_what_waits(store: &Store, lease: &Lease, queue: &Queue, unsynced: Option<&Sender<Unsynced>>) {
     let _closed_however_this_ends = CloseOnDrop(queue);
+    let access = if unsynced.is_some() { Access::WriteUnsynced } else { Access::Write };
     while let Some(batch) = queue.next() {
         let rows: Vec<(&JudgedResult, &Packed)> =
             batch.results.iter().map(|(result, packed)| (result, packed)).collect();
-        batch.answer(store.accept_packed(lease, &rows).map_err(Arc::new));
+        match (store.accept_packed(access, lease, &rows), unsynced) {
+            // If nobody syncs any more the batch comes back, and says so to those who wait as it goes.
+            (Ok(accepted), Some(unsynced)) => drop(unsynced.send((batch, accepted))),
+            (written, _) => batch.answer(written.map_err(Arc::new)),
+        }
+    }
+}
+
+fn sync_what_is_written(store: &Store, unsynced: &Receiver<Unsynced>) {
+    while let Ok(first) = unsynced.recv() {
+        let all: Vec<Unsynced> = std::iter::once(first).chain(unsynced.try_iter()).collect();
+        let synced = store.sync().map_err(Arc::new);
+        for (batch, accepted) in all {
+            batch.answer(synced.clone().map(|()| accepted));
+        }
     }
 }
 
 /// Results that wait for the writer, in batches; the last one is gathering.
 #[derive(Debug, Default)]
 struct Queue {
+    /// The most results in one batch.
+    most: usize,
     waiting: Mutex<Waiting>,
     arrived: Condvar,
 }
@@ -105,7 +143,7 @@ impl Queue {
         if waiting.closed {
             return None;
         }
-        if waiting.batches.back().is_none_or(|batch| batch.results.len() >= MOST) {
+        if waiting.batches.back().is_none_or(|batch| batch.results.len() >= self.most) {
             waiting.batches.push_back(Batch::default());
             self.arrived.notify_one();
         }

@@ -123,6 +123,11 @@ impl Store {
         })
     }
 
+    /// Makes durable what was committed as [`Access::WriteUnsynced`].
+    fn sync(&self) -> Result<()> {
+        self.shared.db.sync()
+    }
+
     /// A write that anybody may make.
     fn write_unfenced<T>(&self, access: Access, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         self.transaction(access, &mut |tx| {

@@ -14,6 +14,7 @@ mod stage;
 mod verdict;
 
 use std::{
+    fs,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -30,7 +31,7 @@ use doctor_sim::{RemoteSim, read_effects};
 use crate::{
     chance::{Chance, Mischief},
     look::Looks,
-    stage::{BOUND, SPEED, Stage},
+    stage::{BOUND, Process, SPEED, Stage},
     verdict::{Figures, under_way},
 };
 
@@ -87,7 +88,7 @@ fn endure(name: &str, seed: u64, stage: &Stage) {
         if chance.once_in(3) {
             mischief.strike(&mut chance, &cluster);
         }
-        live(&mut chance, &controller);
+        live(&mut chance, stage, &controller);
         controller.kill();
         // The others leave the store as the killed one left it for the next to open.
         if chance.once_in(2) {
@@ -116,16 +117,33 @@ fn endure(name: &str, seed: u64, stage: &Stage) {
     assert!(figures.documents > 0 && figures.marked > 0, "nothing happened: {figures:?}");
 }
 
-/// How long a controller lives: most for a few cycles, some not even until the first.
-fn live(chance: &mut Chance, controller: &stage::Process) {
-    let until = if chance.once_in(10) {
-        chance.below(80)
-    } else {
-        controller.wait_until_started();
-        chance.below(400)
+/// How long a controller lives: most for a few cycles, some not even until the first, and some until just after
+/// something has happened in the cluster, which may be what they have just done and not written down yet.
+fn live(chance: &mut Chance, stage: &Stage, controller: &Process) {
+    let moment = Duration::from_micros(chance.below(1000));
+    let rest = match chance.below(10) {
+        0 => Duration::from_millis(chance.below(80)),
+        1..=3 => {
+            controller.wait_until_started();
+            wait_for_effect(stage);
+            Duration::from_millis(chance.below(4))
+        }
+        _ => {
+            controller.wait_until_started();
+            Duration::from_millis(chance.below(400))
+        }
     };
     // This is the random instant itself and no waiting for something to come about.
-    std::thread::sleep(Duration::from_micros(until * 1000 + chance.below(1000)));
+    std::thread::sleep(rest + moment);
+}
+
+/// Until the cluster's record grows, or for as long as others live.
+fn wait_for_effect(stage: &Stage) {
+    let length = || fs::metadata(stage.effects()).unwrap().len();
+    let (began, before) = (Instant::now(), length());
+    while length() == before && began.elapsed() < Duration::from_millis(400) {
+        std::thread::sleep(Duration::from_micros(200));
+    }
 }
 
 /// No new validation; then controllers run until all work is over, and are asked to stop. A step that was begun in the

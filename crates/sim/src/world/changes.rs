@@ -94,10 +94,10 @@ impl World {
     }
 
     fn disturb(&mut self, slot: u32, op: OpId, how: Disturbance) {
-        let (user, under_way) = (self.slot(slot).user.is_some(), self.slot(slot).down.is_some());
+        let (user, under_way) = (self.slot(slot).user.is_some(), self.slot(slot).down.is_some_and(|down| down.ours));
         let node = self.name(slot);
         self.log(Happened::Disturbed { op, node, how, user, under_way });
-        self.take_down(slot, how);
+        self.take_down(slot, how, true);
     }
 
     /// A node comes back from a reset, a reboot or a replacement.

@@ -201,7 +201,7 @@ impl World {
                 self.slot_mut(slot).seen.node.marks.foreign.retain(|mark| mark.by != *by);
             }
             Incident::OurMarksRemoved { .. } => self.slot_mut(slot).seen.node.marks.ours.clear(),
-            Incident::ForeignReboot { .. } => self.take_down(slot, Disturbance::Reboot),
+            Incident::ForeignReboot { .. } => self.take_down(slot, Disturbance::Reboot, false),
             Incident::Clear { .. } => {
                 self.end_user_of(slot);
                 let here = self.slot_mut(slot);

@@ -51,6 +51,8 @@ pub(super) struct Slot {
 pub(super) struct Down {
     pub(super) how: Disturbance,
     pub(super) until: Timestamp,
+    /// Asked for by the controller, and not somebody else's doing, which the controller cannot know of.
+    pub(super) ours: bool,
 }
 
 /// What became different between two looks at the cluster.
@@ -238,7 +240,7 @@ impl World {
     }
 
     /// Takes a node away for a while. Whatever runs on it dies.
-    pub(super) fn take_down(&mut self, place: u32, how: Disturbance) {
+    pub(super) fn take_down(&mut self, place: u32, how: Disturbance, ours: bool) {
         self.freeze_heard(place);
         let takes = match how {
             Disturbance::Reset => self.config.assumptions.reset_takes,
@@ -248,8 +250,10 @@ impl World {
         let until = self.now.plus(takes);
         let slot = self.slot_mut(place);
         // What is under way is not cut short by something lighter.
-        let (how, until) = slot.down.map_or((how, until), |down| (how.max(down.how), until.max(down.until)));
-        slot.down = Some(Down { how, until });
+        let (how, until, ours) = slot
+            .down
+            .map_or((how, until, ours), |down| (how.max(down.how), until.max(down.until), ours || down.ours));
+        slot.down = Some(Down { how, until, ours });
         slot.turn += 1;
         let turn = slot.turn;
         self.queue.push(until, Event::Back(place, turn));

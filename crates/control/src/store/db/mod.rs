@@ -39,6 +39,8 @@ pub(super) enum Access {
     Read,
     /// Beside other writers of other rows.
     Write,
+    /// As `Write`, but where [`Db::syncs_apart`], durable only after [`Db::sync`].
+    WriteUnsynced,
     /// Nobody else writes meanwhile.
     WriteAlone,
 }
@@ -101,7 +103,7 @@ impl Db {
                     }
                     result
                 }
-                Access::Write | Access::WriteAlone => {
+                Access::Write | Access::WriteUnsynced | Access::WriteAlone => {
                     let mut slot = lock(writer);
                     // A server that was restarted is reached again by the next call; what was under way has failed.
                     let mut session = match slot.take().filter(|session| !session.is_closed()) {
@@ -113,6 +115,19 @@ impl Db {
                     result
                 }
             },
+        }
+    }
+
+    /// Whether a commit and its way to the disk can be had one after the other. PostgreSQL does both at once.
+    pub(super) const fn syncs_apart(&self) -> bool {
+        matches!(self, Self::Sqlite { file: Some(_), .. })
+    }
+
+    /// Makes durable what was committed before this call.
+    pub(super) fn sync(&self) -> Result<()> {
+        match self {
+            Self::Sqlite { file: Some(file), .. } => file.sync_log(),
+            Self::Sqlite { file: None, .. } | Self::Postgres { .. } => Ok(()),
         }
     }
 

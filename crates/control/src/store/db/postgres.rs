@@ -76,7 +76,7 @@ impl PgSession {
     ) -> Result<T> {
         let begin = match access {
             Access::Read => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            Access::Write | Access::WriteAlone => "BEGIN",
+            Access::Write | Access::WriteUnsynced | Access::WriteAlone => "BEGIN",
         };
         self.script("beginning a transaction", begin)?;
         let mut tx = Tx { conn: Conn::Postgres(self), names: Arc::clone(names) };

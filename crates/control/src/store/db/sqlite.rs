@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io::Read,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -28,6 +28,8 @@ const STATEMENTS: usize = 192;
 #[derive(Debug)]
 pub(in crate::store) struct SqliteFile {
     path: PathBuf,
+    /// The write-ahead log, opened when it is first synced by hand. It lives as long as any connection.
+    log: OnceLock<File>,
 }
 
 impl SqliteFile {
@@ -46,7 +48,21 @@ impl SqliteFile {
         if has_content(path)? {
             refuse_damaged(path)?;
         }
-        Ok(Self { path: path.to_owned() })
+        Ok(Self { path: path.to_owned(), log: OnceLock::new() })
+    }
+
+    /// Brings the log to the disk, and with it every transaction that was committed before.
+    pub(super) fn sync_log(&self) -> Result<()> {
+        let path = log_of(&self.path);
+        let fail = |source| StoreError::File { operation: "syncing", path: PathBuf::from(&path), source };
+        let log = match self.log.get() {
+            Some(log) => log,
+            None => {
+                let opened = File::open(&path).map_err(fail)?;
+                self.log.get_or_init(|| opened)
+            }
+        };
+        log.sync_data().map_err(fail)
     }
 
     pub(super) fn connect(&self) -> Result<Connection> {
@@ -77,6 +93,13 @@ impl SqliteFile {
         prepare(&connection)?;
         Ok(connection)
     }
+}
+
+/// Where SQLite keeps the write-ahead log of this database.
+fn log_of(path: &Path) -> OsString {
+    let mut log: OsString = path.as_os_str().to_owned();
+    log.push("-wal");
+    log
 }
 
 /// The store holds the keys of runs that are under way: only its owner reads it. SQLite gives its log the same mode.
@@ -124,7 +147,29 @@ pub(super) fn transaction<T>(
 ) -> Result<T> {
     if !connection.is_autocommit() {
         connection.execute_batch("ROLLBACK").map_err(sqlite_error("rolling back what a panic left"))?;
+        set_sync(connection, "FULL")?;
     }
+    if access != Access::WriteUnsynced {
+        return attempt(connection, access, names, body);
+    }
+    set_sync(connection, "NORMAL")?;
+    let result = attempt(connection, access, names, body);
+    set_sync(connection, "FULL")?;
+    result
+}
+
+/// SQLite follows this when it reads the words and not when it runs them: a prepared statement would do nothing.
+fn set_sync(connection: &Connection, level: &str) -> Result<()> {
+    let words = format!("PRAGMA synchronous = {level}");
+    connection.execute_batch(&words).map_err(sqlite_error("choosing how to sync"))
+}
+
+fn attempt<T>(
+    connection: &Connection,
+    access: Access,
+    names: &mut Arc<Names>,
+    body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
+) -> Result<T> {
     let begin = if access == Access::Read { "BEGIN" } else { "BEGIN IMMEDIATE" };
     run(connection, "beginning a transaction", begin)?;
     let mut tx = Tx { conn: Conn::Sqlite(connection), names: Arc::clone(names) };
@@ -166,8 +211,7 @@ fn refuse_damaged(path: &Path) -> Result<()> {
     }
     // A log of the last writer is part of the database; reading it needs its index, which a read-only open may not
     // create. Then the check is left to the open for writing, which recovers the log first.
-    let mut log: OsString = path.as_os_str().to_owned();
-    log.push("-wal");
+    let log = log_of(path);
     let connection = open_read_only(path)?;
     let whole = file.metadata().map_err(|error| cannot_open(path, error.to_string()))?.len() <= CHECKED_WHOLE_BYTES;
     let check = if whole { "PRAGMA quick_check(1)" } else { "SELECT 'ok' FROM sqlite_schema LIMIT 1" };
