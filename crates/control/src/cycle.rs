@@ -198,7 +198,13 @@ impl Engine {
     /// If the store fails.
     pub fn stop(&mut self) -> Result<(), StoreError> {
         let Some(lease) = self.lease.take() else { return Ok(()) };
-        let saved = self.publisher.picture(&self.parts, &lease, &self.memory, self.parts.clock.now());
+        let now = self.parts.clock.now();
+        let mut troubles = Vec::new();
+        self.publisher.publish_now(&self.parts, &self.memory, now, &mut troubles);
+        for trouble in troubles {
+            tracing::warn!("{trouble}");
+        }
+        let saved = self.publisher.picture(&self.parts, &lease, &self.memory, now);
         self.parts.store.release(&lease).and(saved)
     }
 

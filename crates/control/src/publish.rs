@@ -31,9 +31,13 @@ impl Publisher {
 
     /// Troubles here are told and never stop a cycle: nobody's node is worse for an old list.
     pub(crate) fn publish(&mut self, parts: &Parts, memory: &Memory, now: Timestamp, troubles: &mut Vec<String>) {
-        let Some(share) = &parts.share else { return };
-        let due = self.last.is_none_or(|last| now.since(last) >= self.every);
-        let Some(snapshot) = memory.snapshot().filter(|_| due) else { return };
+        if self.last.is_none_or(|last| now.since(last) >= self.every) {
+            self.publish_now(parts, memory, now, troubles);
+        }
+    }
+
+    pub(crate) fn publish_now(&mut self, parts: &Parts, memory: &Memory, now: Timestamp, troubles: &mut Vec<String>) {
+        let (Some(share), Some(snapshot)) = (&parts.share, memory.snapshot()) else { return };
         self.list.clear();
         for record in snapshot.nodes.iter().filter(|record| record.node.occupancy.is_free()) {
             self.list.push_str(record.node.name.as_str());

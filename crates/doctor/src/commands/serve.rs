@@ -11,7 +11,12 @@ use std::{
 };
 
 use doctor_control::cycle::{CycleError, CycleReport};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{
+    Layer,
+    filter::{LevelFilter, Targets},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 use crate::{
     config::{Loaded, Reloaded},
@@ -65,10 +70,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 fn log_to_stderr() {
-    let filter = EnvFilter::try_from_env("DOCTOR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let wanted = std::env::var("DOCTOR_LOG").ok().and_then(|wanted| wanted.parse().ok());
+    let filter = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
     let ansi = io::IsTerminal::is_terminal(&io::stderr()) && std::env::var_os("NO_COLOR").is_none();
     // A second subscriber would be a second call of this function.
-    let _first = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(ansi).try_init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi);
+    let _first = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
 }
 
 /// Set by the first signal. The second one ends the program at once, as people expect.

@@ -49,11 +49,20 @@ pub struct SessionConfig {
     pub share: Option<PathBuf>,
     /// Time between cycles when nothing wakes the controller.
     pub every: Span,
+    /// Time between two copies of the results for others on the share.
+    pub publish_every: Span,
 }
 
 impl SessionConfig {
     pub fn new(world: WorldConfig) -> Self {
-        Self { world, policy: policy(), store: None, share: None, every: Span::minutes(5) }
+        Self {
+            world,
+            policy: policy(),
+            store: None,
+            share: None,
+            every: Span::minutes(5),
+            publish_every: Span::minutes(10),
+        }
     }
 }
 
@@ -318,7 +327,7 @@ fn engine(
         // One process: whoever comes next may lead at once.
         lease: Span::from_secs(1),
         workers: 1,
-        publish_every: Span::minutes(10),
+        publish_every: config.publish_every,
     }))
 }
 

@@ -250,9 +250,8 @@ impl World {
         let until = self.now.plus(takes);
         let slot = self.slot_mut(place);
         // What is under way is not cut short by something lighter.
-        let (how, until, ours) = slot
-            .down
-            .map_or((how, until, ours), |down| (how.max(down.how), until.max(down.until), ours || down.ours));
+        let (how, until, ours) =
+            slot.down.map_or((how, until, ours), |down| (how.max(down.how), until.max(down.until), ours || down.ours));
         slot.down = Some(Down { how, until, ours });
         slot.turn += 1;
         let turn = slot.turn;

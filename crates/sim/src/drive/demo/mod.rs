@@ -73,6 +73,8 @@ impl Demo {
         let mut config = SessionConfig::new(WorldConfig::of(self.nodes).with_seed(self.seed));
         config.world.share = Some(share.clone());
         config.share = Some(share.clone());
+        // Nobody reads the copies of the days before.
+        config.publish_every = Span::days(1);
         let assumptions = config.world.assumptions.to_string();
         let mut session = Session::new(config)?;
         let start = session.backend().world().now();
