@@ -2,7 +2,10 @@
 //!
 //! [`Memory`] is the planner with its snapshot, brought up to date by what changed since the last cycle.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use doctor_checks::document::RunKey;
 use doctor_core::{
@@ -51,6 +54,7 @@ pub(crate) struct Memory {
 struct Stale {
     runs: bool,
     cases: bool,
+    spent: bool,
     rest: bool,
 }
 
@@ -149,8 +153,7 @@ impl Memory {
         if !taken.is_empty() {
             self.dirty.extend(taken);
             self.runs = parts.store.active_runs()?;
-            // What was spent today changed.
-            self.stale.rest = true;
+            self.stale.spent = true;
         }
         Ok(())
     }
@@ -205,14 +208,14 @@ impl Memory {
             Err(error) => {
                 report.troubles.push(error.to_string());
                 let known = &self.snapshot()?.nodes;
-                let why: std::sync::Arc<str> = error.to_string().into();
+                let why: Arc<str> = error.to_string().into();
                 Some(
                     known
                         .iter()
                         .map(|record| {
                             let mut node = record.node.clone();
                             node.occupancy = Occupancy::Unknown { why: why.clone() };
-                            SeenNode { node, heard: record.heard, jobs: Vec::new() }
+                            SeenNode { node: node.into(), heard: record.heard, jobs: Vec::new() }
                         })
                         .collect(),
                 )
@@ -240,9 +243,9 @@ impl Memory {
             if again {
                 let record = record(&parts.settings.tests, seen, stored.remove(&known.node.name));
                 planner.set_node(record);
-            } else if known.node != seen.node {
+            } else if known.node != *seen.node {
                 let mut record = known.clone();
-                record.node = seen.node;
+                record.node = Arc::unwrap_or_clone(seen.node);
                 record.heard = seen.heard;
                 planner.set_node(record);
             } else {
@@ -262,7 +265,7 @@ impl Memory {
             })
             .collect();
         self.dirty.clear();
-        self.stale = Stale { runs: false, cases: true, rest: true };
+        self.stale = Stale { runs: false, cases: true, spent: true, rest: true };
         self.planner = Some(Planner::new(Snapshot {
             at: parts.clock.now(),
             nodes,
@@ -297,12 +300,15 @@ impl Memory {
             });
             self.stale.cases = false;
         }
-        if self.stale.rest || self.day != Some(today) {
+        if self.stale.spent || self.day != Some(today) {
             let spent = parts.store.spent_since(Timestamp::from_millis(today * DAY))?;
+            planner.set_rest(|rest| *rest.spent = spent);
+            self.stale.spent = false;
+        }
+        if self.stale.rest || self.day != Some(today) {
             let (breaker, pauses) = (parts.store.breaker()?, parts.store.pauses(now)?);
             let (requests, silence) = (parts.store.requests()?, parts.store.silence_reported()?);
             planner.set_rest(|rest| {
-                *rest.spent = spent;
                 *rest.breaker = breaker;
                 *rest.pauses = pauses;
                 *rest.requests = requests;
@@ -328,7 +334,7 @@ impl Memory {
                 Action::Resubmit { .. } | Action::Cancel { .. } => self.stale.runs = true,
                 Action::Conclude { run, .. } => {
                     self.stale.runs = true;
-                    self.stale.rest = true;
+                    self.stale.spent = true;
                     self.absent.remove(run);
                     self.turned_away.forget(*run);
                     let stored = self.runs.iter().find(|stored| stored.run.id == *run);
@@ -362,7 +368,7 @@ pub(crate) fn mark_strangers(runs: &[StoredRun], seen: &mut [SeenNode]) {
         let known = |run: &RunId| runs.iter().any(|stored| stored.run.id == *run);
         if let Some(run) = seen.jobs.iter().find(|run| !known(run)) {
             let by = format!("validation job {run}, which this store does not know").into();
-            seen.node.occupancy = Occupancy::Busy { by };
+            Arc::make_mut(&mut seen.node).occupancy = Occupancy::Busy { by };
         }
     }
 }
@@ -392,7 +398,7 @@ pub(crate) fn record(tests: &[TestPolicy], seen: SeenNode, stored: Option<Stored
     let records = records.collect();
     match stored {
         Some(stored) => NodeRecord {
-            node: seen.node,
+            node: Arc::unwrap_or_clone(seen.node),
             life: stored.life,
             since: stored.since,
             records,
@@ -404,7 +410,7 @@ pub(crate) fn record(tests: &[TestPolicy], seen: SeenNode, stored: Option<Stored
             heard: seen.heard,
         },
         None => NodeRecord {
-            node: seen.node,
+            node: Arc::unwrap_or_clone(seen.node),
             life: Life::InService,
             since: Timestamp::MIN,
             records,

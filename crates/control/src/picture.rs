@@ -94,7 +94,7 @@ impl ClusterRow {
             hardware: None,
             sku: self.sku,
         };
-        SeenNode { node, heard: self.heard, jobs: Vec::new() }
+        SeenNode { node: node.into(), heard: self.heard, jobs: Vec::new() }
     }
 }
 
@@ -213,7 +213,7 @@ fn no_longer_named(name: NodeName) -> SeenNode {
         hardware: None,
         sku: None,
     };
-    SeenNode { node, heard: None, jobs: Vec::new() }
+    SeenNode { node: node.into(), heard: None, jobs: Vec::new() }
 }
 
 fn split(row: LatestRow) -> (NodeName, TestId, Latest) {

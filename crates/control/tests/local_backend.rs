@@ -388,7 +388,7 @@ fn marks_that_cannot_be_read_are_an_error_and_are_not_overwritten() {
 fn the_work_of_others_makes_it_busy() {
     let local = Local::new();
     let backend = local.open();
-    let occupancy = || backend.snapshot().unwrap().remove(0).node.occupancy;
+    let occupancy = || backend.snapshot().unwrap().remove(0).node.occupancy.clone();
     assert!(occupancy().is_free());
     fs::write(local.at("loadavg"), "9999.0 0.1 0.1 1/84 7182\n").unwrap();
     assert!(matches!(occupancy(), Occupancy::Busy { .. }));

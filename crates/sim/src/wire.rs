@@ -1,5 +1,7 @@
 //! What a controller and a simulated cluster in another process say to each other: one line of JSON each way.
 
+use std::sync::Arc;
+
 use doctor_checks::document::RunKey;
 use doctor_control::backend::{
     BackendError, Change, Effect as After, JobOutput, JobRequest, NodeOp, PolledJob, SeenNode,
@@ -97,7 +99,7 @@ pub(crate) enum WireChange {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WireNode {
-    node: Node,
+    node: Arc<Node>,
     heard: Option<Timestamp>,
     jobs: Vec<RunId>,
 }

@@ -80,7 +80,12 @@ impl Bench {
     }
 
     fn shown(&self, name: &str) -> Option<doctor_core::node::Node> {
-        self.sim.snapshot().unwrap().into_iter().map(|seen| seen.node).find(|shown| shown.name == node(name))
+        self.sim
+            .snapshot()
+            .unwrap()
+            .into_iter()
+            .map(|seen| std::sync::Arc::unwrap_or_clone(seen.node))
+            .find(|shown| shown.name == node(name))
     }
 
     fn apply(&mut self, name: &str, what: Change) {

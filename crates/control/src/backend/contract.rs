@@ -4,6 +4,8 @@
 //! [`Backend`] seam (make a node busy, lose a job, put a mark there as somebody else) it asks of a [`Bed`], which is
 //! written once per kind of cluster. Every broken rule is reported, not only the first.
 
+use std::sync::Arc;
+
 use doctor_core::{
     ids::{IdSource, JobId, NodeName, OpId, RunId},
     node::{MarkKind, Node, Occupancy, OurMark},
@@ -140,7 +142,7 @@ impl Suite<'_> {
     fn node(&self) -> Result<Node, String> {
         let name = self.bed.node();
         let found = self.nodes()?.into_iter().find(|seen| seen.node.name == name);
-        found.map(|seen| seen.node).ok_or_else(|| format!("no node {name} in the snapshot"))
+        found.map(|seen| Arc::unwrap_or_clone(seen.node)).ok_or_else(|| format!("no node {name} in the snapshot"))
     }
 
     fn submit(&self, run: RunId, length: Length) -> Result<JobId, String> {
@@ -180,7 +182,7 @@ impl Suite<'_> {
     }
 
     fn nodes_are_there_once(&mut self) -> Result<(), String> {
-        let mut names: Vec<_> = self.nodes()?.into_iter().map(|seen| seen.node.name).collect();
+        let mut names: Vec<_> = self.nodes()?.into_iter().map(|seen| seen.node.name.clone()).collect();
         let count = names.len();
         names.sort();
         names.dedup();

@@ -11,7 +11,7 @@
 pub mod contract;
 pub mod local;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use doctor_checks::document::RunKey;
 use doctor_core::{
@@ -46,10 +46,10 @@ pub trait Backend: Send + Sync {
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError>;
 }
 
-/// A node, when its agent last spoke through this backend (if agents do), and the jobs of ours on it.
+/// A node (shared with the backend that keeps it: most do not change from one look to the next), when its agent last spoke through this backend (if agents do), and the jobs of ours on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenNode {
-    pub node: Node,
+    pub node: Arc<Node>,
     pub heard: Option<Timestamp>,
     /// Runs whose jobs are pending or running here, whoever submitted them: a controller with an empty store must see
     /// that the node is in use.

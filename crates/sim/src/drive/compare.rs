@@ -171,7 +171,7 @@ fn free_nodes(session: &Session) -> Vec<NodeName> {
     let free = seen.into_iter().filter(|seen| {
         seen.node.occupancy.is_free() && seen.node.marks.ours.is_empty() && seen.node.marks.foreign_block().is_none()
     });
-    free.map(|seen| seen.node.name).collect()
+    free.map(|seen| seen.node.name.clone()).collect()
 }
 
 fn ask(session: &Session, node: &NodeName, now: Timestamp) -> Result<(), StoreError> {

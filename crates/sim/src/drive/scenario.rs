@@ -261,8 +261,14 @@ impl Stage {
     fn fresh(&mut self) -> Result<(), Trouble> {
         let session = self.session()?;
         let at = session.now().minus(Span::days(1));
-        let nodes: Vec<NodeName> =
-            session.backend().world().snapshot().unwrap_or_default().into_iter().map(|seen| seen.node.name).collect();
+        let nodes: Vec<NodeName> = session
+            .backend()
+            .world()
+            .snapshot()
+            .unwrap_or_default()
+            .into_iter()
+            .map(|seen| seen.node.name.clone())
+            .collect();
         for test in session.settings().tests.clone().iter() {
             for node in &nodes {
                 session.record(node, &test.id, Verdict::Pass, at)?;

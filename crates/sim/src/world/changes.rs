@@ -73,7 +73,7 @@ impl World {
 
     fn add_mark(&mut self, slot: u32, mark: OurMark) {
         let unhealthy = mark.kind == MarkKind::Unhealthy;
-        let ours = &mut self.slot_mut(slot).seen.node.marks.ours;
+        let ours = &mut self.slot_mut(slot).node_mut().marks.ours;
         let new = !ours.iter().any(|there| there.kind == mark.kind);
         ours.retain(|there| there.kind != mark.kind);
         ours.push(mark);
@@ -88,7 +88,7 @@ impl World {
 
     /// Takes our mark of this kind away. One that belongs to another case stays: it is not the mark that was meant.
     fn remove_mark(&mut self, slot: u32, mark: &OurMark) {
-        let ours = &mut self.slot_mut(slot).seen.node.marks.ours;
+        let ours = &mut self.slot_mut(slot).node_mut().marks.ours;
         ours.retain(|there| there.kind != mark.kind || (mark.case.is_some() && there.case != mark.case));
         self.touch(slot);
     }
@@ -124,7 +124,7 @@ impl World {
     pub(super) fn reboot(&mut self, slot: u32) {
         let machine = &mut self.machines[self.slots[slot as usize].machine as usize];
         machine.boots += 1;
-        self.slots[slot as usize].seen.node.hardware = Some(machine.outside().into());
+        self.slots[slot as usize].node_mut().hardware = Some(machine.outside().into());
     }
 
     /// Another machine under the same name. Marks stay: they are on the name, and whoever made them takes them away.
@@ -135,7 +135,7 @@ impl World {
         let number = u32::try_from(self.machines.len()).unwrap_or(u32::MAX);
         self.slot_mut(slot).machine = number;
         self.slot_mut(slot).clock_ahead = 0;
-        self.slot_mut(slot).seen.node.hardware = Some(machine.outside().into());
+        self.slot_mut(slot).node_mut().hardware = Some(machine.outside().into());
         self.machines.push(machine);
         self.await_fault(number as usize);
     }

@@ -172,7 +172,7 @@ impl World {
         }
         self.faults[fault as usize].ticket = Some(self.now);
         let mark = ForeignMark { by: OPERATORS.to_owned(), text: "a user complained".to_owned(), blocks: true };
-        self.slot_mut(slot).seen.node.marks.foreign.push(mark);
+        self.slot_mut(slot).node_mut().marks.foreign.push(mark);
         self.touch(slot);
         let at = self.now.plus(self.repair_time(machine));
         self.queue.push(at, Event::TicketDone(slot, machine));
@@ -186,7 +186,7 @@ impl World {
             }
             self.repair(slot);
         }
-        self.slot_mut(slot).seen.node.marks.foreign.retain(|mark| mark.by != OPERATORS);
+        self.slot_mut(slot).node_mut().marks.foreign.retain(|mark| mark.by != OPERATORS);
         self.touch(slot);
     }
 

@@ -192,15 +192,15 @@ impl World {
             }
             Incident::AgentSilent { length, .. } => self.silence(slot, *length),
             Incident::ForeignMark { mark, .. } => {
-                let foreign = &mut self.slot_mut(slot).seen.node.marks.foreign;
+                let foreign = &mut self.slot_mut(slot).node_mut().marks.foreign;
                 foreign.retain(|there| there.by != mark.by || there.text != mark.text);
                 foreign.push(mark.clone());
                 foreign.sort();
             }
             Incident::ForeignUnmark { by, .. } => {
-                self.slot_mut(slot).seen.node.marks.foreign.retain(|mark| mark.by != *by);
+                self.slot_mut(slot).node_mut().marks.foreign.retain(|mark| mark.by != *by);
             }
-            Incident::OurMarksRemoved { .. } => self.slot_mut(slot).seen.node.marks.ours.clear(),
+            Incident::OurMarksRemoved { .. } => self.slot_mut(slot).node_mut().marks.ours.clear(),
             Incident::ForeignReboot { .. } => self.take_down(slot, Disturbance::Reboot, false),
             Incident::Clear { .. } => {
                 self.end_user_of(slot);
@@ -259,8 +259,8 @@ impl World {
         let here = self.slot_mut(slot);
         here.present = true;
         if here.seen.node.name != *called {
-            here.seen.node.marks = Default::default();
-            here.seen.node.name = called.clone();
+            here.node_mut().marks = Default::default();
+            here.node_mut().name = called.clone();
         }
         here.reported.clear();
         self.touch(slot);

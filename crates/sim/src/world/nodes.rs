@@ -1,5 +1,7 @@
 //! Nodes as the cluster shows them: who has them, who marked them, which machine they are.
 
+use std::sync::Arc;
+
 use doctor_control::backend::SeenNode;
 use doctor_core::{
     ids::NodeName,
@@ -46,6 +48,13 @@ pub(super) struct Slot {
     idle: Option<u32>,
 }
 
+impl Slot {
+    /// The node as others see it, to be changed. Whoever looked at it before keeps what they saw.
+    pub(super) fn node_mut(&mut self) -> &mut Node {
+        Arc::make_mut(&mut self.seen.node)
+    }
+}
+
 /// Why a node is away, and what will be better when it comes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Down {
@@ -87,7 +96,7 @@ impl Slot {
             sku: Some(pool.sku.clone()),
         };
         Self {
-            seen: SeenNode { node, heard: None, jobs: Vec::new() },
+            seen: SeenNode { node: node.into(), heard: None, jobs: Vec::new() },
             pool: place,
             machine: number,
             present: true,
@@ -166,7 +175,7 @@ impl World {
         let now = self.now;
         let slot = self.slot_mut(place);
         slot.taken_since = if occupancy.is_free() { None } else { slot.taken_since.or(Some(now)) };
-        slot.seen.node.occupancy = occupancy;
+        slot.node_mut().occupancy = occupancy;
         self.keep_idle(place);
         if self.can_start_on(place) {
             for run in self.slot(place).runs.clone() {

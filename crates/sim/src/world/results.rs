@@ -158,7 +158,7 @@ impl World {
 
     /// One line in the log of each node of a job, about the test that is running.
     pub(super) fn log_lines(&mut self, number: u32, what: &str) {
-        let Some(share) = &self.share else { return };
+        let Some(share) = &mut self.share else { return };
         let run = &self.runs[number as usize];
         let done = run.evidence.first().map_or(0, Vec::len);
         let Some(test) = run.request.tests.get(done) else { return };

@@ -1,6 +1,7 @@
 //! The shared directory as the simulated nodes write it: logs that grow, and results that appear whole.
 
 use std::{
+    collections::{BTreeMap, btree_map::Entry},
     fs,
     io::Write,
     path::{Component, Path, PathBuf},
@@ -8,9 +9,14 @@ use std::{
 
 use doctor_control::backend::JobOutput;
 
+/// The most logs that are kept open.
+const MOST_OPEN: usize = 32;
+
 #[derive(Debug)]
 pub(super) struct Share {
     root: PathBuf,
+    /// Logs that were written to last. A test writes to its own several times.
+    open: BTreeMap<PathBuf, fs::File>,
 }
 
 /// Whether a job may write there: below the shared directory and nowhere else.
@@ -22,31 +28,44 @@ pub(super) fn is_inside(output: &JobOutput) -> bool {
 }
 
 impl Share {
-    pub(super) const fn new(root: PathBuf) -> Self {
-        Self { root }
+    pub(super) fn new(root: PathBuf) -> Self {
+        Self { root, open: BTreeMap::new() }
     }
 
-    fn place(&self, path: &Path) -> std::io::Result<PathBuf> {
-        let place = self.root.join(path);
-        if let Some(folder) = place.parent() {
-            fs::create_dir_all(folder)?;
+    pub(super) fn append(&mut self, path: &Path, line: &str) -> std::io::Result<()> {
+        if self.open.len() >= MOST_OPEN {
+            self.open.clear();
         }
-        Ok(place)
-    }
-
-    pub(super) fn append(&self, path: &Path, line: &str) -> std::io::Result<()> {
-        let mut file = fs::File::options().create(true).append(true).open(self.place(path)?)?;
+        let file = match self.open.entry(path.to_owned()) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(vacant) => {
+                let place = self.root.join(path);
+                let made = in_its_folder(&place, || fs::File::options().create(true).append(true).open(&place))?;
+                vacant.insert(made)
+            }
+        };
         file.write_all(format!("{line}\n").as_bytes())
     }
 
     /// Readers see nothing of it, or all of it.
     pub(super) fn put(&self, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-        let place = self.place(path)?;
+        let place = self.root.join(path);
         let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let beside = place.with_file_name(format!(".{name}.part"));
         // No sync: a simulated disk need not survive a real power cut.
-        fs::write(&beside, bytes)?;
+        in_its_folder(&beside, || fs::write(&beside, bytes))?;
         fs::rename(&beside, &place)
+    }
+}
+
+/// Makes the folder of a file when it turns out to be missing.
+fn in_its_folder<T>(place: &Path, make: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+    match (make(), place.parent()) {
+        (Err(error), Some(folder)) if error.kind() == std::io::ErrorKind::NotFound => {
+            fs::create_dir_all(folder)?;
+            make()
+        }
+        (made, _) => made,
     }
 }
 
@@ -72,7 +91,7 @@ mod tests {
     #[test]
     fn a_log_grows_and_a_result_appears_whole() {
         let folder = tempfile::tempdir().unwrap();
-        let share = Share::new(folder.path().to_owned());
+        let mut share = Share::new(folder.path().to_owned());
         share.append(Path::new("dl/n1/a.log"), "one").unwrap();
         share.append(Path::new("dl/n1/a.log"), "two").unwrap();
         share.put(Path::new("dl/n1/a.json"), b"result").unwrap();

@@ -182,7 +182,7 @@ impl Backend for LocalBackend {
             sku: self.config.sku.clone(),
         };
         let jobs = self.jobs.under_way(now()).map_err(|error| try_again("look at the jobs", &error))?;
-        Ok(vec![SeenNode { node, heard: None, jobs }])
+        Ok(vec![SeenNode { node: node.into(), heard: None, jobs }])
     }
 
     fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
 use super::{Access, Conn, Tx, sqlite_error};
 use crate::store::{
@@ -120,6 +120,8 @@ fn cannot_open(path: &Path, why: String) -> StoreError {
 fn prepare(connection: &Connection) -> Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     connection.busy_timeout(BUSY).map_err(sqlite_error("setting up"))?;
+    // Else a statement is prepared anew whenever a value in it changes that the plan might depend on.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(sqlite_error("setting up"))?;
     connection
         .execute_batch("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536;")
         .map_err(sqlite_error("setting up"))

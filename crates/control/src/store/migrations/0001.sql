@@ -78,7 +78,8 @@ CREATE TABLE run (
     cancel_since BIGINT,
     logs_pruned SMALLINT NOT NULL DEFAULT 0
 );
-CREATE INDEX run_ended ON run (ended) WHERE state = 'ended';
+-- Holds all that the day's node-hours are added up from.
+CREATE INDEX run_ended ON run (ended, started, node_count) WHERE state = 'ended';
 CREATE INDEX run_case ON run (case_id) WHERE case_id IS NOT NULL;
 
 CREATE TABLE run_node (
