@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
     let ran = ProbeOutput::Ran { exit: Some(0), stdout: text.to_owned(), stderr: String::new() };
-    if let Observation::Measured { metrics, events } = interpret_measurements(&Params::new(), &[ran]) {
+    if let Observation::Measured { metrics, events, .. } = interpret_measurements(&Params::new(), &[ran]) {
         assert!(!metrics.is_empty() || !events.is_empty());
         assert!(metrics.iter().all(|metric| metric.value.is_finite()));
     }

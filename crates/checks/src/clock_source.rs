@@ -14,26 +14,15 @@
 //! Parameters: `accept`, a list of further clocks that this site is content with.
 
 use doctor_core::{
-    observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure, Unit},
-    reason::ReasonCode,
-    time::Span,
+    observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure},
 };
 
 use crate::{
     probe::{Probe, ProbeOutput},
-    spec::{Check, Depth, Params, Spec, page_of},
+    spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec {
-    id: "clock-source",
-    title: "the clock that the kernel tells the time from",
-    depth: Depth::Quick,
-    exclusive: false,
-    cutoff: Span::days(7),
-    limit: Span::minutes(1),
-    usual: Span::from_secs(1),
-    shares: &[],
-};
+const SPEC: Spec = Spec::quick("clock-source", "the clock that the kernel tells the time from");
 
 const RULES: &str = r#"
 [[rules]]
@@ -74,20 +63,13 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     }
     let accepted = params.get("accept").and_then(toml::Value::as_array).into_iter().flatten();
     let is_fast = FAST.contains(&current) || accepted.filter_map(toml::Value::as_str).any(|name| name == current);
-    let slow = (!is_fast).then(|| Event {
-        code: ReasonCode::fixed("clock-source-slow"),
-        entity: Entity::node(),
-        at: None,
-        text: format!("the kernel tells the time from {current}; it could use {}", available.join(", ")),
+    let slow = (!is_fast).then(|| {
+        let text = format!("the kernel tells the time from {current}; it could use {}", available.join(", "));
+        Event::seen("clock-source-slow", Entity::node(), text)
     });
     let count = u32::try_from(available.len()).unwrap_or(u32::MAX);
-    let metric = Metric {
-        name: "clocks_available".to_owned(),
-        entity: Entity::node(),
-        value: f64::from(count),
-        unit: Unit::Count,
-    };
-    Observation::Measured { metrics: vec![metric], events: slow.into_iter().collect() }
+    let metric = Metric::count("clocks_available", Entity::node(), f64::from(count));
+    Observation::measured(vec![metric], slow.into_iter().collect())
 }
 
 #[cfg(test)]

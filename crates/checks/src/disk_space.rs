@@ -19,8 +19,7 @@
 //! Parameters: `mounts`, a list of paths, by default `["/"]`.
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, FailureKind, Metric, Observation, ProbeFailure, Unit},
-    reason::ReasonCode,
+    observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure, Unit},
     time::Span,
 };
 
@@ -34,6 +33,7 @@ const SPEC: Spec = Spec {
     title: "space and inodes of the mounts that matter",
     depth: Depth::Quick,
     exclusive: false,
+    every: Span::minutes(5),
     cutoff: Span::days(7),
     limit: Span::minutes(2),
     usual: Span::from_secs(1),
@@ -115,34 +115,32 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
             format!("{wanted} mounts to look at and {answers} answers; `mounts` is a list such as [\"/\", \"/data\"]");
         return could_not(FailureKind::Empty, text);
     }
-    let (mut metrics, mut events) = (Vec::new(), Vec::new());
+    let mut look = Look::default();
     for (path, output) in wanted.iter().zip(spaces) {
         let entity = Entity::new(EntityKind::Mount, path.clone());
         let is_there = mounted.iter().any(|point| point == path);
         match output {
-            ProbeOutput::StatFs(space) if is_there => metrics.extend(percentages(&entity, space)),
-            ProbeOutput::Failed(failure) if is_there && hangs(failure.kind) => {
-                events.push(event("mount-hangs", entity, failure.text.clone()));
+            ProbeOutput::StatFs(space) if is_there => {
+                percentages(&entity, space).into_iter().for_each(|metric| look.metric(metric));
             }
-            ProbeOutput::Failed(failure) if is_there => return Observation::CouldNot(failure.clone()),
+            ProbeOutput::Failed(failure) if is_there && hangs(failure.kind) => {
+                look.event(Event::seen("mount-hangs", entity, failure.text.clone()));
+            }
+            ProbeOutput::Failed(failure) if is_there => look.could_not(failure.clone()),
             ProbeOutput::StatFs(_) | ProbeOutput::Failed(_) => {
                 let text = format!("nothing is mounted at {path}");
-                events.push(event("mount-missing", entity, text));
+                look.event(Event::seen("mount-missing", entity, text));
             }
-            ProbeOutput::Text(_) | ProbeOutput::Names(_) | ProbeOutput::Ran { .. } => {
+            _ => {
                 return could_not(FailureKind::Unparseable, format!("the answer about {path} is no statfs"));
             }
         }
     }
-    Observation::Measured { metrics, events }
+    look.or(Observation::measured(Vec::new(), Vec::new()))
 }
 
 const fn hangs(kind: FailureKind) -> bool {
     matches!(kind, FailureKind::TimedOut | FailureKind::Abandoned)
-}
-
-fn event(code: &'static str, entity: Entity, text: String) -> Event {
-    Event { code: ReasonCode::fixed(code), entity, at: None, text }
 }
 
 fn percentages(entity: &Entity, space: &FileSystemSpace) -> [Metric; 2] {
@@ -205,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_mount_that_is_not_there_is_not_judged_by_the_one_below_it() {
-        let Observation::Measured { metrics, events } = observe(&["/scratch"], &[space(1000, 900, 900, 10, 9)]) else {
+        let Observation::Measured { metrics, events, .. } = observe(&["/scratch"], &[space(1000, 900, 900, 10, 9)]) else {
             panic!("measured");
         };
         assert!(metrics.is_empty());
@@ -215,7 +213,7 @@ mod tests {
     #[test]
     fn a_hanging_mount_does_not_hide_a_full_one() {
         let hung = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "no answer within 5s"));
-        let Observation::Measured { metrics, events } = observe(&["/", "/data set"], &[space(10, 0, 0, 0, 0), hung])
+        let Observation::Measured { metrics, events, .. } = observe(&["/", "/data set"], &[space(10, 0, 0, 0, 0), hung])
         else {
             panic!("measured");
         };

@@ -26,7 +26,7 @@
 use std::collections::BTreeMap;
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, FailureKind, Metric, Observation, ProbeFailure, Unit},
+    observation::{Entity, EntityKind, Event, FailureKind, Metric, Observation, ProbeFailure},
     reason::ReasonCode,
     time::Span,
 };
@@ -41,6 +41,7 @@ const SPEC: Spec = Spec {
     title: "errors in the kernel's log",
     depth: Depth::Quick,
     exclusive: false,
+    every: Span::minutes(5),
     cutoff: Span::days(1),
     limit: Span::minutes(1),
     usual: Span::from_secs(1),
@@ -190,18 +191,12 @@ fn summarise(records: &[Record<'_>], now: u64, within: Span) -> Observation {
         entity,
         at: None,
         text: describe(&sighting, now),
+        key: None,
     });
-    let count = |name: &str, value: u32| Metric {
-        name: name.to_owned(),
-        entity: Entity::node(),
-        value: f64::from(value),
-        unit: Unit::Count,
-    };
+    let count = |name: &str, value: u32| Metric::count(name, Entity::node(), f64::from(value));
     let read = u32::try_from(records.len()).unwrap_or(u32::MAX);
-    Observation::Measured {
-        events: events.collect(),
-        metrics: vec![count("records", read), count("application_xids", application_xids)],
-    }
+    let metrics = vec![count("records", read), count("application_xids", application_xids)];
+    Observation::measured(metrics, events.collect())
 }
 
 fn describe(sighting: &Sighting<'_>, now: u64) -> String {

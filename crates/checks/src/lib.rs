@@ -5,7 +5,11 @@
 //! output. The word in [`CHECKS`] is all that registers it.
 
 pub mod document;
+pub mod files;
+pub mod gpu;
 pub mod job_file;
+#[cfg(test)]
+mod judged;
 pub mod measurements;
 pub mod probe;
 pub mod proc_stat;
@@ -24,4 +28,4 @@ macro_rules! checks {
     };
 }
 
-checks![clock_source, disk_space, kernel_log, memory];
+checks![clock_source, disk_space, gpu_row_remap, kernel_log, memory];

@@ -33,6 +33,7 @@ const SPEC: Spec = Spec {
     title: "size of memory, and what is free of it",
     depth: Depth::Quick,
     exclusive: false,
+    every: Span::minutes(5),
     cutoff: Span::days(7),
     limit: Span::minutes(1),
     usual: Span::from_secs(1),
@@ -99,7 +100,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     match outputs {
         [ProbeOutput::Text(text)] => match read(text) {
-            Ok(metrics) => Observation::Measured { metrics, events: Vec::new() },
+            Ok(metrics) => Observation::measured(metrics, Vec::new()),
             Err(why) => Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, why)),
         },
         [ProbeOutput::Failed(failure)] => Observation::CouldNot(failure.clone()),

@@ -20,7 +20,6 @@ use doctor_core::{
     ids::CheckId,
     observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure, Unit},
     policy::Policy,
-    reason::ReasonCode,
     time::Span,
 };
 
@@ -103,8 +102,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let line = stdout.lines().next().unwrap_or("").trim();
     let words: String =
         if line.is_empty() { "the command said nothing".to_owned() } else { line.chars().take(300).collect() };
-    let event =
-        |code| vec![Event { code: ReasonCode::fixed(code), entity: Entity::node(), at: None, text: words.clone() }];
+    let event = |code| vec![Event::seen(code, Entity::node(), words.clone())];
     let events = match exit {
         Some(0) => Vec::new(),
         Some(1) => event("warning"),
@@ -120,7 +118,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     // The exit code is the measurement: a command that has nothing to print still answered.
     let value = f64::from(exit.unwrap_or(0));
     let answered = Metric { name: "exit_code".to_owned(), entity: Entity::node(), value, unit: Unit::Count };
-    Observation::Measured { metrics: vec![answered], events }
+    Observation::measured(vec![answered], events)
 }
 
 #[cfg(test)]

@@ -80,12 +80,38 @@ pub struct Spec {
     pub depth: Depth,
     /// Whether it needs the node to itself.
     pub exclusive: bool,
+    /// How often an agent looks. A quick check that starts a program is not so quick and says a longer time.
+    pub every: Span,
     /// A conclusive result is good for this long.
     pub cutoff: Span,
     pub limit: Span,
     pub usual: Span,
     /// Shared things it loads by default.
     pub shares: &'static [&'static str],
+}
+
+impl Spec {
+    /// Of a check that only reads, takes milliseconds and may run at any time.
+    pub const fn quick(id: &'static str, title: &'static str) -> Self {
+        Self {
+            id,
+            title,
+            depth: Depth::Quick,
+            exclusive: false,
+            every: Span::minutes(5),
+            cutoff: Span::days(1),
+            limit: Span::minutes(1),
+            usual: Span::from_secs(1),
+            shares: &[],
+        }
+    }
+
+    /// The same, looked at less often.
+    #[must_use]
+    pub const fn every(mut self, every: Span) -> Self {
+        self.every = every;
+        self
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -37,7 +37,7 @@ impl Judgement {
 
 /// Judges one check's observation. `rules` may hold rules of other checks; they are passed by.
 pub fn judge(rules: &[Rule], profile: Option<&Profile>, check: &CheckId, observation: &Observation) -> Judgement {
-    let (metrics, events) = match observation {
+    let (metrics, events, unread) = match observation {
         Observation::NotApplicable(why) => {
             return Judgement {
                 verdict: Verdict::NotApplicable,
@@ -49,7 +49,7 @@ pub fn judge(rules: &[Rule], profile: Option<&Profile>, check: &CheckId, observa
         Observation::CouldNot(failure) => {
             return Judgement::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone());
         }
-        Observation::Measured { metrics, events } => (metrics, events),
+        Observation::Measured { metrics, events, unread } => (metrics, events, unread),
     };
     if metrics.is_empty() && events.is_empty() {
         return Judgement::inconclusive(NOTHING_MEASURED, "the check ran and measured nothing".to_owned());
@@ -74,7 +74,10 @@ pub fn judge(rules: &[Rule], profile: Option<&Profile>, check: &CheckId, observa
         Some(worst) => {
             Judgement { verdict: Verdict::Fail, reason: worst.reason.clone(), text: worst.text.clone(), findings }
         }
-        None => doubt.settle(),
+        None => match unread.first() {
+            Some(failure) => Judgement::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone()),
+            None => doubt.settle(),
+        },
     }
 }
 
@@ -112,13 +115,17 @@ fn judge_metric(
     findings: &mut Vec<Finding>,
     doubt: &mut Doubt,
 ) {
-    let (name, limit, fails_above) = match &rule.when {
-        When::Above { metric, limit } => (metric, Some(*limit), true),
-        When::Below { metric, limit } => (metric, Some(*limit), false),
+    let expected = |metric| profile.and_then(|profile| profile.expect.get(metric)).copied();
+    let above: fn(f64, f64) -> bool = |value, limit| value > limit;
+    let below: fn(f64, f64) -> bool = |value, limit| value < limit;
+    let other: fn(f64, f64) -> bool = |value, limit| (value - limit).abs() > limit.abs() * 1e-9;
+    let (name, limit, is_bad) = match &rule.when {
+        When::Above { metric, limit } => (metric, Some(*limit), above),
+        When::Below { metric, limit } => (metric, Some(*limit), below),
         When::BelowProfile { metric, percent } => {
-            let expected = profile.and_then(|profile| profile.expect.get(metric));
-            (metric, expected.map(|value| value * percent / 100.0), false)
+            (metric, expected(metric).map(|value| value * percent / 100.0), below)
         }
+        When::NotProfile { metric } => (metric, expected(metric), other),
         When::Event(_) => return,
     };
     let mut found = false;
@@ -136,8 +143,7 @@ fn judge_metric(
         }
         doubt.judged_any = true;
         doubt.judged.push(name.clone());
-        let fails = if fails_above { metric.value > limit } else { metric.value < limit };
-        if fails {
+        if is_bad(metric.value, limit) {
             let evidence = Evidence::Measured { metric: name.clone(), value: metric.value, limit };
             let text = fill(&rule.text, &metric.entity, &number(metric.value), &number(limit));
             findings.push(finding(rule, metric.entity.clone(), text, evidence));
@@ -269,12 +275,12 @@ mod tests {
     }
 
     fn measured(metrics: Vec<Metric>, events: Vec<Event>) -> Observation {
-        Observation::Measured { metrics, events }
+        Observation::measured(metrics, events)
     }
 
     fn dead() -> Event {
         let code = ReasonCode::fixed("disk-dead");
-        Event { code, entity: Entity::node(), at: None, text: "sda is gone".into() }
+        Event { code, entity: Entity::node(), at: None, text: "sda is gone".into(), key: None }
     }
 
     #[test]

@@ -16,11 +16,52 @@ pub enum Observation {
     Measured {
         metrics: Vec<Metric>,
         events: Vec<Event>,
+        /// Parts that it could not look at beside those it could. What was seen stands; the rest is not healthy by it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        unread: Vec<ProbeFailure>,
     },
     /// There is nothing of this kind here (no GPU, no such mount), and that is known, not guessed.
     NotApplicable(Why),
     /// The check could not look. This is never a verdict on the node.
     CouldNot(ProbeFailure),
+}
+
+impl Observation {
+    /// Everything that was to be looked at was looked at.
+    pub const fn measured(metrics: Vec<Metric>, events: Vec<Event>) -> Self {
+        Self::Measured { metrics, events, unread: Vec::new() }
+    }
+}
+
+/// Gathers what a check sees, part by part: one part that cannot be read hides nothing of the others.
+#[derive(Debug, Clone, Default)]
+pub struct Look {
+    metrics: Vec<Metric>,
+    events: Vec<Event>,
+    unread: Vec<ProbeFailure>,
+}
+
+impl Look {
+    pub fn metric(&mut self, metric: Metric) {
+        self.metrics.push(metric);
+    }
+
+    pub fn event(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    pub fn could_not(&mut self, failure: ProbeFailure) {
+        self.unread.push(failure);
+    }
+
+    /// What was seen; `nothing` if there was nothing to see.
+    pub fn or(mut self, nothing: Observation) -> Observation {
+        match (self.metrics.is_empty() && self.events.is_empty(), self.unread.is_empty()) {
+            (true, true) => nothing,
+            (true, false) => Observation::CouldNot(self.unread.swap_remove(0)),
+            (false, _) => Observation::Measured { metrics: self.metrics, events: self.events, unread: self.unread },
+        }
+    }
 }
 
 /// A code and its words.
@@ -49,6 +90,28 @@ pub struct Event {
     /// By the node's own clock, where the source gives it.
     pub at: Option<Timestamp>,
     pub text: String,
+    /// What makes it this event and no other, where the source gives it: boot and sequence number of a kernel record.
+    /// The same event told again is still one event.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+impl Metric {
+    pub fn new(name: &str, entity: Entity, value: f64, unit: Unit) -> Self {
+        Self { name: name.to_owned(), entity, value, unit }
+    }
+
+    /// How many of something there are.
+    pub fn count(name: &str, entity: Entity, value: f64) -> Self {
+        Self::new(name, entity, value, Unit::Count)
+    }
+}
+
+impl Event {
+    /// One that was found by looking at how things are, and that nobody recorded when it came about.
+    pub fn seen(code: &'static str, entity: Entity, text: impl Into<String>) -> Self {
+        Self { code: ReasonCode::fixed(code), entity, at: None, text: text.into(), key: None }
+    }
 }
 
 coded! {
@@ -123,6 +186,8 @@ coded! {
         Seconds => "s",
         Celsius => "celsius",
         Watts => "watts",
+        PerHour => "1/h",
+        BitsPerSecond => "bits/s",
         Hertz => "hertz",
     }
 }

@@ -268,6 +268,10 @@ pub enum When {
         metric: String,
         percent: f64,
     },
+    /// Anything else than what the machine type's profile says.
+    NotProfile {
+        metric: String,
+    },
     /// An event of this code was seen.
     Event(ReasonCode),
 }
@@ -286,6 +290,8 @@ struct WrittenRule {
     below: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     below_percent_of_profile: Option<f64>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    not_as_profile: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     event: Option<ReasonCode>,
     severity: Severity,
@@ -301,22 +307,30 @@ const fn once() -> u32 {
     1
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
 impl TryFrom<WrittenRule> for Rule {
     type Error = String;
     fn try_from(written: WrittenRule) -> Result<Self, String> {
-        let when = match (written.metric, written.above, written.below, written.below_percent_of_profile, written.event)
-        {
-            (Some(metric), Some(limit), None, None, None) => When::Above { metric, limit },
-            (Some(metric), None, Some(limit), None, None) => When::Below { metric, limit },
-            (Some(metric), None, None, Some(percent), None) => When::BelowProfile { metric, percent },
-            (None, None, None, None, Some(event)) => When::Event(event),
-            _ => {
-                return Err(format!(
-                    "rule `{}` needs either `event`, or `metric` with one of `above`, `below`, `below_percent_of_profile`",
-                    written.id
-                ));
-            }
-        };
+        let of_profile = written.below_percent_of_profile;
+        let when =
+            match (written.metric, written.above, written.below, of_profile, written.not_as_profile, written.event) {
+                (Some(metric), Some(limit), None, None, false, None) => When::Above { metric, limit },
+                (Some(metric), None, Some(limit), None, false, None) => When::Below { metric, limit },
+                (Some(metric), None, None, Some(percent), false, None) => When::BelowProfile { metric, percent },
+                (Some(metric), None, None, None, true, None) => When::NotProfile { metric },
+                (None, None, None, None, false, Some(event)) => When::Event(event),
+                _ => {
+                    return Err(format!(
+                        "rule `{}` needs either `event`, or `metric` with one of `above`, `below`, \
+                     `below_percent_of_profile`, `not_as_profile`",
+                        written.id
+                    ));
+                }
+            };
         if written.confirm == 0 {
             return Err(format!("rule `{}`: `confirm` is at least 1", written.id));
         }
@@ -337,12 +351,14 @@ impl From<Rule> for WrittenRule {
     fn from(rule: Rule) -> Self {
         let (mut metric_name, mut above, mut below, mut below_percent_of_profile, mut event) =
             (None, None, None, None, None);
+        let mut not_as_profile = false;
         match rule.when {
             When::Above { metric, limit } => (metric_name, above) = (Some(metric), Some(limit)),
             When::Below { metric, limit } => (metric_name, below) = (Some(metric), Some(limit)),
             When::BelowProfile { metric, percent } => {
                 (metric_name, below_percent_of_profile) = (Some(metric), Some(percent));
             }
+            When::NotProfile { metric } => (metric_name, not_as_profile) = (Some(metric), true),
             When::Event(code) => event = Some(code),
         }
         Self {
@@ -352,6 +368,7 @@ impl From<Rule> for WrittenRule {
             above,
             below,
             below_percent_of_profile,
+            not_as_profile,
             event,
             severity: rule.severity,
             remedy: rule.remedy,

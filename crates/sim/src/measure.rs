@@ -97,6 +97,7 @@ fn event_of(fault: &Fault, at: Timestamp) -> Option<Event> {
             entity: Entity::new(entity, fault.part.to_string()),
             at: Some(at),
             text: text.to_owned(),
+            key: None,
         }),
         Seen::Slower { .. } | Seen::Higher { .. } => None,
     }

@@ -152,7 +152,7 @@ fn run_test(order: &Order, catalogue: &Catalogue, test: &TestId, stop: &Stop, lo
 /// For whoever reads the log: numbers and events, no verdict.
 fn say_what_was_seen(observation: &Observation, say: &dyn Fn(&str)) {
     match observation {
-        Observation::Measured { metrics, events } => {
+        Observation::Measured { metrics, events, .. } => {
             for metric in metrics {
                 say(&format!("{} of {}: {} {}", metric.name, metric.entity, metric.value, metric.unit));
             }

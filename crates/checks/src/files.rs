@@ -1,0 +1,244 @@
+//! How checks read what [`Probe::Glob`](crate::probe::Probe::Glob) and [`Probe::Sampled`](crate::probe::Probe::Sampled)
+//! bring: many small files, by the parts of their paths that the pattern left open, and over time.
+
+use doctor_core::{
+    observation::{FailureKind, Observation, ProbeFailure},
+    time::{Span, Timestamp},
+};
+
+use crate::probe::{FileText, ProbeOutput, Sample};
+
+/// # Errors
+/// With the observation that the check should return.
+pub fn files(output: Option<&ProbeOutput>) -> Result<&[FileText], Observation> {
+    match output {
+        Some(ProbeOutput::Files(files)) => Ok(files),
+        other => Err(no_files(other)),
+    }
+}
+
+/// # Errors
+/// With the observation that the check should return.
+pub fn samples(output: Option<&ProbeOutput>) -> Result<Vec<Series<'_>>, Observation> {
+    match output {
+        Some(ProbeOutput::Samples(samples)) => Ok(series(samples)),
+        other => Err(no_files(other)),
+    }
+}
+
+fn no_files(output: Option<&ProbeOutput>) -> Observation {
+    Observation::CouldNot(match output {
+        Some(ProbeOutput::Failed(failure)) => failure.clone(),
+        _ => ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of files"),
+    })
+}
+
+/// The text of a file probe.
+///
+/// # Errors
+/// With the failure that the check should tell.
+pub fn text(output: Option<&ProbeOutput>) -> Result<&str, ProbeFailure> {
+    match output {
+        Some(ProbeOutput::Text(text)) => Ok(text),
+        Some(ProbeOutput::Failed(failure)) => Err(failure.clone()),
+        _ => Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is not the text of a file")),
+    }
+}
+
+/// The parts of a path that stand where the pattern has a `*`. `None` if the path does not fit.
+///
+/// `wild("/sys/class/net/*/mtu", "/sys/class/net/eth0/mtu")` is `["eth0"]`.
+pub fn wild<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
+    let (mut names, mut found) = (path.split('/'), Vec::new());
+    for wanted in pattern.split('/') {
+        let name = names.next()?;
+        match wanted.split_once('*') {
+            None if wanted == name => {}
+            None => return None,
+            Some((before, after)) => found.push(name.strip_prefix(before)?.strip_suffix(after)?),
+        }
+    }
+    names.next().is_none().then_some(found)
+}
+
+/// One file over time. `None` where it was not there or could not be read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Series<'a> {
+    pub path: &'a str,
+    /// Oldest first, one for each look; the last is now.
+    pub points: Vec<Point<'a>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Point<'a> {
+    pub at: Timestamp,
+    pub up: Span,
+    pub text: Option<&'a str>,
+}
+
+/// By how much a counter grew, and over how long.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Growth {
+    pub by: f64,
+    pub over: Span,
+}
+
+impl Growth {
+    pub fn per_hour(self) -> f64 {
+        self.by * 3_600_000.0 / self.over.millis().max(1) as f64
+    }
+
+    pub fn per_second(self) -> f64 {
+        self.per_hour() / 3600.0
+    }
+}
+
+impl Series<'_> {
+    /// As it is now, if it is there and could be read.
+    pub fn now(&self) -> Option<&str> {
+        self.points.last()?.text.map(str::trim)
+    }
+
+    /// What a counter gained within the last `within`. A counter that fell began anew in between, with a boot or a
+    /// reset of the device. Where there was no earlier look, it has been growing since the boot at most.
+    /// `None` if it is no number now.
+    pub fn growth(&self, within: Span) -> Option<Growth> {
+        let number = |point: &Point<'_>| point.text?.trim().parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
+        let last = self.points.last()?;
+        let newest = number(last)?;
+        let earlier: Vec<(Timestamp, f64)> = self.points[..self.points.len() - 1]
+            .iter()
+            .filter(|point| last.at.since(point.at) <= within)
+            .filter_map(|point| Some((point.at, number(point)?)))
+            .collect();
+        let Some(&(since, mut before)) = earlier.first() else {
+            return Some(Growth { by: newest, over: last.up });
+        };
+        let mut by = 0.0;
+        for value in earlier.iter().skip(1).map(|(_, value)| *value).chain([newest]) {
+            by += if value >= before { value - before } else { value };
+            before = value;
+        }
+        Some(Growth { by, over: last.at.since(since) })
+    }
+}
+
+/// Each file's own story. Files that are gone by now are told too.
+fn series(samples: &[Sample]) -> Vec<Series<'_>> {
+    let mut all: std::collections::BTreeMap<&str, Vec<Point<'_>>> = std::collections::BTreeMap::new();
+    for (place, sample) in samples.iter().enumerate() {
+        let nothing = Point { at: sample.at, up: sample.up, text: None };
+        for points in all.values_mut() {
+            let before = points.last().and_then(|point| point.text);
+            points.push(Point { text: before, ..nothing });
+        }
+        for file in &sample.files {
+            let missed = || samples[..=place].iter().map(|s| Point { at: s.at, up: s.up, text: None }).collect();
+            let points = all.entry(&file.path).or_insert_with(missed);
+            if let Some(point) = points.last_mut() {
+                point.text = file.text.as_deref().ok();
+            }
+        }
+        for gone in &sample.gone {
+            if let Some(point) = all.get_mut(gone.as_str()).and_then(|points| points.last_mut()) {
+                point.text = None;
+            }
+        }
+    }
+    all.into_iter().map(|(path, points)| Series { path, points }).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Files as one look finds them.
+    pub(crate) fn found(files: &[(&str, &str)]) -> ProbeOutput {
+        ProbeOutput::Files(files.iter().map(|(path, text)| file(path, text)).collect())
+    }
+
+    /// Looks five minutes apart, the last one now, on a machine that has been up for ten days. Each look lists every
+    /// file; what did not change is left out as the runner would.
+    pub(crate) fn looks(each: &[&[(&str, &str)]]) -> ProbeOutput {
+        let mut samples: Vec<Sample> = Vec::new();
+        for (n, files) in each.iter().enumerate() {
+            let earlier = n.checked_sub(1).map_or(&[][..], |before| each[before]);
+            let back = Span::minutes(5 * (each.len() - 1 - n) as i64);
+            samples.push(Sample {
+                at: Timestamp::from_secs(1_794_700_800).minus(back),
+                up: Span::from_millis(Span::days(10).millis() - back.millis()),
+                files: files.iter().filter(|file| !earlier.contains(file)).map(|(p, t)| file(p, t)).collect(),
+                gone: earlier
+                    .iter()
+                    .filter(|(path, _)| !files.iter().any(|(other, _)| other == path))
+                    .map(|(path, _)| (*path).to_owned())
+                    .collect(),
+            });
+        }
+        ProbeOutput::Samples(samples)
+    }
+
+    fn file(path: &str, text: &str) -> FileText {
+        FileText { path: path.to_owned(), text: Ok(text.to_owned()) }
+    }
+
+    fn growth(values: &[&str]) -> Option<Growth> {
+        let each: Vec<Vec<(&str, &str)>> = values.iter().map(|value| vec![("/c", *value)]).collect();
+        let each: Vec<&[(&str, &str)]> = each.iter().map(Vec::as_slice).collect();
+        samples(Some(&looks(&each))).unwrap()[0].growth(Span::hours(1))
+    }
+
+    #[test]
+    fn a_counter_grows_between_looks_and_begins_anew_after_a_reset() {
+        assert_eq!(growth(&["5\n", "7\n", "7\n"]), Some(Growth { by: 2.0, over: Span::minutes(10) }));
+        assert_eq!(growth(&["5", "1", "4"]), Some(Growth { by: 4.0, over: Span::minutes(10) }));
+        assert_eq!(growth(&["5"]), Some(Growth { by: 5.0, over: Span::days(10) }));
+        assert_eq!(growth(&["5", "N/A (no PMA)"]), None);
+        assert_eq!(growth(&["N/A", "5"]), Some(Growth { by: 5.0, over: Span::days(10) }));
+        let hour = vec!["0"; 20];
+        assert_eq!(growth(&hour), Some(Growth { by: 0.0, over: Span::hours(1) }));
+    }
+
+    #[test]
+    fn files_come_and_go() {
+        let output = looks(&[&[("/a", "1")], &[("/a", "1"), ("/b", "x")], &[("/b", "x")]]);
+        let all = samples(Some(&output)).unwrap();
+        let texts = |series: &Series<'_>| series.points.iter().map(|p| p.text.map(str::to_owned)).collect::<Vec<_>>();
+        assert_eq!(texts(&all[0]), [Some("1".to_owned()), Some("1".to_owned()), None]);
+        assert_eq!(texts(&all[1]), [None, Some("x".to_owned()), Some("x".to_owned())]);
+        assert_eq!((all[0].now(), all[1].now()), (None, Some("x")));
+    }
+
+    #[test]
+    fn the_open_parts_of_a_path_are_found() {
+        let pattern = "/sys/class/infiniband/*/ports/*/state";
+        assert_eq!(wild(pattern, "/sys/class/infiniband/mlx5_0/ports/1/state"), Some(vec!["mlx5_0", "1"]));
+        assert_eq!(wild("/sys/block/nvme*n1/size", "/sys/block/nvme12n1/size"), Some(vec!["12"]));
+        for path in ["/sys/class/infiniband/mlx5_0/ports/1/rate", "/sys/class/infiniband/mlx5_0", ""] {
+            assert_eq!(wild(pattern, path), None, "{path}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_series_has_a_point_for_each_look(
+            each in proptest::collection::vec(proptest::collection::btree_map("/[a-c]", "[0-9]{0,3}", 0..4), 1..6),
+        ) {
+            let each: Vec<Vec<(&str, &str)>> =
+                each.iter().map(|files| files.iter().map(|(p, t)| (p.as_str(), t.as_str())).collect()).collect();
+            let slices: Vec<&[(&str, &str)]> = each.iter().map(Vec::as_slice).collect();
+            let output = looks(&slices);
+            for series in samples(Some(&output)).unwrap() {
+                prop_assert_eq!(series.points.len(), each.len());
+                for (point, files) in series.points.iter().zip(&each) {
+                    let there = files.iter().find(|(path, _)| *path == series.path).map(|(_, text)| *text);
+                    prop_assert_eq!(point.text, there);
+                }
+                if let Some(growth) = series.growth(Span::hours(1)) {
+                    prop_assert!(growth.by >= 0.0 && growth.over.millis() > 0);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! What NVIDIA's driver says of the GPUs of a machine, by name, and how checks read it.
+//!
+//! A check asks for fields by name ([`crate::probe::Probe::Gpu`]); the runner knows which call of NVML brings each, and
+//! takes the same names from `nvidia-smi` where the library cannot be used. A field that a GPU does not have is not the
+//! same as one that could not be read, and neither is a number.
+//!
+//! Names follow `nvidia-smi --help-query-gpu` where it has one. `*` in a name stands for every link: `nvlink.*.state`
+//! brings `nvlink.0.state`, `nvlink.1.state`, and so on.
+
+use doctor_core::{
+    observation::{Entity, EntityKind, FailureKind, Observation, ProbeFailure, Why},
+    reason::ReasonCode,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::probe::ProbeOutput;
+
+/// The answer to one question about all GPUs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuAnswer {
+    /// NVIDIA GPUs on the PCI bus, by bus id as the kernel writes it (`0000:18:00.0`), whatever the driver says.
+    pub on_pci: Vec<String>,
+    /// Why the driver could not be asked at all, if it could not.
+    pub driver: Result<Driver, ProbeFailure>,
+    /// Those that the driver knows, in its order.
+    pub gpus: Vec<Gpu>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Driver {
+    /// `570.124.06`
+    pub version: String,
+    /// `12.8`
+    pub cuda: Option<String>,
+    /// Who was asked: `nvml` or `nvidia-smi`.
+    pub asked: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    pub index: u32,
+    /// As the kernel writes it: `0000:18:00.0`. Empty if even that could not be read.
+    pub bus: String,
+    /// In the order in which they were asked for, links in the order of their numbers.
+    pub fields: Vec<(String, Reading)>,
+}
+
+/// What became of one field.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reading {
+    Number(f64),
+    Text(String),
+    /// This GPU or this driver has no such thing.
+    NotSupported,
+    /// It has, and would not tell. The code is NVML's, such as 15 for a GPU that is lost.
+    Failed {
+        code: u32,
+        text: String,
+    },
+}
+
+/// NVML's codes that say something about the GPU and not about the question.
+pub const NVML_GPU_IS_LOST: u32 = 15;
+pub const NVML_RESET_REQUIRED: u32 = 16;
+
+impl Gpu {
+    /// Parts are named by bus id, which kernel log, PCI and NVML agree on; indices change when a GPU is lost.
+    pub fn entity(&self) -> Entity {
+        Entity::new(EntityKind::Gpu, if self.bus.is_empty() { self.index.to_string() } else { self.bus.clone() })
+    }
+
+    pub fn get(&self, name: &str) -> Option<&Reading> {
+        self.fields.iter().find(|(field, _)| field == name).map(|(_, reading)| reading)
+    }
+
+    pub fn number(&self, name: &str) -> Option<f64> {
+        match self.get(name)? {
+            Reading::Number(value) => Some(*value),
+            Reading::Text(_) | Reading::NotSupported | Reading::Failed { .. } => None,
+        }
+    }
+
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.get(name)? {
+            Reading::Text(value) => Some(value),
+            Reading::Number(_) | Reading::NotSupported | Reading::Failed { .. } => None,
+        }
+    }
+
+    /// Every field of a numbered family with its number: `links("nvlink", "state")` for `nvlink.*.state`.
+    pub fn numbered<'a>(&'a self, family: &'a str, what: &'a str) -> impl Iterator<Item = (u32, &'a Reading)> {
+        self.fields.iter().filter_map(move |(name, reading)| {
+            let (number, rest) = name.strip_prefix(family)?.strip_prefix('.')?.split_once('.')?;
+            (rest == what).then_some((number.parse().ok()?, reading))
+        })
+    }
+}
+
+/// The GPUs in a probe's output; or what to say where there are none to look at. A check begins with this.
+///
+/// # Errors
+/// With the observation that the check should return: not applicable on a machine without an NVIDIA GPU, could not
+/// look where the driver does not answer or knows no GPU although the bus has some.
+pub fn gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation> {
+    let could_not = |kind, text: String| Observation::CouldNot(ProbeFailure::new(kind, text));
+    let answer = match output {
+        Some(ProbeOutput::Gpus(answer)) => answer,
+        Some(ProbeOutput::Failed(failure)) => return Err(Observation::CouldNot(failure.clone())),
+        _ => return Err(could_not(FailureKind::Unparseable, "the answer is not one about GPUs".to_owned())),
+    };
+    if answer.on_pci.is_empty() && answer.gpus.is_empty() {
+        return Err(no_gpu());
+    }
+    if let Err(failure) = &answer.driver {
+        return Err(Observation::CouldNot(failure.clone()));
+    }
+    if answer.gpus.is_empty() {
+        let text = format!("{} NVIDIA GPUs are on the PCI bus and the driver knows none of them", answer.on_pci.len());
+        return Err(could_not(FailureKind::Empty, text));
+    }
+    Ok(&answer.gpus)
+}
+
+/// Why one of these fields could not be read from a GPU that has it. `None`: it has none of them.
+pub fn unread(gpu: &Gpu, fields: &[&str]) -> Option<ProbeFailure> {
+    let because = |kind, text: String| ProbeFailure::new(kind, format!("{}: {text}", gpu.entity()));
+    fields.iter().find_map(|field| match gpu.get(field) {
+        None => Some(because(FailureKind::Empty, format!("the driver was not asked for {field}"))),
+        Some(Reading::Failed { text, .. }) => Some(because(FailureKind::Failed, format!("{field}: {text}"))),
+        Some(Reading::Number(_) | Reading::Text(_) | Reading::NotSupported) => None,
+    })
+}
+
+/// What a check says on a machine that has nothing of its kind.
+pub fn no_gpu() -> Observation {
+    not_applicable("no-gpu", "there is no NVIDIA GPU on the PCI bus")
+}
+
+/// A fixed reason for having nothing to look at.
+pub fn not_applicable(code: &'static str, text: impl Into<String>) -> Observation {
+    Observation::NotApplicable(Why { code: ReasonCode::fixed(code), text: text.into() })
+}
+
+/// The same part of the bus, however it is written: `00000000:18:00.0`, `0000:18:00.0`, `0000:18:00`, `PCI:0000:18:00`.
+/// As the kernel writes it, in lower case. `None` if it is no bus id.
+pub fn bus_id(text: &str) -> Option<String> {
+    let text = text.trim().strip_prefix("PCI:").unwrap_or(text.trim());
+    let mut parts = text.split(':');
+    let (domain, bus, rest) = (parts.next()?, parts.next()?, parts.next()?);
+    if parts.next().is_some() {
+        return None;
+    }
+    let (device, function) = rest.split_once('.').unwrap_or((rest, "0"));
+    let hex = |text: &str, most: usize| {
+        (!text.is_empty() && text.len() <= most).then(|| u32::from_str_radix(text, 16).ok()).flatten()
+    };
+    let (domain, bus) = (hex(domain, 8)?, hex(bus, 2)?);
+    let (device, function) = (hex(device, 2)?, hex(function, 1)?);
+    Some(format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}"))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// An answer as NVML would give it: one list of fields for each GPU.
+    pub(crate) fn answer(gpus: &[&[(&str, Reading)]]) -> ProbeOutput {
+        let bus = |index: usize| format!("0000:{:02x}:00.0", 0x18 + index);
+        let gpu = |(index, fields): (usize, &&[(&str, Reading)])| Gpu {
+            index: index as u32,
+            bus: bus(index),
+            fields: fields.iter().map(|(name, reading)| ((*name).to_owned(), reading.clone())).collect(),
+        };
+        ProbeOutput::Gpus(GpuAnswer {
+            on_pci: (0..gpus.len()).map(bus).collect(),
+            driver: Ok(Driver { version: "570.124.06".into(), cuda: Some("12.8".into()), asked: "nvml".into() }),
+            gpus: gpus.iter().enumerate().map(gpu).collect(),
+        })
+    }
+
+    /// What every machine without a GPU says.
+    pub(crate) fn none() -> ProbeOutput {
+        let missing = ProbeFailure::new(FailureKind::Missing, "libnvidia-ml.so.1: not found");
+        ProbeOutput::Gpus(GpuAnswer { on_pci: Vec::new(), driver: Err(missing), gpus: Vec::new() })
+    }
+
+    pub(crate) fn n(value: f64) -> Reading {
+        Reading::Number(value)
+    }
+
+    #[test]
+    fn no_gpu_is_not_the_same_as_a_driver_that_does_not_answer() {
+        assert!(matches!(gpus(Some(&none())), Err(Observation::NotApplicable(_))));
+        let ProbeOutput::Gpus(mut dead) = none() else { panic!("gpus") };
+        dead.on_pci.push("0000:18:00.0".into());
+        let dead = ProbeOutput::Gpus(dead);
+        assert!(matches!(gpus(Some(&dead)), Err(Observation::CouldNot(f)) if f.kind == FailureKind::Missing));
+        let ProbeOutput::Gpus(mut lost) = answer(&[]) else { panic!("gpus") };
+        lost.on_pci.push("0000:18:00.0".into());
+        let lost = ProbeOutput::Gpus(lost);
+        assert!(matches!(gpus(Some(&lost)), Err(Observation::CouldNot(f)) if f.kind == FailureKind::Empty));
+        assert!(matches!(gpus(None), Err(Observation::CouldNot(_))));
+    }
+
+    #[test]
+    fn a_bus_id_is_the_same_however_it_is_written() {
+        for text in ["00000000:18:00.0", "0000:18:00.0", "0000:18:00", "PCI:0000:18:00", "0:18:0.0"] {
+            assert_eq!(bus_id(text).as_deref(), Some("0000:18:00.0"), "{text}");
+        }
+        assert_eq!(bus_id("0018:01:00").as_deref(), Some("0018:01:00.0"));
+        for text in ["", "18:00.0", "a:b:c:d", "0000:xx:00.0", "0000:18:00.0.0"] {
+            assert_eq!(bus_id(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn links_are_found_by_number() {
+        let ProbeOutput::Gpus(answer) = answer(&[&[("nvlink.0.state", n(1.0)), ("nvlink.17.state", n(0.0))]]) else {
+            panic!("gpus")
+        };
+        let states: Vec<_> = answer.gpus[0].numbered("nvlink", "state").map(|(link, r)| (link, r.clone())).collect();
+        assert_eq!(states, [(0, n(1.0)), (17, n(0.0))]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,40}") {
+            bus_id(&text);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! gpu-row-remap: has GPU memory rows that must be, or could not be, exchanged for spare ones?
+//!
+//! What it does: asks the driver for each GPU's row remapping: rows exchanged after corrected and after uncorrected
+//! errors, whether an exchange waits for a reset, and whether one has failed.
+//!
+//! Why it matters: from Ampere on, a row of HBM that gave an uncorrectable error is replaced by a spare one at the next
+//! reset. Until then the bad row is still in use, and the next job may meet it. When a bank has no spare rows left the
+//! exchange fails, and that memory stays bad: NVIDIA accepts this as a reason to return the board.
+//!
+//! What to do: `doctor why NODE` names the GPU.
+//! - `row-remap-pending` is `reset`: drain the node and reset the GPU (`nvidia-smi --gpu-reset -i BUS`); the row is
+//!   exchanged then.
+//! - `row-remap-failed` is `isolate`: keep the node out, run the vendor's field diagnostic and open a return.
+//! - `row-remap-many` is `monitor`: more rows were exchanged than is usual. The board works; expect more.
+//!
+//! Not applicable where the GPU is older than Ampere (see `gpu-retired-pages`) or has no ECC memory.
+
+use doctor_core::observation::{Event, Look, Metric, Observation};
+
+use crate::{
+    gpu::{Gpu, gpus, not_applicable, unread},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-row-remap", "rows of GPU memory exchanged for spare ones");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-row-remap-failed", check = "gpu-row-remap", event = "row-remap-failed", reason = "row-remap-failed",
+    severity = "isolate", text = "{entity}: {value}" },
+  { id = "gpu-row-remap-pending", check = "gpu-row-remap", event = "row-remap-pending", reason = "row-remap-pending",
+    severity = "reset", text = "{entity}: {value}" },
+  { id = "gpu-row-remap-many", check = "gpu-row-remap", metric = "rows_remapped_uncorrectable", above = 512.0,
+    reason = "row-remap-many", severity = "monitor", text = "{entity}: {value} rows were exchanged, {limit} are many" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_row_remap.rs")), rules: RULES, probes, interpret };
+
+const FIELDS: [&str; 4] = [
+    "remapped_rows.correctable",
+    "remapped_rows.uncorrectable",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&FIELDS)]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let gpus = match gpus(outputs.first()) {
+        Ok(gpus) => gpus,
+        Err(instead) => return instead,
+    };
+    let mut look = Look::default();
+    for gpu in gpus {
+        if let [Some(correctable), Some(uncorrectable), Some(pending), Some(failure)] = FIELDS.map(|f| gpu.number(f)) {
+            look.metric(Metric::count("rows_remapped_correctable", gpu.entity(), correctable));
+            look.metric(Metric::count("rows_remapped_uncorrectable", gpu.entity(), uncorrectable));
+            flagged(gpu, pending, failure).for_each(|event| look.event(event));
+        } else if let Some(failure) = unread(gpu, &FIELDS) {
+            look.could_not(failure);
+        }
+    }
+    look.or(not_applicable("not-supported", "no GPU here exchanges rows of its memory"))
+}
+
+fn flagged(gpu: &Gpu, pending: f64, failure: f64) -> impl Iterator<Item = Event> {
+    let failed = (failure != 0.0)
+        .then(|| Event::seen("row-remap-failed", gpu.entity(), "a bad row could not be exchanged: no spare is left"));
+    let waits = (pending != 0.0)
+        .then(|| Event::seen("row-remap-pending", gpu.entity(), "a bad row is exchanged at the next reset"));
+    failed.into_iter().chain(waits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, n, none},
+        },
+        judged::judged,
+    };
+
+    fn gpu(values: [Reading; 4]) -> Vec<(&'static str, Reading)> {
+        FIELDS.into_iter().zip(values).collect()
+    }
+
+    fn look(gpus: &[Vec<(&str, Reading)>]) -> Vec<String> {
+        let fields: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
+        judged(&CHECK, &[answer(&fields)])
+    }
+
+    fn healthy() -> Vec<(&'static str, Reading)> {
+        gpu([n(0.0), n(0.0), n(0.0), n(0.0)])
+    }
+
+    #[test]
+    fn each_trouble_is_found_on_its_gpu_and_on_no_other() {
+        assert_eq!(look(&[healthy(), healthy()]), ["pass within-limits"]);
+        let pending = gpu([n(0.0), n(1.0), n(1.0), n(0.0)]);
+        assert_eq!(look(&[healthy(), pending]), ["fail row-remap-pending reset gpu:0000:19:00.0"]);
+        let failed = gpu([n(0.0), n(513.0), n(1.0), n(1.0)]);
+        assert_eq!(
+            look(&[failed, healthy()]),
+            [
+                "fail row-remap-failed isolate gpu:0000:18:00.0",
+                "fail row-remap-pending reset gpu:0000:18:00.0",
+                "fail row-remap-many monitor gpu:0000:18:00.0",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_gpu_that_has_no_such_thing_is_not_one_that_would_not_tell() {
+        let old = gpu([const { Reading::NotSupported }; 4]);
+        assert_eq!(look(std::slice::from_ref(&old)), ["not-applicable not-supported"]);
+        assert_eq!(look(&[old, healthy()]), ["pass within-limits"]);
+        let lost = Reading::Failed { code: 15, text: "GPU is lost".into() };
+        assert_eq!(look(&[healthy(), gpu([lost.clone(), lost.clone(), lost.clone(), lost])]), ["inconclusive failed"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+
+    #[test]
+    fn a_lost_gpu_does_not_hide_what_is_wrong_with_another() {
+        let lost = Reading::Failed { code: 15, text: "GPU is lost".into() };
+        let lost = gpu([lost.clone(), lost.clone(), lost.clone(), lost]);
+        let pending = gpu([n(0.0), n(1.0), n(1.0), n(0.0)]);
+        assert_eq!(look(&[lost, pending]), ["fail row-remap-pending reset gpu:0000:19:00.0"]);
+    }
+}
