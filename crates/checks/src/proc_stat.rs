@@ -8,6 +8,7 @@ pub struct ProcStat {
     pub pid: u32,
     /// `R`, `S`, `D`, `Z` and so on.
     pub state: char,
+    pub parent: u32,
     /// Its process group.
     pub group: u32,
     pub session: u32,
@@ -22,10 +23,16 @@ impl ProcStat {
         let pid = before.split_once(" (")?.0.parse().ok()?;
         let mut fields = rest.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
-        let group = fields.nth(1)?.parse().ok()?;
+        let parent = fields.next()?.parse().ok()?;
+        let group = fields.next()?.parse().ok()?;
         let session = fields.next()?.parse().ok()?;
         let start_ticks = fields.nth(15)?.parse().ok()?;
-        Some(Self { pid, state, group, session, start_ticks })
+        Some(Self { pid, state, parent, group, session, start_ticks })
+    }
+
+    /// The kernel's short name for the process of such a line.
+    pub fn name(line: &str) -> Option<&str> {
+        Some(line.rsplit_once(") ")?.0.split_once(" (")?.1)
     }
 
     /// It has ended; only its parent has not looked yet.
@@ -45,8 +52,9 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_does_not_shift_the_fields() {
         let stat = ProcStat::parse(LINE).unwrap();
-        assert_eq!(stat, ProcStat { pid: 7182, state: 'S', group: 7180, session: 7171, start_ticks: 123_456 });
+        assert_eq!(stat, ProcStat { pid: 7182, state: 'S', parent: 7170, group: 7180, session: 7171, start_ticks: 123_456 });
         assert!(!stat.is_over());
+        assert_eq!(ProcStat::name(LINE), Some("a) S (b"));
         assert!(ProcStat::parse(&LINE.replace(") S 7170", ") Z 7170")).unwrap().is_over());
     }
 

@@ -51,6 +51,7 @@ fn site_check(id: &CheckId) -> Check {
             title: "a check of this site",
             depth: Depth::Deep,
             exclusive: true,
+            every: Span::minutes(5),
             cutoff: Span::days(7),
             limit: Span::minutes(30),
             usual: Span::minutes(1),

@@ -3,9 +3,9 @@
 //! Meant for a person at a terminal, for Nagios and its heirs, and for health hooks of schedulers. The verdict is the
 //! one the controller would find: same evidence, same rules, same function.
 
-use std::fmt::Write as _;
+mod print;
 
-use doctor_checks::{Catalogue, Check, spec::Params};
+use doctor_checks::{Catalogue, Check, Depth, spec::Params};
 use doctor_core::{
     classify::{Judgement, judge},
     finding::{Finding, Severity, Verdict},
@@ -19,15 +19,17 @@ use serde::Serialize;
 
 use crate::{clock::now, runner::ProbeRunner};
 
+pub use print::{rows, summary, table};
+
 /// Exit codes of `doctor-node check`, as Nagios reads them. The worst check decides; failing is worse than not knowing.
 pub mod exit {
-    /// Every check passed or does not apply here.
+    /// At least one check passed, and every other one too or it does not apply here.
     pub const OK: u8 = 0;
     /// Something fails that is worth watching.
     pub const WARNING: u8 = 1;
     /// Something fails that takes the node out of service.
     pub const CRITICAL: u8 = 2;
-    /// Something could not be judged, or the command itself was wrong.
+    /// Something could not be judged, nothing that ran applies here, or the command itself was wrong.
     pub const UNKNOWN: u8 = 3;
 }
 
@@ -37,6 +39,24 @@ pub enum CheckError {
     NoSuchCheck { name: String, known: String },
     #[error("a check's own rules do not parse")]
     Rules(#[source] toml::de::Error),
+}
+
+/// Which checks to run where none are named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Suite {
+    /// Those that only read and start no program: milliseconds.
+    Fast,
+    /// All that do not occupy the node.
+    Quick,
+}
+
+impl Suite {
+    fn holds(self, check: &Check) -> bool {
+        match self {
+            Self::Fast => check.spec.depth == Depth::Quick && check.spec.every <= Span::minutes(5),
+            Self::Quick => check.spec.depth == Depth::Quick,
+        }
+    }
 }
 
 /// One check's answer.
@@ -56,18 +76,22 @@ impl Answer {
     }
 }
 
-/// Runs the named checks, or all that the policy has not switched off.
+/// Runs the named checks, or those of the suite that the policy has not switched off.
 pub fn check(
     names: &[CheckId],
+    suite: Suite,
     policy: &Policy,
     profile: Option<&Profile>,
     runner: &dyn ProbeRunner,
 ) -> Result<Vec<Answer>, CheckError> {
     let catalogue = Catalogue::with_site_checks(policy);
     let rules = catalogue.rules(policy).map_err(CheckError::Rules)?;
-    let chosen = choose(&catalogue, names, policy)?;
+    let chosen = choose(&catalogue, names, suite, policy)?;
+    let params = |id: &CheckId| catalogue.params(policy, id);
+    let probes: Vec<_> = chosen.iter().flat_map(|(id, check)| (check.probes)(&params(id))).collect();
+    runner.prepare(&probes);
     let answers = chosen.into_iter().map(|(id, check)| {
-        let params = catalogue.params(policy, &id);
+        let params = params(&id);
         answer(id, check, &params, &rules, profile, runner)
     });
     Ok(answers.collect())
@@ -76,19 +100,19 @@ pub fn check(
 fn choose<'a>(
     catalogue: &'a Catalogue,
     names: &[CheckId],
+    suite: Suite,
     policy: &Policy,
 ) -> Result<Vec<(CheckId, &'a Check)>, CheckError> {
-    let wanted = if names.is_empty() {
-        catalogue.tests(policy).into_iter().map(|test| test.id).collect()
-    } else {
-        names.to_vec()
-    };
     let known = || catalogue.iter().map(|check| check.spec.id).collect::<Vec<_>>().join(", ");
     let find = |name: CheckId| match catalogue.get(&name) {
         Some(check) => Ok((name, check)),
         None => Err(CheckError::NoSuchCheck { name: name.to_string(), known: known() }),
     };
-    wanted.into_iter().map(find).collect()
+    if !names.is_empty() {
+        return names.iter().cloned().map(find).collect();
+    }
+    let all: Result<Vec<_>, _> = catalogue.tests(policy).into_iter().map(|test| find(test.id)).collect();
+    Ok(all?.into_iter().filter(|(_, check)| suite.holds(check)).collect())
 }
 
 fn answer(
@@ -109,29 +133,21 @@ fn answer(
 /// The exit code for these answers.
 pub fn exit_code(answers: &[Answer]) -> u8 {
     let rank = |answer: &Answer| match (answer.verdict, answer.worst()) {
-        (Verdict::Pass | Verdict::NotApplicable, _) => (0, exit::OK),
-        (Verdict::Inconclusive, _) => (1, exit::UNKNOWN),
-        (Verdict::Fail, None | Some(Severity::Monitor)) => (2, exit::WARNING),
-        (Verdict::Fail, Some(Severity::Reset | Severity::Reboot | Severity::Isolate)) => (3, exit::CRITICAL),
+        // Nothing that applies is not health.
+        (Verdict::NotApplicable, _) => (0, exit::UNKNOWN),
+        (Verdict::Pass, _) => (1, exit::OK),
+        (Verdict::Inconclusive, _) => (2, exit::UNKNOWN),
+        (Verdict::Fail, None | Some(Severity::Monitor)) => (3, exit::WARNING),
+        (Verdict::Fail, Some(Severity::Reset | Severity::Reboot | Severity::Isolate)) => (4, exit::CRITICAL),
     };
-    // Nothing checked is not health.
     answers.iter().map(rank).max().map_or(exit::UNKNOWN, |(_, code)| code)
 }
 
-/// A table for people: one line per check, and below it everything else that is wrong.
-pub fn table(answers: &[Answer]) -> String {
-    let width = answers.iter().map(|answer| answer.check.as_str().len()).max().unwrap_or(0).max("CHECK".len());
-    let mut out = format!("{:width$}  {:14}  {:8}  WHY\n", "CHECK", "VERDICT", "SEVERITY");
-    for answer in answers {
-        let severity = answer.worst().map_or("-", Severity::code);
-        let (check, verdict, reason, text) = (&answer.check, answer.verdict, &answer.reason, &answer.text);
-        let _infallible = writeln!(out, "{check:width$}  {verdict:14}  {severity:8}  {reason}: {text}");
-        for finding in answer.findings.iter().skip(1) {
-            let Finding { severity, reason, text, .. } = finding;
-            let _infallible = writeln!(out, "{:width$}  {:14}  {severity:8}  {reason}: {text}", "", "");
-        }
-    }
-    out
+/// The exit code for a hook of a scheduler, which takes the node out of service for anything but zero: only a finding
+/// that asks for that does. A check that could not run is no reason to stop a job.
+pub fn hook_code(answers: &[Answer]) -> u8 {
+    let bad = answers.iter().any(|answer| answer.worst().is_some_and(|worst| worst > Severity::Monitor));
+    if bad { exit::WARNING } else { exit::OK }
 }
 
 #[cfg(test)]
@@ -142,12 +158,16 @@ mod tests {
 
     fn memory(available: u32) -> FixtureRunner {
         let text = format!("MemTotal: 1000000 kB\nMemAvailable: {available} kB\n");
-        FixtureRunner::new([(Probe::Read { path: "/proc/meminfo".into() }, ProbeOutput::Text(text))])
+        FixtureRunner::new([(Probe::read("/proc/meminfo"), ProbeOutput::Text(text))])
+    }
+
+    fn answers(names: &[&str], runner: &FixtureRunner) -> Vec<Answer> {
+        let names: Vec<_> = names.iter().map(|name| CheckId::new(name).unwrap()).collect();
+        check(&names, Suite::Fast, &Policy::standard(), None, runner).unwrap()
     }
 
     fn code(names: &[&str], runner: &FixtureRunner) -> u8 {
-        let names: Vec<_> = names.iter().map(|name| CheckId::new(name).unwrap()).collect();
-        exit_code(&check(&names, &Policy::standard(), None, runner).unwrap())
+        exit_code(&answers(names, runner))
     }
 
     #[test]
@@ -160,19 +180,52 @@ mod tests {
     }
 
     #[test]
+    fn a_hook_stops_a_job_for_a_finding_and_never_for_a_check_that_could_not_run() {
+        assert_eq!(hook_code(&answers(&["memory", "kernel-log"], &memory(10))), exit::OK);
+        let less = "MemTotal: 1000 kB\nMemAvailable: 10 kB\n".to_owned();
+        let runner = FixtureRunner::new([(Probe::read("/proc/meminfo"), ProbeOutput::Text(less))]);
+        assert_eq!(hook_code(&answers(&["memory"], &runner)), exit::WARNING);
+    }
+
+    #[test]
+    fn where_nothing_applies_nobody_is_told_that_all_is_well() {
+        let none = Answer {
+            check: CheckId::new("gpu-ecc").unwrap(),
+            verdict: Verdict::NotApplicable,
+            reason: ReasonCode::fixed("no-gpu"),
+            text: String::new(),
+            took: Span::ZERO,
+            findings: Vec::new(),
+        };
+        assert_eq!(exit_code(std::slice::from_ref(&none)), exit::UNKNOWN);
+        let mut both = answers(&["memory"], &memory(900_000));
+        both.push(none);
+        assert_eq!(exit_code(&both), exit::OK);
+    }
+
+    #[test]
     fn an_unknown_check_is_refused_with_the_known_ones() {
         let names = [CheckId::new("nonsense").unwrap()];
-        let error = check(&names, &Policy::standard(), None, &FixtureRunner::default()).unwrap_err().to_string();
+        let error = check(&names, Suite::Fast, &Policy::standard(), None, &FixtureRunner::default());
+        let error = error.unwrap_err().to_string();
         assert!(error.contains("`nonsense`") && error.contains("disk-space"), "{error}");
     }
 
     #[test]
-    fn the_table_shows_every_finding() {
+    fn the_table_shows_every_finding_and_the_rows_are_flat() {
         let text = "MemTotal: 1000 kB\nMemAvailable: 10 kB\nSwapTotal: 10 kB\nSwapFree: 0 kB\n".to_owned();
-        let runner = FixtureRunner::new([(Probe::Read { path: "/proc/meminfo".into() }, ProbeOutput::Text(text))]);
-        let answers = check(&[CheckId::new("memory").unwrap()], &Policy::standard(), None, &runner).unwrap();
-        let table = table(&answers);
-        assert!(table.contains("memory-low") && table.contains("swap-used"), "{table}");
+        let runner = FixtureRunner::new([(Probe::read("/proc/meminfo"), ProbeOutput::Text(text))]);
+        let answers = answers(&["memory", "kernel-log"], &runner);
+        let table = table(&answers, false);
+        assert!(table.contains("memory-low") && table.contains("swap-used") && table.contains("kernel-log"), "{table}");
         assert_eq!(exit_code(&answers), exit::CRITICAL, "less memory than any machine has");
+        let rows = serde_json::to_value(rows(&answers)).unwrap();
+        let rows = rows.as_array().unwrap();
+        assert!(rows.len() >= 3, "{rows:?}");
+        for row in rows {
+            for key in ["check", "entity", "verdict", "severity", "reason"] {
+                assert!(row.get(key).is_some(), "{key} is missing in {row}");
+            }
+        }
     }
 }

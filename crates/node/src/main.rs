@@ -40,16 +40,29 @@ enum Sub {
 /// Check this machine now and judge on the spot.
 ///
 /// Exit codes, as Nagios reads them: 0 all checks pass or do not apply; 1 something is worth watching; 2 something
-/// takes the node out of service; 3 something could not be judged, or the command was wrong. The worst wins, and
-/// failing is worse than not knowing.
+/// takes the node out of service; 3 something could not be judged, nothing that ran applies here, or the command was
+/// wrong. The worst wins, and failing is worse than not knowing.
 #[derive(Debug, Args)]
 struct CheckArgs {
-    /// Checks to run, such as `disk-space`. Without any: all that the policy has not switched off.
+    /// Checks to run, such as `disk-space`. Without any: the suite, less what the policy has switched off.
     #[arg(value_name = "NAME")]
     names: Vec<CheckId>,
-    /// Print JSON instead of a table.
+    /// The same, separated by commas.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    only: Vec<CheckId>,
+    /// What to run where no check is named.
+    #[arg(long, value_enum, default_value = "quick")]
+    suite: check::Suite,
+    /// Print JSON instead of a table: one object for each finding, and one for each check that found nothing.
     #[arg(long)]
     json: bool,
+    /// Give each check that does not apply a line of its own.
+    #[arg(long)]
+    all: bool,
+    /// Behave as a hook of a scheduler: the fast suite, one line for each finding on standard error, and an exit code
+    /// that is not 0 only where a finding takes the node out of service.
+    #[arg(long, value_enum, conflicts_with = "json")]
+    hook: Option<Hook>,
     /// What the machine type is expected to have, as TOML.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -94,6 +107,17 @@ struct JobArgs {
     place: Place,
 }
 
+/// Which hook of Slurm this is called from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Hook {
+    /// Before a job: an exit code that is not 0 makes Slurm drain the node and requeue the job.
+    Prolog,
+    /// After a job: an exit code that is not 0 makes Slurm drain the node.
+    Epilog,
+    /// `HealthCheckProgram`: Slurm ignores the exit code; the lines go to slurmd's log.
+    Health,
+}
+
 #[derive(Debug, Args)]
 struct Place {
     /// Where the file system of this machine is seen, for a container that has its host mounted there.
@@ -102,9 +126,13 @@ struct Place {
     /// The site's policy file. Without it: the default policy.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Remember here, from one call to the next, which probes hang in the kernel, so that they do not pile up.
+    /// Remember here, from one call to the next: which probes hang in the kernel, so that they do not pile up; whether
+    /// the driver answers; and what counters stood at, so that their growth can be judged.
     #[arg(long, value_name = "DIR", env = "DOCTOR_NODE_STATE")]
     state: Option<PathBuf>,
+    /// NVIDIA's management library, where it is not found by its name.
+    #[arg(long, value_name = "FILE", env = "DOCTOR_NVML", default_value = doctor_gpu::nvml::LIBRARY)]
+    nvml: OsString,
 }
 
 fn main() -> ExitCode {
@@ -138,14 +166,31 @@ fn check(args: &CheckArgs) -> anyhow::Result<u8> {
     let policy = load_policy(args.place.policy.as_deref())?;
     let profile = load_profile(args.profile.as_deref())?;
     let stop = Stop::on_signals().context("cannot watch for signals")?;
-    let runner = LocalRunner::new(&args.place.root, &stop).state(args.place.state.as_deref());
-    let answers = check::check(&args.names, &policy, profile.as_ref(), &runner)?;
+    let runner =
+        LocalRunner::new(&args.place.root, &stop).state(args.place.state.as_deref()).library(args.place.nvml.clone());
+    let names: Vec<_> = args.names.iter().chain(&args.only).cloned().collect();
+    let suite = if args.hook.is_some() { check::Suite::Fast } else { args.suite };
+    let answers = check::check(&names, suite, &policy, profile.as_ref(), &runner)?;
+    if let Some(hook) = args.hook {
+        return Ok(said_to_hook(hook, &answers));
+    }
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&answers)?);
+        println!("{}", serde_json::to_string_pretty(&check::rows(&answers))?);
     } else {
-        print!("{}", check::table(&answers));
+        print!("{}", check::table(&answers, args.all));
     }
     Ok(check::exit_code(&answers))
+}
+
+fn said_to_hook(hook: Hook, answers: &[check::Answer]) -> u8 {
+    for finding in answers.iter().flat_map(|answer| &answer.findings) {
+        let (check, severity, reason) = (&finding.check, finding.severity, &finding.reason);
+        eprintln!("doctor-node: {check}: {severity}: {reason}: {}", finding.text);
+    }
+    match hook {
+        Hook::Prolog | Hook::Epilog => check::hook_code(answers),
+        Hook::Health => check::exit::OK,
+    }
 }
 
 fn job(args: JobArgs) -> anyhow::Result<u8> {
@@ -163,6 +208,7 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
         document: args.document,
         policy: load_policy(args.place.policy.as_deref())?,
         root: args.place.root,
+        library: args.place.nvml,
         state: args.place.state,
         job_file: args.job_file,
     };
@@ -192,11 +238,11 @@ fn key(file: Option<&Path>) -> anyhow::Result<RunKey> {
 fn helper(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let asked = args.next().and_then(|text| text.into_string().ok());
     let probe = asked.and_then(|text| serde_json::from_str::<Probe>(&text).ok());
-    let (Some(probe), Some(root)) = (probe, args.next()) else {
+    let (Some(probe), Some(root), Some(library)) = (probe, args.next(), args.next()) else {
         eprintln!("{HELPER_ARGUMENT} is for doctor-node itself");
         return ExitCode::FAILURE;
     };
-    let answer = runner::answer(&probe, Path::new(&root));
+    let answer = runner::answer_as_helper(&probe, Path::new(&root), &library);
     match serde_json::to_writer(std::io::stdout().lock(), &answer) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,

@@ -74,7 +74,10 @@ fn check_prints_a_table_or_json_of_the_same() {
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json[0]["check"], "memory");
     assert_eq!(json[0]["verdict"], "fail");
-    assert_eq!(json[1]["findings"][0]["severity"], "isolate");
+    let rows = json.as_array().unwrap();
+    let lost = rows.iter().find(|row| row["reason"] == "xid-79").unwrap();
+    assert_eq!((lost["severity"].as_str(), lost["verdict"].as_str()), (Some("isolate"), Some("fail")));
+    assert!(lost["entity"].as_str().unwrap().starts_with("gpu:0000:18:00"), "{lost}");
 }
 
 #[test]

@@ -122,6 +122,7 @@ static CHECKS: [Check; 4] = [
             title: "shared storage as fast as it should be (simulated)",
             depth: Depth::Deep,
             exclusive: true,
+            every: Span::minutes(5),
             cutoff: CUTOFF,
             limit: Span::minutes(30),
             usual: Span::minutes(10),
@@ -138,6 +139,7 @@ static CHECKS: [Check; 4] = [
             title: "GPUs compute fast and right (simulated)",
             depth: Depth::Deep,
             exclusive: true,
+            every: Span::minutes(5),
             cutoff: CUTOFF,
             limit: Span::minutes(30),
             usual: Span::minutes(10),
@@ -154,6 +156,7 @@ static CHECKS: [Check; 4] = [
             title: "GPUs and network cards talk fast and right (simulated)",
             depth: Depth::Deep,
             exclusive: true,
+            every: Span::minutes(5),
             cutoff: CUTOFF,
             limit: Span::minutes(30),
             usual: Span::minutes(10),
@@ -170,6 +173,7 @@ static CHECKS: [Check; 4] = [
             title: "what the node's agent reads of its GPUs, links and memory (simulated)",
             depth: Depth::Quick,
             exclusive: false,
+            every: Span::minutes(5),
             cutoff: CUTOFF,
             limit: Span::minutes(2),
             usual: Span::from_secs(5),
@@ -199,7 +203,10 @@ mod proofs {
         for rule in rules {
             let metrics = metrics_of(rule.check.as_str());
             match &rule.when {
-                When::Above { metric, .. } | When::Below { metric, .. } | When::BelowProfile { metric, .. } => {
+                When::Above { metric, .. }
+                | When::Below { metric, .. }
+                | When::BelowProfile { metric, .. }
+                | When::NotProfile { metric } => {
                     assert!(metrics.iter().any(|row| row.name == metric), "{metric}");
                 }
                 When::Event(code) => assert!(

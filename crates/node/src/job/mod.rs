@@ -9,6 +9,7 @@ mod log;
 mod output;
 
 use std::{
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
 };
@@ -48,6 +49,8 @@ pub struct Order {
     pub document: PathBuf,
     pub policy: Policy,
     pub root: PathBuf,
+    /// NVML, by name or path.
+    pub library: OsString,
     pub state: Option<PathBuf>,
     /// Claimed before anything is done; says to whoever looks how the job goes.
     pub job_file: Option<PathBuf>,
@@ -84,7 +87,7 @@ fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
     let started = now();
     let names = order.tests.iter().map(TestId::as_str).collect::<Vec<_>>().join(", ");
     log.line("job", &format!("run {} on {}: {names}", order.run, order.node));
-    let quiet = LocalRunner::new(&order.root, stop).state(order.state.as_deref());
+    let quiet = LocalRunner::new(&order.root, stop).state(order.state.as_deref()).library(order.library.clone());
     // First, because a job that was told to stop can ask nothing any more.
     let hardware = hardware::collect(&quiet);
     let (tests, told) = run_tests(order, stop, &log);
@@ -127,7 +130,8 @@ fn run_test(order: &Order, catalogue: &Catalogue, test: &TestId, stop: &Stop, lo
     let started = now();
     let say = |line: &str| log.line(test.as_str(), line);
     let echo = |line: &str| say(&format!("| {line}"));
-    let runner = LocalRunner::new(&order.root, stop).state(order.state.as_deref()).echo(&echo);
+    let runner =
+        LocalRunner::new(&order.root, stop).state(order.state.as_deref()).library(order.library.clone()).echo(&echo);
     let mut probes = Vec::new();
     match catalogue.get(test) {
         // Without probes it is no evidence of anything, and the controller will say so.

@@ -1,17 +1,30 @@
 //! Carries out probes, and comes back whatever happens.
 //!
-//! Everything that the kernel could make wait for ever happens in a child process: programs of course, but also the
-//! reading of a file and statfs(2), which hang on a dead network mount or a broken device. A helper thread would not
-//! do: a thread stuck in the kernel keeps its whole process from ending, so a job would never be seen to end. A child
-//! is killed with its process group at its time limit, and left behind when even that does not end it. What was left
-//! behind is remembered ([`abandoned`]): the same probe is not started again while the old one hangs, so that nothing
-//! piles up on a sick node.
+//! What the kernel could make wait for ever happens in a child process: programs of course, but also the reading of a
+//! file and statfs(2) on a network mount, and a driver of which nobody knows whether it answers. A thread stuck in the
+//! kernel keeps its whole process from ending, so a job would never be seen to end. A child is killed with its process
+//! group at its time limit, and left behind when even that does not end it. What was left behind is remembered
+//! ([`abandoned`]): the same probe is not started again while the old one hangs, so that nothing piles up on a sick node.
+//!
+//! The rest, file systems of the kernel and local disks, is read here on a thread that is watched ([`watched`]), because
+//! a child takes longer than everything that a fast check reads. A driver that answered a moment ago is asked here too.
 
 mod abandoned;
 mod child;
-mod helper;
+mod clock_discipline;
+mod gpus;
+mod many;
+mod mounts;
+mod processes;
+mod reading;
+mod samples;
+mod trusted;
+mod watched;
 
 use std::{
+    cell::{OnceCell, RefCell},
+    collections::HashMap,
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
     process::Command,
@@ -24,11 +37,17 @@ use doctor_core::{
     time::Span,
 };
 
-use crate::stop::{Stop, StopWhy};
+use crate::{
+    clock::now,
+    stop::{Stop, StopWhy},
+};
 use abandoned::AbandonedProbes;
 use child::{Ended, Limits};
+use mounts::Mounts;
+use trusted::Trusted;
+use watched::{NoAnswer, WatchedReader};
 
-pub use helper::answer;
+pub use reading::answer_as_helper;
 
 /// The hidden argument by which this program reads one thing in a process of its own.
 pub const HELPER_ARGUMENT: &str = "__probe";
@@ -45,6 +64,9 @@ const MAX_ANSWER_BYTES: usize = 8 << 20;
 /// A file of /proc or a statfs(2) that takes longer hangs.
 const FILE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Without persistence mode the driver wakes each GPU first, which takes seconds for eight of them.
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// A killed process is gone within microseconds unless it is stuck in the kernel.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 
@@ -52,13 +74,24 @@ const KILL_GRACE: Duration = Duration::from_secs(2);
 /// little: a failure is an answer too.
 pub trait ProbeRunner {
     fn run(&self, probe: &Probe) -> ProbeOutput;
+
+    /// Says beforehand what will be asked, so that what costs once is done once.
+    fn prepare(&self, _probes: &[Probe]) {}
 }
 
-/// Runs probes on this machine.
+/// Runs probes on this machine, for one pass over checks: what several of them ask is read once.
 pub struct LocalRunner<'a> {
     root: PathBuf,
     helper: PathBuf,
+    library: OsString,
     abandoned: AbandonedProbes,
+    state: Option<PathBuf>,
+    trusted: Trusted,
+    mounts: OnceCell<Mounts>,
+    reader: RefCell<WatchedReader>,
+    known: RefCell<HashMap<Probe, ProbeOutput>>,
+    /// All fields that this pass will want of the driver: opening it takes longer than reading them.
+    wanted: RefCell<Vec<String>>,
     stop: &'a Stop,
     echo: Option<&'a dyn Fn(&str)>,
 }
@@ -76,7 +109,14 @@ impl<'a> LocalRunner<'a> {
             root: root.into(),
             // Also right when the program was replaced by an update while it runs.
             helper: PathBuf::from("/proc/self/exe"),
+            library: doctor_gpu::nvml::LIBRARY.into(),
             abandoned: AbandonedProbes::of_this_process(),
+            state: None,
+            trusted: Trusted::default(),
+            mounts: OnceCell::new(),
+            reader: RefCell::default(),
+            known: RefCell::default(),
+            wanted: RefCell::default(),
             stop,
             echo: None,
         }
@@ -89,11 +129,21 @@ impl<'a> LocalRunner<'a> {
         self
     }
 
-    /// Remembers here, for the processes that come after, which probes hang.
+    /// NVML, where it is not the one that the system finds by its name.
+    #[must_use]
+    pub fn library(mut self, library: impl Into<OsString>) -> Self {
+        self.library = library.into();
+        self
+    }
+
+    /// Remembers here, for the processes that come after, which probes hang, whether the driver answers, and what
+    /// counters stood at.
     #[must_use]
     pub fn state(mut self, directory: Option<&Path>) -> Self {
         if let Some(directory) = directory {
             self.abandoned = AbandonedProbes::kept_in(directory);
+            self.trusted = Trusted::kept_in(directory);
+            self.state = Some(directory.to_owned());
         }
         self
     }
@@ -120,12 +170,84 @@ impl<'a> LocalRunner<'a> {
     }
 
     fn read(&self, probe: &Probe, what: &str) -> ProbeOutput {
+        if let Probe::Gpu { fields } = probe {
+            let wanted = self.wanted.borrow().clone();
+            if wanted != *fields && fields.iter().all(|field| wanted.contains(field)) {
+                return gpus::only(self.read(&Probe::Gpu { fields: wanted }, what), fields);
+            }
+        }
+        if let Some(output) = self.known.borrow().get(probe) {
+            return output.clone();
+        }
+        let output = if self.is_safe(probe) { self.read_here(probe, what) } else { self.read_apart(probe, what) };
+        if let Probe::Gpu { .. } = probe {
+            self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
+        }
+        self.known.borrow_mut().insert(probe.clone(), output.clone());
+        output
+    }
+
+    /// Whether it may be read in this process.
+    fn is_safe(&self, probe: &Probe) -> bool {
+        match probe {
+            Probe::Kmsg | Probe::Processes | Probe::ClockDiscipline => true,
+            Probe::Gpu { .. } => self.trusted.is_trusted(),
+            Probe::Read { path }
+            | Probe::List { path }
+            | Probe::StatFs { path }
+            | Probe::Glob { pattern: path }
+            | Probe::Links { pattern: path }
+            | Probe::Bytes { pattern: path, .. } => {
+                let fixed = path.split('*').next().unwrap_or_default();
+                self.mounts.get_or_init(Mounts::now).is_local(&reading::below(&self.root, fixed))
+            }
+            Probe::Sampled { .. } | Probe::Exec { .. } | Probe::Builtin { .. } => false,
+        }
+    }
+
+    fn read_here(&self, probe: &Probe, what: &str) -> ProbeOutput {
+        if let Some(why) = self.stop.told() {
+            return self.explain(what, Ok(Ended::Stopped(why)), Span::ZERO);
+        }
+        let (owned, root, library) = (probe.clone(), self.root.clone(), self.library.clone());
+        let limit = time_for(probe);
+        let answer = self.reader.borrow_mut().read(limit, move || reading::answer(&owned, &root, &library));
+        answer.unwrap_or_else(|why| match why {
+            NoAnswer::Hangs => {
+                let limit = Span::from_millis(limit.as_millis() as i64);
+                failed(FailureKind::TimedOut, format!("{what}: no answer within {limit}; it was left behind"))
+            }
+            NoAnswer::NoThread => failed(FailureKind::Failed, format!("{what}: the reading came to nothing")),
+        })
+    }
+
+    /// Now and at earlier looks.
+    fn sample(&self, pattern: &str, keep: Span) -> ProbeOutput {
+        let glob = Probe::Glob { pattern: pattern.to_owned() };
+        let files = match self.read(&glob, &describe(&glob)) {
+            ProbeOutput::Files(files) => files,
+            other => return other,
+        };
+        let uptime = Probe::read("/proc/uptime");
+        let up = match self.read(&uptime, &describe(&uptime)) {
+            ProbeOutput::Text(text) => text.split(' ').next().and_then(|text| text.parse::<f64>().ok()),
+            _ => None,
+        };
+        let Some(up) = up else {
+            return failed(FailureKind::Unparseable, format!("{pattern}: /proc/uptime does not say how long"));
+        };
+        let up = Span::from_millis((up * 1000.0) as i64);
+        ProbeOutput::Samples(samples::add(self.state.as_deref(), pattern, keep, (now(), up), files))
+    }
+
+    fn read_apart(&self, probe: &Probe, what: &str) -> ProbeOutput {
         let Ok(asked) = serde_json::to_string(probe) else {
             return failed(FailureKind::Failed, format!("{what}: the probe cannot be written down"));
         };
         let mut command = Command::new(&self.helper);
-        command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).env_remove(KEY_VARIABLE);
-        let limits = Limits { timeout: FILE_TIMEOUT, stream: MAX_ANSWER_BYTES, kill_grace: KILL_GRACE };
+        command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).arg(&self.library).env_remove(KEY_VARIABLE);
+        let limit = time_for(probe);
+        let limits = Limits { timeout: limit, stream: MAX_ANSWER_BYTES, kill_grace: KILL_GRACE };
         match child::run(&mut command, &limits, self.stop, None) {
             Ok(Ended::Exited { status, stdout, .. }) if status.success() => serde_json::from_slice(&stdout)
                 .unwrap_or_else(|error| {
@@ -135,7 +257,7 @@ impl<'a> LocalRunner<'a> {
                 let said = String::from_utf8_lossy(&stderr).trim().to_owned();
                 failed(FailureKind::Failed, format!("{what}: the helper ended with {status}: {said}"))
             }
-            other => self.explain(what, other, Span::from_millis(FILE_TIMEOUT.as_millis() as i64)),
+            other => self.explain(what, other, Span::from_millis(limit.as_millis() as i64)),
         }
     }
 
@@ -164,6 +286,16 @@ impl<'a> LocalRunner<'a> {
 }
 
 impl ProbeRunner for LocalRunner<'_> {
+    fn prepare(&self, probes: &[Probe]) {
+        let mut wanted = self.wanted.borrow_mut();
+        for probe in probes {
+            if let Probe::Gpu { fields } = probe {
+                let new: Vec<_> = fields.iter().filter(|field| !wanted.contains(field)).cloned().collect();
+                wanted.extend(new);
+            }
+        }
+    }
+
     fn run(&self, probe: &Probe) -> ProbeOutput {
         let what = describe(probe);
         if let Some(pid) = self.abandoned.hanging(&what) {
@@ -171,11 +303,28 @@ impl ProbeRunner for LocalRunner<'_> {
         }
         match probe {
             Probe::Exec { program, args, timeout } => self.exec(program, args, *timeout),
-            Probe::Read { .. } | Probe::List { .. } | Probe::StatFs { .. } | Probe::Kmsg => self.read(probe, &what),
+            Probe::Sampled { pattern, keep } => self.sample(pattern, *keep),
+            Probe::Read { .. }
+            | Probe::List { .. }
+            | Probe::Glob { .. }
+            | Probe::Bytes { .. }
+            | Probe::Links { .. }
+            | Probe::StatFs { .. }
+            | Probe::Kmsg
+            | Probe::Processes
+            | Probe::ClockDiscipline
+            | Probe::Gpu { .. } => self.read(probe, &what),
             Probe::Builtin { test, .. } => {
                 failed(FailureKind::Missing, format!("this doctor-node has no built-in test `{test}`"))
             }
         }
+    }
+}
+
+const fn time_for(probe: &Probe) -> Duration {
+    match probe {
+        Probe::Gpu { .. } => DRIVER_TIMEOUT,
+        _ => FILE_TIMEOUT,
     }
 }
 
@@ -207,7 +356,14 @@ pub fn describe(probe: &Probe) -> String {
         Probe::Read { path } => format!("read {path}"),
         Probe::List { path } => format!("list {path}"),
         Probe::StatFs { path } => format!("statfs {path}"),
+        Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => format!("read {pattern}"),
+        Probe::Links { pattern } => format!("follow {pattern}"),
+        Probe::Sampled { pattern, .. } => format!("watch {pattern}"),
         Probe::Kmsg => "read the kernel log".to_owned(),
+        Probe::Processes => "look at the processes".to_owned(),
+        Probe::ClockDiscipline => "look at the clock".to_owned(),
+        // The same whatever is asked: a driver that hangs for one question hangs for all.
+        Probe::Gpu { .. } => "ask the driver".to_owned(),
         Probe::Exec { program, args, .. } => name_of(program, args),
         Probe::Builtin { test, .. } => format!("test {test}"),
     }

@@ -1,7 +1,9 @@
-//! The other side of a probe that reads: a child of this same program that may hang without harm.
+//! Carries out a probe that reads, in the process it is called in. It may hang; whoever calls sees to it that this does
+//! no harm.
 
 use std::{
     collections::VecDeque,
+    ffi::OsStr,
     fs::{self, File},
     io::{self, Read},
     os::unix::fs::OpenOptionsExt,
@@ -12,22 +14,33 @@ use doctor_checks::probe::{FileSystemSpace, Probe, ProbeOutput};
 use doctor_core::observation::FailureKind;
 use rustix::{fs::OFlags, io::Errno, process::Signal};
 
-use super::{MAX_STREAM_BYTES, failed, kind_of};
+use super::{MAX_STREAM_BYTES, clock_discipline, failed, gpus, kind_of, many, processes};
 
 /// A directory with more names is not one that a check means.
 const MAX_NAMES: usize = 100_000;
 
-/// Carries out one reading probe in this process and returns the answer to print.
-pub fn answer(probe: &Probe, root: &Path) -> ProbeOutput {
+/// What a helper process does: as [`answer`], and gone when nobody waits any more.
+pub fn answer_as_helper(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOutput {
     // Whoever asked may be killed; nobody would take the answer then. Where this fails, the time limit does it.
     let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    answer(probe, root, library)
+}
+
+/// Carries out one reading probe in this process. `library` is NVML's.
+pub(super) fn answer(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOutput {
     let (path, done) = match probe {
         Probe::Read { path } => (path.as_str(), read(&below(root, path)).map(ProbeOutput::Text)),
         Probe::List { path } => (path.as_str(), list(&below(root, path)).map(ProbeOutput::Names)),
         Probe::StatFs { path } => (path.as_str(), stat_fs(&below(root, path)).map(ProbeOutput::StatFs)),
+        Probe::Glob { pattern } => (pattern.as_str(), many::texts(root, pattern).map(ProbeOutput::Files)),
+        Probe::Bytes { pattern, most } => (pattern.as_str(), many::bytes(root, pattern, *most).map(ProbeOutput::Files)),
+        Probe::Links { pattern } => (pattern.as_str(), many::links(root, pattern).map(ProbeOutput::Links)),
+        Probe::Processes => ("/proc", processes::all(root).map(ProbeOutput::Processes)),
+        Probe::ClockDiscipline => ("the kernel's clock", clock_discipline::read().map(ProbeOutput::Text)),
+        Probe::Gpu { fields } => return ProbeOutput::Gpus(gpus::ask(root, library, fields)),
         Probe::Kmsg => ("/dev/kmsg", kernel_log(&below(root, "/dev/kmsg")).map(ProbeOutput::Text)),
-        Probe::Exec { .. } | Probe::Builtin { .. } => {
-            return failed(FailureKind::Failed, "only reading probes go through the helper");
+        Probe::Exec { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {
+            return failed(FailureKind::Failed, "this is no probe that reads");
         }
     };
     match done {
@@ -39,7 +52,7 @@ pub fn answer(probe: &Probe, root: &Path) -> ProbeOutput {
     }
 }
 
-fn below(root: &Path, path: &str) -> PathBuf {
+pub(super) fn below(root: &Path, path: &str) -> PathBuf {
     // In a container that sees its host below `root`, /proc/mounts would be the container's own.
     let path = if path == "/proc/mounts" && root != Path::new("/") && root.join("proc/1/mounts").exists() {
         "/proc/1/mounts"
@@ -63,7 +76,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn nonblocking() -> i32 {
+pub(super) fn nonblocking() -> i32 {
     i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0)
 }
 

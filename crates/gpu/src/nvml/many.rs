@@ -1,0 +1,129 @@
+//! Fields that there are several of: links, processes, and what lies between this GPU and each other one.
+
+use std::{
+    collections::BTreeMap,
+    os::raw::{c_uint, c_ulonglong},
+};
+
+use doctor_checks::gpu::{Reading, bus_id};
+use nvml_wrapper_sys::bindings::{nvmlPciInfo_t, nvmlProcessInfo_t};
+
+use super::{
+    Device, ask, code,
+    fields::{Answer, Kept, large, number, whole, zeroed},
+};
+
+/// NVLinks of one GPU in the largest design so far.
+const MOST_LINKS: c_uint = 18;
+/// Processes on one GPU; more are not listed.
+const MOST_PROCESSES: usize = 256;
+
+impl Device<'_> {
+    /// Fields that there are several of.
+    pub(super) fn numbered(
+        self,
+        family: &str,
+        what: &str,
+        index: c_uint,
+        count: c_uint,
+        kept: &mut Kept,
+    ) -> BTreeMap<c_uint, Reading> {
+        match family {
+            "nvlink" => {
+                let links = kept.links.get_or_insert_with(|| self.links()).clone();
+                links.into_iter().map(|link| (link, self.link(link, what))).collect()
+            }
+            "process" => match kept.processes.get_or_insert_with(|| self.processes()) {
+                Ok(processes) => {
+                    let one = |process: &nvmlProcessInfo_t| match what {
+                        "pid" => Reading::Number(f64::from(process.pid)),
+                        // All ones: the driver does not know.
+                        "memory" if process.usedGpuMemory != c_ulonglong::MAX => {
+                            Reading::Number(process.usedGpuMemory as f64)
+                        }
+                        _ => Reading::NotSupported,
+                    };
+                    (0..).zip(processes.iter().map(one)).collect()
+                }
+                Err(reading) => [(0, reading.clone())].into(),
+            },
+            "topology" | "p2p" => (0..count)
+                .filter(|other| *other != index)
+                .map(|other| (other, self.towards(other, family, what)))
+                .collect(),
+            _ => BTreeMap::new(),
+        }
+    }
+
+    /// The links that this GPU has, working or not.
+    fn links(self) -> Vec<c_uint> {
+        (0..MOST_LINKS)
+            .filter(|link| {
+                let mut state = 0;
+                !matches!(
+                    ask!(self.nvml, nvmlDeviceGetNvLinkState(self.handle, *link, &mut state)),
+                    // A link that the chip does not have is a wrong argument or not supported.
+                    Err(Reading::NotSupported | Reading::Failed { code: 2, .. })
+                )
+            })
+            .collect()
+    }
+
+    fn link(self, link: c_uint, what: &str) -> Reading {
+        let Device { nvml, handle } = self;
+        // Counters by NVML's numbers.
+        let counter = match what {
+            "state" => return whole(number(|to| ask!(nvml, nvmlDeviceGetNvLinkState(handle, link, to)))),
+            "remote_kind" => {
+                return whole(number(|to| ask!(nvml, nvmlDeviceGetNvLinkRemoteDeviceType(handle, link, to))));
+            }
+            "remote_bus" => {
+                let mut pci: nvmlPciInfo_t = zeroed();
+                return match ask!(nvml, nvmlDeviceGetNvLinkRemotePciInfo_v2(handle, link, &mut pci)) {
+                    Ok(()) => {
+                        let bus = format!("{:08x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device);
+                        bus_id(&bus).map_or(Reading::NotSupported, Reading::Text)
+                    }
+                    Err(reading) => reading,
+                };
+            }
+            "replay_errors" => 0,
+            "recovery_errors" => 1,
+            "crc_flit_errors" => 2,
+            "crc_data_errors" => 3,
+            _ => return Reading::NotSupported,
+        };
+        large(number(|to| ask!(nvml, nvmlDeviceGetNvLinkErrorCounter(handle, link, counter, to))))
+    }
+
+    fn processes(self) -> Answer<Vec<nvmlProcessInfo_t>> {
+        let mut processes = vec![zeroed(); MOST_PROCESSES];
+        let mut count = MOST_PROCESSES as c_uint;
+        let answer =
+            ask!(self.nvml, nvmlDeviceGetComputeRunningProcesses_v3(self.handle, &mut count, processes.as_mut_ptr()));
+        match answer {
+            // More than fit: those that fit were not written either.
+            Err(Reading::Failed { code: code::INSUFFICIENT_SIZE, .. }) => Err(Reading::NotSupported),
+            other => other.map(|()| {
+                processes.truncate(count as usize);
+                processes
+            }),
+        }
+    }
+
+    fn towards(self, other: c_uint, family: &str, what: &str) -> Reading {
+        let nvml = self.nvml;
+        let mut peer = std::ptr::null_mut();
+        if let Err(reading) = ask!(nvml, nvmlDeviceGetHandleByIndex_v2(other, &mut peer)) {
+            return reading;
+        }
+        match (family, what) {
+            ("topology", "level") => {
+                whole(number(|to| ask!(nvml, nvmlDeviceGetTopologyCommonAncestor(self.handle, peer, to))))
+            }
+            // Index 2 of what can be asked is NVLink.
+            ("p2p", "nvlink") => whole(number(|to| ask!(nvml, nvmlDeviceGetP2PStatus(self.handle, peer, 2, to)))),
+            _ => Reading::NotSupported,
+        }
+    }
+}

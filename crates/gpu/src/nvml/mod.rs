@@ -1,0 +1,221 @@
+//! NVML: what the driver says of each GPU.
+//!
+//! A session is opened for one look and closed after it: while a process holds NVML open, no GPU of the machine can be
+//! reset and the driver cannot be unloaded.
+
+mod fields;
+mod many;
+
+use std::{ffi::OsStr, fmt, os::raw::c_uint, ptr};
+
+use doctor_checks::gpu::{Driver, Gpu, GpuAnswer, Reading, bus_id};
+use doctor_core::observation::{FailureKind, ProbeFailure};
+use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlReturn_t};
+
+/// The library's name since it has one.
+pub const LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// More GPUs than any machine has; a library that says more is not believed.
+const MOST_GPUS: c_uint = 256;
+
+/// Return codes of NVML that mean something here.
+mod code {
+    pub(super) const SUCCESS: u32 = 0;
+    pub(super) const NOT_SUPPORTED: u32 = 3;
+    pub(super) const NO_PERMISSION: u32 = 4;
+    pub(super) const NOT_FOUND: u32 = 6;
+    pub(super) const INSUFFICIENT_SIZE: u32 = 7;
+    pub(super) const DRIVER_NOT_LOADED: u32 = 9;
+    pub(super) const FUNCTION_NOT_FOUND: u32 = 13;
+    pub(super) const LIB_RM_VERSION_MISMATCH: u32 = 18;
+    pub(super) const ARGUMENT_VERSION_MISMATCH: u32 = 25;
+    pub(super) const DEPRECATED: u32 = 26;
+}
+
+/// Open for one look.
+pub struct Nvml {
+    lib: NvmlLib,
+}
+
+impl fmt::Debug for Nvml {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Nvml")
+    }
+}
+
+/// A GPU by the driver's own handle. Valid while the session is.
+#[derive(Clone, Copy)]
+struct Device<'a> {
+    nvml: &'a Nvml,
+    handle: nvmlDevice_t,
+}
+
+/// Calls a function of the library, if this version has it.
+macro_rules! ask {
+    ($nvml:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
+        match $nvml.lib.$function.as_ref() {
+            // SAFETY: the function has the type that NVIDIA's header gives it, pointers lead to live variables of the
+            // types it says, buffers are as long as they are said to be, and the session is open while `$nvml` lives.
+            Ok(function) => $crate::nvml::became(unsafe { function($($argument),*) }),
+            Err(_) => Err(doctor_checks::gpu::Reading::NotSupported),
+        }
+    };
+}
+use ask;
+
+impl Nvml {
+    /// Loads the library and opens a session.
+    ///
+    /// # Errors
+    /// `Missing` without the library or the driver, `Denied` without the right, `Failed` for all else, with NVML's code.
+    pub fn open(library: &OsStr) -> Result<Self, ProbeFailure> {
+        let name = library.to_string_lossy();
+        // SAFETY: loading runs the library's initialisers. It is the driver's own library, installed by root, and every
+        // program that uses a GPU does the same.
+        let lib = unsafe { NvmlLib::new(library) }
+            .map_err(|error| ProbeFailure::new(FailureKind::Missing, format!("{name} cannot be loaded: {error}")))?;
+        let nvml = Self { lib };
+        // Without GPUs the driver answers all the same.
+        const NO_GPUS_IS_FINE: c_uint = 1;
+        let opened = match ask!(nvml, nvmlInitWithFlags(NO_GPUS_IS_FINE)) {
+            Err(Reading::NotSupported) => ask!(nvml, nvmlInit_v2()),
+            other => other,
+        };
+        match opened {
+            Ok(()) => Ok(nvml),
+            Err(reading) => {
+                let failure = not_opened(&name, &reading);
+                // Dropping it would close a session that is not open.
+                std::mem::forget(nvml);
+                Err(failure)
+            }
+        }
+    }
+
+    /// What it says of every GPU. `on_pci` is what the bus says, which the driver may not agree with.
+    pub fn answer(&self, fields: &[String], on_pci: Vec<String>) -> GpuAnswer {
+        let driver = Driver {
+            version: self.driver_version().unwrap_or_default(),
+            cuda: self.cuda_version(),
+            asked: "nvml".to_owned(),
+        };
+        let mut count: c_uint = 0;
+        if let Err(reading) = ask!(self, nvmlDeviceGetCount_v2(&mut count)) {
+            let failure = ProbeFailure::new(FailureKind::Failed, format!("counting GPUs: {}", words(&reading)));
+            return GpuAnswer { on_pci, driver: Err(failure), gpus: Vec::new() };
+        }
+        let gpus = (0..count.min(MOST_GPUS)).map(|index| self.gpu(index, count, fields)).collect();
+        GpuAnswer { on_pci, driver: Ok(driver), gpus }
+    }
+
+    fn gpu(&self, index: c_uint, count: c_uint, fields: &[String]) -> Gpu {
+        let mut handle: nvmlDevice_t = ptr::null_mut();
+        match ask!(self, nvmlDeviceGetHandleByIndex_v2(index, &mut handle)) {
+            Ok(()) => {
+                let device = Device { nvml: self, handle };
+                let bus = device.bus().unwrap_or_default();
+                Gpu { index, bus, fields: device.read(index, count, fields) }
+            }
+            // Every field of a GPU that has no handle fails for the same reason.
+            Err(reading) => {
+                let fields = fields.iter().map(|field| (field.clone(), reading.clone())).collect();
+                Gpu { index, bus: String::new(), fields }
+            }
+        }
+    }
+
+    fn driver_version(&self) -> Option<String> {
+        match text(|buffer, length| ask!(self, nvmlSystemGetDriverVersion(buffer, length))) {
+            Reading::Text(version) => Some(version),
+            Reading::Number(_) | Reading::NotSupported | Reading::Failed { .. } => None,
+        }
+    }
+
+    fn cuda_version(&self) -> Option<String> {
+        let mut version = 0;
+        ask!(self, nvmlSystemGetCudaDriverVersion_v2(&mut version)).ok()?;
+        Some(format!("{}.{}", version / 1000, version % 1000 / 10))
+    }
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        // Nobody is left to tell if it will not close.
+        drop(ask!(self, nvmlShutdown()));
+    }
+}
+
+impl Device<'_> {
+    fn bus(self) -> Option<String> {
+        let mut pci = fields::zeroed();
+        let pci: nvml_wrapper_sys::bindings::nvmlPciInfo_t =
+            ask!(self.nvml, nvmlDeviceGetPciInfo_v3(self.handle, &mut pci)).map(|()| pci).ok()?;
+        bus_id(&format!("{:08x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device))
+    }
+}
+
+/// What a return code means.
+fn became(code: nvmlReturn_t) -> Result<(), Reading> {
+    match code {
+        code::SUCCESS => Ok(()),
+        code::NOT_SUPPORTED | code::FUNCTION_NOT_FOUND | code::ARGUMENT_VERSION_MISMATCH | code::DEPRECATED => {
+            Err(Reading::NotSupported)
+        }
+        code => Err(Reading::Failed { code, text: name_of(code).to_owned() }),
+    }
+}
+
+fn not_opened(library: &str, reading: &Reading) -> ProbeFailure {
+    let kind = match reading {
+        Reading::Failed { code: code::DRIVER_NOT_LOADED, .. } => FailureKind::Missing,
+        Reading::Failed { code: code::NO_PERMISSION, .. } => FailureKind::Denied,
+        _ => FailureKind::Failed,
+    };
+    ProbeFailure::new(kind, format!("{library} does not open: {}", words(reading)))
+}
+
+fn words(reading: &Reading) -> String {
+    match reading {
+        Reading::Failed { code, text } => format!("{text} (NVML {code})"),
+        Reading::NotSupported => "this version of the library cannot".to_owned(),
+        Reading::Number(number) => number.to_string(),
+        Reading::Text(text) => text.clone(),
+    }
+}
+
+/// In our words. The library has its own, which need a session and change from version to version.
+const fn name_of(code: u32) -> &'static str {
+    match code {
+        1 => "NVML is not initialised",
+        2 => "NVML takes this for a wrong argument",
+        code::NO_PERMISSION => "no permission",
+        code::NOT_FOUND => "not found",
+        code::INSUFFICIENT_SIZE => "the buffer is too small",
+        8 => "a power cable is not attached",
+        code::DRIVER_NOT_LOADED => "the driver is not loaded",
+        10 => "the driver timed out",
+        11 => "an interrupt of the GPU does not arrive",
+        12 => "a shared library is missing",
+        14 => "the infoROM is corrupt",
+        15 => "the GPU is lost",
+        16 => "the GPU needs a reset",
+        17 => "the operating system or a cgroup blocks the GPU",
+        code::LIB_RM_VERSION_MISMATCH => "driver and library have different versions",
+        19 => "the GPU is in use",
+        20 => "out of memory",
+        21 => "there is no data",
+        _ => "unknown error",
+    }
+}
+
+/// A text that the library writes into a buffer.
+fn text(fill: impl FnOnce(*mut std::os::raw::c_char, c_uint) -> Result<(), Reading>) -> Reading {
+    let mut buffer = [0_u8; 256];
+    match fill(buffer.as_mut_ptr().cast(), buffer.len() as c_uint) {
+        Ok(()) => {
+            let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
+            Reading::Text(String::from_utf8_lossy(&buffer[..end]).trim().to_owned())
+        }
+        Err(reading) => reading,
+    }
+}

@@ -1,0 +1,125 @@
+//! Answers for eyes and for programs.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use doctor_core::{
+    finding::{Severity, Verdict},
+    ids::{CheckId, RuleId},
+    observation::Entity,
+    reason::ReasonCode,
+    time::Span,
+};
+use serde::Serialize;
+
+use super::Answer;
+
+/// One finding; or one check that found nothing.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row<'a> {
+    check: &'a CheckId,
+    entity: Entity,
+    verdict: Verdict,
+    severity: Option<Severity>,
+    reason: &'a ReasonCode,
+    text: &'a str,
+    rule: Option<&'a RuleId>,
+    took_ms: i64,
+}
+
+/// Flat, in the order of checks, the worst finding of each first.
+pub fn rows(answers: &[Answer]) -> Vec<Row<'_>> {
+    let mut rows = Vec::new();
+    for answer in answers {
+        let took_ms = answer.took.millis();
+        if answer.findings.is_empty() {
+            rows.push(Row {
+                check: &answer.check,
+                entity: Entity::node(),
+                verdict: answer.verdict,
+                severity: None,
+                reason: &answer.reason,
+                text: &answer.text,
+                rule: None,
+                took_ms,
+            });
+        }
+        rows.extend(answer.findings.iter().map(|finding| Row {
+            check: &answer.check,
+            entity: finding.entity.clone(),
+            verdict: finding.verdict,
+            severity: Some(finding.severity),
+            reason: &finding.reason,
+            text: &finding.text,
+            rule: Some(&finding.rule),
+            took_ms,
+        }));
+    }
+    rows
+}
+
+/// A table for people: what is wrong first, then what is not known, then what passed. Checks that do not apply are named
+/// by their reason, unless each is to have its line.
+pub fn table(answers: &[Answer], every_line: bool) -> String {
+    let rows = rows(answers);
+    let shown = |verdict: Verdict| rows.iter().filter(move |row| row.verdict == verdict);
+    let width = rows.iter().map(|row| row.check.as_str().len()).max().unwrap_or(0).max("CHECK".len());
+    let mut out = format!("{:width$}  {:14}  {:8}  WHY\n", "CHECK", "VERDICT", "SEVERITY");
+    let mut failing: Vec<_> = shown(Verdict::Fail).collect();
+    failing.sort_by_key(|row| std::cmp::Reverse(row.severity));
+    let listed = if every_line { vec![Verdict::NotApplicable] } else { Vec::new() };
+    let rest = [Verdict::Inconclusive, Verdict::Pass].into_iter().chain(listed).flat_map(shown);
+    for row in failing.into_iter().chain(rest) {
+        let severity = row.severity.map_or("-", Severity::code);
+        let Row { check, verdict, reason, text, .. } = row;
+        let _infallible = writeln!(out, "{check:width$}  {verdict:14}  {severity:8}  {reason}: {text}");
+    }
+    if !every_line {
+        out.push_str(&not_applicable(shown(Verdict::NotApplicable)));
+    }
+    out.push_str(&summary(answers));
+    out
+}
+
+fn not_applicable<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> String {
+    let mut by_reason: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    for row in rows {
+        by_reason.entry((row.reason.as_str(), row.text)).or_default().push(row.check.as_str());
+    }
+    let mut out = String::new();
+    for ((reason, text), checks) in by_reason {
+        let _infallible = write!(out, "\nnot applicable, {reason}: {text}\n");
+        for line in wrapped(&checks) {
+            let _infallible = writeln!(out, "  {line}");
+        }
+    }
+    out
+}
+
+fn wrapped(words: &[&str]) -> Vec<String> {
+    const WIDTH: usize = 110;
+    let mut lines: Vec<String> = Vec::new();
+    for word in words {
+        match lines.last_mut() {
+            Some(line) if line.len() + word.len() + 2 <= WIDTH => {
+                line.push_str(", ");
+                line.push_str(word);
+            }
+            _ => lines.push((*word).to_owned()),
+        }
+    }
+    lines
+}
+
+/// One line: what was looked at and what came of it.
+pub fn summary(answers: &[Answer]) -> String {
+    let count = |verdict: Verdict| answers.iter().filter(|answer| answer.verdict == verdict).count();
+    let took = answers.iter().fold(Span::ZERO, |sum, answer| Span::from_millis(sum.millis() + answer.took.millis()));
+    format!(
+        "\n{} checks: {} fail, {} inconclusive, {} pass, {} not applicable; {took}\n",
+        answers.len(),
+        count(Verdict::Fail),
+        count(Verdict::Inconclusive),
+        count(Verdict::Pass),
+        count(Verdict::NotApplicable),
+    )
+}

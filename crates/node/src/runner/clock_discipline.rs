@@ -1,0 +1,44 @@
+//! How the kernel's clock is kept, from adjtimex(2). Reading needs no rights.
+
+use std::io;
+
+/// The clock is not synchronised to anything.
+const UNSYNCHRONISED: i32 = 64;
+
+pub(super) fn read() -> io::Result<String> {
+    let clock = ask()?;
+    let in_nanoseconds = clock.status & libc::STA_NANO != 0;
+    let offset = if in_nanoseconds { clock.offset / 1000 } else { clock.offset };
+    Ok(format!(
+        "synchronized {}\noffset_us {offset}\nmax_error_us {}\nestimated_error_us {}\nfrequency_ppm {:.3}\n",
+        u8::from(clock.status & UNSYNCHRONISED == 0),
+        clock.maxerror,
+        clock.esterror,
+        clock.freq as f64 / 65_536.0,
+    ))
+}
+
+#[expect(unsafe_code, reason = "no safe binding of adjtimex(2) exists")]
+fn ask() -> io::Result<libc::timex> {
+    // SAFETY: a struct of numbers; with `modes` zero the kernel changes nothing and only fills it.
+    let mut clock: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer leads to a live `timex`.
+    match unsafe { libc::adjtimex(&raw mut clock) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(clock),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_figure_has_its_line() {
+        let text = read().unwrap();
+        for name in ["synchronized", "offset_us", "max_error_us", "estimated_error_us", "frequency_ppm"] {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            assert!(line.trim().parse::<f64>().is_ok(), "{text}");
+        }
+    }
+}

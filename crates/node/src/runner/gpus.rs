@@ -1,0 +1,103 @@
+//! The GPUs of this machine: what the bus says, and what the driver says through NVML.
+
+use std::{ffi::OsStr, fs, path::Path};
+
+use doctor_checks::{
+    gpu::{GpuAnswer, bus_id},
+    probe::ProbeOutput,
+};
+use doctor_gpu::nvml::Nvml;
+
+const NVIDIA: &str = "0x10de";
+/// The upper byte of a PCI class: a display controller, with a connector or without.
+const DISPLAY: &str = "0x03";
+
+pub(super) fn ask(root: &Path, library: &OsStr, fields: &[String]) -> GpuAnswer {
+    let on_pci = on_pci(root);
+    match Nvml::open(library) {
+        Ok(nvml) => nvml.answer(fields, on_pci),
+        Err(failure) => GpuAnswer { on_pci, driver: Err(failure), gpus: Vec::new() },
+    }
+}
+
+/// Of an answer to more, what was asked here.
+pub(super) fn only(output: ProbeOutput, fields: &[String]) -> ProbeOutput {
+    let ProbeOutput::Gpus(mut answer) = output else { return output };
+    for gpu in &mut answer.gpus {
+        let mut all = std::mem::take(&mut gpu.fields);
+        for field in fields {
+            let (these, others) = all.into_iter().partition(|(name, _)| fits(field, name));
+            let these: Vec<_> = these;
+            gpu.fields.extend(these);
+            all = others;
+        }
+    }
+    ProbeOutput::Gpus(answer)
+}
+
+/// Whether this is one of the fields that such a name brings.
+fn fits(asked: &str, name: &str) -> bool {
+    match asked.split_once(".*.") {
+        None => asked == name,
+        Some((family, what)) => {
+            let number = name
+                .strip_prefix(family)
+                .and_then(|rest| rest.strip_prefix('.'))
+                .and_then(|rest| rest.strip_suffix(what));
+            number
+                .and_then(|rest| rest.strip_suffix('.'))
+                .is_some_and(|number| number.bytes().all(|b| b.is_ascii_digit()))
+        }
+    }
+}
+
+fn on_pci(root: &Path) -> Vec<String> {
+    let folder = root.join("sys/bus/pci/devices");
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let is = |path: &Path, file: &str, start: &str| {
+        fs::read_to_string(path.join(file)).is_ok_and(|text| text.trim().starts_with(start))
+    };
+    let mut found: Vec<String> = entries
+        .filter(|entry| is(&entry.path(), "vendor", NVIDIA) && is(&entry.path(), "class", DISPLAY))
+        .filter_map(|entry| bus_id(&entry.file_name().to_string_lossy()))
+        .collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_to_more_is_cut_to_what_was_asked() {
+        for (asked, name, is) in [
+            ("nvlink.*.state", "nvlink.17.state", true),
+            ("nvlink.*.state", "nvlink.17.remote_bus", false),
+            ("nvlink.*.state", "nvlink.x.state", false),
+            ("power.limit", "power.limit", true),
+            ("power.limit", "power.default_limit", false),
+        ] {
+            assert_eq!(fits(asked, name), is, "{asked} {name}");
+        }
+    }
+
+    #[test]
+    fn gpus_of_the_bus_are_found_whatever_else_is_there() {
+        let root = tempfile::tempdir().unwrap();
+        for (bus, vendor, class) in [
+            ("0000:18:00.0", "0x10de\n", "0x030200\n"),
+            ("0000:05:00.0", "0x10de\n", "0x068000\n"),
+            ("0000:3b:00.0", "0x15b3\n", "0x020700\n"),
+            ("0000:19:00.0", "0x10de\n", "0x030000\n"),
+        ] {
+            let folder = root.path().join("sys/bus/pci/devices").join(bus);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("vendor"), vendor).unwrap();
+            fs::write(folder.join("class"), class).unwrap();
+        }
+        assert_eq!(on_pci(root.path()), ["0000:18:00.0", "0000:19:00.0"]);
+        let answer = ask(root.path(), OsStr::new("libdoctor-has-none.so.1"), &[]);
+        assert!(answer.driver.unwrap_err().text.contains("libdoctor-has-none.so.1"));
+    }
+}

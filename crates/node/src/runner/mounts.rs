@@ -1,0 +1,112 @@
+//! Which file systems can be read without fear: those of the kernel, and those on disks of this machine.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Kinds that are the kernel's own or on local block devices. A kind that is not listed may hang for as long as a
+/// server somewhere does.
+const LOCAL: &[&str] = &[
+    "binfmt_misc",
+    "bpf",
+    "btrfs",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "erofs",
+    "ext2",
+    "ext3",
+    "ext4",
+    "f2fs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "overlay",
+    "proc",
+    "pstore",
+    "ramfs",
+    "securityfs",
+    "squashfs",
+    "sysfs",
+    "tmpfs",
+    "tracefs",
+    "vfat",
+    "xfs",
+    "zfs",
+];
+
+/// What is mounted, read once for a pass.
+#[derive(Debug)]
+pub(super) struct Mounts {
+    /// Where and what, in the order in which they were mounted: the last one that fits is on top.
+    points: Vec<(PathBuf, bool)>,
+}
+
+impl Mounts {
+    pub(super) fn now() -> Self {
+        // The kernel answers this from memory.
+        Self::parse(&fs::read_to_string("/proc/self/mounts").unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Self {
+        let point = |line: &str| {
+            let mut fields = line.split(' ');
+            let (_, place, kind) = (fields.next()?, fields.next()?, fields.next()?);
+            Some((PathBuf::from(plain(place)), LOCAL.contains(&kind)))
+        };
+        Self { points: text.lines().filter_map(point).collect() }
+    }
+
+    /// Whether a path that is looked up as it is written ends on a local file system. Unknown is no.
+    pub(super) fn is_local(&self, path: &Path) -> bool {
+        let fits = self.points.iter().filter(|(place, _)| path.starts_with(place));
+        fits.max_by_key(|(place, _)| place.as_os_str().len()).is_some_and(|(_, local)| *local)
+    }
+}
+
+/// Spaces and the like stand as `\040`.
+fn plain(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                out.push(char::from(byte));
+                out.push_str(&part[3..]);
+            }
+            None => {
+                out.push('\\');
+                out.push_str(part);
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_mount_decides_and_the_unknown_is_not_local() {
+        let mounts = Mounts::parse(
+            "/dev/vda / ext4 rw 0 0\nproc /proc proc rw 0 0\nserver:/x /data\\040set nfs4 rw 0 0\n\
+             tmpfs /data\\040set/fast tmpfs rw 0 0\nweird /odd somefs rw 0 0\n",
+        );
+        for (path, local) in [
+            ("/etc/passwd", true),
+            ("/proc/meminfo", true),
+            ("/data set/file", false),
+            ("/data set/fast/file", true),
+            ("/odd/file", false),
+        ] {
+            assert_eq!(mounts.is_local(Path::new(path)), local, "{path}");
+        }
+        assert!(!Mounts::parse("").is_local(Path::new("/")));
+    }
+}
