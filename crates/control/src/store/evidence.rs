@@ -1,6 +1,9 @@
 //! The raw documents behind results: compressed, capped, and kept as long as a case needs them.
 
-use std::{cell::RefCell, io::Read};
+use std::{
+    io::Read,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use doctor_core::ids::{CaseId, NodeName, RunId};
 
@@ -39,23 +42,28 @@ impl Packed {
     }
 }
 
-thread_local! {
-    /// Setting up a compressor costs more than compressing a usual document.
-    static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
-}
+/// Compressors that nobody uses just now. Setting one up costs more than compressing a usual document, and so does one
+/// whose tables have left the processor's cache: the one that was used last is taken first, so that many threads share
+/// as few as there are processors.
+static IDLE: Mutex<Vec<zstd::bulk::Compressor<'static>>> = Mutex::new(Vec::new());
+/// So many are kept for the next one. More exist only while more compress at once.
+const IDLE_COMPRESSORS: usize = 16;
 
 fn compress(document: &[u8]) -> Result<Vec<u8>> {
     let fail =
         |error: std::io::Error| StoreError::Refused { operation: "compressing evidence", why: error.to_string() };
-    COMPRESSOR.with_borrow_mut(|slot| {
-        if slot.is_none() {
-            *slot = Some(zstd::bulk::Compressor::new(LEVEL).map_err(fail)?);
-        }
-        match slot {
-            Some(compressor) => compressor.compress(document).map_err(fail),
-            None => zstd::bulk::compress(document, LEVEL).map_err(fail),
-        }
-    })
+    let idle = idle_compressors().pop();
+    let mut compressor = idle.map_or_else(|| zstd::bulk::Compressor::new(LEVEL), Ok).map_err(fail)?;
+    let bytes = compressor.compress(document).map_err(fail)?;
+    let mut idle = idle_compressors();
+    if idle.len() < IDLE_COMPRESSORS {
+        idle.push(compressor);
+    }
+    Ok(bytes)
+}
+
+fn idle_compressors() -> MutexGuard<'static, Vec<zstd::bulk::Compressor<'static>>> {
+    IDLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn decompress(packed: &[u8]) -> Result<Vec<u8>> {

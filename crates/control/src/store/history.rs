@@ -45,18 +45,15 @@ impl Store {
 
     /// Past results, newest first.
     pub fn history(&self, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
-        self.read(|tx| {
-            let mut rows = match &filter.node {
-                Some(node) => match tx.names.node_number(node) {
-                    Some(id) => of_node(tx, id, filter)?,
-                    None => Vec::new(),
-                },
-                None => of_all(tx, filter)?,
-            };
-            rows.sort_by(newest_first);
-            rows.truncate(most(filter));
-            Ok(rows)
-        })
+        let mut rows = match &filter.node {
+            // One statement answers this.
+            Some(node) if filter.since.is_none() => self.ask(|tx| of_node(tx, node, filter))?.unwrap_or_default(),
+            Some(node) => self.read(|tx| of_node(tx, node, filter))?.unwrap_or_default(),
+            None => self.read(|tx| of_all(tx, filter))?,
+        };
+        rows.sort_by(newest_first);
+        rows.truncate(most(filter));
+        Ok(rows)
     }
 
     /// How often each test failed since then. Counted by the hour: the hour in which `since` lies counts whole, which
@@ -115,12 +112,14 @@ fn newest_first(a: &HistoryRow, b: &HistoryRow) -> std::cmp::Ordering {
     (b.at, b.run, &a.node, &a.test).cmp(&(a.at, a.run, &b.node, &b.test))
 }
 
-fn of_node(tx: &mut Tx<'_>, node: i64, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
+/// `None`: the node or the test is not known.
+fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<Option<Vec<HistoryRow>>> {
+    let Some(node) = tx.names.node_number(node) else { return Ok(None) };
     let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
     let mut sql = "SELECT node, run, test, outcome, at, took FROM history WHERE node = $1 AND run >= $2".to_owned();
     let mut vals: Vec<Val<'_>> = vec![node.into(), lowest.into()];
     if let Some(test) = &filter.test {
-        let Some(test) = tx.names.test_number(test) else { return Ok(Vec::new()) };
+        let Some(test) = tx.names.test_number(test) else { return Ok(None) };
         vals.push(test.into());
         sql += " AND test = $3";
     }
@@ -131,7 +130,9 @@ fn of_node(tx: &mut Tx<'_>, node: i64, filter: &HistoryFilter) -> Result<Vec<His
         vals.push((u64::from(limit) + MOST_TESTS as u64 - 1).into());
         sql += &format!(" LIMIT ${}", vals.len());
     }
-    read_all(tx, &sql, &vals, filter)
+    let names = Arc::clone(&tx.names);
+    let rows = tx.all("reading history", &sql, &vals, |row| read_row(row, &names, filter))?;
+    Ok(Some(rows.into_iter().flatten().collect()))
 }
 
 /// Rows of all nodes, each node's newest runs found by the primary key.
@@ -157,7 +158,17 @@ fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
         vals.push(test.into());
         sql += " WHERE h.test = $2";
     }
-    read_all(tx, &sql, &vals, filter)
+    let names = Arc::clone(&tx.names);
+    let mut rows = Vec::new();
+    tx.rows("reading history", &sql, &vals, |row| {
+        rows.extend(read_row(row, &names, filter)?);
+        if rows.len() >= most(filter).saturating_add(SURPLUS) {
+            rows.sort_by(newest_first);
+            rows.truncate(most(filter));
+        }
+        Ok(())
+    })?;
+    Ok(rows)
 }
 
 /// A moment since which there are at least so many results: `latest` alone has that many.
@@ -176,32 +187,23 @@ fn far_enough(tx: &mut Tx<'_>, test: Option<i64>, limit: u32) -> Result<Timestam
     Ok(found.unwrap_or(Timestamp::MIN))
 }
 
-fn read_all(tx: &mut Tx<'_>, sql: &str, vals: &[Val<'_>], filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
-    let names = Arc::clone(&tx.names);
-    let mut rows = Vec::new();
-    tx.rows("reading history", sql, vals, |row| {
-        let run = row.run(1)?;
-        let at = moment_of(run, row.int(4)?);
-        if filter.since.is_some_and(|since| at < since) {
-            return Ok(());
-        }
-        let kind = names.outcome(row.int(3)?)?;
-        rows.push(HistoryRow {
-            node: names.node(row.int(0)?)?.clone(),
-            test: names.test(row.int(2)?)?.clone(),
-            at,
-            verdict: kind.verdict,
-            reason: kind.reason.clone(),
-            severity: kind.severity,
-            run: (!kind.imported).then_some(run),
-            took: Span::from_millis(row.int(5)?),
-            untrusted: kind.untrusted,
-        });
-        if rows.len() >= most(filter).saturating_add(SURPLUS) {
-            rows.sort_by(newest_first);
-            rows.truncate(most(filter));
-        }
-        Ok(())
-    })?;
-    Ok(rows)
+/// `None`: it is older than what was asked for.
+fn read_row(row: &Row<'_>, names: &Names, filter: &HistoryFilter) -> Result<Option<HistoryRow>> {
+    let run = row.run(1)?;
+    let at = moment_of(run, row.int(4)?);
+    if filter.since.is_some_and(|since| at < since) {
+        return Ok(None);
+    }
+    let kind = names.outcome(row.int(3)?)?;
+    Ok(Some(HistoryRow {
+        node: names.node(row.int(0)?)?.clone(),
+        test: names.test(row.int(2)?)?.clone(),
+        at,
+        verdict: kind.verdict,
+        reason: kind.reason.clone(),
+        severity: kind.severity,
+        run: (!kind.imported).then_some(run),
+        took: Span::from_millis(row.int(5)?),
+        untrusted: kind.untrusted,
+    }))
 }

@@ -126,7 +126,7 @@ fn read(tx: &mut Tx<'_>) -> Result<Held> {
 /// On PostgreSQL the row is locked (shared, or alone) so that a take-over waits; on SQLite there is one writer anyway.
 pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>) -> Result<()> {
     let lock = match (tx.is_sqlite(), access) {
-        (true, _) | (false, Access::Read) => "",
+        (true, _) | (false, Access::Read | Access::ReadOnce) => "",
         (false, Access::Write | Access::WriteUnsynced) => " FOR SHARE OF l",
         (false, Access::WriteAlone) => " FOR UPDATE OF l",
     };

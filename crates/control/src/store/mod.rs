@@ -111,6 +111,15 @@ impl Store {
         })
     }
 
+    /// A question of one statement, which needs no transaction around it. It is asked with the names that are known, and
+    /// once more with all there are if it asks for or finds (`None`, unreadable) a name that is not among them.
+    fn ask<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
+        match self.transaction(Access::ReadOnce, &mut body) {
+            Ok(None) | Err(StoreError::Unreadable { .. }) => self.read(body),
+            answer => answer,
+        }
+    }
+
     /// A write of the controller: it fails if the lease was taken over.
     fn write<T>(&self, lease: &Lease, body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         self.write_as(Access::Write, lease, body)

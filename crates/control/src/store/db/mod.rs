@@ -37,6 +37,8 @@ pub(super) enum Db {
 pub(super) enum Access {
     /// One unchanging picture.
     Read,
+    /// No transaction, for a question of one statement.
+    ReadOnce,
     /// Beside other writers of other rows.
     Write,
     /// As `Write`, but where [`Db::syncs_apart`], durable only after [`Db::sync`].
@@ -80,7 +82,7 @@ impl Db {
     ) -> Result<T> {
         match self {
             Self::Sqlite { writer, readers, file } => match (access, file) {
-                (Access::Read, Some(file)) => {
+                (Access::Read | Access::ReadOnce, Some(file)) => {
                     let idle = lock(readers).pop();
                     let connection = idle.map_or_else(|| file.connect_reader(), Ok)?;
                     let result = sqlite::transaction(&connection, access, names, body);
@@ -93,7 +95,7 @@ impl Db {
                 _ => sqlite::transaction(&lock(writer), access, names, body),
             },
             Self::Postgres { writer, readers, config } => match access {
-                Access::Read => {
+                Access::Read | Access::ReadOnce => {
                     let idle = lock(readers).pop().filter(|session| !session.is_closed());
                     let mut session = idle.map_or_else(|| PgSession::connect(config), Ok)?;
                     let result = session.transaction(access, names, body);

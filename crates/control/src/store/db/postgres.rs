@@ -75,6 +75,7 @@ impl PgSession {
         body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
         let begin = match access {
+            Access::ReadOnce => return body(&mut Tx { conn: Conn::Postgres(self), names: Arc::clone(names) }),
             Access::Read => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
             Access::Write | Access::WriteUnsynced | Access::WriteAlone => "BEGIN",
         };
@@ -117,7 +118,8 @@ impl PgSession {
         self.client.execute(&statement, &params).map_err(postgres_error(operation))
     }
 
-    pub(super) fn query(
+    /// Hands rows out as they come, for answers that may be larger than memory.
+    pub(super) fn stream(
         &mut self,
         operation: &'static str,
         sql: &str,
@@ -133,18 +135,21 @@ impl PgSession {
         Ok(())
     }
 
+    /// The whole answer at once: to wait for each row costs more than the row.
+    pub(super) fn query(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<Vec<postgres::Row>> {
+        let params: Vec<&(dyn ToSql + Sync)> = vals.iter().map(|val| val as &(dyn ToSql + Sync)).collect();
+        let statement = self.prepare(operation, sql)?;
+        self.client.query(&statement, &params).map_err(postgres_error(operation))
+    }
+
     pub(super) fn query_keys(
         &mut self,
         operation: &'static str,
         sql: &str,
         keys: &[i64],
-        mut visit: impl FnMut(&postgres::Row) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Vec<postgres::Row>> {
         let statement = self.prepare(operation, sql)?;
-        for row in self.client.query(&statement, &[&keys]).map_err(postgres_error(operation))? {
-            visit(&row)?;
-        }
-        Ok(())
+        self.client.query(&statement, &[&keys]).map_err(postgres_error(operation))
     }
 
     /// Each column travels as one array, so that a batch of any length is one statement and one round trip.

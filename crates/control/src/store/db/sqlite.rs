@@ -172,7 +172,11 @@ fn attempt<T>(
     names: &mut Arc<Names>,
     body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
 ) -> Result<T> {
-    let begin = if access == Access::Read { "BEGIN" } else { "BEGIN IMMEDIATE" };
+    let begin = match access {
+        Access::ReadOnce => return body(&mut Tx { conn: Conn::Sqlite(connection), names: Arc::clone(names) }),
+        Access::Read => "BEGIN",
+        Access::Write | Access::WriteUnsynced | Access::WriteAlone => "BEGIN IMMEDIATE",
+    };
     run(connection, "beginning a transaction", begin)?;
     let mut tx = Tx { conn: Conn::Sqlite(connection), names: Arc::clone(names) };
     let result = body(&mut tx).and_then(|value| {

@@ -45,7 +45,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Hands each row of the answer to `visit`.
+    /// Hands each row of the answer to `visit`, as they come: the answer may be larger than memory.
     pub(in crate::store) fn rows(
         &mut self,
         operation: &'static str,
@@ -63,10 +63,11 @@ impl Tx<'_> {
                 }
                 Ok(())
             }
-            Conn::Postgres(session) => session.query(operation, sql, vals, |row| visit(&Row::Postgres(row))),
+            Conn::Postgres(session) => session.stream(operation, sql, vals, |row| visit(&Row::Postgres(row))),
         }
     }
 
+    /// All rows of an answer that fits in memory.
     pub(in crate::store) fn all<T>(
         &mut self,
         operation: &'static str,
@@ -74,6 +75,9 @@ impl Tx<'_> {
         vals: &[Val<'_>],
         mut read: impl FnMut(&Row<'_>) -> Result<T>,
     ) -> Result<Vec<T>> {
+        if let Conn::Postgres(session) = &mut self.conn {
+            return session.query(operation, sql, vals)?.iter().map(|row| read(&Row::Postgres(row))).collect();
+        }
         let mut found = Vec::new();
         self.rows(operation, sql, vals, |row| {
             found.push(read(row)?);
@@ -82,7 +86,7 @@ impl Tx<'_> {
         Ok(found)
     }
 
-    /// The first row of the answer, if there is one.
+    /// The first row of an answer that has few, if there is one.
     pub(in crate::store) fn first<T>(
         &mut self,
         operation: &'static str,
@@ -90,6 +94,9 @@ impl Tx<'_> {
         vals: &[Val<'_>],
         mut read: impl FnMut(&Row<'_>) -> Result<T>,
     ) -> Result<Option<T>> {
+        if let Conn::Postgres(session) = &mut self.conn {
+            return session.query(operation, sql, vals)?.first().map(|row| read(&Row::Postgres(row))).transpose();
+        }
         let mut found = None;
         self.rows(operation, sql, vals, |row| {
             if found.is_none() {
@@ -128,7 +135,7 @@ impl Tx<'_> {
             }
             Conn::Postgres(session) => {
                 let sql = sql.replace("IN {keys}", "IN (SELECT unnest($1::int8[]))");
-                session.query_keys(operation, &sql, keys, |row| visit(&Row::Postgres(row)))
+                session.query_keys(operation, &sql, keys)?.iter().try_for_each(|row| visit(&Row::Postgres(row)))
             }
         }
     }
