@@ -33,6 +33,30 @@ fn no_files(output: Option<&ProbeOutput>) -> Observation {
     })
 }
 
+/// The names in a directory. One that is not there holds nothing, and that is known.
+///
+/// # Errors
+/// With the failure that the check should tell.
+pub fn names(output: Option<&ProbeOutput>) -> Result<&[String], ProbeFailure> {
+    match output {
+        Some(ProbeOutput::Names(names)) => Ok(names),
+        Some(ProbeOutput::Failed(failure)) if failure.kind == FailureKind::Missing => Ok(&[]),
+        Some(ProbeOutput::Failed(failure)) => Err(failure.clone()),
+        _ => Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of names")),
+    }
+}
+
+/// Links, each with where it leads.
+///
+/// # Errors
+/// With the observation that the check should return.
+pub fn links(output: Option<&ProbeOutput>) -> Result<&[(String, String)], Observation> {
+    match output {
+        Some(ProbeOutput::Links(links)) => Ok(links),
+        other => Err(no_files(other)),
+    }
+}
+
 /// The text of a file probe.
 ///
 /// # Errors
@@ -43,6 +67,12 @@ pub fn text(output: Option<&ProbeOutput>) -> Result<&str, ProbeFailure> {
         Some(ProbeOutput::Failed(failure)) => Err(failure.clone()),
         _ => Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is not the text of a file")),
     }
+}
+
+/// A text that is not what its file should hold.
+pub fn unreadable(path: &str, text: &str) -> ProbeFailure {
+    let text: String = text.trim().chars().take(40).collect();
+    ProbeFailure::new(FailureKind::Unparseable, format!("{path} says `{text}`"))
 }
 
 /// The parts of a path that stand where the pattern has a `*`. `None` if the path does not fit.
@@ -61,12 +91,19 @@ pub fn wild<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
     names.next().is_none().then_some(found)
 }
 
+/// The same where it is known how many places the pattern leaves open.
+pub fn parts<'a, const N: usize>(pattern: &str, path: &'a str) -> Option<[&'a str; N]> {
+    wild(pattern, path)?.try_into().ok()
+}
+
 /// One file over time. `None` where it was not there or could not be read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series<'a> {
     pub path: &'a str,
     /// Oldest first, one for each look; the last is now.
     pub points: Vec<Point<'a>>,
+    /// Why it cannot be read now, though it is there.
+    pub failure: Option<&'a ProbeFailure>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -91,6 +128,12 @@ impl Growth {
     pub fn per_second(self) -> f64 {
         self.per_hour() / 3600.0
     }
+
+    /// How many there were in the last hour. Looked at for less than that, as many as were seen: one drop in five
+    /// minutes is one, not twelve an hour. Looked at for longer, the hourly share: what happened last month is over.
+    pub fn in_an_hour(self) -> f64 {
+        self.by * 3_600_000.0 / self.over.millis().max(3_600_000) as f64
+    }
 }
 
 impl Series<'_> {
@@ -99,11 +142,36 @@ impl Series<'_> {
         self.points.last()?.text.map(str::trim)
     }
 
+    /// As it is now; `None` if it is not there any more.
+    ///
+    /// # Errors
+    /// Why it could not be read.
+    pub fn reading(&self) -> Result<Option<&str>, ProbeFailure> {
+        self.failure.map_or_else(|| Ok(self.now()), |failure| Err(failure.clone()))
+    }
+
     /// What a counter gained within the last `within`. A counter that fell began anew in between, with a boot or a
     /// reset of the device. Where there was no earlier look, it has been growing since the boot at most.
     /// `None` if it is no number now.
     pub fn growth(&self, within: Span) -> Option<Growth> {
-        let number = |point: &Point<'_>| point.text?.trim().parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
+        self.growth_of(within, |text| text.parse().ok())
+    }
+
+    /// The same of a counter that a boot itself moves, such as the changes of a link that comes up: what it held at
+    /// the first look of this boot is not held against anybody, unless the machine has been up for an hour or more.
+    pub fn growth_since_boot(&self, within: Span) -> Option<Growth> {
+        let last = self.points.last()?;
+        let booted = last.at.minus(last.up);
+        let points: Vec<_> = self.points.iter().filter(|point| point.at >= booted).copied().collect();
+        let is_first = points.iter().filter(|point| point.text.is_some()).count() < 2;
+        let growth = Self { points, ..*self }.growth(within)?;
+        let is_young = is_first && last.up < Span::hours(1);
+        Some(if is_young { Growth { by: 0.0, ..growth } } else { growth })
+    }
+
+    /// The same of a counter that stands somewhere in the text or is not written in decimal.
+    pub fn growth_of(&self, within: Span, read: impl Fn(&str) -> Option<f64>) -> Option<Growth> {
+        let number = |point: &Point<'_>| read(point.text?.trim()).filter(|n| n.is_finite() && *n >= 0.0);
         let last = self.points.last()?;
         let newest = number(last)?;
         let earlier: Vec<(Timestamp, f64)> = self.points[..self.points.len() - 1]
@@ -125,27 +193,32 @@ impl Series<'_> {
 
 /// Each file's own story. Files that are gone by now are told too.
 fn series(samples: &[Sample]) -> Vec<Series<'_>> {
-    let mut all: std::collections::BTreeMap<&str, Vec<Point<'_>>> = std::collections::BTreeMap::new();
+    let mut all: std::collections::BTreeMap<&str, Series<'_>> = std::collections::BTreeMap::new();
     for (place, sample) in samples.iter().enumerate() {
-        let nothing = Point { at: sample.at, up: sample.up, text: None };
-        for points in all.values_mut() {
-            let before = points.last().and_then(|point| point.text);
-            points.push(Point { text: before, ..nothing });
+        let nothing = |s: &Sample| Point { at: s.at, up: s.up, text: None };
+        for series in all.values_mut() {
+            let before = series.points.last().and_then(|point| point.text);
+            series.points.push(Point { text: before, ..nothing(sample) });
         }
         for file in &sample.files {
-            let missed = || samples[..=place].iter().map(|s| Point { at: s.at, up: s.up, text: None }).collect();
-            let points = all.entry(&file.path).or_insert_with(missed);
-            if let Some(point) = points.last_mut() {
+            let missed = || samples[..=place].iter().map(nothing).collect();
+            let new = || Series { path: &file.path, points: missed(), failure: None };
+            let series = all.entry(&file.path).or_insert_with(new);
+            series.failure = file.text.as_ref().err();
+            if let Some(point) = series.points.last_mut() {
                 point.text = file.text.as_deref().ok();
             }
         }
         for gone in &sample.gone {
-            if let Some(point) = all.get_mut(gone.as_str()).and_then(|points| points.last_mut()) {
-                point.text = None;
+            if let Some(series) = all.get_mut(gone.as_str()) {
+                series.failure = None;
+                if let Some(point) = series.points.last_mut() {
+                    point.text = None;
+                }
             }
         }
     }
-    all.into_iter().map(|(path, points)| Series { path, points }).collect()
+    all.into_values().collect()
 }
 
 #[cfg(test)]
@@ -201,6 +274,23 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_boot_is_not_held_against_a_link() {
+        let ProbeOutput::Samples(mut looked) = looks(&[&[("/c", "1")], &[("/c", "4")], &[("/c", "5")]]) else {
+            panic!("samples")
+        };
+        // Booted between the first look and the second.
+        (looked[1].up, looked[2].up) = (Span::minutes(1), Span::minutes(6));
+        let of = |samples: Vec<Sample>| {
+            let output = ProbeOutput::Samples(samples);
+            let growth = self::samples(Some(&output)).unwrap()[0].growth_since_boot(Span::hours(1));
+            growth.map(|growth| growth.by)
+        };
+        assert_eq!(of(looked.clone()), Some(1.0));
+        assert_eq!(of(looked[..2].to_vec()), Some(0.0));
+        assert_eq!(of(looked[..1].to_vec()), Some(1.0));
+    }
+
+    #[test]
     fn files_come_and_go() {
         let output = looks(&[&[("/a", "1")], &[("/a", "1"), ("/b", "x")], &[("/b", "x")]]);
         let all = samples(Some(&output)).unwrap();
@@ -208,6 +298,17 @@ pub(crate) mod tests {
         assert_eq!(texts(&all[0]), [Some("1".to_owned()), Some("1".to_owned()), None]);
         assert_eq!(texts(&all[1]), [None, Some("x".to_owned()), Some("x".to_owned())]);
         assert_eq!((all[0].now(), all[1].now()), (None, Some("x")));
+        assert_eq!((all[0].reading(), all[1].reading()), (Ok(None), Ok(Some("x"))));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_one_that_is_gone() {
+        let ProbeOutput::Samples(mut looked) = looks(&[&[("/a", "1")], &[("/a", "2")]]) else { panic!("samples") };
+        let denied = ProbeFailure::new(FailureKind::Denied, "denied");
+        looked[1].files[0].text = Err(denied.clone());
+        let output = ProbeOutput::Samples(looked);
+        let all = samples(Some(&output)).unwrap();
+        assert_eq!((all[0].now(), all[0].reading()), (None, Err(denied)));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! brings `nvlink.0.state`, `nvlink.1.state`, and so on.
 
 use doctor_core::{
-    observation::{Entity, EntityKind, FailureKind, Observation, ProbeFailure, Why},
+    observation::{Entity, EntityKind, FailureKind, Look, Observation, ProbeFailure, Why},
     reason::ReasonCode,
 };
 use serde::{Deserialize, Serialize};
@@ -135,6 +135,68 @@ pub fn unread(gpu: &Gpu, fields: &[&str]) -> Option<ProbeFailure> {
     })
 }
 
+/// Looks at one GPU after the other. `see` puts what it finds into the look, and nothing for a GPU that has no such
+/// thing; `nothing` says what it means if no GPU has.
+pub fn each(output: Option<&ProbeOutput>, nothing: &str, mut see: impl FnMut(&Gpu, &mut Look)) -> Observation {
+    let gpus = match gpus(output) {
+        Ok(gpus) => gpus,
+        Err(instead) => return instead,
+    };
+    let mut look = Look::default();
+    for gpu in gpus {
+        see(gpu, &mut look);
+    }
+    look.or(not_applicable("not-supported", nothing))
+}
+
+/// A number of a GPU that has it. That it could not be read is told to `look`.
+pub fn read_number(gpu: &Gpu, field: &str, look: &mut Look) -> Option<f64> {
+    match gpu.get(field) {
+        Some(Reading::Number(value)) => Some(*value),
+        Some(Reading::Text(text)) => {
+            let text = format!("{}: {field} is no number: {text}", gpu.entity());
+            look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
+            None
+        }
+        Some(Reading::NotSupported) => None,
+        Some(Reading::Failed { .. }) | None => {
+            unread(gpu, &[field]).into_iter().for_each(|failure| look.could_not(failure));
+            None
+        }
+    }
+}
+
+/// The same for a text. An empty one says nothing.
+pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut Look) -> Option<&'a str> {
+    match gpu.get(field) {
+        Some(Reading::Text(text)) if !text.trim().is_empty() => Some(text.trim()),
+        Some(Reading::Text(_) | Reading::Number(_)) => {
+            look.could_not(ProbeFailure::new(
+                FailureKind::Unparseable,
+                format!("{}: {field} is no text", gpu.entity()),
+            ));
+            None
+        }
+        Some(Reading::NotSupported) => None,
+        Some(Reading::Failed { .. }) | None => {
+            unread(gpu, &[field]).into_iter().for_each(|failure| look.could_not(failure));
+            None
+        }
+    }
+}
+
+/// The same for a numbered family: every number that it has. Where the family itself would not tell, the runner puts
+/// the failure under the name that was asked for, `nvlink.*.state`.
+pub fn read_numbered(gpu: &Gpu, family: &str, what: &str, look: &mut Look) -> Vec<(u32, f64)> {
+    let asked = format!("{family}.*.{what}");
+    if matches!(gpu.get(&asked), Some(Reading::Failed { .. })) {
+        unread(gpu, &[&asked]).into_iter().for_each(|failure| look.could_not(failure));
+    }
+    let numbers: Vec<u32> = gpu.numbered(family, what).map(|(number, _)| number).collect();
+    let read = |number| Some((number, read_number(gpu, &format!("{family}.{number}.{what}"), look)?));
+    numbers.into_iter().filter_map(read).collect()
+}
+
 /// What a check says on a machine that has nothing of its kind.
 pub fn no_gpu() -> Observation {
     not_applicable("no-gpu", "there is no NVIDIA GPU on the PCI bus")
@@ -191,6 +253,24 @@ pub(crate) mod tests {
 
     pub(crate) fn n(value: f64) -> Reading {
         Reading::Number(value)
+    }
+
+    pub(crate) fn t(text: &str) -> Reading {
+        Reading::Text(text.to_owned())
+    }
+
+    /// What every call says of a GPU that has fallen off the bus.
+    pub(crate) fn lost() -> Reading {
+        Reading::Failed { code: NVML_GPU_IS_LOST, text: "GPU is lost".to_owned() }
+    }
+
+    /// Two GPUs on the bus and a driver that says this instead of an answer.
+    pub(crate) fn deaf(kind: FailureKind, text: &str) -> ProbeOutput {
+        ProbeOutput::Gpus(GpuAnswer {
+            on_pci: vec!["0000:18:00.0".to_owned(), "0000:19:00.0".to_owned()],
+            driver: Err(ProbeFailure::new(kind, text)),
+            gpus: Vec::new(),
+        })
     }
 
     #[test]

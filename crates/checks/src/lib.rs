@@ -4,17 +4,30 @@
 //! the rules by which that is judged. It never reads anything itself, so every one of them is tested on captured
 //! output. The word in [`CHECKS`] is all that registers it.
 
+pub mod cpu_list;
+pub mod dcgm_diag;
 pub mod document;
 pub mod files;
 pub mod gpu;
+pub mod host_processes;
 pub mod job_file;
 #[cfg(test)]
 mod judged;
+pub mod kmsg;
 pub mod measurements;
+pub mod nhc;
+pub mod odd_ones;
+pub mod pci;
 pub mod probe;
 pub mod proc_stat;
+pub mod rdma;
+pub mod settings;
 pub mod site;
 pub mod spec;
+pub mod sxid_record;
+pub mod tables;
+pub mod uptime;
+pub mod xid_record;
 
 pub use measurements::interpret_measurements;
 pub use spec::{Catalogue, Check, Depth, Params, Spec, page_of};
@@ -28,4 +41,87 @@ macro_rules! checks {
     };
 }
 
-checks![clock_source, disk_space, gpu_row_remap, kernel_log, memory];
+checks![
+    clock_source,
+    cpu_count,
+    cpu_governor,
+    cpu_online,
+    cpu_throttle,
+    disk_errors,
+    disk_space,
+    edac,
+    efa_count,
+    efa_counters,
+    efa_devices,
+    efa_provider,
+    fabric_manager,
+    fs_errors,
+    gpu_clocks,
+    gpu_compute_mode,
+    gpu_count,
+    gpu_driver,
+    gpu_ecc_corrected,
+    gpu_ecc_mode,
+    gpu_ecc_sram,
+    gpu_ecc_volatile,
+    gpu_fabric,
+    gpu_inforom,
+    gpu_libraries,
+    gpu_memory_size,
+    gpu_memory_temperature,
+    gpu_mig,
+    gpu_pcie,
+    gpu_pcie_replay,
+    gpu_persistence,
+    gpu_power_brake,
+    gpu_power_limit,
+    gpu_presence,
+    gpu_processes,
+    gpu_recovery_action,
+    gpu_retired_pages,
+    gpu_row_remap,
+    gpu_temperature,
+    gpu_throttle,
+    gpu_versions,
+    gpu_xid,
+    host_pressure,
+    ib_count,
+    ib_counters,
+    ib_firmware,
+    ib_flaps,
+    ib_pkey,
+    ib_ports,
+    ib_rate,
+    imex,
+    kernel_log,
+    kernel_modules,
+    kernel_settings,
+    limits,
+    memlock,
+    memory,
+    memory_fragmentation,
+    mounts,
+    net_link,
+    nic_log,
+    nvlink_count,
+    nvlink_crc,
+    nvlink_errors,
+    nvlink_state,
+    nvlink_topology,
+    nvme_count,
+    nvme_health,
+    nvme_state,
+    nvswitch,
+    nvswitch_sxid,
+    oom,
+    pcie_acs,
+    pcie_aer,
+    pcie_link,
+    peermem,
+    processes_stuck,
+    raid,
+    roce,
+    services,
+    time_sync,
+    zombies,
+];

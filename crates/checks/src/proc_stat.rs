@@ -52,7 +52,10 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_does_not_shift_the_fields() {
         let stat = ProcStat::parse(LINE).unwrap();
-        assert_eq!(stat, ProcStat { pid: 7182, state: 'S', parent: 7170, group: 7180, session: 7171, start_ticks: 123_456 });
+        assert_eq!(
+            stat,
+            ProcStat { pid: 7182, state: 'S', parent: 7170, group: 7180, session: 7171, start_ticks: 123_456 }
+        );
         assert!(!stat.is_over());
         assert_eq!(ProcStat::name(LINE), Some("a) S (b"));
         assert!(ProcStat::parse(&LINE.replace(") S 7170", ") Z 7170")).unwrap().is_over());

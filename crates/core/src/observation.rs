@@ -187,6 +187,7 @@ coded! {
         Celsius => "celsius",
         Watts => "watts",
         PerHour => "1/h",
+        PerSecond => "1/s",
         BitsPerSecond => "bits/s",
         Hertz => "hertz",
     }

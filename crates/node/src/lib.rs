@@ -9,5 +9,6 @@ pub mod clock;
 pub mod hardware;
 pub mod job;
 pub mod policy;
+pub mod record;
 pub mod runner;
 pub mod stop;

@@ -34,6 +34,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Sub {
     Check(CheckArgs),
+    Record(RecordArgs),
     Job(JobArgs),
 }
 
@@ -66,6 +67,19 @@ struct CheckArgs {
     /// What the machine type is expected to have, as TOML.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Write down what the checks read of this machine, to look at it elsewhere.
+///
+/// The folder gets a tree of files, for `check --root FOLDER/root`, and a scene for the stand-in of NVML that the tests
+/// of Cluster Doctor use. It holds serial numbers and names of processes: look before you hand it on.
+#[derive(Debug, Args)]
+struct RecordArgs {
+    /// Where to write.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
     #[command(flatten)]
     place: Place,
 }
@@ -142,6 +156,7 @@ fn main() -> ExitCode {
     }
     let (result, failure) = match Cli::try_parse() {
         Ok(Cli { command: Sub::Check(args) }) => (check(&args), check::exit::UNKNOWN),
+        Ok(Cli { command: Sub::Record(args) }) => (record(&args), check::exit::UNKNOWN),
         Ok(Cli { command: Sub::Job(args) }) => (job(args), job_file::exit::NOT_BEGUN),
         Err(error) => return usage(&error),
     };
@@ -180,6 +195,15 @@ fn check(args: &CheckArgs) -> anyhow::Result<u8> {
         print!("{}", check::table(&answers, args.all));
     }
     Ok(check::exit_code(&answers))
+}
+
+fn record(args: &RecordArgs) -> anyhow::Result<u8> {
+    let policy = load_policy(args.place.policy.as_deref())?;
+    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let runner = LocalRunner::new(&args.place.root, &stop).library(args.place.nvml.clone());
+    doctor_node::record::record(&policy, &runner, &args.place.root, &args.out)?;
+    println!("recorded below {}", args.out.display());
+    Ok(check::exit::OK)
 }
 
 fn said_to_hook(hook: Hook, answers: &[check::Answer]) -> u8 {

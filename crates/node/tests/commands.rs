@@ -37,7 +37,7 @@ fn tree(meminfo: &str, kmsg: &str) -> TempDir {
 const GOOD_MEMORY: &str = "MemTotal: 8000000 kB\nMemAvailable: 7000000 kB\n";
 const LOW_MEMORY: &str = "MemTotal: 8000000 kB\nMemAvailable: 7000 kB\n";
 const QUIET: &str = "6,1,0,-;booted\n";
-const OFF_THE_BUS: &str = "3,1,900000000,-;NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.\n";
+const DAMAGED: &str = "3,1,900000000,-;EXT4-fs error (device sda1): ext4_lookup:1855: inode #2\n";
 
 fn check(root: &Path, args: &[&str]) -> Output {
     Command::new(PROGRAM).arg("check").args(args).arg("--root").arg(root).output().unwrap()
@@ -49,8 +49,8 @@ fn check_exits_as_nagios_reads_it() {
     for (meminfo, kmsg, names, code) in [
         (GOOD_MEMORY, QUIET, &both[..], 0),
         (LOW_MEMORY, QUIET, &both[..], 1),
-        (GOOD_MEMORY, OFF_THE_BUS, &both[..], 2),
-        (LOW_MEMORY, OFF_THE_BUS, &both[..], 2),
+        (GOOD_MEMORY, DAMAGED, &both[..], 2),
+        (LOW_MEMORY, DAMAGED, &both[..], 2),
         (GOOD_MEMORY, "", &both[..], 3),
         (LOW_MEMORY, "", &both[..], 1),
         (GOOD_MEMORY, QUIET, &["no-such-check"][..], 3),
@@ -66,18 +66,18 @@ fn check_exits_as_nagios_reads_it() {
 
 #[test]
 fn check_prints_a_table_or_json_of_the_same() {
-    let root = tree(LOW_MEMORY, OFF_THE_BUS);
+    let root = tree(LOW_MEMORY, DAMAGED);
     let table = check(root.path(), &["memory", "kernel-log"]);
     let table = String::from_utf8_lossy(&table.stdout);
-    assert!(table.contains("xid-79: gpu:0000:18:00: NVRM: Xid"), "{table}");
+    assert!(table.contains("file-system-error: disk:sda1: EXT4-fs error"), "{table}");
     let json = check(root.path(), &["memory", "kernel-log", "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json[0]["check"], "memory");
     assert_eq!(json[0]["verdict"], "fail");
     let rows = json.as_array().unwrap();
-    let lost = rows.iter().find(|row| row["reason"] == "xid-79").unwrap();
-    assert_eq!((lost["severity"].as_str(), lost["verdict"].as_str()), (Some("isolate"), Some("fail")));
-    assert!(lost["entity"].as_str().unwrap().starts_with("gpu:0000:18:00"), "{lost}");
+    let damaged = rows.iter().find(|row| row["reason"] == "file-system-error").unwrap();
+    assert_eq!((damaged["severity"].as_str(), damaged["verdict"].as_str()), (Some("reboot"), Some("fail")));
+    assert_eq!(damaged["entity"], "disk:sda1");
 }
 
 #[test]

@@ -382,9 +382,8 @@ fn link_number(device: Handle, link: c_uint, what: &str) -> Result<f64, u32> {
     if what != "state" && card.number(&format!("nvlink.{link}.state")).is_err() {
         return Err(INVALID_ARGUMENT);
     }
-    card.number(&format!("nvlink.{link}.{what}")).map_err(|code| {
-        if code == NOT_SUPPORTED && what == "state" { INVALID_ARGUMENT } else { code }
-    })
+    card.number(&format!("nvlink.{link}.{what}"))
+        .map_err(|code| if code == NOT_SUPPORTED && what == "state" { INVALID_ARGUMENT } else { code })
 }
 
 /// The first word of a struct that grows: its size and its version.

@@ -1,4 +1,6 @@
-//! `doctor explain`: a check, a rule or a reason in words, with the settings in force.
+//! `doctor explain`: a check, a rule, a reason or an error number in words, with the settings in force.
+
+mod number;
 
 use doctor_checks::{Catalogue, Check};
 use doctor_control::settings::Settings;
@@ -16,12 +18,14 @@ use crate::{
     pages::{Reason, reasons, rule_condition},
 };
 
-/// Explain a check, a rule, or a reason code: what it means, what is in force, what to do.
+/// Explain a check, a rule, a reason code, or an error number: what it means, what is in force, what to do.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Its name, such as `disk-space`. Without: what there is to explain.
-    #[arg(value_name = "CHECK|RULE|REASON")]
+    /// Its name, such as `disk-space`, or `xid`, `sxid`, `dcgm` before a number. Without: what there is to explain.
+    #[arg(value_name = "CHECK|RULE|REASON|xid|sxid|dcgm")]
     name: Option<String>,
+    /// The number of an Xid, an SXid or a DCGM error, such as 79.
+    number: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -43,6 +47,7 @@ enum Explained<'a> {
         meanings: Vec<Reason>,
         rules: Vec<&'a Rule>,
     },
+    Number(number::Number<'a>),
     Contents {
         checks: Vec<&'a str>,
         rules: Vec<&'a str>,
@@ -54,9 +59,20 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     // A simulated cluster's tests can be explained anywhere: `doctor demo` leaves a store and no configuration.
     let own = &context.loaded()?.settings;
     let simulated = simulated(&own.policy)?;
-    let explained = match &args.name {
-        None => contents(own),
-        Some(name) => explain(own, name).or_else(|| explain(&simulated, name)).ok_or_else(|| unknown(own, name))?,
+    let explained = match (args.name.as_deref(), args.number.as_deref()) {
+        (None, _) => contents(own),
+        (Some(family), Some(number)) if number::FAMILIES.contains(&family) => {
+            Explained::Number(number::explain(family, number, &own.rules)?)
+        }
+        (Some(family), None) if number::FAMILIES.contains(&family) => {
+            return Err(Failure::Usage(format!("which one? Such as `doctor explain {family} 79`")));
+        }
+        (Some(name), Some(_)) => {
+            return Err(Failure::Usage(format!("a number stands only behind xid, sxid or dcgm, not behind `{name}`")));
+        }
+        (Some(name), None) => {
+            explain(own, name).or_else(|| explain(&simulated, name)).ok_or_else(|| unknown(own, name))?
+        }
     };
     context.out.show(&explained, |page| text(page, &explained))?;
     Ok(Exit::Ok)
@@ -146,10 +162,12 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
                 show_rule(page, rule);
             }
         }
+        Explained::Number(number) => number::text(page, number),
         Explained::Contents { checks, rules, reasons } => {
             page.line(format!("Checks: {}", list(checks)));
             page.line(format!("Rules: {}", list(rules)));
             page.line(format!("Reasons: {}", list(reasons)));
+            page.line("Numbers: xid 1 to 172, sxid such as 12028, dcgm 0 to 132");
         }
     }
 }

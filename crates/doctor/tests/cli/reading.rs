@@ -128,6 +128,24 @@ fn explain_knows_checks_rules_and_reasons() {
 }
 
 #[test]
+fn explain_knows_the_numbers_of_nvidia() {
+    let bed = Bed::new();
+    let said = bed.expect(0, &["explain", "xid", "79"]);
+    said.says("Xid 79: the GPU does not answer on PCIe any more.").says("RESTART_BM: boot the machine");
+    said.says("Ours         reboot").says("gpud fatal").says("Azure's runbook").says("gpu-xid-79: event xid-79");
+    bed.expect(0, &["explain", "xid", "64"]).says("xid-64-reboot (reboot)").says("gpu-xid-64-reboot");
+    bed.expect(0, &["explain", "xid", "13"]).says("counted, not judged").says("compute-sanitizer");
+    bed.expect(0, &["explain", "sxid", "12030"]).says("gpud only warns").says("nvswitch-sxid-12030");
+    bed.expect(0, &["explain", "dcgm", "30"]).says("DCGM_FR_LOW_BANDWIDTH").says("triage");
+    assert_eq!(bed.json(&["explain", "xid", "48"])["xid"]["severity"], "reset");
+    bed.expect(2, &["explain", "xid", "999"]).complains("no Xid `999`").complains("1 to 172");
+    bed.expect(2, &["explain", "sxid", "1"]).complains("no SXid `1`");
+    bed.expect(2, &["explain", "dcgm", "many"]).complains("no DCGM error `many`");
+    bed.expect(2, &["explain", "xid"]).complains("which one?");
+    bed.expect(2, &["explain", "disk-space", "3"]).complains("a number stands only behind");
+}
+
+#[test]
 fn a_store_that_is_not_there_is_not_made_by_looking() {
     let bed = Bed::new();
     for command in ["nodes", "status", "cases", "audit", "history"] {

@@ -83,11 +83,13 @@ impl Device<'_> {
         for field in fields {
             match field.split_once(".*.") {
                 None => all.push((field.clone(), self.field(field, &mut kept))),
-                Some((family, what)) => all.extend(
-                    self.numbered(family, what, index, count, &mut kept)
-                        .into_iter()
-                        .map(|(number, reading)| (format!("{family}.{number}.{what}"), reading)),
-                ),
+                Some((family, what)) => match self.numbered(family, what, index, count, &mut kept) {
+                    Ok(each) => all.extend(
+                        each.into_iter().map(|(number, reading)| (format!("{family}.{number}.{what}"), reading)),
+                    ),
+                    // Nothing is known of any of them.
+                    Err(reading) => all.push((field.clone(), reading)),
+                },
             }
         }
         all

@@ -27,11 +27,14 @@ impl Device<'_> {
         index: c_uint,
         count: c_uint,
         kept: &mut Kept,
-    ) -> BTreeMap<c_uint, Reading> {
+    ) -> Answer<BTreeMap<c_uint, Reading>> {
         match family {
             "nvlink" => {
                 let links = kept.links.get_or_insert_with(|| self.links()).clone();
-                links.into_iter().map(|link| (link, self.link(link, what))).collect()
+                if links.is_empty() {
+                    return Err(Reading::NotSupported);
+                }
+                Ok(links.into_iter().map(|link| (link, self.link(link, what))).collect())
             }
             "process" => match kept.processes.get_or_insert_with(|| self.processes()) {
                 Ok(processes) => {
@@ -43,15 +46,15 @@ impl Device<'_> {
                         }
                         _ => Reading::NotSupported,
                     };
-                    (0..).zip(processes.iter().map(one)).collect()
+                    Ok((0..).zip(processes.iter().map(one)).collect())
                 }
-                Err(reading) => [(0, reading.clone())].into(),
+                Err(reading) => Err(reading.clone()),
             },
-            "topology" | "p2p" => (0..count)
-                .filter(|other| *other != index)
-                .map(|other| (other, self.towards(other, family, what)))
-                .collect(),
-            _ => BTreeMap::new(),
+            "topology" | "p2p" => {
+                let others = (0..count).filter(|other| *other != index);
+                Ok(others.map(|other| (other, self.towards(other, family, what))).collect())
+            }
+            _ => Err(Reading::NotSupported),
         }
     }
 

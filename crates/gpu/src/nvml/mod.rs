@@ -200,7 +200,7 @@ const fn name_of(code: u32) -> &'static str {
         15 => "the GPU is lost",
         16 => "the GPU needs a reset",
         17 => "the operating system or a cgroup blocks the GPU",
-        code::LIB_RM_VERSION_MISMATCH => "driver and library have different versions",
+        code::LIB_RM_VERSION_MISMATCH => "version mismatch of driver and library",
         19 => "the GPU is in use",
         20 => "out of memory",
         21 => "there is no data",

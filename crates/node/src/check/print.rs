@@ -23,14 +23,12 @@ pub struct Row<'a> {
     reason: &'a ReasonCode,
     text: &'a str,
     rule: Option<&'a RuleId>,
-    took_ms: i64,
 }
 
 /// Flat, in the order of checks, the worst finding of each first.
 pub fn rows(answers: &[Answer]) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     for answer in answers {
-        let took_ms = answer.took.millis();
         if answer.findings.is_empty() {
             rows.push(Row {
                 check: &answer.check,
@@ -40,7 +38,6 @@ pub fn rows(answers: &[Answer]) -> Vec<Row<'_>> {
                 reason: &answer.reason,
                 text: &answer.text,
                 rule: None,
-                took_ms,
             });
         }
         rows.extend(answer.findings.iter().map(|finding| Row {
@@ -51,7 +48,6 @@ pub fn rows(answers: &[Answer]) -> Vec<Row<'_>> {
             reason: &finding.reason,
             text: &finding.text,
             rule: Some(&finding.rule),
-            took_ms,
         }));
     }
     rows

@@ -38,7 +38,8 @@ pub(super) fn only(output: ProbeOutput, fields: &[String]) -> ProbeOutput {
 /// Whether this is one of the fields that such a name brings.
 fn fits(asked: &str, name: &str) -> bool {
     match asked.split_once(".*.") {
-        None => asked == name,
+        _ if asked == name => true,
+        None => false,
         Some((family, what)) => {
             let number = name
                 .strip_prefix(family)

@@ -93,13 +93,12 @@ fn expand(root: &Path, pattern: &str) -> io::Result<Vec<(String, PathBuf)>> {
     for part in pattern.trim_start_matches('/').split('/') {
         let mut next = Vec::new();
         for (path, place) in found {
-            match part.split_once('*') {
-                None => next.push((format!("{path}/{part}"), place.join(part))),
-                Some((before, after)) => {
-                    for name in fitting(&place, before, after)? {
-                        next.push((format!("{path}/{name}"), place.join(&name)));
-                    }
+            if part.contains('*') {
+                for name in fitting(&place, part)? {
+                    next.push((format!("{path}/{name}"), place.join(&name)));
                 }
+            } else {
+                next.push((format!("{path}/{part}"), place.join(part)));
             }
             if next.len() > MOST_FILES {
                 return Err(too_much());
@@ -111,7 +110,7 @@ fn expand(root: &Path, pattern: &str) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
-fn fitting(place: &Path, before: &str, after: &str) -> io::Result<Vec<String>> {
+fn fitting(place: &Path, pattern: &str) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(place) {
         Ok(entries) => entries,
         // Nothing of that kind is here, which is what was asked.
@@ -123,8 +122,7 @@ fn fitting(place: &Path, before: &str, after: &str) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in entries {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        let middle = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
-        if middle.is_some() && (!before.is_empty() || !name.starts_with('.')) {
+        if fits(pattern, &name) && (pattern.starts_with('.') || !name.starts_with('.')) {
             names.push(name);
         }
         if names.len() > MOST_FILES {
@@ -133,6 +131,16 @@ fn fitting(place: &Path, before: &str, after: &str) -> io::Result<Vec<String>> {
     }
     names.sort_by(|a, b| by_number(a, b));
     Ok(names)
+}
+
+/// Whether a name fits a pattern in which each `*` stands for any text.
+fn fits(pattern: &str, name: &str) -> bool {
+    let Some((before, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(name) = name.strip_prefix(before) else { return false };
+    if !rest.contains('*') {
+        return name.ends_with(rest);
+    }
+    name.char_indices().map(|(at, _)| at).chain([name.len()]).any(|at| fits(rest, &name[at..]))
 }
 
 /// `mlx5_2` before `mlx5_10`.
@@ -179,6 +187,20 @@ mod tests {
                 ("/sys/class/infiniband/mlx5_10/ports/1/state", "4: ACTIVE"),
             ]
         );
+    }
+
+    #[test]
+    fn a_star_stands_for_any_text() {
+        for (pattern, name, is) in [
+            ("libnvidia-*.so.*", "libnvidia-ml.so.1", true),
+            ("libnvidia-*.so.*", "libnvidia-ml.so", false),
+            ("libcuda.so.*", "libcuda.so.570.124.06", true),
+            ("nvme*n*", "nvme0n1", true),
+            ("*", "", true),
+            ("a*a", "a", false),
+        ] {
+            assert_eq!(fits(pattern, name), is, "{pattern} {name}");
+        }
     }
 
     #[test]

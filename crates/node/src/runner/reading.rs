@@ -36,7 +36,7 @@ pub(super) fn answer(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOutput
         Probe::Bytes { pattern, most } => (pattern.as_str(), many::bytes(root, pattern, *most).map(ProbeOutput::Files)),
         Probe::Links { pattern } => (pattern.as_str(), many::links(root, pattern).map(ProbeOutput::Links)),
         Probe::Processes => ("/proc", processes::all(root).map(ProbeOutput::Processes)),
-        Probe::ClockDiscipline => ("the kernel's clock", clock_discipline::read().map(ProbeOutput::Text)),
+        Probe::ClockDiscipline => ("the kernel's clock", clock_discipline::read(root).map(ProbeOutput::Text)),
         Probe::Gpu { fields } => return ProbeOutput::Gpus(gpus::ask(root, library, fields)),
         Probe::Kmsg => ("/dev/kmsg", kernel_log(&below(root, "/dev/kmsg")).map(ProbeOutput::Text)),
         Probe::Exec { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {

@@ -1,0 +1,680 @@
+//! A machine that does not exist: eight GPUs behind NVSwitches, eight InfiniBand ports, two NVMe disks. Its driver is the
+//! stand-in library, its /sys and /proc a tree of files. The real program looks at it, through its real loading and
+//! reading code.
+//!
+//! Names and forms of files follow Linux 6.8 and driver 570 on an HGX H100; the GPUs' figures are those of a real H200
+//! (driver 580.159.04, 2026-11-15) where one has them. The values are made by hand.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub const GPUS: usize = 8;
+pub const PORTS: usize = 8;
+
+/// The library that answers for the driver, beside a program of the same build.
+///
+/// # Panics
+/// If it cannot be built.
+pub fn standin(program: &Path) -> PathBuf {
+    let folder = program.parent().expect("a program lies in a folder");
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--quiet", "-p", "doctor-standin"]);
+    if folder.ends_with("release") {
+        build.arg("--release");
+    }
+    let built = build.status().is_ok_and(|status| status.success());
+    assert!(built, "the stand-in for NVML does not build");
+    folder.join("libdoctor_standin.so")
+}
+
+/// A field's value as the stand-in's file writes it.
+#[derive(Debug, Clone)]
+pub enum Field {
+    Number(f64),
+    Text(String),
+    /// The driver gives this code instead.
+    Error(u32),
+}
+
+#[derive(Debug, Clone)]
+pub struct Machine {
+    driver: String,
+    init: u32,
+    hang: String,
+    gpus: Vec<Card>,
+    files: BTreeMap<String, String>,
+    links: BTreeMap<String, String>,
+    policy: String,
+    profile: String,
+}
+
+#[derive(Debug, Clone)]
+struct Card {
+    bus: String,
+    handle: u32,
+    fields: BTreeMap<String, Field>,
+}
+
+/// What one look found: `CHECK REASON SEVERITY ENTITY` for each finding, and `CHECK REASON` for what could not be judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    pub failing: Vec<String>,
+    pub inconclusive: Vec<String>,
+    pub passing: Vec<String>,
+    pub not_applicable: Vec<String>,
+}
+
+/// A machine on disk, and the program that looks at it.
+#[derive(Debug)]
+pub struct Standing {
+    folder: TempDir,
+    program: PathBuf,
+    library: PathBuf,
+}
+
+pub fn gpu_bus(n: usize) -> String {
+    format!("0000:{:02x}:00.0", 0x18 + 0x10 * n)
+}
+
+pub fn nic_bus(n: usize) -> String {
+    format!("0000:{:02x}:00.0", 0x1a + 0x10 * n)
+}
+
+/// A file of an InfiniBand device.
+pub fn ib(n: usize, name: &str) -> String {
+    format!("{}/infiniband/mlx5_{n}/{name}", nic_pci(n))
+}
+
+fn nic_pci(n: usize) -> String {
+    let port = root_port(n, 2);
+    format!("/sys/devices/pci{}/{port}/{}", &port[..7], nic_bus(n))
+}
+
+/// A file of a GPU on the bus.
+pub fn gpu_pci(n: usize, name: &str) -> String {
+    let port = root_port(n, 1);
+    format!("/sys/devices/pci{}/{port}/{}/{name}", &port[..7], gpu_bus(n))
+}
+
+impl Machine {
+    pub fn hgx_h100() -> Self {
+        let mut machine = Self {
+            driver: "570.124.06".into(),
+            init: 0,
+            hang: String::new(),
+            gpus: (0..GPUS).map(card).collect(),
+            files: BTreeMap::new(),
+            links: BTreeMap::new(),
+            // The clock is that of the machine the test runs on.
+            policy: "[tests.time-sync]\nenabled = false\n".to_owned(),
+            profile: PROFILE.to_owned(),
+        };
+        machine.host();
+        for n in 0..GPUS {
+            machine.pci(
+                &gpu_bus(n),
+                &root_port(n, 1),
+                "0x10de",
+                "0x2330",
+                "0x030200",
+                ("32.0 GT/s PCIe", "16"),
+                "nvidia",
+            );
+            machine.file(&format!("/dev/nvidia{n}"), "");
+        }
+        for n in 0..4 {
+            let bus = format!("0000:{:02x}:00.0", 0x05 + n);
+            machine.pci(
+                &bus,
+                &format!("0000:{:02x}:01.0", 0x02),
+                "0x10de",
+                "0x22a3",
+                "0x068000",
+                ("5.0 GT/s PCIe", "2"),
+                "nvidia-nvswitch",
+            );
+            machine.file(&format!("/dev/nvidia-nvswitch{n}"), "");
+        }
+        for n in 0..PORTS {
+            machine.port(n);
+        }
+        machine.nvme(0);
+        machine.nvme(1);
+        machine
+    }
+
+    pub fn driver(mut self, version: &str) -> Self {
+        self.driver = version.to_owned();
+        self
+    }
+
+    /// What opening the driver returns.
+    pub fn driver_fails(mut self, code: u32) -> Self {
+        self.init = code;
+        self
+    }
+
+    /// A function of the driver that never comes back.
+    pub fn driver_hangs(mut self, function: &str) -> Self {
+        self.hang = function.to_owned();
+        self
+    }
+
+    pub fn gpu(mut self, n: usize, field: &str, value: f64) -> Self {
+        self.gpus[n].fields.insert(field.to_owned(), Field::Number(value));
+        self
+    }
+
+    pub fn gpu_text(mut self, n: usize, field: &str, value: &str) -> Self {
+        self.gpus[n].fields.insert(field.to_owned(), Field::Text(value.to_owned()));
+        self
+    }
+
+    pub fn gpu_error(mut self, n: usize, field: &str, code: u32) -> Self {
+        self.gpus[n].fields.insert(field.to_owned(), Field::Error(code));
+        self
+    }
+
+    /// Every question about this GPU gets this code.
+    pub fn gpu_lost(mut self, n: usize, code: u32) -> Self {
+        for field in self.gpus[n].fields.values_mut() {
+            *field = Field::Error(code);
+        }
+        self
+    }
+
+    /// The driver does not list it.
+    pub fn gpu_unlisted(mut self, n: usize) -> Self {
+        self.gpus.remove(n);
+        self
+    }
+
+    pub fn file(&mut self, path: &str, text: &str) {
+        self.files.insert(path.to_owned(), text.to_owned());
+    }
+
+    pub fn with(mut self, path: &str, text: &str) -> Self {
+        assert!(self.files.contains_key(path), "there is no {path}");
+        self.file(path, text);
+        self
+    }
+
+    pub fn adding(mut self, path: &str, text: &str) -> Self {
+        self.file(path, text);
+        self
+    }
+
+    /// With everything below it.
+    pub fn without(mut self, path: &str) -> Self {
+        let below = format!("{path}/");
+        let before = self.files.len() + self.links.len();
+        self.files.retain(|file, _| file != path && !file.starts_with(&below));
+        self.links.retain(|link, _| link != path && !link.starts_with(&below));
+        assert!(self.files.len() + self.links.len() < before, "there is no {path}");
+        self
+    }
+
+    /// A record of the kernel, a minute ago.
+    pub fn kernel_says(mut self, text: &str) -> Self {
+        let log = self.files.get_mut("/dev/kmsg").expect("a machine has one");
+        let number = log.lines().count() + 1000;
+        let _infallible = writeln!(log, "3,{number},863940{number:06},-;{text}");
+        self
+    }
+
+    pub fn policy(mut self, text: &str) -> Self {
+        self.policy.push_str(text);
+        self
+    }
+
+    fn link(&mut self, path: &str, to: &str) {
+        self.links.insert(path.to_owned(), to.to_owned());
+    }
+
+    fn host(&mut self) {
+        for (path, text) in HOST {
+            self.file(path, text);
+        }
+        let mut cpuinfo = String::new();
+        for n in 0..4 {
+            let _infallible = writeln!(
+                cpuinfo,
+                "processor\t: {n}\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Platinum 8480C\n\
+                 physical id\t: {}\nsiblings\t: 2\ncore id\t\t: {}\ncpu cores\t: 2\nflags\t\t: fpu vme de pse tsc msr\n",
+                n / 2,
+                n % 2
+            );
+            let cpu = format!("/sys/devices/system/cpu/cpu{n}");
+            self.file(&format!("/sys/devices/system/cpu/cpufreq/policy{n}/scaling_governor"), "performance\n");
+            self.file(&format!("{cpu}/topology/physical_package_id"), &format!("{}\n", n / 2));
+            self.file(&format!("{cpu}/topology/core_id"), &format!("{}\n", n % 2));
+            self.file(&format!("{cpu}/thermal_throttle/package_throttle_count"), "0\n");
+            self.file(&format!("{cpu}/thermal_throttle/core_throttle_count"), "0\n");
+        }
+        self.file("/proc/cpuinfo", &cpuinfo);
+        for (pid, name) in
+            [(1, "systemd"), (2, "kthreadd"), (412, "nv-fabricmanage"), (511, "nvidia-persiste"), (700, "slurmd")]
+        {
+            let stat = format!("{pid} ({name}) S 1 {pid} {pid} 0 -1 4194560 1 0 0 0 1 2 3 4 20 0 1 0 1000 3149824 384");
+            self.file(&format!("/proc/{pid}/stat"), &stat);
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a PCI device has so many things to say")]
+    fn pci(
+        &mut self,
+        bus: &str,
+        port: &str,
+        vendor: &str,
+        device: &str,
+        class: &str,
+        link: (&str, &str),
+        driver: &str,
+    ) {
+        let real = format!("/sys/devices/pci{}/{port}/{bus}", &port[..7]);
+        for (name, text) in [
+            ("vendor", vendor),
+            ("device", device),
+            ("class", class),
+            ("current_link_speed", link.0),
+            ("max_link_speed", link.0),
+            ("current_link_width", link.1),
+            ("max_link_width", link.1),
+            ("enable", "1"),
+            ("numa_node", "0"),
+        ] {
+            self.file(&format!("{real}/{name}"), &format!("{text}\n"));
+        }
+        let ids = format!("{}:{}", vendor[2..].to_uppercase(), device[2..].to_uppercase());
+        let class = class[2..].trim_start_matches('0').to_uppercase();
+        let uevent =
+            format!("DRIVER={driver}\nPCI_CLASS={class}\nPCI_ID={ids}\nPCI_SUBSYS_ID=10DE:16C1\nPCI_SLOT_NAME={bus}\n");
+        self.file(&format!("{real}/uevent"), &uevent);
+        for kind in ["fatal", "nonfatal", "correctable"] {
+            let text = format!(
+                "RxErr 0\nBadTLP 0\nTOTAL_ERR_{} 0\n",
+                match kind {
+                    "fatal" => "FATAL",
+                    "nonfatal" => "NONFATAL",
+                    _ => "COR",
+                }
+            );
+            self.file(&format!("{real}/aer_dev_{kind}"), &text);
+        }
+        self.link(&format!("/sys/bus/pci/devices/{bus}"), &format!("../../../devices/pci{}/{port}/{bus}", &port[..7]));
+        let from_driver = format!("../../../../devices/pci{}/{port}/{bus}", &port[..7]);
+        self.link(&format!("/sys/bus/pci/drivers/{driver}/{bus}"), &from_driver);
+        self.link(&format!("{real}/driver"), &format!("../../../../bus/pci/drivers/{driver}"));
+    }
+
+    fn port(&mut self, n: usize) {
+        let (bus, port) = (nic_bus(n), root_port(n, 2));
+        self.pci(&bus, &port, "0x15b3", "0x1021", "0x020700", ("32.0 GT/s PCIe", "16"), "mlx5_core");
+        let pci = format!("/sys/devices/pci{}/{port}/{bus}", &port[..7]);
+        let real = format!("{pci}/infiniband/mlx5_{n}");
+        for (name, text) in [
+            ("fw_ver", "28.39.1002"),
+            ("hca_type", "MT4129"),
+            ("board_id", "MT_0000000838"),
+            ("node_guid", "946d:ae03:0000:0001"),
+            ("ports/1/state", "4: ACTIVE"),
+            ("ports/1/phys_state", "5: LinkUp"),
+            ("ports/1/rate", "400 Gb/sec (4X NDR)"),
+            ("ports/1/link_layer", "InfiniBand"),
+            ("ports/1/lid", "0x1"),
+            ("ports/1/pkeys/0", "0x7fff"),
+        ] {
+            self.file(&format!("{real}/{name}"), &format!("{text}\n"));
+        }
+        for counter in [
+            "link_downed",
+            "link_error_recovery",
+            "symbol_error",
+            "port_rcv_errors",
+            "port_xmit_discards",
+            "local_link_integrity_errors",
+            "excessive_buffer_overrun_errors",
+            "port_rcv_remote_physical_errors",
+            "port_rcv_constraint_errors",
+            "port_xmit_constraint_errors",
+            "VL15_dropped",
+            "port_xmit_wait",
+            "port_rcv_data",
+            "port_xmit_data",
+        ] {
+            self.file(&format!("{real}/ports/1/counters/{counter}"), "0\n");
+        }
+        for counter in
+            ["local_ack_timeout_err", "rnr_nak_retry_err", "roce_slow_restart", "out_of_sequence", "packet_seq_err"]
+        {
+            self.file(&format!("{real}/ports/1/hw_counters/{counter}"), "0\n");
+        }
+        self.link(&format!("{real}/device"), "../..");
+        let class = format!("../../devices/pci{}/{port}/{bus}/infiniband/mlx5_{n}", &port[..7]);
+        self.link(&format!("/sys/class/infiniband/mlx5_{n}"), &class);
+        let net = format!("{pci}/net/ibp{n}");
+        for (name, text) in [
+            ("operstate", "up"),
+            ("carrier", "1"),
+            ("speed", "400000"),
+            ("mtu", "4092"),
+            ("carrier_changes", "2"),
+            ("statistics/rx_errors", "0"),
+            ("statistics/tx_errors", "0"),
+            ("type", "32"),
+        ] {
+            self.file(&format!("{net}/{name}"), &format!("{text}\n"));
+        }
+        self.link(&format!("{net}/device"), "../..");
+        self.link(
+            &format!("/sys/class/net/ibp{n}"),
+            &format!("../../devices/pci{}/{port}/{bus}/net/ibp{n}", &port[..7]),
+        );
+        self.file(&format!("/dev/infiniband/uverbs{n}"), "");
+    }
+
+    fn nvme(&mut self, n: usize) {
+        let (bus, port) = (format!("0000:{:02x}:00.0", 0xc1 + n), format!("0000:{:02x}:01.0", 0xc0));
+        self.pci(&bus, &port, "0x144d", "0xa80a", "0x010802", ("16.0 GT/s PCIe", "4"), "nvme");
+        let real = format!("/sys/devices/pci{}/{port}/{bus}/nvme/nvme{n}", &port[..7]);
+        for (name, text) in
+            [("state", "live"), ("model", "SAMSUNG MZQL23T8"), ("firmware_rev", "GDC5602Q"), ("transport", "pcie")]
+        {
+            self.file(&format!("{real}/{name}"), &format!("{text}\n"));
+        }
+        self.link(
+            &format!("/sys/class/nvme/nvme{n}"),
+            &format!("../../devices/pci{}/{port}/{bus}/nvme/nvme{n}", &port[..7]),
+        );
+    }
+
+    /// Writes it all down.
+    ///
+    /// # Panics
+    /// If there is no place to write.
+    pub fn stand(&self, program: &Path, library: &Path) -> Standing {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let standing = Standing { folder, program: program.to_owned(), library: library.to_owned() };
+        standing.becomes(self);
+        standing
+    }
+
+    pub fn write(&self, folder: &Path) {
+        let place = |path: &str| folder.join("root").join(path.trim_start_matches('/'));
+        let in_folder = |path: &str| {
+            fs::create_dir_all(place(path).parent().expect("a file lies in a folder"))
+                .expect("a test bed that cannot be written is no test bed")
+        };
+        for (path, text) in &self.files {
+            in_folder(path);
+            fs::write(place(path), text).expect("a test bed that cannot be written is no test bed");
+        }
+        for (path, to) in &self.links {
+            in_folder(path);
+            std::os::unix::fs::symlink(to, place(path)).expect("a test bed that cannot be written is no test bed");
+        }
+        fs::write(folder.join("scene.toml"), self.scene()).expect("a test bed that cannot be written is no test bed");
+        fs::write(folder.join("policy.toml"), &self.policy).expect("a test bed that cannot be written is no test bed");
+        fs::write(folder.join("profile.toml"), &self.profile)
+            .expect("a test bed that cannot be written is no test bed");
+    }
+
+    fn scene(&self) -> String {
+        let mut out =
+            format!("driver = {:?}\ncuda = 12080\ninit = {}\nhang = {:?}\n", self.driver, self.init, self.hang);
+        for gpu in &self.gpus {
+            let _infallible = write!(out, "\n[[gpu]]\nbus = {:?}\nhandle = {}\n[gpu.fields]\n", gpu.bus, gpu.handle);
+            for (name, field) in &gpu.fields {
+                let value = match field {
+                    Field::Number(value) => format!("{value:?}"),
+                    Field::Text(text) => format!("{text:?}"),
+                    Field::Error(code) => format!("{{ error = {code} }}"),
+                };
+                let _infallible = writeln!(out, "{name:?} = {value}");
+            }
+        }
+        out
+    }
+}
+
+impl Standing {
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The machine changes while it stands: what was counted before stays counted.
+    pub fn becomes(&self, machine: &Machine) {
+        let _was_there = fs::remove_dir_all(self.at("root"));
+        machine.write(self.folder.path());
+    }
+
+    /// `doctor-node check` with these arguments, not yet started.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("check").arg("--root").arg(self.at("root")).arg("--state").arg(self.at("state"));
+        command.arg("--policy").arg(self.at("policy.toml")).arg("--nvml").arg(&self.library).args(arguments);
+        command.env("DOCTOR_STANDIN", self.at("scene.toml"));
+        command
+    }
+
+    /// The fast checks, as JSON, with the machine's profile.
+    pub fn fast(&self) -> Command {
+        let mut command = self.command(&["--suite", "fast", "--json", "--profile"]);
+        command.arg(self.at("profile.toml"));
+        command
+    }
+
+    /// What the fast checks find.
+    ///
+    /// # Panics
+    /// If the program does not answer.
+    pub fn look(&self) -> Seen {
+        let output = self.fast().output().expect("the program starts");
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        let word = |row: &Value, key: &str| row[key].as_str().unwrap_or("-").to_owned();
+        let of = |verdict: &str, keys: &[&str]| {
+            let rows = rows.iter().filter(|row| row["verdict"] == verdict);
+            rows.map(|row| keys.iter().map(|key| word(row, key)).collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+        };
+        Seen {
+            failing: of("fail", &["check", "reason", "severity", "entity"]),
+            inconclusive: of("inconclusive", &["check", "reason", "text"]),
+            passing: of("pass", &["check"]),
+            not_applicable: of("not-applicable", &["check", "reason"]),
+        }
+    }
+}
+
+fn root_port(n: usize, slot: usize) -> String {
+    format!("0000:{:02x}:{slot:02x}.0", 0x15 + 0x10 * n)
+}
+
+fn card(n: usize) -> Card {
+    let mut fields = BTreeMap::new();
+    for (name, value) in NUMBERS {
+        fields.insert((*name).to_owned(), Field::Number(*value));
+    }
+    for (name, value) in [
+        ("name", "NVIDIA H100 80GB HBM3".to_owned()),
+        ("uuid", format!("GPU-{n:08x}-3140-7a11-38a1-18a59fc73b67")),
+        ("serial", format!("16539241854{n:02}")),
+        ("board_part", "692-2G520-0200-000".to_owned()),
+        ("vbios_version", "96.00.74.00.01".to_owned()),
+        ("inforom.image", "G520.0200.00.05".to_owned()),
+        ("compute_cap", "9.0".to_owned()),
+    ] {
+        fields.insert(name.to_owned(), Field::Text(value));
+    }
+    fields.insert("minor_number".to_owned(), Field::Number(n as f64));
+    for link in 0..18 {
+        for (what, value) in [
+            ("state", 1.0),
+            ("remote_kind", 2.0),
+            ("crc_flit_errors", 0.0),
+            ("crc_data_errors", 0.0),
+            ("replay_errors", 0.0),
+            ("recovery_errors", 0.0),
+        ] {
+            fields.insert(format!("nvlink.{link}.{what}"), Field::Number(value));
+        }
+        let switch = format!("0000:{:02x}:00.0", 0x05 + link % 4);
+        fields.insert(format!("nvlink.{link}.remote_bus"), Field::Text(switch));
+    }
+    for other in (0..GPUS).filter(|other| *other != n) {
+        fields.insert(format!("topology.{other}.level"), Field::Number(50.0));
+        fields.insert(format!("p2p.{other}.nvlink"), Field::Number(0.0));
+    }
+    Card { bus: gpu_bus(n), handle: 0, fields }
+}
+
+const NUMBERS: &[(&str, f64)] = &[
+    ("inforom.valid", 1.0),
+    ("architecture", 9.0),
+    ("persistence_mode", 1.0),
+    ("mig.mode.current", 0.0),
+    ("mig.mode.pending", 0.0),
+    ("ecc.mode.current", 1.0),
+    ("ecc.mode.pending", 1.0),
+    ("compute_mode", 0.0),
+    ("recovery_action", 0.0),
+    ("ecc.errors.corrected.volatile.total", 0.0),
+    ("ecc.errors.corrected.volatile.sram", 0.0),
+    ("ecc.errors.corrected.volatile.dram", 0.0),
+    ("ecc.errors.corrected.aggregate.total", 0.0),
+    ("ecc.errors.corrected.aggregate.sram", 0.0),
+    ("ecc.errors.corrected.aggregate.dram", 0.0),
+    ("ecc.errors.uncorrected.volatile.total", 0.0),
+    ("ecc.errors.uncorrected.volatile.sram", 0.0),
+    ("ecc.errors.uncorrected.volatile.dram", 0.0),
+    ("ecc.errors.uncorrected.aggregate.total", 0.0),
+    ("ecc.errors.uncorrected.aggregate.sram", 0.0),
+    ("ecc.errors.uncorrected.aggregate.dram", 0.0),
+    ("ecc.sram.threshold_exceeded", 0.0),
+    ("remapped_rows.correctable", 0.0),
+    ("remapped_rows.uncorrectable", 0.0),
+    ("remapped_rows.pending", 0.0),
+    ("remapped_rows.failure", 0.0),
+    ("clocks.sm", 1980.0),
+    ("clocks.mem", 2619.0),
+    ("clocks.max.sm", 1980.0),
+    ("clocks.max.mem", 2619.0),
+    ("clocks.applications.graphics", 1980.0),
+    ("clocks.applications.memory", 2619.0),
+    ("clocks.default_applications.graphics", 1980.0),
+    ("clocks.default_applications.memory", 2619.0),
+    ("clocks_event_reasons.active", 1.0),
+    ("pstate", 0.0),
+    ("violation.power", 0.0),
+    ("violation.thermal", 0.0),
+    ("utilization.gpu", 0.0),
+    ("temperature.gpu", 32.0),
+    ("temperature.memory", 41.0),
+    ("temperature.gpu.tlimit", 55.0),
+    ("temperature.slowdown", 89.0),
+    ("temperature.shutdown", 95.0),
+    ("power.draw", 71.2),
+    ("power.limit", 700.0),
+    ("power.default_limit", 700.0),
+    ("power.max_limit", 700.0),
+    ("memory.total", 85_520_809_984.0),
+    ("memory.used", 0.0),
+    ("memory.reserved", 548_601_856.0),
+    ("pcie.link.gen.current", 5.0),
+    ("pcie.link.gen.max", 5.0),
+    ("pcie.link.width.current", 16.0),
+    ("pcie.link.width.max", 16.0),
+    ("pcie.replay", 0.0),
+    ("fabric.state", 3.0),
+    ("fabric.status", 0.0),
+    ("fabric.health_mask", 0.0),
+    ("fabric.clique", 0.0),
+];
+
+/// Ten days up. Files of /proc and /sys that every machine has.
+const HOST: &[(&str, &str)] = &[
+    ("/proc/uptime", "864000.00 3000000.00\n"),
+    ("/proc/sys/kernel/random/boot_id", "5b1f0a7e-3c52-4f7e-9a53-0d4a6c1f2b11\n"),
+    (
+        "/proc/meminfo",
+        "MemTotal:       2113409060 kB\nMemFree:        1900000000 kB\nMemAvailable:   2000000000 kB\nSwapTotal:             0 kB\nSwapFree:              0 kB\nHugePages_Total:       0\nHugepagesize:       2048 kB\n",
+    ),
+    ("/proc/mounts", "/dev/md0 / ext4 rw,relatime 0 0\nproc /proc proc rw 0 0\nsysfs /sys sysfs rw 0 0\n"),
+    ("/etc/fstab", "/dev/md0 / ext4 defaults 0 1\n"),
+    ("/proc/self/mounts", "/dev/md0 / ext4 rw,relatime 0 0\nproc /proc proc rw 0 0\nsysfs /sys sysfs rw 0 0\n"),
+    (
+        "/proc/mdstat",
+        "Personalities : [raid1]\nmd0 : active raid1 nvme1n1p2[1] nvme0n1p2[0]\n      3750606848 blocks super 1.2 [2/2] [UU]\n\nunused devices: <none>\n",
+    ),
+    ("/sys/block/md0/md/array_state", "clean\n"),
+    ("/sys/block/md0/md/degraded", "0\n"),
+    (
+        "/proc/modules",
+        "nvidia_uvm 1830912 8 - Live 0x0000000000000000 (OE)\nnvidia_peermem 16384 0 - Live 0x0000000000000000 (OE)\nnvidia 14299136 900 nvidia_uvm,nvidia_peermem, Live 0x0000000000000000 (OE)\nmlx5_ib 458752 0 - Live 0x0000000000000000\nib_uverbs 180224 1 mlx5_ib, Live 0x0000000000000000\nib_core 458752 2 mlx5_ib,ib_uverbs, Live 0x0000000000000000\nmlx5_core 2228224 1 mlx5_ib, Live 0x0000000000000000\n",
+    ),
+    (
+        "/proc/self/limits",
+        "Limit                     Soft Limit           Hard Limit           Units     \nMax locked memory         unlimited            unlimited            bytes     \nMax open files            1048576              1048576              files     \n",
+    ),
+    (
+        "/proc/buddyinfo",
+        "Node 0, zone   Normal   1000   1000   1000   1000   1000   1000   1000   1000   1000   1000   90000\n",
+    ),
+    ("/proc/vmstat", "nr_free_pages 475000000\noom_kill 0\n"),
+    ("/proc/sys/fs/file-nr", "5000\t0\t9223372036854775807\n"),
+    ("/proc/sys/kernel/pid_max", "4194304\n"),
+    ("/proc/sys/kernel/threads-max", "16000000\n"),
+    ("/proc/loadavg", "1.00 1.00 1.00 2/3000 4242\n"),
+    ("/proc/cmdline", "BOOT_IMAGE=/vmlinuz-6.8.0 root=/dev/md0 ro\n"),
+    (
+        "/proc/pressure/memory",
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    ),
+    (
+        "/proc/pressure/io",
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    ),
+    ("/proc/pressure/cpu", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"),
+    ("/sys/devices/system/clocksource/clocksource0/current_clocksource", "tsc\n"),
+    ("/sys/devices/system/clocksource/clocksource0/available_clocksource", "tsc hpet acpi_pm \n"),
+    ("/sys/devices/system/cpu/online", "0-3\n"),
+    ("/sys/devices/system/cpu/present", "0-3\n"),
+    ("/sys/devices/system/cpu/possible", "0-3\n"),
+    ("/sys/devices/system/cpu/offline", "\n"),
+    ("/sys/devices/system/edac/mc/mc0/ce_count", "0\n"),
+    ("/sys/devices/system/edac/mc/mc0/ue_count", "0\n"),
+    ("/sys/devices/system/edac/mc/mc0/dimm0/dimm_label", "CPU_SrcID#0_MC#0_Chan#0_DIMM#0\n"),
+    ("/sys/devices/system/edac/mc/mc0/dimm0/dimm_ce_count", "0\n"),
+    ("/sys/devices/system/edac/mc/mc0/dimm0/dimm_ue_count", "0\n"),
+    ("/sys/fs/ext4/md0/errors_count", "0\n"),
+    (
+        "/dev/kmsg",
+        "6,1,0,-;Linux version 6.8.0-1015 (buildd@host) #1 SMP\n6,2,1000000,-;nvidia: loading out-of-tree module taints kernel.\n",
+    ),
+    ("/dev/nvidiactl", ""),
+    ("/dev/nvidia-uvm", ""),
+    ("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "\u{7f}ELF-made-by-hand"),
+    ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", "\u{7f}ELF-made-by-hand"),
+];
+
+const PROFILE: &str = r#"
+sku = "hgx-h100"
+version = 1
+[expect]
+gpu_count = 8
+nvlink_count = 18
+nvswitch_count = 4
+efa_devices = 0
+gpu_memory_bytes = 85520809984
+fabric_ports_active = 8
+nvme_disks = 2
+mem_total_bytes = 2164130877440
+"#;

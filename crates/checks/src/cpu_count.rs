@@ -1,0 +1,114 @@
+//! cpu-count: are all processors of this machine type there?
+//!
+//! What it does: counts sockets, cores and hardware threads as the kernel sees them and holds them against the machine
+//! type's profile.
+//!
+//! Why it matters: firmware that lost a socket or a core complex at boot leaves a machine that works with less. Jobs
+//! that bind processes to cores fail or run two on one; memory of the missing socket is missing too.
+//!
+//! What to do: `cpu-count-wrong` is `isolate`: `lscpu` shows what is there. Look for `nosmt`, `maxcpus=` or `nr_cpus=`
+//! in `/proc/cmdline` and for a changed SMT setting in the firmware before suspecting hardware; `cpu-online` tells of
+//! those that are only switched off.
+//!
+//! Without `cpu_sockets`, `cpu_cores` and `cpu_threads` in the profile nobody knows the right numbers, and the verdict
+//! is inconclusive.
+
+use std::collections::BTreeSet;
+
+use doctor_core::{
+    observation::{Entity, FailureKind, Metric, Observation, ProbeFailure},
+    time::Span,
+};
+
+use crate::{
+    files::files,
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+// It changes with a boot, and there are two files for each processor.
+const SPEC: Spec = Spec::quick("cpu-count", "sockets, cores and threads").every(Span::hours(1));
+
+const RULES: &str = r#"
+rules = [
+  { id = "cpu-count-sockets", check = "cpu-count", metric = "cpu_sockets", not_as_profile = true,
+    reason = "cpu-count-wrong", severity = "isolate", text = "{value} sockets, this machine type has {limit}" },
+  { id = "cpu-count-cores", check = "cpu-count", metric = "cpu_cores", not_as_profile = true,
+    reason = "cpu-count-wrong", severity = "isolate", text = "{value} cores, this machine type has {limit}" },
+  { id = "cpu-count-threads", check = "cpu-count", metric = "cpu_threads", not_as_profile = true,
+    reason = "cpu-count-wrong", severity = "isolate", text = "{value} threads, this machine type has {limit}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("cpu_count.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let of = |name: &str| Probe::glob(&format!("/sys/devices/system/cpu/cpu*/topology/{name}"));
+    vec![of("physical_package_id"), of("thread_siblings_list")]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let (packages, siblings) = (texts(outputs.first())?, texts(outputs.get(1))?);
+    let distinct = |all: &[&str]| all.iter().collect::<BTreeSet<_>>().len() as f64;
+    let metric = |name, value| Metric::count(name, Entity::node(), value);
+    let metrics = vec![
+        metric("cpu_sockets", distinct(&packages)),
+        metric("cpu_cores", distinct(&siblings)),
+        metric("cpu_threads", siblings.len() as f64),
+    ];
+    Ok(Observation::measured(metrics, Vec::new()))
+}
+
+/// A count of which one part could not be read is no count.
+fn texts(output: Option<&ProbeOutput>) -> Result<Vec<&str>, Observation> {
+    let texts = files(output)?.iter().map(|file| file.text.as_deref().map(str::trim));
+    let texts: Vec<&str> = texts.collect::<Result<_, _>>().map_err(|failure| Observation::CouldNot(failure.clone()))?;
+    if texts.is_empty() || texts.contains(&"") {
+        let text = "the kernel shows no processor in /sys/devices/system/cpu";
+        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
+    }
+    Ok(texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::found, judged::judged_with};
+    use doctor_core::{ids::Sku, profile::Profile};
+
+    /// Threads with their socket and their siblings. Made by hand.
+    fn look(expected: Option<[f64; 3]>, threads: &[(&str, &str)]) -> Vec<String> {
+        let names = ["cpu_sockets", "cpu_cores", "cpu_threads"].map(str::to_owned);
+        let expect = expected.map(|numbers| names.into_iter().zip(numbers).collect()).unwrap_or_default();
+        let profile = Profile { sku: Sku::new("hgx").unwrap(), version: 1, expect };
+        let all = |name: &str, text: fn(&(&str, &str)) -> String| {
+            let path = |n: usize| format!("/sys/devices/system/cpu/cpu{n}/topology/{name}");
+            let all: Vec<_> = threads.iter().enumerate().map(|(n, thread)| (path(n), text(thread))).collect();
+            found(&all.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect::<Vec<_>>())
+        };
+        let outputs = [all("physical_package_id", |t| t.0.to_owned()), all("thread_siblings_list", |t| t.1.to_owned())];
+        judged_with(&CHECK, &Params::new(), Some(&profile), &outputs)
+    }
+
+    const FOUR: [(&str, &str); 4] = [("0\n", "0,2\n"), ("1\n", "1,3\n"), ("0\n", "0,2\n"), ("1\n", "1,3\n")];
+
+    #[test]
+    fn a_missing_socket_is_missed() {
+        assert_eq!(look(Some([2.0, 2.0, 4.0]), &FOUR), ["pass within-limits"]);
+        let line = "fail cpu-count-wrong isolate node";
+        assert_eq!(look(Some([2.0, 2.0, 4.0]), &[FOUR[0], FOUR[2]]), [line, line, line]);
+        assert_eq!(look(Some([2.0, 2.0, 2.0]), &FOUR), [line]);
+    }
+
+    #[test]
+    fn a_missing_profile_or_an_empty_answer_is_no_pass() {
+        assert_eq!(look(None, &FOUR), ["inconclusive no-limit"]);
+        assert_eq!(look(Some([2.0, 2.0, 4.0]), &[]), ["inconclusive empty"]);
+        assert_eq!(look(Some([2.0, 2.0, 4.0]), &[("", "")]), ["inconclusive empty"]);
+    }
+}

@@ -1,0 +1,93 @@
+//! cpu-governor: may the processors run at full speed?
+//!
+//! What it does: reads the frequency governor of each group of processors.
+//!
+//! Why it matters: under a governor that saves power, a core that feeds a GPU wakes slowly. Launch latency and network
+//! handling suffer, on this node only, and every job that spans it waits.
+//!
+//! What to do: `governor-slow` is `monitor`: `cpupower frequency-set -g performance` now, and in the site's boot
+//! configuration. `cpupower frequency-info` shows what the driver offers.
+//!
+//! Parameters: `accept`, the governors that this site is content with, `["performance"]` by default. Some sites are
+//! content with `schedutil`, or with `powersave` of intel_pstate.
+//!
+//! Not applicable where the kernel does not set frequencies, as on most virtual machines.
+
+use std::collections::BTreeMap;
+
+use doctor_core::observation::{Entity, Event, Look, Metric, Observation};
+
+use crate::{
+    files::files,
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    settings::words,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("cpu-governor", "frequency governor of the processors");
+
+const RULES: &str = r#"
+rules = [
+  { id = "cpu-governor-slow", check = "cpu-governor", event = "governor-slow", reason = "governor-slow",
+    severity = "monitor", text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("cpu_governor.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::glob("/sys/devices/system/cpu/cpufreq/policy*/scaling_governor")]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(params, outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let accepted = words(params, "accept", "accept = [\"performance\", \"schedutil\"]")?;
+    let accepted = accepted.unwrap_or_else(|| vec!["performance".to_owned()]);
+    let mut look = Look::default();
+    let mut governors: BTreeMap<&str, u32> = BTreeMap::new();
+    for file in files(outputs.first())? {
+        match &file.text {
+            Ok(text) => *governors.entry(text.trim()).or_default() += 1,
+            Err(failure) => look.could_not(failure.clone()),
+        }
+    }
+    let all: u32 = governors.values().sum();
+    for (governor, count) in governors.iter().filter(|(name, _)| !accepted.iter().any(|own| own == **name)) {
+        let text = format!("{count} of {all} groups of processors have the governor `{governor}`");
+        look.event(Event::seen("governor-slow", Entity::node(), text));
+    }
+    if all > 0 {
+        look.metric(Metric::count("frequency_groups", Entity::node(), f64::from(all)));
+    }
+    Ok(look.or(not_applicable("no-cpufreq", "the kernel does not set the frequency of processors here")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::found,
+        judged::{judged, judged_with},
+    };
+
+    const A: &str = "/sys/devices/system/cpu/cpufreq/policy0/scaling_governor";
+    const B: &str = "/sys/devices/system/cpu/cpufreq/policy1/scaling_governor";
+
+    // Made by hand.
+    #[test]
+    fn a_governor_that_saves_power_is_told_once() {
+        assert_eq!(judged(&CHECK, &[found(&[(A, "performance\n"), (B, "performance\n")])]), ["pass within-limits"]);
+        let slow = [found(&[(A, "performance\n"), (B, "powersave\n")])];
+        assert_eq!(judged(&CHECK, &slow), ["fail governor-slow monitor node"]);
+        let with = |text: &str| judged_with(&CHECK, &toml::from_str(text).unwrap(), None, &slow);
+        assert_eq!(with("accept = ['performance', 'powersave']"), ["pass within-limits"]);
+        assert_eq!(with("accept = 'powersave'"), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[found(&[])]), ["not-applicable no-cpufreq"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+}

@@ -1,0 +1,35 @@
+//! Lists of processors as the kernel writes them: `0-3,8,10-11`.
+
+/// How many processors a list names. An empty list names none. `None` if it is no list.
+pub fn count(text: &str) -> Option<u64> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Some(0);
+    }
+    let each = text.split(',').map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+        last.checked_sub(first)?.checked_add(1)
+    });
+    each.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn lists_are_counted() {
+        for (text, number) in [("0-3,8\n", Some(5)), ("0", Some(1)), ("\n", Some(0)), ("3-1", None), ("a", None)] {
+            assert_eq!(count(text), number, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "[0-9,-]{0,12}") {
+            count(&text);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! cpu-online: are processors switched off?
+//!
+//! What it does: compares the processors that are present with those that are online.
+//!
+//! Why it matters: the kernel takes a core out of service after too many machine checks, and tools of virtual machines
+//! switch processors off and forget them. What is left does the work of all.
+//!
+//! What to do: `cpu-offline` is `monitor`: `lscpu` shows which ones. `dmesg | grep -i 'mce\|smpboot'` says why;
+//! `echo 1 > /sys/devices/system/cpu/cpuN/online` switches one on again. After machine checks have the processor
+//! looked at.
+//!
+//! Where hyper-threading is switched off (`/sys/devices/system/cpu/smt/control` says so), the second threads are meant
+//! to be offline and are not told.
+
+use doctor_core::observation::{Entity, Event, Metric, Observation};
+
+use crate::{
+    cpu_list::count,
+    files::{text, unreadable},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("cpu-online", "processors that are switched off");
+
+const RULES: &str = r#"
+rules = [
+  { id = "cpu-online-offline", check = "cpu-online", event = "cpu-offline", reason = "cpu-offline",
+    severity = "monitor", text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("cpu_online.rs")), rules: RULES, probes, interpret };
+
+const FILES: [&str; 4] = [
+    "/sys/devices/system/cpu/present",
+    "/sys/devices/system/cpu/online",
+    "/sys/devices/system/cpu/isolated",
+    "/sys/devices/system/cpu/smt/control",
+];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    FILES.map(Probe::read).to_vec()
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let number = |place: usize| {
+        let text = text(outputs.get(place)).map_err(Observation::CouldNot)?;
+        count(text).ok_or_else(|| Observation::CouldNot(unreadable(FILES[place], text)))
+    };
+    let (present, online) = (number(0)?, number(1)?);
+    if present == 0 || online == 0 {
+        return Err(Observation::CouldNot(unreadable(FILES[0], "no processor")));
+    }
+    // Kernels without such a file have nothing of the kind.
+    let isolated = number(2).unwrap_or(0);
+    let smt = text(outputs.get(3)).map_or("", str::trim);
+    let offline = present.saturating_sub(online);
+    // Without hyper-threading every second thread is off, and no more.
+    let meant = if matches!(smt, "off" | "forceoff") { present / 2 } else { 0 };
+    let event = (offline > meant).then(|| {
+        let text = format!("{} of {present} processors are switched off", offline - meant);
+        Event::seen("cpu-offline", Entity::node(), text)
+    });
+    let metric = |name, value: u64| Metric::count(name, Entity::node(), value as f64);
+    let metrics =
+        vec![metric("cpus_online", online), metric("cpus_offline", offline), metric("cpus_isolated", isolated)];
+    Ok(Observation::measured(metrics, event.into_iter().collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judged::judged;
+    use proptest::prelude::*;
+
+    fn look(present: &str, online: &str, smt: &str) -> Vec<String> {
+        judged(&CHECK, &[present, online, "\n", smt].map(|text| ProbeOutput::Text(text.to_owned())))
+    }
+
+    // Made by hand.
+    #[test]
+    fn processors_that_are_off_are_told_unless_they_are_meant_to_be() {
+        assert_eq!(look("0-7\n", "0-7\n", "on\n"), ["pass within-limits"]);
+        assert_eq!(look("0-7\n", "0-2,4-7\n", "on\n"), ["fail cpu-offline monitor node"]);
+        assert_eq!(look("0-7\n", "0-3\n", "off\n"), ["pass within-limits"]);
+        assert_eq!(look("0-7\n", "0-2\n", "off\n"), ["fail cpu-offline monitor node"]);
+        assert_eq!(look("", "", "on\n"), ["inconclusive unparseable"]);
+        assert_eq!(look("0-7\n", "all\n", "on\n"), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(a in "[0-9,-]{0,12}", b in ".{0,12}") {
+            look(&a, &b, &b);
+            look(&a, &a, &b);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! cpu-throttle: do the processors slow down because they are too hot?
+//!
+//! What it does: reads how often each processor package throttled itself within the last hour.
+//!
+//! Why it matters: a failed fan, a loose heat sink or warm air makes one node slow, and with it each job that it is
+//! in. Memory and GPUs near it suffer next.
+//!
+//! What to do: `cpu-throttled` is `monitor`: `ipmitool sdr type fan` and `ipmitool sdr type temperature` show fans and
+//! sensors; compare with a neighbour in the rack. Single events under full load are usual, more than sixty an hour are
+//! not.
+//!
+//! Not applicable where processors do not count this (AMD, ARM, virtual machines).
+
+use doctor_core::{
+    observation::{Entity, Look, Metric, Observation, Unit},
+    time::Span,
+};
+
+use crate::{
+    files::{samples, unreadable},
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("cpu-throttle", "processors that throttle for heat");
+
+const RULES: &str = r#"
+rules = [
+  { id = "cpu-throttle-many", check = "cpu-throttle", metric = "package_throttles", above = 60.0,
+    reason = "cpu-throttled", severity = "monitor",
+    text = "a processor throttled itself {value} times within the hour, {limit} is the limit" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("cpu_throttle.rs")), rules: RULES, probes, interpret };
+
+/// Every processor shows the counter of its package.
+const COUNTER: &str = "/sys/devices/system/cpu/cpu*/thermal_throttle/package_throttle_count";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::Sampled { pattern: COUNTER.to_owned(), keep: Span::hours(1) }]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let all = match samples(outputs.first()) {
+        Ok(all) => all,
+        Err(instead) => return instead,
+    };
+    let mut look = Look::default();
+    let mut worst: Option<f64> = None;
+    for series in &all {
+        match (series.growth(Span::hours(1)), series.reading()) {
+            (Some(growth), _) => worst = Some(worst.unwrap_or(0.0).max(growth.in_an_hour())),
+            (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
+            (None, Err(failure)) => look.could_not(failure),
+            // A processor that was switched off since shows nothing; `cpu-online` tells of it.
+            (None, Ok(None)) => {}
+        }
+    }
+    if let Some(worst) = worst {
+        look.metric(Metric::new("package_throttles", Entity::node(), worst, Unit::PerHour));
+    }
+    look.or(not_applicable("no-counter", "the processors here do not count how often they throttle"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::looks, judged::judged};
+    use proptest::prelude::*;
+
+    fn look(counts: &[&str]) -> Vec<String> {
+        let (a, b) = (COUNTER.replace('*', "0"), COUNTER.replace('*', "1"));
+        let each: Vec<_> = counts.iter().map(|count| [(a.as_str(), "4\n"), (b.as_str(), *count)]).collect();
+        judged(&CHECK, &[looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>())])
+    }
+
+    // Made by hand.
+    #[test]
+    fn throttling_of_this_hour_counts() {
+        assert_eq!(look(&["0\n", "60\n"]), ["pass within-limits"]);
+        assert_eq!(look(&["0\n", "61\n"]), ["fail cpu-throttled monitor node"]);
+        assert_eq!(look(&["9000\n", "9000\n"]), ["pass within-limits"]);
+        assert_eq!(look(&["hot\n"]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[looks(&[&[]])]), ["not-applicable no-counter"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}") {
+            look(&[&a, &b]);
+        }
+    }
+}

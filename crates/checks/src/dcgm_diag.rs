@@ -1,0 +1,431 @@
+//! Reads what `dcgmi diag -j` prints, in each of the three shapes that DCGM has had.
+//!
+//! Up to 3.1 a warning is one text and nothing says how bad it is; from 3.2 on each has a number and a severity; from 4.0
+//! on results are told by entity under another name at the root. Whatever the shape: a test that was skipped or did not run
+//! has not passed, a list without results is not healthy, a severity that nobody knows is not harmless, and a later pass
+//! takes back no earlier failure. The exit code alone says nothing.
+
+use std::collections::BTreeMap;
+
+use doctor_core::{
+    observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    reason::ReasonCode,
+};
+use serde_json::Value;
+
+use crate::{
+    gpu::Gpu,
+    measurements::{MAX_MEASUREMENTS_BYTES, ended_badly},
+    probe::ProbeOutput,
+    tables::{self, DcgmSeverity},
+};
+
+/// Default rules of a check `dcgm-diag` that uses [`interpret`].
+pub const RULES: &str = include_str!("tables/dcgm_rules.toml");
+
+/// `gpus` are those of the machine, so that a GPU is told by its bus id here as everywhere; DCGM counts as NVML does.
+pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu]) -> Observation {
+    let (text, exit, stderr) = match output {
+        Some(ProbeOutput::Ran { exit, stdout, stderr }) => (stdout, *exit, stderr.as_str()),
+        Some(ProbeOutput::Text(text)) => (text, Some(0), ""),
+        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        _ => return could_not(FailureKind::Unparseable, "the probe brought no output of dcgmi"),
+    };
+    if text.len() > MAX_MEASUREMENTS_BYTES {
+        return could_not(FailureKind::TooLong, "dcgmi printed more than is read");
+    }
+    let Some(document) = document(text) else { return without_document(text, exit, stderr) };
+    let mut reading = Reading { gpus, look: Look::default(), tally: Tally::default(), events: BTreeMap::new() };
+    reading.walk(&document, 0);
+    reading.conclude()
+}
+
+fn could_not(kind: FailureKind, text: impl Into<String>) -> Observation {
+    Observation::CouldNot(ProbeFailure::new(kind, text))
+}
+
+/// The first JSON object that is about a diagnosis; text may stand before and behind it.
+fn document(text: &str) -> Option<Value> {
+    // Nobody prints so many braces before the answer; without a limit, a hostile text would be read over and over.
+    let starts = text.match_indices('{').map(|(at, _)| at).take(64);
+    starts.filter_map(|at| serde_json::Deserializer::from_str(&text[at..]).into_iter().next()?.ok()).find(
+        |value: &Value| {
+            ["DCGM Diagnostic", "DCGM GPU Diagnostic", CATEGORIES, RUNTIME_ERROR]
+                .iter()
+                .any(|key| value.get(key).is_some())
+        },
+    )
+}
+
+const CATEGORIES: &str = "test_categories";
+const RUNTIME_ERROR: &str = "runtime_error";
+
+fn without_document(text: &str, exit: Option<i32>, stderr: &str) -> Observation {
+    if exit != Some(0) {
+        // `Error: unable to establish a connection to the specified host` comes on either stream.
+        let said = if stderr.trim().is_empty() { text } else { stderr };
+        return Observation::CouldNot(ended_badly(exit, said));
+    }
+    if text.trim().is_empty() {
+        return could_not(FailureKind::Empty, "dcgmi printed nothing");
+    }
+    let said: String = text.trim().chars().take(200).collect();
+    could_not(FailureKind::Unparseable, format!("no result of a diagnosis in: {said}"))
+}
+
+#[derive(Default)]
+struct Tally {
+    passed: u32,
+    failed: u32,
+    warned: u32,
+    skipped: u32,
+}
+
+struct Reading<'a> {
+    gpus: &'a [Gpu],
+    look: Look,
+    tally: Tally,
+    events: BTreeMap<(ReasonCode, Entity), Vec<String>>,
+}
+
+impl Reading<'_> {
+    /// Finds the lists of tests wherever this version puts them: at the root's name, or under each of several iterations.
+    fn walk(&mut self, value: &Value, depth: u32) {
+        let fields: Vec<(&str, &Value)> = match value {
+            Value::Object(fields) => fields.iter().map(|(name, value)| (name.as_str(), value)).collect(),
+            Value::Array(values) => values.iter().map(|value| ("", value)).collect(),
+            _ => return,
+        };
+        for (name, value) in fields {
+            match name {
+                CATEGORIES => {
+                    let tests = list(value).iter().flat_map(|category| list(&category["tests"]));
+                    tests.for_each(|test| self.test(test));
+                }
+                RUNTIME_ERROR => self.look.could_not(ProbeFailure::new(FailureKind::Failed, words(value))),
+                _ if depth < 6 => self.walk(value, depth + 1),
+                _ => {}
+            }
+        }
+    }
+
+    fn test(&mut self, test: &Value) {
+        let name = test["name"].as_str().unwrap_or("a test without a name");
+        let results = list(&test["results"]);
+        for result in results {
+            self.result(name, result);
+        }
+        // The summary repeats the results. Where there are none it is all there is, and a failure in it alone counts too.
+        let summary = &test["test_summary"];
+        let failed = |result: &Value| status(result) == Some(Status::Fail);
+        if results.is_empty() && summary.get("status").is_some() || failed(summary) && !results.iter().any(failed) {
+            self.result(name, summary);
+        } else if results.is_empty() {
+            self.look.could_not(ProbeFailure::new(FailureKind::Empty, format!("{name} brought no result")));
+        }
+    }
+
+    fn result(&mut self, name: &str, result: &Value) {
+        match status(result) {
+            Some(Status::Pass) => self.tally.passed += 1,
+            Some(Status::Skip) => self.tally.skipped += 1,
+            Some(Status::NotRun) => {
+                self.look.could_not(ProbeFailure::new(FailureKind::Failed, format!("{name} did not run")));
+            }
+            Some(Status::Warn) => {
+                self.tally.warned += 1;
+                let said = warnings(result).into_iter().map(|warning| warning.text).collect::<Vec<_>>().join("; ");
+                self.tell(&ReasonCode::fixed("dcgm-warned"), result, &format!("{name} warned: {said}"));
+            }
+            Some(Status::Fail) => {
+                self.tally.failed += 1;
+                let warnings = warnings(result);
+                if warnings.is_empty() {
+                    self.tell(
+                        &ReasonCode::fixed("dcgm-unrated"),
+                        result,
+                        &format!("{name} failed and does not say why"),
+                    );
+                }
+                for warning in warnings {
+                    let code = warning.code();
+                    self.tell(&code, result, &format!("{name} failed: {}", warning.describe()));
+                }
+            }
+            None => {
+                let said = words(&result["status"]);
+                let text = format!("{name} ended as `{said}`, which is none of Pass, Fail, Warn, Skip, Not Run");
+                self.look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
+            }
+        }
+    }
+
+    fn tell(&mut self, code: &ReasonCode, result: &Value, text: &str) {
+        let text: String = text.chars().take(400).collect();
+        for entity in self.entities(result) {
+            let texts = self.events.entry((code.clone(), entity)).or_default();
+            // One GPU with thousands of bad cells is one finding with some examples.
+            if texts.len() < 3 && !texts.contains(&text) {
+                texts.push(text.clone());
+            }
+        }
+    }
+
+    /// Which parts a result is about. Older versions write numbers as text, and several at once.
+    fn entities(&self, result: &Value) -> Vec<Entity> {
+        let group = result["entity_group"].as_str().unwrap_or("GPU");
+        let ids = ["entity_id", "gpu_id", "gpu_ids"].iter().find_map(|key| match &result[key] {
+            Value::Number(id) => Some(id.to_string()),
+            Value::String(ids) => Some(ids.clone()),
+            _ => None,
+        });
+        let Some(ids) = ids else { return vec![Entity::node()] };
+        let kind = match group {
+            "GPU" => EntityKind::Gpu,
+            "Switch" | "NvSwitch" => EntityKind::Switch,
+            _ => return vec![Entity::node()],
+        };
+        let entity = |id: &str| {
+            let gpu = self.gpus.iter().find(|gpu| kind == EntityKind::Gpu && gpu.index.to_string() == id);
+            gpu.map_or_else(|| Entity::new(kind, id), Gpu::entity)
+        };
+        let all: Vec<_> = ids.split(',').map(str::trim).filter(|id| !id.is_empty()).map(entity).collect();
+        if all.is_empty() { vec![Entity::node()] } else { all }
+    }
+
+    fn conclude(mut self) -> Observation {
+        let Tally { passed, failed, warned, skipped } = self.tally;
+        for ((code, entity), texts) in self.events {
+            self.look.event(Event { code, entity, at: None, text: texts.join("; "), key: None });
+        }
+        if passed + failed + warned > 0 {
+            let counts = [("passed", passed), ("failed", failed), ("warned", warned), ("skipped", skipped)];
+            for (word, count) in counts {
+                self.look.metric(Metric::count(&format!("dcgm_results_{word}"), Entity::node(), f64::from(count)));
+            }
+        }
+        let text = match skipped {
+            0 => "the diagnosis has no result at all".to_owned(),
+            count => format!("all {count} results say that their test was skipped"),
+        };
+        self.look.or(could_not(FailureKind::Empty, text))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Pass,
+    Fail,
+    Warn,
+    Skip,
+    NotRun,
+}
+
+fn status(result: &Value) -> Option<Status> {
+    match result["status"].as_str()?.to_ascii_lowercase().as_str() {
+        "pass" => Some(Status::Pass),
+        "fail" => Some(Status::Fail),
+        "warn" => Some(Status::Warn),
+        "skip" | "skipped" => Some(Status::Skip),
+        "not run" | "notrun" => Some(Status::NotRun),
+        _ => None,
+    }
+}
+
+struct Warning {
+    text: String,
+    id: Option<u32>,
+    /// As it is written; what the number means depends on nothing but itself from DCGM 3.2 on.
+    severity: Option<u64>,
+}
+
+impl Warning {
+    /// A number of the table, as long as the result agrees with the table on how bad it is; else the result's own word.
+    fn code(&self) -> ReasonCode {
+        let row = self.id.filter(|id| *id != 0).and_then(tables::dcgm_error);
+        let own = self.severity.and_then(DcgmSeverity::from_number);
+        match (row, own) {
+            (Some(row), None | Some(DcgmSeverity::None | DcgmSeverity::Unknown)) => by_number(row.n),
+            (Some(row), Some(own)) if own == row.dcgm => by_number(row.n),
+            (_, Some(own)) => ReasonCode::fixed(match own {
+                DcgmSeverity::Monitor => "dcgm-monitor",
+                DcgmSeverity::Isolate => "dcgm-isolate",
+                DcgmSeverity::Triage => "dcgm-triage",
+                DcgmSeverity::Config => "dcgm-config",
+                DcgmSeverity::Reset => "dcgm-reset",
+                DcgmSeverity::None | DcgmSeverity::Unknown => "dcgm-unrated",
+            }),
+            (None, None) => ReasonCode::fixed("dcgm-unrated"),
+        }
+    }
+
+    fn describe(&self) -> String {
+        match (self.id, self.id.and_then(tables::dcgm_error)) {
+            (Some(id), Some(row)) => format!("{} (DCGM error {id}, {})", self.text, row.name),
+            (Some(id), None) => format!("{} (DCGM error {id})", self.text),
+            (None, _) => self.text.clone(),
+        }
+    }
+}
+
+fn by_number(n: u32) -> ReasonCode {
+    ReasonCode::new(&format!("dcgm-{n}")).unwrap_or(ReasonCode::fixed("dcgm-unrated"))
+}
+
+/// Up to 3.1 one text; later a list of objects, whose text deployment tests write under another key.
+fn warnings(result: &Value) -> Vec<Warning> {
+    let warning = |value: &Value| {
+        let text = ["warning", "warnings"].iter().find_map(|key| value.get(key)).unwrap_or(value);
+        Warning {
+            text: words(text),
+            id: value["error_id"].as_u64().and_then(|id| u32::try_from(id).ok()),
+            severity: value["error_severity"].as_u64(),
+        }
+    };
+    match &result["warnings"] {
+        Value::Array(all) => all.iter().map(warning).collect(),
+        Value::Null => Vec::new(),
+        one => vec![warning(one)],
+    }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn words(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned).chars().take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::tests::answer,
+        judged::judged,
+        spec::{Check, Spec},
+    };
+    use proptest::prelude::*;
+
+    const CHECK: Check = Check {
+        spec: Spec::quick("dcgm-diag", "for these tests"),
+        page: "",
+        rules: RULES,
+        probes: |_| Vec::new(),
+        interpret: |_, outputs| interpret(outputs.first(), &gpus()),
+    };
+
+    fn gpus() -> Vec<Gpu> {
+        let ProbeOutput::Gpus(answer) = answer(&[&[], &[]]) else { panic!("gpus") };
+        answer.gpus
+    }
+
+    fn ran(exit: i32, stdout: &str) -> Vec<String> {
+        judged(&CHECK, &[ProbeOutput::Ran { exit: Some(exit), stdout: stdout.to_owned(), stderr: String::new() }])
+    }
+
+    #[test]
+    fn each_shape_is_read_with_its_own_scale() {
+        // No severity in this shape: neither harmless nor a reason to send a board back.
+        assert_eq!(
+            ran(226, include_str!("../fixtures/dcgm/v3.1-fail.json")),
+            ["fail dcgm-unrated reboot gpu:0000:18:00.0", "fail dcgm-unrated reboot gpu:0000:19:00.0"]
+        );
+        assert_eq!(
+            ran(226, include_str!("../fixtures/dcgm/v3.3-fail.json")),
+            ["fail dcgm-30 reboot gpu:0000:19:00.0", "fail dcgm-29 monitor node"]
+        );
+        // 4.1 still isolates for error 80, which newer ones reset: the result's own word counts.
+        assert_eq!(
+            ran(226, include_str!("../fixtures/dcgm/v4.1-fail.json")),
+            ["fail dcgm-52 isolate gpu:0000:19:00.0", "fail dcgm-isolate isolate gpu:0000:18:00.0"]
+        );
+        assert_eq!(ran(0, include_str!("../fixtures/dcgm/v4.1-healthy.json")), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn json_of_dcgm_4_with_a_failure_is_not_read_as_a_pass_of_nothing() {
+        for exit in [0, 205, 226] {
+            assert_eq!(ran(exit, include_str!("../fixtures/dcgm/v4.1-fail.json")).len(), 2, "exit code {exit}");
+        }
+    }
+
+    #[test]
+    fn what_did_not_run_has_not_passed() {
+        assert_eq!(ran(0, include_str!("../fixtures/dcgm/all-skipped.json")), ["inconclusive empty"]);
+        assert_eq!(ran(0, include_str!("../fixtures/dcgm/not-run.json")), ["inconclusive failed"]);
+        assert_eq!(ran(0, include_str!("../fixtures/dcgm/no-results.json")), ["inconclusive empty"]);
+        assert_eq!(ran(0, "{\"DCGM Diagnostic\":{}}"), ["inconclusive empty"]);
+        assert_eq!(ran(0, ""), ["inconclusive empty"]);
+        assert_eq!(ran(0, "{\"something\":{\"else\":[]}}"), ["inconclusive unparseable"]);
+        assert_eq!(ran(0, "{\"DCGM Diagnostic\":{\"test_categories\":[{\"tes"), ["inconclusive unparseable"]);
+    }
+
+    #[test]
+    fn a_diagnosis_that_could_not_run_says_nothing_about_the_node() {
+        assert_eq!(ran(0, include_str!("../fixtures/dcgm/runtime-error.json")), ["inconclusive failed"]);
+        let refused = "Error: unable to establish a connection to the specified host: localhost";
+        assert_eq!(ran(1, refused), ["inconclusive failed"]);
+        let killed = ProbeOutput::Ran { exit: None, stdout: String::new(), stderr: String::new() };
+        assert_eq!(judged(&CHECK, &[killed]), ["inconclusive killed"]);
+        let late = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "dcgmi"));
+        assert_eq!(judged(&CHECK, &[late]), ["inconclusive timed-out"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    #[test]
+    fn text_around_the_answer_is_cut_away() {
+        assert_eq!(ran(1, include_str!("../fixtures/dcgm/text-around.json")), ["fail dcgm-125 reset gpu:0000:18:00.0"]);
+    }
+
+    #[test]
+    fn a_later_pass_takes_back_no_earlier_failure() {
+        assert_eq!(ran(0, include_str!("../fixtures/dcgm/iterations.json")), ["fail dcgm-52 isolate gpu:0000:19:00.0"]);
+    }
+
+    /// One failing result with these warnings.
+    fn failing(warnings: &str) -> Vec<String> {
+        let result = format!("{{\"gpu_id\":\"7\",\"status\":\"Fail\"{warnings}}}");
+        ran(
+            0,
+            &format!(
+                "{{\"DCGM GPU Diagnostic\":{{\"test_categories\":[{{\"tests\":[{{\"name\":\"x\",\"results\":[{result}]}}]}}]}}}}"
+            ),
+        )
+    }
+
+    #[test]
+    fn a_severity_that_nobody_knows_is_not_healthy() {
+        for (warnings, finding) in [
+            ("", "dcgm-unrated reboot"),
+            (",\"warnings\":[]", "dcgm-unrated reboot"),
+            (",\"warnings\":[{\"warning\":\"x\",\"error_id\":999,\"error_severity\":9}]", "dcgm-unrated reboot"),
+            (",\"warnings\":[{\"warning\":\"x\",\"error_id\":999,\"error_severity\":3}]", "dcgm-unrated reboot"),
+            (",\"warnings\":[{\"warning\":\"x\",\"error_id\":999,\"error_severity\":0}]", "dcgm-unrated reboot"),
+            (",\"warnings\":[{\"warning\":\"x\",\"error_id\":999,\"error_severity\":6}]", "dcgm-reset reset"),
+            (",\"warnings\":[{\"warning\":\"x\",\"error_id\":4,\"error_severity\":3}]", "dcgm-4 isolate"),
+            (",\"warnings\":[{\"warning\":\"x\",\"error_id\":4}]", "dcgm-4 isolate"),
+            (",\"warnings\":[{\"warning\":\"x\",\"error_id\":0,\"error_severity\":1}]", "dcgm-monitor monitor"),
+            (",\"warnings\":{\"warning\":\"x\",\"error_id\":4}", "dcgm-4 isolate"),
+        ] {
+            assert_eq!(failing(warnings), [format!("fail {finding} gpu:7")], "{warnings}");
+        }
+    }
+
+    #[test]
+    fn a_summary_that_failed_alone_and_a_new_status_are_not_passed_over() {
+        let alone = r#"{"DCGM Diagnostic":{"test_categories":[{"tests":[{"name":"x",
+            "results":[{"entity_id":0,"status":"Pass"}],"test_summary":{"status":"Fail"}}]}]}}"#;
+        assert_eq!(ran(0, alone), ["fail dcgm-unrated reboot node"]);
+        assert_eq!(ran(0, &alone.replace("Fail", "Maybe").replace("Pass", "Perhaps")), ["inconclusive unparseable"]);
+        let warned = alone.replace("\"Fail\"", "\"Warn\"").replace("\"Pass\"", "\"Warn\"");
+        assert_eq!(ran(0, &warned), ["fail dcgm-warned monitor gpu:0000:18:00.0"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "([{}\\[\\]\",:]|DCGM Diagnostic|test_categories|tests|status|Fail|.){0,120}") {
+            interpret(Some(&ProbeOutput::Text(text)), &[]);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! disk-errors: do commands to SCSI and SATA disks fail?
+//!
+//! What it does: reads how many commands each such disk failed within the last hour.
+//!
+//! Why it matters: a disk that fails commands is repeated by the kernel until it answers, which makes everything on it
+//! slow before it fails for good.
+//!
+//! What to do: `disk-errors` is `monitor`: more than ten failed commands in the hour. `dmesg | grep DISK` and
+//! `smartctl -a /dev/DISK` say whether the disk or its cable is bad. A few failed commands are usual where a tool asks
+//! for something that the disk does not know.
+//!
+//! NVMe disks are the question of `nvme-state` and `nvme-health`. Not applicable where there is no SCSI or SATA disk.
+
+use doctor_core::{
+    observation::{Entity, EntityKind, Look, Metric, Observation, Unit},
+    time::Span,
+};
+
+use crate::{
+    files::{parts, samples, unreadable},
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("disk-errors", "commands that disks failed");
+
+const RULES: &str = r#"
+rules = [
+  { id = "disk-errors-many", check = "disk-errors", metric = "failed_commands", above = 10.0, reason = "disk-errors",
+    severity = "monitor", text = "{entity} failed {value} commands within the hour, {limit} is the limit" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("disk_errors.rs")), rules: RULES, probes, interpret };
+
+const FAILED: &str = "/sys/block/*/device/ioerr_cnt";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::Sampled { pattern: FAILED.to_owned(), keep: Span::hours(1) }]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let all = match samples(outputs.first()) {
+        Ok(all) => all,
+        Err(instead) => return instead,
+    };
+    let mut look = Look::default();
+    for series in &all {
+        let Some([disk]) = parts(FAILED, series.path) else { continue };
+        match (series.growth_of(Span::hours(1), hexadecimal), series.reading()) {
+            (Some(growth), _) => {
+                let entity = Entity::new(EntityKind::Disk, disk);
+                look.metric(Metric::new("failed_commands", entity, growth.in_an_hour(), Unit::PerHour));
+            }
+            (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
+            (None, Err(failure)) => look.could_not(failure),
+            // The disk was taken out.
+            (None, Ok(None)) => {}
+        }
+    }
+    look.or(not_applicable("no-disk", "there is no SCSI or SATA disk"))
+}
+
+/// `0x1f`, as the kernel writes these.
+fn hexadecimal(text: &str) -> Option<f64> {
+    u32::from_str_radix(text.strip_prefix("0x")?, 16).ok().map(f64::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::looks, judged::judged};
+    use proptest::prelude::*;
+
+    fn look(counts: &[&str]) -> Vec<String> {
+        let each: Vec<_> = counts.iter().map(|count| [("/sys/block/sda/device/ioerr_cnt", *count)]).collect();
+        judged(&CHECK, &[looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>())])
+    }
+
+    // Made by hand.
+    #[test]
+    fn failed_commands_of_this_hour_count_and_older_ones_do_not() {
+        assert_eq!(look(&["0x2\n", "0x2\n"]), ["pass within-limits"]);
+        assert_eq!(look(&["0x2\n", "0xf\n"]), ["fail disk-errors monitor disk:sda"]);
+        assert_eq!(look(&["0xff\n", "0xff\n"]), ["pass within-limits"]);
+        assert_eq!(look(&["17\n"]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[looks(&[&[]])]), ["not-applicable no-disk"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(0x)?.{0,12}") {
+            look(&[&text, "0x1"]);
+            look(&["0x1", &text]);
+        }
+    }
+}

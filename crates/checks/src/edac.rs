@@ -1,0 +1,188 @@
+//! edac: does main memory give errors?
+//!
+//! What it does: reads how many corrected and uncorrected errors each memory module gave, and how many within the last
+//! hour.
+//!
+//! Why it matters: corrected errors that come ever faster end in an uncorrected one, which kills a process or the
+//! node. After an uncorrected error data in memory was lost, and what used it may be wrong.
+//!
+//! What to do: `doctor why NODE` names the module; `ras-mc-ctl --summary`, `ipmitool sel list` and
+//! `dmidecode -t memory` help to find its slot.
+//! - `memory-uncorrected` is `reboot`: within the last hour. The firmware maps bad memory out at the next boot; if it
+//!   returns, exchange the module.
+//! - `memory-corrected` is `monitor`: more than 100 corrected errors within the hour. Plan to exchange the module.
+//!
+//! Not applicable where the kernel watches no memory controller: on most virtual machines, or without the driver for
+//! this processor (`modprobe i10nm_edac`, `amd64_edac`). Nobody counts memory errors there.
+
+use doctor_core::{
+    observation::{Entity, EntityKind, Event, Look, Metric, Observation},
+    time::Span,
+};
+
+use crate::{
+    files::{Series, files, parts, samples, unreadable},
+    gpu::not_applicable,
+    probe::{FileText, Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("edac", "errors of main memory");
+
+const RULES: &str = r#"
+rules = [
+  { id = "edac-uncorrected", check = "edac", event = "memory-uncorrected", reason = "memory-uncorrected",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "edac-corrected", check = "edac", event = "memory-corrected", reason = "memory-corrected",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("edac.rs")), rules: RULES, probes, interpret };
+
+/// By module where the driver knows them, and by controller for what it could not place.
+const CORRECTED: [&str; 3] = [
+    "/sys/devices/system/edac/mc/mc*/dimm*/dimm_ce_count",
+    "/sys/devices/system/edac/mc/mc*/rank*/dimm_ce_count",
+    "/sys/devices/system/edac/mc/mc*/ce_noinfo_count",
+];
+const UNCORRECTED: [&str; 3] = [
+    "/sys/devices/system/edac/mc/mc*/dimm*/dimm_ue_count",
+    "/sys/devices/system/edac/mc/mc*/rank*/dimm_ue_count",
+    "/sys/devices/system/edac/mc/mc*/ue_noinfo_count",
+];
+const LABELS: [&str; 2] =
+    ["/sys/devices/system/edac/mc/mc*/dimm*/dimm_label", "/sys/devices/system/edac/mc/mc*/rank*/dimm_label"];
+/// More corrected errors than this within an hour are many.
+const MANY: f64 = 100.0;
+/// One error of a long past, shared out over the time since the boot, is none.
+const ANY: f64 = 0.5;
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let sampled = |pattern: &str| Probe::Sampled { pattern: pattern.to_owned(), keep: Span::hours(1) };
+    CORRECTED.map(sampled).into_iter().chain(UNCORRECTED.map(sampled)).chain(LABELS.map(Probe::glob)).collect()
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let labels = [files(outputs.get(6))?, files(outputs.get(7))?];
+    let mut look = Look::default();
+    let kinds = [
+        (CORRECTED, 0, "memory-corrected", "corrected", MANY),
+        (UNCORRECTED, 3, "memory-uncorrected", "uncorrected", ANY),
+    ];
+    for (patterns, first, code, word, most) in kinds {
+        let (mut sum, mut any) = (0.0, false);
+        for (place, pattern) in patterns.iter().enumerate() {
+            for series in samples(outputs.get(first + place))? {
+                let Some(errors) = in_an_hour(&series, &mut look) else { continue };
+                (sum, any) = (sum + errors, true);
+                if errors > most {
+                    let text = format!("{errors:.0} {word} errors within the hour");
+                    look.event(Event::seen(code, module(pattern, series.path, &labels), text));
+                }
+            }
+        }
+        if any {
+            look.metric(Metric::count(&format!("memory_errors_{word}"), Entity::node(), sum));
+        }
+    }
+    Ok(look.or(not_applicable("no-edac", "the kernel watches no memory controller here")))
+}
+
+fn in_an_hour(series: &Series<'_>, look: &mut Look) -> Option<f64> {
+    match (series.growth(Span::hours(1)), series.reading()) {
+        (Some(growth), _) => return Some(growth.in_an_hour()),
+        (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
+        (None, Err(failure)) => look.could_not(failure),
+        // The driver was unloaded.
+        (None, Ok(None)) => {}
+    }
+    None
+}
+
+/// By the label of the board's maker, else by where the driver has it.
+fn module(pattern: &str, path: &str, labels: &[&[FileText]; 2]) -> Entity {
+    let place = match parts(pattern, path) {
+        Some([controller, slot]) => {
+            let beside = |file: &&FileText| {
+                file.path.rsplit_once('/').map(|(folder, _)| folder) == path.rsplit_once('/').map(|(folder, _)| folder)
+            };
+            let label =
+                labels.iter().flat_map(|all| all.iter()).find(beside).and_then(|file| file.text.as_deref().ok());
+            let label = label.map(str::trim).filter(|label| !label.is_empty());
+            label.map_or_else(|| format!("mc{controller}/{slot}"), str::to_owned)
+        }
+        None => parts(pattern, path).map_or_else(|| path.to_owned(), |[controller]| format!("mc{controller}")),
+    };
+    Entity::new(EntityKind::Dimm, place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::{found, looks},
+        judged::judged,
+    };
+    use proptest::prelude::*;
+
+    /// Looks at corrected and uncorrected errors of one module. Made by hand.
+    fn look(each: &[(&str, &str)]) -> Vec<String> {
+        let folder = "/sys/devices/system/edac/mc/mc0/dimm3";
+        let (ce, ue, label) =
+            (format!("{folder}/dimm_ce_count"), format!("{folder}/dimm_ue_count"), format!("{folder}/dimm_label"));
+        let of = |path: &str, value: fn(&(&str, &str)) -> String| {
+            let texts: Vec<_> = each.iter().map(value).collect();
+            let files: Vec<_> = texts.iter().map(|text| [(path, text.as_str())]).collect();
+            looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
+        };
+        let none = || looks(&[&[]]);
+        judged(
+            &CHECK,
+            &[
+                of(&ce, |counts| counts.0.to_owned()),
+                none(),
+                none(),
+                of(&ue, |counts| counts.1.to_owned()),
+                none(),
+                none(),
+                found(&[(&label, "CPU0_DIMM_A1\n")]),
+                found(&[]),
+            ],
+        )
+    }
+
+    #[test]
+    fn errors_of_this_hour_are_found_on_their_module() {
+        assert_eq!(look(&[("0\n", "0\n"), ("90\n", "0\n")]), ["pass within-limits"]);
+        assert_eq!(look(&[("0\n", "0\n"), ("101\n", "0\n")]), ["fail memory-corrected monitor dimm:CPU0_DIMM_A1"]);
+        assert_eq!(look(&[("0\n", "0\n"), ("0\n", "1\n")]), ["fail memory-uncorrected reboot dimm:CPU0_DIMM_A1"]);
+    }
+
+    #[test]
+    fn an_error_of_last_week_does_not_fail_today() {
+        assert_eq!(look(&[("5000\n", "2\n"), ("5000\n", "2\n")]), ["pass within-limits"]);
+        assert_eq!(look(&[("5000\n", "2\n")]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn what_is_not_counted_is_not_zero() {
+        assert_eq!(look(&[("?", "0")]), ["inconclusive unparseable"]);
+        let mut nothing: Vec<_> = (0..6).map(|_| looks(&[&[]])).collect();
+        nothing.extend([found(&[]), found(&[])]);
+        assert_eq!(judged(&CHECK, &nothing), ["not-applicable no-edac"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}") {
+            look(&[(&a, &b), (&b, &a)]);
+        }
+    }
+}

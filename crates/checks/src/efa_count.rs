@@ -1,0 +1,94 @@
+//! efa-count: are there as many EFA adapters as this instance type has?
+//!
+//! What it does: counts Amazon's EFA adapters on the PCI bus that have their driver, and holds the number against the
+//! machine type's profile (p5 and p5e 32, p5en 16, p4d 4, p6-b200 8).
+//!
+//! Why it matters: an adapter that is missing costs its share of the bandwidth, and the job that spans this instance
+//! goes at its pace.
+//!
+//! What to do: `efa-count-wrong` is `isolate`. Compare `lspci -d 1d0f:` with the instance's type, and with how the
+//! instance was launched: interfaces of type EFA are given at launch, and a launch template may simply have fewer. If
+//! the template is right, stop and start or replace the instance.
+//!
+//! Without `efa_devices` in the profile nobody knows the right number, and the verdict is inconclusive. So it is where
+//! the adapters may still be on their way, in the first ten minutes after a boot.
+
+use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, ProbeFailure};
+
+use crate::{
+    pci::{UEVENT, functions},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+    uptime::{self, seconds_up},
+};
+
+const SPEC: Spec = Spec::quick("efa-count", "number of EFA adapters");
+
+const RULES: &str = r#"
+rules = [
+  { id = "efa-count-wrong", check = "efa-count", metric = "efa_devices", not_as_profile = true,
+    reason = "efa-count-wrong", severity = "isolate", confirm = 2,
+    text = "{value} EFA adapters are usable, this machine type has {limit}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("efa_count.rs")), rules: RULES, probes, interpret };
+
+const GRACE_SECONDS: f64 = 600.0;
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::glob(UEVENT), Probe::read(uptime::PATH)]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let mut look = Look::default();
+    let all = functions(outputs.first(), &mut look)?;
+    let uptime = seconds_up(outputs.get(1)).map_err(Observation::CouldNot)?;
+    let efa = all.iter().filter(|function| function.is_efa());
+    let (bound, waiting): (Vec<_>, Vec<_>) = efa.partition(|function| function.driver == Some("efa"));
+    if !waiting.is_empty() && uptime < GRACE_SECONDS {
+        let text = format!("{} EFA adapters have no driver yet, {uptime:.0} s after the boot", waiting.len());
+        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
+    }
+    look.metric(Metric::count("efa_devices", Entity::node(), bound.len() as f64));
+    Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::found, judged::judged_with, pci::tests::uevent};
+    use doctor_core::{ids::Sku, profile::Profile};
+
+    fn look(expected: Option<f64>, drivers: &[Option<&str>], uptime: &str) -> Vec<String> {
+        let expect = expected.map(|count| ("efa_devices".to_owned(), count)).into_iter().collect();
+        let profile = Profile { sku: Sku::new("p4d").unwrap(), version: 1, expect };
+        let path = |n: usize| format!("/sys/bus/pci/devices/0000:0{n}:00.0/uevent");
+        let files: Vec<_> =
+            drivers.iter().enumerate().map(|(n, driver)| (path(n), uevent("28000", "1D0F:EFA1", *driver))).collect();
+        let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+        let outputs = [found(&files), ProbeOutput::Text(uptime.to_owned())];
+        judged_with(&CHECK, &Params::new(), Some(&profile), &outputs)
+    }
+
+    const EFA: Option<&str> = Some("efa");
+
+    #[test]
+    fn one_adapter_less_is_missed() {
+        assert_eq!(look(Some(2.0), &[EFA, EFA], "9999.0 1"), ["pass within-limits"]);
+        assert_eq!(look(Some(2.0), &[EFA, None], "9999.0 1"), ["fail efa-count-wrong isolate node"]);
+        assert_eq!(look(Some(4.0), &[], "9999.0 1"), ["fail efa-count-wrong isolate node"]);
+    }
+
+    #[test]
+    fn a_missing_profile_or_an_early_look_does_not_make_it_pass() {
+        assert_eq!(look(None, &[EFA, EFA], "9999.0 1"), ["inconclusive no-limit"]);
+        assert_eq!(look(Some(2.0), &[EFA, None], "60.5 1"), ["inconclusive empty"]);
+        assert_eq!(look(Some(2.0), &[EFA, EFA], "soon"), ["inconclusive unparseable"]);
+    }
+}

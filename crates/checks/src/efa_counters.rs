@@ -1,0 +1,136 @@
+//! efa-counters: does EFA drop or repeat traffic?
+//!
+//! What it does: reads how many packets each EFA adapter dropped and how often a peer did not answer in time, over the
+//! last ten minutes.
+//!
+//! Why it matters: EFA repeats what was lost, so that nothing fails and everything waits. An adapter that drops more
+//! than its neighbours holds up the whole job.
+//!
+//! What to do: both findings are `monitor`; `rdma -p statistic show` on the node shows all counters.
+//! - `efa-timeouts`: more than one time-out a second. If only this node has them, its adapter or its placement is bad:
+//!   stop and start the instance. If all nodes of a job have them, look for one that hangs: they all wait for it.
+//! - `efa-drops`: more than 100 dropped packets a second. The receiver is too slow; look at the load of the processors
+//!   and at `memlock`.
+//!
+//! Not applicable where no RDMA device counts these, which only EFA does.
+
+use doctor_core::{
+    observation::{Event, Look, Metric, Observation, Unit},
+    time::Span,
+};
+
+use crate::{
+    files::{parts, samples, unreadable},
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    rdma::port_entity,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("efa-counters", "drops and time-outs of EFA adapters");
+
+const RULES: &str = r#"
+rules = [
+  { id = "efa-counters-timeouts", check = "efa-counters", event = "efa-timeouts", reason = "efa-timeouts",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "efa-counters-drops", check = "efa-counters", event = "efa-drops", reason = "efa-drops",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("efa_counters.rs")), rules: RULES, probes, interpret };
+
+struct Counter {
+    pattern: &'static str,
+    metric: &'static str,
+    code: &'static str,
+    what: &'static str,
+    most: f64,
+}
+
+const COUNTERS: [Counter; 2] = [
+    Counter {
+        pattern: "/sys/class/infiniband/*/ports/*/hw_counters/retrans_timeout_events",
+        metric: "timeouts_per_second",
+        code: "efa-timeouts",
+        what: "time-outs",
+        most: 1.0,
+    },
+    Counter {
+        pattern: "/sys/class/infiniband/*/ports/*/hw_counters/rx_drops",
+        metric: "drops_per_second",
+        code: "efa-drops",
+        what: "dropped packets",
+        most: 100.0,
+    },
+];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let sampled = |counter: &Counter| Probe::Sampled { pattern: counter.pattern.to_owned(), keep: Span::minutes(15) };
+    COUNTERS.iter().map(sampled).collect()
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let mut look = Look::default();
+    for (place, counter) in COUNTERS.iter().enumerate() {
+        for series in samples(outputs.get(place))? {
+            let Some([device, port]) = parts(counter.pattern, series.path) else { continue };
+            match (series.growth(Span::minutes(11)), series.reading()) {
+                (Some(growth), _) => {
+                    let (entity, rate) = (port_entity(device, port), growth.per_second());
+                    look.metric(Metric::new(counter.metric, entity.clone(), rate, Unit::PerSecond));
+                    if rate > counter.most {
+                        let text = format!("{rate:.1} {} a second, {} is the limit", counter.what, counter.most);
+                        look.event(Event::seen(counter.code, entity, text));
+                    }
+                }
+                (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
+                (None, Err(failure)) => look.could_not(failure),
+                // The adapter is gone; `efa-count` tells of it.
+                (None, Ok(None)) => {}
+            }
+        }
+    }
+    Ok(look.or(not_applicable("no-efa", "no RDMA device here counts what EFA counts")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::looks, judged::judged};
+    use proptest::prelude::*;
+
+    /// Time-outs and drops at looks five minutes apart. Made by hand after the driver's names.
+    fn look(each: &[(&str, &str)]) -> Vec<String> {
+        let of = |counter: &Counter, value: fn(&(&str, &str)) -> String| {
+            let path = counter.pattern.replacen('*', "rdmap79s0", 1).replacen('*', "1", 1);
+            let texts: Vec<_> = each.iter().map(value).collect();
+            let files: Vec<_> = texts.iter().map(|text| [(path.as_str(), text.as_str())]).collect();
+            looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
+        };
+        judged(&CHECK, &[of(&COUNTERS[0], |pair| pair.0.to_owned()), of(&COUNTERS[1], |pair| pair.1.to_owned())])
+    }
+
+    #[test]
+    fn rates_are_judged_and_totals_are_not() {
+        assert_eq!(look(&[("0\n", "0\n"), ("290\n", "29000\n")]), ["pass within-limits"]);
+        assert_eq!(look(&[("0\n", "0\n"), ("310\n", "0\n")]), ["fail efa-timeouts monitor link:rdmap79s0/1"]);
+        assert_eq!(look(&[("0\n", "0\n"), ("0\n", "31000\n")]), ["fail efa-drops monitor link:rdmap79s0/1"]);
+        assert_eq!(look(&[("800000\n", "800000\n")]), ["pass within-limits"]);
+        assert_eq!(look(&[("?", "0\n")]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[looks(&[&[]]), looks(&[&[]])]), ["not-applicable no-efa"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}") {
+            look(&[(&a, &b), (&b, &a)]);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! efa-devices: is every EFA adapter on the bus usable?
+//!
+//! What it does: finds Amazon's EFA adapters on the PCI bus and looks whether each has its driver and an RDMA device,
+//! and whether the kernel modules `efa` and `ib_uverbs` are there.
+//!
+//! Why it matters: NCCL uses the EFA adapters that it finds. With some missing, jobs on this instance run with a part
+//! of the bandwidth, or fall back to TCP, and say nothing.
+//!
+//! What to do: `lspci -d 1d0f:` and `ibv_devices` on the node show both sides.
+//! - `efa-not-bound` is `reboot`: the adapter is on the bus and no driver has taken it, or it has no RDMA device. Look
+//!   at `dmesg | grep efa`; a boot (on AWS a stop and start) usually cures it, else hand the instance back.
+//! - `efa-module-missing` is `reboot`: `modprobe efa` now; if that fails, the EFA installer did not build the module
+//!   for this kernel.
+//!
+//! During the first ten minutes after a boot, adapters that are not ready (usual on p5en) make the verdict
+//! inconclusive and not a fault. Not applicable where there is no EFA adapter. The right number is the question of
+//! `efa-count`.
+
+use doctor_core::observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+
+use crate::{
+    files::{links, names},
+    gpu::not_applicable,
+    pci::{UEVENT, functions},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+    uptime::{self, seconds_up},
+};
+
+const SPEC: Spec = Spec::quick("efa-devices", "EFA adapters with driver and RDMA device");
+
+const RULES: &str = r#"
+rules = [
+  { id = "efa-devices-not-bound", check = "efa-devices", event = "efa-not-bound", reason = "efa-not-bound",
+    severity = "reboot", confirm = 2, text = "{entity}: {value}" },
+  { id = "efa-devices-module", check = "efa-devices", event = "efa-module-missing", reason = "efa-module-missing",
+    severity = "reboot", confirm = 2, text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("efa_devices.rs")), rules: RULES, probes, interpret };
+
+/// Adapters may take so long after a boot.
+const GRACE_SECONDS: f64 = 600.0;
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![
+        Probe::glob(UEVENT),
+        Probe::Links { pattern: "/sys/class/infiniband/*/device".to_owned() },
+        Probe::List { path: "/sys/module".to_owned() },
+        Probe::read(uptime::PATH),
+    ]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let mut look = Look::default();
+    let all = functions(outputs.first(), &mut look)?;
+    let efa: Vec<_> = all.iter().filter(|function| function.is_efa()).collect();
+    if efa.is_empty() {
+        return Ok(look.or(not_applicable("no-efa", "there is no EFA adapter on the PCI bus")));
+    }
+    let rdma = links(outputs.get(1))?;
+    let modules = names(outputs.get(2)).map_err(Observation::CouldNot)?;
+    let seconds = seconds_up(outputs.get(3)).map_err(Observation::CouldNot)?;
+    let mut troubles = Vec::new();
+    for name in ["efa", "ib_uverbs"].iter().filter(|name| !modules.iter().any(|module| module == **name)) {
+        let text = format!("the kernel module {name} is not loaded");
+        troubles.push(Event::seen("efa-module-missing", Entity::node(), text));
+    }
+    let mut usable = 0.0;
+    for function in &efa {
+        let has_rdma = rdma.iter().any(|(_, place)| place.rsplit('/').next() == Some(function.bus));
+        match (function.driver, has_rdma) {
+            (Some("efa"), true) => usable += 1.0,
+            (Some("efa"), false) => {
+                troubles.push(Event::seen("efa-not-bound", function.entity(), "no RDMA device for it"));
+            }
+            (driver, _) => {
+                let text = format!("its driver is {} and not efa", driver.unwrap_or("none"));
+                troubles.push(Event::seen("efa-not-bound", function.entity(), text));
+            }
+        }
+    }
+    look.metric(Metric::count("efa_usable", Entity::node(), usable));
+    if seconds < GRACE_SECONDS && !troubles.is_empty() {
+        let text = format!(
+            "{usable} of {} EFA adapters are ready {seconds:.0} s after the boot; some take minutes",
+            efa.len()
+        );
+        return Ok(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
+    }
+    troubles.into_iter().for_each(|event| look.event(event));
+    Ok(look.or(not_applicable("no-efa", "there is no EFA adapter on the PCI bus")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::found, judged::judged, pci::tests::uevent};
+    use proptest::prelude::*;
+
+    /// Two adapters with these drivers, the first of which has its RDMA device. Made by hand.
+    fn look(drivers: &[Option<&str>], rdma: usize, modules: &[&str], uptime: &str) -> Vec<String> {
+        let path = |n: usize| format!("/sys/bus/pci/devices/0000:0{n}:00.0/uevent");
+        let files: Vec<_> =
+            drivers.iter().enumerate().map(|(n, driver)| (path(n), uevent("28000", "1D0F:EFA2", *driver))).collect();
+        let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+        let link = |n: usize| (format!("/sys/class/infiniband/efa_{n}/device"), format!("/sys/devices/0000:0{n}:00.0"));
+        let outputs = [
+            found(&files),
+            ProbeOutput::Links((0..rdma).map(link).collect()),
+            ProbeOutput::Names(modules.iter().map(|&name| name.to_owned()).collect()),
+            ProbeOutput::Text(uptime.to_owned()),
+        ];
+        judged(&CHECK, &outputs)
+    }
+
+    const BOTH: [Option<&str>; 2] = [Some("efa"), Some("efa")];
+    const MODULES: [&str; 3] = ["efa", "ib_core", "ib_uverbs"];
+    const LONG: &str = "86400.12 1000.00\n";
+
+    #[test]
+    fn an_adapter_without_driver_is_found() {
+        assert_eq!(look(&BOTH, 2, &MODULES, LONG), ["pass within-limits"]);
+        assert_eq!(look(&[Some("efa"), None], 1, &MODULES, LONG), ["fail efa-not-bound reboot nic:0000:01:00.0"]);
+        assert_eq!(look(&BOTH, 1, &MODULES, LONG), ["fail efa-not-bound reboot nic:0000:01:00.0"]);
+        assert_eq!(look(&BOTH, 2, &["efa"], LONG), ["fail efa-module-missing reboot node"]);
+    }
+
+    #[test]
+    fn late_initialisation_of_p5en_is_no_false_alarm_at_bootstrap() {
+        assert_eq!(look(&[Some("efa"), None], 1, &MODULES, "120.00 1.00\n"), ["inconclusive empty"]);
+        assert_eq!(look(&BOTH, 2, &MODULES, "120.00 1.00\n"), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn a_machine_without_efa_has_nothing_to_check() {
+        assert_eq!(look(&[], 0, &MODULES, LONG), ["not-applicable no-efa"]);
+        assert_eq!(look(&BOTH, 2, &MODULES, "soon"), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,20}") {
+            look(&BOTH, 2, &MODULES, &text);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! fabric-manager: does NVIDIA's fabric manager run on a machine with NVSwitches?
+//!
+//! What it does: where `/dev` has NVSwitches (`nvidia-nvswitch0`, …), looks for the process `nv-fabricmanager`.
+//!
+//! Why it matters: on HGX machines the fabric manager sets the routes between GPUs. Without it CUDA does not start on
+//! any GPU of the node (`cudaErrorSystemNotReady`, error 802), or, if it died later, the node goes on until the next
+//! GPU reset and then fails. One site did not notice for 20 days, because nothing watched it.
+//!
+//! What to do: `fabric-manager-down` is `reboot`, twice in a row. Before that, try `systemctl restart
+//! nvidia-fabricmanager` on a drained node and read `/var/log/fabricmanager.log`. The usual cause is a version that
+//! differs from the driver's: both must be of the very same version (`nv-fabricmanager --version`, `nvidia-smi`).
+//! AWS's suite calls it a reset; a reset does not start a service.
+//!
+//! Not applicable where there is no NVSwitch in `/dev`: PCIe boards, NVLink bridges, GB200 trays (their switches are
+//! in other trays), B200 machines and virtual machines whose host keeps the switches. What the fabric did for each GPU
+//! is told by `gpu-fabric`.
+
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, Observation, ProbeFailure};
+
+use crate::{
+    gpu::not_applicable,
+    host_processes::{host_processes, runs},
+    nvswitch::switches,
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("fabric-manager", "whether the fabric manager of NVSwitches runs");
+
+const RULES: &str = r#"
+rules = [
+  { id = "fabric-manager-down", check = "fabric-manager", event = "fabric-manager-down",
+    reason = "fabric-manager-down", severity = "reboot", confirm = 2, text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("fabric_manager.rs")), rules: RULES, probes, interpret };
+
+const NAME: &str = "nv-fabricmanager";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::List { path: "/dev".to_owned() }, Probe::Processes]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let count = match outputs.first() {
+        Some(ProbeOutput::Names(names)) => switches(names).count(),
+        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "/dev is no list")),
+    };
+    if count == 0 {
+        return not_applicable("no-nvswitch", "there is no NVSwitch in /dev");
+    }
+    let processes = match host_processes(outputs.get(1)) {
+        Ok(processes) => processes,
+        Err(failure) => return Observation::CouldNot(failure),
+    };
+    let entity = Entity::new(EntityKind::Service, "nvidia-fabricmanager");
+    let is_up = runs(processes, NAME);
+    let metric = Metric::count("fabric_manager_runs", entity.clone(), f64::from(u8::from(is_up)));
+    let text = format!("the machine has {count} NVSwitches and {NAME} does not run");
+    let down = (!is_up).then(|| Event::seen("fabric-manager-down", entity, text));
+    Observation::measured(vec![metric], down.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host_processes::tests::{process, running},
+        judged::judged,
+    };
+
+    fn dev(names: &[&str]) -> ProbeOutput {
+        ProbeOutput::Names(names.iter().map(|&name| name.to_owned()).collect())
+    }
+
+    fn hgx() -> ProbeOutput {
+        dev(&["null", "nvidia0", "nvidia-nvswitch0", "nvidia-nvswitch1", "nvidia-nvswitchctl"])
+    }
+
+    // NVSentinel #883: down for 20 days, seen by nobody.
+    #[test]
+    fn a_fabric_manager_that_does_not_run_is_found() {
+        let up = running(&[process(900, "nv-fabricmanage", 'S')]);
+        assert_eq!(judged(&CHECK, &[hgx(), up]), ["pass within-limits"]);
+        let line = ["fail fabric-manager-down reboot service:nvidia-fabricmanager"];
+        assert_eq!(judged(&CHECK, &[hgx(), running(&[])]), line);
+        assert_eq!(judged(&CHECK, &[hgx(), running(&[process(900, "nv-fabricmanage", 'Z')])]), line);
+    }
+
+    #[test]
+    fn a_machine_without_switches_needs_none() {
+        for names in [&["null"][..], &["nvidia0", "nvidiactl"], &["nvidia-nvswitchctl"], &[]] {
+            assert_eq!(judged(&CHECK, &[dev(names), running(&[])]), ["not-applicable no-nvswitch"], "{names:?}");
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_never_a_pass() {
+        let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));
+        assert_eq!(judged(&CHECK, &[denied.clone(), running(&[])]), ["inconclusive denied"]);
+        assert_eq!(judged(&CHECK, &[hgx(), denied]), ["inconclusive denied"]);
+        let container = ProbeOutput::Processes(vec![process(1, "doctor-node", 'S')]);
+        assert_eq!(judged(&CHECK, &[hgx(), container]), ["inconclusive denied"]);
+    }
+}

@@ -1,0 +1,158 @@
+//! fs-errors: has a local file system found itself damaged?
+//!
+//! What it does: reads how many errors each ext4 file system has recorded, and those of each disk of a btrfs one, and
+//! whether the number grew within the last day.
+//!
+//! Why it matters: ext4 counts an error each time it meets a structure that cannot be right. The number stays on the
+//! disk until the file system is checked, also across boots: a node that was "cured" by a boot shows it here.
+//!
+//! What to do: `dmesg | grep -i ext4` and `tune2fs -l /dev/DISK | grep -i error` say what and when.
+//! - `file-system-errors-grow` is `reboot`: new errors within the day. Boot with a forced check (`fsck.mode=force`);
+//!   if they come back, the disk or the memory is bad.
+//! - `file-system-errors` is `monitor`: errors of an earlier time were never repaired. Check it at the next boot.
+//!
+//! xfs keeps no such number: it shuts down and says so in the kernel's log (`kernel-log`, `mounts`). Not applicable
+//! where no file system keeps one.
+
+use doctor_core::{
+    observation::{Entity, EntityKind, Event, Look, Metric, Observation},
+    time::Span,
+};
+
+use crate::{
+    files::{Series, files, parts, samples, unreadable},
+    gpu::not_applicable,
+    probe::{FileText, Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("fs-errors", "errors that file systems recorded");
+
+const RULES: &str = r#"
+rules = [
+  { id = "fs-errors-grow", check = "fs-errors", event = "file-system-errors-grow", reason = "file-system-errors-grow",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "fs-errors-old", check = "fs-errors", event = "file-system-errors", reason = "file-system-errors",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("fs_errors.rs")), rules: RULES, probes, interpret };
+
+const EXT4: &str = "/sys/fs/ext4/*/errors_count";
+const LAST: &str = "/sys/fs/ext4/*/last_error_time";
+const BTRFS: &str = "/sys/fs/btrfs/*/devinfo/*/error_stats";
+const DAY: Span = Span::days(1);
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let sampled = |pattern: &str| Probe::Sampled { pattern: pattern.to_owned(), keep: DAY };
+    vec![sampled(EXT4), Probe::glob(LAST), sampled(BTRFS)]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let (ext4, last, btrfs) = (samples(outputs.first())?, files(outputs.get(1))?, samples(outputs.get(2))?);
+    let mut look = Look::default();
+    for series in &ext4 {
+        let Some([disk]) = parts(EXT4, series.path) else { continue };
+        tell(disk.to_owned(), series, when(last, disk), &mut look);
+    }
+    for series in &btrfs {
+        let Some([of, disk]) = parts(BTRFS, series.path) else { continue };
+        tell(format!("{of}/{disk}"), series, None, &mut look);
+    }
+    Ok(look.or(not_applicable("no-counter", "no file system here counts its errors")))
+}
+
+/// Plain, or lines of which each ends in a number: `write_errs 0`.
+fn sum(text: &str) -> Option<f64> {
+    let numbers = text.lines().map(|line| line.split_ascii_whitespace().next_back()?.parse::<f64>().ok());
+    numbers.sum::<Option<f64>>().filter(|_| !text.trim().is_empty())
+}
+
+fn tell(disk: String, series: &Series<'_>, when: Option<u64>, look: &mut Look) {
+    let now = match series.reading() {
+        Ok(Some(now)) => now,
+        // Unmounted since: what is not mounted has no errors to tell.
+        Ok(None) => return,
+        Err(failure) => return look.could_not(failure),
+    };
+    let Some(count) = sum(now) else {
+        look.could_not(unreadable(series.path, now));
+        return;
+    };
+    let entity = Entity::new(EntityKind::Disk, disk);
+    look.metric(Metric::count("file_system_errors", entity.clone(), count));
+    // The number outlives a boot, so a first look has nothing to compare with.
+    let looks = series.points.iter().filter(|point| point.text.is_some()).count();
+    let grown = if looks > 1 { series.growth_of(DAY, sum).map_or(0.0, |growth| growth.by) } else { 0.0 };
+    if grown > 0.0 {
+        let text = format!("{grown} new errors within the day, {count} in all");
+        look.event(Event::seen("file-system-errors-grow", entity, text));
+    } else if count > 0.0 {
+        let when = when.map(|at| doctor_core::time::Timestamp::from_secs(i64::try_from(at).unwrap_or(i64::MAX)));
+        let when = when.map(|at| format!(", the last at {at}")).unwrap_or_default();
+        look.event(Event::seen("file-system-errors", entity, format!("{count} errors that were never repaired{when}")));
+    }
+}
+
+fn when(all: &[FileText], disk: &str) -> Option<u64> {
+    let file = all.iter().find(|file| parts(LAST, &file.path) == Some([disk]))?;
+    file.text.as_deref().ok()?.trim().parse().ok().filter(|at| *at > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::{found, looks},
+        judged::judged,
+    };
+    use proptest::prelude::*;
+
+    fn look(counts: &[&str]) -> Vec<String> {
+        let each: Vec<_> = counts.iter().map(|count| [("/sys/fs/ext4/sda1/errors_count", *count)]).collect();
+        let ext4 = looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>());
+        judged(&CHECK, &[ext4, found(&[("/sys/fs/ext4/sda1/last_error_time", "1794700000\n")]), looks(&[&[]])])
+    }
+
+    // Made by hand.
+    #[test]
+    fn new_errors_are_worse_than_old_ones() {
+        assert_eq!(look(&["0\n", "0\n"]), ["pass within-limits"]);
+        assert_eq!(look(&["0\n", "3\n"]), ["fail file-system-errors-grow reboot disk:sda1"]);
+        assert_eq!(look(&["3\n", "3\n"]), ["fail file-system-errors monitor disk:sda1"]);
+    }
+
+    #[test]
+    fn old_errors_do_not_boot_a_node_again_after_each_boot() {
+        assert_eq!(look(&["3\n"]), ["fail file-system-errors monitor disk:sda1"]);
+    }
+
+    #[test]
+    fn btrfs_counts_by_disk() {
+        let path = "/sys/fs/btrfs/0a1b/devinfo/1/error_stats";
+        let text = "write_errs 0\nread_errs 2\nflush_errs 0\ncorruption_errs 1\ngeneration_errs 0\n";
+        let lines = judged(&CHECK, &[looks(&[&[]]), found(&[]), looks(&[&[(path, text)]])]);
+        assert_eq!(lines, ["fail file-system-errors monitor disk:0a1b/1"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_zero() {
+        assert_eq!(look(&["?"]), ["inconclusive unparseable"]);
+        assert_eq!(look(&[""]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[looks(&[&[]]), found(&[]), looks(&[&[]])]), ["not-applicable no-counter"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(a in ".{0,20}", b in "[0-9]{0,30}") {
+            look(&[&a, &b]);
+            look(&[&b, &a]);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! gpu-clocks: may each GPU run as fast as it was built to?
+//!
+//! What it does: compares each GPU's application clocks with their defaults, and its highest clocks with those of GPUs
+//! of the same model in this node.
+//!
+//! Why it matters: clocks that somebody lowered for a benchmark and forgot, or a board with another limit than its
+//! neighbours, slow every job that spans them. The GPU is well and says so.
+//!
+//! What to do: both findings are `monitor`. `nvidia-smi -q -d CLOCK -i BUS` shows all of them.
+//! - `clocks-lowered`: `nvidia-smi -i BUS -rac` puts application clocks back; `nvidia-smi -i BUS -rgc` and `-rmc` take
+//!   locked clocks away.
+//! - `clocks-differ`: the highest clock is not that of its neighbours. Compare VBIOS (`gpu-versions`); ask the vendor.
+//!
+//! Not applicable where GPUs tell no clocks.
+
+use doctor_core::observation::{Event, Look, Metric, Observation, Unit};
+
+use crate::{
+    gpu::{Gpu, gpus, not_applicable, read_number},
+    odd_ones::{Part, odd_ones},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-clocks", "clocks that GPUs may reach");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-clocks-lowered", check = "gpu-clocks", event = "clocks-lowered", reason = "clocks-lowered",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "gpu-clocks-differ", check = "gpu-clocks", event = "clocks-differ", reason = "clocks-differ",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_clocks.rs")), rules: RULES, probes, interpret };
+
+const NAME: &str = "name";
+const MAX_SM: &str = "clocks.max.sm";
+const MAX_MEMORY: &str = "clocks.max.mem";
+/// What is set, what is usual, and how to call it.
+const APPLICATION: [(&str, &str, &str); 2] = [
+    ("clocks.applications.graphics", "clocks.default_applications.graphics", "graphics"),
+    ("clocks.applications.memory", "clocks.default_applications.memory", "memory"),
+];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let [(graphics, usual_graphics, _), (memory, usual_memory, _)] = APPLICATION;
+    vec![Probe::gpu(&[NAME, MAX_SM, MAX_MEMORY, graphics, usual_graphics, memory, usual_memory])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let gpus = match gpus(outputs.first()) {
+        Ok(gpus) => gpus,
+        Err(instead) => return instead,
+    };
+    let mut look = Look::default();
+    let (mut chips, mut memories) = (Vec::new(), Vec::new());
+    for gpu in gpus {
+        lowered(gpu, &mut look);
+        let kind = gpu.text(NAME).unwrap_or_default();
+        let part = |mhz: f64| Part { entity: gpu.entity(), kind: kind.to_owned(), value: mhz.to_string() };
+        if let Some(mhz) = read_number(gpu, MAX_SM, &mut look) {
+            look.metric(Metric::new("max_sm_clock_hertz", gpu.entity(), mhz * 1e6, Unit::Hertz));
+            chips.push(part(mhz));
+        }
+        memories.extend(read_number(gpu, MAX_MEMORY, &mut look).map(part));
+    }
+    for (what, parts) in [("its chip", chips), ("its memory", memories)] {
+        for odd in odd_ones(&parts) {
+            let text = format!("{what} reaches {} MHz, that of its neighbours {} MHz", odd.part.value, odd.usual);
+            look.event(Event::seen("clocks-differ", odd.part.entity.clone(), text));
+        }
+    }
+    look.or(not_applicable("not-supported", "no GPU here tells its clocks"))
+}
+
+/// Newer drivers have no application clocks any more.
+fn lowered(gpu: &Gpu, look: &mut Look) {
+    for (set, usual, what) in APPLICATION {
+        let (set, usual) = (read_number(gpu, set, look), read_number(gpu, usual, look));
+        let (Some(set), Some(usual)) = (set, usual) else { continue };
+        if set < usual {
+            let text = format!("its application clock ({what}) is {set} MHz, its default is {usual} MHz");
+            look.event(Event::seen("clocks-lowered", gpu.entity(), text));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none, t},
+        },
+        judged::judged,
+    };
+
+    const FIELDS: [&str; 7] =
+        [NAME, MAX_SM, MAX_MEMORY, APPLICATION[0].0, APPLICATION[0].1, APPLICATION[1].0, APPLICATION[1].1];
+
+    fn gpu(name: &str, values: [f64; 6]) -> Vec<(&'static str, Reading)> {
+        FIELDS.into_iter().zip([t(name)].into_iter().chain(values.map(n))).collect()
+    }
+
+    /// As an H200 says, driver 580.159.04, 2026-11-15.
+    fn h200() -> Vec<(&'static str, Reading)> {
+        gpu("NVIDIA H200", [1980.0, 3201.0, 1980.0, 1980.0, 3201.0, 3201.0])
+    }
+
+    fn look(gpus: &[Vec<(&str, Reading)>]) -> Vec<String> {
+        let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn a_slower_gpu_is_found_among_its_like() {
+        assert_eq!(look(&[h200(), h200(), h200()]), ["pass within-limits"]);
+        let lowered = gpu("NVIDIA H200", [1980.0, 3201.0, 1410.0, 1980.0, 3201.0, 3201.0]);
+        assert_eq!(look(&[h200(), lowered]), ["fail clocks-lowered monitor gpu:0000:19:00.0"]);
+        let other = gpu("NVIDIA H200", [1755.0, 3201.0, 1980.0, 1980.0, 3201.0, 3201.0]);
+        assert_eq!(look(&[h200(), h200(), other]), ["fail clocks-differ monitor gpu:0000:1a:00.0"]);
+        let l4 = gpu("NVIDIA L4", [2040.0, 6251.0, 2040.0, 2040.0, 6251.0, 6251.0]);
+        assert_eq!(look(&[h200(), l4]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn a_gpu_that_would_not_tell_is_not_fast() {
+        let gone: Vec<_> = FIELDS.into_iter().map(|field| (field, lost())).collect();
+        assert_eq!(look(&[h200(), gone]), ["inconclusive failed"]);
+        let silent: Vec<_> = FIELDS.into_iter().map(|field| (field, Reading::NotSupported)).collect();
+        assert_eq!(look(&[silent]), ["not-applicable not-supported"]);
+        // A newer driver: no application clocks.
+        let mut newer = h200();
+        newer[3..].iter_mut().for_each(|(_, reading)| *reading = Reading::NotSupported);
+        assert_eq!(look(&[newer]), ["pass within-limits"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

@@ -1,0 +1,98 @@
+//! gpu-compute-mode: may programs compute on each GPU?
+//!
+//! What it does: reads each GPU's compute mode: open to all programs, to one at a time, or to none.
+//!
+//! Why it matters: a GPU whose mode was set to `Prohibited` or `Exclusive_Process` for a test and forgotten refuses
+//! the second process, or every one (`CUDA-capable device(s) is/are busy or unavailable`), while all its figures are
+//! well.
+//!
+//! What to do: `compute-mode` is `monitor`. `nvidia-smi -i BUS -c DEFAULT` opens it again.
+//!
+//! Parameters: `mode`, `"default"` (built in), `"exclusive-process"` or `"prohibited"`, for a site that sets another
+//! one on purpose. Not applicable where GPUs have no such mode.
+
+use doctor_core::observation::{Event, FailureKind, Metric, Observation, ProbeFailure};
+
+use crate::{
+    gpu::{each, read_number},
+    probe::{Probe, ProbeOutput},
+    settings::refused,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-compute-mode", "whether programs may compute on GPUs");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-compute-mode", check = "gpu-compute-mode", event = "compute-mode", reason = "compute-mode",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_compute_mode.rs")), rules: RULES, probes, interpret };
+
+const MODE: &str = "compute_mode";
+
+/// By NVML's number. The second has not been in use for a decade.
+const MODES: [&str; 4] = ["default", "exclusive-thread", "prohibited", "exclusive-process"];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[MODE])]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let wanted = match params.get("mode").map(toml::Value::as_str) {
+        None => "default",
+        Some(Some(mode)) if MODES.contains(&mode) => mode,
+        Some(_) => return refused("mode", "mode = \"exclusive-process\""),
+    };
+    each(outputs.first(), "no GPU here has a compute mode", |gpu, look| {
+        let Some(number) = read_number(gpu, MODE, look) else { return };
+        let Some(mode) = MODES.get(number as usize) else {
+            let text = format!("{}: {MODE} {number} is not known to this program", gpu.entity());
+            look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
+            return;
+        };
+        look.metric(Metric::count("compute_mode", gpu.entity(), number));
+        if *mode != wanted {
+            let text = format!("its compute mode is {mode} and should be {wanted}");
+            look.event(Event::seen("compute-mode", gpu.entity(), text));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::{judged, judged_with},
+    };
+
+    fn look(params: &str, modes: &[Reading]) -> Vec<String> {
+        let gpus: Vec<_> = modes.iter().map(|mode| [(MODE, mode.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
+        judged_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn a_closed_gpu_is_found_unless_the_site_wants_it() {
+        assert_eq!(look("", &[n(0.0), n(0.0)]), ["pass within-limits"]);
+        assert_eq!(look("", &[n(0.0), n(2.0)]), ["fail compute-mode monitor gpu:0000:19:00.0"]);
+        assert_eq!(look("mode = 'exclusive-process'", &[n(3.0)]), ["pass within-limits"]);
+        assert_eq!(look("mode = 'exclusive-process'", &[n(0.0)]), ["fail compute-mode monitor gpu:0000:18:00.0"]);
+    }
+
+    #[test]
+    fn an_unknown_mode_is_not_an_open_one() {
+        assert_eq!(look("", &[n(7.0)]), ["inconclusive unparseable"]);
+        assert_eq!(look("", &[n(0.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(look("mode = 'open'", &[n(0.0)]), ["inconclusive unparseable"]);
+        assert_eq!(look("", &[Reading::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

@@ -1,0 +1,118 @@
+//! gpu-count: are there as many GPUs as this machine type has?
+//!
+//! What it does: counts the GPUs that the PCI bus or the driver knows of and holds the number against the machine
+//! type's profile. Whether each of them can be used is for `gpu-presence`; a GPU is counted here also when it is ill,
+//! or when the driver does not answer at all.
+//!
+//! Why it matters: a GPU that is dead enough is on no bus and in no list; nothing but the number shows it. A job that
+//! asks for the whole node then waits for ever.
+//!
+//! What to do: `gpu-count` is `reboot`: a GPU that fell off the bus often comes back with a boot, which is what NVIDIA
+//! advises for Xid 79. If the number is still wrong afterwards the case goes on to replacement. `lspci -d 10de: -nn`
+//! shows what the bus has; `journalctl -k -b -1 -g "fallen off the bus"` shows the moment it was lost.
+//!
+//! Without a profile for this machine type the number cannot be judged and the check says so (`no-limit`); it does not
+//! pass. `doctor-node profile learn` writes a profile from a healthy node; a rule `gpu-count` with `below = 8` in the
+//! policy does without one. A machine with NVIDIA's library but without a GPU is counted too: it may have lost them
+//! all. Set `gpu_count = 0` in the profile of such machines. Not applicable where neither GPU nor library is there.
+
+use std::collections::BTreeSet;
+
+use doctor_core::observation::{Entity, FailureKind, Metric, Observation, ProbeFailure};
+
+use crate::{
+    gpu::{bus_id, no_gpu},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-count", "number of GPUs, by the machine type");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-count", check = "gpu-count", metric = "gpu_count", not_as_profile = true, reason = "gpu-count",
+    severity = "reboot", text = "{value} GPUs are there, this machine type has {limit}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_count.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&["uuid"])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let answer = match outputs.first() {
+        Some(ProbeOutput::Gpus(answer)) => answer,
+        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        _ => {
+            let failure = ProbeFailure::new(FailureKind::Unparseable, "the answer is not one about GPUs");
+            return Observation::CouldNot(failure);
+        }
+    };
+    let has_library = !matches!(&answer.driver, Err(failure) if failure.kind == FailureKind::Missing);
+    let place = |text: &String| bus_id(text).unwrap_or_else(|| text.clone());
+    let mut there: BTreeSet<String> = answer.on_pci.iter().map(place).collect();
+    there.extend(answer.gpus.iter().map(|gpu| place(&gpu.entity().id)));
+    // A GPU that could not tell its place is one of those on the bus.
+    let count = there.len().min(answer.on_pci.len().max(answer.gpus.len()));
+    // The library without a GPU: its kernel module does not load without one, so all of them may be gone.
+    if count == 0 && !has_library {
+        return no_gpu();
+    }
+    Observation::measured(vec![Metric::count("gpu_count", Entity::node(), count as f64)], Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::tests::{answer, deaf, lost, none, t},
+        judged::{judged, judged_with},
+    };
+    use doctor_core::{ids::Sku, profile::Profile};
+
+    fn of_two() -> Profile {
+        Profile { sku: Sku::new("two").unwrap(), version: 1, expect: [("gpu_count".to_owned(), 2.0)].into() }
+    }
+
+    fn look(output: ProbeOutput) -> Vec<String> {
+        judged_with(&CHECK, &Params::new(), Some(&of_two()), &[output])
+    }
+
+    #[test]
+    fn one_too_few_is_found_and_one_that_is_ill_is_counted() {
+        let gpu = [("uuid", t("GPU-0"))];
+        assert_eq!(look(answer(&[&gpu, &gpu])), ["pass within-limits"]);
+        assert_eq!(look(answer(&[&gpu])), ["fail gpu-count reboot node"]);
+        assert_eq!(look(answer(&[&gpu, &gpu, &gpu])), ["fail gpu-count reboot node"]);
+        assert_eq!(look(answer(&[&gpu, &[("uuid", lost())]])), ["pass within-limits"]);
+        assert_eq!(look(deaf(FailureKind::TimedOut, "no answer")), ["pass within-limits"]);
+        let ProbeOutput::Gpus(mut nameless) = answer(&[&gpu, &[("uuid", lost())]]) else { panic!("gpus") };
+        nameless.gpus[1].bus = String::new();
+        assert_eq!(look(ProbeOutput::Gpus(nameless)), ["pass within-limits"]);
+    }
+
+    // AWS suite, defect 12: without metadata its counts passed.
+    #[test]
+    fn without_a_profile_a_count_does_not_pass() {
+        assert_eq!(judged(&CHECK, &[answer(&[&[("uuid", t("GPU-0"))]])]), ["inconclusive no-limit"]);
+    }
+
+    #[test]
+    fn a_machine_that_lost_all_its_gpus_is_not_one_that_never_had_any() {
+        assert_eq!(look(none()), ["not-applicable no-gpu"]);
+        let ProbeOutput::Gpus(mut gone) = deaf(FailureKind::Failed, "Driver Not Loaded") else { panic!("gpus") };
+        gone.on_pci.clear();
+        assert_eq!(look(ProbeOutput::Gpus(gone)), ["fail gpu-count reboot node"]);
+        assert_eq!(look(answer(&[])), ["fail gpu-count reboot node"]);
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_not_counted() {
+        let failed = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "no answer"));
+        assert_eq!(look(failed), ["inconclusive timed-out"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+}

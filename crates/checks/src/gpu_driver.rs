@@ -1,0 +1,162 @@
+//! gpu-driver: does NVIDIA's driver answer?
+//!
+//! What it does: asks the driver through its library (NVML), and looks whether the kernel has the driver loaded
+//! (`/proc/driver/nvidia/gpus`). What each GPU says is for other checks.
+//!
+//! Why it matters: when the driver does not answer, no job can use a GPU, and no other check can see anything: a node
+//! whose driver hangs looks quiet, not ill. A driver that hangs also holds every process that touches it.
+//!
+//! What to do: log in and run `timeout 20 nvidia-smi`; `journalctl -k -g NVRM` says why.
+//! - `driver-hung` is `reboot`, twice in a row: the driver did not answer in time. Its callers are stuck in the kernel
+//!   and cannot be killed (`ps -eo pid,stat,wchan:30,comm | grep ' D'`); only a boot frees them.
+//! - `driver-mismatch` is `reboot`: the library was upgraded and the kernel still has the old module loaded. On a
+//!   drained node `rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia` does as well.
+//! - `driver-not-loaded` is `reboot`: GPUs are on the bus and the module is not loaded. If it stays so after a boot,
+//!   it was not built for this kernel (`dkms status`, `modprobe -v nvidia`), or `nouveau` has taken the GPUs
+//!   (`lsmod`).
+//!
+//! Inconclusive, and never a pass, where the library is not installed, where this program may not ask, or where the
+//! driver says something else. Not applicable without an NVIDIA GPU on the bus.
+
+use doctor_core::observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure};
+
+use crate::{
+    gpu::no_gpu,
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-driver", "whether NVIDIA's driver answers");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-driver-hung", check = "gpu-driver", event = "driver-hung", reason = "driver-hung",
+    severity = "reboot", confirm = 2, text = "the GPU driver hangs: {value}" },
+  { id = "gpu-driver-mismatch", check = "gpu-driver", event = "driver-mismatch", reason = "driver-mismatch",
+    severity = "reboot", text = "{value}" },
+  { id = "gpu-driver-not-loaded", check = "gpu-driver", event = "driver-not-loaded", reason = "driver-not-loaded",
+    severity = "reboot", text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_driver.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&["uuid"]), Probe::List { path: "/proc/driver/nvidia/gpus".to_owned() }]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let loaded = matches!(outputs.get(1), Some(ProbeOutput::Names(_)));
+    let is_absent = matches!(outputs.get(1), Some(ProbeOutput::Failed(f)) if f.kind == FailureKind::Missing);
+    let answer = match outputs.first() {
+        Some(ProbeOutput::Gpus(answer)) => answer,
+        // The bus could not be asked either, but a driver that is loaded and silent hangs.
+        Some(ProbeOutput::Failed(failure)) if loaded && hangs(failure.kind) => return hung(failure),
+        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "no answer about GPUs")),
+    };
+    let on_pci = answer.on_pci.len();
+    match &answer.driver {
+        _ if on_pci == 0 && answer.gpus.is_empty() => no_gpu(),
+        Ok(driver) if driver.version.trim().is_empty() => {
+            Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver tells no version"))
+        }
+        Ok(_) => Observation::measured(vec![answered(1.0)], Vec::new()),
+        Err(failure) if hangs(failure.kind) => hung(failure),
+        Err(failure) if says(failure, "version mismatch") => {
+            let text =
+                format!("the driver's library and its kernel module are of different versions: {}", failure.text);
+            found("driver-mismatch", text)
+        }
+        Err(failure) if is_absent || says(failure, "driver not loaded") || says(failure, "couldn't communicate") => {
+            let text = format!("{on_pci} NVIDIA GPUs are on the PCI bus and the driver is not loaded");
+            found("driver-not-loaded", text)
+        }
+        Err(failure) => Observation::CouldNot(failure.clone()),
+    }
+}
+
+const fn hangs(kind: FailureKind) -> bool {
+    matches!(kind, FailureKind::TimedOut | FailureKind::Abandoned)
+}
+
+/// NVML's words and those of nvidia-smi, in whatever case.
+fn says(failure: &ProbeFailure, words: &str) -> bool {
+    failure.text.to_ascii_lowercase().contains(words)
+}
+
+fn hung(failure: &ProbeFailure) -> Observation {
+    found("driver-hung", failure.text.clone())
+}
+
+fn found(code: &'static str, text: String) -> Observation {
+    Observation::measured(vec![answered(0.0)], vec![Event::seen(code, Entity::node(), text)])
+}
+
+fn answered(value: f64) -> Metric {
+    Metric::count("driver_answers", Entity::node(), value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::tests::{answer, deaf, none, t},
+        judged::judged,
+    };
+    use proptest::prelude::*;
+
+    fn loaded() -> ProbeOutput {
+        ProbeOutput::Names(vec!["0000:18:00.0".to_owned()])
+    }
+
+    fn absent() -> ProbeOutput {
+        ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no /proc/driver/nvidia"))
+    }
+
+    #[test]
+    fn a_driver_that_answers_passes() {
+        assert_eq!(judged(&CHECK, &[answer(&[&[("uuid", t("GPU-0"))]]), loaded()]), ["pass within-limits"]);
+        assert_eq!(judged(&CHECK, &[none(), absent()]), ["not-applicable no-gpu"]);
+    }
+
+    #[test]
+    fn each_way_of_not_answering_has_its_name() {
+        use FailureKind as K;
+        // The texts are NVML's (nvmlErrorString) and nvidia-smi's.
+        for (kind, text, module, line) in [
+            (K::TimedOut, "no answer within 10s", loaded(), "fail driver-hung reboot node"),
+            (K::Abandoned, "stuck", loaded(), "fail driver-hung reboot node"),
+            (K::Failed, "Driver/library version mismatch", loaded(), "fail driver-mismatch reboot node"),
+            (K::Failed, "Driver Not Loaded", absent(), "fail driver-not-loaded reboot node"),
+            (
+                K::Failed,
+                "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+                absent(),
+                "fail driver-not-loaded reboot node",
+            ),
+            (K::Missing, "libnvidia-ml.so.1: not found", absent(), "fail driver-not-loaded reboot node"),
+            (K::Missing, "libnvidia-ml.so.1: not found", loaded(), "inconclusive missing"),
+            (K::Denied, "Insufficient Permissions", loaded(), "inconclusive denied"),
+            (K::Failed, "Unknown Error", loaded(), "inconclusive failed"),
+        ] {
+            assert_eq!(judged(&CHECK, &[deaf(kind, text), module]), [line], "{text}");
+        }
+    }
+
+    #[test]
+    fn a_hang_is_the_drivers_only_where_one_is_loaded() {
+        let hung = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Abandoned, "stuck"));
+        assert_eq!(judged(&CHECK, &[hung.clone(), loaded()]), ["fail driver-hung reboot node"]);
+        assert_eq!(judged(&CHECK, &[hung, absent()]), ["inconclusive abandoned"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_words_of_the_driver_pass(text in ".{0,80}") {
+            prop_assert_ne!(judged(&CHECK, &[deaf(FailureKind::Failed, &text), loaded()]), ["pass within-limits"]);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! gpu-ecc-corrected: does a GPU correct more memory errors than is usual?
+//!
+//! What it does: reads each GPU's corrected ECC errors since the driver was loaded or the GPU was reset, of SRAM and
+//! of DRAM.
+//!
+//! Why it matters: corrected errors harm no job; that is what ECC is for. Very many of them on one GPU announce errors
+//! that will not be corrected, and cost a little bandwidth.
+//!
+//! What to do: nothing at once, both findings are `monitor`. Watch `gpu-row-remap` and `gpu-ecc-volatile` of the same
+//! GPU; give the number to the vendor when one of those fails. The limits are those of Azure's node health check.
+//! - `ecc-corrected-sram`: more than 10,000.
+//! - `ecc-corrected-dram`: more than 20,000,000.
+//!
+//! What the board counted before its last reset is not judged: a bad day last month does not fail the node today. Not
+//! applicable where no GPU tells SRAM from DRAM (before Ampere) or ECC is off.
+
+use doctor_core::observation::{Metric, Observation};
+
+use crate::{
+    gpu::{each, read_number},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-ecc-corrected", "memory errors of GPUs that were corrected");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-ecc-corrected-sram", check = "gpu-ecc-corrected", metric = "ecc_corrected_sram", above = 10000.0,
+    reason = "ecc-corrected-sram", severity = "monitor",
+    text = "{entity}: {value} corrected errors of SRAM since the last reset, {limit} are many" },
+  { id = "gpu-ecc-corrected-dram", check = "gpu-ecc-corrected", metric = "ecc_corrected_dram", above = 20000000.0,
+    reason = "ecc-corrected-dram", severity = "monitor",
+    text = "{entity}: {value} corrected errors of DRAM since the last reset, {limit} are many" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_ecc_corrected.rs")), rules: RULES, probes, interpret };
+
+const SRAM: &str = "ecc.errors.corrected.volatile.sram";
+const DRAM: &str = "ecc.errors.corrected.volatile.dram";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[SRAM, DRAM])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here counts ECC errors of SRAM and DRAM apart", |gpu, look| {
+        let (sram, dram) = (read_number(gpu, SRAM, look), read_number(gpu, DRAM, look));
+        if let (Some(sram), Some(dram)) = (sram, dram) {
+            look.metric(Metric::count("ecc_corrected_sram", gpu.entity(), sram));
+            look.metric(Metric::count("ecc_corrected_dram", gpu.entity(), dram));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+
+    fn look(gpus: &[[Reading; 2]]) -> Vec<String> {
+        let gpus: Vec<_> = gpus.iter().map(|[sram, dram]| [(SRAM, sram.clone()), (DRAM, dram.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn very_many_are_told_and_a_few_are_not() {
+        assert_eq!(look(&[[n(0.0), n(51.0)], [n(10_000.0), n(2e7)]]), ["pass within-limits"]);
+        assert_eq!(
+            look(&[[n(0.0), n(0.0)], [n(10_001.0), n(0.0)]]),
+            ["fail ecc-corrected-sram monitor gpu:0000:19:00.0"]
+        );
+        assert_eq!(look(&[[n(0.0), n(2e7 + 1.0)]]), ["fail ecc-corrected-dram monitor gpu:0000:18:00.0"]);
+    }
+
+    // The counts of the board's life are not even asked for.
+    #[test]
+    fn a_counter_of_last_month_does_not_fail_today() {
+        let asked = probes(&Params::new());
+        assert!(asked.iter().all(|probe| !format!("{probe:?}").contains("aggregate")), "{asked:?}");
+    }
+
+    #[test]
+    fn a_gpu_without_the_counters_is_not_one_that_would_not_tell() {
+        assert_eq!(look(&[[Reading::NotSupported, Reading::NotSupported]]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[[n(0.0), n(0.0)], [n(0.0), lost()]]), ["inconclusive failed"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

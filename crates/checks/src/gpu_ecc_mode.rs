@@ -1,0 +1,113 @@
+//! gpu-ecc-mode: is ECC on where GPUs have it?
+//!
+//! What it does: reads whether each GPU uses error correction now and after its next reset.
+//!
+//! Why it matters: without ECC a flipped bit is neither corrected nor counted. The job goes on with wrong numbers, and
+//! every other check of GPU memory sees nothing.
+//!
+//! What to do: both findings are `monitor`; the GPU works.
+//! - `ecc-mode-wrong`: ECC is off (or on, where this site wants it off). `nvidia-smi -i BUS --ecc-config=1` and a
+//!   reset on a drained node. DCGM calls it a matter of configuration too.
+//! - `ecc-mode-pending`: somebody changed the mode and the GPU was not reset since; it will come up changed.
+//!
+//! Parameters: `mode`, `"on"` (built in) or `"off"`. Not applicable where no GPU has ECC.
+
+use doctor_core::observation::{Event, Metric, Observation};
+
+use crate::{
+    gpu::{each, read_number},
+    probe::{Probe, ProbeOutput},
+    settings::refused,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-ecc-mode", "whether GPUs correct memory errors");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-ecc-mode-wrong", check = "gpu-ecc-mode", event = "ecc-mode-wrong", reason = "ecc-mode-wrong",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "gpu-ecc-mode-pending", check = "gpu-ecc-mode", event = "ecc-mode-pending", reason = "ecc-mode-pending",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_ecc_mode.rs")), rules: RULES, probes, interpret };
+
+const CURRENT: &str = "ecc.mode.current";
+const PENDING: &str = "ecc.mode.pending";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[CURRENT, PENDING])]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let wanted = match params.get("mode").map(toml::Value::as_str) {
+        None | Some(Some("on")) => true,
+        Some(Some("off")) => false,
+        Some(_) => return refused("mode", "mode = \"off\""),
+    };
+    each(outputs.first(), "no GPU here has ECC", |gpu, look| {
+        let (current, pending) = (read_number(gpu, CURRENT, look), read_number(gpu, PENDING, look));
+        let (Some(current), Some(pending)) = (current, pending) else { return };
+        let (on, will_be) = (current != 0.0, pending != 0.0);
+        look.metric(Metric::count("ecc_on", gpu.entity(), current));
+        let word = |on| if on { "on" } else { "off" };
+        if on != wanted {
+            let text = format!("ECC is {} and should be {}", word(on), word(wanted));
+            look.event(Event::seen("ecc-mode-wrong", gpu.entity(), text));
+        }
+        if on != will_be {
+            let text = format!("ECC is {} and will be {} after a reset", word(on), word(will_be));
+            look.event(Event::seen("ecc-mode-pending", gpu.entity(), text));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::{judged, judged_with},
+    };
+
+    fn params(mode: impl Into<toml::Value>) -> Params {
+        [("mode".to_owned(), mode.into())].into()
+    }
+
+    fn look(params: &Params, gpus: &[[Reading; 2]]) -> Vec<String> {
+        let gpus: Vec<_> = gpus.iter().map(|[now, then]| [(CURRENT, now.clone()), (PENDING, then.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
+        judged_with(&CHECK, params, None, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn the_mode_is_what_the_site_wants_and_stays_so() {
+        let built_in = Params::new();
+        assert_eq!(look(&built_in, &[[n(1.0), n(1.0)]]), ["pass within-limits"]);
+        assert_eq!(
+            look(&built_in, &[[n(1.0), n(1.0)], [n(0.0), n(0.0)]]),
+            ["fail ecc-mode-wrong monitor gpu:0000:19:00.0"]
+        );
+        assert_eq!(look(&built_in, &[[n(1.0), n(0.0)]]), ["fail ecc-mode-pending monitor gpu:0000:18:00.0"]);
+        assert_eq!(look(&params("off"), &[[n(0.0), n(0.0)]]), ["pass within-limits"]);
+        assert_eq!(look(&params("off"), &[[n(1.0), n(1.0)]]), ["fail ecc-mode-wrong monitor gpu:0000:18:00.0"]);
+        assert_eq!(look(&params(1), &[[n(1.0), n(1.0)]]), ["inconclusive unparseable"]);
+    }
+
+    #[test]
+    fn a_gpu_without_ecc_is_not_one_that_would_not_tell() {
+        let built_in = Params::new();
+        assert_eq!(
+            look(&built_in, &[[Reading::NotSupported, Reading::NotSupported]]),
+            ["not-applicable not-supported"]
+        );
+        assert_eq!(look(&built_in, &[[n(1.0), n(1.0)], [lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

@@ -1,0 +1,91 @@
+//! gpu-ecc-sram: has the on-chip memory of a GPU had more errors than NVIDIA accepts?
+//!
+//! What it does: reads the flag that the driver raises when uncorrected errors of SRAM (caches, registers, shared
+//! memory) passed NVIDIA's threshold over the life of the board, and their number.
+//!
+//! Why it matters: DRAM has spare rows, SRAM has not. A cell that keeps failing can not be taken out of use, and ends
+//! one job after the other.
+//!
+//! What to do: `sram-threshold` is `isolate`: keep the node out, run the field diagnostic and open a return; this flag
+//! is NVIDIA's own criterion (DCGM error 118). A reset does not clear it. `nvidia-smi -q -d ECC -i BUS` tells the unit
+//! (`SRAM L2`, `SRAM SM`, …).
+//!
+//! The number alone is shown and not judged: single errors by cosmic rays are in every board's life. Not applicable
+//! where the driver has no such flag (older drivers, GPUs before Ampere): `gpu-ecc-volatile` still sees each error.
+
+use doctor_core::observation::{Event, Metric, Observation};
+
+use crate::{
+    gpu::{each, read_number},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-ecc-sram", "errors of the GPUs' on-chip memory over their life");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-ecc-sram", check = "gpu-ecc-sram", event = "sram-threshold", reason = "sram-threshold",
+    severity = "isolate", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_ecc_sram.rs")), rules: RULES, probes, interpret };
+
+const FLAG: &str = "ecc.sram.threshold_exceeded";
+const ERRORS: &str = "ecc.errors.uncorrected.aggregate.sram";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[FLAG, ERRORS])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here has a threshold for errors of SRAM", |gpu, look| {
+        let Some(flag) = read_number(gpu, FLAG, look) else { return };
+        let errors = gpu.number(ERRORS);
+        look.metric(Metric::count("sram_threshold_exceeded", gpu.entity(), flag));
+        if let Some(errors) = errors {
+            look.metric(Metric::count("sram_uncorrected_aggregate", gpu.entity(), errors));
+        }
+        if flag != 0.0 {
+            let number = errors.map_or_else(|| "an unknown number".to_owned(), |errors| errors.to_string());
+            let text = format!("errors of its SRAM passed NVIDIA's threshold; {number} were not corrected in its life");
+            look.event(Event::seen("sram-threshold", gpu.entity(), text));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+
+    fn look(gpus: &[[Reading; 2]]) -> Vec<String> {
+        let gpus: Vec<_> = gpus.iter().map(|[flag, errors]| [(FLAG, flag.clone()), (ERRORS, errors.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn the_flag_decides_and_an_old_error_does_not() {
+        // The first as an H200 says, driver 580.159.04, 2026-11-15; the others made by hand.
+        assert_eq!(look(&[[n(0.0), n(0.0)]]), ["pass within-limits"]);
+        assert_eq!(look(&[[n(0.0), n(2.0)]]), ["pass within-limits"]);
+        assert_eq!(look(&[[n(0.0), n(0.0)], [n(1.0), n(9.0)]]), ["fail sram-threshold isolate gpu:0000:19:00.0"]);
+        assert_eq!(look(&[[n(1.0), Reading::NotSupported]]), ["fail sram-threshold isolate gpu:0000:18:00.0"]);
+    }
+
+    #[test]
+    fn a_driver_without_the_flag_is_not_one_that_would_not_tell() {
+        assert_eq!(look(&[[Reading::NotSupported, n(0.0)]]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[[n(0.0), n(0.0)], [lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

@@ -1,0 +1,186 @@
+//! gpu-fabric: has each GPU found its place in the NVLink fabric?
+//!
+//! What it does: on GPUs that register with a fabric (Hopper and newer behind NVSwitch), reads whether registration
+//! was done and succeeded, and what the driver says of the fabric's health: bandwidth, routes, configuration.
+//!
+//! Why it matters: a GPU that is not registered cannot run CUDA at all on such machines (error 802, "system not yet
+//! initialized"); one whose routes are ill is slow or dies in the next collective.
+//!
+//! What to do: `nvidia-smi -q -i BUS`, section Fabric, and the fabric manager's log (`/var/log/fabricmanager.log`; on
+//! GB200 that of the switch trays).
+//! - `fabric-not-ready` is `reset`, twice in a row: registration did not begin or does not end. Look at
+//!   `fabric-manager` first: without it nothing registers.
+//! - `fabric-failed` is `reset`: registration ended with an error.
+//! - `fabric-degraded` is `monitor`: less bandwidth than usual, or a route is being repaired.
+//! - `fabric-unhealthy` is `reset`: a route is broken, or the configuration is wrong (the text says which: no
+//!   partition, too few NVLinks, another chassis).
+//!
+//! Not applicable where GPUs register with no fabric (PCIe boards, A100, virtual machines that keep it from the
+//! guest).
+
+use doctor_core::observation::{Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+
+use crate::{
+    gpu::{Gpu, each, read_number},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-fabric", "registration of GPUs with the NVLink fabric");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-fabric-not-ready", check = "gpu-fabric", event = "fabric-not-ready", reason = "fabric-not-ready",
+    severity = "reset", confirm = 2, text = "{entity}: {value}" },
+  { id = "gpu-fabric-failed", check = "gpu-fabric", event = "fabric-failed", reason = "fabric-failed",
+    severity = "reset", text = "{entity}: {value}" },
+  { id = "gpu-fabric-unhealthy", check = "gpu-fabric", event = "fabric-unhealthy", reason = "fabric-unhealthy",
+    severity = "reset", text = "{entity}: {value}" },
+  { id = "gpu-fabric-degraded", check = "gpu-fabric", event = "fabric-degraded", reason = "fabric-degraded",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_fabric.rs")), rules: RULES, probes, interpret };
+
+const STATE: &str = "fabric.state";
+const STATUS: &str = "fabric.status";
+const HEALTH: &str = "fabric.health_mask";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[STATE, STATUS, HEALTH])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here registers with an NVLink fabric", |gpu, look| {
+        let Some(state) = read_number(gpu, STATE, look) else { return };
+        // 0: this GPU has no fabric.
+        if state == 0.0 {
+            return;
+        }
+        look.metric(Metric::count("fabric_state", gpu.entity(), state));
+        match state as u32 {
+            1 => not_ready(gpu, "registration with the NVLink fabric has not begun", look),
+            2 => not_ready(gpu, "registration with the NVLink fabric does not come to an end", look),
+            3 => registered(gpu, look),
+            _ => {
+                let text = format!("{}: {STATE} {state} is not known to this program", gpu.entity());
+                look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
+            }
+        }
+    })
+}
+
+fn not_ready(gpu: &Gpu, text: &str, look: &mut Look) {
+    look.event(Event::seen("fabric-not-ready", gpu.entity(), text));
+}
+
+fn registered(gpu: &Gpu, look: &mut Look) {
+    match read_number(gpu, STATUS, look) {
+        Some(0.0) | None => {}
+        Some(code) => {
+            let text = format!("registration with the NVLink fabric failed with NVML's code {code}");
+            look.event(Event::seen("fabric-failed", gpu.entity(), text));
+            return;
+        }
+    }
+    if let Some(mask) = read_number(gpu, HEALTH, look) {
+        health(gpu, mask as u32).into_iter().for_each(|event| look.event(event));
+    }
+}
+
+/// The parts of NVML's `healthMask`: two bits each (0 not known, 1 yes, 2 no), and four for the configuration (0 not
+/// known, 1 right, else what is wrong).
+fn health(gpu: &Gpu, mask: u32) -> Vec<Event> {
+    let is = |shift: u32| mask >> shift & 0x3 == 1;
+    let seen = |code, text: &str| Event::seen(code, gpu.entity(), text);
+    let mut events = Vec::new();
+    if is(0) {
+        events.push(seen("fabric-degraded", "the fabric has less bandwidth than usual"));
+    }
+    if is(2) {
+        events.push(seen("fabric-degraded", "a route of the fabric is being repaired"));
+    }
+    if is(4) {
+        events.push(seen("fabric-unhealthy", "a route of the fabric is broken"));
+    }
+    if is(6) {
+        events.push(seen("fabric-degraded", "the fabric recovers from an access that timed out"));
+    }
+    let wrong = match mask >> 8 & 0xf {
+        0 | 1 => return events,
+        2 => "the system's identifier is wrong",
+        3 => "the chassis' serial number is wrong",
+        4 => "it belongs to no partition",
+        5 => "it has too few NVLinks",
+        6 => "its firmware does not fit",
+        7 => "its place is not valid",
+        _ => "the reason is not known to this program",
+    };
+    events.push(seen("fabric-unhealthy", &format!("the fabric's configuration is wrong: {wrong}")));
+    events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+    use proptest::prelude::*;
+
+    /// Everything "no", configuration right: what a healthy GB200 says.
+    const HEALTHY: u32 = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8;
+
+    fn look(gpus: &[[Reading; 3]]) -> Vec<String> {
+        let names = [STATE, STATUS, HEALTH];
+        let gpus: Vec<Vec<_>> = gpus.iter().map(|gpu| names.into_iter().zip(gpu.clone()).collect()).collect();
+        let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    fn with(mask: u32) -> [Reading; 3] {
+        [n(3.0), n(0.0), n(f64::from(mask))]
+    }
+
+    #[test]
+    fn each_trouble_is_found_on_its_gpu() {
+        assert_eq!(look(&[with(HEALTHY), with(0)]), ["pass within-limits"]);
+        // Hopper has no health to tell.
+        assert_eq!(look(&[[n(3.0), n(0.0), Reading::NotSupported]]), ["pass within-limits"]);
+        for (gpu, line) in [
+            ([n(1.0), n(0.0), n(0.0)], "fail fabric-not-ready reset gpu:0000:19:00.0"),
+            ([n(2.0), n(0.0), n(0.0)], "fail fabric-not-ready reset gpu:0000:19:00.0"),
+            ([n(3.0), n(999.0), n(0.0)], "fail fabric-failed reset gpu:0000:19:00.0"),
+            (with(HEALTHY & !0x3 | 1), "fail fabric-degraded monitor gpu:0000:19:00.0"),
+            (with(HEALTHY & !(0x3 << 4) | 1 << 4), "fail fabric-unhealthy reset gpu:0000:19:00.0"),
+            (with(HEALTHY & !(0xf << 8) | 5 << 8), "fail fabric-unhealthy reset gpu:0000:19:00.0"),
+        ] {
+            assert_eq!(look(&[with(HEALTHY), gpu]), [line]);
+        }
+    }
+
+    #[test]
+    fn a_gpu_without_a_fabric_is_not_one_that_would_not_tell() {
+        assert_eq!(look(&[[n(0.0), n(0.0), n(0.0)]]), ["not-applicable not-supported"]);
+        // As an H200 in a virtual machine says, driver 580.159.04, 2026-11-15: N/A for all.
+        let none_at_all = [Reading::NotSupported, Reading::NotSupported, Reading::NotSupported];
+        assert_eq!(look(&[none_at_all]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[with(HEALTHY), [lost(), lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(look(&[[n(3.0), lost(), n(0.0)]]), ["inconclusive failed"]);
+        assert_eq!(look(&[[n(9.0), n(0.0), n(0.0)]]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_mask_makes_it_panic(mask: u32) {
+            look(&[with(mask)]);
+        }
+    }
+}

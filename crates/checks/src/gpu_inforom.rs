@@ -1,0 +1,86 @@
+//! gpu-inforom: is the small memory with each GPU's settings and history intact?
+//!
+//! What it does: asks the driver to check the sum over each GPU's infoROM.
+//!
+//! Why it matters: the infoROM holds the ECC mode, the list of bad memory rows and the board's identity. When it is
+//! corrupt, bad rows come back into use and the counters of errors mean nothing.
+//!
+//! What to do: `inforom-corrupt` is `isolate`: keep the node out. `nvidia-smi -q -i BUS` warns of it (`infoROM is
+//! corrupted at gpu`). A power cycle (not only a boot) cures a part of them; the rest go back to the vendor, who alone
+//! can write it anew. Azure reports such machines as `HpcInforomCorruption`, DCGM asks for triage (error 9).
+//!
+//! Not applicable where GPUs have no infoROM (consumer boards, virtual GPUs).
+
+use doctor_core::observation::{Event, Metric, Observation};
+
+use crate::{
+    gpu::{Reading, each, read_number},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-inforom", "integrity of the GPUs' infoROM");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-inforom-corrupt", check = "gpu-inforom", event = "inforom-corrupt", reason = "inforom-corrupt",
+    severity = "isolate", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_inforom.rs")), rules: RULES, probes, interpret };
+
+const VALID: &str = "inforom.valid";
+
+/// NVML's own word for it, which it gives instead of an answer.
+const NVML_CORRUPTED_INFOROM: u32 = 14;
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[VALID])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here has an infoROM", |gpu, look| {
+        let valid = match gpu.get(VALID) {
+            Some(Reading::Failed { code: NVML_CORRUPTED_INFOROM, .. }) => Some(0.0),
+            _ => read_number(gpu, VALID, look),
+        };
+        let Some(valid) = valid else { return };
+        look.metric(Metric::count("inforom_valid", gpu.entity(), valid));
+        if valid == 0.0 {
+            let text = "its infoROM is corrupt: settings and the list of bad memory rows cannot be trusted";
+            look.event(Event::seen("inforom-corrupt", gpu.entity(), text));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::tests::{answer, lost, n, none},
+        judged::judged,
+    };
+
+    fn look(valid: &[Reading]) -> Vec<String> {
+        let gpus: Vec<_> = valid.iter().map(|valid| [(VALID, valid.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn a_corrupt_one_is_found_however_the_driver_says_so() {
+        assert_eq!(look(&[n(1.0), n(1.0)]), ["pass within-limits"]);
+        assert_eq!(look(&[n(1.0), n(0.0)]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
+        let said = Reading::Failed { code: 14, text: "infoROM is corrupted".to_owned() };
+        assert_eq!(look(&[n(1.0), said]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
+    }
+
+    #[test]
+    fn a_gpu_without_one_is_not_one_that_would_not_tell() {
+        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[n(1.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

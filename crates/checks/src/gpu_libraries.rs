@@ -1,0 +1,165 @@
+//! gpu-libraries: are the driver's libraries whole?
+//!
+//! What it does: looks at the first bytes of every `libcuda.so.*` and `libnvidia-*.so.*` in the usual places. Each
+//! must be a program file (ELF), not an empty file and not a link that leads nowhere.
+//!
+//! Why it matters: an installation that was cut short, or a full disk, leaves libraries of zero bytes. The driver is
+//! loaded and healthy; every container that mounts them fails with a message about some other file.
+//!
+//! What to do: `library-broken` is `isolate`: no job can use the GPUs, and neither a reset nor a boot writes the files
+//! anew. Install the driver's packages again (`apt install --reinstall libnvidia-compute-VERSION`, `dnf reinstall
+//! nvidia-driver-cuda-libs`), look at the disk that they were written to (`disk-space`), or make the node anew from
+//! its image. A dangling link alone is cured by `ldconfig`.
+//!
+//! Not applicable without a GPU, or where the libraries are kept elsewhere and the driver answers through them.
+
+use doctor_core::{
+    observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    time::Span,
+};
+
+use crate::{
+    gpu::{gpus, not_applicable},
+    probe::{FileText, Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-libraries", "whether the driver's libraries are whole").every(Span::hours(1));
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-libraries-broken", check = "gpu-libraries", event = "library-broken", reason = "library-broken",
+    severity = "isolate", text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_libraries.rs")), rules: RULES, probes, interpret };
+
+/// Where Debian and Ubuntu, Red Hat and SUSE, and the container of the GPU operator put them.
+const PLACES: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
+];
+const NAMES: [&str; 2] = ["libcuda.so.*", "libnvidia-*.so.*"];
+
+/// The first four bytes of an ELF file, in hexadecimal.
+const ELF: &str = "7f454c46";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let files = PLACES.iter().flat_map(|place| NAMES.map(|name| format!("{place}/{name}")));
+    let files = files.map(|pattern| Probe::Bytes { pattern, most: 4 });
+    std::iter::once(Probe::gpu(&["uuid"])).chain(files).collect()
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let Some((driver, lists)) = outputs.split_first() else {
+        return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "nothing was looked at"));
+    };
+    // A driver that does not answer may do so because of these files: they are looked at all the same.
+    let silent = match gpus(Some(driver)) {
+        Ok(_) => None,
+        Err(Observation::CouldNot(failure)) => Some(failure),
+        Err(instead) => return instead,
+    };
+    let mut look = Look::default();
+    let (mut whole, mut broken) = (0_u32, Vec::new());
+    for list in lists {
+        match list {
+            ProbeOutput::Files(files) => {
+                for file in files {
+                    match fault(file) {
+                        Ok(None) => whole += 1,
+                        Ok(Some(fault)) => broken.push(format!("{} {fault}", file.path)),
+                        Err(failure) => look.could_not(failure),
+                    }
+                }
+            }
+            ProbeOutput::Failed(failure) if failure.kind == FailureKind::Missing => {}
+            ProbeOutput::Failed(failure) => look.could_not(failure.clone()),
+            _ => look.could_not(ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of files")),
+        }
+    }
+    if whole > 0 || !broken.is_empty() {
+        look.metric(Metric::count("libraries_whole", Entity::node(), f64::from(whole)));
+    }
+    if !broken.is_empty() {
+        let text = format!("{} libraries of the driver are broken: {}", broken.len(), broken.join(", "));
+        look.event(Event::seen("library-broken", Entity::node(), text));
+    }
+    look.or(silent.map_or_else(
+        || not_applicable("libraries-elsewhere", "the driver's libraries are in none of the usual places"),
+        Observation::CouldNot,
+    ))
+}
+
+/// What is wrong with a library, if anything.
+fn fault(file: &FileText) -> Result<Option<&'static str>, ProbeFailure> {
+    match &file.text {
+        Ok(bytes) if bytes.trim().eq_ignore_ascii_case(ELF) => Ok(None),
+        Ok(bytes) if bytes.trim().is_empty() => Ok(Some("is empty")),
+        Ok(_) => Ok(Some("is no library")),
+        // It was found by name and could not be opened: a link to a file that is not there.
+        Err(failure) if failure.kind == FailureKind::Missing => Ok(Some("leads nowhere")),
+        Err(failure) => Err(failure.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::found,
+        gpu::tests::{answer, deaf, none, t},
+        judged::judged,
+    };
+    use proptest::prelude::*;
+
+    const ML: &str = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
+
+    fn look(driver: ProbeOutput, first: ProbeOutput) -> Vec<String> {
+        let mut outputs = vec![driver, first];
+        outputs.resize(1 + PLACES.len() * NAMES.len(), found(&[]));
+        judged(&CHECK, &outputs)
+    }
+
+    fn gpu() -> ProbeOutput {
+        answer(&[&[("uuid", t("GPU-0"))]])
+    }
+
+    // soperator #2675.
+    #[test]
+    fn a_library_of_zero_bytes_is_found() {
+        assert_eq!(look(gpu(), found(&[(ML, "7f454c46")])), ["pass within-limits"]);
+        let dead = || deaf(FailureKind::Failed, "libnvidia-ml.so.1: file too short");
+        let line = ["fail library-broken isolate node"];
+        assert_eq!(look(dead(), found(&[(ML, "")])), line);
+        assert_eq!(look(dead(), found(&[(ML, "23212f62")])), line);
+        let dangling = FileText { path: ML.to_owned(), text: Err(ProbeFailure::new(FailureKind::Missing, "no")) };
+        assert_eq!(look(dead(), ProbeOutput::Files(vec![dangling])), line);
+    }
+
+    #[test]
+    fn libraries_that_are_elsewhere_are_not_missing() {
+        assert_eq!(look(gpu(), found(&[])), ["not-applicable libraries-elsewhere"]);
+        assert_eq!(look(none(), found(&[])), ["not-applicable no-gpu"]);
+        assert_eq!(look(deaf(FailureKind::Missing, "no library"), found(&[])), ["inconclusive missing"]);
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_never_a_pass() {
+        let denied = FileText { path: ML.to_owned(), text: Err(ProbeFailure::new(FailureKind::Denied, "no")) };
+        assert_eq!(look(gpu(), ProbeOutput::Files(vec![denied])), ["inconclusive denied"]);
+        assert_eq!(look(gpu(), ProbeOutput::Text(String::new())), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive empty"]);
+    }
+
+    proptest! {
+        #[test]
+        fn only_the_bytes_of_a_library_pass(bytes in "[0-9a-f]{0,10}") {
+            prop_assert_eq!(look(gpu(), found(&[(ML, &bytes)])) == ["pass within-limits"], bytes == ELF);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! gpu-memory-size: has each GPU the memory that its model has?
+//!
+//! What it does: reads each GPU's memory and holds it against the machine type's profile.
+//!
+//! Why it matters: a board of another model that came with a repair, or one that started with a part of its memory
+//! switched off, looks like its neighbours until a job needs the last gigabytes.
+//!
+//! What to do: `gpu-memory-small` is `isolate`: under 98 % of the profile's. `nvidia-smi -q -d MEMORY -i BUS` and the
+//! product name tell which of the two it is; the board goes back to the vendor. With MIG, ECC on GDDR boards, or a
+//! larger reserve of a new driver the number changes a little, which the 2 % allow for.
+//!
+//! Without a profile the size cannot be judged and the check says so (`no-limit`). Not applicable where the GPU uses
+//! the host's memory.
+
+use doctor_core::observation::{Metric, Observation, Unit};
+
+use crate::{
+    gpu::{each, read_number},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-memory-size", "size of the GPUs' memory, by the machine type");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-memory-size", check = "gpu-memory-size", metric = "gpu_memory_bytes", below_percent_of_profile = 98.0,
+    reason = "gpu-memory-small", severity = "isolate",
+    text = "{entity}: {value} bytes of memory, at least {limit} are expected on this machine type" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_memory_size.rs")), rules: RULES, probes, interpret };
+
+const TOTAL: &str = "memory.total";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[TOTAL])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here has memory of its own", |gpu, look| {
+        if let Some(bytes) = read_number(gpu, TOTAL, look) {
+            look.metric(Metric::new("gpu_memory_bytes", gpu.entity(), bytes, Unit::Bytes));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::{judged, judged_with},
+    };
+    use doctor_core::{ids::Sku, profile::Profile};
+
+    /// 143771 MiB: an H200, driver 580.159.04, 2026-11-15.
+    const H200: f64 = 143_771.0 * 1_048_576.0;
+
+    fn look(sizes: &[Reading]) -> Vec<String> {
+        let profile = Profile {
+            sku: Sku::new("h200").unwrap(),
+            version: 1,
+            expect: [("gpu_memory_bytes".to_owned(), H200)].into(),
+        };
+        let gpus: Vec<_> = sizes.iter().map(|size| [(TOTAL, size.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
+        judged_with(&CHECK, &Params::new(), Some(&profile), &[answer(&gpus)])
+    }
+
+    #[test]
+    fn a_smaller_gpu_is_found() {
+        assert_eq!(look(&[n(H200), n(H200 * 0.99)]), ["pass within-limits"]);
+        assert_eq!(look(&[n(H200), n(H200 * 0.8)]), ["fail gpu-memory-small isolate gpu:0000:19:00.0"]);
+        assert_eq!(look(&[n(H200), lost()]), ["inconclusive failed"]);
+        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(judged(&CHECK, &[answer(&[&[(TOTAL, n(H200))]])]), ["inconclusive no-limit"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

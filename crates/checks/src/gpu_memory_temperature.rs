@@ -1,0 +1,76 @@
+//! gpu-memory-temperature: is the memory of a GPU too hot?
+//!
+//! What it does: reads the temperature of each GPU's HBM.
+//!
+//! Why it matters: HBM sits in stacks beside the chip and can be much hotter than it. Above its limit it makes errors,
+//! and the hardware slows the whole GPU down although the chip itself is cool.
+//!
+//! What to do: `gpu-memory-hot` is `monitor`, twice in a row: above 95 degrees, the highest that NVIDIA allows for the
+//! memory of A100 and H100 (`nvidia-smi -q -d TEMPERATURE`, "Memory Max Operating Temp" where the driver still prints
+//! it). Look at the cooling as for `gpu-temperature`. For boards with another limit put a rule with the id
+//! `gpu-memory-temperature` into the policy.
+//!
+//! Not applicable where no GPU tells it: GDDR boards such as L4 and L40 have no such sensor.
+
+use doctor_core::observation::{Metric, Observation, Unit};
+
+use crate::{
+    gpu::{each, read_number},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-memory-temperature", "temperature of the GPUs' memory");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-memory-temperature", check = "gpu-memory-temperature", metric = "memory_temperature_celsius",
+    above = 95.0, reason = "gpu-memory-hot", severity = "monitor", confirm = 2,
+    text = "{entity}: its memory has {value} degrees, {limit} is the limit" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_memory_temperature.rs")), rules: RULES, probes, interpret };
+
+const MEMORY: &str = "temperature.memory";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[MEMORY])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here tells the temperature of its memory", |gpu, look| {
+        if let Some(degrees) = read_number(gpu, MEMORY, look) {
+            look.metric(Metric::new("memory_temperature_celsius", gpu.entity(), degrees, Unit::Celsius));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+
+    fn look(degrees: &[Reading]) -> Vec<String> {
+        let gpus: Vec<_> = degrees.iter().map(|degrees| [(MEMORY, degrees.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn hot_memory_is_found_and_memory_without_a_sensor_is_not_cool() {
+        // The first as an H200 says, driver 580.159.04, 2026-11-15.
+        assert_eq!(look(&[n(40.0), n(95.0)]), ["pass within-limits"]);
+        assert_eq!(look(&[n(40.0), n(96.0)]), ["fail gpu-memory-hot monitor gpu:0000:19:00.0"]);
+        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[n(40.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

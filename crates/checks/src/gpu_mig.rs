@@ -1,0 +1,140 @@
+//! gpu-mig: are GPUs divided, or not divided, as this site wants?
+//!
+//! What it does: reads each GPU's MIG mode as it is now and as it will be after a reset.
+//!
+//! Why it matters: a GPU left in MIG mode has no NVLink and shows no whole device: jobs for whole GPUs do not start on
+//! it, and the deep tests (DCGM level 3 and 4, NCCL) cannot run. A change that waits for a reset surprises whoever
+//! boots the node next.
+//!
+//! What to do: all findings are `monitor`; the GPU is well.
+//! - `mig-mode`: not the mode of the parameter. `nvidia-smi -i BUS -mig 0` (or `1`) on a drained node, then a reset.
+//! - `mig-mixed`: without the parameter: some GPUs of the node are divided and others are not.
+//! - `mig-pending`: the mode was changed and the GPU was not reset since.
+//!
+//! Parameters: `mode`, `"off"`, `"on"` or `"mixed"`. Without it all GPUs of a node should be alike. Not applicable
+//! where no GPU can be divided.
+
+use doctor_core::observation::{Entity, Event, Look, Metric, Observation};
+
+use crate::{
+    gpu::{Gpu, gpus, not_applicable, read_number},
+    probe::{Probe, ProbeOutput},
+    settings::refused,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-mig", "whether GPUs are divided (MIG)");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-mig-mode", check = "gpu-mig", event = "mig-mode", reason = "mig-mode", severity = "monitor",
+    text = "{entity}: {value}" },
+  { id = "gpu-mig-mixed", check = "gpu-mig", event = "mig-mixed", reason = "mig-mixed", severity = "monitor",
+    text = "{value}" },
+  { id = "gpu-mig-pending", check = "gpu-mig", event = "mig-pending", reason = "mig-pending", severity = "monitor",
+    text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_mig.rs")), rules: RULES, probes, interpret };
+
+const CURRENT: &str = "mig.mode.current";
+const PENDING: &str = "mig.mode.pending";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[CURRENT, PENDING])]
+}
+
+enum Wanted {
+    Alike,
+    All(bool),
+    Mixed,
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let wanted = match params.get("mode").map(toml::Value::as_str) {
+        None => Wanted::Alike,
+        Some(Some("off")) => Wanted::All(false),
+        Some(Some("on")) => Wanted::All(true),
+        Some(Some("mixed")) => Wanted::Mixed,
+        Some(_) => return refused("mode", "mode = \"off\""),
+    };
+    let gpus = match gpus(outputs.first()) {
+        Ok(gpus) => gpus,
+        Err(instead) => return instead,
+    };
+    let mut look = Look::default();
+    let modes: Vec<(&Gpu, bool)> = gpus.iter().filter_map(|gpu| Some((gpu, mode(gpu, &mut look)?))).collect();
+    let divided = modes.iter().filter(|(_, on)| *on).count();
+    match wanted {
+        Wanted::Alike if divided > 0 && divided < modes.len() => {
+            let text = format!("{divided} of {} GPUs are divided by MIG and the others are not", modes.len());
+            look.event(Event::seen("mig-mixed", Entity::node(), text));
+        }
+        Wanted::Alike | Wanted::Mixed => {}
+        Wanted::All(wanted) => {
+            for (gpu, on) in modes.iter().filter(|(_, on)| *on != wanted) {
+                let text = format!("MIG is {} and should be {}", word(*on), word(wanted));
+                look.event(Event::seen("mig-mode", gpu.entity(), text));
+            }
+        }
+    }
+    look.or(not_applicable("not-supported", "no GPU here can be divided"))
+}
+
+const fn word(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+/// Whether it is divided now.
+fn mode(gpu: &Gpu, look: &mut Look) -> Option<bool> {
+    let (current, pending) = (read_number(gpu, CURRENT, look), read_number(gpu, PENDING, look));
+    let (on, will_be) = (current? != 0.0, pending? != 0.0);
+    look.metric(Metric::count("mig_on", gpu.entity(), f64::from(u8::from(on))));
+    if on != will_be {
+        let text = format!("MIG is {} and will be {} after a reset", word(on), word(will_be));
+        look.event(Event::seen("mig-pending", gpu.entity(), text));
+    }
+    Some(on)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::{judged, judged_with},
+    };
+
+    fn look(params: &str, gpus: &[[Reading; 2]]) -> Vec<String> {
+        let gpus: Vec<_> = gpus.iter().map(|[now, then]| [(CURRENT, now.clone()), (PENDING, then.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
+        judged_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn the_mode_is_what_the_site_wants_and_stays_so() {
+        let (on, off) = ([n(1.0), n(1.0)], [n(0.0), n(0.0)]);
+        assert_eq!(look("", &[off.clone(), off.clone()]), ["pass within-limits"]);
+        assert_eq!(look("", &[on.clone(), on.clone()]), ["pass within-limits"]);
+        let both = [off.clone(), on];
+        assert_eq!(look("", &both), ["fail mig-mixed monitor node"]);
+        assert_eq!(look("mode = 'mixed'", &both), ["pass within-limits"]);
+        assert_eq!(look("mode = 'off'", &both), ["fail mig-mode monitor gpu:0000:19:00.0"]);
+        assert_eq!(look("mode = 'on'", &both), ["fail mig-mode monitor gpu:0000:18:00.0"]);
+        assert_eq!(look("", &[off, [n(0.0), n(1.0)]]), ["fail mig-pending monitor gpu:0000:19:00.0"]);
+    }
+
+    #[test]
+    fn a_gpu_without_mig_is_not_one_that_would_not_tell() {
+        let without = [Reading::NotSupported, Reading::NotSupported];
+        assert_eq!(look("mode = 'off'", &[without]), ["not-applicable not-supported"]);
+        assert_eq!(look("", &[[n(0.0), n(0.0)], [lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(look("mode = true", &[[n(0.0), n(0.0)]]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

@@ -1,0 +1,124 @@
+//! gpu-pcie: has each GPU the full width and speed of its PCIe slot?
+//!
+//! What it does: holds each GPU's PCIe link against the best that GPU and slot can do together. The width is judged
+//! always, the generation only while the GPU works (P0 and not idle): an idle GPU lowers it to save power, and that is
+//! no fault.
+//!
+//! Why it matters: a slot that came up with 8 lanes instead of 16 halves what the GPU can load and what it can send to
+//! the network card. Training runs, slower than on every other node, and no log says why.
+//!
+//! What to do: `lspci -vv -s BUS | grep LnkSta` shows the same from the bus (`downgraded`); look at the bridges above
+//! it too (`lspci -t`).
+//! - `pcie-width` is `reboot`, twice in a row: the link is trained anew at boot. If it comes back narrow, the board
+//!   wants to be reseated or replaced: hand it over.
+//! - `pcie-generation` is `reboot`, twice in a row: the same for its speed under load.
+//!
+//! Not applicable where GPUs have no PCIe link to tell of (some virtual machines, Grace boards).
+
+use doctor_core::observation::{Event, Look, Metric, Observation};
+
+use crate::{
+    gpu::{Gpu, each, read_number},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-pcie", "width and speed of the GPUs' PCIe links");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-pcie-width", check = "gpu-pcie", event = "pcie-width", reason = "pcie-width", severity = "reboot",
+    confirm = 2, text = "{entity}: {value}" },
+  { id = "gpu-pcie-generation", check = "gpu-pcie", event = "pcie-generation", reason = "pcie-generation",
+    severity = "reboot", confirm = 2, text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_pcie.rs")), rules: RULES, probes, interpret };
+
+const WIDTH: [&str; 2] = ["pcie.link.width.current", "pcie.link.width.max"];
+const GENERATION: [&str; 2] = ["pcie.link.gen.current", "pcie.link.gen.max"];
+const STATE: &str = "pstate";
+const LOAD: &str = "utilization.gpu";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[WIDTH[0], WIDTH[1], GENERATION[0], GENERATION[1], STATE, LOAD])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here tells of its PCIe link", |gpu, look| {
+        if let Some([current, best]) = pair(gpu, WIDTH, look) {
+            look.metric(Metric::count("pcie_width", gpu.entity(), current));
+            if current < best {
+                let text = format!("its PCIe link has {current} lanes, GPU and slot have {best}");
+                look.event(Event::seen("pcie-width", gpu.entity(), text));
+            }
+        }
+        if let Some([current, best]) = pair(gpu, GENERATION, look) {
+            look.metric(Metric::count("pcie_generation", gpu.entity(), current));
+            if current < best && works(gpu) {
+                let text = format!("its PCIe link runs at generation {current} under load, GPU and slot have {best}");
+                look.event(Event::seen("pcie-generation", gpu.entity(), text));
+            }
+        }
+    })
+}
+
+/// What it is and what it could be. A zero says that there is no such link.
+fn pair(gpu: &Gpu, fields: [&str; 2], look: &mut Look) -> Option<[f64; 2]> {
+    let [current, best] = fields.map(|field| read_number(gpu, field, look));
+    Some([current.filter(|value| *value > 0.0)?, best.filter(|value| *value > 0.0)?])
+}
+
+/// Whether it is at full clocks and busy. Where that is not known it is not held against the GPU.
+fn works(gpu: &Gpu) -> bool {
+    gpu.number(STATE) == Some(0.0) && gpu.number(LOAD).is_some_and(|percent| percent > 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+
+    fn look(gpus: &[[Reading; 6]]) -> Vec<String> {
+        let names = [WIDTH[0], WIDTH[1], GENERATION[0], GENERATION[1], STATE, LOAD];
+        let gpus: Vec<Vec<_>> = gpus.iter().map(|gpu| names.into_iter().zip(gpu.clone()).collect()).collect();
+        let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    fn gpu(values: [f64; 6]) -> [Reading; 6] {
+        values.map(n)
+    }
+
+    #[test]
+    fn a_narrow_link_is_found_and_an_idle_slow_one_is_not() {
+        // As an H200 says at rest, driver 580.159.04, 2026-11-15: full generation also when idle.
+        let well = gpu([16.0, 16.0, 5.0, 5.0, 0.0, 0.0]);
+        assert_eq!(look(std::slice::from_ref(&well)), ["pass within-limits"]);
+        let narrow = gpu([8.0, 16.0, 5.0, 5.0, 0.0, 0.0]);
+        assert_eq!(look(&[well.clone(), narrow]), ["fail pcie-width reboot gpu:0000:19:00.0"]);
+        let idle = gpu([16.0, 16.0, 1.0, 4.0, 8.0, 0.0]);
+        let full_clocks_but_idle = gpu([16.0, 16.0, 1.0, 4.0, 0.0, 0.0]);
+        assert_eq!(look(&[idle, full_clocks_but_idle]), ["pass within-limits"]);
+        let slow = gpu([16.0, 16.0, 3.0, 4.0, 0.0, 97.0]);
+        assert_eq!(look(&[slow, well]), ["fail pcie-generation reboot gpu:0000:18:00.0"]);
+    }
+
+    #[test]
+    fn a_gpu_without_a_link_is_not_one_that_would_not_tell() {
+        assert_eq!(look(&[[const { Reading::NotSupported }; 6]]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[gpu([0.0, 0.0, 0.0, 0.0, 0.0, 0.0])]), ["not-applicable not-supported"]);
+        let well = gpu([16.0, 16.0, 5.0, 5.0, 0.0, 0.0]);
+        let gone = [lost(), lost(), lost(), lost(), lost(), lost()];
+        assert_eq!(look(&[well, gone]), ["inconclusive failed"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

@@ -1,0 +1,76 @@
+//! gpu-persistence: does the driver stay loaded for each GPU between jobs?
+//!
+//! What it does: reads each GPU's persistence mode.
+//!
+//! Why it matters: without it the driver lets go of a GPU when the last program ends and starts it anew for the next
+//! one. Each job then waits seconds for its GPUs, settings such as clocks and power limits are lost in between, and
+//! errors while starting hit users instead of us.
+//!
+//! What to do: `persistence-off` is `monitor`. `systemctl enable --now nvidia-persistenced` is the lasting way,
+//! `nvidia-smi -pm 1` holds until the next boot. DCGM calls it a matter of configuration (error 29).
+//!
+//! Not applicable where a GPU has no such mode.
+
+use doctor_core::observation::{Event, Metric, Observation};
+
+use crate::{
+    gpu::{each, read_number},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-persistence", "whether the driver stays loaded between jobs");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-persistence-off", check = "gpu-persistence", event = "persistence-off", reason = "persistence-off",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_persistence.rs")), rules: RULES, probes, interpret };
+
+const MODE: &str = "persistence_mode";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[MODE])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here has a persistence mode", |gpu, look| {
+        let Some(mode) = read_number(gpu, MODE, look) else { return };
+        look.metric(Metric::count("persistence_on", gpu.entity(), mode));
+        if mode == 0.0 {
+            let text = "persistence mode is off: the driver lets go of it between jobs";
+            look.event(Event::seen("persistence-off", gpu.entity(), text));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+
+    fn look(modes: &[Reading]) -> Vec<String> {
+        let gpus: Vec<_> = modes.iter().map(|mode| [(MODE, mode.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn a_mode_that_is_off_is_found_and_one_that_is_not_told_is_not_on() {
+        assert_eq!(look(&[n(1.0), n(1.0)]), ["pass within-limits"]);
+        assert_eq!(look(&[n(1.0), n(0.0)]), ["fail persistence-off monitor gpu:0000:19:00.0"]);
+        assert_eq!(look(&[n(1.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

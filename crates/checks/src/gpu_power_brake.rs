@@ -1,0 +1,85 @@
+//! gpu-power-brake: does the machine brake its GPUs because its power supply cannot follow?
+//!
+//! What it does: reads the reasons for each GPU's clocks and looks for the power brake (bit 0x80): a wire by which the
+//! chassis tells the GPUs to draw less at once.
+//!
+//! Why it matters: the brake cuts clocks to a fraction. It is pulled when a power supply failed or was unplugged, when
+//! the rack's power is capped, or when a board is broken; and mostly for all GPUs of a node together.
+//!
+//! What to do: `power-brake` is `monitor`, twice in a row: results stay correct. Look at the power supplies in the
+//! machine's management controller (`ipmitool sdr type "Power Supply"`, `ipmitool sel list`) and at the rack's feeds.
+//! One GPU alone that brakes: its board; hand it over. The soft power cap (bit 0x4) under full load is normal and
+//! counts nowhere.
+//!
+//! Not applicable where no GPU tells the reasons for its clocks.
+
+use doctor_core::observation::{Event, Metric, Observation};
+
+use crate::{
+    gpu::{each, read_number},
+    gpu_throttle::{HW_POWER_BRAKE, REASONS},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-power-brake", "GPUs braked by the power supply");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-power-brake", check = "gpu-power-brake", event = "power-brake", reason = "power-brake",
+    severity = "monitor", confirm = 2, text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_power_brake.rs")), rules: RULES, probes, interpret };
+
+const DRAW: &str = "power.draw";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[REASONS, DRAW])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here tells why its clocks are as they are", |gpu, look| {
+        let Some(active) = read_number(gpu, REASONS, look) else { return };
+        let brakes = active as u64 & HW_POWER_BRAKE != 0;
+        look.metric(Metric::count("power_brake", gpu.entity(), f64::from(u8::from(brakes))));
+        if brakes {
+            let draw = gpu.number(DRAW).map_or_else(String::new, |watts| format!(" at {watts} W"));
+            let text = format!("the machine's power brake holds its clocks down{draw}");
+            look.event(Event::seen("power-brake", gpu.entity(), text));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+
+    fn look(reasons: &[Reading]) -> Vec<String> {
+        let gpus: Vec<_> = reasons.iter().map(|r| [(REASONS, r.clone()), (DRAW, n(97.4))]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn the_brake_is_found_and_the_power_cap_is_not_one() {
+        assert_eq!(look(&[n(f64::from(0x4)), n(f64::from(0x48))]), ["pass within-limits"]);
+        assert_eq!(look(&[n(0.0), n(f64::from(0x88))]), ["fail power-brake monitor gpu:0000:19:00.0"]);
+    }
+
+    #[test]
+    fn a_gpu_that_would_not_tell_is_not_free_of_it() {
+        assert_eq!(look(&[n(0.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

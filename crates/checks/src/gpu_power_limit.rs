@@ -1,0 +1,105 @@
+//! gpu-power-limit: may each GPU draw the power that it was built for?
+//!
+//! What it does: compares each GPU's power limit with its default, or with the limit that this site wants.
+//!
+//! Why it matters: a limit that somebody lowered for a test and forgot makes one GPU slower than its neighbours, at
+//! full load only. Every job that spans it waits for it.
+//!
+//! What to do: `power-limit-low` (and with `watts` also `power-limit-high`) is `monitor`. `nvidia-smi -i BUS -pl
+//! WATTS` sets it until the driver is loaded again; `nvidia-smi -q -d POWER -i BUS` shows limit, default and what is
+//! allowed. A limit that returns by itself comes from the chassis (`ipmitool dcmi power get_limit`) or from a script
+//! at boot.
+//!
+//! Parameters: `watts`, the limit that this site sets on purpose. A GPU above it is found too. Not applicable where
+//! GPUs have no power limit.
+
+use doctor_core::observation::{Event, Metric, Observation, Unit};
+
+use crate::{
+    gpu::{each, read_number},
+    probe::{Probe, ProbeOutput},
+    settings,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-power-limit", "power limits of GPUs");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-power-limit-low", check = "gpu-power-limit", event = "power-limit-low", reason = "power-limit-low",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "gpu-power-limit-high", check = "gpu-power-limit", event = "power-limit-high", reason = "power-limit-high",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_power_limit.rs")), rules: RULES, probes, interpret };
+
+const LIMIT: &str = "power.limit";
+const DEFAULT: &str = "power.default_limit";
+
+/// Limits are set in whole watts and told in thousandths.
+const NOISE: f64 = 1.0;
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[LIMIT, DEFAULT])]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let watts = match settings::number(params, "watts", "watts = 600") {
+        Ok(watts) => watts,
+        Err(instead) => return instead,
+    };
+    each(outputs.first(), "no GPU here has a power limit", |gpu, look| {
+        let (limit, default) = (read_number(gpu, LIMIT, look), read_number(gpu, DEFAULT, look));
+        let (Some(limit), Some(wanted)) = (limit, watts.or(default)) else { return };
+        look.metric(Metric::new("power_limit_watts", gpu.entity(), limit, Unit::Watts));
+        let whose = if watts.is_some() { "this site wants" } else { "its default is" };
+        let text = format!("it may draw {limit} W, {whose} {wanted} W");
+        if limit < wanted - NOISE {
+            look.event(Event::seen("power-limit-low", gpu.entity(), text));
+        } else if watts.is_some() && limit > wanted + NOISE {
+            look.event(Event::seen("power-limit-high", gpu.entity(), text));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::{judged, judged_with},
+    };
+
+    fn look(params: &str, gpus: &[[Reading; 2]]) -> Vec<String> {
+        let gpus: Vec<_> =
+            gpus.iter().map(|[limit, usual]| [(LIMIT, limit.clone()), (DEFAULT, usual.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
+        judged_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn a_limit_below_the_default_is_found_unless_the_site_wants_it() {
+        // The first as an H200 says, driver 580.159.04, 2026-11-15.
+        let well = [n(700.0), n(700.0)];
+        assert_eq!(look("", std::slice::from_ref(&well)), ["pass within-limits"]);
+        let low = [n(500.0), n(700.0)];
+        assert_eq!(look("", &[well.clone(), low.clone()]), ["fail power-limit-low monitor gpu:0000:19:00.0"]);
+        assert_eq!(look("watts = 500", &[low]), ["pass within-limits"]);
+        assert_eq!(look("watts = 500", &[well]), ["fail power-limit-high monitor gpu:0000:18:00.0"]);
+        assert_eq!(look("", &[[n(800.0), n(700.0)]]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn a_gpu_that_would_not_tell_is_not_unlimited() {
+        assert_eq!(look("", &[[n(700.0), n(700.0)], [lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(look("", &[[Reading::NotSupported, Reading::NotSupported]]), ["not-applicable not-supported"]);
+        assert_eq!(look("watts = 'all'", &[[n(700.0), n(700.0)]]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

@@ -1,0 +1,261 @@
+//! gpu-presence: does the driver have every GPU that is on the PCI bus, and can each be used?
+//!
+//! What it does: holds three lists against each other: the NVIDIA GPUs that the kernel found on the PCI bus, those
+//! that the driver knows, and the device files `/dev/nvidia0`, `/dev/nvidia1`, … that programs open. Asks each GPU for
+//! its name, and looks at how it refuses if it does. A GPU that is handed to a virtual machine (`vfio-pci`) is left
+//! out.
+//!
+//! Why it matters: a GPU that fell off the bus or that the driver gave up is simply missing from every list that users
+//! see. A job that wants eight waits for ever or dies when NCCL counts its peers.
+//!
+//! What to do: `doctor why NODE` names the GPU by its bus id. `lspci -s BUS` shows whether the bus still answers (`rev
+//! ff` means it does not), `journalctl -k -g "NVRM.*BUS"` says why the driver gave it up.
+//! - `gpu-lost` is `reboot`: the driver had it and it fell off the bus (Xid 79). NVIDIA says restart, and the field
+//!   diagnostic if it happens again; collect `nvidia-bug-report.sh` first, the restart destroys the evidence.
+//! - `gpu-not-driven` is `reboot`: it is on the bus and the driver does not have it. Often it failed to start
+//!   (`RmInitAdapter failed` in the log). If a boot does not bring it back, hand the machine over.
+//! - `gpu-off-bus` is `reboot`: the driver has it and the bus does not show it any more.
+//! - `gpu-needs-reset` is `reset`: the driver refuses work until `nvidia-smi --gpu-reset -i BUS`.
+//! - `gpu-power-missing` is `isolate`: its power cable is not connected. No restart plugs it in.
+//! - `gpu-interrupt` is `reboot`: the kernel delivers it no interrupts.
+//! - `gpu-device-missing` is `reboot`, twice in a row: there is no device file for it. `nvidia-modprobe -c MINOR`
+//!   makes it at once.
+//!
+//! A missing GPU that is not even on the bus shows in `gpu-count`, by the machine's profile. Not applicable without an
+//! NVIDIA GPU on the bus.
+
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+
+use crate::{
+    gpu::{Gpu, GpuAnswer, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, Reading, bus_id, no_gpu, unread},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-presence", "GPUs on the bus, in the driver and in /dev");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-presence-power", check = "gpu-presence", event = "gpu-power-missing", reason = "gpu-power-missing",
+    severity = "isolate", text = "{entity}: {value}" },
+  { id = "gpu-presence-lost", check = "gpu-presence", event = "gpu-lost", reason = "gpu-lost",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "gpu-presence-not-driven", check = "gpu-presence", event = "gpu-not-driven", reason = "gpu-not-driven",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "gpu-presence-off-bus", check = "gpu-presence", event = "gpu-off-bus", reason = "gpu-off-bus",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "gpu-presence-interrupt", check = "gpu-presence", event = "gpu-interrupt", reason = "gpu-interrupt",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "gpu-presence-device", check = "gpu-presence", event = "gpu-device-missing", reason = "gpu-device-missing",
+    severity = "reboot", confirm = 2, text = "{entity}: {value}" },
+  { id = "gpu-presence-reset", check = "gpu-presence", event = "gpu-needs-reset", reason = "gpu-needs-reset",
+    severity = "reset", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_presence.rs")), rules: RULES, probes, interpret };
+
+const FIELDS: [&str; 3] = ["name", "uuid", "minor_number"];
+
+/// NVML's other codes that say something about the GPU.
+const NVML_POWER: u32 = 8;
+const NVML_INTERRUPT: u32 = 11;
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let list = |path: &str| Probe::List { path: path.to_owned() };
+    vec![Probe::gpu(&FIELDS), list("/dev"), list("/sys/bus/pci/drivers/vfio-pci")]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let answer = match outputs.first() {
+        Some(ProbeOutput::Gpus(answer)) => answer,
+        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        _ => return could_not(FailureKind::Unparseable, "the answer is not one about GPUs"),
+    };
+    if answer.on_pci.is_empty() && answer.gpus.is_empty() {
+        return no_gpu();
+    }
+    // Without a driver no GPU is driven; that is told once, by gpu-driver, and not once for each GPU.
+    if let Err(failure) = &answer.driver {
+        return Observation::CouldNot(failure.clone());
+    }
+    let guests = match outputs.get(2) {
+        Some(ProbeOutput::Names(names)) => names.iter().filter_map(|name| bus_id(name)).collect(),
+        // No such driver: nothing is handed to guests.
+        Some(ProbeOutput::Failed(failure)) if failure.kind == FailureKind::Missing => Vec::new(),
+        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        _ => return could_not(FailureKind::Unparseable, "the devices of vfio-pci are no list"),
+    };
+    let mut look = Look::default();
+    compare(answer, &guests, &mut look);
+    for gpu in &answer.gpus {
+        refusal(gpu, &mut look);
+    }
+    match outputs.get(1) {
+        Some(ProbeOutput::Names(names)) => device_files(&answer.gpus, names, &mut look),
+        Some(ProbeOutput::Failed(failure)) => look.could_not(failure.clone()),
+        _ => look.could_not(ProbeFailure::new(FailureKind::Unparseable, "/dev is no list")),
+    }
+    look.or(no_gpu())
+}
+
+fn could_not(kind: FailureKind, text: &str) -> Observation {
+    Observation::CouldNot(ProbeFailure::new(kind, text))
+}
+
+/// Bus against driver.
+fn compare(answer: &GpuAnswer, guests: &[String], look: &mut Look) {
+    let same = |text: &String| bus_id(text).unwrap_or_else(|| text.clone());
+    let on_pci: Vec<String> = answer.on_pci.iter().map(same).filter(|bus| !guests.contains(bus)).collect();
+    let driven: Vec<String> = answer.gpus.iter().map(|gpu| same(&gpu.bus)).collect();
+    let nameless = driven.iter().any(String::is_empty);
+    let count = |list: &[String]| list.len() as f64;
+    look.metric(Metric::count("gpus_on_pci", Entity::node(), count(&on_pci)));
+    look.metric(Metric::count("gpus_in_driver", Entity::node(), count(&driven)));
+    // A GPU that would not even tell its place may be any of those that seem to be missing.
+    for bus in on_pci.iter().filter(|bus| !nameless && !driven.contains(bus)) {
+        let entity = Entity::new(EntityKind::Gpu, bus.clone());
+        look.event(Event::seen("gpu-not-driven", entity, "it is on the PCI bus and the driver does not have it"));
+    }
+    // One that refuses is told by how it refuses.
+    let answers = |gpu: &&Gpu| !gpu.fields.iter().any(|(_, reading)| matches!(reading, Reading::Failed { .. }));
+    for gpu in answer.gpus.iter().filter(answers) {
+        let bus = same(&gpu.bus);
+        if !bus.is_empty() && !on_pci.contains(&bus) {
+            let text = "the driver has it and the PCI bus does not show it";
+            look.event(Event::seen("gpu-off-bus", gpu.entity(), text));
+        }
+    }
+}
+
+/// How a GPU refuses, if it does. The worst first: one cause makes every field fail.
+fn refusal(gpu: &Gpu, look: &mut Look) {
+    let said = |wanted: u32| {
+        gpu.fields.iter().find_map(|(_, reading)| match reading {
+            Reading::Failed { code, text } if *code == wanted => Some(text.clone()),
+            _ => None,
+        })
+    };
+    let known = [
+        (NVML_GPU_IS_LOST, "gpu-lost"),
+        (NVML_POWER, "gpu-power-missing"),
+        (NVML_INTERRUPT, "gpu-interrupt"),
+        (NVML_RESET_REQUIRED, "gpu-needs-reset"),
+    ];
+    match known.into_iter().find_map(|(wanted, code)| Some((code, said(wanted)?))) {
+        Some((code, text)) => look.event(Event::seen(code, gpu.entity(), format!("the driver says: {text}"))),
+        None => unread(gpu, &FIELDS).into_iter().for_each(|failure| look.could_not(failure)),
+    }
+}
+
+fn device_files(gpus: &[Gpu], names: &[String], look: &mut Look) {
+    for gpu in gpus {
+        let Some(minor) = gpu.number("minor_number") else { continue };
+        let name = format!("nvidia{minor:.0}");
+        if !names.contains(&name) {
+            let text = format!("there is no /dev/{name}; programs cannot open it");
+            look.event(Event::seen("gpu-device-missing", gpu.entity(), text));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::tests::{answer, deaf, lost, n, none, t},
+        judged::judged,
+    };
+
+    fn names(names: &[&str]) -> ProbeOutput {
+        ProbeOutput::Names(names.iter().map(|&name| name.to_owned()).collect())
+    }
+
+    fn fields(minor: f64) -> Vec<(&'static str, Reading)> {
+        vec![("name", t("NVIDIA H200")), ("uuid", t("GPU-0")), ("minor_number", n(minor))]
+    }
+
+    fn refusing(code: u32) -> Vec<(&'static str, Reading)> {
+        FIELDS.map(|field| (field, Reading::Failed { code, text: "no".to_owned() })).to_vec()
+    }
+
+    /// The GPUs as the driver has them, with what else there is on the bus.
+    fn look(gpus: &[Vec<(&str, Reading)>], also_on_pci: &[&str], guests: &ProbeOutput) -> Vec<String> {
+        let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
+        let ProbeOutput::Gpus(mut answer) = answer(&gpus) else { panic!("gpus") };
+        answer.on_pci.extend(also_on_pci.iter().map(|&bus| bus.to_owned()));
+        judged(
+            &CHECK,
+            &[ProbeOutput::Gpus(answer), names(&["null", "nvidia0", "nvidia1", "nvidiactl"]), guests.clone()],
+        )
+    }
+
+    fn no_vfio() -> ProbeOutput {
+        ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no such directory"))
+    }
+
+    #[test]
+    fn three_lists_that_agree_pass() {
+        assert_eq!(look(&[fields(0.0), fields(1.0)], &[], &no_vfio()), ["pass within-limits"]);
+        assert_eq!(judged(&CHECK, &[none(), names(&[]), no_vfio()]), ["not-applicable no-gpu"]);
+    }
+
+    #[test]
+    fn a_gpu_that_the_driver_lacks_is_found_unless_a_guest_has_it() {
+        let two = [fields(0.0), fields(1.0)];
+        assert_eq!(look(&two, &["0000:9b:00.0"], &no_vfio()), ["fail gpu-not-driven reboot gpu:0000:9b:00.0"]);
+        let guest = names(&["bind", "new_id", "0000:9b:00.0"]);
+        assert_eq!(look(&two, &["0000:9b:00.0"], &guest), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn each_refusal_has_its_name() {
+        for (code, line) in [
+            (8, "fail gpu-power-missing isolate gpu:0000:19:00.0"),
+            (11, "fail gpu-interrupt reboot gpu:0000:19:00.0"),
+            (15, "fail gpu-lost reboot gpu:0000:19:00.0"),
+            (16, "fail gpu-needs-reset reset gpu:0000:19:00.0"),
+        ] {
+            assert_eq!(look(&[fields(0.0), refusing(code)], &[], &no_vfio()), [line]);
+        }
+        assert_eq!(look(&[fields(0.0), refusing(999)], &[], &no_vfio()), ["inconclusive failed"]);
+    }
+
+    #[test]
+    fn a_gpu_off_the_bus_and_one_without_a_device_file_are_found() {
+        assert_eq!(
+            look(&[fields(0.0), fields(5.0)], &[], &no_vfio()),
+            ["fail gpu-device-missing reboot gpu:0000:19:00.0"]
+        );
+        let ProbeOutput::Gpus(mut gone) = answer(&[&fields(0.0), &fields(1.0)]) else { panic!("gpus") };
+        gone.on_pci.truncate(1);
+        let outputs = [ProbeOutput::Gpus(gone), names(&["nvidia0", "nvidia1"]), no_vfio()];
+        assert_eq!(judged(&CHECK, &outputs), ["fail gpu-off-bus reboot gpu:0000:19:00.0"]);
+        let ProbeOutput::Gpus(mut lost) = answer(&[&fields(0.0), &refusing(15)]) else { panic!("gpus") };
+        lost.on_pci.truncate(1);
+        let outputs = [ProbeOutput::Gpus(lost), names(&["nvidia0"]), no_vfio()];
+        assert_eq!(judged(&CHECK, &outputs), ["fail gpu-lost reboot gpu:0000:19:00.0"]);
+    }
+
+    #[test]
+    fn a_gpu_that_cannot_tell_its_place_is_not_blamed_on_another() {
+        let ProbeOutput::Gpus(mut answer) = answer(&[&fields(0.0), &FIELDS.map(|field| (field, lost()))]) else {
+            panic!("gpus")
+        };
+        answer.gpus[1].bus = String::new();
+        let outputs = [ProbeOutput::Gpus(answer), names(&["nvidia0"]), no_vfio()];
+        assert_eq!(judged(&CHECK, &outputs), ["fail gpu-lost reboot gpu:1"]);
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_never_a_pass() {
+        let healthy = answer(&[&fields(0.0)]);
+        let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));
+        assert_eq!(judged(&CHECK, &[healthy.clone(), denied.clone(), no_vfio()]), ["inconclusive denied"]);
+        assert_eq!(judged(&CHECK, &[healthy, names(&["nvidia0"]), denied]), ["inconclusive denied"]);
+        let dead = deaf(FailureKind::Failed, "Driver Not Loaded");
+        assert_eq!(judged(&CHECK, &[dead, names(&[]), no_vfio()]), ["inconclusive failed"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+}

@@ -1,0 +1,132 @@
+//! gpu-processes: do dead processes still hold a GPU?
+//!
+//! What it does: compares the processes that the driver lists for each GPU with those of the machine. One that the
+//! machine does not have any more, or has only as a zombie, is dead and still holds GPU memory. Living processes are a
+//! user's business and are counted, not judged.
+//!
+//! Why it matters: the next job finds part of the GPU's memory taken and dies for lack of it, on a GPU that looks
+//! idle. Nothing that a user can do frees it.
+//!
+//! What to do: `nvidia-smi --query-compute-apps=pid,used_memory,gpu_bus_id --format=csv` lists them; `fuser -v
+//! /dev/nvidia*` shows who holds the device.
+//! - `gpu-process-ghost` is `reset`, twice in a row: the driver kept the context of a process that is gone. Drain the
+//!   node and reset the GPU.
+//! - `gpu-process-zombie` is `reboot`, twice in a row: the process has ended and cannot be cleared away, most often
+//!   because one of its threads is stuck in the driver. If its parent (`ps -o ppid= -p PID`) is alive and merely
+//!   careless, ending the parent is enough.
+//!
+//! Inconclusive in a container that does not see the machine's processes. Not applicable without a GPU, or where the
+//! driver lists no processes.
+
+use doctor_core::observation::{Event, Look, Metric, Observation};
+
+use crate::{
+    gpu::{Gpu, Reading, each, read_numbered},
+    host_processes::host_processes,
+    probe::{Probe, ProbeOutput, Process},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-processes", "dead processes that hold a GPU");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-processes-zombie", check = "gpu-processes", event = "gpu-process-zombie", reason = "gpu-process-zombie",
+    severity = "reboot", confirm = 2, text = "{entity}: {value}" },
+  { id = "gpu-processes-ghost", check = "gpu-processes", event = "gpu-process-ghost", reason = "gpu-process-ghost",
+    severity = "reset", confirm = 2, text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_processes.rs")), rules: RULES, probes, interpret };
+
+/// The driver first: a process that begins in between is in the second list and cannot seem dead.
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&["process.*.pid", "process.*.memory"]), Probe::Processes]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let processes = host_processes(outputs.get(1));
+    each(outputs.first(), "the driver lists no processes", |gpu, look| {
+        if matches!(gpu.get("process.*.pid"), Some(Reading::NotSupported)) {
+            return;
+        }
+        let unreadable = matches!(gpu.get("process.*.pid"), Some(Reading::Failed { .. }));
+        let listed = read_numbered(gpu, "process", "pid", look);
+        match &processes {
+            Err(failure) => look.could_not(failure.clone()),
+            Ok(_) if unreadable => {}
+            Ok(processes) => {
+                look.metric(Metric::count("gpu_processes", gpu.entity(), listed.len() as f64));
+                for (number, pid) in listed {
+                    dead(gpu, number, pid, processes, look);
+                }
+            }
+        }
+    })
+}
+
+fn dead(gpu: &Gpu, number: u32, pid: f64, processes: &[Process], look: &mut Look) {
+    let held = gpu
+        .number(&format!("process.{number}.memory"))
+        .map_or_else(String::new, |bytes| format!(" and holds {:.0} MiB", bytes / f64::from(1 << 20)));
+    match processes.iter().find(|process| f64::from(process.pid) == pid) {
+        None => {
+            let text = format!("the driver lists process {pid}, which is gone{held}");
+            look.event(Event::seen("gpu-process-ghost", gpu.entity(), text));
+        }
+        Some(process) if matches!(process.state, 'Z' | 'X') => {
+            let text = format!("process {pid} ({}) is a zombie{held}", process.name);
+            look.event(Event::seen("gpu-process-zombie", gpu.entity(), text));
+        }
+        Some(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::tests::{answer, lost, n, none},
+        host_processes::tests::{process, running},
+        judged::judged,
+    };
+    use doctor_core::observation::{FailureKind, ProbeFailure};
+
+    fn uses(pid: f64) -> Vec<(&'static str, Reading)> {
+        vec![("process.0.pid", n(pid)), ("process.0.memory", n(1e9))]
+    }
+
+    fn look(gpu: &[(&str, Reading)]) -> Vec<String> {
+        let alive = [process(500, "python3", 'R'), process(600, "python3", 'Z'), process(700, "python3", 'D')];
+        judged(&CHECK, &[answer(&[&[], gpu]), running(&alive)])
+    }
+
+    #[test]
+    fn only_the_dead_are_found() {
+        assert_eq!(look(&[]), ["pass within-limits"]);
+        assert_eq!(look(&uses(500.0)), ["pass within-limits"]);
+        assert_eq!(look(&uses(700.0)), ["pass within-limits"]);
+        assert_eq!(look(&uses(12.0)), ["fail gpu-process-ghost reset gpu:0000:19:00.0"]);
+        assert_eq!(look(&uses(600.0)), ["fail gpu-process-zombie reboot gpu:0000:19:00.0"]);
+    }
+
+    #[test]
+    fn in_a_container_nobody_is_called_dead() {
+        let inside = ProbeOutput::Processes(vec![process(1, "doctor-node", 'S')]);
+        assert_eq!(judged(&CHECK, &[answer(&[&uses(12.0)]), inside]), ["inconclusive denied"]);
+    }
+
+    #[test]
+    fn a_driver_that_would_not_tell_lists_not_nobody() {
+        assert_eq!(look(&[("process.*.pid", lost())]), ["inconclusive failed"]);
+        assert_eq!(
+            judged(&CHECK, &[answer(&[&[("process.*.pid", Reading::NotSupported)]]), running(&[])]),
+            ["not-applicable not-supported"]
+        );
+        let failed = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "no"));
+        assert_eq!(judged(&CHECK, &[answer(&[&[]]), failed]), ["inconclusive timed-out"]);
+        assert_eq!(judged(&CHECK, &[none(), running(&[])]), ["not-applicable no-gpu"]);
+    }
+}

@@ -1,0 +1,110 @@
+//! gpu-retired-pages: has an older GPU taken too many pages of its memory out of use?
+//!
+//! What it does: on GPUs before Ampere, reads how many pages were retired after single-bit and double-bit errors, and
+//! whether a page waits to be.
+//!
+//! Why it matters: these GPUs have no spare rows; a bad page is left unused from the next reset on. Until then it is
+//! in use. The list has room for 64 pages, and a board that fills it is failing.
+//!
+//! What to do: `nvidia-smi -q -d PAGE_RETIREMENT -i BUS` shows the list.
+//! - `page-retirement-pending` is `reset`: drain the node and reset the GPU (or boot the node where it cannot be
+//!   reset).
+//! - `retired-pages-many` is `isolate`: 60 pages or more, which is NVIDIA's reason to take the board back.
+//!
+//! A page that was retired is repaired, so a few of them are nothing (AWS's suite isolates a node for a single one).
+//! Not applicable on Ampere and newer, whatever the driver says there: see `gpu-row-remap`.
+
+use doctor_core::observation::{Event, Metric, Observation};
+
+use crate::{
+    gpu::{each, read_number},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-retired-pages", "pages of memory that older GPUs took out of use");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-retired-pages-many", check = "gpu-retired-pages", metric = "retired_pages", above = 59.0,
+    reason = "retired-pages-many", severity = "isolate",
+    text = "{entity}: {value} pages of memory were retired, more than {limit} are a reason to return the board" },
+  { id = "gpu-retired-pages-pending", check = "gpu-retired-pages", event = "page-retirement-pending",
+    reason = "page-retirement-pending", severity = "reset", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_retired_pages.rs")), rules: RULES, probes, interpret };
+
+/// `nvmlDeviceArchitecture_t` of the first architecture that exchanges rows instead.
+const AMPERE: f64 = 7.0;
+
+const ARCHITECTURE: &str = "architecture";
+const SINGLE: &str = "retired_pages.single_bit_ecc.count";
+const DOUBLE: &str = "retired_pages.double_bit.count";
+const PENDING: &str = "retired_pages.pending";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[ARCHITECTURE, SINGLE, DOUBLE, PENDING])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here retires pages", |gpu, look| {
+        match read_number(gpu, ARCHITECTURE, look) {
+            Some(architecture) if architecture < AMPERE => {}
+            _ => return,
+        }
+        let fields = [SINGLE, DOUBLE, PENDING].map(|field| read_number(gpu, field, look));
+        let [Some(single), Some(double), Some(pending)] = fields else { return };
+        look.metric(Metric::count("retired_pages", gpu.entity(), single + double));
+        if pending != 0.0 {
+            let text = "a bad page of its memory is in use until the next reset";
+            look.event(Event::seen("page-retirement-pending", gpu.entity(), text));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+
+    fn look(gpus: &[[Reading; 4]]) -> Vec<String> {
+        let names = [ARCHITECTURE, SINGLE, DOUBLE, PENDING];
+        let gpus: Vec<Vec<_>> = gpus.iter().map(|gpu| names.into_iter().zip(gpu.clone()).collect()).collect();
+        let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn each_trouble_is_found_on_its_gpu_and_on_no_other() {
+        let well = [n(5.0), n(1.0), n(1.0), n(0.0)];
+        assert_eq!(look(std::slice::from_ref(&well)), ["pass within-limits"]);
+        let many = [n(6.0), n(40.0), n(20.0), n(0.0)];
+        assert_eq!(look(&[well.clone(), many]), ["fail retired-pages-many isolate gpu:0000:19:00.0"]);
+        let pending = [n(5.0), n(1.0), n(0.0), n(1.0)];
+        assert_eq!(look(&[pending, well]), ["fail page-retirement-pending reset gpu:0000:18:00.0"]);
+    }
+
+    // AWS suite, defect 10.
+    #[test]
+    fn retired_pages_on_ampere_are_not_a_fault() {
+        assert_eq!(look(&[[n(7.0), n(70.0), n(70.0), n(1.0)]]), ["not-applicable not-supported"]);
+        let none = || Reading::NotSupported;
+        assert_eq!(look(&[[n(9.0), none(), none(), none()]]), ["not-applicable not-supported"]);
+    }
+
+    #[test]
+    fn a_gpu_that_would_not_tell_is_not_called_new() {
+        assert_eq!(look(&[[lost(), lost(), lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(look(&[[n(5.0), n(0.0), n(0.0), lost()]]), ["inconclusive failed"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

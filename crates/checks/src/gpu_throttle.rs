@@ -1,0 +1,117 @@
+//! gpu-throttle: does the hardware hold a GPU's clocks down?
+//!
+//! What it does: reads the driver's reasons for the clocks of each GPU as they are now. Two of them count here: HW
+//! slowdown (bit 0x8) and HW thermal slowdown (0x40). The power brake (0x80) has its own check, `gpu-power-brake`. The
+//! others are normal: idle, application clocks, the power cap under full load, sync boost, and the driver's own gentle
+//! thermal steps.
+//!
+//! Why it matters: a hardware slowdown halves the clocks or worse. One such GPU makes every job that spans it as slow
+//! as itself, and nothing fails.
+//!
+//! What to do: both findings are `monitor`, twice in a row: the node computes correctly, and NVIDIA's DCGM says the
+//! same.
+//! - `thermal-slowdown`: the GPU or its memory is too hot. Look at fans, filters, the inlet temperature and the
+//!   neighbours; `nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i BUS`. One hot GPU among cool ones: thermal paste or a
+//!   loose heat sink, so hand it over.
+//! - `hw-slowdown`: neither heat nor the power brake explains it: power delivery of the board.
+//!
+//! A site that wants such nodes out of service raises these rules to `isolate`. Not applicable where no GPU tells its
+//! reasons.
+
+use doctor_core::observation::{Event, Metric, Observation};
+
+use crate::{
+    gpu::{each, read_number},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-throttle", "clocks of GPUs held down by the hardware");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-throttle-thermal", check = "gpu-throttle", event = "thermal-slowdown", reason = "thermal-slowdown",
+    severity = "monitor", confirm = 2, text = "{entity}: {value}" },
+  { id = "gpu-throttle-hw", check = "gpu-throttle", event = "hw-slowdown", reason = "hw-slowdown",
+    severity = "monitor", confirm = 2, text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_throttle.rs")), rules: RULES, probes, interpret };
+
+pub(crate) const REASONS: &str = "clocks_event_reasons.active";
+const CLOCK: &str = "clocks.sm";
+const MAX: &str = "clocks.max.sm";
+
+const HW_SLOWDOWN: u64 = 0x8;
+const HW_THERMAL: u64 = 0x40;
+pub(crate) const HW_POWER_BRAKE: u64 = 0x80;
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[REASONS, CLOCK, MAX])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    each(outputs.first(), "no GPU here tells why its clocks are as they are", |gpu, look| {
+        let Some(active) = read_number(gpu, REASONS, look) else { return };
+        // A mask of reasons is far below 2^53.
+        let reasons = active as u64;
+        look.metric(Metric::count("clock_reasons", gpu.entity(), active));
+        let at = match (gpu.number(CLOCK), gpu.number(MAX)) {
+            (Some(clock), Some(max)) => format!("its clock is {clock} of {max} MHz"),
+            _ => "its clock is unknown".to_owned(),
+        };
+        if reasons & HW_THERMAL != 0 {
+            let text = format!("the hardware slows it down because it is too hot; {at}");
+            look.event(Event::seen("thermal-slowdown", gpu.entity(), text));
+        } else if reasons & HW_SLOWDOWN != 0 && reasons & HW_POWER_BRAKE == 0 {
+            let text = format!("the hardware slows it down, not for heat and not by the power brake; {at}");
+            look.event(Event::seen("hw-slowdown", gpu.entity(), text));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+
+    fn look(reasons: &[Reading]) -> Vec<String> {
+        let gpus: Vec<_> =
+            reasons.iter().map(|r| [(REASONS, r.clone()), (CLOCK, n(345.0)), (MAX, n(1980.0))]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 3]>::as_slice).collect();
+        judged(&CHECK, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn only_what_the_hardware_does_counts() {
+        for normal in [0x0, 0x1, 0x2, 0x4, 0x10, 0x20, 0x100, 0x137] {
+            assert_eq!(look(&[n(f64::from(normal))]), ["pass within-limits"], "{normal:#x}");
+        }
+        assert_eq!(look(&[n(1.0), n(f64::from(0x48))]), ["fail thermal-slowdown monitor gpu:0000:19:00.0"]);
+        assert_eq!(look(&[n(f64::from(0x8))]), ["fail hw-slowdown monitor gpu:0000:18:00.0"]);
+        // The brake is told by its own check.
+        assert_eq!(look(&[n(f64::from(0x88))]), ["pass within-limits"]);
+    }
+
+    // AzNHC #3: its throttling check had no way to fail.
+    #[test]
+    fn throttling_has_a_way_to_fail() {
+        assert!(look(&[n(f64::from(0x40))])[0].starts_with("fail "));
+    }
+
+    #[test]
+    fn a_gpu_that_would_not_tell_is_not_cool() {
+        assert_eq!(look(&[n(0.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[Reading::Text("Active".into())]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

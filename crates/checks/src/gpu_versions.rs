@@ -1,0 +1,170 @@
+//! gpu-versions: do driver and firmware of all GPUs agree, with each other and with what this site wants?
+//!
+//! What it does: compares VBIOS and infoROM image between GPUs of the same model and part number, and the driver and
+//! the VBIOS with the versions in the parameters.
+//!
+//! Why it matters: a board that was exchanged often comes with another VBIOS. It clocks and reports a little
+//! differently, and errors that a fix has cured elsewhere stay on this one GPU. A node with another driver than the
+//! rest of the cluster fails containers built for it.
+//!
+//! What to do: all findings are `monitor`; the GPU works. `nvidia-smi --query-gpu=pci.bus_id,vbios_version,inforom.img
+//! --format=csv` lists them.
+//! - `vbios-differs`, `inforom-differs`: one GPU is not like its neighbours. Ask the vendor for the firmware update.
+//! - `vbios-unexpected`, `driver-unexpected`: not the version that this site wants. A driver that was installed and
+//!   not yet booted into shows so too.
+//!
+//! Parameters: `driver`, such as `"570.124.06"`; `vbios`, such as `"96.00.A5.00.1A"`. Without them only the GPUs of
+//! the node are compared with each other.
+
+use doctor_core::observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+
+use crate::{
+    gpu::{Gpu, gpus, no_gpu, read_text},
+    odd_ones::{Part, odd_ones},
+    probe::{Probe, ProbeOutput},
+    settings::refused,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("gpu-versions", "driver and firmware versions of GPUs");
+
+const RULES: &str = r#"
+rules = [
+  { id = "gpu-versions-vbios", check = "gpu-versions", event = "vbios-differs", reason = "vbios-differs",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "gpu-versions-inforom", check = "gpu-versions", event = "inforom-differs", reason = "inforom-differs",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "gpu-versions-vbios-wanted", check = "gpu-versions", event = "vbios-unexpected", reason = "vbios-unexpected",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "gpu-versions-driver-wanted", check = "gpu-versions", event = "driver-unexpected",
+    reason = "driver-unexpected", severity = "monitor", text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("gpu_versions.rs")), rules: RULES, probes, interpret };
+
+const NAME: &str = "name";
+const PART: &str = "board_part";
+const VBIOS: &str = "vbios_version";
+const INFOROM: &str = "inforom.image";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&[NAME, PART, VBIOS, INFOROM])]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let (wanted_driver, wanted_vbios) =
+        match (wanted(params, "driver", "570.124.06"), wanted(params, "vbios", "96.00.A5.00.1A")) {
+            (Ok(driver), Ok(vbios)) => (driver, vbios),
+            (Err(refused), _) | (_, Err(refused)) => return refused,
+        };
+    let gpus = match gpus(outputs.first()) {
+        Ok(gpus) => gpus,
+        Err(instead) => return instead,
+    };
+    let Some(ProbeOutput::Gpus(answer)) = outputs.first() else { return no_gpu() };
+    let version = answer.driver.as_ref().map(|driver| driver.version.trim()).unwrap_or_default();
+    if version.is_empty() {
+        return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver tells no version"));
+    }
+    let mut look = Look::default();
+    look.metric(Metric::count("gpus_compared", Entity::node(), gpus.len() as f64));
+    if let Some(wanted) = wanted_driver.filter(|wanted| *wanted != version) {
+        let text = format!("the driver is {version}, this site wants {wanted}");
+        look.event(Event::seen("driver-unexpected", Entity::node(), text));
+    }
+    let vbios = parts(gpus, VBIOS, &mut look);
+    for part in vbios.iter().filter(|part| wanted_vbios.is_some_and(|wanted| !part.value.eq_ignore_ascii_case(wanted)))
+    {
+        let text = format!("its VBIOS is {}, this site wants {}", part.value, wanted_vbios.unwrap_or_default());
+        look.event(Event::seen("vbios-unexpected", part.entity.clone(), text));
+    }
+    // What is not as the site wants is told already.
+    if wanted_vbios.is_none() {
+        differing(&vbios, "vbios-differs", "VBIOS", &mut look);
+    }
+    differing(&parts(gpus, INFOROM, &mut look), "inforom-differs", "infoROM image", &mut look);
+    look.or(no_gpu())
+}
+
+fn wanted<'a>(params: &'a Params, name: &str, example: &str) -> Result<Option<&'a str>, Observation> {
+    match params.get(name).map(toml::Value::as_str) {
+        None => Ok(None),
+        Some(Some(text)) => Ok(Some(text.trim())),
+        Some(None) => Err(refused(name, &format!("{name} = \"{example}\""))),
+    }
+}
+
+/// One of the versions of each GPU that has it. GPUs are of a kind by model and part number.
+fn parts(gpus: &[Gpu], field: &str, look: &mut Look) -> Vec<Part> {
+    let kind = |gpu: &Gpu| format!("{} {}", gpu.text(NAME).unwrap_or_default(), gpu.text(PART).unwrap_or_default());
+    let part = |gpu: &Gpu| {
+        let value = read_text(gpu, field, look)?.to_owned();
+        Some(Part { entity: gpu.entity(), kind: kind(gpu), value })
+    };
+    gpus.iter().filter_map(part).collect()
+}
+
+fn differing(parts: &[Part], code: &'static str, what: &str, look: &mut Look) {
+    for odd in odd_ones(parts) {
+        let text = format!("its {what} is {}, its neighbours have {}", odd.part.value, odd.usual);
+        look.event(Event::seen(code, odd.part.entity.clone(), text));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, none, t},
+        },
+        judged::{judged, judged_with},
+    };
+
+    fn gpu(name: &str, vbios: &str, inforom: &str) -> [(&'static str, Reading); 4] {
+        [(NAME, t(name)), (PART, t("692-2G520-0282-001")), (VBIOS, t(vbios)), (INFOROM, t(inforom))]
+    }
+
+    /// As an H200 says, driver 580.159.04, 2026-11-15.
+    fn h200() -> [(&'static str, Reading); 4] {
+        gpu("NVIDIA H200", "96.00.A5.00.1A", "G520.0282.02.02")
+    }
+
+    fn look(params: &str, gpus: &[[(&str, Reading); 4]]) -> Vec<String> {
+        let gpus: Vec<_> = gpus.iter().map(<[_; 4]>::as_slice).collect();
+        judged_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
+    }
+
+    #[test]
+    fn the_one_that_is_not_like_its_neighbours_is_found() {
+        assert_eq!(look("", &[h200(), h200(), h200()]), ["pass within-limits"]);
+        let other = gpu("NVIDIA H200", "96.00.A0.00.01", "G520.0282.02.02");
+        assert_eq!(look("", &[h200(), other, h200()]), ["fail vbios-differs monitor gpu:0000:19:00.0"]);
+        let other = gpu("NVIDIA H200", "96.00.A5.00.1A", "G520.0200.00.01");
+        assert_eq!(look("", &[h200(), h200(), other]), ["fail inforom-differs monitor gpu:0000:1a:00.0"]);
+        // Another model has another firmware.
+        assert_eq!(look("", &[h200(), gpu("NVIDIA L4", "95.04.3D.00.01", "G193.0200.00.02")]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn the_site_says_which_versions_it_wants() {
+        let right = "driver = '570.124.06'\nvbios = '96.00.a5.00.1a'";
+        assert_eq!(look(right, &[h200(), h200()]), ["pass within-limits"]);
+        assert_eq!(look("driver = '580.65.06'", &[h200()]), ["fail driver-unexpected monitor node"]);
+        assert_eq!(look("vbios = '1'", &[h200()]), ["fail vbios-unexpected monitor gpu:0000:18:00.0"]);
+        assert_eq!(look("vbios = 96", &[h200()]), ["inconclusive unparseable"]);
+    }
+
+    #[test]
+    fn a_gpu_that_would_not_tell_is_not_like_the_others() {
+        let gone = [(NAME, lost()), (PART, lost()), (VBIOS, lost()), (INFOROM, lost())];
+        assert_eq!(look("", &[h200(), gone]), ["inconclusive failed"]);
+        let without =
+            [(NAME, t("x")), (PART, Reading::NotSupported), (VBIOS, t("1")), (INFOROM, Reading::NotSupported)];
+        assert_eq!(look("", &[without]), ["pass within-limits"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

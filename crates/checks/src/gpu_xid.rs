@@ -1,0 +1,354 @@
+//! gpu-xid: which errors has NVIDIA's driver written to the kernel's log?
+//!
+//! What it does: reads the Xids of this boot from the kernel's log, at most `within` old, and weighs them as NVIDIA's
+//! catalogue does. Many records of one number on one GPU are one finding. Records belong together:
+//! - Xid 154 is the driver's own verdict on a GPU. It wins over the table for an Xid that came within a minute of it. When
+//!   the driver later says that nothing is needed any more, what a reset cures is over.
+//! - Xid 48 with 63, 64, 94, 95, 171 or 172 is one memory fault, told by the worst of them.
+//! - Xid 74 within a minute of a fatal SXid is the switch's fault (`nvswitch-sxid`), not that of eight GPUs.
+//! - Xid 144 to 150 are decoded by unit and registers.
+//! - Xid 43 and 45 follow other errors, and Xid 13, 31 and many others are mistakes of programs: they are counted, and no
+//!   node is blamed for them.
+//! - After Xid 79 nothing else that the GPU says is worth knowing.
+//!
+//! Why it matters: this is the first place where a GPU tells that it is broken, often while it still computes.
+//!
+//! What to do: `doctor why NODE` shows the newest line of each; `doctor explain xid N` shows what NVIDIA says about a
+//! number, what others do, and which of our rules judges it.
+//! - `xid-79` is `reboot`: the GPU does not answer on PCIe any more. NVIDIA, AWS, gpud and NVSentinel boot the node;
+//!   Azure's runbook reports the node without it. Collect `nvidia-bug-report.sh` first; if it comes back, hand it over.
+//! - `xid-48`, `xid-62`, `xid-64`, `xid-74`, `xid-95`, `xid-109`, `xid-119`, `xid-120`, `xid-140`, `xid-143` and others are
+//!   `reset`: drain the node, then `nvidia-smi --gpu-reset -i BUS`; on NVLink machines all GPUs at once.
+//! - `xid-64-reboot`, `xid-95-reboot` are `reboot`: the same on an A100 (95: without MIG), or where the kind is not known.
+//! - `xid-154-reset`, `xid-154-drain` are `reset`, `xid-154-reboot` is `reboot`: what the driver itself asks for.
+//! - `xid-54` is `isolate`: the board has no auxiliary power. Look at the cables.
+//! - `xid-63`, `xid-92`, `xid-94`, `xid-74-minor`, `xid-144-minor` to `xid-150-minor` and others are `monitor`: NVIDIA does
+//!   nothing at once. A waiting exchange of memory is judged by `gpu-row-remap`.
+//! - `xid-13-repeated`, `xid-31-repeated` are `monitor`: one place of one GPU fails again and again, at least three
+//!   (13) or five (31) times with minutes between. It may be the hardware: run the vendor's diagnostic.
+//! - `xid-other` is `monitor`: a number that the table does not know.
+//!
+//! Not applicable where there is no NVIDIA GPU on the PCI bus and the log has no Xid.
+//!
+//! Parameters: `within`, by default `"7d"`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use doctor_core::{
+    finding::Severity,
+    observation::{Entity, Metric, Observation},
+    reason::ReasonCode,
+    time::Span,
+};
+
+use crate::{
+    files::text,
+    gpu::{GpuAnswer, no_gpu},
+    kmsg::{self, Bursts, Log},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+    sxid_record::SxidRecord,
+    tables::{self, Class},
+    xid_record::{LinkFault, Nvlink5, Recovery, XidRecord},
+};
+
+const SPEC: Spec = Spec::quick("gpu-xid", "errors of GPUs in the kernel's log");
+
+pub(crate) const CHECK: Check = Check {
+    spec: SPEC,
+    page: page_of(include_str!("gpu_xid.rs")),
+    rules: include_str!("tables/xid_rules.toml"),
+    probes,
+    interpret,
+};
+
+/// Records this close tell of one thing.
+const TOGETHER: Span = Span::minutes(1);
+/// Mistakes of programs this far apart are two.
+const AGAIN: Span = Span::minutes(3);
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let mut all: Vec<Probe> = kmsg::probes().into();
+    all.push(Probe::gpu(&["name", "mig.mode.current"]));
+    all.push(Probe::read("/proc/modules"));
+    all
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let machine = Machine::read(outputs);
+    let log = match kmsg::log(params, outputs) {
+        Ok(log) => log,
+        Err(_) if machine.has_no_gpu() => return no_gpu(),
+        Err(instead) => return instead,
+    };
+    let mut gpus: BTreeMap<Entity, Vec<Seen<'_>>> = BTreeMap::new();
+    for xid in log.recent().filter_map(XidRecord::parse) {
+        let seen = Seen::new(xid, &machine);
+        gpus.entry(seen.xid.gpu.clone()).or_default().push(seen);
+    }
+    if gpus.is_empty() && machine.has_no_gpu() {
+        return no_gpu();
+    }
+    let broken: Vec<_> = log.recent().filter_map(SxidRecord::parse).filter(SxidRecord::breaks_links).collect();
+    for xids in gpus.values_mut() {
+        after_the_fall(xids);
+        blame_switches(xids, &broken);
+        power_smoothing(xids);
+        one_memory_fault(xids);
+        drivers_verdict(xids);
+    }
+    conclude(&log, &gpus, &machine)
+}
+
+/// What is known of the machine beside its log. What is not known is taken for the worse.
+struct Machine<'a> {
+    answer: Option<&'a GpuAnswer>,
+    uvm: bool,
+}
+
+impl<'a> Machine<'a> {
+    fn read(outputs: &'a [ProbeOutput]) -> Self {
+        let answer = match outputs.get(3) {
+            Some(ProbeOutput::Gpus(answer)) => Some(answer),
+            _ => None,
+        };
+        let uvm = text(outputs.get(4)).map_or(true, |all| all.lines().any(|line| line.starts_with("nvidia_uvm ")));
+        Self { answer, uvm }
+    }
+
+    fn has_no_gpu(&self) -> bool {
+        self.answer.is_some_and(|answer| answer.on_pci.is_empty() && answer.gpus.is_empty())
+    }
+
+    fn has_several_gpus(&self) -> bool {
+        self.answer.is_some_and(|answer| answer.on_pci.len() > 1)
+    }
+
+    /// Whether it is, or may be, an A100; and whether that is known to be cut into parts (MIG).
+    fn a100_and_mig(&self, gpu: &Entity) -> (bool, bool) {
+        let gpu = self.answer.and_then(|answer| answer.gpus.iter().find(|one| one.entity() == *gpu));
+        let name = gpu.and_then(|gpu| gpu.text("name"));
+        let a100 = name.is_none_or(|name| name.contains("A100") || name.contains("A800"));
+        (a100, gpu.and_then(|gpu| gpu.number("mig.mode.current")) == Some(1.0))
+    }
+}
+
+/// One record and what became of it.
+struct Seen<'a> {
+    xid: XidRecord<'a>,
+    fate: Fate,
+    note: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Fate {
+    Judged(ReasonCode, Severity),
+    /// A mistake of a program, or nothing to act on.
+    Counted,
+    /// Follows something else that is told.
+    FollowUp,
+    /// The switch is to blame.
+    OfSwitch,
+    /// The driver says that it is over.
+    Recovered,
+}
+
+impl<'a> Seen<'a> {
+    fn new(xid: XidRecord<'a>, machine: &Machine<'_>) -> Self {
+        let n = xid.number;
+        let (a100, mig) = machine.a100_and_mig(&xid.gpu);
+        let mut note = None;
+        let code = match n {
+            64 if a100 => Some("xid-64-reboot".to_owned()),
+            95 if a100 && !mig => Some("xid-95-reboot".to_owned()),
+            74 => match xid.link_fault() {
+                LinkFault::Minor => Some("xid-74-minor".to_owned()),
+                LinkFault::Mechanical => {
+                    note = Some("look at the seating".to_owned());
+                    Some("xid-74".to_owned())
+                }
+                LinkFault::Other => Some("xid-74".to_owned()),
+            },
+            144..=150 => match xid.nvlink5() {
+                Nvlink5::Fatal => Some(format!("xid-{n}")),
+                Nvlink5::Minor => Some(format!("xid-{n}-minor")),
+                Nvlink5::Nothing => None,
+            },
+            159 if !machine.uvm => None,
+            _ => match tables::xid(n) {
+                Some(row) => row.severity.map(|_| format!("xid-{n}")),
+                None => Some("xid-other".to_owned()),
+            },
+        };
+        let follows = tables::xid(n).is_some_and(|row| row.class == Class::Consequence);
+        let fate = match code.as_deref().and_then(judged_as) {
+            Some(fate) => fate,
+            None if follows => Fate::FollowUp,
+            None => Fate::Counted,
+        };
+        Self { xid, fate, note }
+    }
+
+    fn severity(&self) -> Option<Severity> {
+        match self.fate {
+            Fate::Judged(_, severity) => Some(severity),
+            _ => None,
+        }
+    }
+
+    fn is_near(&self, other: &Self) -> bool {
+        self.xid.record.apart(&other.xid.record) <= TOGETHER
+    }
+}
+
+/// An event of this code, with the severity that the tables give it.
+fn judged_as(code: &str) -> Option<Fate> {
+    let variant = tables::XIDS.variants.iter().find(|variant| variant.code.as_str() == code);
+    let severity = match variant {
+        Some(variant) => variant.severity,
+        None => tables::xid(code.strip_prefix("xid-")?.parse().ok()?)?.severity?,
+    };
+    Some(Fate::Judged(ReasonCode::new(code).ok()?, severity))
+}
+
+/// Numbers for people: `63, 94`.
+fn list(numbers: &BTreeSet<u16>) -> String {
+    numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn after_the_fall(xids: &mut [Seen<'_>]) {
+    let Some(fall) = xids.iter().position(|seen| seen.xid.number == 79) else { return };
+    for seen in xids[fall..].iter_mut().filter(|seen| seen.xid.number != 79) {
+        seen.fate = Fate::FollowUp;
+    }
+}
+
+fn blame_switches(xids: &mut [Seen<'_>], broken: &[SxidRecord<'_>]) {
+    for seen in xids.iter_mut().filter(|seen| seen.xid.number == 74) {
+        if broken.iter().any(|sxid| sxid.record.apart(&seen.xid.record) <= TOGETHER) {
+            seen.fate = Fate::OfSwitch;
+        }
+    }
+}
+
+/// Xid 162 says that what 163 told is over.
+fn power_smoothing(xids: &mut [Seen<'_>]) {
+    let Some(back) = xids.iter().rposition(|seen| seen.xid.number == 162) else { return };
+    for seen in xids[..back].iter_mut().filter(|seen| seen.xid.number == 163) {
+        seen.fate = Fate::Recovered;
+    }
+}
+
+/// What tells of memory within a minute of each other is one fault: the worst of it speaks, and of equals Xid 48.
+fn one_memory_fault(xids: &mut [Seen<'_>]) {
+    const MEMORY: [u16; 7] = [48, 63, 64, 94, 95, 171, 172];
+    let of_memory: Vec<usize> = (0..xids.len()).filter(|&at| MEMORY.contains(&xids[at].xid.number)).collect();
+    for group in of_memory.chunk_by(|&a, &b| xids[a].is_near(&xids[b])).map(<[usize]>::to_vec).collect::<Vec<_>>() {
+        let rank = |at: &usize| (xids[*at].severity(), xids[*at].xid.number == 48);
+        let Some(worst) = group.iter().copied().max_by_key(rank) else { continue };
+        let (fate, number) = (xids[worst].fate.clone(), xids[worst].xid.number);
+        let others: BTreeSet<u16> = group.iter().map(|&at| xids[at].xid.number).filter(|n| *n != number).collect();
+        for &at in &group {
+            if xids[at].xid.number == number {
+                if !others.is_empty() && xids[at].fate == fate {
+                    xids[at].note = Some(format!("with Xid {}", list(&others)));
+                }
+            } else {
+                xids[at].fate = Fate::FollowUp;
+            }
+        }
+    }
+}
+
+/// Xid 154 and what it is about.
+fn drivers_verdict(xids: &mut [Seen<'_>]) {
+    for at in 0..xids.len() {
+        if xids[at].xid.number != 154 || xids[at].fate != Fate::Counted {
+            continue;
+        }
+        let (code, asked) = match xids[at].xid.recovery() {
+            Some(Recovery::Reset) => ("xid-154-reset", Severity::Reset),
+            Some(Recovery::DrainPeers) => ("xid-154-drain", Severity::Reset),
+            Some(Recovery::Reboot) => ("xid-154-reboot", Severity::Reboot),
+            Some(Recovery::None) => {
+                for seen in xids[..at].iter_mut().filter(|seen| seen.severity().is_some_and(|s| s <= Severity::Reset)) {
+                    seen.fate = Fate::Recovered;
+                }
+                continue;
+            }
+            None => ("xid-other", Severity::Monitor),
+        };
+        let causes: Vec<usize> = (0..xids.len()).filter(|&one| one != at && may_cause(&xids[one], &xids[at])).collect();
+        if causes.iter().any(|&one| xids[one].severity() == Some(asked)) {
+            xids[at].fate = Fate::FollowUp;
+            continue;
+        }
+        let numbers: BTreeSet<u16> = causes.iter().map(|&one| xids[one].xid.number).collect();
+        if code == "xid-other" && !numbers.is_empty() {
+            xids[at].fate = Fate::FollowUp;
+            continue;
+        }
+        for one in causes {
+            xids[one].fate = Fate::FollowUp;
+        }
+        xids[at].fate = Fate::Judged(ReasonCode::fixed(code), asked);
+        xids[at].note = (!numbers.is_empty()).then(|| format!("after Xid {}", list(&numbers)));
+    }
+}
+
+fn may_cause(seen: &Seen<'_>, verdict: &Seen<'_>) -> bool {
+    let linked = tables::xid(seen.xid.number).is_some_and(|row| !row.linked.is_empty());
+    linked && matches!(seen.fate, Fate::Judged(..) | Fate::Counted) && seen.is_near(verdict)
+}
+
+fn conclude(log: &Log<'_>, gpus: &BTreeMap<Entity, Vec<Seen<'_>>>, machine: &Machine<'_>) -> Observation {
+    let mut bursts = Bursts::default();
+    for (gpu, xids) in gpus {
+        for seen in xids {
+            if let Fate::Judged(code, _) = &seen.fate {
+                bursts.see_with(code.clone(), gpu.clone(), &seen.xid.record, seen.note.clone());
+            }
+        }
+        for seen in again_in_one_place(xids) {
+            bursts.see(ReasonCode::fixed("xid-13-repeated"), gpu.clone(), &seen.xid.record);
+        }
+    }
+    let faults: Vec<_> = gpus.iter().filter(|(_, xids)| xids.iter().any(|seen| seen.xid.number == 31)).collect();
+    if let ([(gpu, xids)], true) = (&faults[..], machine.has_several_gpus()) {
+        let faults: Vec<_> = xids.iter().filter(|seen| seen.xid.number == 31).collect();
+        if incidents(&faults) >= 5 {
+            for seen in faults {
+                bursts.see(ReasonCode::fixed("xid-31-repeated"), (*gpu).clone(), &seen.xid.record);
+            }
+        }
+    }
+    let of = |fate: &Fate| gpus.values().flatten().filter(|seen| seen.fate == *fate).count();
+    let count = |name: &str, fate: &Fate| Metric::count(name, Entity::node(), of(fate) as f64);
+    let metrics = vec![
+        log.read(),
+        count("application_xids", &Fate::Counted),
+        count("follow_up_xids", &Fate::FollowUp),
+        count("switch_xids", &Fate::OfSwitch),
+        count("recovered_xids", &Fate::Recovered),
+    ];
+    Observation::measured(metrics, bursts.events(log))
+}
+
+/// Xids 13 of a part of the GPU that fails again and again.
+fn again_in_one_place<'a, 'b>(xids: &'b [Seen<'a>]) -> Vec<&'b Seen<'a>> {
+    let mut places: BTreeMap<(u16, u16), Vec<&Seen<'_>>> = BTreeMap::new();
+    for seen in xids.iter().filter(|seen| seen.xid.number == 13) {
+        if let Some(place) = seen.xid.place() {
+            places.entry(place).or_default().push(seen);
+        }
+    }
+    places.into_values().filter(|seen| incidents(seen) >= 3).flatten().collect()
+}
+
+/// Bursts with minutes between them.
+fn incidents(seen: &[&Seen<'_>]) -> usize {
+    seen.chunk_by(|a, b| a.xid.record.apart(&b.xid.record) <= AGAIN).count()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! host-pressure: do programs on this node wait for memory or disks?
+//!
+//! What it does: reads from /proc/pressure which share of the last five minutes all programs that wanted to run stood
+//! still, waiting for memory or for disks.
+//!
+//! Why it matters: a node that thrashes answers to everything and finishes nothing. Load and free memory look
+//! ordinary; the pressure does not.
+//!
+//! What to do: `cat /proc/pressure/*`, `vmstat 1` and `iotop` on the node. Both findings are `monitor`, seen three
+//! times.
+//! - `memory-pressure`: more than 10 % of the time lost to reclaiming memory. Look for leaks as in `memory`.
+//! - `disk-pressure`: more than 50 % of the time lost to waiting for disks. Look at `disk-errors`, `nvme-state`,
+//!   `mounts`.
+//!
+//! Not applicable where the kernel does not measure it (`psi=1` on its command line switches it on).
+
+use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, Unit};
+
+use crate::{
+    files::{text, unreadable},
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("host-pressure", "time lost to memory and disks");
+
+const RULES: &str = r#"
+rules = [
+  { id = "host-pressure-memory", check = "host-pressure", metric = "memory_stall_percent", above = 10.0,
+    reason = "memory-pressure", severity = "monitor", confirm = 3,
+    text = "programs stood still for {value} % of the time for want of memory, {limit} % is the limit" },
+  { id = "host-pressure-disk", check = "host-pressure", metric = "disk_stall_percent", above = 50.0,
+    reason = "disk-pressure", severity = "monitor", confirm = 3,
+    text = "programs stood still for {value} % of the time waiting for disks, {limit} % is the limit" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("host_pressure.rs")), rules: RULES, probes, interpret };
+
+const FILES: [(&str, &str); 2] =
+    [("/proc/pressure/memory", "memory_stall_percent"), ("/proc/pressure/io", "disk_stall_percent")];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    FILES.iter().map(|(path, _)| Probe::read(path)).collect()
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let mut look = Look::default();
+    for (place, (path, name)) in FILES.iter().enumerate() {
+        match text(outputs.get(place)) {
+            Ok(text) => match stall(text) {
+                Some(percent) => look.metric(Metric::new(name, Entity::node(), percent, Unit::Percent)),
+                None => look.could_not(unreadable(path, text)),
+            },
+            Err(failure) if failure.kind == FailureKind::Missing => {}
+            Err(failure) => look.could_not(failure),
+        }
+    }
+    look.or(not_applicable("not-measured", "this kernel does not measure pressure"))
+}
+
+/// `full avg10=0.00 avg60=0.00 avg300=1.25 total=0`
+fn stall(text: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("full "))?;
+    let value: f64 = line.split_ascii_whitespace().find_map(|word| word.strip_prefix("avg300="))?.parse().ok()?;
+    (0.0..=100.0).contains(&value).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judged::judged;
+    use doctor_core::observation::ProbeFailure;
+    use proptest::prelude::*;
+
+    fn look(memory: &str, disks: &str) -> Vec<String> {
+        let file = |value: &str| {
+            let text = format!(
+                "some avg10=0.00 avg60=0.00 avg300=90.00 total=0\nfull avg10=0.00 avg60=0.00 avg300={value} total=0\n"
+            );
+            ProbeOutput::Text(text)
+        };
+        judged(&CHECK, &[file(memory), file(disks)])
+    }
+
+    // Made by hand after the kernel's documentation.
+    #[test]
+    fn time_lost_is_told() {
+        assert_eq!(look("0.00", "3.10"), ["pass within-limits"]);
+        assert_eq!(look("10.50", "0.00"), ["fail memory-pressure monitor node"]);
+        assert_eq!(look("0.00", "50.10"), ["fail disk-pressure monitor node"]);
+        assert_eq!(look("much", "0.00"), ["inconclusive unparseable"]);
+        let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no such file"));
+        assert_eq!(judged(&CHECK, &[missing.clone(), missing]), ["not-applicable not-measured"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,40}") {
+            stall(&text);
+            look(&text, "0.00");
+        }
+    }
+}

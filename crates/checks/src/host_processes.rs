@@ -1,0 +1,63 @@
+//! The processes of the whole machine, and the certainty that it is the whole machine.
+//!
+//! In a container with its own process numbers, every process of the host seems to be missing. A check that asks "does
+//! this run?" or "is this gone?" must not ask there.
+
+use doctor_core::observation::{FailureKind, ProbeFailure};
+
+use crate::probe::{ProbeOutput, Process};
+
+/// # Errors
+/// With the failure that the check should tell: no list, or one of a container only.
+pub fn host_processes(output: Option<&ProbeOutput>) -> Result<&[Process], ProbeFailure> {
+    let processes = match output {
+        Some(ProbeOutput::Processes(processes)) => processes,
+        Some(ProbeOutput::Failed(failure)) => return Err(failure.clone()),
+        _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is no list of processes")),
+    };
+    // The kernel's own thread that starts all others is process 2 of the machine and of no container.
+    if processes.iter().any(|process| process.pid == 2 && process.name == "kthreadd") {
+        return Ok(processes);
+    }
+    let text = "this program sees its container's processes only; give it the host's (in Kubernetes `hostPID: true`)";
+    Err(ProbeFailure::new(FailureKind::Denied, text))
+}
+
+/// Whether a process of this name runs. The kernel keeps 15 bytes of a name.
+pub fn runs(processes: &[Process], name: &str) -> bool {
+    let kept = name.get(..15).unwrap_or(name);
+    processes.iter().any(|process| process.name == kept && !matches!(process.state, 'Z' | 'X'))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use doctor_core::time::Span;
+
+    pub(crate) fn process(pid: u32, name: &str, state: char) -> Process {
+        Process { pid, parent: 1, user: 0, name: name.to_owned(), state, age: Span::hours(1), waits_in: None }
+    }
+
+    /// A machine with its kernel threads and these.
+    pub(crate) fn running(processes: &[Process]) -> ProbeOutput {
+        let own = [process(1, "systemd", 'S'), process(2, "kthreadd", 'S')];
+        ProbeOutput::Processes(own.into_iter().chain(processes.iter().cloned()).collect())
+    }
+
+    #[test]
+    fn the_processes_of_a_container_are_not_those_of_the_machine() {
+        assert!(host_processes(Some(&running(&[]))).is_ok());
+        let inside = ProbeOutput::Processes(vec![process(1, "doctor-node", 'S'), process(2, "bash", 'S')]);
+        assert!(matches!(host_processes(Some(&inside)), Err(failure) if failure.text.contains("hostPID")));
+        assert!(host_processes(Some(&ProbeOutput::Processes(Vec::new()))).is_err());
+        assert!(host_processes(None).is_err());
+    }
+
+    #[test]
+    fn a_long_name_is_known_by_what_the_kernel_keeps_of_it() {
+        let processes = [process(900, "nv-fabricmanage", 'S'), process(901, "nvidia-imex", 'Z')];
+        assert!(runs(&processes, "nv-fabricmanager"));
+        assert!(!runs(&processes, "nvidia-imex"));
+        assert!(!runs(&processes, "nv-fabric"));
+    }
+}

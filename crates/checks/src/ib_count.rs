@@ -1,0 +1,110 @@
+//! ib-count: are there as many fast ports as this machine type has?
+//!
+//! What it does: counts the InfiniBand ports that are up, or the RoCE ports where no port is InfiniBand, and holds the
+//! number against the machine type's profile. EFA has its own count, `efa-count`.
+//!
+//! Why it matters: an adapter that fell off the bus leaves no trace among those that are left. Only somebody who knows
+//! how many there should be can miss one.
+//!
+//! What to do: `ib-count-wrong` is `isolate`. `ibstat -l` and `lspci -d 15b3:` on the node: an adapter that lspci
+//! shows and ibstat does not has lost its driver (`dmesg | grep mlx5`), one that lspci does not show is gone from the
+//! bus and wants a power cycle or a hand. `ib-ports` says which port is down.
+//!
+//! Without `fabric_ports_active` in the profile nobody knows the right number, and the verdict is inconclusive.
+
+use doctor_core::observation::{Entity, Look, Metric, Observation};
+
+use crate::{
+    files::files,
+    probe::{Probe, ProbeOutput},
+    rdma::{LINK_LAYER, STATE, of, ports},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("ib-count", "number of fast ports that are up");
+
+const RULES: &str = r#"
+rules = [
+  { id = "ib-count-wrong", check = "ib-count", metric = "fabric_ports_active", not_as_profile = true,
+    reason = "ib-count-wrong", severity = "isolate", confirm = 2,
+    text = "{value} fast ports are up, this machine type has {limit}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("ib_count.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::glob(STATE), Probe::glob(LINK_LAYER)]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let layers = files(outputs.get(1))?;
+    // None at all is a number too: a machine that should have eight and has none is not one without.
+    let ports = match ports(outputs.first()) {
+        Err(Observation::NotApplicable(_)) => Vec::new(),
+        other => other?,
+    };
+    let (mut infiniband, mut ethernet, mut any_infiniband) = (0.0, 0.0, false);
+    let mut look = Look::default();
+    for port in &ports {
+        match (&port.state, of(layers, LINK_LAYER, &[port.device, port.port])) {
+            (Err(failure), _) => look.could_not(failure.clone()),
+            (_, Err(failure)) => look.could_not(failure),
+            (Ok(_), Ok(Some("InfiniBand"))) => {
+                any_infiniband = true;
+                infiniband += f64::from(u8::from(port.is_active()));
+            }
+            (Ok(_), Ok(Some("Ethernet"))) => ethernet += f64::from(u8::from(port.is_active())),
+            (Ok(_), Ok(_)) => {}
+        }
+    }
+    let count = if any_infiniband { infiniband } else { ethernet };
+    look.metric(Metric::count("fabric_ports_active", Entity::node(), count));
+    Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::found, judged::judged_with};
+    use doctor_core::{ids::Sku, profile::Profile};
+
+    fn look(expected: Option<f64>, ports: &[(&str, &str)]) -> Vec<String> {
+        let expect = expected.map(|count| ("fabric_ports_active".to_owned(), count)).into_iter().collect();
+        let profile = Profile { sku: Sku::new("hgx-h100").unwrap(), version: 1, expect };
+        let files = |name: &str, text: fn(&(&str, &str)) -> String| {
+            let path = |n: usize| format!("/sys/class/infiniband/mlx5_{n}/ports/1/{name}");
+            let all: Vec<_> = ports.iter().enumerate().map(|(n, port)| (path(n), text(port))).collect();
+            found(&all.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect::<Vec<_>>())
+        };
+        let outputs = [files("state", |port| port.0.to_owned()), files("link_layer", |port| port.1.to_owned())];
+        judged_with(&CHECK, &Params::new(), Some(&profile), &outputs)
+    }
+
+    const UP: (&str, &str) = ("4: ACTIVE\n", "InfiniBand\n");
+    const ROCE: (&str, &str) = ("4: ACTIVE\n", "Ethernet\n");
+
+    #[test]
+    fn one_port_less_is_missed() {
+        assert_eq!(look(Some(2.0), &[UP, UP]), ["pass within-limits"]);
+        assert_eq!(look(Some(2.0), &[UP, ("1: DOWN\n", "InfiniBand\n")]), ["fail ib-count-wrong isolate node"]);
+        assert_eq!(look(Some(2.0), &[UP, UP, ROCE]), ["pass within-limits"]);
+        assert_eq!(look(Some(1.0), &[ROCE, ("4: ACTIVE\n", "Unspecified\n")]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn none_where_eight_are_expected_is_a_fault_and_not_nothing_to_do() {
+        assert_eq!(look(Some(8.0), &[]), ["fail ib-count-wrong isolate node"]);
+    }
+
+    #[test]
+    fn a_missing_profile_does_not_make_the_count_pass() {
+        assert_eq!(look(None, &[UP, UP]), ["inconclusive no-limit"]);
+        assert_eq!(look(Some(1.0), &[UP, ("?", "InfiniBand\n")]), ["inconclusive unparseable"]);
+    }
+}

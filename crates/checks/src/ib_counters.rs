@@ -1,0 +1,278 @@
+//! ib-counters: do errors of the fast network's ports grow?
+//!
+//! What it does: reads the error counters of every InfiniBand and RoCE port and by how much each grew: within the last
+//! ten minutes for limits per second, within the last hour for the others. What a counter held before that is over and
+//! is not judged; a counter that fell began anew with a boot or a reset.
+//!
+//! Why it matters: a bad cable or transceiver shows here days before the link drops. Errors on the link are repeated
+//! by the hardware, so that jobs become slow long before anything fails.
+//!
+//! What to do: `doctor why NODE` names port, counter and rate; `mlxlink -d DEVICE -m -c` shows the module and its
+//! signal. Clean, reseat or exchange the cable first, then the switch's port, then the adapter.
+//!
+//! | finding | counter | limit | severity |
+//! |---|---|---|---|
+//! | `symbol-errors` | symbol_error | 120 an hour | isolate |
+//! | `buffer-overruns` | excessive_buffer_overrun_errors | any | isolate |
+//! | `link-integrity-errors` | local_link_integrity_errors | any | isolate |
+//! | `link-downed` | link_downed | any | monitor |
+//! | `rnr-retries` | rnr_nak_retry_err | any | monitor |
+//! | `link-recoveries` | link_error_recovery | 300 an hour | monitor |
+//! | `receive-errors` | port_rcv_errors | 10 a second | monitor |
+//! | `ack-timeouts` | local_ack_timeout_err | 1 a second | monitor |
+//! | `send-discards` | port_xmit_discards | 100 a second | monitor |
+//! | `slow-restarts` | roce_slow_restart | 10 a second | monitor |
+//!
+//! The limits are those of NVIDIA's NVSentinel (its 5 recoveries a minute as 300 an hour), with two milder severities:
+//! one drop of a link may be the switch's (repeated ones are `port-flaps` of `ib-flaps`), and a receiver that is not
+//! ready is most often a job that crashed.
+//!
+//! Parameters: `limits`, other limits by the counter's name in the unit of the table:
+//! `limits = { symbol_error = 1000, port_xmit_discards = 5000 }`.
+//!
+//! Not applicable where there is no RDMA device or none of them counts these (EFA).
+
+use doctor_core::{
+    observation::{Event, Look, Metric, Observation, Unit},
+    time::Span,
+};
+
+use crate::{
+    files::{Growth, Series, parts, samples, unreadable},
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    rdma::port_entity,
+    settings::refused,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("ib-counters", "error counters of the fast network's ports");
+
+const RULES: &str = r#"
+rules = [
+  { id = "ib-counters-symbol", check = "ib-counters", event = "symbol-errors", reason = "symbol-errors",
+    severity = "isolate", text = "{entity}: {value}" },
+  { id = "ib-counters-overrun", check = "ib-counters", event = "buffer-overruns", reason = "buffer-overruns",
+    severity = "isolate", text = "{entity}: {value}" },
+  { id = "ib-counters-integrity", check = "ib-counters", event = "link-integrity-errors",
+    reason = "link-integrity-errors", severity = "isolate", text = "{entity}: {value}" },
+  { id = "ib-counters-downed", check = "ib-counters", event = "link-downed", reason = "link-downed",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "ib-counters-rnr", check = "ib-counters", event = "rnr-retries", reason = "rnr-retries",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "ib-counters-recovery", check = "ib-counters", event = "link-recoveries", reason = "link-recoveries",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "ib-counters-receive", check = "ib-counters", event = "receive-errors", reason = "receive-errors",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "ib-counters-ack", check = "ib-counters", event = "ack-timeouts", reason = "ack-timeouts",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "ib-counters-discard", check = "ib-counters", event = "send-discards", reason = "send-discards",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "ib-counters-restart", check = "ib-counters", event = "slow-restarts", reason = "slow-restarts",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("ib_counters.rs")), rules: RULES, probes, interpret };
+
+/// Over which time a limit counts.
+#[derive(Clone, Copy, PartialEq)]
+enum Per {
+    Second,
+    Hour,
+}
+
+impl Per {
+    const fn unit(self) -> Unit {
+        match self {
+            Self::Hour => Unit::PerHour,
+            Self::Second => Unit::PerSecond,
+        }
+    }
+
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Hour => "in an hour",
+            Self::Second => "a second",
+        }
+    }
+}
+
+struct Counter {
+    name: &'static str,
+    code: &'static str,
+    most: f64,
+    per: Per,
+    is_of_link: bool,
+}
+
+const fn counter(name: &'static str, code: &'static str, most: f64, per: Per, is_of_link: bool) -> Counter {
+    Counter { name, code, most, per, is_of_link }
+}
+
+/// Counters of the link lie in `counters`, those of the transport in `hw_counters`. "Any" is more than a half in an
+/// hour, so that one event of a long past shared out over the time since the boot is none.
+const COUNTERS: [Counter; 10] = [
+    counter("symbol_error", "symbol-errors", 120.0, Per::Hour, true),
+    counter("excessive_buffer_overrun_errors", "buffer-overruns", 0.5, Per::Hour, true),
+    counter("local_link_integrity_errors", "link-integrity-errors", 0.5, Per::Hour, true),
+    counter("link_downed", "link-downed", 0.5, Per::Hour, true),
+    counter("rnr_nak_retry_err", "rnr-retries", 0.5, Per::Hour, false),
+    counter("link_error_recovery", "link-recoveries", 300.0, Per::Hour, true),
+    counter("port_rcv_errors", "receive-errors", 10.0, Per::Second, true),
+    counter("local_ack_timeout_err", "ack-timeouts", 1.0, Per::Second, false),
+    counter("port_xmit_discards", "send-discards", 100.0, Per::Second, true),
+    counter("roce_slow_restart", "slow-restarts", 10.0, Per::Second, false),
+];
+
+impl Counter {
+    fn pattern(&self) -> String {
+        let folder = if self.is_of_link { "counters" } else { "hw_counters" };
+        format!("/sys/class/infiniband/*/ports/*/{folder}/{}", self.name)
+    }
+
+    fn rate(&self, series: &Series<'_>) -> Option<f64> {
+        let within = if self.per == Per::Hour { Span::hours(1) } else { Span::minutes(11) };
+        // A link that comes up at boot may count as one that went down.
+        let growth: Growth =
+            if self.name == "link_downed" { series.growth_since_boot(within)? } else { series.growth(within)? };
+        Some(match self.per {
+            Per::Second => growth.per_second(),
+            Per::Hour => growth.in_an_hour(),
+        })
+    }
+}
+
+fn probes(_: &Params) -> Vec<Probe> {
+    COUNTERS.iter().map(|counter| Probe::Sampled { pattern: counter.pattern(), keep: Span::hours(1) }).collect()
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(params, outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let mut look = Look::default();
+    for (place, counter) in COUNTERS.iter().enumerate() {
+        let most = limit(params, counter)?;
+        let pattern = counter.pattern();
+        for series in samples(outputs.get(place))? {
+            let Some([device, port]) = parts(&pattern, series.path) else {
+                continue;
+            };
+            let entity = port_entity(device, port);
+            match (counter.rate(&series), series.reading()) {
+                (Some(rate), _) => {
+                    look.metric(Metric::new(counter.name, entity.clone(), rate, counter.per.unit()));
+                    if rate > most {
+                        let (name, unit) = (counter.name, counter.per.words());
+                        let text = format!("{name} grows by {rate:.1} {unit}, {most} is the limit");
+                        look.event(Event::seen(counter.code, entity, text));
+                    }
+                }
+                // A virtual function may not count: `N/A (no PMA)`.
+                (None, Ok(Some(text))) if text.starts_with("N/A") => {}
+                (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
+                (None, Err(failure)) => look.could_not(failure),
+                // A port that is gone is told by `ib-ports`.
+                (None, Ok(None)) => {}
+            }
+        }
+    }
+    Ok(look.or(not_applicable("no-counters", "no RDMA device here counts errors of its link")))
+}
+
+fn limit(params: &Params, counter: &Counter) -> Result<f64, Observation> {
+    const EXAMPLE: &str = "limits = { symbol_error = 1000 }";
+    let Some(limits) = params.get("limits") else { return Ok(counter.most) };
+    let limits = limits.as_table().ok_or_else(|| refused("limits", EXAMPLE))?;
+    if let Some(unknown) = limits.keys().find(|name| COUNTERS.iter().all(|counter| counter.name != **name)) {
+        return Err(refused(&format!("limits.{unknown}"), EXAMPLE));
+    }
+    let own: Params = limits.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+    Ok(crate::settings::number(&own, counter.name, EXAMPLE)?.unwrap_or(counter.most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::looks,
+        judged::{judged, judged_with},
+    };
+    use proptest::prelude::*;
+
+    /// One counter of one port over looks five minutes apart; every other counter stays where it is.
+    fn look(name: &str, values: &[&str]) -> Vec<String> {
+        judged(&CHECK, &outputs(name, values))
+    }
+
+    fn outputs(name: &str, values: &[&str]) -> Vec<ProbeOutput> {
+        let of = |counter: &Counter| {
+            let path = counter.pattern().replacen('*', "mlx5_3", 1).replacen('*', "1", 1);
+            let own = |value| vec![(path.as_str(), if counter.name == name { value } else { "7\n" })];
+            let each: Vec<_> = values.iter().map(|value| own(*value)).collect();
+            looks(&each.iter().map(Vec::as_slice).collect::<Vec<_>>())
+        };
+        COUNTERS.iter().map(of).collect()
+    }
+
+    // Made by hand.
+    #[test]
+    fn each_counter_has_its_own_limit() {
+        assert_eq!(look("", &["0", "0"]), ["pass within-limits"]);
+        for (name, from, to, line) in [
+            ("symbol_error", "0", "121", "fail symbol-errors isolate link:mlx5_3/1"),
+            ("excessive_buffer_overrun_errors", "4", "5", "fail buffer-overruns isolate link:mlx5_3/1"),
+            ("local_link_integrity_errors", "0", "1", "fail link-integrity-errors isolate link:mlx5_3/1"),
+            ("link_downed", "3", "4", "fail link-downed monitor link:mlx5_3/1"),
+            ("rnr_nak_retry_err", "0", "1", "fail rnr-retries monitor link:mlx5_3/1"),
+            ("link_error_recovery", "0", "301", "fail link-recoveries monitor link:mlx5_3/1"),
+            ("port_rcv_errors", "0", "3001", "fail receive-errors monitor link:mlx5_3/1"),
+            ("local_ack_timeout_err", "0", "301", "fail ack-timeouts monitor link:mlx5_3/1"),
+            ("port_xmit_discards", "0", "30001", "fail send-discards monitor link:mlx5_3/1"),
+            ("roce_slow_restart", "0", "3001", "fail slow-restarts monitor link:mlx5_3/1"),
+        ] {
+            assert_eq!(look(name, &[from, to]), [line], "{name}");
+        }
+        for (name, to) in [("symbol_error", "119"), ("link_error_recovery", "299"), ("port_rcv_errors", "2900")] {
+            assert_eq!(look(name, &["0", to]), ["pass within-limits"], "{name}");
+        }
+    }
+
+    #[test]
+    fn a_counter_of_last_month_does_not_fail_today() {
+        assert_eq!(look("link_downed", &["12", "12"]), ["pass within-limits"]);
+        assert_eq!(look("link_downed", &["12"]), ["pass within-limits"]);
+        assert_eq!(look("symbol_error", &["9000", "0", "0"]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn a_port_that_does_not_count_is_no_fault_and_one_that_cannot_be_read_is_no_health() {
+        assert_eq!(look("symbol_error", &["N/A (no PMA)\n"]), ["pass within-limits"]);
+        assert_eq!(look("symbol_error", &["many\n"]), ["inconclusive unparseable"]);
+        let none: Vec<_> = COUNTERS.iter().map(|_| looks(&[&[]])).collect();
+        assert_eq!(judged(&CHECK, &none), ["not-applicable no-counters"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    #[test]
+    fn the_site_sets_its_limits() {
+        let with = |text: &str| {
+            let params: Params = toml::from_str(text).unwrap();
+            judged_with(&CHECK, &params, None, &outputs("symbol_error", &["0", "500"]))
+        };
+        assert_eq!(with("limits = { symbol_error = 1000 }"), ["pass within-limits"]);
+        assert_eq!(with("limits = { symbol_errors = 1000 }"), ["inconclusive unparseable"]);
+        assert_eq!(with("limits = 5"), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(a in ".{0,20}", b in "[0-9]{0,30}") {
+            look("symbol_error", &[&a, &b]);
+            look("link_downed", &[&b, &a]);
+        }
+    }
+}

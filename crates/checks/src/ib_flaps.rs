@@ -1,0 +1,200 @@
+//! ib-flaps: has a port of the fast network dropped, or does it come and go?
+//!
+//! What it does: looks at each port's state over the last twelve hours together with how often its link went down
+//! (`link_downed`), which also counts drops between two looks.
+//!
+//! Why it matters: a link that drops for some seconds kills the job that uses it, and at the next look it is up again.
+//! Only its past shows it.
+//!
+//! What to do: `doctor why NODE` names the port and the number.
+//! - `port-dropped` is `isolate`: the port was up, has been down for four minutes or more and did not try to come back
+//!   (its count of drops stands still); told until ten minutes after it returned. Look at cable, transceiver and the
+//!   switch's port.
+//! - `port-flaps` is `isolate`: the link went down and came back three times or more within twelve hours. Exchange the
+//!   cable; if many nodes of one switch say so, it is the switch.
+//!
+//! gpud counts a return only if the link was down for 25 seconds; looks five minutes apart do not show that, so each
+//! drop counts here. The finding ends by itself when twelve hours have passed without a third drop, or with a boot.
+//!
+//! Not applicable where there is no RDMA device.
+
+use doctor_core::{
+    observation::{Entity, Event, Look, Metric, Observation},
+    time::Span,
+};
+
+use crate::{
+    files::{Series, parts, samples, unreadable},
+    probe::{Probe, ProbeOutput},
+    rdma::{STATE, no_rdma, port_entity, state_word},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("ib-flaps", "ports of the fast network that drop, or come and go");
+
+const RULES: &str = r#"
+rules = [
+  { id = "ib-flaps-dropped", check = "ib-flaps", event = "port-dropped", reason = "port-dropped", severity = "isolate",
+    text = "{entity}: {value}" },
+  { id = "ib-flaps-flaps", check = "ib-flaps", metric = "link_returns", above = 2.0, reason = "port-flaps",
+    severity = "isolate", text = "{entity} went down and came back {value} times within twelve hours" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("ib_flaps.rs")), rules: RULES, probes, interpret };
+
+const DOWNED: &str = "/sys/class/infiniband/*/ports/*/counters/link_downed";
+const WINDOW: Span = Span::hours(12);
+/// Down for so long without a try to return is dropped.
+const DROPPED_AFTER: Span = Span::minutes(4);
+/// A drop is told for so long after the port is back.
+const TOLD_FOR: Span = Span::minutes(10);
+
+fn probes(_: &Params) -> Vec<Probe> {
+    [STATE, DOWNED].map(|pattern| Probe::Sampled { pattern: pattern.to_owned(), keep: WINDOW }).to_vec()
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let (states, counts) = (samples(outputs.first())?, samples(outputs.get(1))?);
+    let mut look = Look::default();
+    for state in &states {
+        let Some([device, port]) = parts(STATE, state.path) else { continue };
+        match state.reading() {
+            Ok(Some(text)) if state_word(text).is_none() => {
+                look.could_not(unreadable(state.path, text));
+                continue;
+            }
+            Err(failure) => {
+                look.could_not(failure);
+                continue;
+            }
+            Ok(_) => {}
+        }
+        let count = counts.iter().find(|series| parts(DOWNED, series.path) == Some([device, port])).map(since_boot);
+        let (state, count) = (&since_boot(state), count.as_ref());
+        let entity = port_entity(device, port);
+        if let Some(text) = drop_of(state, count) {
+            look.event(Event::seen("port-dropped", entity.clone(), text));
+        }
+        look.metric(Metric::count("link_returns", entity, returns(state, count)));
+    }
+    if !states.is_empty() {
+        look.metric(Metric::count("ports_watched", Entity::node(), states.len() as f64));
+    }
+    Ok(look.or(no_rdma()))
+}
+
+fn is_up(text: Option<&str>) -> bool {
+    text.and_then(state_word) == Some("ACTIVE")
+}
+
+/// The looks of this boot: a port that was down because the machine was is not one that dropped.
+fn since_boot<'a>(series: &Series<'a>) -> Series<'a> {
+    let booted = series.points.last().map(|last| last.at.minus(last.up));
+    let points = series.points.iter().filter(|point| Some(point.at) >= booted).copied().collect();
+    Series { points, ..*series }
+}
+
+/// How often the link came back. The last drop of a port that is down now has not come back. A first look has no
+/// past, and what was counted before it has no time.
+fn returns(state: &Series<'_>, count: Option<&Series<'_>>) -> f64 {
+    let seen = state.points.windows(2).filter(|two| !is_up(two[0].text) && is_up(two[1].text)).count() as f64;
+    let counted = count
+        .filter(|series| series.points.iter().filter(|point| point.text.is_some()).count() > 1)
+        .and_then(|series| series.growth(WINDOW))
+        .map_or(0.0, |growth| growth.by);
+    let is_down = !is_up(state.points.last().and_then(|point| point.text));
+    // A port that comes up for the first time returns from nothing.
+    let began_down = state.points.first().is_some_and(|point| !is_up(point.text));
+    let seen = if began_down { seen - 1.0 } else { seen };
+    let counted = if is_down { counted - 1.0 } else { counted };
+    seen.max(counted).max(0.0)
+}
+
+/// The latest stretch of looks at which the port was down, after one at which it was up.
+fn drop_of(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<String> {
+    let points = &state.points;
+    let last_down = points.iter().rposition(|point| !is_up(point.text))?;
+    let last_up = points[..last_down].iter().rposition(|point| is_up(point.text))?;
+    let (from, to) = (points[last_up + 1].at, points[last_down].at);
+    let long = to.since(from);
+    let now = points.last()?.at;
+    let value = |at| count?.points.iter().find(|point| point.at == at)?.text;
+    let stands_still = value(from) == value(to);
+    let told = last_down + 1 == points.len() || now.since(points[last_down + 1].at) <= TOLD_FOR;
+    let is_up_now = last_down + 1 < points.len();
+    (long >= DROPPED_AFTER && stands_still && told).then(|| {
+        let end = if is_up_now { "it is back now" } else { "it is still down" };
+        format!("the port was down for {long} or more without a try to return; {end}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::looks, judged::judged};
+    use proptest::prelude::*;
+
+    const PORT: &str = "/sys/class/infiniband/mlx5_0/ports/1/state";
+    const COUNT: &str = "/sys/class/infiniband/mlx5_0/ports/1/counters/link_downed";
+
+    /// Looks five minutes apart: `+` up or `-` down, and the count of drops.
+    fn look(each: &[(char, &str)]) -> Vec<String> {
+        let state = |up: char| if up == '+' { "4: ACTIVE\n" } else { "1: DOWN\n" };
+        let states: Vec<_> = each.iter().map(|(up, _)| [(PORT, state(*up))]).collect();
+        let counts: Vec<_> = each.iter().map(|(_, count)| [(COUNT, *count)]).collect();
+        let outputs = [&states, &counts].map(|all| looks(&all.iter().map(|one| &one[..]).collect::<Vec<_>>()));
+        judged(&CHECK, &outputs)
+    }
+
+    // Made by hand.
+    #[test]
+    fn a_drop_is_down_for_minutes_without_a_try_to_return() {
+        let dropped = ["fail port-dropped isolate link:mlx5_0/1"];
+        assert_eq!(look(&[('+', "0"), ('+', "0")]), ["pass within-limits"]);
+        assert_eq!(look(&[('+', "0"), ('-', "1")]), ["pass within-limits"]);
+        assert_eq!(look(&[('+', "0"), ('-', "1"), ('-', "1")]), dropped);
+        assert_eq!(look(&[('+', "0"), ('-', "1"), ('-', "1"), ('+', "1"), ('+', "1")]), dropped);
+        let long_back = [('+', "0"), ('-', "1"), ('-', "1"), ('+', "1"), ('+', "1"), ('+', "1"), ('+', "1")];
+        assert_eq!(look(&long_back), ["pass within-limits"]);
+        assert_eq!(look(&[('-', "0"), ('-', "0"), ('-', "0")]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn three_returns_are_flapping_and_one_drop_raises_no_sticky_alarm() {
+        let flaps = ["fail port-flaps isolate link:mlx5_0/1"];
+        assert_eq!(look(&[('+', "4"), ('+', "7")]), flaps);
+        assert_eq!(look(&[('+', "0"), ('-', "1"), ('+', "1"), ('-', "2"), ('+', "2"), ('-', "3"), ('+', "3")]), flaps);
+        assert_eq!(look(&[('+', "4"), ('+', "6")]), ["pass within-limits"]);
+        assert_eq!(look(&[('+', "4"), ('-', "7")]), ["pass within-limits"]);
+        assert_eq!(look(&[('+', "90")]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn boots_are_no_flaps() {
+        let ups = ["4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n"];
+        let each = ups.map(|up| [(PORT, up)]);
+        let ProbeOutput::Samples(mut samples) = looks(&each.each_ref().map(|one| &one[..])) else { panic!("samples") };
+        samples.iter_mut().for_each(|sample| sample.up = Span::minutes(2));
+        assert_eq!(judged(&CHECK, &[ProbeOutput::Samples(samples), looks(&[&[]])]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn nothing_there_is_not_the_same_as_nothing_understood() {
+        assert_eq!(judged(&CHECK, &[looks(&[&[]]), looks(&[&[]])]), ["not-applicable no-rdma"]);
+        assert_eq!(judged(&CHECK, &[looks(&[&[(PORT, "?")]]), looks(&[&[]])]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_past_makes_it_panic(ups in "[+?-]{1,20}", count in ".{0,6}") {
+            look(&ups.chars().map(|up| (up, count.as_str())).collect::<Vec<_>>());
+        }
+    }
+}

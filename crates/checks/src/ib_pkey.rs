@@ -1,0 +1,139 @@
+//! ib-pkey: is every InfiniBand port in the partitions that it should be in?
+//!
+//! What it does: reads the partition keys of each InfiniBand port and looks for those that the site names.
+//!
+//! Why it matters: a port outside of its tenant's partition is up, passes every local test, and cannot talk to the
+//! other nodes of the job. On shared fabrics the subnet manager may forget a node that was replaced.
+//!
+//! What to do: `pkey-missing` is `isolate`: have the subnet manager's partition configuration looked at (on Azure the
+//! host: report the node); a boot of the node rarely helps. `cat /sys/class/infiniband/DEVICE/ports/1/pkeys/*` shows
+//! what is there.
+//!
+//! Parameters: `pkeys`, the keys that every InfiniBand port must have: `pkeys = ["0x8001"]`. The highest bit is full
+//! membership, so 0x8001 and 0x0001 are not the same. Not applicable where none is named or no port is InfiniBand.
+
+use doctor_core::{
+    observation::{Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    time::Span,
+};
+
+use crate::{
+    files::{files, parts, wild},
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    rdma::{LINK_LAYER, port_entity},
+    settings::{refused, words},
+    spec::{Check, Params, Spec, page_of},
+};
+
+// Each port has some hundred keys, most of them empty.
+const SPEC: Spec = Spec::quick("ib-pkey", "partitions of the InfiniBand ports").every(Span::hours(1));
+
+const RULES: &str = r#"
+rules = [
+  { id = "ib-pkey-missing", check = "ib-pkey", event = "pkey-missing", reason = "pkey-missing", severity = "isolate",
+    text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("ib_pkey.rs")), rules: RULES, probes, interpret };
+
+const PKEYS: &str = "/sys/class/infiniband/*/ports/*/pkeys/*";
+const EXAMPLE: &str = "pkeys = [\"0x8001\"]";
+
+/// Without a key to look for there is no need to read them all.
+fn probes(params: &Params) -> Vec<Probe> {
+    let keys = params.contains_key("pkeys").then(|| Probe::glob(PKEYS));
+    std::iter::once(Probe::glob(LINK_LAYER)).chain(keys).collect()
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(params, outputs).unwrap_or_else(|instead| instead)
+}
+
+fn key(text: &str) -> Option<u16> {
+    u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+}
+
+fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let Some(wanted) = words(params, "pkeys", EXAMPLE)? else {
+        return Ok(not_applicable("not-configured", "no partition key is named in `pkeys`"));
+    };
+    let wanted: Vec<u16> =
+        wanted.iter().map(|text| key(text)).collect::<Option<_>>().ok_or_else(|| refused("pkeys", EXAMPLE))?;
+    let (layers, keys) = (files(outputs.first())?, files(outputs.get(1))?);
+    let mut look = Look::default();
+    for layer in layers {
+        let Some([device, port]) = parts(LINK_LAYER, &layer.path) else {
+            continue;
+        };
+        match &layer.text {
+            Ok(text) if text.trim() == "InfiniBand" => {}
+            Ok(_) => continue,
+            Err(failure) => {
+                look.could_not(failure.clone());
+                continue;
+            }
+        }
+        let own =
+            keys.iter().filter(|file| wild(PKEYS, &file.path).is_some_and(|names| names.starts_with(&[device, port])));
+        let has: Vec<u16> = own.filter_map(|file| key(file.text.as_deref().ok()?)).filter(|key| *key != 0).collect();
+        let entity = port_entity(device, port);
+        if has.is_empty() {
+            look.could_not(ProbeFailure::new(FailureKind::Empty, format!("{entity} shows no partition key")));
+            continue;
+        }
+        look.metric(Metric::count("partitions", entity.clone(), has.len() as f64));
+        for key in wanted.iter().filter(|key| !has.contains(key)) {
+            let all: Vec<_> = has.iter().map(|key| format!("{key:#06x}")).collect();
+            let text = format!("the port is not in partition {key:#06x}; it is in {}", all.join(", "));
+            look.event(Event::seen("pkey-missing", entity.clone(), text));
+        }
+    }
+    Ok(look.or(not_applicable("no-infiniband", "no port here is InfiniBand")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::found,
+        judged::{judged, judged_with},
+    };
+    use proptest::prelude::*;
+
+    fn look(pkeys: &str, layer: &str, keys: &[&str]) -> Vec<String> {
+        let params: Params = toml::from_str(&format!("pkeys = {pkeys}")).unwrap();
+        let path = |n: usize| format!("/sys/class/infiniband/mlx5_0/ports/1/pkeys/{n}");
+        let keys: Vec<_> = keys.iter().enumerate().map(|(n, key)| (path(n), *key)).collect();
+        let keys: Vec<_> = keys.iter().map(|(path, key)| (path.as_str(), *key)).collect();
+        let layers = found(&[("/sys/class/infiniband/mlx5_0/ports/1/link_layer", layer)]);
+        judged_with(&CHECK, &params, None, &[layers, found(&keys)])
+    }
+
+    // Made by hand.
+    #[test]
+    fn a_port_outside_of_its_partition_is_found() {
+        let keys = ["0x8001\n", "0xffff\n", "0x0000\n"];
+        assert_eq!(look("['0x8001']", "InfiniBand\n", &keys), ["pass within-limits"]);
+        assert_eq!(look("['0x8001', '0x8005']", "InfiniBand\n", &keys), ["fail pkey-missing isolate link:mlx5_0/1"]);
+        assert_eq!(look("['0x0001']", "InfiniBand\n", &keys), ["fail pkey-missing isolate link:mlx5_0/1"]);
+    }
+
+    #[test]
+    fn what_was_not_asked_or_not_shown_is_not_health() {
+        assert_eq!(judged(&CHECK, &[found(&[])]), ["not-applicable not-configured"]);
+        assert_eq!(look("['0x8001']", "Ethernet\n", &["0xffff\n"]), ["not-applicable no-infiniband"]);
+        assert_eq!(look("['0x8001']", "InfiniBand\n", &[]), ["inconclusive empty"]);
+        assert_eq!(look("['32769']", "InfiniBand\n", &["0x8001"]), ["inconclusive unparseable"]);
+        assert_eq!(look("'0x8001'", "InfiniBand\n", &["0x8001"]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,12}") {
+            look("['0x8001']", "InfiniBand", &[&text]);
+        }
+    }
+}

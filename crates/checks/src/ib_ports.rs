@@ -1,0 +1,187 @@
+//! ib-ports: is every InfiniBand, RoCE or EFA port up?
+//!
+//! What it does: reads the state of each port of each RDMA device, and what it was in the last day.
+//!
+//! Why it matters: a job on many nodes waits for the slowest link. With one of eight ports down, NCCL either fails at
+//! start or sends everything over the rest, and all nodes of the job are slow because of this one.
+//!
+//! What to do: `doctor why NODE` names the port; `ibstat DEVICE` (or `rdma link`) on the node shows it.
+//! - `port-down` is `isolate`: a port that worked today, or that `ports` names, has no link, twice in a row. Look
+//!   whether the switch's port is up and the cable is seated (`mlxlink -d DEVICE -c`), reseat or exchange the cable,
+//!   then look at the adapter.
+//! - `port-not-configured` is `isolate`: the link is up, but no subnet manager has given it an address (state `INIT`
+//!   or `ARMED`). If many nodes say so at once it is the subnet manager, not the nodes: look there first (`sminfo`).
+//! - `port-unused` is `monitor`: a port without a link that was not seen up in the last day and that nobody named.
+//!   Usually a storage or spare port without a cable. Name the wanted ports in `ports` and it is not told any more.
+//!
+//! Parameters: `ports`, a list of devices or ports such as `["mlx5_0", "mlx5_4/1"]`: these must be up, others are not
+//! looked at. One that is named and not there is `port-missing`, `isolate`.
+//!
+//! Not applicable where there is no RDMA device.
+
+use doctor_core::{
+    observation::{Entity, EntityKind, Event, Look, Metric, Observation},
+    time::Span,
+};
+
+use crate::{
+    files::{Series, files, samples, unreadable, wild},
+    probe::{FileText, Probe, ProbeOutput},
+    rdma::{PHYS_STATE, STATE, no_rdma, of, port_entity, state_word},
+    settings::words,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("ib-ports", "state of each port of the fast network");
+
+const RULES: &str = r#"
+rules = [
+  { id = "ib-ports-down", check = "ib-ports", event = "port-down", reason = "port-down", severity = "isolate",
+    confirm = 2, text = "{entity}: {value}" },
+  { id = "ib-ports-missing", check = "ib-ports", event = "port-missing", reason = "port-missing", severity = "isolate",
+    confirm = 2, text = "{entity}: {value}" },
+  { id = "ib-ports-not-configured", check = "ib-ports", event = "port-not-configured", reason = "port-not-configured",
+    severity = "isolate", confirm = 2, text = "{entity}: {value}" },
+  { id = "ib-ports-unused", check = "ib-ports", event = "port-unused", reason = "port-unused", severity = "monitor",
+    confirm = 2, text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("ib_ports.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::Sampled { pattern: STATE.to_owned(), keep: Span::days(1) }, Probe::glob(PHYS_STATE)]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(params, outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let named = words(params, "ports", "ports = [\"mlx5_0\", \"mlx5_4/1\"]")?;
+    let series = samples(outputs.first())?;
+    let phys = files(outputs.get(1))?;
+    let mut look = Look::default();
+    for wanted in named.iter().flatten() {
+        if !series.iter().any(|one| ids(one).is_some_and(|id| is(wanted, id)) && one.reading() != Ok(None)) {
+            look.event(Event::seen("port-missing", link(wanted), "the port is named in `ports` and is not there"));
+        }
+    }
+    let mut active = 0.0;
+    for one in &series {
+        let Some(id) = ids(one) else { continue };
+        let named = named.as_ref().map(|list| list.iter().any(|wanted| is(wanted, id)));
+        if named == Some(false) {
+            continue;
+        }
+        match one.reading().map(|text| text.map(|text| state_word(text).ok_or(text))) {
+            Ok(Some(Ok("ACTIVE"))) => active += 1.0,
+            Ok(Some(Ok(state))) => look.event(trouble(one, id, state, phys, named.is_some())),
+            Ok(Some(Err(text))) => look.could_not(unreadable(one.path, text)),
+            Err(failure) => look.could_not(failure),
+            Ok(None) if named.is_some() => {}
+            Ok(None) => {
+                look.event(Event::seen("port-down", port_entity(id.0, id.1), "the port was there today and is gone"));
+            }
+        }
+    }
+    if !series.is_empty() {
+        look.metric(Metric::count("ports_active", Entity::node(), active));
+    }
+    Ok(look.or(no_rdma()))
+}
+
+fn ids<'a>(series: &Series<'a>) -> Option<(&'a str, &'a str)> {
+    match wild(STATE, series.path)?[..] {
+        [device, port] => Some((device, port)),
+        _ => None,
+    }
+}
+
+/// Whether `mlx5_0` or `mlx5_0/1` means this port.
+fn is(wanted: &str, (device, port): (&str, &str)) -> bool {
+    match wanted.split_once('/') {
+        Some((name, number)) => name == device && number == port,
+        None => wanted == device,
+    }
+}
+
+fn link(wanted: &str) -> Entity {
+    Entity::new(EntityKind::Link, wanted)
+}
+
+fn trouble(series: &Series<'_>, id: (&str, &str), state: &str, phys: &[FileText], is_named: bool) -> Event {
+    let entity = port_entity(id.0, id.1);
+    let phys = of(phys, PHYS_STATE, &[id.0, id.1]).ok().flatten().and_then(state_word).unwrap_or("unknown");
+    let was_up = series.points.iter().any(|point| point.text.and_then(state_word) == Some("ACTIVE"));
+    let text = format!("the port is {state}, its link {phys}");
+    if phys == "LinkUp" {
+        Event::seen("port-not-configured", entity, text)
+    } else if is_named || was_up {
+        Event::seen("port-down", entity, text)
+    } else {
+        Event::seen("port-unused", entity, format!("{text}, and it was not up in the last day"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::{found, looks},
+        judged::{judged, judged_with},
+    };
+    use proptest::prelude::*;
+
+    const A: &str = "/sys/class/infiniband/mlx5_0/ports/1/state";
+    const B: &str = "/sys/class/infiniband/mlx5_1/ports/1/state";
+    const PHYS_B: &str = "/sys/class/infiniband/mlx5_1/ports/1/phys_state";
+    const UP: &str = "4: ACTIVE\n";
+    const DOWN: &str = "1: DOWN\n";
+
+    fn look(each: &[&[(&str, &str)]], phys: &str) -> Vec<String> {
+        judged(&CHECK, &[looks(each), found(&[(PHYS_B, phys)])])
+    }
+
+    // Made by hand after the kernel's documentation of /sys/class/infiniband.
+    #[test]
+    fn a_port_that_worked_today_and_one_that_never_did_are_not_the_same() {
+        let both = [(A, UP), (B, UP)];
+        let one = [(A, UP), (B, DOWN)];
+        assert_eq!(look(&[&both, &both], "5: LinkUp"), ["pass within-limits"]);
+        assert_eq!(look(&[&both, &one], "2: Polling"), ["fail port-down isolate link:mlx5_1/1"]);
+        assert_eq!(look(&[&one, &one], "3: Disabled"), ["fail port-unused monitor link:mlx5_1/1"]);
+        assert_eq!(look(&[&both, &[(A, UP)]], ""), ["fail port-down isolate link:mlx5_1/1"]);
+        let waits = [(A, UP), (B, "2: INIT\n")];
+        assert_eq!(look(&[&waits], "5: LinkUp"), ["fail port-not-configured isolate link:mlx5_1/1"]);
+    }
+
+    #[test]
+    fn the_site_names_the_ports_that_it_wants() {
+        let with = |ports: &str, state: &[(&str, &str)]| {
+            let params: Params = toml::from_str(&format!("ports = {ports}")).unwrap();
+            judged_with(&CHECK, &params, None, &[looks(&[state]), found(&[(PHYS_B, "3: Disabled")])])
+        };
+        let one = [(A, UP), (B, DOWN)];
+        assert_eq!(with("['mlx5_0']", &one), ["pass within-limits"]);
+        assert_eq!(with("['mlx5_0', 'mlx5_1/1']", &one), ["fail port-down isolate link:mlx5_1/1"]);
+        assert_eq!(with("['mlx5_0', 'mlx5_7']", &one), ["fail port-missing isolate link:mlx5_7"]);
+        assert_eq!(with("'all'", &one), ["inconclusive unparseable"]);
+        assert_eq!(with("['mlx5_0']", &[]), ["fail port-missing isolate link:mlx5_0"]);
+    }
+
+    #[test]
+    fn nothing_there_is_not_the_same_as_nothing_understood() {
+        assert_eq!(look(&[&[]], ""), ["not-applicable no-rdma"]);
+        assert_eq!(look(&[&[(A, UP), (B, "?")]], ""), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(state in ".{0,20}", phys in ".{0,20}") {
+            look(&[&[(A, &state)], &[(B, &state)]], &phys);
+        }
+    }
+}

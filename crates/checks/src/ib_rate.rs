@@ -1,0 +1,158 @@
+//! ib-rate: does every port of the fast network run at its full rate?
+//!
+//! What it does: reads the rate of each port that is up and holds it against the best one of the same kind of adapter
+//! on this node, and the best of all against the machine type's profile.
+//!
+//! Why it matters: a cable with one bad lane trains at half or a quarter of its rate and stays up. Nothing reports an
+//! error; every job that crosses it is slow.
+//!
+//! What to do: `doctor why NODE` names the port; `ibstat DEVICE` shows its rate and `mlxlink -d DEVICE -m -c` the
+//! lanes and the module.
+//! - `port-slow` is `isolate`: this port is slower than its like. Reseat or exchange cable and transceiver, then try
+//!   another port of the switch; if it stays slow there the adapter is bad.
+//! - `fabric-slow` is `isolate`: even the best port is slower than the profile's `fabric_rate_bits`. Look whether the
+//!   switch's speed was set by hand, and whether the node is what its profile says.
+//!
+//! Ports that are down are not judged here: `ib-ports` does. Not applicable where there is no RDMA device.
+
+use std::collections::BTreeMap;
+
+use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, ProbeFailure, Unit};
+
+use crate::{
+    files::{files, unreadable},
+    probe::{FileText, Probe, ProbeOutput},
+    rdma::{HCA_TYPE, LINK_LAYER, Port, RATE, STATE, of, ports, rate_bits},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("ib-rate", "rate of each port of the fast network");
+
+// No link of this kind was ever slower than one lane of SDR: without a profile, that floor is the limit of the node.
+const RULES: &str = r#"
+rules = [
+  { id = "ib-rate-port", check = "ib-rate", metric = "percent_of_best_port", below = 100.0, reason = "port-slow",
+    severity = "isolate", confirm = 2, text = "{entity} runs at {value} % of the rate of the best port of its kind" },
+  { id = "ib-rate-node", check = "ib-rate", metric = "fabric_rate_bits", below_percent_of_profile = 100.0,
+    reason = "fabric-slow", severity = "isolate", confirm = 2,
+    text = "the best port runs at {value}bit/s, {limit}bit/s are expected of this machine type" },
+  { id = "ib-rate-floor", check = "ib-rate", metric = "fabric_rate_bits", below = 2500000000.0, reason = "fabric-slow",
+    severity = "isolate", confirm = 2, text = "the best port runs at {value}bit/s, none is slower than {limit}bit/s" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("ib_rate.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    [STATE, RATE, HCA_TYPE, LINK_LAYER].map(Probe::glob).to_vec()
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let ports = ports(outputs.first())?;
+    let (rates, types, layers) = (files(outputs.get(1))?, files(outputs.get(2))?, files(outputs.get(3))?);
+    let mut look = Look::default();
+    let mut kinds: BTreeMap<(&str, &str), Vec<(Entity, f64)>> = BTreeMap::new();
+    for port in &ports {
+        match &port.state {
+            Err(failure) => look.could_not(failure.clone()),
+            Ok("ACTIVE") => match rate(port, rates) {
+                Ok(rate) => {
+                    let name = |all, pattern| of(all, pattern, &[port.device, port.port]).ok().flatten();
+                    let kind = (name(types, HCA_TYPE).unwrap_or(""), name(layers, LINK_LAYER).unwrap_or(""));
+                    kinds.entry(kind).or_default().push((port.entity(), rate));
+                }
+                Err(failure) => look.could_not(failure),
+            },
+            Ok(_) => {}
+        }
+    }
+    let best_of_all = kinds.values().flatten().map(|(_, rate)| *rate).fold(0.0, f64::max);
+    for ports in kinds.into_values() {
+        let best = ports.iter().map(|(_, rate)| *rate).fold(1.0, f64::max);
+        for (entity, rate) in ports {
+            look.metric(Metric::new("port_rate_bits", entity.clone(), rate, Unit::BitsPerSecond));
+            look.metric(Metric::new("percent_of_best_port", entity, rate * 100.0 / best, Unit::Percent));
+        }
+    }
+    if best_of_all > 0.0 {
+        look.metric(Metric::new("fabric_rate_bits", Entity::node(), best_of_all, Unit::BitsPerSecond));
+    }
+    let none = ProbeFailure::new(FailureKind::Empty, "no port is up, so none has a rate; see ib-ports");
+    Ok(look.or(Observation::CouldNot(none)))
+}
+
+fn rate(port: &Port<'_>, rates: &[FileText]) -> Result<f64, ProbeFailure> {
+    let missing = || ProbeFailure::new(FailureKind::Missing, format!("{} has no rate", port.entity()));
+    let text = of(rates, RATE, &[port.device, port.port])?.ok_or_else(missing)?;
+    rate_bits(text).ok_or_else(|| unreadable(&format!("the rate of {}", port.entity()), text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::found,
+        judged::{judged, judged_with},
+    };
+    use doctor_core::{ids::Sku, profile::Profile};
+    use proptest::prelude::*;
+
+    /// Ports by device name: type, state, rate. Made by hand after peers' captures.
+    fn outputs(ports: &[(&str, &str, &str, &str)]) -> [ProbeOutput; 4] {
+        let path = |pattern: &str, device: &str| pattern.replacen('*', device, 1).replacen('*', "1", 1);
+        let all = |pattern: &str, text: fn(&(&str, &str, &str, &str)) -> String| {
+            let each: Vec<(String, String)> = ports.iter().map(|port| (path(pattern, port.0), text(port))).collect();
+            found(&each.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect::<Vec<_>>())
+        };
+        [
+            all(STATE, |port| port.2.to_owned()),
+            all(RATE, |port| port.3.to_owned()),
+            all(HCA_TYPE, |port| port.1.to_owned()),
+            all(LINK_LAYER, |_| "InfiniBand\n".to_owned()),
+        ]
+    }
+
+    const UP: &str = "4: ACTIVE\n";
+    const NDR: &str = "400 Gb/sec (4X NDR)\n";
+
+    #[test]
+    fn a_port_is_held_against_its_like_only() {
+        let storage = ("mlx5_2", "MT4123", UP, "200 Gb/sec (4X HDR)\n");
+        let healthy = [("mlx5_0", "MT4129", UP, NDR), ("mlx5_1", "MT4129", UP, NDR), storage];
+        assert_eq!(judged(&CHECK, &outputs(&healthy)), ["pass within-limits"]);
+        let slow = [("mlx5_0", "MT4129", UP, NDR), ("mlx5_1", "MT4129", UP, "100 Gb/sec (1X NDR)\n"), storage];
+        assert_eq!(judged(&CHECK, &outputs(&slow)), ["fail port-slow isolate link:mlx5_1/1"]);
+    }
+
+    #[test]
+    fn all_ports_may_be_slow_together() {
+        let expect = [("fabric_rate_bits".to_owned(), 400e9)].into();
+        let profile = Profile { sku: Sku::new("hgx-h100").unwrap(), version: 1, expect };
+        let slow = outputs(&[("mlx5_0", "MT4129", UP, "200 Gb/sec (4X HDR)\n")]);
+        let lines = judged_with(&CHECK, &Params::new(), Some(&profile), &slow);
+        assert_eq!(lines, ["fail fabric-slow isolate node"]);
+        let full = outputs(&[("mlx5_0", "MT4129", UP, NDR)]);
+        assert_eq!(judged_with(&CHECK, &Params::new(), Some(&profile), &full), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn a_rate_that_is_not_known_is_not_full() {
+        assert_eq!(judged(&CHECK, &outputs(&[])), ["not-applicable no-rdma"]);
+        let odd = [("mlx5_0", "MT4129", UP, NDR), ("mlx5_1", "MT4129", UP, "fast\n")];
+        assert_eq!(judged(&CHECK, &outputs(&odd)), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &outputs(&[("mlx5_0", "MT4129", "1: DOWN\n", NDR)])), ["inconclusive empty"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(rate in ".{0,30}", kind in ".{0,9}") {
+            judged(&CHECK, &outputs(&[("a", &kind, UP, &rate), ("b", &kind, UP, NDR)]));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! imex: does NVIDIA's IMEX service run where this site uses it?
+//!
+//! What it does: where IMEX is configured (a node is listed in `/etc/nvidia-imex/nodes_config.cfg`, or `required` is
+//! set), looks for the process `nvidia-imex`.
+//!
+//! Why it matters: on GB200 and GB300 racks, IMEX lets GPUs of different nodes map each other's memory over NVLink. If
+//! it is down on one node, jobs that span nodes fail when they begin (`cuMemImportFromShareableHandle`), with an error
+//! that names neither the node nor the service.
+//!
+//! What to do: `imex-down` is `reboot`, twice in a row. `systemctl restart nvidia-imex` does it without one;
+//! `nvidia-imex-ctl -N` shows the whole domain, `/var/log/nvidia-imex.log` the cause. All nodes of a domain need the
+//! same list of nodes.
+//!
+//! Parameters: `required = true` expects the service also without that file, `required = false` never expects it. Not
+//! applicable where IMEX is not configured: most machines have the package and do not use it, and a service that
+//! nobody uses is no fault (DCGM called such nodes ill for 13 days). Domains that Kubernetes makes on demand are not
+//! seen here.
+
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, Observation};
+
+use crate::{
+    files::text,
+    gpu::not_applicable,
+    host_processes::{host_processes, runs},
+    probe::{Probe, ProbeOutput},
+    settings::refused,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("imex", "whether IMEX runs where it is used");
+
+const RULES: &str = r#"
+rules = [
+  { id = "imex-down", check = "imex", event = "imex-down", reason = "imex-down", severity = "reboot", confirm = 2,
+    text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("imex.rs")), rules: RULES, probes, interpret };
+
+const CONFIG: &str = "/etc/nvidia-imex/nodes_config.cfg";
+const NAME: &str = "nvidia-imex";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::read(CONFIG), Probe::Processes]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let required = match params.get("required").map(toml::Value::as_bool) {
+        None => None,
+        Some(Some(required)) => Some(required),
+        Some(None) => return refused("required", "required = true"),
+    };
+    let listed = match (required, text(outputs.first())) {
+        (Some(false), _) => return not_applicable("not-configured", "this site does not use IMEX here"),
+        (_, Ok(config)) => nodes(config),
+        (_, Err(failure)) if failure.kind == FailureKind::Missing => 0,
+        (Some(true), Err(_)) => 0,
+        (None, Err(failure)) => return Observation::CouldNot(failure),
+    };
+    if required.is_none() && listed == 0 {
+        return not_applicable("not-configured", format!("{CONFIG} lists no node: IMEX is not in use"));
+    }
+    let processes = match host_processes(outputs.get(1)) {
+        Ok(processes) => processes,
+        Err(failure) => return Observation::CouldNot(failure),
+    };
+    let entity = Entity::new(EntityKind::Service, NAME);
+    let metric = Metric::count("imex_nodes", entity.clone(), listed as f64);
+    let text = format!("IMEX is in use here ({listed} nodes are listed) and {NAME} does not run");
+    let down = (!runs(processes, NAME)).then(|| Event::seen("imex-down", entity, text));
+    Observation::measured(vec![metric], down.into_iter().collect())
+}
+
+/// Lines that name a node: neither empty nor a comment.
+fn nodes(config: &str) -> usize {
+    config.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host_processes::tests::{process, running},
+        judged::{judged, judged_with},
+    };
+    use doctor_core::observation::ProbeFailure;
+    use proptest::prelude::*;
+
+    fn config(text: &str) -> ProbeOutput {
+        ProbeOutput::Text(text.to_owned())
+    }
+
+    fn failed(kind: FailureKind) -> ProbeOutput {
+        ProbeOutput::Failed(ProbeFailure::new(kind, "no"))
+    }
+
+    fn required(value: impl Into<toml::Value>) -> Params {
+        [("required".to_owned(), value.into())].into()
+    }
+
+    const LISTED: &str = "10.0.0.1\n10.0.0.2\n";
+    const DOWN: [&str; 1] = ["fail imex-down reboot service:nvidia-imex"];
+
+    #[test]
+    fn imex_that_is_in_use_and_down_is_found() {
+        let up = running(&[process(77, "nvidia-imex", 'S')]);
+        assert_eq!(judged(&CHECK, &[config(LISTED), up.clone()]), ["pass within-limits"]);
+        assert_eq!(judged(&CHECK, &[config(LISTED), running(&[])]), DOWN);
+        let missing = failed(FailureKind::Missing);
+        assert_eq!(judged_with(&CHECK, &required(true), None, &[missing.clone(), running(&[])]), DOWN);
+        assert_eq!(judged_with(&CHECK, &required(true), None, &[missing, up]), ["pass within-limits"]);
+    }
+
+    // aicr #2641, DCGM #308: an alarm of 13 days about a service that nobody used.
+    #[test]
+    fn imex_where_it_is_unused_never_fails() {
+        for unused in [config(""), config("# 10.0.0.1\n\n"), failed(FailureKind::Missing)] {
+            assert_eq!(judged(&CHECK, &[unused, running(&[])]), ["not-applicable not-configured"]);
+        }
+        let params = required(false);
+        assert_eq!(
+            judged_with(&CHECK, &params, None, &[config(LISTED), running(&[])]),
+            ["not-applicable not-configured"]
+        );
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_never_a_pass() {
+        assert_eq!(judged(&CHECK, &[failed(FailureKind::Denied), running(&[])]), ["inconclusive denied"]);
+        assert_eq!(judged(&CHECK, &[config(LISTED), failed(FailureKind::TimedOut)]), ["inconclusive timed-out"]);
+        let params = required("yes");
+        assert_eq!(judged_with(&CHECK, &params, None, &[config(LISTED), running(&[])]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(.{0,30}\n){0,6}") {
+            judged(&CHECK, &[config(&text), running(&[])]);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! kernel-modules: are the kernel modules loaded that this site needs?
+//!
+//! What it does: looks for each module that the site names among those that are loaded or built in.
+//!
+//! Why it matters: after a kernel update, modules that are built on the node (GPUDirect's `nvidia_peermem`, `gdrdrv`,
+//! file systems) are the ones that are missing. Jobs run all the same, over a slower way.
+//!
+//! What to do: `module-missing` is `reboot`, seen twice: `modprobe MODULE` says why it is not there. If it is not
+//! built for the running kernel (`uname -r`, `dkms status`), build it; if the kernel is not the one that it was built
+//! for, boot.
+//!
+//! Parameters: `modules`, such as `modules = ["nvidia_peermem", "gdrdrv"]`. Not applicable where none is named.
+//! One that is built into the kernel and has no parameters is not listed there and cannot be named.
+
+use doctor_core::observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure};
+
+use crate::{
+    files::names,
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    settings::words,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("kernel-modules", "kernel modules that should be loaded");
+
+const RULES: &str = r#"
+rules = [
+  { id = "kernel-modules-missing", check = "kernel-modules", event = "module-missing", reason = "module-missing",
+    severity = "reboot", confirm = 2, text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("kernel_modules.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::List { path: "/sys/module".to_owned() }]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(params, outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let Some(wanted) = words(params, "modules", "modules = [\"nvidia_peermem\"]")? else {
+        return Ok(not_applicable("not-configured", "no module is named in `modules`"));
+    };
+    let loaded = names(outputs.first()).map_err(Observation::CouldNot)?;
+    if loaded.is_empty() {
+        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/sys/module lists no module")));
+    }
+    // The kernel writes an underscore where people may write a hyphen.
+    let missing: Vec<_> = wanted.iter().filter(|name| !loaded.contains(&name.replace('-', "_"))).collect();
+    let event = |name: &&String| {
+        Event::seen("module-missing", Entity::node(), format!("the kernel module {name} is not loaded"))
+    };
+    let there = (wanted.len() - missing.len()) as f64;
+    let metric = Metric::count("modules_loaded", Entity::node(), there);
+    Ok(Observation::measured(vec![metric], missing.iter().map(event).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judged::{judged, judged_with};
+
+    fn look(modules: &str, loaded: &[&str]) -> Vec<String> {
+        let params: Params = toml::from_str(&format!("modules = {modules}")).unwrap();
+        let names = ProbeOutput::Names(loaded.iter().map(|&name| name.to_owned()).collect());
+        judged_with(&CHECK, &params, None, &[names])
+    }
+
+    #[test]
+    fn a_module_is_missed_by_either_spelling() {
+        assert_eq!(look("['nvidia-peermem']", &["nvidia_peermem", "ext4"]), ["pass within-limits"]);
+        assert_eq!(look("['nvidia_peermem', 'ext4']", &["ext4"]), ["fail module-missing reboot node"]);
+        assert_eq!(look("['ext4']", &[]), ["inconclusive empty"]);
+        assert_eq!(look("'ext4'", &["ext4"]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[]), ["not-applicable not-configured"]);
+    }
+}

@@ -1,0 +1,164 @@
+//! kernel-settings: is the kernel set as this site wants it?
+//!
+//! What it does: compares settings of the kernel (sysctl) and words of its command line with those that the site
+//! names.
+//!
+//! Why it matters: buffer sizes, huge pages, NUMA balancing and IOMMU settings decide about the last tenth of
+//! performance, and about whether GPUDirect works at all. A node that was installed by another image has other ones.
+//!
+//! What to do: every finding is `monitor`.
+//! - `setting-wrong`: `sysctl -w NAME=VALUE` now, and in /etc/sysctl.d for the next boot.
+//! - `cmdline-wrong`: a word is missing in `/proc/cmdline`: add it in the boot loader's configuration, then boot.
+//!
+//! Parameters: `sysctl`, such as `sysctl = { "kernel.numa_balancing" = 0, "net.core.rmem_max" = 16777216 }`, and
+//! `cmdline`, such as `cmdline = ["iommu=pt"]`. Not applicable where neither is set.
+
+use doctor_core::observation::{Entity, Event, FailureKind, Look, Metric, Observation};
+
+use crate::{
+    files::text,
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    settings::{refused, words},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("kernel-settings", "settings of the kernel");
+
+const RULES: &str = r#"
+rules = [
+  { id = "kernel-settings-sysctl", check = "kernel-settings", event = "setting-wrong", reason = "setting-wrong",
+    severity = "monitor", text = "{value}" },
+  { id = "kernel-settings-cmdline", check = "kernel-settings", event = "cmdline-wrong", reason = "cmdline-wrong",
+    severity = "monitor", text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("kernel_settings.rs")), rules: RULES, probes, interpret };
+
+const SYSCTL: &str = "sysctl = { \"kernel.numa_balancing\" = 0 }";
+
+/// Name and wanted value, in the order of names. `None` if it is not so written; a name that would lead out of
+/// /proc/sys is none.
+fn wanted(params: &Params) -> Option<Vec<(String, String)>> {
+    let Some(table) = params.get("sysctl") else { return Some(Vec::new()) };
+    let one = |(name, value): (&String, &toml::Value)| {
+        let value = match value {
+            toml::Value::String(text) => text.clone(),
+            toml::Value::Integer(number) => number.to_string(),
+            _ => return None,
+        };
+        let is_plain = name.split(['.', '/']).all(|part| !part.is_empty());
+        is_plain.then(|| (name.clone(), value))
+    };
+    let mut all: Vec<_> = table.as_table()?.iter().map(one).collect::<Option<_>>()?;
+    all.sort();
+    Some(all)
+}
+
+/// As sysctl(8): dots stand between parts, unless the name has slashes already (interfaces with dots in their name).
+fn path(name: &str) -> String {
+    let name = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
+    format!("/proc/sys/{name}")
+}
+
+fn probes(params: &Params) -> Vec<Probe> {
+    let settings = wanted(params).unwrap_or_default().into_iter().map(|(name, _)| Probe::Read { path: path(&name) });
+    std::iter::once(Probe::read("/proc/cmdline")).chain(settings).collect()
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(params, outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let wanted = wanted(params).ok_or_else(|| refused("sysctl", SYSCTL))?;
+    let words = words(params, "cmdline", "cmdline = [\"iommu=pt\"]")?.unwrap_or_default();
+    let mut look = Look::default();
+    let mut right = 0.0;
+    if !words.is_empty() {
+        let line = text(outputs.first()).map_err(Observation::CouldNot)?;
+        for word in &words {
+            if line.split_ascii_whitespace().any(|own| own == word) {
+                right += 1.0;
+            } else {
+                let text = format!("`{word}` is not on the kernel's command line");
+                look.event(Event::seen("cmdline-wrong", Entity::node(), text));
+            }
+        }
+    }
+    for (place, (name, value)) in wanted.iter().enumerate() {
+        match text(outputs.get(place + 1)) {
+            Ok(own) if same(own, value) => right += 1.0,
+            Ok(own) => {
+                let text = format!("{name} is {}, not {value}", own.trim());
+                look.event(Event::seen("setting-wrong", Entity::node(), text));
+            }
+            Err(failure) if failure.kind == FailureKind::Missing => {
+                let text = format!("this kernel has no setting {name}; {value} is wanted");
+                look.event(Event::seen("setting-wrong", Entity::node(), text));
+            }
+            Err(failure) => look.could_not(failure),
+        }
+    }
+    if wanted.is_empty() && words.is_empty() {
+        return Ok(not_applicable("not-configured", "neither `sysctl` nor `cmdline` is set"));
+    }
+    look.metric(Metric::count("settings_right", Entity::node(), right));
+    Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
+}
+
+/// Settings of several numbers stand with tabs between them.
+fn same(own: &str, wanted: &str) -> bool {
+    own.split_ascii_whitespace().eq(wanted.split_ascii_whitespace())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judged::judged_with;
+    use doctor_core::observation::ProbeFailure;
+    use proptest::prelude::*;
+
+    fn look(params: &str, outputs: &[&str]) -> Vec<String> {
+        let params: Params = toml::from_str(params).unwrap();
+        let outputs: Vec<_> = outputs.iter().map(|&text| ProbeOutput::Text(text.to_owned())).collect();
+        judged_with(&CHECK, &params, None, &outputs)
+    }
+
+    const LINE: &str = "BOOT_IMAGE=/vmlinuz root=/dev/vda iommu=pt quiet\n";
+
+    #[test]
+    fn a_setting_that_is_not_as_wanted_is_told() {
+        let both = "cmdline = ['iommu=pt']\n\
+            sysctl = { 'kernel.numa_balancing' = 0, 'net.ipv4.tcp_rmem' = '4096 87380 6291456' }";
+        assert_eq!(look(both, &[LINE, "0\n", "4096\t87380\t6291456\n"]), ["pass within-limits"]);
+        assert_eq!(look(both, &[LINE, "1\n", "4096\t87380\t6291456\n"]), ["fail setting-wrong monitor node"]);
+        assert_eq!(look("cmdline = ['pci=noacs']", &[LINE]), ["fail cmdline-wrong monitor node"]);
+        let params: Params = toml::from_str("sysctl = { 'net.ipv4.conf.eth0/5.x' = 1, 'vm.swappiness' = 1 }").unwrap();
+        let paths: Vec<_> = probes(&params).into_iter().skip(1).collect();
+        assert_eq!(paths[1], Probe::read("/proc/sys/vm/swappiness"));
+    }
+
+    #[test]
+    fn what_is_not_set_or_not_understood_is_no_health() {
+        assert_eq!(look("", &[LINE]), ["not-applicable not-configured"]);
+        assert_eq!(look("sysctl = ['a']", &[LINE]), ["inconclusive unparseable"]);
+        assert_eq!(look("sysctl = { 'vm..x' = 1 }", &[LINE]), ["inconclusive unparseable"]);
+        assert_eq!(look("cmdline = 'quiet'", &[LINE]), ["inconclusive unparseable"]);
+        let params: Params = toml::from_str("sysctl = { 'vm.x' = 1 }").unwrap();
+        let line = || ProbeOutput::Text(LINE.to_owned());
+        let failed = |kind| ProbeOutput::Failed(ProbeFailure::new(kind, "no"));
+        let with = |kind| judged_with(&CHECK, &params, None, &[line(), failed(kind)]);
+        assert_eq!(with(FailureKind::Missing), ["fail setting-wrong monitor node"]);
+        assert_eq!(with(FailureKind::Denied), ["inconclusive denied"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,40}") {
+            look("cmdline = ['a']\nsysctl = { 'vm.x' = 1 }", &[&text, &text]);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Records of the kernel log, and how a burst of them becomes one event.
+//!
+//! Every check that reads the log asks for the same three things ([`probes`]), so that the runner reads them once. Only
+//! records that the kernel itself wrote count; programs can write there too. An event is known by the boot and the
+//! number of its newest record: told again, it is still the same one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use doctor_core::{
+    observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure},
+    reason::ReasonCode,
+    time::Span,
+};
+
+use crate::{
+    files::text,
+    probe::{Probe, ProbeOutput},
+    spec::Params,
+};
+
+/// Runs come a day apart or later; what happened between two of them must still be seen.
+const WITHIN: Span = Span::days(7);
+
+/// The outputs of these stand first among a check's own.
+pub fn probes() -> [Probe; 3] {
+    [Probe::Kmsg, Probe::read("/proc/uptime"), Probe::read("/proc/sys/kernel/random/boot_id")]
+}
+
+/// One record of /dev/kmsg: `PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record<'a> {
+    pub from_kernel: bool,
+    /// Counts records since boot.
+    pub sequence: u64,
+    /// Since boot.
+    pub micros: u64,
+    pub text: &'a str,
+}
+
+impl<'a> Record<'a> {
+    /// Lines that begin with a space belong to the record before and say nothing to us.
+    pub fn parse(line: &'a str) -> Option<Self> {
+        let (head, text) = line.split_once(';')?;
+        let mut fields = head.split(',');
+        let priority: u32 = fields.next()?.parse().ok()?;
+        let sequence = fields.next()?.parse().ok()?;
+        let micros = fields.next()?.parse().ok()?;
+        // The low three bits are the level, the rest is the facility: 0 is the kernel, and the kernel lets nobody
+        // else write as 0.
+        Some(Self { from_kernel: priority >> 3 == 0, sequence, micros, text })
+    }
+
+    /// How far apart two records are.
+    pub fn apart(&self, other: &Self) -> Span {
+        span(self.micros.abs_diff(other.micros))
+    }
+}
+
+fn span(micros: u64) -> Span {
+    Span::from_millis(i64::try_from(micros / 1000).unwrap_or(i64::MAX))
+}
+
+/// The log of this boot.
+#[derive(Debug, Clone)]
+pub struct Log<'a> {
+    /// Every record that was read, the oldest first.
+    records: Vec<Record<'a>>,
+    /// Where it could be read.
+    boot: Option<&'a str>,
+    /// Microseconds since boot.
+    now: u64,
+    oldest: u64,
+}
+
+/// # Errors
+/// With the observation that the check should return where the log, the uptime or the parameter `within` cannot be read.
+pub fn log<'a>(params: &Params, outputs: &'a [ProbeOutput]) -> Result<Log<'a>, Observation> {
+    let could_not = |kind, text: &str| Observation::CouldNot(ProbeFailure::new(kind, text));
+    let all = text(outputs.first()).map_err(Observation::CouldNot)?;
+    let up = text(outputs.get(1)).map_err(Observation::CouldNot)?;
+    let within = match params.get("within") {
+        None => Some(WITHIN),
+        Some(value) => value.as_str().and_then(|text| text.parse().ok()),
+    };
+    let Some(within) = within else {
+        return Err(could_not(FailureKind::Unparseable, "parameter `within` is not a duration such as \"7d\""));
+    };
+    let Some(now) = micros_up(up) else {
+        return Err(could_not(FailureKind::Unparseable, "/proc/uptime does not begin with a number of seconds"));
+    };
+    if all.trim().is_empty() {
+        return Err(could_not(FailureKind::Empty, "the kernel log is empty"));
+    }
+    let records: Vec<_> = all.lines().filter_map(Record::parse).collect();
+    if records.is_empty() {
+        return Err(could_not(FailureKind::Unparseable, "no line of the kernel log has the form `6,1,0,-;text`"));
+    }
+    let window = u64::try_from(within.millis()).unwrap_or(0).saturating_mul(1000);
+    // Without the boot's name an event has no key and may be told twice; it is still seen.
+    let boot = text(outputs.get(2)).ok().map(str::trim).filter(|id| is_boot_id(id));
+    Ok(Log { records, boot, now, oldest: now.saturating_sub(window) })
+}
+
+fn micros_up(text: &str) -> Option<u64> {
+    let seconds: f64 = text.split_ascii_whitespace().next()?.parse().ok()?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be a sane uptime")]
+    let micros = (0.0..1e12).contains(&seconds).then_some((seconds * 1e6) as u64);
+    micros
+}
+
+fn is_boot_id(text: &str) -> bool {
+    text.len() == 36 && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+}
+
+impl<'a> Log<'a> {
+    /// What the kernel wrote within the window, the oldest first.
+    pub fn recent(&self) -> impl Iterator<Item = &Record<'a>> {
+        self.records.iter().filter(|record| record.from_kernel && record.micros >= self.oldest)
+    }
+
+    /// How many records were read: the sign that the log was looked at.
+    pub fn read(&self) -> Metric {
+        Metric::count("records", Entity::node(), self.records.len() as f64)
+    }
+}
+
+/// Records of one kind about one part.
+#[derive(Debug, Clone)]
+struct Burst<'a> {
+    times: u64,
+    newest: Record<'a>,
+    notes: BTreeSet<String>,
+}
+
+/// Many records, few events: one for each kind and part.
+#[derive(Debug, Clone, Default)]
+pub struct Bursts<'a>(BTreeMap<(ReasonCode, Entity), Burst<'a>>);
+
+impl<'a> Bursts<'a> {
+    pub fn see(&mut self, code: ReasonCode, entity: Entity, record: &Record<'a>) {
+        self.see_with(code, entity, record, None);
+    }
+
+    /// A note stands in front of the record's own words, once however often it is given.
+    pub fn see_with(&mut self, code: ReasonCode, entity: Entity, record: &Record<'a>, note: Option<String>) {
+        let new = || Burst { times: 0, newest: *record, notes: BTreeSet::new() };
+        let burst = self.0.entry((code, entity)).or_insert_with(new);
+        burst.times += 1;
+        if record.micros >= burst.newest.micros {
+            burst.newest = *record;
+        }
+        burst.notes.extend(note);
+    }
+
+    /// Takes back what was seen of one kind about one part before `record`.
+    pub fn forget(&mut self, code: &ReasonCode, entity: &Entity, record: &Record<'_>) {
+        let key = (code.clone(), entity.clone());
+        if self.0.get(&key).is_some_and(|burst| burst.newest.micros <= record.micros) {
+            self.0.remove(&key);
+        }
+    }
+
+    pub fn events(self, log: &Log<'_>) -> Vec<Event> {
+        let event = |((code, entity), burst): ((ReasonCode, Entity), Burst<'_>)| Event {
+            code,
+            entity,
+            // The log counts from boot by a clock that stands still while the machine sleeps: no time of day.
+            at: None,
+            text: burst.describe(log.now),
+            key: log.boot.map(|boot| format!("{boot}:{}", burst.newest.sequence)),
+        };
+        self.0.into_iter().map(event).collect()
+    }
+}
+
+impl Burst<'_> {
+    fn describe(&self, now: u64) -> String {
+        let ago = Span::from_secs(span(now.saturating_sub(self.newest.micros)).secs());
+        let notes: String = self.notes.iter().map(|note| format!("{note}: ")).collect();
+        let text: String = self.newest.text.chars().take(300).collect();
+        match self.times {
+            1 => format!("{notes}{text} ({ago} before the check)"),
+            times => format!("{notes}{text} ({times} times, the newest {ago} before the check)"),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A boot's name, and outputs of [`probes`] for lines of text a second apart that end ten seconds ago on a machine
+    /// that has been up for ten days.
+    pub(crate) const BOOT: &str = "0e2b6d54-7f3a-4a56-9d43-0f4f4d5d1c11";
+
+    pub(crate) fn logged(lines: &[&str]) -> Vec<ProbeOutput> {
+        let end = 864_000_u64 - 10;
+        let spaced: Vec<(u64, &str)> =
+            lines.iter().enumerate().map(|(n, line)| (end - (lines.len() - 1 - n) as u64, *line)).collect();
+        at_seconds(&spaced)
+    }
+
+    /// The same with the second of each line.
+    pub(crate) fn at_seconds(lines: &[(u64, &str)]) -> Vec<ProbeOutput> {
+        let mut text = "6,1,0,-;Linux version 6.8.0\n".to_owned();
+        for (n, (seconds, line)) in lines.iter().enumerate() {
+            text.push_str(&format!("4,{},{seconds}000000,-;{line}\n", n + 100));
+        }
+        [text, "864000.00 9.00\n".to_owned(), format!("{BOOT}\n")].map(ProbeOutput::Text).into()
+    }
+
+    fn burst(outputs: &[ProbeOutput]) -> Vec<Event> {
+        let log = log(&Params::new(), outputs).unwrap();
+        let mut bursts = Bursts::default();
+        for record in log.recent().filter(|record| record.text.contains("fault")) {
+            bursts.see(ReasonCode::fixed("fault"), Entity::node(), record);
+        }
+        bursts.events(&log)
+    }
+
+    #[test]
+    fn a_burst_is_one_event_known_by_boot_and_newest_record() {
+        let events = burst(&logged(&["fault 1", "fault 2", "other", "fault 3"]));
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0].text, "fault 3 (3 times, the newest 10s before the check)");
+        assert_eq!(events[0].key.as_deref(), Some(&*format!("{BOOT}:103")));
+        let mut unnamed = logged(&["fault"]);
+        unnamed[2] = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "boot_id"));
+        assert_eq!(burst(&unnamed)[0].key, None);
+    }
+
+    #[test]
+    fn what_a_program_wrote_and_what_is_old_is_not_there() {
+        let outputs = at_seconds(&[(1, "fault of last week"), (863_000, "fault of today")]);
+        assert_eq!(burst(&outputs)[0].text, "fault of today (16m 40s before the check)");
+        let ProbeOutput::Text(mut text) = outputs[0].clone() else { panic!("text") };
+        text = text.replace("4,10", "12,10");
+        assert_eq!(burst(&[ProbeOutput::Text(text), outputs[1].clone(), outputs[2].clone()]), []);
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_read_is_not_a_quiet_one() {
+        let kind = |params: &Params, outputs: &[ProbeOutput]| match log(params, outputs) {
+            Err(Observation::CouldNot(failure)) => failure.kind,
+            other => panic!("{other:?}"),
+        };
+        let none = Params::new();
+        let with = |log: &str| [log, "1 1", BOOT].map(|text| ProbeOutput::Text(text.to_owned()));
+        assert_eq!(kind(&none, &with("")), FailureKind::Empty);
+        assert_eq!(kind(&none, &with("[ 12.3] dmesg's own form\n")), FailureKind::Unparseable);
+        let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));
+        assert_eq!(kind(&none, &[denied, ProbeOutput::Text("1 1".into())]), FailureKind::Denied);
+        assert_eq!(kind(&none, &[]), FailureKind::Unparseable);
+        let params = [("within".to_owned(), toml::Value::Integer(7))].into();
+        assert_eq!(kind(&params, &with("6,1,0,-;x")), FailureKind::Unparseable);
+        let mut late = with("6,1,0,-;x");
+        late[1] = ProbeOutput::Text("soon".into());
+        assert_eq!(kind(&none, &late), FailureKind::Unparseable);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "([0-9,;-]|.|\n){0,200}", uptime in ".{0,20}", boot in ".{0,40}") {
+            let outputs = [text, uptime, boot].map(ProbeOutput::Text);
+            if let Ok(log) = log(&Params::new(), &outputs) {
+                let mut bursts = Bursts::default();
+                log.recent().for_each(|record| bursts.see(ReasonCode::fixed("x"), Entity::node(), record));
+                bursts.events(&log);
+            }
+        }
+    }
+}

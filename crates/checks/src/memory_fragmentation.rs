@@ -1,0 +1,113 @@
+//! memory-fragmentation: can the kernel still give out memory in large pieces?
+//!
+//! What it does: reads from /proc/buddyinfo how much of the free memory of each NUMA node lies in pieces of 2 MiB or
+//! more; the worst one counts.
+//!
+//! Why it matters: huge pages, RDMA registrations and driver buffers want large pieces. On a node where free memory is
+//! all crumbs, drivers fail to start and the kernel stops programs while it tidies up.
+//!
+//! What to do: `memory-fragmented` is `monitor`, seen three times: less than one percent.
+//! `echo 1 > /proc/sys/vm/compact_memory` tidies up, after `echo 3 > /proc/sys/vm/drop_caches` more of it; a boot does
+//! for certain.
+
+use std::collections::BTreeMap;
+
+use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, ProbeFailure, Unit};
+
+use crate::{
+    files::text,
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("memory-fragmentation", "free memory in large pieces");
+
+const RULES: &str = r#"
+rules = [
+  { id = "memory-fragmentation-high", check = "memory-fragmentation", metric = "free_in_large_pieces_percent",
+    below = 1.0, reason = "memory-fragmented", severity = "monitor", confirm = 3,
+    text = "{value} % of the free memory of a NUMA node is in pieces of 2 MiB or more, {limit} % is the least" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("memory_fragmentation.rs")), rules: RULES, probes, interpret };
+
+/// 2^9 pages of 4 KiB are 2 MiB. With larger pages a piece of this order is larger still.
+const LARGE: usize = 9;
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::read("/proc/buddyinfo")]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let table = match text(outputs.first()) {
+        Ok(table) => table,
+        Err(failure) => return Observation::CouldNot(failure),
+    };
+    let bad = |text: &str| ProbeFailure::new(FailureKind::Unparseable, format!("/proc/buddyinfo: {text}"));
+    let mut look = Look::default();
+    let mut nodes: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    for line in table.lines() {
+        match zone(line) {
+            Some((node, large, all)) => {
+                let sums = nodes.entry(node).or_default();
+                *sums = (sums.0 + large, sums.1 + all);
+            }
+            None => look.could_not(bad(&line.chars().take(40).collect::<String>())),
+        }
+    }
+    let shares = nodes.into_values().filter(|(_, all)| *all > 0.0).map(|(large, all)| large * 100.0 / all);
+    if let Some(least) = shares.reduce(f64::min) {
+        look.metric(Metric::new("free_in_large_pieces_percent", Entity::node(), least, Unit::Percent));
+    }
+    look.or(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/proc/buddyinfo shows no free memory")))
+}
+
+/// `Node 0, zone   Normal   3997   2576 …`: free pieces of one page, of two, of four, and so on. Node, and pages in
+/// large pieces and in all.
+fn zone(line: &str) -> Option<(&str, f64, f64)> {
+    let (node, rest) = line.strip_prefix("Node ")?.split_once(',')?;
+    let mut words = rest.split_ascii_whitespace();
+    (words.next()? == "zone").then_some(())?;
+    words.next()?;
+    let pieces: Vec<f64> = words.map(|word| word.parse::<u32>().ok().map(f64::from)).collect::<Option<_>>()?;
+    let pages = |(order, count): (usize, &f64)| *count * 2_f64.powi(i32::try_from(order).unwrap_or(0));
+    let large = pieces.iter().enumerate().skip(LARGE).map(pages).sum();
+    (pieces.len() > LARGE).then(|| (node, large, pieces.iter().enumerate().map(pages).sum()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judged::judged;
+    use proptest::prelude::*;
+
+    // Captured: Linux 6.18, virtual machine, 2026-11-15.
+    const HERE: &str = "\
+Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3 
+Node 0, zone    DMA32  22208  16529  10892   7268   3419   1490    805    407    182     77     54 
+Node 0, zone   Normal   3997   2576   2592   1250    358    127    694    418    174     52    146 
+";
+
+    fn look(text: &str) -> Vec<String> {
+        judged(&CHECK, &[ProbeOutput::Text(text.to_owned())])
+    }
+
+    #[test]
+    fn crumbs_on_one_numa_node_are_not_hidden_by_another() {
+        assert_eq!(look(HERE), ["pass within-limits"]);
+        let crumbs = format!("{HERE}Node 1, zone   Normal  99999  2576  0  0  0  0  0  0  0  1  0\n");
+        assert_eq!(look(&crumbs), ["fail memory-fragmented monitor node"]);
+        assert_eq!(look(""), ["inconclusive empty"]);
+        assert_eq!(look("Node 0, zone Normal many\n"), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(Node .{0,3},? zone  .{0,6}( [0-9]{0,12}){0,12}\n){0,3}") {
+            look(&text);
+        }
+    }
+}

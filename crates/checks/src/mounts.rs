@@ -1,0 +1,239 @@
+//! mounts: is every file system mounted that should be, and writable?
+//!
+//! What it does: compares /proc/mounts with the mounts that the site names and with /etc/fstab, and asks each named
+//! mount for its size, which shows whether it answers at all.
+//!
+//! Why it matters: a job that writes to /data where /data is not mounted fills the root disk; one that meets a hung
+//! mount can never be killed. A local file system that found itself damaged turns read-only and everything on the node
+//! fails a little later.
+//!
+//! What to do: `findmnt PATH` and `dmesg` on the node.
+//! - `mount-missing` is `reboot`, seen twice: nothing is mounted at a path that the site names. `mount PATH` may do.
+//! - `mount-wrong` is `monitor`: another type of file system is mounted there, or an option that the site names is
+//!   missing.
+//! - `mount-read-only` is `reboot`: it should be writable (named so, or by /etc/fstab) and is not. The kernel's log
+//!   says why (`Remounting filesystem read-only`); a boot checks it (`fsck`). If it returns the disk is bad.
+//! - `mount-hangs` is `monitor`, seen twice: no answer in time. If many nodes say so it is the server or the network.
+//!   Processes on it cannot be killed; `umount -f -l PATH` may free them, else a boot.
+//!
+//! Parameters: `mounts`, a list of paths or of tables:
+//! `mounts = ["/scratch", { path = "/data", type = "nfs4", options = ["rw"] }]`. Without it, only local file systems
+//! of /etc/fstab are looked at.
+
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+
+use crate::{
+    files::text,
+    probe::{Probe, ProbeOutput},
+    settings::refused,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("mounts", "file systems mounted and writable");
+
+const RULES: &str = r#"
+rules = [
+  { id = "mounts-missing", check = "mounts", event = "mount-missing", reason = "mount-missing", severity = "reboot",
+    confirm = 2, text = "{entity}: {value}" },
+  { id = "mounts-read-only", check = "mounts", event = "mount-read-only", reason = "mount-read-only",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "mounts-hangs", check = "mounts", event = "mount-hangs", reason = "mount-hangs", severity = "monitor",
+    confirm = 2, text = "{entity} does not answer: {value}" },
+  { id = "mounts-wrong", check = "mounts", event = "mount-wrong", reason = "mount-wrong", severity = "monitor",
+    text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("mounts.rs")), rules: RULES, probes, interpret };
+
+const EXAMPLE: &str = "mounts = [\"/scratch\", { path = \"/data\", type = \"nfs4\", options = [\"rw\"] }]";
+/// File systems on a disk of this machine.
+const LOCAL: [&str; 5] = ["ext2", "ext3", "ext4", "xfs", "btrfs"];
+
+/// A mount that the site names.
+#[derive(Debug, PartialEq)]
+struct Wanted {
+    path: String,
+    kind: Option<String>,
+    options: Vec<String>,
+}
+
+fn wanted(params: &Params) -> Option<Vec<Wanted>> {
+    let Some(list) = params.get("mounts") else { return Some(Vec::new()) };
+    let one = |value: &toml::Value| {
+        if let Some(path) = value.as_str() {
+            return Some(Wanted { path: path.to_owned(), kind: None, options: Vec::new() });
+        }
+        let table = value.as_table()?;
+        if table.keys().any(|key| !["path", "type", "options"].contains(&key.as_str())) {
+            return None;
+        }
+        let text = |value: &toml::Value| value.as_str().map(str::to_owned);
+        Some(Wanted {
+            path: text(table.get("path")?)?,
+            kind: table.get("type").map(text).map_or(Some(None), |kind| kind.map(Some))?,
+            options: table
+                .get("options")
+                .map_or(Some(Vec::new()), |list| list.as_array()?.iter().map(text).collect())?,
+        })
+    };
+    list.as_array()?.iter().map(one).collect()
+}
+
+fn probes(params: &Params) -> Vec<Probe> {
+    let paths = wanted(params).unwrap_or_default().into_iter().map(|wanted| Probe::StatFs { path: wanted.path });
+    [Probe::read("/proc/mounts"), Probe::read("/etc/fstab")].into_iter().chain(paths).collect()
+}
+
+/// A line of /proc/mounts or /etc/fstab: what, where, type, options.
+struct Line<'a> {
+    path: String,
+    kind: &'a str,
+    options: Vec<&'a str>,
+}
+
+/// Space, tab, newline and backslash stand as three octal digits. The last line for a path is the one that is seen.
+fn lines(table: &str) -> impl Iterator<Item = Line<'_>> {
+    table.lines().filter(|line| !line.trim_start().starts_with('#')).filter_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let (path, kind, options) = (words.next()?, words.next()?, words.next()?);
+        let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+        let path = codes.iter().fold(path.to_owned(), |text, (code, plain)| text.replace(code, plain));
+        Some(Line { path, kind, options: options.split(',').collect() })
+    })
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(params, outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let wanted = wanted(params).ok_or_else(|| refused("mounts", EXAMPLE))?;
+    let table: Vec<_> = lines(text(outputs.first()).map_err(Observation::CouldNot)?).collect();
+    if table.is_empty() {
+        let text = "/proc/mounts lists no mount";
+        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text)));
+    }
+    let mut look = Look::default();
+    for (place, wanted) in wanted.iter().enumerate() {
+        let entity = Entity::new(EntityKind::Mount, &*wanted.path);
+        match table.iter().rev().find(|line| line.path == wanted.path) {
+            None => look.event(Event::seen("mount-missing", entity, "nothing is mounted there")),
+            Some(line) => {
+                as_wanted(wanted, line).into_iter().for_each(|event| look.event(event));
+                answers(&entity, outputs.get(place + 2), &mut look);
+            }
+        }
+    }
+    let fstab = match text(outputs.get(1)) {
+        Ok(fstab) => fstab,
+        // An image without an fstab promises nothing.
+        Err(failure) if failure.kind == FailureKind::Missing => "",
+        Err(failure) => {
+            look.could_not(failure);
+            ""
+        }
+    };
+    for promise in lines(fstab).filter(|line| LOCAL.contains(&line.kind) && !line.options.contains(&"ro")) {
+        let is_named = wanted.iter().any(|wanted| wanted.path == promise.path);
+        let seen = table.iter().rev().find(|line| line.path == promise.path);
+        if seen.is_some_and(|line| line.options.contains(&"ro")) && !is_named {
+            let entity = Entity::new(EntityKind::Mount, &*promise.path);
+            look.event(Event::seen(
+                "mount-read-only",
+                entity,
+                "/etc/fstab has it writable and it is mounted read-only",
+            ));
+        }
+    }
+    look.metric(Metric::count("mounts", Entity::node(), table.len() as f64));
+    Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
+}
+
+fn as_wanted(wanted: &Wanted, line: &Line<'_>) -> Vec<Event> {
+    let entity = Entity::new(EntityKind::Mount, &*wanted.path);
+    let mut events = Vec::new();
+    if let Some(kind) = wanted.kind.as_ref().filter(|kind| *kind != line.kind) {
+        let text = format!("a file system of type {}, not {kind}, is mounted there", line.kind);
+        events.push(Event::seen("mount-wrong", entity.clone(), text));
+    }
+    for option in wanted.options.iter().filter(|option| !line.options.contains(&option.as_str())) {
+        let is_ro = option == "rw" && line.options.contains(&"ro");
+        let code = if is_ro { "mount-read-only" } else { "mount-wrong" };
+        let text = if is_ro { "it is mounted read-only".to_owned() } else { format!("mounted without `{option}`") };
+        events.push(Event::seen(code, entity.clone(), text));
+    }
+    events
+}
+
+fn answers(entity: &Entity, output: Option<&ProbeOutput>, look: &mut Look) {
+    match output {
+        Some(ProbeOutput::StatFs(_)) => {}
+        Some(ProbeOutput::Failed(failure))
+            if matches!(failure.kind, FailureKind::TimedOut | FailureKind::Abandoned) =>
+        {
+            look.event(Event::seen("mount-hangs", entity.clone(), failure.text.clone()));
+        }
+        Some(ProbeOutput::Failed(failure)) => look.could_not(failure.clone()),
+        _ => look
+            .could_not(ProbeFailure::new(FailureKind::Unparseable, format!("the answer about {entity} is no statfs"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{judged::judged_with, probe::FileSystemSpace};
+    use proptest::prelude::*;
+
+    // The first line is captured: Linux 6.18, virtual machine, 2026-11-15; the others are made by hand.
+    const TABLE: &str = "/dev/vda / ext4 rw,relatime,discard 0 0\nnas:/x /data\\040set nfs4 rw,vers=4.2 0 0\n";
+    const FSTAB: &str = "# comment\n/dev/vda / ext4 defaults 0 1\n";
+
+    fn fine() -> ProbeOutput {
+        ProbeOutput::StatFs(FileSystemSpace { size: 9, available: 9, free: 9, inodes: 9, inodes_free: 9 })
+    }
+
+    fn look(mounts: &str, table: &str, answer: ProbeOutput) -> Vec<String> {
+        let params: Params = toml::from_str(mounts).unwrap();
+        let text = |text: &str| ProbeOutput::Text(text.to_owned());
+        judged_with(&CHECK, &params, None, &[text(table), text(FSTAB), answer])
+    }
+
+    #[test]
+    fn what_the_site_names_must_be_there_as_named() {
+        let data = "mounts = [{ path = '/data set', type = 'nfs4', options = ['rw'] }]";
+        assert_eq!(look(data, TABLE, fine()), ["pass within-limits"]);
+        assert_eq!(look("mounts = ['/scratch']", TABLE, fine()), ["fail mount-missing reboot mount:/scratch"]);
+        let read_only = TABLE.replace("rw,vers", "ro,vers");
+        assert_eq!(look(data, &read_only, fine()), ["fail mount-read-only reboot mount:/data set"]);
+        assert_eq!(look(data, &TABLE.replace("nfs4", "lustre"), fine()), ["fail mount-wrong monitor mount:/data set"]);
+        let hung = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Abandoned, "no answer within 5s"));
+        assert_eq!(look(data, TABLE, hung), ["fail mount-hangs monitor mount:/data set"]);
+        let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "denied"));
+        assert_eq!(look(data, TABLE, denied), ["inconclusive denied"]);
+    }
+
+    #[test]
+    fn a_local_file_system_that_turned_read_only_is_found_without_any_setting() {
+        assert_eq!(look("", TABLE, fine()), ["pass within-limits"]);
+        let damaged = TABLE.replace("ext4 rw", "ext4 ro");
+        assert_eq!(look("", &damaged, fine()), ["fail mount-read-only reboot mount:/"]);
+    }
+
+    #[test]
+    fn a_setting_that_is_not_understood_is_told() {
+        for mounts in ["mounts = '/data'", "mounts = [1]", "mounts = [{ path = '/', kind = 'x' }]"] {
+            assert_eq!(look(mounts, TABLE, fine()), ["inconclusive unparseable"], "{mounts}");
+        }
+        assert_eq!(look("", "", fine()), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,120}") {
+            look("mounts = ['/']", &text, fine());
+        }
+    }
+}

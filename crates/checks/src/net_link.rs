@@ -1,0 +1,178 @@
+//! net-link: are the node's network interfaces steady and at full speed?
+//!
+//! What it does: for each physical interface, reads how often its carrier changed and how many errors it counted in
+//! the last hour, and its speed against that of equal adapters on this node.
+//!
+//! Why it matters: the ordinary network carries storage, the scheduler and the start of every job. A bad cable or a
+//! port that negotiated a tenth of its speed shows as slow storage, lost heartbeats and jobs that time out.
+//!
+//! What to do: `ethtool INTERFACE` and `ethtool -S INTERFACE` show the link and the kind of errors. Every finding is
+//! `monitor`: the node works, look before it gets worse.
+//! - `carrier-flaps`: the link went away and came back more than twice within the hour (the first time after a boot
+//!   does not count). Cable, transceiver, switch.
+//! - `network-errors`: more than 10 errors a second. A cable (`rx_crc_errors`), or a ring that is too small.
+//! - `network-slow`: the link is slower than that of an equal adapter here: `ethtool INTERFACE` shows what the other
+//!   side offers.
+//!
+//! Interfaces without hardware behind them (bridges, pods, lo) are not looked at. Not applicable where there is none.
+
+use std::collections::BTreeMap;
+
+use doctor_core::{
+    observation::{Entity, EntityKind, Event, Look, Metric, Observation, Unit},
+    time::Span,
+};
+
+use crate::{
+    files::{Series, files, parts, samples, unreadable},
+    gpu::not_applicable,
+    probe::{FileText, Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("net-link", "carrier, errors and speed of network interfaces");
+
+const RULES: &str = r#"
+rules = [
+  { id = "net-link-flaps", check = "net-link", metric = "carrier_changes", above = 4.0, reason = "carrier-flaps",
+    severity = "monitor", text = "{entity}: the carrier changed {value} times within the hour, {limit} is the limit" },
+  { id = "net-link-errors", check = "net-link", metric = "errors_per_second", above = 10.0, reason = "network-errors",
+    severity = "monitor", text = "{entity}: {value} errors a second, {limit} is the limit" },
+  { id = "net-link-slow", check = "net-link", event = "network-slow", reason = "network-slow", severity = "monitor",
+    confirm = 2, text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("net_link.rs")), rules: RULES, probes, interpret };
+
+/// Only an interface with hardware behind it has a device.
+const DEVICE: &str = "/sys/class/net/*/device/uevent";
+const SPEED: &str = "/sys/class/net/*/speed";
+const CHANGES: &str = "/sys/class/net/*/carrier_changes";
+const ERRORS: [&str; 2] = ["/sys/class/net/*/statistics/rx_errors", "/sys/class/net/*/statistics/tx_errors"];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let sampled = |pattern: &str| Probe::Sampled { pattern: pattern.to_owned(), keep: Span::hours(1) };
+    vec![Probe::glob(DEVICE), Probe::glob(SPEED), sampled(CHANGES), sampled(ERRORS[0]), sampled(ERRORS[1])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let (devices, speeds, changes) = (files(outputs.first())?, files(outputs.get(1))?, samples(outputs.get(2))?);
+    let errors = [samples(outputs.get(3))?, samples(outputs.get(4))?];
+    let mut look = Look::default();
+    let mut kinds: BTreeMap<String, Vec<(Entity, f64)>> = BTreeMap::new();
+    for device in devices {
+        let Some([name]) = parts(DEVICE, &device.path) else { continue };
+        let entity = Entity::new(EntityKind::Nic, name);
+        match of(&changes, CHANGES, name).and_then(|series| series.growth_since_boot(Span::hours(1))) {
+            Some(growth) => look.metric(Metric::count("carrier_changes", entity.clone(), growth.in_an_hour())),
+            None => look.could_not(unreadable(&CHANGES.replace('*', name), "no number")),
+        }
+        let rates: Option<Vec<f64>> = errors
+            .iter()
+            .zip(ERRORS)
+            .map(|(all, pattern)| Some(of(all, pattern, name)?.growth(Span::minutes(11))?.per_second()))
+            .collect();
+        match rates {
+            Some(rates) => {
+                look.metric(Metric::new("errors_per_second", entity.clone(), rates.iter().sum(), Unit::PerSecond));
+            }
+            None => look.could_not(unreadable(&ERRORS[0].replace('*', name), "no number")),
+        }
+        if let Some(speed) = speed(speeds, name) {
+            look.metric(Metric::new("speed_bits", entity.clone(), speed, Unit::BitsPerSecond));
+            kinds.entry(kind(device)).or_default().push((entity, speed));
+        }
+    }
+    for interfaces in kinds.values() {
+        let best = interfaces.iter().map(|(_, speed)| *speed).fold(0.0, f64::max);
+        for (entity, speed) in interfaces.iter().filter(|(_, speed)| *speed < best) {
+            let text = format!("{:.0} Mbit/s, an equal adapter has {:.0}", speed / 1e6, best / 1e6);
+            look.event(Event::seen("network-slow", entity.clone(), text));
+        }
+    }
+    Ok(look.or(not_applicable("no-interface", "no network interface here has hardware behind it")))
+}
+
+fn of<'a, 'b>(all: &'b [Series<'a>], pattern: &str, name: &str) -> Option<&'b Series<'a>> {
+    all.iter().find(|series| parts(pattern, series.path) == Some([name]))
+}
+
+/// In bits per second. The kernel refuses to tell it for a link that is down, and says -1 where there is no such
+/// thing (InfiniBand, most virtual adapters): neither is slow.
+fn speed(all: &[FileText], name: &str) -> Option<f64> {
+    let file = all.iter().find(|file| parts(SPEED, &file.path) == Some([name]))?;
+    let speed: f64 = file.text.as_deref().ok()?.trim().parse().ok()?;
+    (speed.is_finite() && speed > 0.0).then_some(speed * 1e6)
+}
+
+/// Driver and identity: what is written in the same way is the same kind of adapter.
+fn kind(device: &FileText) -> String {
+    let text = device.text.as_deref().unwrap_or("");
+    let lines =
+        text.lines().filter(|line| ["DRIVER=", "PCI_ID=", "PCI_SUBSYS_ID="].iter().any(|key| line.starts_with(key)));
+    lines.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::{found, looks},
+        judged::judged,
+    };
+    use proptest::prelude::*;
+
+    /// Two adapters of one kind; the second with this speed, and these looks at carrier changes and errors.
+    fn look(speed: &str, changes: [&str; 2], errors: [&str; 2]) -> Vec<String> {
+        let uevent = "DRIVER=mlx5_core\nPCI_ID=15B3:101D\nPCI_SLOT_NAME=0000:3b:00.0\n";
+        let of = |name: &str, values: [&str; 2]| {
+            let path = |interface: &str| format!("/sys/class/net/{interface}/{name}");
+            let (a, b, pod) = (path("eth0"), path("eth1"), path("veth9"));
+            let at = |value| vec![(a.as_str(), "2\n"), (b.as_str(), value), (pod.as_str(), value)];
+            looks(&[&at(values[0]), &at(values[1])])
+        };
+        judged(
+            &CHECK,
+            &[
+                found(&[("/sys/class/net/eth0/device/uevent", uevent), ("/sys/class/net/eth1/device/uevent", uevent)]),
+                found(&[("/sys/class/net/eth0/speed", "100000\n"), ("/sys/class/net/eth1/speed", speed)]),
+                of("carrier_changes", changes),
+                of("statistics/rx_errors", errors),
+                of("statistics/tx_errors", ["0", "0"]),
+            ],
+        )
+    }
+
+    // Made by hand.
+    #[test]
+    fn each_trouble_is_found_on_its_interface() {
+        let still = ["3\n", "3\n"];
+        assert_eq!(look("100000\n", still, still), ["pass within-limits"]);
+        assert_eq!(look("10000\n", still, still), ["fail network-slow monitor nic:eth1"]);
+        assert_eq!(look("100000\n", ["3", "8"], still), ["fail carrier-flaps monitor nic:eth1"]);
+        assert_eq!(look("100000\n", still, ["0", "3300"]), ["fail network-errors monitor nic:eth1"]);
+        assert_eq!(look("-1\n", still, ["900000", "900000"]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn a_counter_that_is_no_number_is_not_zero() {
+        assert_eq!(look("100000\n", ["3", "?"], ["0", "0"]), ["inconclusive unparseable"]);
+        let nothing = [found(&[]), found(&[]), looks(&[&[]]), looks(&[&[]]), looks(&[&[]])];
+        assert_eq!(judged(&CHECK, &nothing), ["not-applicable no-interface"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9.eE+-]{0,12}") {
+            look(&a, [&a, &b], [&b, &a]);
+            look(&b, [&b, &a], [&a, &b]);
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Reads what Node Health Check (NHC) and Azure's health checks (AzNHC) print.
+//!
+//! Both stop, or go on, after lines such as `ERROR:  nhc:  Health check failed:  check_x:  text`; without a log file (`-l -`)
+//! the same line comes without what stands before `Health`. AzNHC adds a fault code, of which `NHCNA` says that the check
+//! itself could not run: that is no verdict on the node. NHC is silent when all is well, and just as silent when it has no
+//! configuration or none for this host, so silence is not taken for health: run it as `nhc -v -l -`, and it tells what it
+//! ran. AzNHC ends with 0 on machines that it does not support; that is not health either.
+
+use std::collections::BTreeMap;
+
+use doctor_core::{
+    observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    reason::ReasonCode,
+};
+
+use crate::{gpu::not_applicable, measurements::ended_badly, probe::ProbeOutput};
+
+/// Default rules of a check `nhc` that uses [`interpret`]. A failed check of a site's own is `monitor`: only the site knows
+/// what it proves. Fault codes are AzNHC's; their severities follow what our own checks say of the same faults.
+pub const RULES: &str = r#"
+rules = [
+  { id = "nhc-failed", check = "nhc", event = "nhc-failed", reason = "nhc-failed", severity = "monitor", text = "{value}" },
+  { id = "nhc-2001", check = "nhc", event = "nhc-2001", reason = "nhc-2001", severity = "reboot", text = "{value}" },
+  { id = "nhc-2002", check = "nhc", event = "nhc-2002", reason = "nhc-2002", severity = "reboot", text = "{value}" },
+  { id = "nhc-2003", check = "nhc", event = "nhc-2003", reason = "nhc-2003", severity = "reboot", text = "{value}" },
+  { id = "nhc-2004", check = "nhc", event = "nhc-2004", reason = "nhc-2004", severity = "reboot", text = "{value}" },
+  { id = "nhc-2005", check = "nhc", event = "nhc-2005", reason = "nhc-2005", severity = "isolate", text = "{value}" },
+  { id = "nhc-2007", check = "nhc", event = "nhc-2007", reason = "nhc-2007", severity = "reset", text = "{value}" },
+  { id = "nhc-2008", check = "nhc", event = "nhc-2008", reason = "nhc-2008", severity = "isolate", text = "{value}" },
+  { id = "nhc-2009", check = "nhc", event = "nhc-2009", reason = "nhc-2009", severity = "reboot", text = "{value}" },
+  { id = "nhc-2010", check = "nhc", event = "nhc-2010", reason = "nhc-2010", severity = "isolate", text = "{value}" },
+  { id = "nhc-2011", check = "nhc", event = "nhc-2011", reason = "nhc-2011", severity = "reset", text = "{value}" },
+  { id = "nhc-2012", check = "nhc", event = "nhc-2012", reason = "nhc-2012", severity = "monitor", text = "{value}" },
+  { id = "nhc-2013", check = "nhc", event = "nhc-2013", reason = "nhc-2013", severity = "reboot", text = "{value}" },
+  { id = "nhc-2014", check = "nhc", event = "nhc-2014", reason = "nhc-2014", severity = "reset", text = "{value}" },
+  { id = "nhc-2015", check = "nhc", event = "nhc-2015", reason = "nhc-2015", severity = "reboot", text = "{value}" },
+  { id = "nhc-2016", check = "nhc", event = "nhc-2016", reason = "nhc-2016", severity = "reset", text = "{value}" },
+  { id = "nhc-2017", check = "nhc", event = "nhc-2017", reason = "nhc-2017", severity = "monitor", text = "{value}" },
+  { id = "nhc-2018", check = "nhc", event = "nhc-2018", reason = "nhc-2018", severity = "isolate", text = "{value}" },
+  { id = "nhc-2019", check = "nhc", event = "nhc-2019", reason = "nhc-2019", severity = "isolate", text = "{value}" },
+  { id = "nhc-2020", check = "nhc", event = "nhc-2020", reason = "nhc-2020", severity = "reboot", text = "{value}" },
+  { id = "nhc-2021", check = "nhc", event = "nhc-2021", reason = "nhc-2021", severity = "reboot", text = "{value}" },
+  { id = "nhc-2022", check = "nhc", event = "nhc-2022", reason = "nhc-2022", severity = "monitor", text = "{value}" },
+  { id = "nhc-2023", check = "nhc", event = "nhc-2023", reason = "nhc-2023", severity = "isolate", text = "{value}" },
+]
+"#;
+
+/// What AzNHC's codes stand for, by Azure's fault dictionary. 2006 is not used.
+const FAULTS: &[(u16, &str)] = &[
+    (2001, "a fault without a kind of its own"),
+    (2002, "an InfiniBand device is missing"),
+    (2003, "InfiniBand is slow"),
+    (2004, "an InfiniBand port is down"),
+    (2005, "an InfiniBand port goes up and down"),
+    (2007, "rows of GPU memory wait for, or failed, their exchange"),
+    (2008, "the infoROM is damaged"),
+    (2009, "a GPU is missing"),
+    (2010, "a person has to look"),
+    (2011, "Xid 95: a memory error was not contained"),
+    (2012, "Xid 94: a memory error was contained"),
+    (2013, "Xid 79: a GPU has fallen off the bus"),
+    (2014, "Xid 48: a double-bit error"),
+    (2015, "nvidia-smi fails"),
+    (2016, "an NVLink is down"),
+    (2017, "DCGM reports heat"),
+    (2018, "the table of retired pages is full"),
+    (2019, "too many ECC errors"),
+    (2020, "a GPU's bandwidth or diagnosis fails"),
+    (2021, "GPU memory is slow"),
+    (2022, "the processor is slow"),
+    (2023, "an NVMe disk is missing"),
+];
+
+/// What a run of `nhc` or of AzNHC's `run-health-checks.sh` says about the node.
+pub fn interpret(output: Option<&ProbeOutput>) -> Observation {
+    let could_not = |kind, text: &str| Observation::CouldNot(ProbeFailure::new(kind, text));
+    let (exit, stdout, stderr) = match output {
+        Some(ProbeOutput::Ran { exit, stdout, stderr }) => (*exit, stdout, stderr),
+        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        _ => return could_not(FailureKind::Unparseable, "the probe brought no output of NHC"),
+    };
+    let lines = || stdout.lines().chain(stderr.lines());
+    let mut look = Look::default();
+    let mut failures: BTreeMap<ReasonCode, Vec<String>> = BTreeMap::new();
+    for said in lines().filter_map(failed_line) {
+        match Said::read(said) {
+            Said::Fault(code, text) => {
+                let texts = failures.entry(code).or_default();
+                // The same line comes on both streams, and once more in the summary.
+                if !texts.contains(&text) {
+                    texts.push(text);
+                }
+            }
+            Said::CouldNot(failure) => look.could_not(failure),
+        }
+    }
+    let failed = failures.len();
+    for (code, texts) in failures {
+        look.event(Event { code, entity: Entity::node(), at: None, text: texts.join("; "), key: None });
+    }
+    if failed > 0 || (exit == Some(0) && has_checked(stdout, stderr)) {
+        look.metric(Metric::count("nhc_faults", Entity::node(), failed as f64));
+    }
+    look.or(nothing_said(exit, stdout, stderr))
+}
+
+/// Whether it says that it checked something. NHC 1.4 ends with `completed successfully` also after no check at all; 1.5
+/// adds how many there were.
+fn has_checked(stdout: &str, stderr: &str) -> bool {
+    let lines = || stdout.lines().chain(stderr.lines());
+    let some_passed = |line: &str| {
+        let count =
+            line.split_once("Node Health Check completed successfully; ").and_then(|(_, rest)| rest.split_once(' '));
+        count.is_some_and(|(count, rest)| rest.starts_with("passed") && count.parse().is_ok_and(|count: u32| count > 0))
+    };
+    // AzNHC has a list of checks for this kind of machine, and went through it.
+    let azure = lines().any(|line| line.starts_with("Running health checks for Standard_"))
+        && lines().any(|line| line.trim() == "Health checks completed with exit code: 0.");
+    azure || lines().any(|line| line.contains("Running check ") || line.contains("Running check:") || some_passed(line))
+}
+
+/// There is neither a failure nor a sign that anything was checked.
+fn nothing_said(exit: Option<i32>, stdout: &str, stderr: &str) -> Observation {
+    let lines = || stdout.lines().chain(stderr.lines());
+    if let Some(line) = lines().find(|line| line.contains("not supported")) {
+        let said: String = line.trim().chars().take(200).collect();
+        return not_applicable("nhc-not-supported", said);
+    }
+    Observation::CouldNot(match exit {
+        Some(0) => ProbeFailure::new(
+            FailureKind::Empty,
+            "NHC does not say that it checked anything; run it as `nhc -v -l -`, with lines for this host in its configuration",
+        ),
+        exit => ended_badly(exit, if stderr.trim().is_empty() { stdout } else { stderr }),
+    })
+}
+
+/// What stands behind `Health check failed:`. Before it there may be a time, `ERROR:  nhc:`, `ERROR` from a run in the
+/// background, `NHC:` in a node's reason in Slurm, or nothing.
+fn failed_line(line: &str) -> Option<&str> {
+    line.split_once("Health check failed:").map(|(_, said)| said.trim())
+}
+
+enum Said {
+    Fault(ReasonCode, String),
+    CouldNot(ProbeFailure),
+}
+
+impl Said {
+    fn read(said: &str) -> Self {
+        let text: String = said.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect();
+        // NHC reports its own troubles as failed checks too. They say nothing about what was to be looked at.
+        const OWN: [(&str, FailureKind); 5] = [
+            ("Script timed out", FailureKind::TimedOut),
+            ("Watchdog timer unable to terminate", FailureKind::TimedOut),
+            ("Terminated by signal", FailureKind::Killed),
+            ("No such check ", FailureKind::Missing),
+            ("Unable to run check ", FailureKind::Denied),
+        ];
+        if let Some((_, kind)) = OWN.iter().find(|(start, _)| text.starts_with(start)) {
+            return Self::CouldNot(ProbeFailure::new(*kind, text));
+        }
+        let code = text.split_once("FaultCode:").map(|(_, code)| code.trim().trim_end_matches('.'));
+        match code {
+            Some("NHCNA") => Self::CouldNot(ProbeFailure::new(FailureKind::Failed, text)),
+            Some(code) => {
+                let number = code.strip_prefix("NHC").and_then(|digits| digits.parse::<u16>().ok());
+                match number.and_then(|number| FAULTS.iter().find(|(known, _)| *known == number)) {
+                    Some((number, means)) => match ReasonCode::new(&format!("nhc-{number}")) {
+                        Ok(code) => Self::Fault(code, format!("{text} ({means})")),
+                        Err(_) => Self::Fault(ReasonCode::fixed("nhc-failed"), text),
+                    },
+                    None => Self::Fault(ReasonCode::fixed("nhc-failed"), text),
+                }
+            }
+            None => Self::Fault(ReasonCode::fixed("nhc-failed"), text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        judged::judged,
+        spec::{Check, Spec},
+    };
+    use proptest::prelude::*;
+
+    const CHECK: Check = Check {
+        spec: Spec::quick("nhc", "for these tests"),
+        page: "",
+        rules: RULES,
+        probes: |_| Vec::new(),
+        interpret: |_, outputs| interpret(outputs.first()),
+    };
+
+    fn ran(exit: i32, stdout: &str, stderr: &str) -> Vec<String> {
+        let output = ProbeOutput::Ran { exit: Some(exit), stdout: stdout.to_owned(), stderr: stderr.to_owned() };
+        judged(&CHECK, &[output])
+    }
+
+    /// A failing line as AzNHC prints it.
+    fn azure(text: &str) -> String {
+        format!("ERROR:  nhc:  Health check failed:  {text}\n")
+    }
+
+    #[test]
+    fn failures_are_found_with_their_codes() {
+        for (text, finding) in [
+            ("check_fs_mount:  /scratch not mounted", "nhc-failed monitor"),
+            ("check_gpu_count: Expected 8 and found 7. FaultCode: NHC2009", "nhc-2009 reboot"),
+            ("check_gpu_ecc: GPU 3 row remap pending. FaultCode: NHC2007.", "nhc-2007 reset"),
+            ("check_nvsmi_healthmon: infoROM corrupt FaultCode: NHC2008", "nhc-2008 isolate"),
+            ("check_new: something FaultCode: NHC9999", "nhc-failed monitor"),
+        ] {
+            assert_eq!(ran(1, &azure(text), ""), [format!("fail {finding} node")], "{text}");
+            assert_eq!(ran(1, "", &azure(text)), [format!("fail {finding} node")], "{text}");
+        }
+        for line in [
+            "NHC: Health check failed:  check_hw_ib: no port",
+            "Health check failed:  check_hw_ib: no port",
+            "ERROR Health check failed:  check_hw_ib: no port",
+            "[12] - Health check failed:  check_hw_ib: no port",
+        ] {
+            assert_eq!(ran(1, line, ""), ["fail nhc-failed monitor node"], "{line}");
+        }
+    }
+
+    #[test]
+    fn every_code_of_azure_has_its_rule() {
+        for (number, _) in FAULTS {
+            let lines = ran(1, &azure(&format!("check_x: y FaultCode: NHC{number}")), "");
+            assert!(lines[0].starts_with(&format!("fail nhc-{number} ")), "{lines:?}");
+        }
+        assert_eq!(RULES.matches("event = ").count(), FAULTS.len() + 1);
+    }
+
+    #[test]
+    fn a_check_that_could_not_run_is_no_verdict_and_hides_no_other() {
+        let na = azure("check_gpu_bw: nvbandwidth not found FaultCode: NHCNA");
+        assert_eq!(ran(1, &na, ""), ["inconclusive failed"]);
+        let both = na + &azure("check_gpu_count: 7 of 8 FaultCode: NHC2009");
+        assert_eq!(ran(1, &both, ""), ["fail nhc-2009 reboot node"]);
+        for (own, reason) in [
+            ("No such check \"check_x\" (missing/corrupt .nhc file?); check 1 of 9 (check_x) returned 127", "missing"),
+            (
+                "Unable to run check \"check_x\" (permissions/mount flags?); check 1 of 9 (check_x) returned 126",
+                "denied",
+            ),
+            ("Terminated by signal SIGTERM.", "killed"),
+            ("Watchdog timer unable to terminate hung NHC process 1234.", "timed-out"),
+        ] {
+            assert_eq!(ran(1, &azure(own), ""), [format!("inconclusive {reason}")], "{own}");
+        }
+        let hung = azure("Script timed out while executing \"check_fs_mount_rw -f /scratch\".");
+        let output = ProbeOutput::Ran { exit: Some(1), stdout: hung, stderr: String::new() };
+        let Observation::CouldNot(failure) = interpret(Some(&output)) else { panic!("could not") };
+        assert_eq!(failure.kind, FailureKind::TimedOut);
+        assert!(failure.text.contains("check_fs_mount_rw"), "which check hung is told: {}", failure.text);
+    }
+
+    #[test]
+    fn only_a_run_that_says_so_has_passed() {
+        let well = "Node Health Check starting.\nRunning check 1 of 1:  \"check_fs_mount /\"\n\
+                    Node Health Check completed successfully; 1 passed in 1 second(s).\n";
+        assert_eq!(ran(0, well, ""), ["pass within-limits"]);
+        let older = "Running check:  \"check_fs_mount /\"\nNode Health Check completed successfully (1s).\n";
+        assert_eq!(ran(0, older, ""), ["pass within-limits"]);
+        let azure =
+            "Running health checks for Standard_nd96isr_h100_v5 SKU...\nHealth checks completed with exit code: 0.\n";
+        assert_eq!(ran(0, azure, ""), ["pass within-limits"]);
+        for nothing in [
+            "",
+            "Node Health Check completed successfully; 0 passed in 0 second(s).",
+            "Node Health Check completed successfully (0s).",
+            "Missing/invalid configuration file (\"/etc/nhc/nhc.conf\") ignored.",
+            "Health checks completed with exit code: 0.",
+        ] {
+            assert_eq!(ran(0, nothing, ""), ["inconclusive empty"], "{nothing}");
+        }
+        let still = "ERROR:  Prior NHC instance is still running (PID #1234); is it hung?";
+        assert_eq!(ran(145, "", still), ["inconclusive failed"]);
+        assert_eq!(ran(3, "", "nhc: command not found"), ["inconclusive failed"]);
+        assert_eq!(ran(1, well, ""), ["inconclusive failed"], "it says both");
+    }
+
+    #[test]
+    fn a_machine_that_aznhc_does_not_support_is_not_healthy_although_it_ends_with_0() {
+        let said = "The vm SKU 'standard_nc4as_t4_v3' is currently not supported by Azure health checks.";
+        assert_eq!(ran(0, said, ""), ["not-applicable nhc-not-supported"]);
+    }
+
+    #[test]
+    fn a_killed_or_late_run_says_nothing() {
+        let killed = ProbeOutput::Ran { exit: None, stdout: String::new(), stderr: String::new() };
+        assert_eq!(judged(&CHECK, &[killed]), ["inconclusive killed"]);
+        let late = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "nhc"));
+        assert_eq!(judged(&CHECK, &[late]), ["inconclusive timed-out"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(
+            text in "(ERROR:  nhc:  Health check failed:|FaultCode: NHC|NHCNA|[0-9]|.|\n){0,60}", exit in 0..4,
+        ) {
+            ran(exit, &text, "");
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! nic-log: what have the network cards complained about in the kernel's log?
+//!
+//! What it does: reads what the driver of NVIDIA's network cards (`mlx5_core`) wrote to the kernel's log of this boot, at
+//! most `within` old. Many records of one kind about one card are one finding, however many there are.
+//!
+//! Why it matters: a card whose firmware has stopped answering still looks up in `ibstat` for a while, and takes every job
+//! with it that uses the fabric.
+//!
+//! What to do: `doctor why NODE` names the card; `mlxfwmanager`, `mlxlink -d BUS` and `dmesg | grep mlx5` show more.
+//! - `nic-dead` is `isolate`: the card reports a hardware error that it cannot recover from.
+//! - `nic-command-timeout`, `nic-health-lost` are `reboot`: the firmware does not answer commands, or its heartbeat has
+//!   stopped. A boot starts it anew; if it comes back, the card or its slot is bad. NVSentinel replaces the machine for
+//!   these three.
+//! - `nic-send-timeout` is `monitor`: a queue did not send for seconds. Once is a hiccup; often is the link or the firmware.
+//! - `nic-slot-power` is `monitor`: the slot gives less power than the card wants. Look at the riser and the firmware's
+//!   power settings.
+//! - `nic-module-hot` is `monitor`: a cable or transceiver is too hot. Look at the airflow.
+//! - `nic-module-unplugged` is `monitor`: a cable was taken out and has not been put back.
+//! - `nic-register-refused` is `monitor`: the firmware refuses a register that something asks for again and again, usually
+//!   a monitoring tool of another version than the firmware. Harmless in itself.
+//!
+//! Not applicable where no device is run by `mlx5_core` and the log has no record of it.
+//!
+//! Parameters: `within`, by default `"7d"`.
+
+use std::collections::BTreeMap;
+
+use doctor_core::{
+    observation::{Entity, EntityKind, Observation},
+    reason::ReasonCode,
+};
+
+use crate::{
+    files::wild,
+    gpu::{bus_id, not_applicable},
+    kmsg::{self, Bursts},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("nic-log", "errors of network cards in the kernel's log");
+
+const RULES: &str = r#"
+rules = [
+  { id = "nic-log-dead", check = "nic-log", event = "nic-dead", reason = "nic-dead",
+    severity = "isolate", text = "{entity}: {value}" },
+  { id = "nic-log-command-timeout", check = "nic-log", event = "nic-command-timeout", reason = "nic-command-timeout",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "nic-log-health-lost", check = "nic-log", event = "nic-health-lost", reason = "nic-health-lost",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "nic-log-send-timeout", check = "nic-log", event = "nic-send-timeout", reason = "nic-send-timeout",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "nic-log-slot-power", check = "nic-log", event = "nic-slot-power", reason = "nic-slot-power",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "nic-log-module-hot", check = "nic-log", event = "nic-module-hot", reason = "nic-module-hot",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "nic-log-module-unplugged", check = "nic-log", event = "nic-module-unplugged", reason = "nic-module-unplugged",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "nic-log-register-refused", check = "nic-log", event = "nic-register-refused", reason = "nic-register-refused",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("nic_log.rs")), rules: RULES, probes, interpret };
+
+const DEVICES: &str = "/sys/bus/pci/drivers/mlx5_core/*";
+const RDMA: &str = "/sys/class/infiniband/*/device";
+const NET: &str = "/sys/class/net/*/device";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let mut all: Vec<Probe> = kmsg::probes().into();
+    all.extend([DEVICES, RDMA, NET].map(|pattern| Probe::Links { pattern: pattern.to_owned() }));
+    all
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let no_card = || not_applicable("no-mlx5", "no device is run by mlx5_core");
+    let none_here = match outputs.get(3) {
+        Some(ProbeOutput::Links(links)) => !links.iter().any(|(path, _)| is_device(path)),
+        _ => false,
+    };
+    let log = match kmsg::log(params, outputs) {
+        Ok(log) => log,
+        Err(_) if none_here => return no_card(),
+        Err(instead) => return instead,
+    };
+    let names = Names::read(outputs);
+    let (mut bursts, mut any) = (Bursts::default(), false);
+    for record in log.recent() {
+        let Some((device, sign)) = recognise(record.text) else { continue };
+        any = true;
+        let card = names.card(device);
+        match sign {
+            Sign::Trouble(code) => bursts.see(ReasonCode::fixed(code), card, record),
+            Sign::PluggedIn => bursts.forget(&ReasonCode::fixed("nic-module-unplugged"), &card, record),
+        }
+    }
+    if none_here && !any {
+        return no_card();
+    }
+    Observation::measured(vec![log.read()], bursts.events(&log))
+}
+
+/// Beside its devices, a driver's directory has a link to its module.
+fn is_device(path: &str) -> bool {
+    path.rsplit('/').next().is_some_and(|name| bus_id(name).is_some())
+}
+
+/// How cards are called, by their place on the bus.
+struct Names {
+    rdma: BTreeMap<String, String>,
+    /// Place on the bus by network interface.
+    net: BTreeMap<String, String>,
+}
+
+impl Names {
+    fn read(outputs: &[ProbeOutput]) -> Self {
+        let links = |at: usize, pattern: &'static str| {
+            let links = match outputs.get(at) {
+                Some(ProbeOutput::Links(links)) => links.as_slice(),
+                _ => &[],
+            };
+            links.iter().filter_map(move |(path, to)| {
+                let name = (*wild(pattern, path)?.first()?).to_owned();
+                Some((name, bus_id(to.rsplit('/').next()?)?))
+            })
+        };
+        Self { rdma: links(4, RDMA).map(|(name, bus)| (bus, name)).collect(), net: links(5, NET).collect() }
+    }
+
+    /// By its RDMA name where it has one, as other checks call it; else by what the record calls it.
+    fn card(&self, device: &str) -> Entity {
+        let bus = bus_id(device).or_else(|| self.net.get(device).cloned());
+        let name = bus.as_ref().and_then(|bus| self.rdma.get(bus)).or(bus.as_ref());
+        Entity::new(EntityKind::Nic, name.map_or(device, String::as_str))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sign {
+    Trouble(&'static str),
+    /// A cable is back.
+    PluggedIn,
+}
+
+/// Phrases of the driver's source, the graver first.
+const PHRASES: &[(&str, Sign)] = &[
+    ("unrecoverable hardware error", Sign::Trouble("nic-dead")),
+    ("Will cause a leak of a command resource", Sign::Trouble("nic-command-timeout")),
+    ("device's health compromised", Sign::Trouble("nic-health-lost")),
+    ("TX timeout detected", Sign::Trouble("nic-send-timeout")),
+    ("insufficient power on the PCIe slot", Sign::Trouble("nic-slot-power")),
+    ("High Temperature", Sign::Trouble("nic-module-hot")),
+    ("Cable unplugged", Sign::Trouble("nic-module-unplugged")),
+    ("Cable plugged", Sign::PluggedIn),
+];
+
+/// Which card, and what it tells.
+fn recognise(text: &str) -> Option<(&str, Sign)> {
+    let timed_out = text.contains("NETDEV WATCHDOG: ") && text.contains("transmit queue") && text.contains("timed out");
+    // `NETDEV WATCHDOG: ens1 (mlx5_core): transmit queue 3 timed out`
+    if let Some((name, _)) = text.strip_prefix("NETDEV WATCHDOG: ").and_then(|rest| rest.split_once(" (mlx5_core)")) {
+        return timed_out.then_some((name, Sign::Trouble("nic-send-timeout")));
+    }
+    // `mlx5_core 0000:3b:00.0 ens1: …`, `mlx5_core 0000:3b:00.0: …`
+    let (device, rest) = text.strip_prefix("mlx5_core ")?.split_once(' ')?;
+    let device = device.trim_end_matches(':');
+    if timed_out {
+        return Some((device, Sign::Trouble("nic-send-timeout")));
+    }
+    if let Some((_, sign)) = PHRASES.iter().find(|(phrase, _)| rest.contains(phrase)) {
+        return Some((device, *sign));
+    }
+    // `mlx5_cmd_out_err:838:(pid 1): ACCESS_REG(0x805) op_mod(0x1) failed, status bad parameter(0x3)`
+    let refused = rest.contains("ACCESS_REG(") && rest.contains(" failed");
+    refused.then_some((device, Sign::Trouble("nic-register-refused")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        judged::judged,
+        kmsg::tests::{at_seconds, logged},
+    };
+    use doctor_core::observation::{FailureKind, ProbeFailure};
+    use proptest::prelude::*;
+
+    fn links(pairs: &[(&str, &str)]) -> ProbeOutput {
+        ProbeOutput::Links(pairs.iter().map(|(path, to)| ((*path).to_owned(), (*to).to_owned())).collect())
+    }
+
+    fn cards() -> [ProbeOutput; 3] {
+        let device = "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0";
+        [
+            links(&[("/sys/bus/pci/drivers/mlx5_core/0000:3b:00.0", device)]),
+            links(&[("/sys/class/infiniband/mlx5_4/device", device)]),
+            links(&[("/sys/class/net/ens1/device", device), ("/sys/class/net/eth0/device", "/sys/devices/virtual/x")]),
+        ]
+    }
+
+    fn with(mut log: Vec<ProbeOutput>, cards: [ProbeOutput; 3]) -> Vec<String> {
+        log.extend(cards);
+        judged(&CHECK, &log)
+    }
+
+    fn look(lines: &[&str]) -> Vec<String> {
+        with(logged(lines), cards())
+    }
+
+    #[test]
+    fn each_kind_of_record_is_found_on_its_card() {
+        assert_eq!(look(&[]), ["pass within-limits"]);
+        for (text, finding) in [
+            ("mlx5_core 0000:3b:00.0: print_health:312: unrecoverable hardware error", "nic-dead isolate"),
+            (
+                "mlx5_core 0000:3b:00.0: wait_func:1162:(pid 9): ACCESS_REG(0x805) timeout. Will cause a leak of a command \
+                 resource",
+                "nic-command-timeout reboot",
+            ),
+            (
+                "mlx5_core 0000:3b:00.0: poll_health:840:(pid 0): device's health compromised - reached miss count",
+                "nic-health-lost reboot",
+            ),
+            ("mlx5_core 0000:3b:00.0 ens1: TX timeout detected", "nic-send-timeout monitor"),
+            ("NETDEV WATCHDOG: ens1 (mlx5_core): transmit queue 12 timed out", "nic-send-timeout monitor"),
+            (
+                "mlx5_core 0000:3b:00.0 ens1: NETDEV WATCHDOG: CPU: 3: transmit queue 12 timed out 5000 ms",
+                "nic-send-timeout monitor",
+            ),
+            (
+                "mlx5_core 0000:3b:00.0: mlx5_pcie_event:300:(pid 268): Detected insufficient power on the PCIe slot (27W).",
+                "nic-slot-power monitor",
+            ),
+            (
+                "mlx5_core 0000:3b:00.0: Port module event[error]: module 0, Cable error, High Temperature",
+                "nic-module-hot monitor",
+            ),
+            ("mlx5_core 0000:3b:00.0: Port module event: module 0, Cable unplugged", "nic-module-unplugged monitor"),
+            (
+                "mlx5_core 0000:3b:00.0: mlx5_cmd_out_err:838:(pid 1): ACCESS_REG(0x805) op_mod(0x1) failed, status bad \
+                 parameter(0x3), syndrome (0x15c356), err(-22)",
+                "nic-register-refused monitor",
+            ),
+        ] {
+            assert_eq!(look(&[text]), [format!("fail {finding} nic:mlx5_4")], "{text}");
+        }
+    }
+
+    #[test]
+    fn ordinary_records_and_other_drivers_are_no_trouble() {
+        for text in [
+            "mlx5_core 0000:3b:00.0: firmware version: 28.39.1002",
+            "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable plugged",
+            "mlx5_core 0000:3b:00.0 ens1: Link up",
+            "mlx5_core 0000:3b:00.0: ACCESS_REG(0x805) op_mod(0x1) done",
+            "NETDEV WATCHDOG: eth0 (e1000e): transmit queue 0 timed out",
+            "mlx5_core",
+        ] {
+            assert_eq!(look(&[text]), ["pass within-limits"], "{text}");
+        }
+    }
+
+    #[test]
+    fn a_cable_that_was_put_back_is_no_trouble() {
+        let (out, back) = (
+            "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable unplugged",
+            "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable plugged",
+        );
+        assert_eq!(look(&[out, back]), ["pass within-limits"]);
+        assert_eq!(look(&[out, back, out]), ["fail nic-module-unplugged monitor nic:mlx5_4"]);
+    }
+
+    #[test]
+    fn a_flood_of_refused_registers_is_one_finding_and_hides_no_other() {
+        let refused = "mlx5_core 0000:3b:00.0: mlx5_cmd_out_err:838:(pid 1): ACCESS_REG(0x805) op_mod(0x1) failed";
+        let mut lines = vec![refused; 2000];
+        lines.insert(
+            900,
+            "mlx5_core 0000:5c:00.0: poll_health:840:(pid 0): device's health compromised - reached miss count",
+        );
+        assert_eq!(
+            look(&lines),
+            ["fail nic-health-lost reboot nic:0000:5c:00.0", "fail nic-register-refused monitor nic:mlx5_4"]
+        );
+    }
+
+    #[test]
+    fn a_machine_without_a_card_has_nothing_to_look_at_unless_its_log_says_otherwise() {
+        let none =
+            || [links(&[("/sys/bus/pci/drivers/mlx5_core/module", "/sys/module/mlx5_core")]), links(&[]), links(&[])];
+        assert_eq!(with(logged(&[]), none()), ["not-applicable no-mlx5"]);
+        let dead = "mlx5_core 0000:3b:00.0: print_health:312: unrecoverable hardware error";
+        assert_eq!(with(logged(&[dead]), none()), ["fail nic-dead isolate nic:0000:3b:00.0"]);
+        let unread = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/sys"));
+        assert_eq!(with(logged(&[]), [unread(), unread(), unread()]), ["pass within-limits"]);
+        let mut denied = logged(&[]);
+        denied[0] = unread();
+        assert_eq!(with(denied, cards()), ["inconclusive denied"]);
+    }
+
+    #[test]
+    fn an_old_record_does_not_fail_a_node_for_ever() {
+        let dead = "mlx5_core 0000:3b:00.0: print_health:312: unrecoverable hardware error";
+        assert_eq!(with(at_seconds(&[(1, dead)]), cards()), ["pass within-limits"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(start in "(mlx5_core |NETDEV WATCHDOG: )?", rest in ".{0,120}") {
+            recognise(&format!("{start}{rest}"));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! nvlink-count: has each GPU as many NVLinks in use as its machine type has?
+//!
+//! What it does: counts the NVLinks of each GPU and holds the number against the machine type's profile (12 on an A100
+//! with NVSwitch, 18 on H100, H200 and B200). A link that is down beside others that are up is told by `nvlink-state`
+//! and is counted here; where not one link of the machine is up, none is.
+//!
+//! Why it matters: where every link of a machine is down, or the driver does not show some at all, no GPU looks worse
+//! than its neighbour. Only the expected number shows it.
+//!
+//! What to do: `nvlink-count` is `reset`: drain the node and reset its GPUs together with the fabric manager running.
+//! `nvidia-smi nvlink -s` shows the links. If no link of any GPU is up, look at the fabric manager first: `systemctl
+//! status nvidia-fabricmanager`.
+//!
+//! Without a profile the number cannot be judged and the check says so (`no-limit`). Not applicable where no GPU has
+//! NVLink.
+
+use doctor_core::observation::{Metric, Observation};
+
+use crate::{
+    gpu::{Gpu, Reading, each, gpus, read_numbered},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("nvlink-count", "number of NVLinks of each GPU, by the machine type");
+
+const RULES: &str = r#"
+rules = [
+  { id = "nvlink-count", check = "nvlink-count", metric = "nvlink_count", not_as_profile = true,
+    reason = "nvlink-count", severity = "reset",
+    text = "{entity}: {value} NVLinks are in use, {limit} are expected on this machine type" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("nvlink_count.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&["nvlink.*.state"])]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let is_up = |reading: &Reading| matches!(reading, Reading::Number(state) if *state != 0.0);
+    let any_up = gpus(outputs.first())
+        .is_ok_and(|gpus| gpus.iter().any(|gpu| gpu.numbered("nvlink", "state").any(|(_, reading)| is_up(reading))));
+    each(outputs.first(), "no GPU here has NVLink", |gpu, look| {
+        let states = read_numbered(gpu, "nvlink", "state", look);
+        // Where a link would not tell there is no count.
+        if !states.is_empty() && states.len() == has_links(gpu) {
+            let count = if any_up { states.len() } else { 0 };
+            look.metric(Metric::count("nvlink_count", gpu.entity(), count as f64));
+        }
+    })
+}
+
+fn has_links(gpu: &Gpu) -> usize {
+    gpu.numbered("nvlink", "state").filter(|(_, reading)| !matches!(reading, Reading::NotSupported)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::tests::{answer, lost, n, none},
+        judged::{judged, judged_with},
+    };
+    use doctor_core::{ids::Sku, profile::Profile};
+
+    fn look(gpus: &[[Reading; 2]]) -> Vec<String> {
+        let profile =
+            Profile { sku: Sku::new("x").unwrap(), version: 1, expect: [("nvlink_count".to_owned(), 2.0)].into() };
+        let gpus: Vec<_> =
+            gpus.iter().map(|[a, b]| [("nvlink.0.state", a.clone()), ("nvlink.1.state", b.clone())]).collect();
+        let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
+        judged_with(&CHECK, &Params::new(), Some(&profile), &[answer(&gpus)])
+    }
+
+    #[test]
+    fn too_few_are_found_also_when_they_are_too_few_everywhere() {
+        assert_eq!(look(&[[n(1.0), n(1.0)], [n(1.0), n(1.0)]]), ["pass within-limits"]);
+        assert_eq!(look(&[[n(0.0), n(0.0)], [n(0.0), n(0.0)]]).len(), 2);
+        let fewer = [n(1.0), Reading::NotSupported];
+        assert_eq!(look(&[[n(1.0), n(1.0)], fewer]), ["fail nvlink-count reset gpu:0000:19:00.0"]);
+    }
+
+    #[test]
+    fn a_link_that_nvlink_state_finds_is_not_told_twice() {
+        assert_eq!(look(&[[n(1.0), n(1.0)], [n(1.0), n(0.0)]]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn what_cannot_be_counted_or_judged_is_said() {
+        assert_eq!(look(&[[n(1.0), lost()]]), ["inconclusive failed"]);
+        assert_eq!(look(&[[Reading::NotSupported, Reading::NotSupported]]), ["not-applicable not-supported"]);
+        let one = [("nvlink.0.state", n(1.0))];
+        assert_eq!(judged(&CHECK, &[answer(&[&one])]), ["inconclusive no-limit"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

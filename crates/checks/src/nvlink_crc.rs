@@ -1,0 +1,79 @@
+//! nvlink-crc: is the data on NVLinks often hurt on the way?
+//!
+//! What it does: reads the CRC errors of each NVLink (of flits and of data) and makes a rate of them over the time
+//! since the boot.
+//!
+//! Why it matters: every packet that fails its sum is sent again. Very many of them mean a bad connector or a board
+//! with a bad transmitter: bandwidth goes, and then the link.
+//!
+//! What to do: `nvlink-crc` is `isolate`: more than 100 a second, which DCGM does not accept either (error 70,
+//! isolate). Hand the machine over; a reset moves the problem only. `nvidia-smi nvlink -e -i BUS` shows the counters;
+//! the same number on the other end of the link (`nvidia-smi nvlink -R`) tells cable or switch from board.
+//!
+//! Single errors are nothing and are not told. The counters begin anew with a reset of the GPU. Not applicable where
+//! no GPU has NVLink or counts these.
+
+use doctor_core::observation::Observation;
+
+use crate::{
+    nvlink_errors::{counted, per_hour},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("nvlink-crc", "CRC errors of NVLinks");
+
+// 100 a second is 360,000 an hour.
+const RULES: &str = r#"
+rules = [
+  { id = "nvlink-crc", check = "nvlink-crc", metric = "nvlink_crc_errors_per_hour", above = 360000.0,
+    reason = "nvlink-crc", severity = "isolate",
+    text = "{entity}: {value} CRC errors an hour since the boot, {limit} is the limit" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("nvlink_crc.rs")), rules: RULES, probes, interpret };
+
+const CRC: [&str; 2] = ["crc_flit_errors", "crc_data_errors"];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    counted(&CRC)
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    per_hour(outputs, "nvlink_crc_errors_per_hour", &CRC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+
+    fn look(flit: Reading, data: Reading) -> Vec<String> {
+        let gpu = [("nvlink.4.crc_flit_errors", flit), ("nvlink.4.crc_data_errors", data)];
+        judged(&CHECK, &[answer(&[&gpu]), ProbeOutput::Text("36000 1".to_owned())])
+    }
+
+    #[test]
+    fn very_many_are_found_and_a_few_are_nothing() {
+        assert_eq!(look(n(0.0), n(0.0)), ["pass within-limits"]);
+        assert_eq!(look(n(3.6e6), n(0.0)), ["pass within-limits"]);
+        assert_eq!(look(n(3.6e6), n(1.0)), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
+        // A GPU that counts one kind only.
+        assert_eq!(look(n(3.7e6), Reading::NotSupported), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_never_a_pass() {
+        assert_eq!(look(n(0.0), lost()), ["inconclusive failed"]);
+        assert_eq!(look(Reading::NotSupported, Reading::NotSupported), ["not-applicable not-supported"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

@@ -1,0 +1,138 @@
+//! nvlink-errors: must NVLinks send their traffic twice, or find themselves again?
+//!
+//! What it does: reads how often each NVLink had to send something again (replay) or to be trained anew while in use
+//! (recovery), and makes a rate of it over the time since the boot. CRC errors are for `nvlink-crc`.
+//!
+//! Why it matters: an error on a link is repaired by sending again, so a bad connector shows first as a job that is a
+//! little slow, then as a link that goes down in the middle of one.
+//!
+//! What to do: `nvlink-errors` is `monitor`: more than one replay or recovery an hour. `nvidia-smi nvlink -e -i BUS`
+//! shows the counters. If `nvlink-state` finds the same GPU, or NCCL tests slow down, reset the GPUs; if it comes
+//! back, hand the machine over.
+//!
+//! AWS's suite warns of the first error for ever; here an hour's worth must come each hour, so that one bad moment
+//! last month does not mark the node. The counters begin anew with a reset of the GPU. Not applicable where no GPU has
+//! NVLink or counts these.
+
+use doctor_core::observation::{Entity, EntityKind, Look, Metric, Observation, Unit};
+
+use crate::{
+    gpu::{Gpu, each, read_numbered},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+    uptime::{self, hours_up},
+};
+
+const SPEC: Spec = Spec::quick("nvlink-errors", "replays and recoveries of NVLinks");
+
+const RULES: &str = r#"
+rules = [
+  { id = "nvlink-errors-retries", check = "nvlink-errors", metric = "nvlink_retries_per_hour", above = 1.0,
+    reason = "nvlink-errors", severity = "monitor",
+    text = "{entity}: {value} replays and recoveries an hour since the boot, {limit} is the limit" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("nvlink_errors.rs")), rules: RULES, probes, interpret };
+
+const RETRIES: [&str; 2] = ["replay_errors", "recovery_errors"];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    counted(&RETRIES)
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    per_hour(outputs, "nvlink_retries_per_hour", &RETRIES)
+}
+
+/// What to ask for to make a rate of these counters.
+pub(crate) fn counted(counters: &[&str]) -> Vec<Probe> {
+    let fields = counters.iter().map(|what| format!("nvlink.*.{what}")).collect();
+    vec![Probe::Gpu { fields }, Probe::read(uptime::PATH)]
+}
+
+/// The sum of these counters of each link, as errors an hour since the boot.
+pub(crate) fn per_hour(outputs: &[ProbeOutput], name: &str, counters: &[&str]) -> Observation {
+    let hours = hours_up(outputs.get(1));
+    each(outputs.first(), "no GPU here counts errors of NVLinks", |gpu, look| match &hours {
+        Ok(hours) => rates(gpu, name, counters, *hours, look),
+        Err(failure) => look.could_not(failure.clone()),
+    })
+}
+
+/// One number for each link that has errors, or one for the GPU that has none: eight GPUs have 144 links, and what is
+/// zero on all of them needs no 144 lines.
+fn rates(gpu: &Gpu, name: &str, counters: &[&str], hours: f64, look: &mut Look) {
+    let mut sums: std::collections::BTreeMap<u32, f64> = std::collections::BTreeMap::new();
+    for what in counters {
+        for (link, errors) in read_numbered(gpu, "nvlink", what, look) {
+            *sums.entry(link).or_default() += errors;
+        }
+    }
+    if sums.is_empty() {
+        return;
+    }
+    let bad: Vec<_> = sums.iter().filter(|(_, errors)| **errors > 0.0).collect();
+    for (link, errors) in &bad {
+        let entity = Entity::new(EntityKind::Link, format!("{}/{link}", gpu.entity().id));
+        look.metric(Metric::new(name, entity, **errors / hours, Unit::PerHour));
+    }
+    if bad.is_empty() {
+        look.metric(Metric::new(name, gpu.entity(), 0.0, Unit::PerHour));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::judged,
+    };
+
+    const NAMES: [&str; 4] =
+        ["nvlink.0.replay_errors", "nvlink.1.replay_errors", "nvlink.0.recovery_errors", "nvlink.1.recovery_errors"];
+
+    fn look(up: &str, counters: [Reading; 4]) -> Vec<String> {
+        let well: Vec<_> = NAMES.into_iter().map(|name| (name, n(0.0))).collect();
+        let other: Vec<_> = NAMES.into_iter().zip(counters).collect();
+        judged(&CHECK, &[answer(&[&well, &other]), ProbeOutput::Text(up.to_owned())])
+    }
+
+    fn with(place: usize, value: f64) -> [Reading; 4] {
+        let mut counters = [const { Reading::Number(0.0) }; 4];
+        counters[place] = n(value);
+        counters
+    }
+
+    #[test]
+    fn a_rate_is_found_on_its_link() {
+        assert_eq!(look("36000 1", with(0, 0.0)), ["pass within-limits"]);
+        assert_eq!(look("36000 1", with(0, 11.0)), ["fail nvlink-errors monitor link:0000:19:00.0/0"]);
+        assert_eq!(look("36000 1", with(3, 11.0)), ["fail nvlink-errors monitor link:0000:19:00.0/1"]);
+    }
+
+    #[test]
+    fn a_counter_of_last_month_does_not_fail_today() {
+        assert_eq!(look("2592000 1", with(0, 500.0)), ["pass within-limits"]);
+        // One replay in the first minute of a boot is no rate.
+        assert_eq!(look("30 1", with(0, 1.0)), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_never_a_pass() {
+        let mut counters = with(0, 0.0);
+        counters[3] = lost();
+        assert_eq!(look("36000 1", counters), ["inconclusive failed"]);
+        assert_eq!(look("", with(0, 0.0)), ["inconclusive unparseable"]);
+        assert_eq!(look("36000 1", [const { Reading::NotSupported }; 4]), ["pass within-limits"]);
+        let old: Vec<_> = NAMES.into_iter().map(|name| (name, Reading::NotSupported)).collect();
+        let up = ProbeOutput::Text("36000 1".to_owned());
+        assert_eq!(judged(&CHECK, &[answer(&[&old]), up.clone()]), ["not-applicable not-supported"]);
+        assert_eq!(judged(&CHECK, &[none(), up]), ["not-applicable no-gpu"]);
+    }
+}

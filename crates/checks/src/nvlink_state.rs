@@ -1,0 +1,172 @@
+//! nvlink-state: is every NVLink of every GPU up?
+//!
+//! What it does: reads the state of each NVLink of each GPU. A link that is down is found on every GPU that has a link
+//! up, and on a GPU that has none while its neighbours have.
+//!
+//! Why it matters: NCCL takes the slowest path of all. One link of eighteen costs a few percent of every collective; a
+//! GPU without any sends its traffic over PCIe at a tenth of the speed, or the job fails at start.
+//!
+//! What to do: `nvidia-smi nvlink -s -i BUS` shows the links, the kernel log the cause (Xid 74, SXid of the switch).
+//! - `nvlink-down` is `reset`: drain the node and reset its GPUs together (`nvidia-smi --gpu-reset`, with the fabric
+//!   manager running): links are trained anew then. A link that stays down is a board, a connector or a switch; the
+//!   case goes on to replacement.
+//! - `nvlink-down-all` is `reset`: each GPU has equally many links down, so it is the switch or the bridge that they
+//!   share and no GPU; told once. `journalctl -k -g SXid` names the switch. If a reset of all GPUs does not bring the
+//!   links back, hand the machine over and keep the boards.
+//!
+//! Parameters: `links`, how many links each GPU should have up. Set it for boards with fewer bridges than sockets;
+//! GPUs without any link up are found then too. Not applicable where GPUs have no NVLink, or, without `links`, where
+//! not one link of the machine is up, as on PCIe boards without bridges; `nvlink-count` holds that against the
+//! profile.
+
+use doctor_core::observation::{Entity, Event, Look, Metric, Observation};
+
+use crate::{
+    gpu::{Gpu, gpus, not_applicable, read_numbered},
+    probe::{Probe, ProbeOutput},
+    settings::refused,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("nvlink-state", "NVLinks of GPUs that are down");
+
+const RULES: &str = r#"
+rules = [
+  { id = "nvlink-state-down", check = "nvlink-state", event = "nvlink-down", reason = "nvlink-down",
+    severity = "reset", text = "{entity}: {value}" },
+  { id = "nvlink-state-down-all", check = "nvlink-state", event = "nvlink-down-all", reason = "nvlink-down-all",
+    severity = "reset", text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("nvlink_state.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::gpu(&["nvlink.*.state"])]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let wanted = match params.get("links").map(toml::Value::as_integer) {
+        None => None,
+        Some(Some(links @ 1..)) => usize::try_from(links).ok(),
+        Some(_) => return refused("links", "links = 18"),
+    };
+    let gpus = match gpus(outputs.first()) {
+        Ok(gpus) => gpus,
+        Err(instead) => return instead,
+    };
+    let mut look = Look::default();
+    let links: Vec<(&Gpu, Vec<(u32, bool)>)> = gpus.iter().map(|gpu| (gpu, states(gpu, &mut look))).collect();
+    let up = |states: &[(u32, bool)]| states.iter().filter(|(_, up)| *up).count();
+    if wanted.is_some() || links.iter().any(|(_, states)| up(states) > 0) {
+        let linked = || links.iter().filter(|(_, states)| !states.is_empty());
+        linked().for_each(|(gpu, states)| {
+            look.metric(Metric::count("nvlinks_up", gpu.entity(), up(states) as f64));
+        });
+        let down = |states: &[(u32, bool)]| wanted.unwrap_or(states.len()).saturating_sub(up(states));
+        let ill: Vec<_> = linked().filter(|(_, states)| down(states) > 0).collect();
+        match ill.first().map(|(_, states)| down(states)) {
+            Some(each) if ill.len() > 1 && linked().all(|(_, states)| down(states) == each) => {
+                let text = format!("{each} NVLinks are down on each of {} GPUs: what they share is broken", ill.len());
+                look.event(Event::seen("nvlink-down-all", Entity::node(), text));
+            }
+            _ => ill.iter().for_each(|(gpu, states)| {
+                look.event(Event::seen("nvlink-down", gpu.entity(), told(states, wanted)));
+            }),
+        }
+        return look.or(not_applicable("no-nvlink", "no GPU here has NVLink"));
+    }
+    let (code, text) = if links.iter().all(|(_, states)| states.is_empty()) {
+        ("no-nvlink", "no GPU here has NVLink")
+    } else {
+        ("nvlink-unused", "not one NVLink of this machine is up")
+    };
+    look.or(not_applicable(code, text))
+}
+
+fn states(gpu: &Gpu, look: &mut Look) -> Vec<(u32, bool)> {
+    read_numbered(gpu, "nvlink", "state", look).into_iter().map(|(link, state)| (link, state != 0.0)).collect()
+}
+
+fn told(states: &[(u32, bool)], wanted: Option<usize>) -> String {
+    let down: Vec<String> = states.iter().filter(|(_, up)| !up).map(|(link, _)| link.to_string()).collect();
+    let up = states.len() - down.len();
+    let wanted = wanted.unwrap_or(states.len());
+    format!("{up} of {wanted} NVLinks are up; down: {}", down.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::{
+            Reading,
+            tests::{answer, lost, n, none},
+        },
+        judged::{judged, judged_with},
+    };
+
+    /// Links in a row: `1` up, `0` down, `-` not there, `x` would not tell.
+    fn gpu(links: &str) -> Vec<(String, Reading)> {
+        let reading = |state| match state {
+            '1' => n(1.0),
+            '0' => n(0.0),
+            '-' => Reading::NotSupported,
+            _ => lost(),
+        };
+        links.chars().enumerate().map(|(link, state)| (format!("nvlink.{link}.state"), reading(state))).collect()
+    }
+
+    fn look(params: &Params, gpus: &[&str]) -> Vec<String> {
+        let gpus: Vec<_> = gpus.iter().map(|links| gpu(links)).collect();
+        let gpus: Vec<Vec<(&str, Reading)>> = gpus
+            .iter()
+            .map(|gpu| gpu.iter().map(|(name, reading)| (name.as_str(), reading.clone())).collect())
+            .collect();
+        let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
+        judged_with(&CHECK, params, None, &[answer(&gpus)])
+    }
+
+    fn wants(links: impl Into<toml::Value>) -> Params {
+        [("links".to_owned(), links.into())].into()
+    }
+
+    #[test]
+    fn a_link_that_is_down_is_found_on_its_gpu() {
+        let none = Params::new();
+        assert_eq!(look(&none, &["1111", "1111"]), ["pass within-limits"]);
+        assert_eq!(look(&none, &["1111", "1011"]), ["fail nvlink-down reset gpu:0000:19:00.0"]);
+        assert_eq!(look(&none, &["0000", "1111"]), ["fail nvlink-down reset gpu:0000:18:00.0"]);
+        assert_eq!(look(&none, &["1111", "1110", "1001"]).len(), 2);
+        assert_eq!(look(&none, &["11--", "11--"]), ["pass within-limits"]);
+    }
+
+    // Which numbers a switch's links have differs from GPU to GPU.
+    #[test]
+    fn a_dead_switch_is_one_finding_and_blames_no_gpu() {
+        let line = ["fail nvlink-down-all reset node"];
+        assert_eq!(look(&Params::new(), &["1110", "1101", "1110", "0111"]), line);
+        assert_eq!(look(&wants(4), &["0000", "0000"]), line);
+    }
+
+    #[test]
+    fn boards_without_bridges_have_no_nvlink_to_be_down() {
+        let none = Params::new();
+        assert_eq!(look(&none, &["0000", "0000"]), ["not-applicable nvlink-unused"]);
+        assert_eq!(look(&none, &["----", ""]), ["not-applicable no-nvlink"]);
+        assert_eq!(look(&wants(2), &["1100"]), ["pass within-limits"]);
+        assert_eq!(look(&wants(4), &["0000"]), ["fail nvlink-down reset gpu:0000:18:00.0"]);
+        assert_eq!(look(&wants("18"), &["1111"]), ["inconclusive unparseable"]);
+        assert_eq!(look(&wants(-1), &["1111"]), ["inconclusive unparseable"]);
+    }
+
+    #[test]
+    fn a_link_that_would_not_tell_is_not_up() {
+        assert_eq!(look(&Params::new(), &["1111", "1x11"]), ["inconclusive failed"]);
+        assert_eq!(look(&Params::new(), &["xxxx"]), ["inconclusive failed"]);
+        let whole = [("nvlink.*.state", lost())];
+        assert_eq!(judged(&CHECK, &[answer(&[&whole])]), ["inconclusive failed"]);
+        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+    }
+}

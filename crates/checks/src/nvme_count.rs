@@ -1,0 +1,76 @@
+//! nvme-count: are there as many NVMe disks as this machine type has?
+//!
+//! What it does: counts the NVMe controllers and holds the number against the machine type's profile.
+//!
+//! Why it matters: a disk that dropped off the bus is missed by nobody until the scratch array does not assemble, or
+//! is smaller than jobs expect.
+//!
+//! What to do: `nvme-count-wrong` is `isolate`: `lspci -d ::0108` shows which slot is empty. Power the machine off and
+//! on once, then have the disk and its backplane looked at. On clouds, hand the instance back.
+//!
+//! Without `nvme_disks` in the profile nobody knows the right number, and the verdict is inconclusive.
+
+use doctor_core::observation::{Entity, Metric, Observation};
+
+use crate::{
+    files::names,
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("nvme-count", "number of NVMe disks");
+
+const RULES: &str = r#"
+rules = [
+  { id = "nvme-count-wrong", check = "nvme-count", metric = "nvme_disks", not_as_profile = true,
+    reason = "nvme-count-wrong", severity = "isolate", confirm = 2,
+    text = "{value} NVMe disks are there, this machine type has {limit}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("nvme_count.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::List { path: "/sys/class/nvme".to_owned() }]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    // None at all is a number too: the kernel has not met any.
+    let count = match names(outputs.first()) {
+        Ok(names) => names.iter().filter(|name| name.starts_with("nvme")).count(),
+        Err(failure) => return Observation::CouldNot(failure),
+    };
+    Observation::measured(vec![Metric::count("nvme_disks", Entity::node(), count as f64)], Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judged::judged_with;
+    use doctor_core::{
+        ids::Sku,
+        observation::{FailureKind, ProbeFailure},
+        profile::Profile,
+    };
+
+    fn look(expected: Option<f64>, output: ProbeOutput) -> Vec<String> {
+        let expect = expected.map(|count| ("nvme_disks".to_owned(), count)).into_iter().collect();
+        let profile = Profile { sku: Sku::new("hgx").unwrap(), version: 1, expect };
+        judged_with(&CHECK, &Params::new(), Some(&profile), &[output])
+    }
+
+    fn disks(count: usize) -> ProbeOutput {
+        ProbeOutput::Names((0..count).map(|n| format!("nvme{n}")).collect())
+    }
+
+    #[test]
+    fn one_disk_less_is_missed_and_no_profile_is_no_pass() {
+        assert_eq!(look(Some(8.0), disks(8)), ["pass within-limits"]);
+        assert_eq!(look(Some(8.0), disks(7)), ["fail nvme-count-wrong isolate node"]);
+        assert_eq!(look(None, disks(8)), ["inconclusive no-limit"]);
+        let failed = |kind| ProbeOutput::Failed(ProbeFailure::new(kind, "no"));
+        assert_eq!(look(Some(8.0), failed(FailureKind::Missing)), ["fail nvme-count-wrong isolate node"]);
+        assert_eq!(look(Some(8.0), failed(FailureKind::Denied)), ["inconclusive denied"]);
+    }
+}

@@ -1,0 +1,220 @@
+//! nvme-health: what do the NVMe disks say of themselves?
+//!
+//! What it does: runs `nvme smart-log` for each NVMe controller, hourly, and reads its critical warnings, spare blocks
+//! and wear.
+//!
+//! Why it matters: an NVMe disk announces its end: spare blocks run out, it turns read-only, or it says that it is not
+//! reliable any more. The file system notices later, in the middle of a job.
+//!
+//! What to do: `nvme smart-log /dev/DISK` and `nvme error-log /dev/DISK` show it all.
+//! - `nvme-failing` is `isolate`: the disk says that it is not reliable, read-only, or that the backup of its cache
+//!   failed. Exchange it.
+//! - `nvme-spare-low` is `isolate`: fewer spare blocks than the maker's own limit.
+//! - `nvme-hot` is `monitor`: the disk is beyond its temperature limit now. Look at fans and air flow.
+//! - `nvme-worn` is `monitor`: the maker's estimate of its life is used up. It works; plan to exchange it.
+//!
+//! `media_errors` is shown and not judged: it counts since the disk was made, and one look a run does not tell whether
+//! it grows. Errors that matter reach the kernel's log (`kernel-log`).
+//!
+//! Parameters: `disks`, the controllers to ask, `["nvme0", …, "nvme9"]` by default. One that is there and not named is
+//! told as not looked at. Not applicable where there is none; inconclusive without the program `nvme`.
+
+use doctor_core::{
+    observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure, Unit},
+    time::Span,
+};
+
+use crate::{
+    files::names,
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    settings::words,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("nvme-health", "what NVMe disks say of themselves").every(Span::hours(1));
+
+const RULES: &str = r#"
+rules = [
+  { id = "nvme-health-failing", check = "nvme-health", event = "nvme-failing", reason = "nvme-failing",
+    severity = "isolate", text = "{entity}: {value}" },
+  { id = "nvme-health-spare", check = "nvme-health", event = "nvme-spare-low", reason = "nvme-spare-low",
+    severity = "isolate", text = "{entity}: {value}" },
+  { id = "nvme-health-hot", check = "nvme-health", event = "nvme-hot", reason = "nvme-hot", severity = "monitor",
+    confirm = 2, text = "{entity}: {value}" },
+  { id = "nvme-health-worn", check = "nvme-health", metric = "life_used_percent", above = 100.0, reason = "nvme-worn",
+    severity = "monitor", text = "{entity} has used {value} % of its expected life" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("nvme_health.rs")), rules: RULES, probes, interpret };
+
+fn disks(params: &Params) -> Result<Vec<String>, Observation> {
+    let named = words(params, "disks", "disks = [\"nvme0\", \"nvme1\"]")?;
+    Ok(named.unwrap_or_else(|| (0..10).map(|n| format!("nvme{n}")).collect()))
+}
+
+/// A name that is not a plain word would be read as an option or a path elsewhere.
+fn is_plain(name: &str) -> bool {
+    name.starts_with("nvme") && name.chars().all(|c| c.is_ascii_alphanumeric())
+}
+
+fn probes(params: &Params) -> Vec<Probe> {
+    let ask = |name: String| Probe::Exec {
+        program: "nvme".to_owned(),
+        args: ["smart-log".to_owned(), format!("/dev/{name}"), "--output-format=json".to_owned()].to_vec(),
+        timeout: Span::from_secs(10),
+    };
+    let named = disks(params).unwrap_or_default().into_iter().filter(|name| is_plain(name));
+    std::iter::once(Probe::List { path: "/sys/class/nvme".to_owned() }).chain(named.map(ask)).collect()
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(params, outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let named: Vec<String> = disks(params)?.into_iter().filter(|name| is_plain(name)).collect();
+    let none = not_applicable("no-nvme", "there is no NVMe controller");
+    let present = names(outputs.first()).map_err(Observation::CouldNot)?;
+    let mut look = Look::default();
+    for name in present.iter().map(String::as_str).filter(|name| is_plain(name)) {
+        let entity = Entity::new(EntityKind::Disk, name);
+        match named.iter().position(|other| other == name).map(|place| outputs.get(place + 1)) {
+            None => {
+                let text = format!("{name} is there and was not asked; name it in `disks`");
+                look.could_not(ProbeFailure::new(FailureKind::Empty, text));
+            }
+            Some(output) => match log(output) {
+                Ok(log) => log.tell(&entity, &mut look),
+                Err(failure) => look.could_not(failure),
+            },
+        }
+    }
+    Ok(look.or(none))
+}
+
+struct Log {
+    warning: u64,
+    spare: f64,
+    least_spare: f64,
+    used: f64,
+    media_errors: Option<f64>,
+}
+
+fn log(output: Option<&ProbeOutput>) -> Result<Log, ProbeFailure> {
+    let text = match output {
+        Some(ProbeOutput::Ran { exit: Some(0), stdout, .. }) => stdout,
+        Some(ProbeOutput::Ran { exit, stdout, stderr }) => {
+            let line = stderr.lines().chain(stdout.lines()).next().unwrap_or("it said nothing");
+            let exit = exit.map_or("a signal".to_owned(), |exit| format!("exit status {exit}"));
+            return Err(ProbeFailure::new(FailureKind::Failed, format!("nvme smart-log: {exit}: {line}")));
+        }
+        Some(ProbeOutput::Failed(failure)) => return Err(failure.clone()),
+        _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is not the output of a program")),
+    };
+    let bad = |what: &str| ProbeFailure::new(FailureKind::Unparseable, format!("nvme smart-log: {what}"));
+    let json: serde_json::Value = serde_json::from_str(text).map_err(|_| bad("the output is not JSON"))?;
+    let need = |name: &str| number(json.get(name)).ok_or_else(|| bad(&format!("there is no number `{name}`")));
+    Ok(Log {
+        warning: need("critical_warning")? as u64,
+        spare: need("avail_spare")?,
+        least_spare: need("spare_thresh")?,
+        used: need("percent_used")?,
+        media_errors: number(json.get("media_errors")),
+    })
+}
+
+/// Versions differ: a number, a number as text, or an object with the number as `value`.
+fn number(value: Option<&serde_json::Value>) -> Option<f64> {
+    let value = value?;
+    let number = value.as_f64().or_else(|| value.as_str()?.parse().ok()).or_else(|| value.get("value")?.as_f64());
+    number.filter(|number| number.is_finite() && *number >= 0.0)
+}
+
+impl Log {
+    fn tell(&self, entity: &Entity, look: &mut Look) {
+        // Bits of the NVMe specification, log page 02h.
+        let bits = [(1 << 2, "not reliable any more"), (1 << 3, "read-only"), (1 << 4, "without backup of its cache")];
+        let words: Vec<_> = bits.iter().filter(|(bit, _)| self.warning & bit != 0).map(|(_, words)| *words).collect();
+        if !words.is_empty() {
+            look.event(Event::seen(
+                "nvme-failing",
+                entity.clone(),
+                format!("the disk says it is {}", words.join(", ")),
+            ));
+        }
+        if self.warning & 1 != 0 || self.spare < self.least_spare {
+            let text =
+                format!("{} % of spare blocks are left, {} % is the maker's limit", self.spare, self.least_spare);
+            look.event(Event::seen("nvme-spare-low", entity.clone(), text));
+        }
+        if self.warning & 2 != 0 {
+            look.event(Event::seen("nvme-hot", entity.clone(), "the temperature is beyond its limit"));
+        }
+        let metric = |name, value, unit| Metric::new(name, entity.clone(), value, unit);
+        look.metric(metric("spare_percent", self.spare, Unit::Percent));
+        look.metric(metric("life_used_percent", self.used, Unit::Percent));
+        if let Some(errors) = self.media_errors {
+            look.metric(metric("media_errors", errors, Unit::Count));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judged::{judged, judged_with};
+    use proptest::prelude::*;
+
+    fn ran(exit: i32, stdout: &str) -> ProbeOutput {
+        ProbeOutput::Ran { exit: Some(exit), stdout: stdout.to_owned(), stderr: String::new() }
+    }
+
+    fn look(stdout: &str) -> Vec<String> {
+        judged(&CHECK, &[ProbeOutput::Names(vec!["nvme0".into()]), ran(0, stdout)])
+    }
+
+    // Made by hand after the output of nvme-cli 1.16 and 2.x.
+    const GOOD: &str = r#"{"critical_warning":0,"temperature":310,"avail_spare":100,"spare_thresh":10,"percent_used":3,
+        "media_errors":0}"#;
+
+    #[test]
+    fn a_disk_announces_its_end() {
+        assert_eq!(look(GOOD), ["pass within-limits"]);
+        for (from, to, line) in [
+            ("warning\":0", "warning\":4", "fail nvme-failing isolate disk:nvme0"),
+            ("warning\":0", "warning\":{\"value\":8}", "fail nvme-failing isolate disk:nvme0"),
+            ("spare\":100", "spare\":9", "fail nvme-spare-low isolate disk:nvme0"),
+            ("warning\":0", "warning\":2", "fail nvme-hot monitor disk:nvme0"),
+            ("used\":3", "used\":104", "fail nvme-worn monitor disk:nvme0"),
+        ] {
+            assert_eq!(look(&GOOD.replace(from, to)), [line], "{to}");
+        }
+        assert_eq!(look(&GOOD.replace("errors\":0", "errors\":\"12\"")), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn a_disk_that_was_not_asked_or_did_not_answer_is_not_well() {
+        let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "nvme: not found"));
+        let one = || ProbeOutput::Names(vec!["nvme0".into()]);
+        assert_eq!(judged(&CHECK, &[one(), missing()]), ["inconclusive missing"]);
+        assert_eq!(judged(&CHECK, &[one(), ran(1, "No such device")]), ["inconclusive failed"]);
+        assert_eq!(look("{}"), ["inconclusive unparseable"]);
+        assert_eq!(look(""), ["inconclusive unparseable"]);
+        let params: Params = toml::from_str("disks = ['nvme7']").unwrap();
+        assert_eq!(judged_with(&CHECK, &params, None, &[one(), ran(0, GOOD)]), ["inconclusive empty"]);
+        assert_eq!(judged(&CHECK, &[missing()]), ["not-applicable no-nvme"]);
+        let params: Params = toml::from_str("disks = ['--help']").unwrap();
+        assert_eq!(probes(&params).len(), 1, "a name is never an option");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,80}") {
+            look(&text);
+            look(&GOOD.replace("100", &text));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! nvme-state: do all NVMe disks answer?
+//!
+//! What it does: reads the state of each NVMe controller.
+//!
+//! Why it matters: a controller that the kernel gave up (`dead`) takes its data with it; file systems on it hang or
+//! fail at the next access, often in the middle of a job.
+//!
+//! What to do: `dmesg | grep nvme` says what happened; `nvme list` shows what is left.
+//! - `nvme-dead` is `isolate`: the kernel gave the controller up. A power cycle may bring it back once; exchange it.
+//! - `nvme-not-live` is `monitor`, seen twice: it is being reset or reconnected. Fabrics (TCP, RDMA) do so when the
+//!   storage server is away.
+//!
+//! Not applicable where there is no NVMe controller; whether one is missing is the question of `nvme-count`.
+
+use doctor_core::observation::{Entity, EntityKind, Event, Look, Metric, Observation};
+
+use crate::{
+    files::{files, parts, unreadable},
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("nvme-state", "state of NVMe disks");
+
+const RULES: &str = r#"
+rules = [
+  { id = "nvme-state-dead", check = "nvme-state", event = "nvme-dead", reason = "nvme-dead", severity = "isolate",
+    text = "{entity}: {value}" },
+  { id = "nvme-state-not-live", check = "nvme-state", event = "nvme-not-live", reason = "nvme-not-live",
+    severity = "monitor", confirm = 2, text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("nvme_state.rs")), rules: RULES, probes, interpret };
+
+const STATE: &str = "/sys/class/nvme/*/state";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::glob(STATE)]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let files = match files(outputs.first()) {
+        Ok(files) => files,
+        Err(instead) => return instead,
+    };
+    let (mut look, mut live) = (Look::default(), 0.0);
+    for file in files {
+        let Some([name]) = parts(STATE, &file.path) else { continue };
+        let entity = Entity::new(EntityKind::Disk, name);
+        match file.text.as_deref().map(str::trim) {
+            Ok("live") => live += 1.0,
+            Ok(state @ ("new" | "resetting" | "connecting")) => {
+                look.event(Event::seen("nvme-not-live", entity, format!("the controller is {state}")));
+            }
+            Ok(state @ ("dead" | "deleting" | "deleting (no IO)")) => {
+                look.event(Event::seen("nvme-dead", entity, format!("the controller is {state}")));
+            }
+            Ok(other) => look.could_not(unreadable(&file.path, other)),
+            Err(failure) => look.could_not(failure.clone()),
+        }
+    }
+    if !files.is_empty() {
+        look.metric(Metric::count("nvme_live", Entity::node(), live));
+    }
+    look.or(not_applicable("no-nvme", "there is no NVMe controller"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::found, judged::judged};
+    use proptest::prelude::*;
+
+    fn look(state: &str) -> Vec<String> {
+        judged(&CHECK, &[found(&[("/sys/class/nvme/nvme0/state", "live\n"), ("/sys/class/nvme/nvme1/state", state)])])
+    }
+
+    // Made by hand; the words are those of the kernel's nvme_sysfs_show_state.
+    #[test]
+    fn a_dead_disk_is_found_beside_a_live_one() {
+        assert_eq!(look("live\n"), ["pass within-limits"]);
+        assert_eq!(look("dead\n"), ["fail nvme-dead isolate disk:nvme1"]);
+        assert_eq!(look("resetting\n"), ["fail nvme-not-live monitor disk:nvme1"]);
+        assert_eq!(look("sleepy\n"), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[found(&[])]), ["not-applicable no-nvme"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,30}") {
+            look(&text);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! nvswitch: are there as many NVSwitches as this machine type has?
+//!
+//! What it does: counts the NVSwitches in `/dev` (`nvidia-nvswitch0`, …) and holds the number against the machine
+//! type's profile (6 on an HGX A100, 4 on HGX H100 and H200).
+//!
+//! Why it matters: a switch that is gone takes the same links from all GPUs. Each GPU looks like its neighbour, and
+//! all are slow.
+//!
+//! What to do: `nvswitch-count` is `reboot`: a switch that the driver lost comes back with a boot or not at all; then
+//! the case goes on to replacement of the machine. `lspci -d 10de: | grep -i bridge` shows what the bus has,
+//! `journalctl -k -g nvswitch` why the driver gave one up (SXid).
+//!
+//! Without a profile the number cannot be judged and the check says so (`no-limit`). Where the switches are not this
+//! machine's to see (B200, GB200 trays, virtual machines), the profile's `nvswitch_count` is 0. Not applicable where
+//! neither `/dev` nor any GPU's NVLink knows of a switch.
+
+use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, ProbeFailure};
+
+use crate::{
+    gpu::{gpus, not_applicable, read_numbered},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("nvswitch", "number of NVSwitches, by the machine type");
+
+const RULES: &str = r#"
+rules = [
+  { id = "nvswitch-count", check = "nvswitch", metric = "nvswitch_count", not_as_profile = true,
+    reason = "nvswitch-count", severity = "reboot",
+    text = "{value} NVSwitches are in /dev, this machine type has {limit}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("nvswitch.rs")), rules: RULES, probes, interpret };
+
+/// `nvmlIntNvLinkDeviceType_t`.
+const TO_SWITCH: f64 = 2.0;
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::List { path: "/dev".to_owned() }, Probe::gpu(&["nvlink.*.remote_kind"])]
+}
+
+/// The NVSwitches among the names of `/dev`. `nvidia-nvswitchctl` is none.
+pub(crate) fn switches(names: &[String]) -> impl Iterator<Item = &str> {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    names.iter().map(String::as_str).filter(move |name| name.strip_prefix("nvidia-nvswitch").is_some_and(is_number))
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let count = match outputs.first() {
+        Some(ProbeOutput::Names(names)) => switches(names).count(),
+        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "/dev is no list")),
+    };
+    let found = Metric::count("nvswitch_count", Entity::node(), count as f64);
+    if count > 0 {
+        return Observation::measured(vec![found], Vec::new());
+    }
+    // None in /dev: the GPUs know whether there should be some.
+    let gpus = match gpus(outputs.get(1)) {
+        Ok(gpus) => gpus,
+        Err(instead) => return instead,
+    };
+    let mut look = Look::default();
+    let to_switch =
+        |gpu| read_numbered(gpu, "nvlink", "remote_kind", &mut look).iter().any(|(_, kind)| *kind == TO_SWITCH);
+    if gpus.iter().any(to_switch) {
+        return Observation::measured(vec![found], Vec::new());
+    }
+    look.or(not_applicable("no-nvswitch", "no NVSwitch is in /dev and no GPU has an NVLink to one"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::tests::{answer, lost, n, none},
+        judged::{judged, judged_with},
+    };
+    use doctor_core::{ids::Sku, profile::Profile};
+
+    fn dev(names: &[&str]) -> ProbeOutput {
+        ProbeOutput::Names(names.iter().map(|&name| name.to_owned()).collect())
+    }
+
+    fn gpu(kind: f64) -> ProbeOutput {
+        answer(&[&[("nvlink.0.remote_kind", n(kind))]])
+    }
+
+    fn look(names: &[&str], gpus: ProbeOutput) -> Vec<String> {
+        let profile =
+            Profile { sku: Sku::new("x").unwrap(), version: 1, expect: [("nvswitch_count".to_owned(), 2.0)].into() };
+        judged_with(&CHECK, &Params::new(), Some(&profile), &[dev(names), gpus])
+    }
+
+    #[test]
+    fn a_missing_switch_is_found_also_if_all_are_missing() {
+        assert_eq!(
+            look(&["nvidia-nvswitch0", "nvidia-nvswitch1", "nvidia-nvswitchctl"], gpu(2.0)),
+            ["pass within-limits"]
+        );
+        assert_eq!(look(&["nvidia-nvswitch1", "nvidia-nvswitchctl"], gpu(2.0)), ["fail nvswitch-count reboot node"]);
+        assert_eq!(look(&["nvidia-nvswitchctl"], gpu(2.0)), ["fail nvswitch-count reboot node"]);
+        assert_eq!(judged(&CHECK, &[dev(&["nvidia-nvswitch0"]), gpu(2.0)]), ["inconclusive no-limit"]);
+    }
+
+    #[test]
+    fn a_machine_without_switches_is_known_to_have_none() {
+        assert_eq!(look(&["null"], gpu(0.0)), ["not-applicable no-nvswitch"]);
+        assert_eq!(look(&["null"], none()), ["not-applicable no-gpu"]);
+        assert_eq!(look(&["null"], answer(&[&[("nvlink.*.remote_kind", lost())]])), ["inconclusive failed"]);
+        let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));
+        assert_eq!(judged(&CHECK, &[denied, none()]), ["inconclusive denied"]);
+    }
+}

@@ -1,0 +1,72 @@
+//! Parts of a kind that should all be alike, and those that are not.
+
+use std::collections::BTreeMap;
+
+use doctor_core::observation::Entity;
+
+/// One part: of which kind, and how it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    pub entity: Entity,
+    pub kind: String,
+    pub value: String,
+}
+
+/// A part that is not as most of its kind are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Odd<'a> {
+    pub part: &'a Part,
+    /// What most of them have.
+    pub usual: &'a str,
+}
+
+/// The odd ones, in order. Where two values are equally frequent, the one that came first is called the usual one.
+pub fn odd_ones<'a>(parts: &'a [Part]) -> Vec<Odd<'a>> {
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for part in parts {
+        *counts.entry((&part.kind, &part.value)).or_default() += 1;
+    }
+    let odd = |part: &'a Part| {
+        // From the last to the first, since of equals `max_by_key` takes the last.
+        let same = parts.iter().rev().filter(|other| other.kind == part.kind);
+        let usual = same.max_by_key(|other| counts.get(&(other.kind.as_str(), other.value.as_str())).copied())?;
+        (part.value != usual.value).then_some(Odd { part, usual: &usual.value })
+    };
+    parts.iter().filter_map(odd).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::observation::EntityKind;
+    use proptest::prelude::*;
+
+    fn parts(list: &[(&str, &str)]) -> Vec<Part> {
+        let part = |(index, (kind, value)): (usize, &(&str, &str))| Part {
+            entity: Entity::new(EntityKind::Gpu, index.to_string()),
+            kind: (*kind).to_owned(),
+            value: (*value).to_owned(),
+        };
+        list.iter().enumerate().map(part).collect()
+    }
+
+    #[test]
+    fn the_fewer_are_odd_and_each_kind_is_by_itself() {
+        let all = parts(&[("h200", "a"), ("h200", "b"), ("h200", "a"), ("l4", "c")]);
+        let odd = odd_ones(&all);
+        assert_eq!(odd.len(), 1);
+        assert_eq!((odd[0].part.entity.id.as_str(), odd[0].usual), ("1", "a"));
+        let even = parts(&[("h200", "b"), ("h200", "a")]);
+        assert_eq!(odd_ones(&even).iter().map(|odd| odd.part.entity.id.as_str()).collect::<Vec<_>>(), ["1"]);
+        assert!(odd_ones(&[]).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn most_are_never_odd(values in proptest::collection::vec("[ab]", 0..9)) {
+            let list: Vec<(&str, &str)> = values.iter().map(|value| ("x", value.as_str())).collect();
+            let all = parts(&list);
+            prop_assert!(odd_ones(&all).len() * 2 <= all.len());
+        }
+    }
+}

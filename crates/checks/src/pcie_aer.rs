@@ -1,0 +1,179 @@
+//! pcie-aer: do errors on the PCIe bus grow?
+//!
+//! What it does: reads how many fatal, non-fatal and corrected errors each PCIe device reported within the last hour
+//! (its Advanced Error Reporting counters). What was counted before is over and is not judged.
+//!
+//! Why it matters: corrected errors are repeated transfers, and many of them mean a bad contact, riser or retimer that
+//! will soon give worse ones. An uncorrected error has lost a transfer: the device may have been reset under a job.
+//!
+//! What to do: `doctor why NODE` names the device by its bus id; `lspci -vv -s BUS` and `dmesg | grep AER` say more. A
+//! port's errors are about the link below it.
+//! - `pcie-fatal` is `isolate`: a fatal error within the hour. Have card and riser looked at.
+//! - `pcie-nonfatal` is `monitor`: a transfer was lost; often the driver or a device that was being reset.
+//! - `pcie-corrected` is `monitor`: more than 100 in the hour.
+//!
+//! Not applicable where no device reports such errors (most virtual machines, or firmware that keeps them).
+
+use doctor_core::{
+    observation::{Entity, Event, Look, Metric, Observation},
+    time::Span,
+};
+
+use crate::{
+    files::{Series, parts, samples, unreadable},
+    gpu::not_applicable,
+    pci::{UEVENT, functions},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("pcie-aer", "errors that PCIe devices report");
+
+const RULES: &str = r#"
+rules = [
+  { id = "pcie-aer-fatal", check = "pcie-aer", event = "pcie-fatal", reason = "pcie-fatal", severity = "isolate",
+    text = "{entity}: {value}" },
+  { id = "pcie-aer-nonfatal", check = "pcie-aer", event = "pcie-nonfatal", reason = "pcie-nonfatal",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "pcie-aer-corrected", check = "pcie-aer", event = "pcie-corrected", reason = "pcie-corrected",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("pcie_aer.rs")), rules: RULES, probes, interpret };
+
+struct Kind {
+    pattern: &'static str,
+    total: &'static str,
+    code: &'static str,
+    words: &'static str,
+    most: f64,
+}
+
+/// "Any" is more than a half in an hour, so that one error of a long past is none.
+const KINDS: [Kind; 3] = [
+    Kind {
+        pattern: "/sys/bus/pci/devices/*/aer_dev_fatal",
+        total: "TOTAL_ERR_FATAL",
+        code: "pcie-fatal",
+        words: "fatal",
+        most: 0.5,
+    },
+    Kind {
+        pattern: "/sys/bus/pci/devices/*/aer_dev_nonfatal",
+        total: "TOTAL_ERR_NONFATAL",
+        code: "pcie-nonfatal",
+        words: "non-fatal",
+        most: 0.5,
+    },
+    Kind {
+        pattern: "/sys/bus/pci/devices/*/aer_dev_correctable",
+        total: "TOTAL_ERR_COR",
+        code: "pcie-corrected",
+        words: "corrected",
+        most: 100.0,
+    },
+];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let sampled = KINDS.iter().map(|kind| Probe::Sampled { pattern: kind.pattern.to_owned(), keep: Span::hours(1) });
+    std::iter::once(Probe::glob(UEVENT)).chain(sampled).collect()
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let mut look = Look::default();
+    let all = functions(outputs.first(), &mut look)?;
+    for (place, kind) in KINDS.iter().enumerate() {
+        let (mut sum, mut any) = (0.0, false);
+        for series in samples(outputs.get(place + 1))? {
+            let Some([bus]) = parts(kind.pattern, series.path) else { continue };
+            let Some(function) = all.iter().find(|function| function.bus == bus) else { continue };
+            match in_an_hour(&series, kind.total) {
+                Some(errors) => {
+                    (sum, any) = (sum + errors, true);
+                    if errors > kind.most {
+                        let text = format!("{errors:.0} {} errors on the PCIe bus within the hour", kind.words);
+                        look.event(Event::seen(kind.code, function.entity(), text));
+                    }
+                }
+                None => match series.reading() {
+                    Ok(Some(text)) => look.could_not(unreadable(series.path, text)),
+                    Err(failure) => look.could_not(failure),
+                    // The device is gone from the bus; others tell of that.
+                    Ok(None) => {}
+                },
+            }
+        }
+        if any {
+            look.metric(Metric::count(&kind.code.replace('-', "_"), Entity::node(), sum));
+        }
+    }
+    Ok(look.or(not_applicable("no-aer", "no PCIe device here reports its errors")))
+}
+
+/// The file lists each kind of error with its count, and their total in a line of its own.
+fn in_an_hour(series: &Series<'_>, total: &str) -> Option<f64> {
+    let read = |text: &str| text.lines().find_map(|line| line.strip_prefix(total)?.trim().parse().ok());
+    Some(series.growth_of(Span::hours(1), read)?.in_an_hour())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::{found, looks},
+        judged::judged,
+        pci::tests::uevent,
+    };
+    use proptest::prelude::*;
+
+    /// Totals of fatal, non-fatal and corrected errors at looks five minutes apart. Made by hand after the kernel's
+    /// documentation of these files.
+    fn look(each: &[[&str; 3]]) -> Vec<String> {
+        let bus = "/sys/bus/pci/devices/0000:18:00.0";
+        let device = uevent("20700", "15B3:1021", Some("mlx5_core"));
+        let outputs = KINDS.iter().enumerate().map(|(n, kind)| {
+            let path = kind.pattern.replace("/sys/bus/pci/devices/*", bus);
+            let texts: Vec<_> =
+                each.iter().map(|totals| format!("Undefined 0\nDLP 0\n{} {}\n", kind.total, totals[n])).collect();
+            let files: Vec<_> = texts.iter().map(|text| [(path.as_str(), text.as_str())]).collect();
+            looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
+        });
+        let all: Vec<_> = std::iter::once(found(&[(&format!("{bus}/uevent"), &device)])).chain(outputs).collect();
+        judged(&CHECK, &all)
+    }
+
+    #[test]
+    fn each_kind_of_error_has_its_limit() {
+        assert_eq!(look(&[["0", "0", "0"], ["0", "0", "90"]]), ["pass within-limits"]);
+        assert_eq!(look(&[["0", "0", "0"], ["1", "0", "0"]]), ["fail pcie-fatal isolate nic:0000:18:00.0"]);
+        assert_eq!(look(&[["0", "3", "0"], ["0", "4", "0"]]), ["fail pcie-nonfatal monitor nic:0000:18:00.0"]);
+        assert_eq!(look(&[["0", "0", "0"], ["0", "0", "101"]]), ["fail pcie-corrected monitor nic:0000:18:00.0"]);
+    }
+
+    #[test]
+    fn an_old_error_fails_nobody_for_ever() {
+        assert_eq!(look(&[["7", "7", "5000"], ["7", "7", "5000"]]), ["pass within-limits"]);
+        assert_eq!(look(&[["7", "7", "5000"]]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_zero() {
+        assert_eq!(look(&[["0", "0", "0"], ["?", "0", "0"]]), ["inconclusive unparseable"]);
+        let nothing = [found(&[]), looks(&[&[]]), looks(&[&[]]), looks(&[&[]])];
+        assert_eq!(judged(&CHECK, &nothing), ["not-applicable no-aer"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}") {
+            look(&[[&a, &b, &a], [&b, &a, &b]]);
+        }
+    }
+}

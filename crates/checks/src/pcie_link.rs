@@ -1,0 +1,193 @@
+//! pcie-link: do network adapters and NVMe disks have all their PCIe lanes?
+//!
+//! What it does: compares the width and speed at which each of these devices is connected with what both it and the
+//! port above it are capable of.
+//!
+//! Why it matters: a card that is not quite in its slot, a bad riser or retimer trains at x8 or x4 instead of x16.
+//! Everything works, at half or a quarter of the rate between GPU, network and memory.
+//!
+//! What to do: `lspci -vv -s BUS` shows `LnkCap` and `LnkSta` of the device and of the port above.
+//! - `pcie-narrow` is `isolate`: a network adapter has fewer lanes than both sides can do. Power the machine
+//!   off and on once; if it stays narrow, have card, riser and cable reseated.
+//! - `nvme-narrow` is `monitor`: the same of a disk.
+//! - `pcie-slow` is `monitor`: a network adapter or disk runs at a lower generation than both sides can do.
+//!
+//! GPUs have a check of their own, `gpu-pcie`: their driver tells the link in virtual machines too, and an idle GPU
+//! lowers its speed to save power.
+//!
+//! Not applicable where no such device tells its link, as on most virtual machines.
+
+use std::collections::BTreeMap;
+
+use doctor_core::observation::{Event, Look, Metric, Observation};
+
+use crate::{
+    files::{files, links, parts},
+    gpu::not_applicable,
+    pci::{DEVICES, Function, Kind, UEVENT, above, functions},
+    probe::{FileText, Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("pcie-link", "lanes and speed of PCIe links");
+
+const RULES: &str = r#"
+rules = [
+  { id = "pcie-link-narrow", check = "pcie-link", event = "pcie-narrow", reason = "pcie-narrow", severity = "isolate",
+    text = "{entity}: {value}" },
+  { id = "pcie-link-nvme", check = "pcie-link", event = "nvme-narrow", reason = "nvme-narrow", severity = "monitor",
+    text = "{entity}: {value}" },
+  { id = "pcie-link-slow", check = "pcie-link", event = "pcie-slow", reason = "pcie-slow", severity = "monitor",
+    confirm = 2, text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("pcie_link.rs")), rules: RULES, probes, interpret };
+
+const FILES: [&str; 4] = [
+    "/sys/bus/pci/devices/*/current_link_width",
+    "/sys/bus/pci/devices/*/max_link_width",
+    "/sys/bus/pci/devices/*/current_link_speed",
+    "/sys/bus/pci/devices/*/max_link_speed",
+];
+
+fn probes(_: &Params) -> Vec<Probe> {
+    let links = Probe::Links { pattern: DEVICES.to_owned() };
+    [Probe::glob(UEVENT), links].into_iter().chain(FILES.map(Probe::glob)).collect()
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+/// One file's numbers by bus id. What says `Unknown`, 0 or 255 is not known: that is no link, or a virtual one.
+struct Numbers<'a>(BTreeMap<&'a str, f64>);
+
+impl<'a> Numbers<'a> {
+    fn of(pattern: &str, all: &'a [FileText], look: &mut Look) -> Self {
+        let mut numbers = BTreeMap::new();
+        for file in all {
+            match (parts(pattern, &file.path), &file.text) {
+                (Some([bus]), Ok(text)) => {
+                    let number = text.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
+                    numbers
+                        .extend(number.filter(|number| *number > 0.0 && *number < 255.0).map(|number| (bus, number)));
+                }
+                (Some(_), Err(failure)) => look.could_not(failure.clone()),
+                (None, _) => {}
+            }
+        }
+        Self(numbers)
+    }
+
+    fn get(&self, bus: &str) -> Option<f64> {
+        self.0.get(bus).copied()
+    }
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let mut look = Look::default();
+    let all = functions(outputs.first(), &mut look)?;
+    let places = links(outputs.get(1))?;
+    let mut numbers = |place: usize| Ok(Numbers::of(FILES[place], files(outputs.get(place + 2))?, &mut look));
+    let (width, most_width, speed, most_speed) = (numbers(0)?, numbers(1)?, numbers(2)?, numbers(3)?);
+    for function in all.iter().filter(|f| matches!(f.kind(), Kind::Nic | Kind::Nvme)) {
+        let place = places.iter().find(|(path, _)| parts(DEVICES, path) == Some([function.bus]));
+        let port = place.and_then(|(_, place)| above(place));
+        let both = |most: &Numbers<'_>| {
+            let own = most.get(function.bus)?;
+            Some(port.and_then(|port| most.get(port)).map_or(own, |above| own.min(above)))
+        };
+        if let (Some(has), Some(could)) = (width.get(function.bus), both(&most_width)) {
+            look.metric(Metric::count("pcie_lanes", function.entity(), has));
+            if has < could {
+                look.event(narrow(function, has, could));
+            }
+        }
+        if let (Some(has), Some(could)) = (speed.get(function.bus), both(&most_speed))
+            && has < could
+        {
+            let text = format!("{has} GT/s, device and port can do {could}");
+            look.event(Event::seen("pcie-slow", function.entity(), text));
+        }
+    }
+    Ok(look.or(not_applicable("no-link", "no network adapter or NVMe disk here tells of a PCIe link")))
+}
+
+fn narrow(function: &Function<'_>, has: f64, could: f64) -> Event {
+    let code = if function.kind() == Kind::Nvme { "nvme-narrow" } else { "pcie-narrow" };
+    Event::seen(code, function.entity(), format!("x{has}, device and port can do x{could}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::found, judged::judged, pci::tests::uevent};
+    use proptest::prelude::*;
+
+    const PORT: &str = "0000:17:01.0";
+    const DEVICE: &str = "0000:18:00.0";
+
+    /// One device below one port: class, id, and (width, speed) now, its own most, and the port's most. By hand.
+    fn look(class: &str, id: &str, now: [&str; 2], own: [&str; 2], port: [&str; 2]) -> Vec<String> {
+        let device = uevent(class, id, Some("x"));
+        let bridge = uevent("60400", "1000:C030", Some("pcieport"));
+        let path = |bus: &str, name: &str| format!("/sys/bus/pci/devices/{bus}/{name}");
+        let one = |name: &str, of_device: &str, of_port: &str| {
+            found(&[(&path(DEVICE, name), of_device), (&path(PORT, name), of_port)])
+        };
+        let place = format!("/sys/devices/pci0000:16/{PORT}/{DEVICE}");
+        judged(
+            &CHECK,
+            &[
+                one("uevent", &device, &bridge),
+                ProbeOutput::Links(vec![(format!("/sys/bus/pci/devices/{DEVICE}"), place)]),
+                one("current_link_width", now[0], now[0]),
+                one("max_link_width", own[0], port[0]),
+                one("current_link_speed", now[1], now[1]),
+                one("max_link_speed", own[1], port[1]),
+            ],
+        )
+    }
+
+    const FULL: [&str; 2] = ["16\n", "32.0 GT/s PCIe\n"];
+    const NIC: (&str, &str) = ("20700", "15B3:1021");
+    const GPU: (&str, &str) = ("30200", "10DE:2330");
+
+    #[test]
+    fn fewer_lanes_than_both_sides_can_do_are_found() {
+        let half = ["8\n", "32.0 GT/s PCIe\n"];
+        assert_eq!(look(NIC.0, NIC.1, FULL, FULL, FULL), ["pass within-limits"]);
+        assert_eq!(look(NIC.0, NIC.1, half, FULL, FULL), ["fail pcie-narrow isolate nic:0000:18:00.0"]);
+        assert_eq!(look(GPU.0, GPU.1, half, FULL, FULL), ["not-applicable no-link"], "gpu-pcie tells of it");
+        assert_eq!(look("10802", "144D:A80A", half, FULL, FULL), ["fail nvme-narrow monitor disk:0000:18:00.0"]);
+    }
+
+    #[test]
+    fn a_wide_card_in_a_narrow_slot_is_as_it_was_built() {
+        let half = ["8\n", "16.0 GT/s PCIe\n"];
+        assert_eq!(look(NIC.0, NIC.1, half, FULL, half), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn a_slow_adapter_is_found() {
+        let slow = ["16\n", "2.5 GT/s PCIe\n"];
+        assert_eq!(look(NIC.0, NIC.1, slow, FULL, FULL), ["fail pcie-slow monitor nic:0000:18:00.0"]);
+    }
+
+    #[test]
+    fn a_virtual_device_has_no_link_to_judge() {
+        let none = ["255\n", "Unknown\n"];
+        assert_eq!(look(NIC.0, NIC.1, none, none, none), ["not-applicable no-link"]);
+        assert_eq!(look("c0330", "8086:0001", FULL, FULL, FULL), ["not-applicable no-link"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9.]{0,9} GT/s") {
+            look(NIC.0, NIC.1, [&a, &b], [&b, &a], FULL);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Ports of RDMA devices as the kernel shows them under /sys/class/infiniband: InfiniBand, RoCE and EFA alike.
+
+use doctor_core::observation::{Entity, EntityKind, Observation, ProbeFailure};
+
+use crate::{
+    files::{files, unreadable, wild},
+    gpu::not_applicable,
+    probe::{FileText, ProbeOutput},
+};
+
+pub const STATE: &str = "/sys/class/infiniband/*/ports/*/state";
+pub const PHYS_STATE: &str = "/sys/class/infiniband/*/ports/*/phys_state";
+pub const LINK_LAYER: &str = "/sys/class/infiniband/*/ports/*/link_layer";
+pub const RATE: &str = "/sys/class/infiniband/*/ports/*/rate";
+pub const HCA_TYPE: &str = "/sys/class/infiniband/*/hca_type";
+
+/// A port is a link of its own: `link:mlx5_0/1`.
+pub fn port_entity(device: &str, port: &str) -> Entity {
+    Entity::new(EntityKind::Link, format!("{device}/{port}"))
+}
+
+/// What a check says on a machine without RDMA.
+pub fn no_rdma() -> Observation {
+    not_applicable("no-rdma", "there is no RDMA device in /sys/class/infiniband")
+}
+
+/// `4: ACTIVE` is `ACTIVE`, `5: LinkUp` is `LinkUp`. Anything that is not so written is no state.
+pub fn state_word(text: &str) -> Option<&str> {
+    let (number, word) = text.trim().split_once(':')?;
+    let word = word.trim();
+    (number.parse::<u8>().is_ok() && !word.is_empty()).then_some(word)
+}
+
+/// `400 Gb/sec (4X NDR)` in bits per second.
+pub fn rate_bits(text: &str) -> Option<f64> {
+    let (number, unit) = text.trim().split_once(' ')?;
+    let number: f64 = number.parse().ok()?;
+    (unit.starts_with("Gb/sec") && number.is_finite() && number >= 0.0).then_some(number * 1e9)
+}
+
+/// The text of the file that fits `pattern` with these names in its open places. `None`: there is none.
+///
+/// # Errors
+/// Why it could not be read.
+pub fn of<'a>(all: &'a [FileText], pattern: &str, names: &[&str]) -> Result<Option<&'a str>, ProbeFailure> {
+    let file = all.iter().find(|file| wild(pattern, &file.path).is_some_and(|found| names.starts_with(&found)));
+    match file.map(|file| &file.text) {
+        None => Ok(None),
+        Some(Ok(text)) => Ok(Some(text.trim())),
+        Some(Err(failure)) => Err(failure.clone()),
+    }
+}
+
+/// One port with the texts of its files.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Port<'a> {
+    pub device: &'a str,
+    pub port: &'a str,
+    /// `ACTIVE`, `DOWN`, `INIT`, …
+    pub state: Result<&'a str, ProbeFailure>,
+}
+
+impl Port<'_> {
+    pub fn entity(&self) -> Entity {
+        port_entity(self.device, self.port)
+    }
+
+    pub fn is_active(&self) -> bool {
+        self.state == Ok("ACTIVE")
+    }
+}
+
+/// Every port that has a state file.
+///
+/// # Errors
+/// With the observation that the check should return: none is not applicable.
+pub fn ports(output: Option<&ProbeOutput>) -> Result<Vec<Port<'_>>, Observation> {
+    let found: Vec<Port<'_>> = files(output)?
+        .iter()
+        .filter_map(|file| {
+            let names = wild(STATE, &file.path)?;
+            let state = match &file.text {
+                Ok(text) => state_word(text).ok_or_else(|| unreadable(&file.path, text)),
+                Err(failure) => Err(failure.clone()),
+            };
+            Some(Port { device: names.first()?, port: names.get(1)?, state })
+        })
+        .collect();
+    if found.is_empty() { Err(no_rdma()) } else { Ok(found) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn states_and_rates_read_as_the_kernel_writes_them() {
+        assert_eq!(state_word("4: ACTIVE\n"), Some("ACTIVE"));
+        assert_eq!(state_word("5: LinkUp\n"), Some("LinkUp"));
+        assert_eq!(rate_bits("400 Gb/sec (4X NDR)\n"), Some(400e9));
+        assert_eq!(rate_bits("2.5 Gb/sec (1X SDR)\n"), Some(2.5e9));
+        for text in ["", "ACTIVE", "4:", "x: ACTIVE"] {
+            assert_eq!(state_word(text), None, "{text}");
+        }
+        for text in ["", "400", "fast Gb/sec", "400 Mb/sec", "inf Gb/sec"] {
+            assert_eq!(rate_bits(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,60}") {
+            state_word(&text);
+            rate_bits(&text);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! roce: are the Ethernet interfaces below the RDMA ports fit for them?
+//!
+//! What it does: for each RDMA port on Ethernet, finds the network interface below it and reads whether that is up,
+//! and its MTU.
+//!
+//! Why it matters: RoCE runs over an ordinary interface. One that was left down, or with an MTU of 1500 among
+//! neighbours of 9000, makes the port fail or slow in ways that RDMA tools do not show.
+//!
+//! What to do: `ip -d link show INTERFACE` and `rdma link` show both sides.
+//! - `roce-interface-down` is `isolate`, seen twice: the RDMA port says it is up, its interface is not. Look at the
+//!   network service (`networkctl`, `nmcli`) and at the cable; `ib-ports` tells of the port itself.
+//! - `roce-mtu-differs` is `monitor`: interfaces of equal adapters have different MTUs. Set the one of the others in
+//!   the network configuration (`ip link set INTERFACE mtu N` until the next boot).
+//!
+//! Interfaces of ports without a link are told by `ib-ports` and not here. Not applicable where no RDMA port is on
+//! Ethernet.
+
+use std::collections::BTreeMap;
+
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+
+use crate::{
+    files::{files, parts, unreadable},
+    gpu::not_applicable,
+    probe::{FileText, Probe, ProbeOutput},
+    rdma::{HCA_TYPE, LINK_LAYER, STATE, of, ports},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("roce", "Ethernet interfaces below RDMA ports");
+
+const RULES: &str = r#"
+rules = [
+  { id = "roce-interface-down", check = "roce", event = "roce-interface-down", reason = "roce-interface-down",
+    severity = "isolate", confirm = 2, text = "{entity}: {value}" },
+  { id = "roce-mtu-differs", check = "roce", event = "roce-mtu-differs", reason = "roce-mtu-differs",
+    severity = "monitor", text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("roce.rs")), rules: RULES, probes, interpret };
+
+const OPERSTATE: &str = "/sys/class/infiniband/*/device/net/*/operstate";
+const MTU: &str = "/sys/class/infiniband/*/device/net/*/mtu";
+
+fn probes(_: &Params) -> Vec<Probe> {
+    [STATE, LINK_LAYER, HCA_TYPE, OPERSTATE, MTU].map(Probe::glob).to_vec()
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let ports = ports(outputs.first())?;
+    let (layers, types) = (files(outputs.get(1))?, files(outputs.get(2))?);
+    let (states, mtus) = (files(outputs.get(3))?, files(outputs.get(4))?);
+    let mut look = Look::default();
+    let mut kinds: BTreeMap<&str, Vec<(Entity, f64)>> = BTreeMap::new();
+    for port in &ports {
+        match of(layers, LINK_LAYER, &[port.device, port.port]) {
+            Ok(Some("Ethernet")) if port.is_active() => {}
+            Ok(_) => continue,
+            Err(failure) => {
+                look.could_not(failure);
+                continue;
+            }
+        }
+        let Some((name, state)) = interface(states, port.device) else {
+            let text = format!("{} has no network interface to be seen here", port.entity());
+            look.could_not(ProbeFailure::new(FailureKind::Missing, text));
+            continue;
+        };
+        let entity = Entity::new(EntityKind::Nic, name);
+        match state {
+            Ok("up" | "unknown") => {}
+            Ok(state) => {
+                let text = format!("{} is active and its interface is {state}", port.entity());
+                look.event(Event::seen("roce-interface-down", entity.clone(), text));
+            }
+            Err(failure) => look.could_not(failure),
+        }
+        match of(mtus, MTU, &[port.device, name]) {
+            Ok(Some(text)) => match text.parse::<u32>() {
+                Ok(mtu) => {
+                    let kind = of(types, HCA_TYPE, &[port.device]).ok().flatten().unwrap_or("");
+                    look.metric(Metric::count("mtu", entity.clone(), f64::from(mtu)));
+                    kinds.entry(kind).or_default().push((entity, f64::from(mtu)));
+                }
+                Err(_) => look.could_not(unreadable(name, text)),
+            },
+            Ok(None) => {}
+            Err(failure) => look.could_not(failure),
+        }
+    }
+    for interfaces in kinds.values() {
+        let most = interfaces.iter().map(|(_, mtu)| *mtu).fold(0.0, f64::max);
+        for (entity, mtu) in interfaces.iter().filter(|(_, mtu)| *mtu < most) {
+            let text = format!("the MTU is {mtu}, that of an equal adapter {most}");
+            look.event(Event::seen("roce-mtu-differs", entity.clone(), text));
+        }
+    }
+    Ok(look.or(not_applicable("no-roce", "no RDMA port here is up on Ethernet")))
+}
+
+/// The interface of a device that is up, else any: representors of virtual functions lie beside the real one.
+fn interface<'a>(all: &'a [FileText], device: &str) -> Option<(&'a str, Result<&'a str, ProbeFailure>)> {
+    let own = || {
+        all.iter().filter_map(|file| {
+            let [of_device, name] = parts(OPERSTATE, &file.path)?;
+            (of_device == device).then(|| (name, file.text.as_deref().map(str::trim).map_err(Clone::clone)))
+        })
+    };
+    own().find(|(_, state)| *state == Ok("up")).or_else(|| own().next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::found, judged::judged};
+
+    /// Adapters: layer, state of the interface, MTU. Made by hand.
+    fn look(adapters: &[(&str, &str, &str)]) -> Vec<String> {
+        let all = |path: &str, text: fn(&(&str, &str, &str)) -> String| {
+            let file = |(n, adapter)| (path.replace("{}", &format!("{n}")), text(adapter));
+            let all: Vec<_> = adapters.iter().enumerate().map(file).collect();
+            found(&all.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect::<Vec<_>>())
+        };
+        let outputs = [
+            all("/sys/class/infiniband/mlx5_{}/ports/1/state", |_| "4: ACTIVE\n".to_owned()),
+            all("/sys/class/infiniband/mlx5_{}/ports/1/link_layer", |adapter| adapter.0.to_owned()),
+            all("/sys/class/infiniband/mlx5_{}/hca_type", |_| "MT4129\n".to_owned()),
+            all("/sys/class/infiniband/mlx5_{}/device/net/gpu{}rdma/operstate", |adapter| adapter.1.to_owned()),
+            all("/sys/class/infiniband/mlx5_{}/device/net/gpu{}rdma/mtu", |adapter| adapter.2.to_owned()),
+        ];
+        judged(&CHECK, &outputs)
+    }
+
+    const GOOD: (&str, &str, &str) = ("Ethernet\n", "up\n", "9000\n");
+
+    #[test]
+    fn an_interface_that_is_not_as_the_others_is_found() {
+        assert_eq!(look(&[GOOD, GOOD]), ["pass within-limits"]);
+        let down = ("Ethernet\n", "down\n", "9000\n");
+        assert_eq!(look(&[GOOD, down]), ["fail roce-interface-down isolate nic:gpu1rdma"]);
+        let small = ("Ethernet\n", "up\n", "1500\n");
+        assert_eq!(look(&[small, GOOD]), ["fail roce-mtu-differs monitor nic:gpu0rdma"]);
+    }
+
+    #[test]
+    fn infiniband_has_none_of_this() {
+        assert_eq!(look(&[("InfiniBand\n", "down\n", "1500\n")]), ["not-applicable no-roce"]);
+        assert_eq!(look(&[]), ["not-applicable no-rdma"]);
+        assert_eq!(look(&[("Ethernet\n", "up\n", "big")]), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+}

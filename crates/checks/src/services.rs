@@ -1,0 +1,161 @@
+//! services: do the services run that this node needs?
+//!
+//! What it does: looks for each service that the site names whether it has a process, in the control groups that
+//! systemd keeps for services. No program is started for that.
+//!
+//! Why it matters: a node without munge, its container runtime or its monitoring takes jobs and fails them, or fails
+//! unseen.
+//!
+//! What to do: `service-not-running` is `reboot`, seen twice: `systemctl status SERVICE` and `journalctl -u SERVICE`
+//! say why it ended; `systemctl restart SERVICE` often does. A boot starts it too, if it is enabled
+//! (`systemctl is-enabled`).
+//!
+//! Parameters: `units`, such as `units = ["slurmd.service", "munge.service"]`; without an ending, `.service` is meant.
+//! A unit that does its work at once and ends (type `oneshot`) has no process and does not belong here. Not applicable
+//! where none is named; inconclusive where systemd keeps no services.
+
+use std::collections::BTreeMap;
+
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+
+use crate::{
+    files::{files, wild},
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    settings::words,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("services", "services that should run");
+
+const RULES: &str = r#"
+rules = [
+  { id = "services-not-running", check = "services", event = "service-not-running", reason = "service-not-running",
+    severity = "reboot", confirm = 2, text = "{entity}: {value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("services.rs")), rules: RULES, probes, interpret };
+
+/// Control groups of the second version, also beside the first; services of a template (`a@b.service`) lie one deeper.
+/// Where there is only the first version, the list of processes tells.
+const PATTERNS: [&str; 4] = [
+    "/sys/fs/cgroup/*.slice/*.service/cgroup.events",
+    "/sys/fs/cgroup/*.slice/*.slice/*.service/cgroup.events",
+    "/sys/fs/cgroup/unified/*.slice/*.service/cgroup.events",
+    "/sys/fs/cgroup/systemd/*.slice/*.service/cgroup.procs",
+];
+
+fn probes(params: &Params) -> Vec<Probe> {
+    let patterns = if params.contains_key("units") { &PATTERNS[..] } else { &PATTERNS[..1] };
+    patterns.iter().map(|pattern| Probe::glob(pattern)).collect()
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(params, outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    let Some(wanted) = words(params, "units", "units = [\"slurmd.service\"]")? else {
+        return Ok(not_applicable("not-configured", "no service is named in `units`"));
+    };
+    let mut look = Look::default();
+    let mut running: BTreeMap<&str, bool> = BTreeMap::new();
+    for (place, pattern) in PATTERNS.iter().enumerate() {
+        for file in files(outputs.get(place))? {
+            let Some(name) = wild(pattern, &file.path).and_then(|names| names.last().copied()) else { continue };
+            let is_wanted = wanted.iter().any(|unit| plain(unit) == name);
+            match &file.text {
+                Ok(text) => *running.entry(name).or_default() |= has_processes(text),
+                Err(failure) if is_wanted => look.could_not(failure.clone()),
+                Err(_) => {}
+            }
+        }
+    }
+    if running.is_empty() {
+        let text = "systemd keeps no control groups of services here";
+        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
+    }
+    let mut well = 0.0;
+    for unit in &wanted {
+        let text = match running.get(plain(unit)) {
+            Some(true) => {
+                well += 1.0;
+                continue;
+            }
+            Some(false) => "it has no process",
+            None => "it was not started, or there is no such service",
+        };
+        look.event(Event::seen("service-not-running", Entity::new(EntityKind::Service, plain(unit)), text));
+    }
+    look.metric(Metric::count("services_running", Entity::node(), well));
+    Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
+}
+
+fn plain(unit: &str) -> &str {
+    unit.strip_suffix(".service").unwrap_or(unit)
+}
+
+/// `populated 1` of the second version, or any process of the first.
+fn has_processes(text: &str) -> bool {
+    text.lines().any(|line| line.trim() == "populated 1" || line.trim().parse::<u32>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        files::tests::found,
+        judged::{judged, judged_with},
+    };
+    use proptest::prelude::*;
+
+    fn look(units: &str, munge: &str) -> Vec<String> {
+        let params: Params = toml::from_str(&format!("units = {units}")).unwrap();
+        let second = found(&[
+            ("/sys/fs/cgroup/system.slice/munge.service/cgroup.events", munge),
+            ("/sys/fs/cgroup/system.slice/slurmd.service/cgroup.events", "populated 1\nfrozen 0\n"),
+        ]);
+        let deeper = "/sys/fs/cgroup/system.slice/system-getty.slice/getty@tty1.service/cgroup.events";
+        let outputs = [second, found(&[(deeper, "populated 1\nfrozen 0\n")]), found(&[]), found(&[])];
+        judged_with(&CHECK, &params, None, &outputs)
+    }
+
+    // Made by hand.
+    #[test]
+    fn a_service_without_a_process_does_not_run() {
+        let good = "populated 1\nfrozen 0\n";
+        assert_eq!(look("['slurmd.service', 'munge', 'getty@tty1']", good), ["pass within-limits"]);
+        let bad = "fail service-not-running reboot service:munge";
+        assert_eq!(look("['slurmd', 'munge.service']", "populated 0\nfrozen 0\n"), [bad]);
+        assert_eq!(look("['dcgm']", good), ["fail service-not-running reboot service:dcgm"]);
+    }
+
+    #[test]
+    fn the_first_version_of_control_groups_lists_processes() {
+        let params: Params = toml::from_str("units = ['sshd']").unwrap();
+        let with = |text: &str| {
+            let first = found(&[("/sys/fs/cgroup/systemd/system.slice/sshd.service/cgroup.procs", text)]);
+            judged_with(&CHECK, &params, None, &[found(&[]), found(&[]), found(&[]), first])
+        };
+        assert_eq!(with("812\n"), ["pass within-limits"]);
+        assert_eq!(with(""), ["fail service-not-running reboot service:sshd"]);
+    }
+
+    #[test]
+    fn nothing_named_and_nothing_seen_are_not_health() {
+        assert_eq!(judged(&CHECK, &[found(&[])]), ["not-applicable not-configured"]);
+        let params: Params = toml::from_str("units = ['sshd']").unwrap();
+        let nothing: Vec<_> = (0..4).map(|_| found(&[])).collect();
+        assert_eq!(judged_with(&CHECK, &params, None, &nothing), ["inconclusive empty"]);
+        assert_eq!(look("'munge'", ""), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,40}") {
+            look("['munge']", &text);
+        }
+    }
+}

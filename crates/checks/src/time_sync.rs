@@ -1,0 +1,90 @@
+//! time-sync: does the node's clock follow the right time?
+//!
+//! What it does: asks the kernel whether something keeps its clock (NTP, PTP) and how far off it is.
+//!
+//! Why it matters: Slurm's and Kubernetes' credentials expire by the clock, logs of many nodes are put in order by it,
+//! and a job whose nodes disagree about time fails in strange ways.
+//!
+//! What to do: `chronyc tracking` or `timedatectl timesync-status` on the node. Every finding is `monitor`.
+//! - `clock-not-kept`, seen twice: no program keeps the clock, or it has lost its sources.
+//!   `systemctl restart chronyd`; look whether the time servers can be reached (UDP port 123).
+//! - `clock-off`: the clock is more than a tenth of a second off and is being brought back.
+//!
+//! Whether the node's clock agrees with the controller's is judged with each report.
+
+use doctor_core::observation::{Entity, Event, Metric, Observation, Unit};
+
+use crate::{
+    files::{text, unreadable},
+    probe::{Probe, ProbeOutput},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("time-sync", "how the clock is kept");
+
+const RULES: &str = r#"
+rules = [
+  { id = "time-sync-not-kept", check = "time-sync", event = "clock-not-kept", reason = "clock-not-kept",
+    severity = "monitor", confirm = 2, text = "{value}" },
+  { id = "time-sync-off", check = "time-sync", metric = "clock_offset_seconds", above = 0.1, reason = "clock-off",
+    severity = "monitor", confirm = 2, text = "the clock is {value} s off, {limit} s is the limit" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("time_sync.rs")), rules: RULES, probes, interpret };
+
+fn probes(_: &Params) -> Vec<Probe> {
+    vec![Probe::ClockDiscipline]
+}
+
+fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let lines = match text(outputs.first()) {
+        Ok(lines) => lines,
+        Err(failure) => return Observation::CouldNot(failure),
+    };
+    let value = |name: &str| -> Option<f64> {
+        let line = lines.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        line.trim().parse::<f64>().ok().filter(|value| value.is_finite())
+    };
+    let (Some(kept), Some(offset)) = (value("synchronized"), value("offset_us")) else {
+        return Observation::CouldNot(unreadable("the kernel's clock", lines));
+    };
+    let event = (kept == 0.0).then(|| {
+        Event::seen("clock-not-kept", Entity::node(), "no program keeps the clock, or it has lost its sources")
+    });
+    let seconds = |name, micros: f64| Metric::new(name, Entity::node(), micros.abs() / 1e6, Unit::Seconds);
+    let error = value("max_error_us").map(|micros| seconds("clock_error_seconds", micros));
+    let metrics = std::iter::once(seconds("clock_offset_seconds", offset)).chain(error).collect();
+    Observation::measured(metrics, event.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judged::judged;
+    use proptest::prelude::*;
+
+    fn look(text: &str) -> Vec<String> {
+        judged(&CHECK, &[ProbeOutput::Text(text.to_owned())])
+    }
+
+    // Made by hand in the form of the probe.
+    #[test]
+    fn a_clock_that_nobody_keeps_is_not_right_by_chance() {
+        let good = "synchronized 1\noffset_us -12\nmax_error_us 5000\nestimated_error_us 100\nfrequency_ppm 1.5\n";
+        assert_eq!(look(good), ["pass within-limits"]);
+        assert_eq!(look(&good.replace("synchronized 1", "synchronized 0")), ["fail clock-not-kept monitor node"]);
+        assert_eq!(look(&good.replace("-12", "-120000")), ["fail clock-off monitor node"]);
+        assert_eq!(look(""), ["inconclusive unparseable"]);
+        assert_eq!(look("synchronized yes\noffset_us 0\n"), ["inconclusive unparseable"]);
+        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "((synchronized|offset_us|max_error_us) .{0,9}\n){0,3}") {
+            look(&text);
+        }
+    }
+}

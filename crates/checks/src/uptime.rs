@@ -1,0 +1,58 @@
+//! `/proc/uptime`: how long a machine has been up, to make a rate of a counter that began with the boot.
+
+use doctor_core::observation::{FailureKind, ProbeFailure};
+
+use crate::{files::text, probe::ProbeOutput};
+
+pub const PATH: &str = "/proc/uptime";
+
+/// Hours since the boot. A machine that has just come up counts as up for one hour: a single error in its first minute
+/// is no rate.
+///
+/// # Errors
+/// With the failure that the check should tell.
+pub fn hours_up(output: Option<&ProbeOutput>) -> Result<f64, ProbeFailure> {
+    Ok((seconds_up(output)? / 3600.0).max(1.0))
+}
+
+/// Seconds since the boot.
+///
+/// # Errors
+/// With the failure that the check should tell.
+pub fn seconds_up(output: Option<&ProbeOutput>) -> Result<f64, ProbeFailure> {
+    let text = text(output)?;
+    let seconds = text.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
+    seconds
+        .filter(|seconds| seconds.is_finite() && *seconds >= 0.0)
+        .ok_or_else(|| ProbeFailure::new(FailureKind::Unparseable, format!("{PATH} tells no time: {text:.40}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hours(text: &str) -> Result<f64, ProbeFailure> {
+        hours_up(Some(&ProbeOutput::Text(text.to_owned())))
+    }
+
+    #[test]
+    fn the_first_word_is_seconds_and_the_first_hour_is_whole() {
+        // Linux 6.18, 2026-11-15; the second made by hand.
+        assert_eq!(hours("36000.55 142011.07\n").map(f64::round), Ok(10.0));
+        assert_eq!(hours("12.31 11.00\n"), Ok(1.0));
+        for text in ["", "soon", "-1 0", "NaN 1", "inf 1"] {
+            assert!(hours(text).is_err(), "{text}");
+        }
+        assert!(hours_up(None).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,60}") {
+            if let Ok(hours) = hours(&text) {
+                prop_assert!(hours >= 1.0);
+            }
+        }
+    }
+}

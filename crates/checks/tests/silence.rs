@@ -1,0 +1,127 @@
+//! Silence is never health: no check of the catalogue passes, or finds that there is nothing to check, because it was
+//! not let look. And whatever a machine answers, none of them panics.
+
+use doctor_checks::{
+    Catalogue, Check, Params,
+    gpu::{Driver, Gpu, GpuAnswer, Reading},
+    probe::{FileText, Probe, ProbeOutput, Process, Sample},
+};
+use doctor_core::{
+    classify::judge,
+    finding::Verdict,
+    ids::CheckId,
+    observation::{FailureKind, ProbeFailure},
+    policy::Policy,
+    time::{Span, Timestamp},
+};
+use proptest::prelude::*;
+
+fn denied() -> ProbeFailure {
+    ProbeFailure::new(FailureKind::Denied, "permission denied")
+}
+
+/// What the default rules make of these answers: verdict and reason.
+fn judged(check: &Check, outputs: &[ProbeOutput]) -> (Verdict, String) {
+    let rules = Catalogue::new([*check]).rules(&Policy::standard()).unwrap();
+    let id = CheckId::new(check.spec.id).unwrap();
+    let judgement = judge(&rules, None, &id, &(check.interpret)(&Params::new(), outputs));
+    (judgement.verdict, judgement.reason.to_string())
+}
+
+/// Files that would fit a pattern: one with each open place filled.
+fn path_of(pattern: &str) -> String {
+    pattern.replace('*', "0")
+}
+
+fn answers(check: &Check, answer: impl Fn(&Probe) -> ProbeOutput) -> Vec<ProbeOutput> {
+    (check.probes)(&Params::new()).iter().map(answer).collect()
+}
+
+/// Files are there and may not be read; everything else may not be asked.
+fn nothing_may_be_read(probe: &Probe) -> ProbeOutput {
+    let unread = |pattern: &str| FileText { path: path_of(pattern), text: Err(denied()) };
+    match probe {
+        Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => ProbeOutput::Files(vec![unread(pattern)]),
+        Probe::Sampled { pattern, .. } => ProbeOutput::Samples(vec![Sample {
+            at: Timestamp::from_secs(1_794_700_800),
+            up: Span::days(10),
+            files: vec![unread(pattern)],
+            gone: Vec::new(),
+        }]),
+        _ => ProbeOutput::Failed(denied()),
+    }
+}
+
+#[test]
+fn a_check_that_may_not_look_says_so() {
+    let mut wrong = Vec::new();
+    for check in Catalogue::built_in().iter() {
+        let probes: [(&str, Vec<ProbeOutput>); 3] = [
+            ("every probe is refused", answers(check, |_| ProbeOutput::Failed(denied()))),
+            ("no file may be read", answers(check, nothing_may_be_read)),
+            ("no answer at all", Vec::new()),
+        ];
+        for (how, outputs) in probes {
+            let (verdict, reason) = judged(check, &outputs);
+            // What the site did not ask for is not looked for.
+            let is_not_asked = verdict == Verdict::NotApplicable && reason == "not-configured";
+            if verdict != Verdict::Inconclusive && !is_not_asked {
+                wrong.push(format!("{}: {how}: {verdict} {reason}", check.spec.id));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn with_text(probe: &Probe, texts: &[String]) -> ProbeOutput {
+    let text = |place: usize| texts[place % texts.len()].clone();
+    let file = |pattern: &str, place| FileText { path: path_of(pattern), text: Ok(text(place)) };
+    let sample = |pattern: &str, place: usize| Sample {
+        at: Timestamp::from_secs(1_794_700_800 + 300 * i64::try_from(place).unwrap()),
+        up: Span::minutes(5),
+        files: vec![file(pattern, place)],
+        gone: Vec::new(),
+    };
+    match probe {
+        Probe::Read { .. } | Probe::Kmsg | Probe::ClockDiscipline => ProbeOutput::Text(texts.concat()),
+        Probe::List { .. } => ProbeOutput::Names(texts.to_vec()),
+        Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => ProbeOutput::Files(vec![file(pattern, 0)]),
+        Probe::Links { pattern } => ProbeOutput::Links(vec![(path_of(pattern), text(0))]),
+        Probe::Sampled { pattern, .. } => {
+            ProbeOutput::Samples((0..texts.len()).map(|place| sample(pattern, place)).collect())
+        }
+        Probe::Processes => ProbeOutput::Processes(vec![Process {
+            pid: 2,
+            parent: 0,
+            user: 0,
+            name: text(0),
+            state: text(0).chars().next().unwrap_or('D'),
+            age: Span::hours(1),
+            waits_in: Some(text(1)),
+        }]),
+        Probe::Gpu { fields } => ProbeOutput::Gpus(GpuAnswer {
+            on_pci: vec![text(0)],
+            driver: Ok(Driver { version: text(0), cuda: Some(text(1)), asked: text(0) }),
+            gpus: vec![Gpu {
+                index: 0,
+                bus: text(1),
+                fields: fields.iter().map(|name| (name.replace('*', "0"), Reading::Text(text(0)))).collect(),
+            }],
+        }),
+        Probe::Exec { .. } => ProbeOutput::Ran { exit: Some(0), stdout: text(0), stderr: text(1) },
+        Probe::StatFs { .. } | Probe::Builtin { .. } => ProbeOutput::Failed(denied()),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn no_answer_makes_any_check_panic(
+        texts in proptest::collection::vec("[ -~\n\t]{0,60}|[0-9.:/-]{0,12}|.{0,20}", 1..4),
+    ) {
+        for check in Catalogue::built_in().iter() {
+            judged(check, &answers(check, |probe| with_text(probe, &texts)));
+        }
+    }
+}

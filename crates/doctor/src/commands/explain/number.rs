@@ -1,0 +1,214 @@
+//! What one of NVIDIA's error numbers means: `doctor explain xid 79`, `sxid 12028`, `dcgm 30`.
+
+use doctor_checks::tables::{self, Class, DcgmError, Sxid, Table, Variant, Xid};
+use doctor_core::{finding::Severity, policy::Rule};
+use serde::Serialize;
+
+use super::show_rule;
+use crate::{
+    failure::{Failure, Result},
+    output::Page,
+};
+
+/// A row of a table with where it is from and the rules in force for it.
+#[derive(Debug, Serialize)]
+pub(super) struct Number<'a> {
+    #[serde(flatten)]
+    row: Row,
+    source: &'static str,
+    table: &'static str,
+    variants: Vec<&'static Variant>,
+    rules: Vec<&'a Rule>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Row {
+    Xid(&'static Xid),
+    Sxid(&'static Sxid),
+    Dcgm(&'static DcgmError),
+}
+
+/// The families of numbers, as they are called on the command line.
+pub(super) const FAMILIES: [&str; 3] = ["xid", "sxid", "dcgm"];
+
+/// `rules` are those in force; a site's own are among them.
+pub(super) fn explain<'a>(family: &str, number: &str, rules: &'a [Rule]) -> Result<Number<'a>> {
+    let n = number.parse::<u32>().ok();
+    let unknown = |what, known: &str| Failure::Unknown { what, name: number.to_owned(), known: known.to_owned() };
+    match family {
+        "xid" => {
+            let row = n.and_then(|n| tables::xid(u16::try_from(n).ok()?));
+            let row = row.ok_or_else(|| unknown("Xid", "1 to 172; any other is judged as `xid-other`"))?;
+            Ok(of_table(Row::Xid(row), "gpu-xid", &format!("xid-{}", row.n), &tables::XIDS, rules))
+        }
+        "sxid" => {
+            let row = n.and_then(tables::sxid);
+            let known =
+                "93 from 10001 to 24007; any other is judged by its own word, as `sxid-fatal` or `sxid-nonfatal`";
+            let row = row.ok_or_else(|| unknown("SXid", known))?;
+            Ok(of_table(Row::Sxid(row), "nvswitch-sxid", &format!("sxid-{}", row.n), &tables::SXIDS, rules))
+        }
+        _ => {
+            let row = n.and_then(tables::dcgm_error);
+            let known = "0 to 132; any other is judged by the severity that DCGM gives it";
+            let row = row.ok_or_else(|| unknown("DCGM error", known))?;
+            Ok(of_table(Row::Dcgm(row), "dcgm-diag", &format!("dcgm-{}", row.n), &tables::DCGM, rules))
+        }
+    }
+}
+
+fn of_table<'a, T>(row: Row, check: &str, code: &str, table: &'static Table<T>, rules: &'a [Rule]) -> Number<'a> {
+    // `xid-64` and `xid-64-reboot`, and not `xid-640`.
+    let is_about =
+        |reason: &str| reason.strip_prefix(code).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
+    Number {
+        row,
+        source: &table.source,
+        table: &table.version,
+        variants: table.variants.iter().filter(|variant| is_about(variant.code.as_str())).collect(),
+        rules: rules.iter().filter(|rule| rule.check.as_str() == check && is_about(rule.reason.as_str())).collect(),
+    }
+}
+
+pub(super) fn text(page: &mut Page, number: &Number<'_>) {
+    match &number.row {
+        Row::Xid(xid) => about_xid(page, xid),
+        Row::Sxid(sxid) => about_sxid(page, sxid),
+        Row::Dcgm(error) => about_dcgm(page, error),
+    }
+    for variant in &number.variants {
+        page.field("Or", format!("{} ({}): {}", variant.code, variant.severity, variant.says));
+    }
+    page.field("Source", format!("{} (table version {})", number.source, number.table));
+    page.heading("Rules");
+    if number.rules.is_empty() {
+        page.line("  none: it is counted and not judged, or no check of this program meets it");
+    }
+    for rule in &number.rules {
+        show_rule(page, rule);
+    }
+}
+
+fn about_xid(page: &mut Page, xid: &Xid) {
+    page.line(format!("Xid {}: {}.", xid.n, xid.says));
+    page.field("Name", &xid.name);
+    page.field("Found on", architectures(&xid.arch));
+    page.field("NVIDIA now", action(&xid.now));
+    page.field("NVIDIA later", action(&xid.later));
+    if !xid.linked.is_empty() {
+        let since =
+            if xid.linked == "always" { "since it exists".to_owned() } else { format!("from driver {}", xid.linked) };
+        page.field("Xid 154", format!("follows it with the driver's own verdict, {since}"));
+    }
+    page.field("Ours", severity(xid.severity));
+    page.field("Others", &xid.peers);
+    if !xid.note.is_empty() {
+        page.field("Mind", &xid.note);
+    }
+    page.field("What to do", to_do(xid));
+}
+
+fn about_sxid(page: &mut Page, sxid: &Sxid) {
+    page.line(format!("SXid {}: {}.", sxid.n, sxid.says));
+    page.field("NVIDIA", sxid.fatal.word());
+    page.field("Ours", severity(sxid.severity));
+    page.field(
+        "Others",
+        format!("gpud {}; NVSentinel goes by the record's own word; AWS warns; DCGM isolates (error 109)", sxid.gpud),
+    );
+    if !sxid.note.is_empty() {
+        page.field("Mind", &sxid.note);
+    }
+    let steps = match sxid.severity {
+        Some(Severity::Reboot) => {
+            "drain and boot the node. The same number on the same port again: hand it over, a switch is bad. Xid 74 and 45 \
+             beside it are its consequence"
+        }
+        Some(Severity::Reset) => "drain the node, stop the fabric manager, reset all GPUs at once, start it again",
+        Some(Severity::Monitor | Severity::Isolate) => "watch it; look at cooling, cables and seating",
+        None => "nothing: it was corrected, or it passed",
+    };
+    page.field("What to do", steps);
+}
+
+fn about_dcgm(page: &mut Page, error: &DcgmError) {
+    page.line(format!("DCGM error {}: {}.", error.n, error.says));
+    page.field("Name", format!("DCGM_FR_{}", error.name));
+    page.field("DCGM", format!("{}, {}", error.dcgm.word(), error.category));
+    page.field("Ours", severity(error.severity));
+    page.field("Others", format!("NVSentinel: {}", error.nvsentinel));
+    if !error.note.is_empty() {
+        page.field("Mind", &error.note);
+    }
+    page.field("What to do", by_severity(error.severity));
+}
+
+fn severity(severity: Option<Severity>) -> String {
+    severity.map_or_else(|| "counted, not judged".to_owned(), |severity| severity.to_string())
+}
+
+fn to_do(xid: &Xid) -> &'static str {
+    match xid.class {
+        Class::Application => {
+            "nothing on the node: the owner of the program looks at it, with compute-sanitizer for instance"
+        }
+        Class::Consequence => "look at the other Xids of the same minute, or at who ended the program",
+        Class::Notice => "nothing",
+        Class::Verdict => "what it asks for: reset the GPU, or boot the node",
+        Class::Unused => "ask NVIDIA's support: no driver of today should write it",
+        Class::Fault => by_severity(xid.severity),
+    }
+}
+
+const fn by_severity(severity: Option<Severity>) -> &'static str {
+    match severity {
+        Some(Severity::Monitor) => "watch it; the node stays in service",
+        Some(Severity::Reset) => "drain the node, `nvidia-smi --gpu-reset -i BUS`, test it before it takes work again",
+        Some(Severity::Reboot) => {
+            "run `nvidia-bug-report.sh`, drain and boot the node, test it before it takes work again; if it comes back, hand \
+             the node over"
+        }
+        Some(Severity::Isolate) => "keep the node out, run `nvidia-bug-report.sh` and hand it to the vendor",
+        None => "nothing",
+    }
+}
+
+fn architectures(letters: &str) -> String {
+    let names = [('A', "A100"), ('H', "Hopper"), ('B', "B100"), ('G', "GB200")];
+    let found: Vec<&str> =
+        names.iter().filter(|(letter, _)| letters.contains(*letter)).map(|(_, name)| *name).collect();
+    if found.is_empty() { "none of A100, Hopper, B100, GB200".to_owned() } else { found.join(", ") }
+}
+
+/// NVIDIA's word for an action, and what it means.
+fn action(word: &str) -> String {
+    let means = match word {
+        "" => return "says nothing".to_owned(),
+        "RESTART_APP" => "start the program again; no reset is needed",
+        "IGNORE" => "nothing",
+        "IGNORE (sympathetic)" => "nothing: it comes with another error",
+        "RESET_GPU" => "drain and reset the GPU",
+        "RESTART_BM" => "boot the machine",
+        "RESTART_VM" => "restart the virtual machine",
+        "CONTACT_SUPPORT" => "ask support",
+        "CHECK_MECHANICALS" => "look at seating and power cables",
+        "UPDATE_SWFW" => "update driver and firmware",
+        "CHECK_APP/CUDA" => "look at the program",
+        "CHECK_UVM" => "reset the GPU if unified memory or vGPU is used, else nothing",
+        "INVESTIGATE_SW" | "INVESTIGATE_SW_USER" => "look at the software, its users' and NVIDIA's",
+        "INVESTIGATE_LINK_SI" => "look at the link's signal",
+        "SYMPATHETIC_REPORT_SOLO" => "report it if it comes alone",
+        "INFORMATIONAL" => "nothing: it tells about another Xid",
+        "XID_154" => "what its text says",
+        "XID_137_FLOW" => "look at the program's accesses to other GPUs",
+        "WORKFLOW_XID_13" => "on one GPC and TPC again and again: diagnose the GPU; else the program",
+        "WORKFLOW_XID_31" => "on one GPU again and again: diagnose it; on several: the program",
+        "WORKFLOW_XID_45" => "alone: restart the fabric manager; else follow the other Xid",
+        "WORKFLOW_XID_48" => "alone: reset the GPU; with 63 or 64: drain first. SRAM: look at its error threshold",
+        "WORKFLOW_NVLINK_ERR" => "by the registers in its text: nothing, seating, or the vendor's diagnostic",
+        "WORKFLOW_NVLINK5_ERR" => "by unit and registers in its text: nothing, or reset the GPU",
+        _ => return word.to_owned(),
+    };
+    format!("{word}: {means}")
+}

@@ -1,0 +1,186 @@
+//! `doctor-node record`: writes down what the quick checks would read of this machine, as a tree of files and a scene for
+//! the stand-in library, so that `check --root` sees the same machine somewhere else.
+//!
+//! What cannot be read is not in the recording either, and the checks say the same about it. Serial numbers and names of
+//! processes are in it: look before you hand it on.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    fs, io,
+    os::unix::fs::symlink,
+    path::{Component, Path, PathBuf},
+};
+
+use doctor_checks::{
+    Catalogue, Depth,
+    gpu::{GpuAnswer, Reading},
+    probe::{Probe, ProbeOutput},
+};
+use doctor_core::policy::Policy;
+
+use crate::runner::{CLOCK_FILE, ProbeRunner};
+
+#[derive(Debug, thiserror::Error)]
+#[error("writing {}", path.display())]
+pub struct RecordError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Asks for everything that the quick checks ask for, and writes the answers below `out`.
+///
+/// # Errors
+/// If something cannot be written.
+pub fn record(policy: &Policy, runner: &dyn ProbeRunner, root: &Path, out: &Path) -> Result<(), RecordError> {
+    let catalogue = Catalogue::built_in();
+    let quick = catalogue.iter().filter(|check| check.spec.depth == Depth::Quick);
+    let mut seen = BTreeSet::new();
+    let mut wanted: Vec<Probe> = quick
+        .flat_map(|check| {
+            let id = doctor_core::ids::CheckId::new(check.spec.id).ok();
+            let params = id.map(|id| catalogue.params(policy, &id).into_owned()).unwrap_or_default();
+            (check.probes)(&params)
+        })
+        .filter(|probe| seen.insert(format!("{probe:?}")))
+        .collect();
+    wanted.extend(["vendor", "class"].map(|name| Probe::Glob { pattern: format!("/sys/bus/pci/devices/*/{name}") }));
+    runner.prepare(&wanted);
+    // Links first: files are written through them, as they were read.
+    wanted.sort_by_key(|probe| !matches!(probe, Probe::Links { .. }));
+    let tree = Tree { real: root, copy: &out.join("root") };
+    for probe in &wanted {
+        tree.keep(probe, runner.run(probe))?;
+    }
+    let fields: Vec<String> = wanted
+        .iter()
+        .filter_map(|probe| if let Probe::Gpu { fields } = probe { Some(fields.clone()) } else { None })
+        .flatten()
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    if let ProbeOutput::Gpus(answer) = runner.run(&Probe::Gpu { fields }) {
+        write(&out.join("scene.toml"), scene(&answer).as_bytes())?;
+    }
+    Ok(())
+}
+
+struct Tree<'a> {
+    real: &'a Path,
+    copy: &'a Path,
+}
+
+impl Tree<'_> {
+    fn keep(&self, probe: &Probe, output: ProbeOutput) -> Result<(), RecordError> {
+        match (probe, output) {
+            (Probe::Read { path }, ProbeOutput::Text(text)) => self.file(path, text.as_bytes()),
+            (Probe::Kmsg, ProbeOutput::Text(text)) => self.file("/dev/kmsg", text.as_bytes()),
+            (Probe::ClockDiscipline, ProbeOutput::Text(text)) => self.file(CLOCK_FILE, text.as_bytes()),
+            (Probe::List { path }, ProbeOutput::Names(names)) => {
+                self.folder(path)?;
+                names.iter().try_for_each(|name| self.name(&format!("{path}/{name}")))
+            }
+            (Probe::Glob { .. } | Probe::Bytes { .. }, ProbeOutput::Files(files)) => {
+                // The bytes as they are, not as they were told.
+                files.iter().filter(|file| file.text.is_ok()).try_for_each(|file| self.copied(probe, &file.path))
+            }
+            (Probe::Sampled { .. }, ProbeOutput::Samples(samples)) => {
+                let files = samples
+                    .iter()
+                    .flat_map(|sample| &sample.files)
+                    .filter_map(|file| Some((&file.path, file.text.as_ref().ok()?)));
+                files.into_iter().try_for_each(|(path, text)| self.file(path, text.as_bytes()))
+            }
+            (Probe::Links { .. }, ProbeOutput::Links(links)) => {
+                links.iter().try_for_each(|(path, to)| self.link(path, to))
+            }
+            (Probe::Processes, ProbeOutput::Processes(processes)) => processes.iter().try_for_each(|process| {
+                ["stat", "wchan"].iter().try_for_each(|name| {
+                    match fs::read(self.real.join(format!("proc/{}/{name}", process.pid))) {
+                        Ok(bytes) => self.file(&format!("/proc/{}/{name}", process.pid), &bytes),
+                        // It has ended meanwhile, or does not say.
+                        Err(_) => Ok(()),
+                    }
+                })
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn place(&self, path: &str) -> PathBuf {
+        self.copy.join(path.trim_start_matches('/'))
+    }
+
+    fn file(&self, path: &str, bytes: &[u8]) -> Result<(), RecordError> {
+        write(&self.place(path), bytes)
+    }
+
+    fn copied(&self, probe: &Probe, path: &str) -> Result<(), RecordError> {
+        let most = if let Probe::Bytes { most, .. } = probe { *most as usize } else { usize::MAX };
+        match fs::read(self.real.join(path.trim_start_matches('/'))) {
+            Ok(bytes) => self.file(path, &bytes[..bytes.len().min(most)]),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn folder(&self, path: &str) -> Result<(), RecordError> {
+        let place = self.place(path);
+        fs::create_dir_all(&place).map_err(|source| RecordError { path: place, source })
+    }
+
+    /// Something of this name, if nothing is known of it.
+    fn name(&self, path: &str) -> Result<(), RecordError> {
+        let place = self.place(path);
+        if place.symlink_metadata().is_ok() { Ok(()) } else { write(&place, b"") }
+    }
+
+    fn link(&self, path: &str, to: &str) -> Result<(), RecordError> {
+        self.folder(to)?;
+        let place = self.place(path);
+        if place.symlink_metadata().is_ok() {
+            return Ok(());
+        }
+        let up =
+            Path::new(path).components().filter(|part| matches!(part, Component::Normal(_))).count().saturating_sub(1);
+        let target = "../".repeat(up) + to.trim_start_matches('/');
+        let made = place.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| symlink(target, &place));
+        made.map_err(|source| RecordError { path: place, source })
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
+    let made = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(path, bytes));
+    made.map_err(|source| RecordError { path: path.to_owned(), source })
+}
+
+/// What the stand-in library reads.
+fn scene(answer: &GpuAnswer) -> String {
+    let mut out = String::new();
+    match &answer.driver {
+        Ok(driver) => {
+            let cuda = driver.cuda.as_deref().and_then(|text| text.split_once('.'));
+            let cuda =
+                cuda.and_then(|(high, low)| Some(high.parse::<i32>().ok()? * 1000 + low.parse::<i32>().ok()? * 10));
+            let _infallible = writeln!(out, "driver = {:?}\ncuda = {}", driver.version, cuda.unwrap_or(0));
+        }
+        // The code stands at the end of what was said of it.
+        Err(failure) => {
+            let code =
+                failure.text.rsplit_once("(NVML ").and_then(|(_, rest)| rest.trim_end_matches(')').parse::<u32>().ok());
+            let _infallible = writeln!(out, "init = {}", code.unwrap_or(9));
+        }
+    }
+    for gpu in &answer.gpus {
+        let _infallible = write!(out, "\n[[gpu]]\nbus = {:?}\n[gpu.fields]\n", gpu.bus);
+        for (name, reading) in &gpu.fields {
+            let value = match reading {
+                Reading::Number(value) => format!("{value:?}"),
+                Reading::Text(text) => format!("{text:?}"),
+                Reading::Failed { code, .. } => format!("{{ error = {code} }}"),
+                Reading::NotSupported => continue,
+            };
+            let _infallible = writeln!(out, "{name:?} = {value}");
+        }
+    }
+    out
+}

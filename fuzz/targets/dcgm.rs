@@ -1,0 +1,23 @@
+//! `dcgmi diag -j` prints JSON of three shapes, with text around it.
+//!
+//! What comes out measured rests on at least one result, and every event has a rule.
+
+#![no_main]
+
+use doctor_checks::{dcgm_diag, probe::ProbeOutput};
+use doctor_core::observation::Observation;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    for exit in [Some(0), Some(226), None] {
+        let ran = ProbeOutput::Ran { exit, stdout: text.to_owned(), stderr: String::new() };
+        if let Observation::Measured { metrics, events, .. } = dcgm_diag::interpret(Some(&ran), &[]) {
+            let results: f64 = metrics.iter().filter(|m| m.name != "dcgm_results_skipped").map(|m| m.value).sum();
+            assert!(results >= 1.0, "a diagnosis without a result is none");
+            for event in events {
+                let rule = format!("event = \"{}\"", event.code);
+                assert!(dcgm_diag::RULES.contains(&rule), "{} has no rule", event.code);
+            }
+        }
+    }
+});

@@ -1,0 +1,21 @@
+//! NHC and AzNHC print what their checks, and those of a site, say.
+//!
+//! A run that failed is never read as one without a fault, and every event has a rule.
+
+#![no_main]
+
+use doctor_checks::{nhc, probe::ProbeOutput};
+use doctor_core::observation::Observation;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    for exit in [Some(0), Some(1), None] {
+        let ran = ProbeOutput::Ran { exit, stdout: text.to_owned(), stderr: String::new() };
+        if let Observation::Measured { events, .. } = nhc::interpret(Some(&ran)) {
+            assert!(exit == Some(0) || !events.is_empty(), "it failed and nothing is told");
+            for event in events {
+                assert!(nhc::RULES.contains(&format!("event = \"{}\"", event.code)), "{} has no rule", event.code);
+            }
+        }
+    }
+});
