@@ -2,8 +2,11 @@
 //! its severity, and nothing else is.
 
 use std::{
+    collections::BTreeMap,
     fmt::Write as _,
+    fs,
     path::{Path, PathBuf},
+    process::Command,
     sync::OnceLock,
 };
 
@@ -403,10 +406,51 @@ fn every_planted_fault_is_found_where_it_is_and_nothing_else_is() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-fn stand(machine: &Machine) -> Standing {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+/// What a real machine was like, and what the real program said there.
+#[derive(serde::Deserialize)]
+struct Recording {
+    files: BTreeMap<String, String>,
+    links: BTreeMap<String, String>,
+    scene: String,
+    expected: String,
+}
+
+#[test]
+fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
+    let recording: Recording = serde_json::from_str(include_str!("recordings/h200.json")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let place = |path: &str| folder.path().join("root").join(path.trim_start_matches('/'));
+    let below = |path: &str| fs::create_dir_all(place(path).parent().unwrap()).unwrap();
+    for (path, to) in &recording.links {
+        below(path);
+        // Where it leads is a folder, also if nothing of it was read.
+        fs::create_dir_all(place(path).parent().unwrap().join(to)).unwrap();
+        std::os::unix::fs::symlink(to, place(path)).unwrap();
+    }
+    for (path, text) in &recording.files {
+        below(path);
+        fs::write(place(path), text).unwrap();
+    }
+    fs::write(folder.path().join("scene.toml"), &recording.scene).unwrap();
     let program = Path::new(env!("CARGO_BIN_EXE_doctor-node"));
-    machine.stand(program, LIBRARY.get_or_init(|| standin(program)))
+    let output = Command::new(program)
+        .args(["check", "--suite", "fast", "--json", "--root"])
+        .arg(folder.path().join("root"))
+        .arg("--nvml")
+        .arg(library())
+        .env("DOCTOR_STANDIN", folder.path().join("scene.toml"))
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), recording.expected);
+}
+
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| standin(Path::new(env!("CARGO_BIN_EXE_doctor-node"))))
+}
+
+fn stand(machine: &Machine) -> Standing {
+    machine.stand(Path::new(env!("CARGO_BIN_EXE_doctor-node")), library())
 }
 
 fn compare(wrong: &mut String, fault: &Fault, seen: &[String]) {

@@ -245,8 +245,8 @@ plain! {
         let memory = unsafe { to.as_mut() }.ok_or(INVALID_ARGUMENT)?;
         versioned::<nvmlMemory_v2_t>(memory.version, 2)?;
         memory.total = card.number("memory.total")? as c_ulonglong;
-        memory.used = card.number("memory.used")? as c_ulonglong;
-        memory.reserved = card.number("memory.reserved")? as c_ulonglong;
+        memory.used = card.number("memory.used").unwrap_or(0.0) as c_ulonglong;
+        memory.reserved = card.number("memory.reserved").unwrap_or(0.0) as c_ulonglong;
         memory.free = memory.total.saturating_sub(memory.used);
         Ok(())
     }

@@ -2,7 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Action, breaker::Gate, index::Index};
+use super::{
+    Action,
+    breaker::Gate,
+    index::{Index, TestMask},
+};
 use crate::{
     case::Case,
     ids::{CaseId, IdSource, NodeName, PoolName, TestId},
@@ -264,12 +268,12 @@ impl Usage {
 }
 
 /// The tests of a mask, in their order.
-pub(super) fn named(snapshot: &Snapshot, mask: u64) -> Vec<TestId> {
+pub(super) fn named(snapshot: &Snapshot, mask: TestMask) -> Vec<TestId> {
     snapshot
         .tests
         .iter()
         .enumerate()
-        .filter(|(place, _)| mask & (1_u64 << place) != 0)
+        .filter(|(place, _)| mask & (1 << place) != 0)
         .map(|(_, test)| test.id.clone())
         .collect()
 }

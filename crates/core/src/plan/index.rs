@@ -19,10 +19,10 @@ use crate::{
 };
 
 /// Tests by their place in `Snapshot::tests`.
-pub(super) type TestMask = u64;
+pub(super) type TestMask = u128;
 
 /// More tests than bits in [`TestMask`] cannot be planned; a catalogue has tens.
-pub const MOST_TESTS: usize = 64;
+pub const MOST_TESTS: usize = 128;
 
 /// A watched but confirmed trouble is looked at again at least this often.
 const WATCH_EVERY: Span = Span::days(1);

@@ -27,7 +27,7 @@ impl Rooms {
         let pools = 0..u16::try_from(draft.index.pools.len()).unwrap_or(u16::MAX);
         let closed = pools.map(|pool| closed_pool(draft, pool).or_else(|| full_pool(draft, pool))).collect();
         let roomy = (0..snapshot.tests.len()).filter(|place| draft.usage.has_room(snapshot, *place));
-        let tests = roomy.fold(0, |mask, place| mask | 1_u64.checked_shl(place as u32).unwrap_or(0));
+        let tests = roomy.fold(0, |mask, place| mask | 1_u128.checked_shl(place as u32).unwrap_or(0));
         let limited = snapshot.policy.limits.node_hours_per_day.is_some();
         let spent = if limited { draft.usage.spent } else { Span::ZERO };
         Self { closed, tests, slots: draft.usage.jobs < snapshot.policy.limits.jobs, spent }

@@ -1,7 +1,10 @@
 //! The pages of `docs/reference`.
 
 use clap::{Arg, Command};
-use doctor_checks::{Catalogue, Depth};
+use doctor_checks::{
+    Catalogue, Depth,
+    coverage::{COVERAGE, Here},
+};
 use doctor_core::policy::{Policy, Rule, When};
 
 use super::reasons::reasons;
@@ -22,6 +25,7 @@ pub(crate) fn all() -> Vec<Written> {
         Written { name: "checks.md", text: checks() },
         Written { name: "cli.md", text: command_line() },
         Written { name: "config.md", text: config() },
+        Written { name: "coverage.md", text: coverage() },
         Written { name: "exit-codes.md", text: exit_codes() },
         Written { name: "reasons.md", text: reason_codes() },
     ]
@@ -44,6 +48,32 @@ pub(crate) fn rule_condition(rule: &Rule) -> String {
         When::NotProfile { metric } => format!("{metric} other than the machine type's profile says"),
         When::Event(code) => format!("event {code}"),
     }
+}
+
+/// What others check, and where that is looked at here.
+fn coverage() -> String {
+    let mut text = page(
+        "Coverage",
+        "What the health checks of other systems look at, and which check looks at it here; or why none does.",
+    );
+    let mut area = "";
+    for row in COVERAGE {
+        if row.area != area {
+            area = row.area;
+            text.push_str(&format!(
+                "{}## {area}\n\n| what | here |\n|---|---|\n",
+                if text.ends_with("|\n") { "\n" } else { "" }
+            ));
+        }
+        let here = match row.here {
+            Here::Checked(checks) => {
+                checks.iter().map(|id| format!("[{id}](checks.md#{id})")).collect::<Vec<_>>().join(", ")
+            }
+            Here::Not(why) => format!("none: {why}"),
+        };
+        text.push_str(&format!("| {} | {} |\n", escaped(row.what), escaped(&here)));
+    }
+    text
 }
 
 fn checks() -> String {

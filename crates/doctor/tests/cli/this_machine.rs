@@ -115,11 +115,9 @@ impl Drop for Service {
 }
 
 fn quick(bed: &Bed) {
-    let config = bed
-        .read("doctor.toml")
-        .replace("[backend", "cycle = \"1s\"\nlease = \"5s\"\npolicy = \"policy.toml\"\n[backend");
+    let config = bed.read("doctor.toml").replace("[backend", "cycle = \"1s\"\nlease = \"5s\"\n[backend");
     bed.write("doctor.toml", &config);
-    bed.write("policy.toml", "version = 1\n");
+    bed.policy("version = 1\n");
 }
 
 #[test]
@@ -137,11 +135,11 @@ fn a_service_leads_reloads_and_stops_when_told_to() {
     let mut second = Service::start(&bed);
     second.says("another controller leads; this one waits");
 
-    bed.write("policy.toml", "version = 2\n[limits]\njobs = -1\n");
+    bed.policy("version = 2\n[limits]\njobs = -1\n");
     service.says("the last good one is");
     service.says("line 3, column 8");
     until("the remark in status", || bed.doctor(&["status"]).out.contains("the last good one is"));
-    bed.write("policy.toml", "version = 3\n");
+    bed.policy("version = 3\n");
     service.says("the changed configuration is in force policy=3");
 
     let (code, log) = service.stop();
@@ -156,8 +154,7 @@ fn a_service_leads_reloads_and_stops_when_told_to() {
 fn a_log_is_followed_while_its_test_runs_and_ends_with_it() {
     let bed = Bed::local();
     quick(&bed);
-    bed.write(
-        "policy.toml",
+    bed.policy(
         "[tests.slow.params]\ncommand = [\"/bin/sh\", \"-c\", \"sleep 3; echo fine\"]\n\
          [tests.disk-space]\nenabled = false\n[tests.memory]\nenabled = false\n",
     );

@@ -1,0 +1,139 @@
+//! What the health checks of other systems look at, and where it is looked at here; or why it is not.
+//!
+//! The rows are those of our survey of twelve systems (November 2026). A test holds that every check named here exists.
+
+/// One thing that somebody checks.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    pub area: &'static str,
+    pub what: &'static str,
+    pub here: Here,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum Here {
+    /// By these checks.
+    Checked(&'static [&'static str]),
+    /// By a test that occupies the node, or by the controller; or by nobody, and why.
+    Not(&'static str),
+}
+
+use Here::{Checked, Not};
+
+const fn row(area: &'static str, what: &'static str, here: Here) -> Row {
+    Row { area, what, here }
+}
+
+const GPU: &str = "GPU presence and identity";
+const ECC: &str = "GPU memory";
+const HEAT: &str = "Heat and throttling";
+const LINK: &str = "NVLink, NVSwitch, fabric";
+const PCIE: &str = "PCIe";
+const NET: &str = "InfiniBand, RoCE, EFA, TCP";
+const DISK: &str = "Storage";
+const HOST: &str = "Processor, memory, system, services";
+
+/// In the order of the survey.
+pub static COVERAGE: &[Row] = &[
+    row(GPU, "number of GPUs", Checked(&["gpu-count", "gpu-presence"])),
+    row(GPU, "driver and tools usable", Checked(&["gpu-driver", "gpu-presence", "gpu-inforom"])),
+    row(GPU, "GPU lost or in need of a reset", Checked(&["gpu-presence", "gpu-recovery-action", "gpu-xid"])),
+    row(GPU, "infoROM", Checked(&["gpu-inforom"])),
+    row(GPU, "VBIOS, driver and CUDA versions uniform", Checked(&["gpu-versions"])),
+    row(GPU, "MIG mode", Checked(&["gpu-mig"])),
+    row(GPU, "persistence mode", Checked(&["gpu-persistence"])),
+    row(GPU, "application and SM clocks", Checked(&["gpu-clocks"])),
+    row(GPU, "power state, auxiliary power", Checked(&["gpu-presence", "gpu-power-limit", "gpu-xid"])),
+    row(GPU, "slowed down for power under load", Checked(&["gpu-power-brake"])),
+    row(GPU, "processes left on an idle GPU", Checked(&["gpu-processes"])),
+    row(GPU, "zombie and stuck processes of the driver", Checked(&["processes-stuck", "zombies"])),
+    row(ECC, "uncorrected errors since the reset", Checked(&["gpu-ecc-volatile"])),
+    row(ECC, "uncorrected errors of SRAM over a life", Checked(&["gpu-ecc-sram"])),
+    row(ECC, "rate of corrected errors", Checked(&["gpu-ecc-corrected"])),
+    row(ECC, "retired pages (before Ampere)", Checked(&["gpu-retired-pages"])),
+    row(ECC, "row exchange pending", Checked(&["gpu-row-remap"])),
+    row(ECC, "row exchange failed", Checked(&["gpu-row-remap"])),
+    row(ECC, "rows exchanged after uncorrectable errors", Checked(&["gpu-row-remap"])),
+    row(ECC, "memory test", Not("occupies the GPU: a test, not a check")),
+    row(HEAT, "temperature", Checked(&["gpu-temperature", "gpu-memory-temperature"])),
+    row(HEAT, "reasons for throttling", Checked(&["gpu-throttle", "gpu-power-brake"])),
+    row(HEAT, "thermal violations under load", Not("means something only under load: a test, not a check")),
+    row(HEAT, "sustained stress", Not("occupies the GPU: a test, not a check")),
+    row(LINK, "state of links", Checked(&["nvlink-state", "nvlink-count"])),
+    row(LINK, "errors of links", Checked(&["nvlink-errors", "nvlink-crc"])),
+    row(LINK, "topology matrix", Checked(&["nvlink-topology"])),
+    row(LINK, "fabric manager", Checked(&["fabric-manager", "gpu-fabric"])),
+    row(LINK, "IMEX", Checked(&["imex"])),
+    row(LINK, "SXid of NVSwitches", Checked(&["nvswitch-sxid", "nvswitch"])),
+    row(LINK, "peer memory", Checked(&["peermem"])),
+    row(LINK, "NVLink bandwidth", Not("occupies the GPU: a test, not a check")),
+    row(PCIE, "generation and width", Checked(&["gpu-pcie", "pcie-link"])),
+    row(PCIE, "bandwidth to and from the host", Not("occupies the GPU: a test, not a check")),
+    row(PCIE, "replay counter", Checked(&["gpu-pcie-replay"])),
+    row(PCIE, "ACS", Checked(&["pcie-acs"])),
+    row(PCIE, "AER records of the kernel", Checked(&["pcie-aer", "kernel-log"])),
+    row(
+        PCIE,
+        "order of devices against NCCL's topology file",
+        Not("the file is a site's own; a command of the site's fits"),
+    ),
+    row(NET, "ports: number, state, rate", Checked(&["ib-ports", "ib-count", "ib-rate"])),
+    row(NET, "a port that dropped", Checked(&["ib-flaps", "ib-counters"])),
+    row(NET, "flapping", Checked(&["ib-flaps", "net-link"])),
+    row(NET, "error counters", Checked(&["ib-counters", "efa-counters", "net-link"])),
+    row(NET, "records of the network driver", Checked(&["nic-log"])),
+    row(NET, "firmware and OFED versions", Checked(&["ib-firmware"])),
+    row(NET, "partition key", Checked(&["ib-pkey"])),
+    row(NET, "loop-back bandwidth", Not("loads the network: a test, not a check")),
+    row(NET, "NCCL over the network in one node", Not("occupies the GPU: a test, not a check")),
+    row(NET, "EFA presence", Checked(&["efa-devices", "efa-count", "efa-provider"])),
+    row(NET, "EFA loop-back", Not("loads the network: a test, not a check")),
+    row(NET, "memory lock limit, gdrcopy", Checked(&["memlock", "kernel-modules"])),
+    row(NET, "RoCE interfaces", Checked(&["roce"])),
+    row(NET, "TCP mesh", Not("involves other nodes: a test, not a check")),
+    row(NET, "DNS, NTP, latency to elsewhere", Checked(&["time-sync"])),
+    row(DISK, "free space of local disks", Checked(&["disk-space"])),
+    row(DISK, "inodes", Checked(&["disk-space"])),
+    row(DISK, "mounts present and writable", Checked(&["mounts"])),
+    row(DISK, "NVMe: number and health", Checked(&["nvme-count", "nvme-state", "nvme-health"])),
+    row(DISK, "RAID", Checked(&["raid"])),
+    row(DISK, "file-system errors in the kernel's log", Checked(&["kernel-log", "fs-errors", "disk-errors"])),
+    row(DISK, "performance", Not("loads the disk: a test, not a check")),
+    row(DISK, "making and deleting a volume", Not("a matter of the cluster, not of a node")),
+    row(HOST, "sockets, cores, threads", Checked(&["cpu-count", "cpu-online"])),
+    row(HOST, "size of memory", Checked(&["memory"])),
+    row(HOST, "DIMMs, ECC, machine checks", Checked(&["edac", "kernel-log"])),
+    row(HOST, "governor, frequency, clock source", Checked(&["cpu-governor", "cpu-throttle", "clock-source"])),
+    row(HOST, "fragmentation of memory", Checked(&["memory-fragmentation"])),
+    row(HOST, "memory bandwidth", Not("loads the processor: a test, not a check")),
+    row(HOST, "load, file handles, processes, zombies", Checked(&["limits", "zombies", "host-pressure"])),
+    row(HOST, "time since the boot", Not("a fresh boot is no fault: it is the boot grace of the policy")),
+    row(HOST, "OOM, lockups, hung tasks, panics", Checked(&["kernel-log", "oom"])),
+    row(HOST, "kernel modules, command line, settings", Checked(&["kernel-modules", "kernel-settings"])),
+    row(HOST, "services", Checked(&["services"])),
+    row(HOST, "packages", Not("needs each distribution's own tool; a command of the site's fits")),
+    row(HOST, "authentication, certificates, directories", Not("a site's own; a command of the site's fits")),
+    row(HOST, "user processes without a job", Not("needs the scheduler's word; its own epilog knows")),
+    row(HOST, "controllers of the scheduler", Not("a matter of the cluster, not of a node")),
+    row(HOST, "libraries of the driver", Checked(&["gpu-libraries"])),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_check_named_here_exists_and_no_row_is_empty() {
+        for row in COVERAGE {
+            match row.here {
+                Checked(checks) => {
+                    assert!(!checks.is_empty(), "{}", row.what);
+                    for id in checks {
+                        assert!(crate::CHECKS.iter().any(|check| check.spec.id == *id), "{}: no check {id}", row.what);
+                    }
+                }
+                Not(why) => assert!(why.len() > 10, "{}", row.what),
+            }
+        }
+    }
+}
