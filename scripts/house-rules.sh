@@ -18,7 +18,9 @@ rule() { # text, places
 declare -A may_see=(
   [doctor-core]=""
   [doctor-checks]="doctor-core"
-  [doctor-node]="doctor-core doctor-checks"
+  [doctor-gpu]="doctor-core doctor-checks"
+  [doctor-node]="doctor-core doctor-checks doctor-gpu"
+  [doctor-standin]=""
   [doctor-control]="doctor-core doctor-checks"
   [doctor-sim]="doctor-core doctor-checks doctor-control"
   [doctor]="doctor-core doctor-checks doctor-control doctor-sim"

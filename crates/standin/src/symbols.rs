@@ -59,7 +59,8 @@ macro_rules! plain {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> u32 {
             maybe_hang(stringify!($name));
-            code((|| -> Result<(), u32> { $body })())
+            let answer = || -> Result<(), u32> { $body };
+            code(answer())
         }
     )* };
 }
