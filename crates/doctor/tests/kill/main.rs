@@ -175,7 +175,7 @@ fn nodes(cluster: &RemoteSim) -> Vec<Node> {
     let began = Instant::now();
     loop {
         match cluster.snapshot() {
-            Ok(nodes) => return nodes.into_iter().map(|seen| seen.node).collect(),
+            Ok(nodes) => return nodes.into_iter().map(|seen| std::sync::Arc::unwrap_or_clone(seen.node)).collect(),
             Err(error) if began.elapsed() > BOUND => panic!("{error}"),
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
