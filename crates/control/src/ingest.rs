@@ -152,6 +152,6 @@ pub fn open_report(
             by_check.insert(evidence.test.clone(), judgement.findings);
         }
     }
-    let AgentReport { node, hardware, number, at: sent, .. } = report;
-    Ok(AgentFindings { node, number, sent, received, by_check, hardware })
+    let AgentReport { node, hardware, number, at: sent, dropped, .. } = report;
+    Ok(AgentFindings { node, number, sent, received, by_check, hardware, dropped })
 }

@@ -20,6 +20,7 @@ pub mod records;
 
 mod accept;
 mod agent;
+mod agent_keys;
 mod audit;
 mod backup;
 mod cases;
