@@ -189,28 +189,31 @@ fn agents(
     known: &Known<'_>,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
-    let Some(inbox) = &mut parts.inbox else { return Ok(Vec::new()) };
-    let (mut touched, mut seen_to) = (Vec::new(), Vec::new());
+    let mut touched = Vec::new();
     let mut turned_away = 0;
-    // A name that was not planned with yet may be that of a machine with a past: the planner says whose it is, and then
-    // its agent is listened to. Until then its messages wait.
-    for message in inbox.waiting().into_iter().filter(|message| known.last(&message.node).is_some()) {
-        seen_to.push(message.number);
-        let sku = known.sku(&message.node);
-        match ingest::open_report(&parts.settings, &message.node, &message.key, sku, &message.bytes, known.now) {
-            Ok(findings) => {
-                if parts.store.accept_agent(lease, &findings)? == Accepted::Kept {
-                    touched.push(findings.node);
+    for inbox in &mut parts.inboxes {
+        let mut seen_to = Vec::new();
+        // A name that was not planned with yet may be that of a machine with a past: the planner says whose it is, and
+        // then its agent is listened to. Until then its messages wait.
+        for message in inbox.waiting().into_iter().filter(|message| known.last(&message.node).is_some()) {
+            seen_to.push(message.number);
+            let sku = known.sku(&message.node);
+            match ingest::open_report(&parts.settings, &message.node, &message.key, sku, &message.bytes, known.now) {
+                Ok(findings) => {
+                    if parts.store.accept_agent(lease, &findings)? == Accepted::Kept {
+                        touched.push(findings.node);
+                    }
+                }
+                Err(why) => {
+                    tracing::warn!(node = %message.node, %why, "an agent's message was turned away");
+                    turned_away += 1;
                 }
             }
-            Err(why) => {
-                tracing::warn!(node = %message.node, %why, "an agent's message was turned away");
-                turned_away += 1;
-            }
         }
-    }
-    if !seen_to.is_empty() {
-        inbox.acknowledge(&seen_to);
+        if !seen_to.is_empty() {
+            inbox.acknowledge(&seen_to);
+        }
+        parts.store.note_agents(lease, &inbox.take_heard(known.now))?;
     }
     if turned_away > 0 {
         parts.store.count_rejected(lease, turned_away)?;

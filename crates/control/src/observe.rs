@@ -22,7 +22,7 @@ use doctor_core::{
 
 use crate::{
     backend::{PolledJob, SeenNode},
-    cycle::{CycleReport, Parts},
+    cycle::{CycleReport, Inbox, Parts},
     door::{self, Known, TurnedAway},
     store::{
         Lease, StoreError,
@@ -203,22 +203,23 @@ impl Memory {
                     seen.sort_by(|a, b| a.node.name.cmp(&b.node.name));
                     seen.dedup_by(|a, b| a.node.name == b.node.name);
                 }
+                hear(&parts.inboxes, &mut seen);
                 Some(seen)
             }
             Err(error) => {
                 report.troubles.push(error.to_string());
                 let known = &self.snapshot()?.nodes;
                 let why: Arc<str> = error.to_string().into();
-                Some(
-                    known
-                        .iter()
-                        .map(|record| {
-                            let mut node = record.node.clone();
-                            node.occupancy = Occupancy::Unknown { why: why.clone() };
-                            SeenNode { node: node.into(), heard: record.heard, jobs: Vec::new() }
-                        })
-                        .collect(),
-                )
+                let mut seen: Vec<SeenNode> = known
+                    .iter()
+                    .map(|record| {
+                        let mut node = record.node.clone();
+                        node.occupancy = Occupancy::Unknown { why: why.clone() };
+                        SeenNode { node: node.into(), heard: record.heard, jobs: Vec::new() }
+                    })
+                    .collect();
+                hear(&parts.inboxes, &mut seen);
+                Some(seen)
             }
         }
     }
@@ -358,6 +359,15 @@ impl Memory {
                 }
                 Action::OpenBreaker | Action::Notice(_) | Action::Answer { .. } => self.stale.rest = true,
             }
+        }
+    }
+}
+
+/// Agents that report here are heard here, whatever the cluster says of them.
+fn hear(inboxes: &[Box<dyn Inbox>], seen: &mut [SeenNode]) {
+    for inbox in inboxes {
+        for seen in seen.iter_mut() {
+            seen.heard = seen.heard.max(inbox.heard(&seen.node.name));
         }
     }
 }
