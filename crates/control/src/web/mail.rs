@@ -41,6 +41,8 @@ struct Inside {
     newest: BTreeMap<NodeName, AgentHeard>,
     /// Of those, what was not written down yet.
     unwritten: BTreeSet<NodeName>,
+    /// One of them was never heard before, which somebody who has just enrolled it waits for.
+    new_face: bool,
 }
 
 #[derive(Debug)]
@@ -76,6 +78,7 @@ impl Mail {
         if known.is_some_and(|known| heard.number <= known.number && heard.sent <= known.sent) {
             return;
         }
+        inside.new_face |= known.is_none();
         inside.heard.insert(node.clone(), heard.at);
         inside.newest.insert(node.clone(), heard);
         inside.unwritten.insert(node.clone());
@@ -175,7 +178,8 @@ impl Inbox for DoorInbox {
     }
 
     fn take_heard(&mut self, now: Timestamp) -> Vec<(NodeName, AgentHeard)> {
-        if now.since(self.written) < WRITE_DOWN {
+        let new_face = std::mem::take(&mut self.mail.lock().new_face);
+        if !new_face && now.since(self.written) < WRITE_DOWN {
             return Vec::new();
         }
         self.written = now;
@@ -184,6 +188,7 @@ impl Inbox for DoorInbox {
         }
         let mut inside = self.mail.lock();
         let unwritten = std::mem::take(&mut inside.unwritten);
-        unwritten.into_iter().filter_map(|node| inside.newest.get_key_value(&node)).map(|(n, h)| (n.clone(), h.clone())).collect()
+        let heard = |node: NodeName| inside.newest.get(&node).cloned().map(|heard| (node, heard));
+        unwritten.into_iter().filter_map(heard).collect()
     }
 }
