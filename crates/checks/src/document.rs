@@ -103,7 +103,9 @@ pub enum BadDocument {
     WrongSignature,
     #[error("its body is not a result: {0}")]
     Malformed(String),
-    #[error("it is a report of schema {found}, and this program reads {older} and {known}: update the controller first")]
+    #[error(
+        "it is a report of schema {found}, and this program reads {older} and {known}: update the controller first"
+    )]
     NewerSchema { found: Schema, older: Schema, known: Schema },
     #[error("it is a report of schema {found}, and this program reads {older} and {known}: update the agent")]
     OlderSchema { found: Schema, older: Schema, known: Schema },

@@ -69,7 +69,9 @@ impl Bed {
 }
 
 fn head(name: &str, length: usize) -> String {
-    format!("POST /api/v1/ingest HTTP/1.1\r\nhost: x\r\nx-doctor-node: {name}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n")
+    format!(
+        "POST /api/v1/ingest HTTP/1.1\r\nhost: x\r\nx-doctor-node: {name}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+    )
 }
 
 fn exchange(to: SocketAddr, head: &str, body: &[u8]) -> String {

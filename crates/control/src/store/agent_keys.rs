@@ -63,9 +63,7 @@ impl Store {
 
     /// Every agent that was ever enrolled, by node.
     pub fn agents(&self) -> Result<Vec<AgentRow>> {
-        self.read(|tx| {
-            tx.all("reading agents", &format!("SELECT {COLUMNS} FROM agent ORDER BY node"), &[], read_agent)
-        })
+        self.read(|tx| tx.all("reading agents", &format!("SELECT {COLUMNS} FROM agent ORDER BY node"), &[], read_agent))
     }
 
     /// What was heard of agents lately, all at once.

@@ -116,7 +116,12 @@ fn named(headers: &HeaderMap) -> Option<NodeName> {
 }
 
 /// In this order: what costs nothing first, and nothing believed before it is verified.
-async fn take(desk: &Arc<Desk>, node: Option<NodeName>, headers: &HeaderMap, body: Body) -> Result<&'static str, Refused> {
+async fn take(
+    desk: &Arc<Desk>,
+    node: Option<NodeName>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<&'static str, Refused> {
     let node = node.ok_or(Refused::NoNode)?;
     let length: u64 = headers
         .get(header::CONTENT_LENGTH)

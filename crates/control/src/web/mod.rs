@@ -80,7 +80,8 @@ impl Door {
         let at = listener.local_addr().map_err(failed)?;
         let mail = Arc::new(Mail::new(wake));
         let inbox = DoorInbox::new(Arc::clone(&mail), store.clone(), clock.now())?;
-        let desk = Desk { store: store.clone(), clock, mail: Arc::clone(&mail), room: Arc::new(Semaphore::new(BODIES)) };
+        let desk =
+            Desk { store: store.clone(), clock, mail: Arc::clone(&mail), room: Arc::new(Semaphore::new(BODIES)) };
         let (close, closed) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()

@@ -215,8 +215,7 @@ fn address(asked: Option<&str>, agents: &Agents) -> Result<String> {
 
 fn new_key() -> Result<RunKey> {
     let mut key = [0; 32];
-    getrandom::fill(&mut key)
-        .map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;
+    getrandom::fill(&mut key).map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;
     Ok(RunKey::new(key))
 }
 
@@ -376,7 +375,9 @@ impl AgentView {
     pub(crate) fn words(&self, now: Timestamp) -> String {
         let mut parts = vec![match (self.state, self.heard, self.revoked) {
             (AgentState::Revoked, _, Some(at)) => format!("revoked {}", ago(now, at)),
-            (AgentState::Silent, Some(heard), _) => format!("no report since {} UTC ({})", clock(heard), ago(now, heard)),
+            (AgentState::Silent, Some(heard), _) => {
+                format!("no report since {} UTC ({})", clock(heard), ago(now, heard))
+            }
             (_, Some(heard), _) => format!("heard {}", ago(now, heard)),
             _ => format!("never heard; enrolled {}", ago(now, self.enrolled)),
         }];

@@ -24,7 +24,8 @@ impl Stage {
         let bed = Bed::local();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         bed.write("busy", "");
-        let config = bed.read("doctor.toml").replace("[backend", &format!("[agents]\nlisten = \"127.0.0.1:{port}\"\n[backend"));
+        let config =
+            bed.read("doctor.toml").replace("[backend", &format!("[agents]\nlisten = \"127.0.0.1:{port}\"\n[backend"));
         bed.write("doctor.toml", &format!("{config}busy_file = \"busy\"\n"));
         for directory in ["machine/dev", "machine/proc/sys/kernel/random"] {
             fs::create_dir_all(bed.path(directory)).unwrap();
@@ -52,7 +53,8 @@ impl Stage {
     /// When the controller first saw the finding with these words, in milliseconds since 1970.
     fn seen(&self, words: &str) -> Option<i64> {
         let why = self.bed.json(&["why", "here"]);
-        let found = why["open_findings"].as_array()?.iter().find(|finding| finding["text"].to_string().contains(words))?;
+        let found =
+            why["open_findings"].as_array()?.iter().find(|finding| finding["text"].to_string().contains(words))?;
         let at: doctor_core::time::Timestamp = found["first_seen"].as_str()?.parse().unwrap();
         Some(at.millis())
     }

@@ -128,7 +128,9 @@ impl Config {
         let there = file.is_some() || path.exists();
         let written = if there { told.clone().over(read(&path)?) } else { told.clone() };
         let credential_path = written.credential.unwrap_or_else(|| DEFAULT_CREDENTIAL.into());
-        files.extend([&credential_path].into_iter().chain(&written.policy).chain(&written.profile).map(|p| Stamp::of(p)));
+        files.extend(
+            [&credential_path].into_iter().chain(&written.policy).chain(&written.profile).map(|p| Stamp::of(p)),
+        );
         let credential = read_credential(&credential_path)?;
         let url = written.controller.as_ref().or(credential.controller.as_ref()).ok_or(ConfigError::NoController)?;
         let address: Address = url.parse()?;
@@ -137,11 +139,8 @@ impl Config {
         }
         let policy = load_policy(written.policy.as_deref())?;
         let catalogue = Catalogue::with_site_checks(&policy);
-        let versions = Versions {
-            program: env!("CARGO_PKG_VERSION").to_owned(),
-            schema: Schema::KNOWN,
-            policy: policy.version,
-        };
+        let versions =
+            Versions { program: env!("CARGO_PKG_VERSION").to_owned(), schema: Schema::KNOWN, policy: policy.version };
         let room = Room::default();
         Ok(Self {
             route: Route { credential, address, versions },

@@ -142,7 +142,9 @@ fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
 fn is_whole(answer: &[u8]) -> bool {
     let text = String::from_utf8_lossy(answer);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
-    header(head, "content-length").and_then(|length| length.parse().ok()).is_some_and(|length: usize| body.len() >= length)
+    header(head, "content-length")
+        .and_then(|length| length.parse().ok())
+        .is_some_and(|length: usize| body.len() >= length)
 }
 
 fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {

@@ -37,7 +37,10 @@ pub struct KernelLog {
 #[derive(Debug)]
 enum Source {
     Device(File),
-    Plain { path: PathBuf, length: u64 },
+    Plain {
+        path: PathBuf,
+        length: u64,
+    },
     /// Nobody lets us read it; the checks say so.
     None,
 }
@@ -134,7 +137,10 @@ fn drain(file: &mut File) -> bool {
 /// `PRIORITY,…`: the low three bits are the level, the rest says who wrote it, and 0 is the kernel.
 fn is_kernels(record: &[u8]) -> bool {
     let digits: Vec<u8> = record.iter().copied().take_while(u8::is_ascii_digit).collect();
-    std::str::from_utf8(&digits).ok().and_then(|text| text.parse::<u32>().ok()).is_none_or(|priority| priority >> 3 == 0)
+    std::str::from_utf8(&digits)
+        .ok()
+        .and_then(|text| text.parse::<u32>().ok())
+        .is_none_or(|priority| priority >> 3 == 0)
 }
 
 #[cfg(test)]

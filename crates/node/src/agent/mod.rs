@@ -198,9 +198,8 @@ impl<'a> Agent<'a> {
     /// Runs these checks and reports what is new.
     fn look(&mut self, due: &BTreeSet<CheckId>) {
         let config = &self.config;
-        let runner = LocalRunner::new(&config.root, self.stop)
-            .state(Some(&config.state))
-            .library(config.library.clone());
+        let runner =
+            LocalRunner::new(&config.root, self.stop).state(Some(&config.state)).library(config.library.clone());
         let probes_of = |check: &CheckId| {
             let found = config.catalogue.get(check);
             found.map_or_else(Vec::new, |found| (found.probes)(&config.catalogue.params(&config.policy, check)))

@@ -70,8 +70,7 @@ mod tests {
     };
 
     fn seen(value: f64, key: Option<&str>) -> Observation {
-        let event =
-            key.map(|key| Event { key: Some(key.to_owned()), ..Event::seen("xid-79", Entity::node(), "bus") });
+        let event = key.map(|key| Event { key: Some(key.to_owned()), ..Event::seen("xid-79", Entity::node(), "bus") });
         Observation::measured(vec![Metric::count("errors", Entity::node(), value)], event.into_iter().collect())
     }
 

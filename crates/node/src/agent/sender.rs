@@ -132,7 +132,7 @@ impl Sender<'_> {
     /// One message, or one wait. False when it is over.
     fn step(&mut self) -> bool {
         let mut inside = self.outbox.lock();
-        let next = inside.spool.next();
+        let next = inside.spool.first();
         if inside.closing && (next.is_none() || self.failures > 0) {
             inside.spool.not_taken();
             return false;

@@ -75,7 +75,10 @@ struct Lost {
 pub enum Next {
     Report(Box<AgentReport>),
     /// These counts, under this number.
-    Lost { number: u64, dropped: Dropped },
+    Lost {
+        number: u64,
+        dropped: Dropped,
+    },
 }
 
 impl Spool {
@@ -95,7 +98,8 @@ impl Spool {
             numbers.extend(number.map(|number| (number, entry.metadata().map_or(0, |file| file.len()))));
         }
         numbers.sort_unstable();
-        let lost: Option<Lost> = fs::read(directory.join(LOST)).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let lost: Option<Lost> =
+            fs::read(directory.join(LOST)).ok().and_then(|text| serde_json::from_slice(&text).ok());
         let counted = lost.as_ref().map_or(0, |lost| lost.through);
         let spared = lost.as_ref().and_then(|lost| lost.spared);
         let mut spool = Self { directory: directory.to_owned(), room, lost, ..Self::empty() };
@@ -154,7 +158,7 @@ impl Spool {
     }
 
     /// What comes first. It counts as being sent until [`Self::taken`] or [`Self::not_taken`].
-    pub fn next(&mut self) -> Option<Next> {
+    pub fn first(&mut self) -> Option<Next> {
         loop {
             let front = self.waiting.front().map(|waiting| waiting.number);
             if let Some(lost) = self.lost.as_ref().filter(|lost| front.is_none_or(|front| lost.through < front)) {

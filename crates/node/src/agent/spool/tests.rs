@@ -34,7 +34,7 @@ fn add(spool: &mut Spool, padding: usize) -> u64 {
 }
 
 fn send(spool: &mut Spool) -> Option<Next> {
-    let next = spool.next()?;
+    let next = spool.first()?;
     spool.taken(&next);
     Some(next)
 }
@@ -74,7 +74,10 @@ fn what_does_not_fit_is_counted_and_told_before_what_is_left() {
     let Some(Next::Lost { number, dropped }) = send(&mut spool) else { panic!("the counts come first") };
     assert_eq!((number, dropped.reports), (sent[6], 7));
     assert_eq!(dropped.checks[&CheckId::new("memory").unwrap()], 7);
-    assert_eq!((dropped.from, dropped.to), (Timestamp::from_secs(sent[0] as i64), Timestamp::from_secs(sent[6] as i64)));
+    assert_eq!(
+        (dropped.from, dropped.to),
+        (Timestamp::from_secs(sent[0] as i64), Timestamp::from_secs(sent[6] as i64))
+    );
     assert_eq!(numbers(&mut spool), sent[7..]);
     drop(spool);
     assert!(Spool::open(directory.path(), PLENTY).unwrap().is_empty());
@@ -95,7 +98,7 @@ fn what_is_being_sent_is_not_called_lost() {
     let directory = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(directory.path(), Room { reports: 2, ..PLENTY }).unwrap();
     let first = add(&mut spool, 10);
-    let flying = spool.next().unwrap();
+    let flying = spool.first().unwrap();
     for _ in 0..4 {
         add(&mut spool, 10);
     }
@@ -120,7 +123,9 @@ fn a_file_that_was_cut_short_is_counted_and_the_others_are_sent() {
     let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
     assert!(matches!(send(&mut spool), Some(Next::Report(report)) if report.number == sent[0]));
     assert!(matches!(send(&mut spool), Some(Next::Report(report)) if report.number == sent[1]));
-    assert!(matches!(send(&mut spool), Some(Next::Lost { number, dropped }) if number == sent[2] && dropped.reports == 1));
+    assert!(
+        matches!(send(&mut spool), Some(Next::Lost { number, dropped }) if number == sent[2] && dropped.reports == 1)
+    );
     assert!(spool.is_empty());
 }
 
@@ -191,7 +196,7 @@ proptest! {
             match step {
                 Step::Add => { add(&mut spool, 5); made += 1; }
                 Step::Send => { take(&mut spool)?; }
-                Step::Fail => { if spool.next().is_some() { spool.not_taken(); } }
+                Step::Fail => { if spool.first().is_some() { spool.not_taken(); } }
                 Step::Restart => { spool = Spool::open(directory.path(), room).unwrap(); }
             }
             prop_assert!(spool.len() <= room.reports);
