@@ -1,6 +1,8 @@
 //! One suite, every kind of store: in memory, in a file, on PostgreSQL.
 
 mod bed;
+#[path = "store_suite/events.rs"]
+mod events;
 #[path = "store_suite/files.rs"]
 mod files;
 #[path = "store_suite/property.rs"]

@@ -30,7 +30,9 @@ impl Store {
             let mut changes = Changes::default();
             for (check, findings) in &report.by_check {
                 let check = tx.test_id(check)?;
-                open.show(&Shown { node, check, run: None, at: report.received, findings }, &mut changes);
+                let boot = report.hardware.boot_id.as_deref();
+                let shown = Shown { node, check, run: None, at: report.received, findings, proof: false, boot };
+                open.show(&shown, &mut changes);
             }
             if let Some(dropped) = &report.dropped {
                 changes.lines.push(told_of_drops(node, dropped));

@@ -43,6 +43,7 @@ mod publish;
 mod retention;
 mod runs;
 mod schema;
+mod settled;
 mod standing;
 mod url;
 mod verify;

@@ -15,7 +15,7 @@ const MIGRATIONS: [&str; 2] = [include_str!("migrations/0001.sql"), include_str!
 pub(super) const KNOWN: i64 = MIGRATIONS.len() as i64;
 
 /// Every table, in an order in which rows may be inserted: what is referred to comes first.
-pub(super) const TABLES: [&str; 22] = [
+pub(super) const TABLES: [&str; 23] = [
     "meta",
     "counter",
     "node",
@@ -38,6 +38,7 @@ pub(super) const TABLES: [&str; 22] = [
     "pause",
     "lease",
     "agent",
+    "settled",
 ];
 
 /// Tables whose numbers the database hands out.

@@ -14,3 +14,15 @@ CREATE TABLE agent (
     form TEXT,
     policy BIGINT
 );
+
+-- Events that have had their answer (a proof, an operator's word): this record of this boot and all before it. Told again
+-- they say nothing.
+CREATE TABLE settled (
+    node {ref} NOT NULL REFERENCES node (id),
+    test {ref} NOT NULL REFERENCES test (id),
+    code TEXT NOT NULL,
+    entity TEXT NOT NULL,
+    key TEXT NOT NULL,
+    at BIGINT NOT NULL,
+    PRIMARY KEY (node, test, code, entity)
+) {compact};
