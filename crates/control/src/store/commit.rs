@@ -138,10 +138,10 @@ fn taken_out(tx: &mut Tx<'_>, actions: &[Because<Action>]) -> Result<BTreeSet<No
         }
     }
     for action in actions {
-        if let Action::Answer { request } = action.what {
-            if let Some(Asked::Quarantine { node }) = asked(tx, request)? {
-                nodes.remove(&node);
-            }
+        if let Action::Answer { request } = action.what
+            && let Some(Asked::Quarantine { node }) = asked(tx, request)?
+        {
+            nodes.remove(&node);
         }
     }
     Ok(nodes)

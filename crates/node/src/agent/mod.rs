@@ -7,6 +7,7 @@
 pub mod config;
 pub mod http;
 pub mod kernel;
+mod memory;
 pub mod said;
 pub mod schedule;
 pub mod sender;
@@ -77,6 +78,7 @@ pub enum AgentError {
 /// # Errors
 /// Only at the start. Later nothing ends an agent but a signal.
 pub fn run(told: &Written, file: Option<&std::path::Path>, stop: &Stop) -> Result<(), AgentError> {
+    memory::be_frugal();
     let config = Config::load(told, file)?;
     let failed = |source| AgentError::State { path: config.state.clone(), source };
     let spool = Spool::open(&config.state.join("spool"), config.room).map_err(failed)?;
@@ -182,6 +184,7 @@ impl<'a> Agent<'a> {
             }
             if !due.is_empty() {
                 self.look(&due);
+                memory::give_back();
             }
             self.sleep();
         }

@@ -16,6 +16,7 @@ use doctor_core::node::Hardware;
 
 use super::{
     http::{self, Address, Reply},
+    memory,
     schedule::spread,
     spool::{Next, Spool},
 };
@@ -154,7 +155,12 @@ impl Sender<'_> {
         };
         drop(inside);
         let (fate, said) = attempt(&route, report, limit);
+        let was_large = next.is_some();
         self.settle(next.as_ref(), &fate, said);
+        drop(next);
+        if was_large {
+            memory::give_back();
+        }
         true
     }
 
