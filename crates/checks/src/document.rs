@@ -4,6 +4,8 @@
 //! On the wire it is one line with the MAC of everything after the first newline, then the JSON body. The body is
 //! verified byte by byte as it was written: nothing is parsed that was not signed.
 
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
 use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
@@ -84,8 +86,8 @@ impl RunKey {
     }
 }
 
-impl std::fmt::Debug for RunKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for RunKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("RunKey(…)")
     }
 }
@@ -101,6 +103,12 @@ pub enum BadDocument {
     WrongSignature,
     #[error("its body is not a result: {0}")]
     Malformed(String),
+    #[error(
+        "it is a report of schema {found}, and this program reads {older} and {known}: update the controller first"
+    )]
+    NewerSchema { found: Schema, older: Schema, known: Schema },
+    #[error("it is a report of schema {found}, and this program reads {older} and {known}: update the agent")]
+    OlderSchema { found: Schema, older: Schema, known: Schema },
 }
 
 const HEADER: &str = "doctor-result-1 ";
@@ -121,12 +129,12 @@ impl Document {
     /// # Errors
     /// For anything that was not signed, whole, with this key.
     pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, BadDocument> {
-        unseal(HEADER, bytes, key)
+        parse(verified(HEADER, bytes, key)?)
     }
 }
 
 /// What a node's agent says without being asked: the newest evidence of each check whose answer has changed.
-/// A check that is not in it has nothing new to say.
+/// A check that is not in it has nothing new to say; one without any is a sign of life and no more.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentReport {
@@ -137,6 +145,98 @@ pub struct AgentReport {
     /// By the node's clock.
     pub at: Timestamp,
     pub checks: Vec<TestEvidence>,
+    #[serde(default)]
+    pub versions: Versions,
+    /// Reports that were made before this one and will never come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<Dropped>,
+}
+
+/// By what a report was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Versions {
+    /// Of the node's program; empty if it does not say.
+    pub program: String,
+    pub schema: Schema,
+    /// Of the policy that the agent goes by.
+    pub policy: u32,
+}
+
+/// The form of reports. A controller reads its own and the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Schema {
+    pub major: u16,
+    pub minor: u16,
+}
+
+impl Schema {
+    /// What this program writes.
+    pub const KNOWN: Self = Self { major: 1, minor: 1 };
+    /// The oldest that it still reads.
+    pub const OLDEST: Self = Self { major: 1, minor: 0 };
+}
+
+/// Of a report that does not say: they did not before 1.1.
+impl Default for Schema {
+    fn default() -> Self {
+        Self { major: 1, minor: 0 }
+    }
+}
+
+impl fmt::Display for Schema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no schema such as 1.1")]
+pub struct BadSchema(String);
+
+impl FromStr for Schema {
+    type Err = BadSchema;
+    fn from_str(text: &str) -> Result<Self, BadSchema> {
+        let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+        parts.map(|(major, minor)| Self { major, minor }).ok_or_else(|| BadSchema(text.to_owned()))
+    }
+}
+
+impl Serialize for Schema {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Schema {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What an agent had to throw away while nobody took its reports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dropped {
+    pub reports: u64,
+    /// In how many of them each check spoke.
+    pub checks: BTreeMap<TestId, u64>,
+    /// By the node's clock: the first and the last of them.
+    pub from: Timestamp,
+    pub to: Timestamp,
+}
+
+impl Dropped {
+    /// One more, or several that were added up before.
+    pub fn add(&mut self, other: &Self) {
+        self.reports = self.reports.saturating_add(other.reports);
+        for (check, times) in &other.checks {
+            let known = self.checks.entry(check.clone()).or_default();
+            *known = known.saturating_add(*times);
+        }
+        self.from = self.from.min(other.from);
+        self.to = self.to.max(other.to);
+    }
 }
 
 impl AgentReport {
@@ -151,9 +251,34 @@ impl AgentReport {
     /// Reads and verifies. The caller has still to compare the node with the one whose key this is.
     ///
     /// # Errors
-    /// For anything that was not signed, whole, with this key.
+    /// For anything that was not signed, whole, with this key, or is of a form that this program does not read.
     pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, BadDocument> {
-        unseal(REPORT_HEADER, bytes, key)
+        #[derive(Default, Deserialize)]
+        struct Said {
+            #[serde(default)]
+            versions: SaidVersions,
+        }
+        #[derive(Default, Deserialize)]
+        struct SaidVersions {
+            #[serde(default)]
+            schema: Schema,
+        }
+        let body = verified(REPORT_HEADER, bytes, key)?;
+        // Its form first: a newer one has fields that would only be called unknown.
+        let said: Said = parse(body)?;
+        let (found, older, known) = (said.versions.schema, Schema::OLDEST, Schema::KNOWN);
+        if found > known {
+            return Err(BadDocument::NewerSchema { found, older, known });
+        }
+        if found < older {
+            return Err(BadDocument::OlderSchema { found, older, known });
+        }
+        parse(body)
+    }
+
+    /// Nothing but a sign of life.
+    pub const fn is_heartbeat(&self) -> bool {
+        self.checks.is_empty() && self.dropped.is_none()
     }
 }
 
@@ -169,7 +294,8 @@ fn seal(header: &str, body: &[u8], key: &RunKey) -> Vec<u8> {
     bytes
 }
 
-fn unseal<T: serde::de::DeserializeOwned>(header: &str, bytes: &[u8], key: &RunKey) -> Result<T, BadDocument> {
+/// The body, if it was signed with this key.
+fn verified<'a>(header: &str, bytes: &'a [u8], key: &RunKey) -> Result<&'a [u8], BadDocument> {
     if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
         return Err(BadDocument::TooLong { bytes: bytes.len() as u64 });
     }
@@ -179,6 +305,10 @@ fn unseal<T: serde::de::DeserializeOwned>(header: &str, bytes: &[u8], key: &RunK
     let signature = std::str::from_utf8(signature).ok().and_then(RunKey::from_hex).ok_or(BadDocument::NoSignature)?;
     // Compared in constant time by the library.
     key.mac(body).verify_slice(&signature.0).map_err(|_| BadDocument::WrongSignature)?;
+    Ok(body)
+}
+
+fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, BadDocument> {
     serde_json::from_slice(body).map_err(|error| BadDocument::Malformed(error.to_string()))
 }
 
@@ -220,19 +350,55 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_report_is_no_result_even_under_one_key() {
-        let key = RunKey::new([1; 32]);
-        let report = AgentReport {
+    fn report() -> AgentReport {
+        AgentReport {
             node: NodeName::new("n1").unwrap(),
             hardware: Hardware::default(),
             number: 3,
             at: Timestamp::from_secs(1),
             checks: vec![],
-        };
-        let bytes = report.sign(&key).unwrap();
-        assert_eq!(AgentReport::open(&bytes, &key).unwrap(), report);
+            versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 4 },
+            dropped: None,
+        }
+    }
+
+    #[test]
+    fn a_report_is_no_result_even_under_one_key() {
+        let key = RunKey::new([1; 32]);
+        let bytes = report().sign(&key).unwrap();
+        assert_eq!(AgentReport::open(&bytes, &key).unwrap(), report());
         assert_eq!(Document::open(&bytes, &key), Err(BadDocument::NoSignature));
         assert_eq!(AgentReport::open(&bytes, &RunKey::new([2; 32])), Err(BadDocument::WrongSignature));
+    }
+
+    /// A report as JSON with its schema changed, and something in it that nobody knows yet.
+    fn of_schema(schema: &str) -> Vec<u8> {
+        let mut body = serde_json::to_value(report()).unwrap();
+        body["versions"]["schema"] = schema.into();
+        body["invented_later"] = true.into();
+        seal(REPORT_HEADER, &serde_json::to_vec(&body).unwrap(), &RunKey::new([1; 32]))
+    }
+
+    #[test]
+    fn a_newer_schema_is_refused_by_its_name_and_not_as_malformed() {
+        let key = RunKey::new([1; 32]);
+        for schema in ["1.2", "2.0", "10.1"] {
+            let error = AgentReport::open(&of_schema(schema), &key).unwrap_err();
+            assert!(matches!(error, BadDocument::NewerSchema { .. }), "{schema}: {error:?}");
+            assert!(error.to_string().contains(&format!("schema {schema},")), "{error}");
+        }
+        assert!(matches!(AgentReport::open(&of_schema("0.9"), &key), Err(BadDocument::OlderSchema { .. })));
+        assert!(matches!(AgentReport::open(&of_schema("1.1"), &key), Err(BadDocument::Malformed(_))));
+    }
+
+    #[test]
+    fn a_report_of_the_schema_before_is_read() {
+        let key = RunKey::new([1; 32]);
+        let mut body = serde_json::to_value(report()).unwrap();
+        body.as_object_mut().unwrap().remove("versions");
+        let bytes = seal(REPORT_HEADER, &serde_json::to_vec(&body).unwrap(), &key);
+        let opened = AgentReport::open(&bytes, &key).unwrap();
+        assert_eq!((opened.versions.schema, opened.versions.program.as_str()), (Schema::OLDEST, ""));
+        assert!(opened.is_heartbeat());
     }
 }

@@ -7,6 +7,7 @@
 pub mod coverage;
 pub mod cpu_list;
 pub mod dcgm_diag;
+pub mod credential;
 pub mod document;
 pub mod files;
 pub mod gpu;

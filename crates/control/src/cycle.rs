@@ -37,7 +37,7 @@ use crate::{
     share::Share,
     store::{
         Lease, LeaseError, Store, StoreError,
-        records::{CycleId, CycleIntent, Pruned, RetentionPolicy},
+        records::{AgentHeard, CycleId, CycleIntent, Pruned, RetentionPolicy},
     },
 };
 
@@ -56,6 +56,15 @@ pub trait Inbox: Send {
     fn waiting(&mut self) -> Vec<AgentMessage>;
     /// These have been seen to, one way or the other.
     fn acknowledge(&mut self, numbers: &[u64]);
+    /// When this node's agent was last heard, where messages come this way and not with the cluster's own answer. Of an
+    /// agent that never spoke: since when it should.
+    fn heard(&self, _node: &NodeName) -> Option<Timestamp> {
+        None
+    }
+    /// What was heard of agents and is worth writing down now.
+    fn take_heard(&mut self, _now: Timestamp) -> Vec<(NodeName, AgentHeard)> {
+        Vec::new()
+    }
 }
 
 /// Where the random bits of one-time keys come from: the system, or a seed.
@@ -68,7 +77,7 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
     pub share: Option<Share>,
     pub settings: Settings,
-    pub inbox: Option<Box<dyn Inbox>>,
+    pub inboxes: Vec<Box<dyn Inbox>>,
     pub keys: KeySource,
     /// Spreads ids; random in production, the seed in a simulation.
     pub salt: u64,

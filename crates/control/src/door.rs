@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use doctor_core::{
     ids::{NodeName, RunId, Sku},
     node::Node,
+    observation::Settled,
     snapshot::Snapshot,
     time::Timestamp,
 };
@@ -13,7 +14,7 @@ use doctor_core::{
 use crate::{
     backend::{PolledJob, SeenNode},
     cycle::{CycleReport, Parts},
-    ingest::{self, Rejection},
+    ingest::{self, By, Rejection},
     share::{Found, Share},
     store::{
         Lease, StoreError,
@@ -61,6 +62,8 @@ pub(crate) struct Known<'a> {
     /// The cluster now, by name, and as it was last seen.
     pub(crate) seen: &'a [SeenNode],
     pub(crate) snapshot: Option<&'a Snapshot>,
+    /// Events that have had their answer.
+    pub(crate) settled: &'a BTreeMap<NodeName, Vec<Settled>>,
     pub(crate) now: Timestamp,
 }
 
@@ -74,6 +77,10 @@ impl<'a> Known<'a> {
         let nodes = &self.snapshot?.nodes;
         let place = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
         Some(&nodes[place].node)
+    }
+
+    fn settled_of(&self, node: &NodeName) -> Vec<Settled> {
+        self.settled.get(node).cloned().unwrap_or_default()
     }
 
     /// The type of a node's machine. A node that has just left the cluster is still the machine that it was.
@@ -91,6 +98,7 @@ pub(crate) fn take_in(
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
     let Known { runs, polled, now, .. } = *known;
+    let settled = |node: &NodeName| known.settled_of(node);
     let mut good: Vec<(JudgedResult, Source)> = Vec::new();
     let mut bad: Vec<(RunId, Rejection, Source)> = Vec::new();
     for stored in runs {
@@ -99,7 +107,7 @@ pub(crate) fn take_in(
         let offered = polled.get(&name).into_iter().flat_map(|job| &job.documents);
         for bytes in offered.filter(|bytes| turned.is_new(name, bytes)) {
             let source = Source::Output { bytes: bytes.clone() };
-            match ingest::open_document(&parts.settings, stored, sku, bytes.clone(), now) {
+            match ingest::open_document(&parts.settings, stored, sku, bytes.clone(), now, settled) {
                 Ok(result) => good.push((result, source)),
                 Err(why) => bad.push((name, why, source)),
             }
@@ -110,10 +118,12 @@ pub(crate) fn take_in(
             match share.read(&path) {
                 Ok(Found::Nothing) => {}
                 Ok(Found::Bad(why)) => bad.push((name, why, Source::File(path))),
-                Ok(Found::Document(bytes)) => match ingest::open_document(&parts.settings, stored, sku, bytes, now) {
-                    Ok(result) => good.push((result, Source::File(path))),
-                    Err(why) => bad.push((name, why, Source::File(path))),
-                },
+                Ok(Found::Document(bytes)) => {
+                    match ingest::open_document(&parts.settings, stored, sku, bytes, now, settled) {
+                        Ok(result) => good.push((result, Source::File(path))),
+                        Err(why) => bad.push((name, why, Source::File(path))),
+                    }
+                }
                 Err(error) => report.troubles.push(error.to_string()),
             }
         }
@@ -189,28 +199,33 @@ fn agents(
     known: &Known<'_>,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
-    let Some(inbox) = &mut parts.inbox else { return Ok(Vec::new()) };
-    let (mut touched, mut seen_to) = (Vec::new(), Vec::new());
+    let mut touched = Vec::new();
     let mut turned_away = 0;
-    // A name that was not planned with yet may be that of a machine with a past: the planner says whose it is, and then
-    // its agent is listened to. Until then its messages wait.
-    for message in inbox.waiting().into_iter().filter(|message| known.last(&message.node).is_some()) {
-        seen_to.push(message.number);
-        let sku = known.sku(&message.node);
-        match ingest::open_report(&parts.settings, &message.node, &message.key, sku, &message.bytes, known.now) {
-            Ok(findings) => {
-                if parts.store.accept_agent(lease, &findings)? == Accepted::Kept {
-                    touched.push(findings.node);
+    for inbox in &mut parts.inboxes {
+        let mut seen_to = Vec::new();
+        // A name that was not planned with yet may be that of a machine with a past: the planner says whose it is, and
+        // then its agent is listened to. Until then its messages wait.
+        for message in inbox.waiting().into_iter().filter(|message| known.last(&message.node).is_some()) {
+            seen_to.push(message.number);
+            let sku = known.sku(&message.node);
+            let settled = known.settled_of(&message.node);
+            let by = By { settings: &parts.settings, sku, settled: &settled };
+            match ingest::open_report(by, &message.node, &message.key, &message.bytes, known.now) {
+                Ok(findings) => {
+                    if parts.store.accept_agent(lease, &findings)? == Accepted::Kept {
+                        touched.push(findings.node);
+                    }
+                }
+                Err(why) => {
+                    tracing::warn!(node = %message.node, %why, "an agent's message was turned away");
+                    turned_away += 1;
                 }
             }
-            Err(why) => {
-                tracing::warn!(node = %message.node, %why, "an agent's message was turned away");
-                turned_away += 1;
-            }
         }
-    }
-    if !seen_to.is_empty() {
-        inbox.acknowledge(&seen_to);
+        if !seen_to.is_empty() {
+            inbox.acknowledge(&seen_to);
+        }
+        parts.store.note_agents(lease, &inbox.take_heard(known.now))?;
     }
     if turned_away > 0 {
         parts.store.count_rejected(lease, turned_away)?;

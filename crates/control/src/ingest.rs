@@ -11,6 +11,7 @@ use doctor_core::{
     classify::{self, Judgement},
     finding::{Finding, Verdict},
     ids::{NodeName, RunId, Sku, TestId},
+    observation::Settled,
     reason::ReasonCode,
     run::Outcome,
     time::{Span, Timestamp},
@@ -54,6 +55,7 @@ pub fn open_document(
     sku: Option<&Sku>,
     bytes: Vec<u8>,
     received: Timestamp,
+    settled: impl Fn(&NodeName) -> Vec<Settled>,
 ) -> Result<JudgedResult, Rejection> {
     let document = Document::open(&bytes, &run.key)?;
     if document.run != run.run.id {
@@ -73,8 +75,10 @@ pub fn open_document(
         seen.push(&evidence.test);
     }
     let complete = run.run.tests.iter().all(|test| seen.contains(&test));
+    let settled = settled(&document.node);
+    let by = By { settings, sku, settled: &settled };
     let mut outcomes: Vec<Outcome> =
-        document.tests.iter().map(|evidence| judge_test(settings, sku, &document.node, evidence, received)).collect();
+        document.tests.iter().map(|evidence| judge_test(by, &document.node, evidence, received)).collect();
     if let Some(first) = outcomes.first_mut() {
         let asked = run.run.planned;
         let test = first.test.clone();
@@ -93,14 +97,8 @@ pub fn open_document(
     })
 }
 
-fn judge_test(
-    settings: &Settings,
-    sku: Option<&Sku>,
-    node: &NodeName,
-    evidence: &TestEvidence,
-    received: Timestamp,
-) -> Outcome {
-    let judgement = judge(settings, sku, evidence);
+fn judge_test(by: By<'_>, node: &NodeName, evidence: &TestEvidence, received: Timestamp) -> Outcome {
+    let judgement = judge(by, evidence);
     Outcome {
         node: node.clone(),
         test: evidence.test.clone(),
@@ -113,8 +111,18 @@ fn judge_test(
     }
 }
 
+/// By what a node's evidence is judged.
+#[derive(Debug, Clone, Copy)]
+pub struct By<'a> {
+    pub settings: &'a Settings,
+    pub sku: Option<&'a Sku>,
+    /// Events of this node that have had their answer: an old event never fails it twice.
+    pub settled: &'a [Settled],
+}
+
 /// Interprets and judges the evidence of one check.
-pub fn judge(settings: &Settings, sku: Option<&Sku>, evidence: &TestEvidence) -> Judgement {
+pub fn judge(by: By<'_>, evidence: &TestEvidence) -> Judgement {
+    let By { settings, sku, settled } = by;
     let Some(check) = settings.catalogue.get(&evidence.test) else {
         return Judgement {
             verdict: Verdict::Inconclusive,
@@ -124,7 +132,7 @@ pub fn judge(settings: &Settings, sku: Option<&Sku>, evidence: &TestEvidence) ->
         };
     };
     let params = settings.catalogue.params(&settings.policy, &evidence.test);
-    let observation = check.observe(&params, evidence);
+    let observation = check.observe(&params, evidence).less(&evidence.test, settled);
     classify::judge(&settings.rules, settings.profiles.get(sku), &evidence.test, &observation)
 }
 
@@ -133,10 +141,9 @@ pub fn judge(settings: &Settings, sku: Option<&Sku>, evidence: &TestEvidence) ->
 /// # Errors
 /// With the reason for turning it away.
 pub fn open_report(
-    settings: &Settings,
+    by: By<'_>,
     node: &NodeName,
     key: &RunKey,
-    sku: Option<&Sku>,
     bytes: &[u8],
     received: Timestamp,
 ) -> Result<AgentFindings, Rejection> {
@@ -146,12 +153,12 @@ pub fn open_report(
     }
     let mut by_check: BTreeMap<TestId, Vec<Finding>> = BTreeMap::new();
     for evidence in &report.checks {
-        let judgement = judge(settings, sku, evidence);
+        let judgement = judge(by, evidence);
         // What says nothing clears nothing.
         if judgement.verdict.is_conclusive() {
             by_check.insert(evidence.test.clone(), judgement.findings);
         }
     }
-    let AgentReport { node, hardware, number, at: sent, .. } = report;
-    Ok(AgentFindings { node, number, sent, received, by_check, hardware })
+    let AgentReport { node, hardware, number, at: sent, dropped, .. } = report;
+    Ok(AgentFindings { node, number, sent, received, by_check, hardware, dropped })
 }

@@ -12,3 +12,5 @@ mod publish;
 pub mod settings;
 pub mod share;
 pub mod store;
+pub mod wake;
+pub mod web;

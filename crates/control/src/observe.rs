@@ -12,6 +12,7 @@ use doctor_core::{
     ids::{IdSource, NodeName, RunId},
     lifecycle::Life,
     node::Occupancy,
+    observation::Settled,
     plan::{Action, Plan, Planner},
     policy::TestPolicy,
     reason::Because,
@@ -22,7 +23,7 @@ use doctor_core::{
 
 use crate::{
     backend::{PolledJob, SeenNode},
-    cycle::{CycleReport, Parts},
+    cycle::{CycleReport, Inbox, Parts},
     door::{self, Known, TurnedAway},
     store::{
         Lease, StoreError,
@@ -40,6 +41,8 @@ pub(crate) struct Memory {
     /// Since when the backend has not known a run's job.
     absent: BTreeMap<RunId, Timestamp>,
     turned_away: TurnedAway,
+    /// Events that have had their answer, by node.
+    settled: BTreeMap<NodeName, Vec<Settled>>,
     /// Nodes of which the store knows more than the planner.
     dirty: BTreeSet<NodeName>,
     stale: Stale,
@@ -52,6 +55,7 @@ pub(crate) struct Memory {
 /// Which of the small tables must be read again.
 #[derive(Debug, Default)]
 struct Stale {
+    settled: bool,
     runs: bool,
     cases: bool,
     spent: bool,
@@ -104,6 +108,10 @@ impl Memory {
             self.runs = parts.store.active_runs()?;
             self.stale.runs = false;
         }
+        if self.planner.is_none() || self.stale.settled {
+            self.settled = parts.store.settled_events()?;
+            self.stale.settled = false;
+        }
         // The machines first: a result is judged by what a machine of its type is expected to reach. While none was ever
         // seen, results wait where they lie.
         let Some(seen) = self.look(parts, report) else { return Ok(()) };
@@ -148,7 +156,7 @@ impl Memory {
         report: &mut CycleReport,
     ) -> Result<(), StoreError> {
         let snapshot = self.planner.as_ref().map(Planner::snapshot);
-        let known = Known { runs: &self.runs, polled, seen, snapshot, now: parts.clock.now() };
+        let known = Known { runs: &self.runs, polled, seen, snapshot, settled: &self.settled, now: parts.clock.now() };
         let taken = door::take_in(parts, lease, &known, &mut self.turned_away, report)?;
         if !taken.is_empty() {
             self.dirty.extend(taken);
@@ -203,22 +211,23 @@ impl Memory {
                     seen.sort_by(|a, b| a.node.name.cmp(&b.node.name));
                     seen.dedup_by(|a, b| a.node.name == b.node.name);
                 }
+                hear(&parts.inboxes, &mut seen);
                 Some(seen)
             }
             Err(error) => {
                 report.troubles.push(error.to_string());
                 let known = &self.snapshot()?.nodes;
                 let why: Arc<str> = error.to_string().into();
-                Some(
-                    known
-                        .iter()
-                        .map(|record| {
-                            let mut node = record.node.clone();
-                            node.occupancy = Occupancy::Unknown { why: why.clone() };
-                            SeenNode { node: node.into(), heard: record.heard, jobs: Vec::new() }
-                        })
-                        .collect(),
-                )
+                let mut seen: Vec<SeenNode> = known
+                    .iter()
+                    .map(|record| {
+                        let mut node = record.node.clone();
+                        node.occupancy = Occupancy::Unknown { why: why.clone() };
+                        SeenNode { node: node.into(), heard: record.heard, jobs: Vec::new() }
+                    })
+                    .collect();
+                hear(&parts.inboxes, &mut seen);
+                Some(seen)
             }
         }
     }
@@ -265,7 +274,7 @@ impl Memory {
             })
             .collect();
         self.dirty.clear();
-        self.stale = Stale { runs: false, cases: true, spent: true, rest: true };
+        self.stale = Stale { settled: false, runs: false, cases: true, spent: true, rest: true };
         self.planner = Some(Planner::new(Snapshot {
             at: parts.clock.now(),
             nodes,
@@ -325,6 +334,7 @@ impl Memory {
         for action in actions {
             match &action.what {
                 Action::Submit(run) => {
+                    self.stale.settled |= run.case.is_some();
                     if let Some(key) = keys.get(&run.id) {
                         let (run, key) = (run.clone(), key.clone());
                         self.runs.push(StoredRun { run, key, started: None, cancelling: None });
@@ -356,8 +366,21 @@ impl Memory {
                     self.stale.cases = true;
                     self.dirty.insert(node.clone());
                 }
-                Action::OpenBreaker | Action::Notice(_) | Action::Answer { .. } => self.stale.rest = true,
+                Action::OpenBreaker | Action::Notice(_) => self.stale.rest = true,
+                Action::Answer { .. } => {
+                    self.stale.rest = true;
+                    self.stale.settled = true;
+                }
             }
+        }
+    }
+}
+
+/// Agents that report here are heard here, whatever the cluster says of them.
+fn hear(inboxes: &[Box<dyn Inbox>], seen: &mut [SeenNode]) {
+    for inbox in inboxes {
+        for seen in seen.iter_mut() {
+            seen.heard = seen.heard.max(inbox.heard(&seen.node.name));
         }
     }
 }

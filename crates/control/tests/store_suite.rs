@@ -1,15 +1,18 @@
 //! One suite, every kind of store: in memory, in a file, on PostgreSQL.
 
 mod bed;
+#[path = "store_suite/events.rs"]
+mod events;
 #[path = "store_suite/files.rs"]
 mod files;
 #[path = "store_suite/property.rs"]
 mod property;
 
 use bed::{Bed, finding, hardware, node, retry, test};
+use doctor_checks::document::{Dropped, RunKey, Schema, Versions};
 use doctor_control::store::{
     GroupCommit, LeaseError, Store, StoreError,
-    records::{Accepted, AgentFindings, HistoryFilter},
+    records::{Accepted, AgentFindings, AgentHeard, AgentKey, HistoryFilter},
 };
 use doctor_core::{
     case::{Case, CaseState, Closed, Rung, StepKind, StepState},
@@ -60,6 +63,8 @@ suite!(
     a_limit_cuts_history_where_it_would_be_cut_without_one,
     failure_rates_are_counted_by_the_hour,
     agents_open_and_clear_findings_without_history,
+    an_agent_speaks_with_its_key_until_it_is_revoked,
+    what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told,
     node_hours_count_from_the_start_to_the_end_of_each_run,
     reasons_are_kept_until_they_change_or_a_run_takes_the_node,
     many_threads_share_one_commit_and_each_gets_its_own_answer,
@@ -603,6 +608,7 @@ fn agents_open_and_clear_findings_without_history(bed: &mut Bed) {
         received: bed.now,
         by_check: [(test("gpu"), vec![finding("gpu", "gpu-hot", 1)])].into(),
         hardware: hardware("n1"),
+        dropped: None,
     };
     assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
     report.received = bed.wait(Span::minutes(1));
@@ -619,6 +625,63 @@ fn agents_open_and_clear_findings_without_history(bed: &mut Bed) {
     assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
     assert!(bed.store.load_nodes().unwrap()[&node("n1")].findings.is_empty());
     assert!(bed.store.history(&HistoryFilter::default()).unwrap().is_empty());
+}
+
+fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut Bed) {
+    let (n1, first, second) = (node("n1"), RunKey::new([1; 32]), RunKey::new([2; 32]));
+    assert_eq!(bed.store.agent_key(&n1).unwrap(), AgentKey::Unknown);
+    assert!(!bed.store.revoke_agent(&n1, "ann", "lost", bed.now).unwrap());
+    let operators = bed.store.operator_changes().unwrap();
+    let key_now = |bed: &Bed| match bed.store.agent_key(&node("n1")).unwrap() {
+        AgentKey::Enrolled { key, heard: None, .. } => key,
+        other => panic!("{other:?}"),
+    };
+    bed.store.enroll_agent(&n1, &first, "ann", "new node", bed.now).unwrap();
+    assert_eq!(key_now(bed), first);
+    bed.store.enroll_agent(&n1, &second, "ann", "set up anew", bed.now).unwrap();
+    assert_eq!(key_now(bed), second, "one key at a time");
+    assert!(bed.store.operator_changes().unwrap() > operators);
+    assert!(bed.store.load_nodes().unwrap().is_empty(), "enrolling makes no node of the cluster");
+
+    let at = bed.wait(Span::minutes(1));
+    assert!(bed.store.revoke_agent(&n1, "ann", "stolen", at).unwrap());
+    assert_eq!(bed.store.agent_key(&n1).unwrap(), AgentKey::Revoked);
+    assert_eq!(bed.store.agents().unwrap()[0].revoked, Some(at));
+    let said: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
+    assert_eq!(said, ["revoke-agent", "enroll-agent", "enroll-agent"]);
+}
+
+fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut Bed) {
+    let heard = |number: u64, at: Timestamp| AgentHeard {
+        at,
+        number,
+        sent: at,
+        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 7 },
+    };
+    for name in ["n1", "n2", "n3"] {
+        bed.store.enroll_agent(&node(name), &RunKey::new([1; 32]), "ann", "x", bed.now).unwrap();
+    }
+    bed.store.revoke_agent(&node("n2"), "ann", "x", bed.now).unwrap();
+    let at = bed.wait(Span::minutes(1));
+    let all: Vec<_> = ["n1", "n2", "n9"].map(|name| (node(name), heard(5, at))).into();
+    bed.store.note_agents(&bed.lease, &all).unwrap();
+    let known: Vec<_> = bed.store.agents().unwrap().into_iter().map(|agent| agent.heard).collect();
+    assert_eq!(known, [Some(heard(5, at)), None, None], "neither the revoked nor the unknown are heard");
+
+    let dropped = Dropped { reports: 12, checks: [(test("gpu"), 9)].into(), from: at, to: at };
+    let report = AgentFindings {
+        node: node("n1"),
+        number: 1,
+        sent: at,
+        received: at,
+        by_check: [].into(),
+        hardware: hardware("n1"),
+        dropped: Some(dropped),
+    };
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
+    let line = &bed.store.audit(1, None).unwrap()[0];
+    assert_eq!(line.what, "reports-dropped");
+    assert!(line.text.contains("12 reports") && line.text.contains("gpu 9"), "{}", line.text);
 }
 
 fn node_hours_count_from_the_start_to_the_end_of_each_run(bed: &mut Bed) {

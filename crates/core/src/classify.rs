@@ -61,7 +61,9 @@ pub fn judge(rules: &[Rule], profile: Option<&Profile>, check: &CheckId, observa
         if let When::Event(code) = &rule.when {
             doubt.judged_any = true;
             findings.extend(events.iter().filter(|event| event.code == *code).map(|event| {
-                let evidence = Evidence::Event { text: event.text.clone(), at: event.at };
+                let key = event.key.as_deref().and_then(|key| key.parse().ok());
+                let known_by = key.map(|key| (event.code.clone(), key));
+                let evidence = Evidence::Event { text: event.text.clone(), at: event.at, known_by };
                 let text = fill(&rule.text, &event.entity, &event.text, "");
                 finding(rule, event.entity.clone(), text, evidence)
             }));

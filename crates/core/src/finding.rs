@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{CheckId, RuleId, RunId},
-    observation::Entity,
+    observation::{Entity, EventKey},
     reason::{ReasonCode, coded},
     time::Timestamp,
 };
@@ -104,6 +104,10 @@ pub enum Evidence {
     Event {
         text: String,
         at: Option<Timestamp>,
+        /// What kind of event, and what makes it this one and no other, where its source says so: an event that has had
+        /// its answer is known by these when it is told again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        known_by: Option<(ReasonCode, EventKey)>,
     },
     /// Nothing could be measured; the text says why.
     Nothing,

@@ -96,6 +96,85 @@ pub struct Event {
     pub key: Option<String>,
 }
 
+/// One record of one boot. Later ones of the same boot are newer; of different boots nobody can say from here.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EventKey {
+    pub boot: String,
+    pub sequence: u64,
+}
+
+impl EventKey {
+    /// Whether the other one is of the same boot and not newer than this.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.boot == other.boot && other.sequence <= self.sequence
+    }
+}
+
+impl fmt::Display for EventKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.boot, self.sequence)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no key such as BOOT:17")]
+pub struct BadEventKey(String);
+
+impl FromStr for EventKey {
+    type Err = BadEventKey;
+    fn from_str(text: &str) -> Result<Self, BadEventKey> {
+        let parts = text.rsplit_once(':').and_then(|(boot, number)| Some((boot, number.parse().ok()?)));
+        match parts {
+            Some((boot, sequence)) if !boot.is_empty() => Ok(Self { boot: boot.to_owned(), sequence }),
+            _ => Err(BadEventKey(text.to_owned())),
+        }
+    }
+}
+
+impl Serialize for EventKey {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for EventKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+/// Events of one kind about one part that have had their answer: told again, they say nothing new.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settled {
+    pub check: crate::ids::CheckId,
+    pub code: ReasonCode,
+    pub entity: Entity,
+    /// This one and all before it.
+    pub through: EventKey,
+}
+
+impl Observation {
+    /// Without the events that have had their answer. What the check measured beside them stands.
+    #[must_use]
+    pub fn less(mut self, check: &crate::ids::CheckId, settled: &[Settled]) -> Self {
+        if let Self::Measured { events, .. } = &mut self {
+            events.retain(|event| {
+                let key: Option<EventKey> = event.key.as_deref().and_then(|key| key.parse().ok());
+                !key.is_some_and(|key| {
+                    settled.iter().any(|settled| {
+                        settled.check == *check
+                            && settled.code == event.code
+                            && settled.entity == event.entity
+                            && settled.through.covers(&key)
+                    })
+                })
+            });
+        }
+        self
+    }
+}
+
 impl Metric {
     pub fn new(name: &str, entity: Entity, value: f64, unit: Unit) -> Self {
         Self { name: name.to_owned(), entity, value, unit }
@@ -235,6 +314,33 @@ mod tests {
             assert_eq!(text.parse::<Entity>().unwrap().to_string(), text);
         }
         assert!("spoon:1".parse::<Entity>().unwrap_err().to_string().contains("gpu"));
+    }
+
+    #[test]
+    fn an_event_that_had_its_answer_is_taken_out_and_a_newer_one_or_one_of_another_boot_is_not() {
+        let check = crate::ids::CheckId::new("gpu-xid").unwrap();
+        let gpu = |id: &str| Entity::new(EntityKind::Gpu, id);
+        let settled = [Settled {
+            check: check.clone(),
+            code: ReasonCode::fixed("xid-48"),
+            entity: gpu("0"),
+            through: "boot-a:500".parse().unwrap(),
+        }];
+        let told = |code: &'static str, id: &str, key: Option<&str>| {
+            let event = Event { key: key.map(str::to_owned), ..Event::seen(code, gpu(id), "") };
+            match Observation::measured(Vec::new(), vec![event]).less(&check, &settled) {
+                Observation::Measured { events, .. } => events.len(),
+                other => panic!("{other:?}"),
+            }
+        };
+        for old in ["boot-a:500", "boot-a:499", "boot-a:1"] {
+            assert_eq!(told("xid-48", "0", Some(old)), 0, "{old}");
+        }
+        for new in [Some("boot-a:501"), Some("boot-b:1"), Some("nonsense"), None] {
+            assert_eq!(told("xid-48", "0", new), 1, "{new:?}");
+        }
+        assert_eq!(told("xid-79", "0", Some("boot-a:499")), 1, "another kind");
+        assert_eq!(told("xid-48", "1", Some("boot-a:499")), 1, "another part");
     }
 
     #[test]

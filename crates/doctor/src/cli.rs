@@ -47,6 +47,7 @@ pub(crate) enum Command {
     Pause(commands::pause::PauseArgs),
     Resume(commands::pause::ResumeArgs),
     Breaker(commands::breaker::Args),
+    Agent(commands::agent::Args),
     Explain(commands::explain::Args),
     Config(commands::config::Args),
     Db(commands::db::Args),

@@ -1,5 +1,6 @@
 //! One file per command, or per small family of commands. Each has its arguments and one function.
 
+pub(crate) mod agent;
 pub(crate) mod ask;
 pub(crate) mod audit;
 pub(crate) mod breaker;

@@ -11,7 +11,7 @@ use doctor_control::settings::BadSettings;
 use doctor_core::toml_text::BadText;
 
 pub(crate) use self::{
-    file::{BackendChoice, Config},
+    file::{Agents, BackendChoice, Config},
     place::Place,
     settings::{Loaded, Reloaded},
 };

@@ -9,6 +9,8 @@ use doctor_control::{
     cycle::{AgentMessage, CycleError, CycleReport, Engine, Inbox, Parts},
     share::Share,
     store::{self, Store, StoreError},
+    wake::Wake,
+    web::Door,
 };
 use doctor_core::{ids::NodeName, snapshot::Asked};
 use doctor_sim::RemoteSim;
@@ -48,25 +50,45 @@ impl World {
 pub(crate) struct Controller {
     pub engine: Engine,
     pub clock: Arc<dyn Clock>,
+    /// Rings when something has come in that should not wait for the next cycle.
+    pub wake: Arc<Wake>,
+    pub door: Option<Door>,
     sim: Option<Arc<RemoteSim>>,
+}
+
+/// Whether agents may knock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Serving {
+    Agents,
+    Nobody,
 }
 
 impl Controller {
     /// A shared directory that is missing now is a failure at the start; later it is a trouble of a cycle. It is opened
     /// before the world is: some worlds would make it.
-    pub(crate) fn new(loaded: &Loaded, store: Store, share: Share, world: World) -> Result<Self> {
+    pub(crate) fn new(loaded: &Loaded, store: Store, share: Share, world: World, serving: Serving) -> Result<Self> {
         let config = &loaded.config;
         let mut salt = [0; 8];
         getrandom::fill(&mut salt)
             .map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;
-        let inbox = world.sim.clone().map(|sim| Box::new(SimInbox { sim, keys: BTreeMap::new() }) as Box<dyn Inbox>);
+        let wake = Arc::new(Wake::default());
+        let mut inboxes: Vec<Box<dyn Inbox>> = Vec::new();
+        if let Some(sim) = world.sim.clone() {
+            inboxes.push(Box::new(SimInbox { sim, keys: BTreeMap::new() }));
+        }
+        let mut door = None;
+        if let (Serving::Agents, Some(at)) = (serving, config.agents.listen) {
+            let (opened, inbox) = Door::open(at, &store, world.clock.clone(), Arc::clone(&wake))?;
+            inboxes.push(Box::new(inbox));
+            door = Some(opened);
+        }
         let engine = Engine::new(Parts {
             backend: world.backend,
             store,
             clock: world.clock.clone(),
             share: Some(share),
             settings: loaded.settings.clone(),
-            inbox,
+            inboxes,
             keys: Box::new(random_key),
             salt: u64::from_le_bytes(salt),
             holder: store::this_process(),
@@ -74,7 +96,7 @@ impl Controller {
             workers: config.workers,
             publish_every: config.publish,
         });
-        Ok(Self { engine, clock: world.clock, sim: world.sim })
+        Ok(Self { engine, clock: world.clock, wake, door, sim: world.sim })
     }
 
     /// Seconds that pass in the cluster while one passes here. Only a simulated cluster is in a hurry.
@@ -84,7 +106,12 @@ impl Controller {
 
     pub(crate) fn cycle(&mut self) -> std::result::Result<CycleReport, CycleError> {
         self.hear_operators()?;
-        self.engine.cycle()
+        let report = self.engine.cycle();
+        if let Some(door) = &self.door {
+            // A store that fails may work again in the next cycle; agents wait for that.
+            door.cycle_ended(!matches!(report, Err(CycleError::Passive { .. })));
+        }
+        report
     }
 
     /// The people of a simulated cluster ask as real ones do, with a line in the store.

@@ -7,6 +7,7 @@ use doctor_control::{
     cycle::CycleError,
     share::ShareError,
     store::{LeaseError, StoreError},
+    web::DoorError,
 };
 
 use crate::{config::ConfigError, exit::Exit};
@@ -25,6 +26,8 @@ pub(crate) enum Failure {
     Backend(#[from] BackendError),
     #[error(transparent)]
     Share(#[from] ShareError),
+    #[error(transparent)]
+    Door(#[from] DoorError),
     #[error("another controller leads: {by} until {until}")]
     Passive { by: String, until: doctor_core::time::Timestamp },
     #[error("{operation} {}", path.display())]
@@ -55,6 +58,7 @@ impl Failure {
             | Self::NoStore(_)
             | Self::Backend(_)
             | Self::Share(_)
+            | Self::Door(_)
             | Self::File { .. }
             | Self::Output(_) => Exit::Unreachable,
             Self::Passive { .. } => Exit::Passive,

@@ -68,6 +68,7 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Pause(args) => commands::pause::pause(&context, &args),
         Command::Resume(args) => commands::pause::resume(&context, &args),
         Command::Breaker(args) => commands::breaker::run(&context, &args),
+        Command::Agent(args) => commands::agent::run(&context, &args),
         Command::Explain(args) => commands::explain::run(&context, &args),
         Command::Config(args) => commands::config::run(&context, &args),
         Command::Db(args) => commands::db::run(&context, &args),

@@ -2,8 +2,9 @@
 //!
 //! [`runner`] carries out probes and is the only place that can be hung by the machine it looks at; [`check`] judges
 //! on the spot for a person or a health hook; [`job`] is what a validation job runs, and leaves the judging to the
-//! controller.
+//! controller; [`agent`] looks at the node all the time and reports what has changed.
 
+pub mod agent;
 pub mod check;
 pub mod clock;
 pub mod hardware;

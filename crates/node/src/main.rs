@@ -14,7 +14,7 @@ use doctor_core::{
     time::Span,
 };
 use doctor_node::{
-    check,
+    agent, check,
     job::{self, Order},
     policy::{load_policy, load_profile},
     runner::{self, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
@@ -23,7 +23,7 @@ use doctor_node::{
 
 /// Cluster Doctor on a node: checks this machine and runs validation jobs.
 ///
-/// It needs no network and holds no credentials. Run it as root to let it read the kernel log and serial numbers.
+/// It holds no credentials of the cluster, and only the agent uses the network. Run it as root to let it read the kernel log and serial numbers.
 #[derive(Debug, Parser)]
 #[command(name = "doctor-node", version, max_term_width = 100)]
 struct Cli {
@@ -35,6 +35,7 @@ struct Cli {
 enum Sub {
     Check(CheckArgs),
     Record(RecordArgs),
+    Agent(AgentArgs),
     Job(JobArgs),
 }
 
@@ -121,6 +122,22 @@ struct JobArgs {
     place: Place,
 }
 
+/// Look at this node again and again, and report to the controller what has changed, until told to stop (SIGTERM).
+///
+/// Fast checks run every 5 minutes, others at their own period, and those that read the kernel's log as soon as the kernel
+/// says something. Nothing that occupies the node is run. Reports that the controller does not take wait on disk.
+/// Settings may stand in a file, which is read again when it changes and on SIGHUP; the command line goes first.
+///
+/// Exit codes: 0 told to stop; 1 it could not begin.
+#[derive(Debug, Args)]
+struct AgentArgs {
+    /// Settings as TOML, by the names of these options. Else: /etc/cluster-doctor/agent.toml, if it is there.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: agent::config::Written,
+}
+
 /// Which hook of Slurm this is called from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Hook {
@@ -157,6 +174,7 @@ fn main() -> ExitCode {
     let (result, failure) = match Cli::try_parse() {
         Ok(Cli { command: Sub::Check(args) }) => (check(&args), check::exit::UNKNOWN),
         Ok(Cli { command: Sub::Record(args) }) => (record(&args), check::exit::UNKNOWN),
+        Ok(Cli { command: Sub::Agent(args) }) => (watch(&args), 1),
         Ok(Cli { command: Sub::Job(args) }) => (job(args), job_file::exit::NOT_BEGUN),
         Err(error) => return usage(&error),
     };
@@ -215,6 +233,12 @@ fn said_to_hook(hook: Hook, answers: &[check::Answer]) -> u8 {
         Hook::Prolog | Hook::Epilog => check::hook_code(answers),
         Hook::Health => check::exit::OK,
     }
+}
+
+fn watch(args: &AgentArgs) -> anyhow::Result<u8> {
+    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    agent::run(&args.settings, args.config.as_deref(), &stop)?;
+    Ok(0)
 }
 
 fn job(args: JobArgs) -> anyhow::Result<u8> {

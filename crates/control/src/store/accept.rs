@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use doctor_core::{
     finding::{Severity, Verdict},
     ids::{CaseId, RunId},
+    node::Hardware,
     run::Outcome,
     time::{Span, Timestamp},
 };
@@ -128,7 +129,10 @@ fn keep(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Pack
     let before = ledger::before(tx, &nodes)?;
     let entries = entries(tx, kept)?;
     ledger::post(tx, &before, &entries)?;
-    show_findings(tx, &before, kept)?;
+    // Only proofs belong to a case.
+    let proofs: BTreeSet<RunId> =
+        expected.runs.iter().filter(|(_, waiting)| waiting.case.is_some()).map(|(run, _)| *run).collect();
+    show_findings(tx, &before, kept, &proofs)?;
     let evidence: Vec<Kept<'_>> = kept
         .iter()
         .map(|(node, result, packed)| {
@@ -171,17 +175,24 @@ fn worst(outcome: &Outcome) -> Option<Severity> {
 }
 
 /// Only a pass or a fail says anything about what is open, and only if no newer one has spoken.
-fn show_findings(tx: &mut Tx<'_>, before: &Before, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
+fn show_findings(
+    tx: &mut Tx<'_>,
+    before: &Before,
+    kept: &[(i64, &JudgedResult, &Packed)],
+    proofs: &BTreeSet<RunId>,
+) -> Result<()> {
     let mut open = Open::load(tx, &before.with_findings())?;
     let mut changes = Changes::default();
     let mut newest: HashMap<(i64, i64), Timestamp> = HashMap::new();
-    let mut in_order: Vec<(i64, RunId, &Outcome)> = kept
+    let mut in_order: Vec<(i64, RunId, &Outcome, &Hardware)> = kept
         .iter()
-        .flat_map(|(node, result, _)| result.outcomes.iter().map(|outcome| (*node, result.run, outcome)))
-        .filter(|(_, _, outcome)| outcome.verdict.is_conclusive())
+        .flat_map(|(node, result, _)| {
+            result.outcomes.iter().map(|outcome| (*node, result.run, outcome, &result.hardware))
+        })
+        .filter(|(_, _, outcome, _)| outcome.verdict.is_conclusive())
         .collect();
-    in_order.sort_by_key(|(_, run, outcome)| (outcome.at, *run));
-    for (node, run, outcome) in in_order {
+    in_order.sort_by_key(|(_, run, outcome, _)| (outcome.at, *run));
+    for (node, run, outcome, hardware) in in_order {
         let check = tx.test_id(&outcome.test)?;
         let known = before.standings.get(&(node, check)).and_then(|standing| standing.sure).map(|(_, at)| at);
         let known = newest.get(&(node, check)).copied().max(known);
@@ -189,7 +200,8 @@ fn show_findings(tx: &mut Tx<'_>, before: &Before, kept: &[(i64, &JudgedResult, 
             continue;
         }
         newest.insert((node, check), outcome.at);
-        let shown = Shown { node, check, run: Some(run), at: outcome.at, findings: &outcome.findings };
+        let (findings, boot) = (&*outcome.findings, hardware.boot_id.as_deref());
+        let shown = Shown { node, check, run: Some(run), at: outcome.at, findings, proof: proofs.contains(&run), boot };
         open.show(&shown, &mut changes);
     }
     changes.write(tx)?;

@@ -1,7 +1,10 @@
 //! What agents report on their own, outside of any run.
 
+use doctor_checks::document::Dropped;
+
 use super::{
-    Store, audit,
+    Store,
+    audit::{self, Line},
     db::{Tx, vals},
     error::Result,
     findings::{Changes, Open, Shown},
@@ -27,7 +30,12 @@ impl Store {
             let mut changes = Changes::default();
             for (check, findings) in &report.by_check {
                 let check = tx.test_id(check)?;
-                open.show(&Shown { node, check, run: None, at: report.received, findings }, &mut changes);
+                let boot = report.hardware.boot_id.as_deref();
+                let shown = Shown { node, check, run: None, at: report.received, findings, proof: false, boot };
+                open.show(&shown, &mut changes);
+            }
+            if let Some(dropped) = &report.dropped {
+                changes.lines.push(told_of_drops(node, dropped));
             }
             changes.write(tx)?;
             audit::append(tx, report.received, None, &changes.lines)?;
@@ -35,6 +43,23 @@ impl Store {
             nodes::note_hardware(tx, |node| before.hardware(node), &spoke)?;
             Ok(Accepted::Kept)
         })
+    }
+}
+
+fn told_of_drops(node: i64, dropped: &Dropped) -> Line {
+    let checks: Vec<String> = dropped.checks.iter().map(|(check, times)| format!("{check} {times}")).collect();
+    Line {
+        what: "reports-dropped",
+        node: Some(node),
+        code: "spool-full".to_owned(),
+        words: format!(
+            "the agent had no room for {} reports made from {} to {}: {}",
+            dropped.reports,
+            dropped.from,
+            dropped.to,
+            checks.join(", ")
+        ),
+        ..Line::default()
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
     lease::Lease,
     nodes, operators,
     records::{CycleId, CycleIntent},
-    runs,
+    runs, settled,
 };
 
 impl Store {
@@ -69,6 +69,13 @@ fn apply(
                 operation: "writing a cycle",
                 why: format!("the plan submits {} and there is no key for it", run.id),
             })?;
+            if run.case.is_some() {
+                // What the kernel said until now is what is being proved over; from here on only what is new counts.
+                for node in run.nodes.iter() {
+                    let node = tx.node_id(node, at)?;
+                    settled::settle(tx, node, at)?;
+                }
+            }
             runs::plan_run(tx, run, key)
         }
         // It is in the store since an earlier cycle.
@@ -104,6 +111,10 @@ fn apply(
         Action::Notice(Notice::AgentsSilent { .. }) => operators::set_silence(tx, true),
         Action::Notice(Notice::AgentsBack) => operators::set_silence(tx, false),
         Action::Answer { request } => {
+            if let Some(Asked::Release { node }) = asked(tx, *request)? {
+                let node = tx.node_id(&node, at)?;
+                settled::release(tx, node, at)?;
+            }
             tx.run("answering a request", "DELETE FROM request WHERE id = $1", vals![*request]).map(drop)
         }
         Action::Identify { node, hardware } => {
@@ -127,16 +138,18 @@ fn taken_out(tx: &mut Tx<'_>, actions: &[Because<Action>]) -> Result<BTreeSet<No
         }
     }
     for action in actions {
-        if let Action::Answer { request } = action.what {
-            let sql = "SELECT body FROM request WHERE id = $1";
-            let asked =
-                tx.first("reading a request", sql, vals![request], |row| json::read("request", row.text(0)?))?;
-            if let Some(Asked::Quarantine { node }) = asked {
-                nodes.remove(&node);
-            }
+        if let Action::Answer { request } = action.what
+            && let Some(Asked::Quarantine { node }) = asked(tx, request)?
+        {
+            nodes.remove(&node);
         }
     }
     Ok(nodes)
+}
+
+fn asked(tx: &mut Tx<'_>, request: u64) -> Result<Option<Asked>> {
+    let sql = "SELECT body FROM request WHERE id = $1";
+    tx.first("reading a request", sql, vals![request], |row| json::read("request", row.text(0)?))
 }
 
 /// The written name of an action, and what it is about.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use doctor_core::{
-    finding::{Finding, OpenFinding, Verdict},
+    finding::{Evidence, Finding, OpenFinding, Severity, Verdict},
     ids::RunId,
     time::Timestamp,
 };
@@ -32,6 +32,24 @@ pub(super) struct Shown<'a> {
     pub(super) run: Option<RunId>,
     pub(super) at: Timestamp,
     pub(super) findings: &'a [Finding],
+    /// The result of a proof: what it does not show is over.
+    pub(super) proof: bool,
+    /// Under which boot it looked.
+    pub(super) boot: Option<&'a str>,
+}
+
+impl Shown<'_> {
+    /// Whether a finding that this result does not show again is over. A record that has left the kernel's log has still
+    /// been there: a rotated log heals no node. A proof does, an operator does, and a boot does where a boot is the cure.
+    fn clears(&self, finding: &Finding) -> bool {
+        match &finding.evidence {
+            Evidence::Event { known_by: Some((_, key)), .. } if finding.severity > Severity::Monitor => {
+                let booted = self.boot.is_some_and(|boot| boot != key.boot);
+                self.proof || (booted && finding.severity <= Severity::Reboot)
+            }
+            _ => true,
+        }
+    }
 }
 
 /// Changes to write, gathered over a batch.
@@ -70,7 +88,8 @@ impl Open {
             return;
         }
         let open = self.by_check.entry(place).or_default();
-        let gone: Vec<Key> = open.keys().filter(|key| !failing.contains_key(*key)).cloned().collect();
+        let gone = open.iter().filter(|(key, open)| !failing.contains_key(*key) && shown.clears(&open.finding));
+        let gone: Vec<Key> = gone.map(|(key, _)| key.clone()).collect();
         for key in gone {
             if let Some(cleared) = open.remove(&key) {
                 changes.lines.push(line("finding-cleared", shown, &cleared.finding));

@@ -20,6 +20,7 @@ pub mod records;
 
 mod accept;
 mod agent;
+mod agent_keys;
 mod audit;
 mod backup;
 mod cases;
@@ -42,6 +43,7 @@ mod publish;
 mod retention;
 mod runs;
 mod schema;
+mod settled;
 mod standing;
 mod url;
 mod verify;

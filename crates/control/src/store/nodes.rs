@@ -182,6 +182,7 @@ pub(super) fn begin_anew(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: 
                report_sent = NULL WHERE id = $1";
     tx.run(operation, sql, vals![node, &life, at, hardware.as_str()])?;
     tx.run(operation, "DELETE FROM latest WHERE node = $1", vals![node])?;
+    tx.run(operation, "DELETE FROM settled WHERE node = $1", vals![node])?;
     tx.run(operation, "DELETE FROM finding WHERE node = $1", vals![node]).map(drop)
 }
 

@@ -141,7 +141,14 @@ pub(super) fn set_meta(tx: &mut Tx<'_>, key: &str, value: &str) -> Result<()> {
     tx.run("writing a setting", sql, vals![key, value]).map(drop)
 }
 
-fn say(tx: &mut Tx<'_>, what: &'static str, node: Option<i64>, (by, why): (&str, &str), at: Timestamp) -> Result<()> {
+/// A line of the audit trail about what somebody wanted.
+pub(super) fn say(
+    tx: &mut Tx<'_>,
+    what: &'static str,
+    node: Option<i64>,
+    (by, why): (&str, &str),
+    at: Timestamp,
+) -> Result<()> {
     let line = Line {
         actor: Some(by.to_owned()),
         what,

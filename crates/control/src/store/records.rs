@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use doctor_checks::document::RunKey;
+use doctor_checks::document::{Dropped, RunKey, Versions};
 use doctor_core::{
     finding::{Finding, OpenFinding, Severity, Verdict},
     ids::{CaseId, HardwareId, NodeName, RunId, TestId},
@@ -89,6 +89,37 @@ pub struct AgentFindings {
     /// Of each check that reported: all that fails now. An empty list clears that check's findings.
     pub by_check: BTreeMap<TestId, Vec<Finding>>,
     pub hardware: Hardware,
+    /// Reports that its agent had to throw away before it could send them.
+    pub dropped: Option<Dropped>,
+}
+
+/// An agent that was enrolled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentRow {
+    pub node: NodeName,
+    pub created: Timestamp,
+    pub revoked: Option<Timestamp>,
+    /// `None`: it never spoke.
+    pub heard: Option<AgentHeard>,
+}
+
+/// The newest that was heard of an agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentHeard {
+    /// By the controller's clock.
+    pub at: Timestamp,
+    pub number: u64,
+    /// By the node's clock.
+    pub sent: Timestamp,
+    pub versions: Versions,
+}
+
+/// What is known of the key that a node's agent signs with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AgentKey {
+    Enrolled { key: RunKey, heard: Option<AgentHeard>, since: Timestamp },
+    Revoked,
+    Unknown,
 }
 
 /// A row of history.

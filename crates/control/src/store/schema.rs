@@ -9,13 +9,13 @@ use super::{
 };
 
 /// In order; the first brings an empty database to schema 1.
-const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
 
 /// The schema this program reads and writes.
 pub(super) const KNOWN: i64 = MIGRATIONS.len() as i64;
 
 /// Every table, in an order in which rows may be inserted: what is referred to comes first.
-pub(super) const TABLES: [&str; 21] = [
+pub(super) const TABLES: [&str; 23] = [
     "meta",
     "counter",
     "node",
@@ -37,6 +37,8 @@ pub(super) const TABLES: [&str; 21] = [
     "request",
     "pause",
     "lease",
+    "agent",
+    "settled",
 ];
 
 /// Tables whose numbers the database hands out.

@@ -104,8 +104,8 @@ fn clock(at: Timestamp) -> String {
 pub fn evidence(evidence: &Evidence) -> String {
     match evidence {
         Evidence::Measured { metric, value, limit } => format!("{metric} = {value}, limit {limit}"),
-        Evidence::Event { text, at: Some(at) } => format!("{text} (at {at})"),
-        Evidence::Event { text, at: None } => text.clone(),
+        Evidence::Event { text, at: Some(at), .. } => format!("{text} (at {at})"),
+        Evidence::Event { text, at: None, .. } => text.clone(),
         Evidence::Nothing => "nothing was measured".to_owned(),
     }
 }

@@ -3,10 +3,13 @@
 use doctor_core::{
     finding::Severity,
     hostlist::Selector,
+    ids::NodeName,
     time::Timestamp,
     view::{self, NodeRow, Standing, TestCell, Use},
 };
+use serde::Serialize;
 
+use super::agent::{self, AgentView};
 use crate::{
     context::Context,
     exit::Exit,
@@ -22,6 +25,15 @@ pub(crate) struct Args {
     nodes: Vec<Selector>,
 }
 
+/// A node and its agent.
+#[derive(Debug, Serialize)]
+struct Row {
+    #[serde(flatten)]
+    row: NodeRow,
+    /// `None`: none was enrolled.
+    agent: Option<AgentView>,
+}
+
 /// More tests than this do not get a column each.
 const MOST_COLUMNS: usize = 4;
 
@@ -29,13 +41,16 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let names = context.pick(&facts, &args.nodes)?;
-    let rows = view::node_rows(&facts, &names);
+    let agents = agent::views(&store, &facts)?;
+    let agent_of = |node: &NodeName| agents.iter().find(|agent| agent.node == *node).cloned();
+    let rows = view::node_rows(&facts, &names).into_iter();
+    let rows: Vec<Row> = rows.map(|row| Row { agent: agent_of(&row.node), row }).collect();
     let tests: Vec<&str> = facts.snapshot.tests.iter().map(|test| test.id.as_str()).collect();
     context.out.show(&rows, |page| text(page, &rows, &tests, facts.now, facts.seen))?;
     Ok(Exit::Ok)
 }
 
-fn text(page: &mut Page, rows: &[NodeRow], tests: &[&str], now: Timestamp, seen: Option<Timestamp>) {
+fn text(page: &mut Page, rows: &[Row], tests: &[&str], now: Timestamp, seen: Option<Timestamp>) {
     if rows.is_empty() {
         page.line("No nodes: no cycle has looked at the cluster yet. `doctor run` does.");
         return;
@@ -50,7 +65,7 @@ fn text(page: &mut Page, rows: &[NodeRow], tests: &[&str], now: Timestamp, seen:
     }
     header.push("NOTE");
     let mut table = Table::new(header);
-    for row in rows {
+    for Row { row, agent } in rows {
         let mut cells = vec![
             cell(row.node.as_str()),
             cell(row.pool.as_ref().map_or("-", |pool| pool.as_str())),
@@ -65,7 +80,7 @@ fn text(page: &mut Page, rows: &[NodeRow], tests: &[&str], now: Timestamp, seen:
         } else {
             cells.push(cell(summary(&row.tests)));
         }
-        cells.push(cell(note(row)));
+        cells.push(cell(note(row, agent.as_ref())));
         table.row(cells);
     }
     page.table(&table);
@@ -114,7 +129,7 @@ fn summary(tests: &[TestCell]) -> String {
     list(counts)
 }
 
-fn note(row: &NodeRow) -> String {
+fn note(row: &NodeRow, agent: Option<&AgentView>) -> String {
     let mut notes = Vec::new();
     if row.findings > 0 {
         let worst = row.worst.map_or("", Severity::code);
@@ -128,5 +143,6 @@ fn note(row: &NodeRow) -> String {
         _ => {}
     }
     notes.extend(row.foreign_marks.iter().cloned());
+    notes.extend(agent.and_then(AgentView::note));
     notes.join("; ")
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::plan::{ActionRow, action_row};
 use crate::{
     context::Context,
-    engine::{Controller, World},
+    engine::{Controller, Serving, World},
     exit::Exit,
     failure::Result,
     output::{Page, Table, cell, plural},
@@ -64,7 +64,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let loaded = context.loaded()?;
     let share = context.share()?;
     let world = World::open(loaded)?;
-    let mut controller = Controller::new(loaded, store, share, world)?;
+    let mut controller = Controller::new(loaded, store, share, world, Serving::Nobody)?;
     let mut view = RunView::default();
     let outcome = cycles(&mut controller, args, &mut view);
     // The next controller need not wait for this one's lease, whatever happened.

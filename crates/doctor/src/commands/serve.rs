@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_control::cycle::{CycleError, CycleReport};
+use doctor_control::{
+    cycle::{CycleError, CycleReport},
+    wake::Wake,
+};
 use tracing_subscriber::{
     Layer,
     filter::{LevelFilter, Targets},
@@ -21,7 +24,7 @@ use tracing_subscriber::{
 use crate::{
     config::{Loaded, Reloaded},
     context::Context,
-    engine::{Controller, World},
+    engine::{Controller, Serving, World},
     exit::Exit,
     failure::{Failure, Result},
 };
@@ -41,6 +44,8 @@ pub(crate) struct Args {
 const HOUSEKEEPING: Duration = Duration::from_secs(3600);
 /// How fast a signal is noticed while nothing is to be done.
 const TICK: Duration = Duration::from_millis(100);
+/// Cycles that are asked for begin this long after one another, and a slow cluster gets as long a rest as it took.
+const APART: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     log_to_stderr();
@@ -49,8 +54,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let mut loaded = context.loaded()?.clone();
     let share = context.share()?;
     let world = World::open(&loaded)?;
-    let controller = Controller::new(&loaded, store, share, world)?;
+    let controller = Controller::new(&loaded, store, share, world, Serving::Agents)?;
     tracing::info!(configuration = %loaded.place, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
+    if let Some(door) = &controller.door {
+        tracing::info!(at = %door.address(), "agents may report");
+    }
     let mut service = Service { controller, said: Said::default(), tidied: None };
     let mut done = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -61,7 +69,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         if args.cycles.is_some_and(|wanted| done >= wanted) {
             break;
         }
-        wait(&stop, began + loaded.config.cycle.to_std().div_f64(service.controller.pace()));
+        let took = began.elapsed();
+        let next = began + loaded.config.cycle.to_std().div_f64(service.controller.pace());
+        wait(&stop, &service.controller.wake, next, began + (took * 2).max(APART));
     }
     let stopped = service.controller.engine.stop();
     tracing::info!("stopped");
@@ -88,13 +98,20 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-fn wait(stop: &AtomicBool, until: Instant) {
+/// Until the next cycle, or until something has come in, but not before `earliest`.
+fn wait(stop: &AtomicBool, wake: &Wake, until: Instant, earliest: Instant) {
+    let mut woken = false;
     while !stop.load(Ordering::Relaxed) {
+        let until = if woken { earliest.min(until) } else { until };
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;
         }
-        std::thread::sleep(left.min(TICK));
+        if woken {
+            std::thread::sleep(left.min(TICK));
+        } else {
+            woken = wake.wait(left.min(TICK));
+        }
     }
 }
 

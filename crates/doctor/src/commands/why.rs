@@ -7,7 +7,12 @@ use doctor_core::{
     view::{self, AuditLine, CaseView, Due, FindingView, Standing, TestLine, WhyView},
 };
 
-use super::nodes::toned;
+use serde::Serialize;
+
+use super::{
+    agent::{self, AgentView},
+    nodes::toned,
+};
 use crate::{
     context::Context,
     exit::Exit,
@@ -46,14 +51,28 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         context.pick(&facts, &[doctor_core::hostlist::Selector::Names(vec![node.clone()])])?;
         return Err(Failure::Unknown { what: "node", name: node.to_string(), known: "see `doctor nodes`".to_owned() });
     };
-    context.out.show(&view, |page| text(page, &view))?;
-    Ok(if view.findings.is_empty() { Exit::Ok } else { Exit::Trouble })
+    let agent = agent::views(&store, &facts)?.into_iter().find(|agent| agent.node == *node);
+    let shown = Shown { view, agent };
+    context.out.show(&shown, |page| text(page, &shown))?;
+    Ok(if shown.view.findings.is_empty() { Exit::Ok } else { Exit::Trouble })
 }
 
-fn text(page: &mut Page, view: &WhyView) {
+/// A node and its agent.
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    view: WhyView,
+    /// `None`: none was enrolled.
+    agent: Option<AgentView>,
+}
+
+fn text(page: &mut Page, Shown { view, agent }: &Shown) {
     let now = view.at;
     page.line(format!("{}.", view.headline));
     page.line(situation(view));
+    if let Some(agent) = agent {
+        page.line(format!("Its agent: {}", agent.words(now)));
+    }
     match &view.row.passed_over {
         Some(passed) => {
             page.line(format!("Not chosen since {} UTC ({}): {}", clock(passed.since), passed.code, passed.text))

@@ -1,6 +1,9 @@
 //! The service's file: `doctor.toml`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use doctor_control::{
     backend::local::LocalConfig,
@@ -29,7 +32,18 @@ pub(crate) struct Config {
     pub lease: Span,
     pub workers: usize,
     pub retention: RetentionPolicy,
+    pub agents: Agents,
     pub backend: BackendChoice,
+}
+
+/// The door for nodes' agents.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Agents {
+    /// Without it, nobody listens.
+    pub listen: Option<SocketAddr>,
+    /// What agents are told to call, where that is not `listen`.
+    pub url: Option<String>,
 }
 
 /// The one cluster this service is for.
@@ -62,6 +76,8 @@ struct Written {
     lease: Spanned<Span>,
     workers: usize,
     retention: RetentionPolicy,
+    #[serde(default)]
+    agents: Agents,
     #[serde(default)]
     backend: Option<Spanned<WrittenBackend>>,
 }
@@ -137,6 +153,7 @@ impl Config {
             lease: written.lease.into_inner(),
             workers: written.workers,
             retention: written.retention,
+            agents: written.agents,
             backend,
         })
     }

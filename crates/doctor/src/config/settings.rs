@@ -84,6 +84,7 @@ impl Loaded {
             ("lease", a.lease != b.lease),
             ("workers", a.workers != b.workers),
             ("publish", a.publish != b.publish),
+            ("agents", a.agents != b.agents),
         ];
         pairs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
     }

@@ -107,7 +107,7 @@ impl Said {
 }
 
 /// The program that jobs run, built if need be beside the one under test.
-fn doctor_node() -> &'static Path {
+pub(crate) fn doctor_node() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let profile = Path::new(env!("CARGO_BIN_EXE_doctor")).parent().unwrap();

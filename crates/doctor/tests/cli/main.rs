@@ -1,5 +1,6 @@
 //! The program as people use it: built, started, and asked; what it prints and how it ends is compared.
 
+mod agents;
 mod bed;
 mod changing;
 mod reading;

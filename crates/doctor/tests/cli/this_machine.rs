@@ -77,7 +77,12 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) fn start(bed: &Bed) -> Self {
-        let mut child = bed.command(&["serve"]).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        Self::of(bed.command(&["serve"]))
+    }
+
+    /// Any program that speaks on standard error and ends on SIGTERM.
+    pub(crate) fn of(mut command: std::process::Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let (send, log) = std::sync::mpsc::channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| send.send(line)));
@@ -90,6 +95,12 @@ impl Service {
             self.seen.extend(self.log.try_iter().map(|line| line + "\n"));
             self.seen.contains(part)
         });
+    }
+
+    /// Asks it to read its configuration again.
+    pub(crate) fn hang_up(&self) {
+        let pid = self.child.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-HUP", &pid]).status().unwrap().success());
     }
 
     /// Asks it to stop, as an init system does, and gives back its exit code.

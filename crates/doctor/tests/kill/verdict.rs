@@ -10,7 +10,7 @@ use std::{
 
 use doctor_checks::document::Document;
 use doctor_control::{
-    ingest,
+    ingest::{self, By},
     settings::Settings,
     share::Share,
     store::{
@@ -234,10 +234,9 @@ fn said(
     let body = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |end| &bytes[end + 1..]);
     let document: Document = serde_json::from_slice(body).unwrap();
     let sku = doctor_sim::tests::sku();
-    let judged = document
-        .tests
-        .iter()
-        .map(|evidence| (evidence.test.clone(), ingest::judge(settings, Some(&sku), evidence).verdict));
+    let judged = document.tests.iter().map(|evidence| {
+        (evidence.test.clone(), ingest::judge(By { settings, sku: Some(&sku), settled: &[] }, evidence).verdict)
+    });
     judged.collect()
 }
 

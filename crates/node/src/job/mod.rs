@@ -6,7 +6,7 @@
 
 mod claim;
 mod log;
-mod output;
+pub(crate) mod output;
 
 use std::{
     ffi::OsString,
@@ -170,10 +170,10 @@ fn say_what_was_seen(observation: &Observation, say: &dyn Fn(&str)) {
 }
 
 /// The controller refuses longer documents whole. The rest is for names, times and hardware.
-const EVIDENCE_ROOM: usize = MAX_DOCUMENT_BYTES as usize - (1 << 20);
+pub(crate) const EVIDENCE_ROOM: usize = MAX_DOCUMENT_BYTES as usize - (1 << 20);
 
 /// Evidence that does not fit any more is replaced by the fact that it was too long. Returns the room that is left.
-fn keep_within(room: usize, evidence: &mut TestEvidence) -> usize {
+pub(crate) fn keep_within(room: usize, evidence: &mut TestEvidence) -> usize {
     let length = |evidence: &TestEvidence| serde_json::to_vec(evidence).map_or(usize::MAX, |bytes| bytes.len());
     if length(evidence) > room {
         for (probe, output) in &mut evidence.probes {

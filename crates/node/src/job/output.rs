@@ -8,7 +8,7 @@ use std::{
 
 use super::parent;
 
-pub(super) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = parent(path);
     fs::create_dir_all(directory)?;
     let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it names no file"))?;

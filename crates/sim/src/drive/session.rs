@@ -320,7 +320,7 @@ fn engine(
         clock: clock.clone(),
         share: config.share.as_deref().map(Share::open).transpose()?,
         settings,
-        inbox: Some(Box::new(SimInbox(backend.clone()))),
+        inboxes: vec![Box::new(SimInbox(backend.clone()))],
         keys: Box::new(move || keys.bytes()),
         salt: config.world.seed ^ controller.rotate_left(32),
         holder: format!("simulation:{controller}"),

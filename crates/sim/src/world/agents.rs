@@ -1,6 +1,6 @@
 //! The nodes' agents: each reports what it reads when that has changed, and keeps its report until somebody takes it.
 
-use doctor_checks::document::AgentReport;
+use doctor_checks::document::{AgentReport, Schema, Versions};
 use doctor_core::ids::NodeName;
 
 use super::{World, queue::Event};
@@ -62,6 +62,8 @@ impl World {
             number: self.slot(slot).reports,
             at: self.slot(slot).clock(self.now),
             checks,
+            versions: Versions { program: env!("CARGO_PKG_VERSION").to_owned(), schema: Schema::KNOWN, policy: 0 },
+            dropped: None,
         };
         let bytes =
             report.sign(&self.agent_key(&report.node)).expect("finite numbers and plain words have a JSON form");

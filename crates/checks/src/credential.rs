@@ -1,0 +1,70 @@
+//! The credential of a node's agent: which node it speaks for, the key that proves it, and to whom. `doctor agent enroll`
+//! writes it, `doctor-node agent` reads it.
+
+use doctor_core::{
+    ids::NodeName,
+    toml_text::{self, BadText},
+};
+use serde::{Deserialize, Deserializer, de};
+
+use crate::document::RunKey;
+
+/// One node's right to report.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Credential {
+    pub node: NodeName,
+    #[serde(deserialize_with = "key")]
+    pub key: RunKey,
+    /// Where the controller listens, as `http://HOST:PORT`.
+    pub controller: Option<String>,
+}
+
+/// The text itself is a secret and is not quoted.
+fn key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RunKey, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    RunKey::from_hex(&text).ok_or_else(|| de::Error::custom("`key` is not 64 hexadecimal digits"))
+}
+
+impl Credential {
+    /// # Errors
+    /// With the place of the mistake, and without the key.
+    pub fn read(text: &str) -> Result<Self, BadText> {
+        // A complaint quotes its line, and that line may be the key's.
+        toml_text::read(text, &[]).map_err(|error: BadText| {
+            let line = error.line().map_or_else(String::new, |line| format!("line {line}: "));
+            let wanted = "expected `node`, `key` and `controller`, as `doctor agent enroll` writes them";
+            BadText::at(text, None, format!("{line}{wanted}"))
+        })
+    }
+
+    /// The file's text.
+    pub fn text(&self) -> String {
+        let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
+        let controller =
+            self.controller.as_ref().map_or_else(String::new, |url| format!("controller = {}\n", quoted(url)));
+        format!(
+            "# Whoever has this file speaks for the node. Keep it readable for root alone.\nnode = {}\nkey = {}\n{controller}",
+            quoted(self.node.as_str()),
+            quoted(&self.key.to_hex())
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_reads_back_and_a_mistake_does_not_show_the_key() {
+        let credential = Credential {
+            node: NodeName::new("n1").unwrap(),
+            key: RunKey::new([0xab; 32]),
+            controller: Some("http://ctl:7443".to_owned()),
+        };
+        assert_eq!(Credential::read(&credential.text()).unwrap(), credential);
+        let bad = credential.text().replace("abab\"", "abab00\"");
+        let error = Credential::read(&bad).unwrap_err().to_string();
+        assert!(error.contains("line 3") && !error.contains("abab"), "{error}");
+    }
+}

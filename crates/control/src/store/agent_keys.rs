@@ -1,0 +1,107 @@
+//! Who may speak for a node: the keys that agents were enrolled with, and when each was last heard.
+
+use doctor_checks::document::{RunKey, Schema, Versions};
+use doctor_core::{ids::NodeName, time::Timestamp};
+
+use super::{
+    Store,
+    db::{Access, Kind, Row, Val, vals},
+    error::{Result, StoreError},
+    lease::Lease,
+    names::parsed,
+    operators::say,
+    records::{AgentHeard, AgentKey, AgentRow},
+};
+
+const COLUMNS: &str = "node, created, revoked, heard, number, sent, program, form, policy";
+
+impl Store {
+    /// From now on this key, and no other, speaks for the node.
+    pub fn enroll_agent(&self, node: &NodeName, key: &RunKey, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| {
+            let sql = "INSERT INTO agent (node, secret, created) VALUES ($1, $2, $3) ON CONFLICT (node) DO UPDATE \
+                       SET secret = excluded.secret, created = excluded.created, revoked = NULL, heard = NULL, \
+                       number = NULL, sent = NULL, program = NULL, form = NULL, policy = NULL";
+            tx.run("enrolling an agent", sql, vals![node.as_str(), &key.to_hex(), at])?;
+            let (id, words) = (tx.names.node_number(node), format!("{node}: {why}"));
+            say(tx, "enroll-agent", id, (by, &words), at)
+        })
+    }
+
+    /// Nobody speaks for the node any more. False if nobody did before.
+    pub fn revoke_agent(&self, node: &NodeName, by: &str, why: &str, at: Timestamp) -> Result<bool> {
+        self.write_unfenced(Access::Write, |tx| {
+            // The secret goes: what is not there cannot be stolen from a backup.
+            let sql = "UPDATE agent SET revoked = $2, secret = '' WHERE node = $1 AND revoked IS NULL";
+            if tx.run("revoking an agent", sql, vals![node.as_str(), at])? == 0 {
+                return Ok(false);
+            }
+            let (id, words) = (tx.names.node_number(node), format!("{node}: {why}"));
+            say(tx, "revoke-agent", id, (by, &words), at)?;
+            Ok(true)
+        })
+    }
+
+    /// The key that a message of this node must be signed with.
+    pub fn agent_key(&self, node: &NodeName) -> Result<AgentKey> {
+        self.read(|tx| {
+            let sql = format!("SELECT {COLUMNS}, secret FROM agent WHERE node = $1");
+            let found = tx.first("reading an agent's key", &sql, vals![node.as_str()], |row| {
+                Ok((read_agent(row)?, row.text(9)?.to_owned()))
+            })?;
+            let Some((agent, secret)) = found else { return Ok(AgentKey::Unknown) };
+            if agent.revoked.is_some() {
+                return Ok(AgentKey::Revoked);
+            }
+            let key = RunKey::from_hex(&secret).ok_or_else(|| StoreError::Unreadable {
+                what: "agent's key",
+                why: format!("that of {node} is not 64 hexadecimal digits"),
+            })?;
+            Ok(AgentKey::Enrolled { key, heard: agent.heard, since: agent.created })
+        })
+    }
+
+    /// Every agent that was ever enrolled, by node.
+    pub fn agents(&self) -> Result<Vec<AgentRow>> {
+        self.read(|tx| tx.all("reading agents", &format!("SELECT {COLUMNS} FROM agent ORDER BY node"), &[], read_agent))
+    }
+
+    /// What was heard of agents lately, all at once.
+    pub fn note_agents(&self, lease: &Lease, heard: &[(NodeName, AgentHeard)]) -> Result<()> {
+        use Kind::{Int, Text};
+        if heard.is_empty() {
+            return Ok(());
+        }
+        let forms: Vec<String> = heard.iter().map(|(_, heard)| heard.versions.schema.to_string()).collect();
+        self.write(lease, |tx| {
+            let mut rows: Vec<Val<'_>> = Vec::with_capacity(heard.len() * 7);
+            for ((node, heard), form) in heard.iter().zip(&forms) {
+                let AgentHeard { at, number, sent, versions } = heard;
+                let program = &versions.program;
+                rows.extend_from_slice(vals![node.as_str(), *at, *number, *sent, program, form, versions.policy]);
+            }
+            let sqlite = "UPDATE agent SET heard = $2, number = $3, sent = $4, program = $5, form = $6, policy = $7 \
+                          WHERE node = $1 AND revoked IS NULL";
+            let postgres = "UPDATE agent SET heard = h.at, number = h.number, sent = h.sent, program = h.program, \
+                            form = h.form, policy = h.policy FROM UNNEST($1::text[], $2::int8[], $3::int8[], \
+                            $4::int8[], $5::text[], $6::text[], $7::int8[]) \
+                            AS h (node, at, number, sent, program, form, policy) \
+                            WHERE agent.node = h.node AND agent.revoked IS NULL";
+            let kinds = [Text, Int, Int, Int, Text, Text, Int];
+            tx.each("noting what was heard of agents", (sqlite, postgres), &kinds, &rows).map(drop)
+        })
+    }
+}
+
+fn read_agent(row: &Row<'_>) -> Result<AgentRow> {
+    let heard = match row.opt_moment(3)? {
+        None => None,
+        Some(at) => {
+            let schema: Schema = parsed("schema of reports", row.text(7)?.parse())?;
+            let versions = Versions { program: row.text(6)?.to_owned(), schema, policy: row.count(8)? };
+            Some(AgentHeard { at, number: row.number(4)?, sent: row.moment(5)?, versions })
+        }
+    };
+    let node = parsed("node name", NodeName::new(row.text(0)?))?;
+    Ok(AgentRow { node, created: row.moment(1)?, revoked: row.opt_moment(2)?, heard })
+}

@@ -1,0 +1,96 @@
+//! Events that have had their answer. The kernel's log still has them, and whoever reads it tells them again; what they
+//! told has been dealt with, and only what is newer counts.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use doctor_core::{
+    finding::{Evidence, OpenFinding},
+    ids::NodeName,
+    observation::{EventKey, Settled},
+    reason::ReasonCode,
+    time::Timestamp,
+};
+
+use super::{
+    Store,
+    audit::{self, Line},
+    db::{Kind, Tx, vals},
+    error::Result,
+    findings,
+    names::parsed,
+};
+
+impl Store {
+    /// By node: what is not to be counted again.
+    pub fn settled_events(&self) -> Result<BTreeMap<NodeName, Vec<Settled>>> {
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            let mut all: BTreeMap<NodeName, Vec<Settled>> = BTreeMap::new();
+            let sql = "SELECT node, test, code, entity, key FROM settled ORDER BY node, test, code, entity";
+            tx.rows("reading settled events", sql, &[], |row| {
+                let settled = Settled {
+                    check: names.test(row.int(1)?)?.clone(),
+                    code: parsed("reason code", ReasonCode::new(row.text(2)?))?,
+                    entity: parsed("entity", row.text(3)?.parse())?,
+                    through: parsed("event key", row.text(4)?.parse())?,
+                };
+                all.entry(names.node(row.int(0)?)?.clone()).or_default().push(settled);
+                Ok(())
+            })?;
+            Ok(all)
+        })
+    }
+}
+
+fn event_of(open: &OpenFinding) -> Option<&(ReasonCode, EventKey)> {
+    match &open.finding.evidence {
+        Evidence::Event { known_by, .. } => known_by.as_ref(),
+        Evidence::Measured { .. } | Evidence::Nothing => None,
+    }
+}
+
+/// Whatever events are open against the node have had their answer, as far as they are known now.
+pub(super) fn settle(tx: &mut Tx<'_>, node: i64, at: Timestamp) -> Result<()> {
+    use Kind::{Int, Text};
+    let mut open = findings::open_findings(tx, node)?;
+    // Two rules may rest on one kind of event; what was seen last goes furthest.
+    open.sort_by_key(|open| open.last_seen);
+    let mut told = BTreeMap::new();
+    for open in &open {
+        let Some((code, key)) = event_of(open) else { continue };
+        let check = tx.test_id(&open.finding.check)?;
+        told.insert((check, code.to_string(), open.finding.entity.to_string()), key.to_string());
+    }
+    let mut rows = Vec::with_capacity(told.len() * 6);
+    for ((check, code, entity), key) in &told {
+        rows.extend_from_slice(vals![node, *check, code, entity, key, at]);
+    }
+    let into = "settled (node, test, code, entity, key, at)";
+    let conflict = "ON CONFLICT (node, test, code, entity) DO UPDATE SET key = excluded.key, at = excluded.at";
+    tx.bulk("settling events", into, &[Int, Int, Text, Text, Text, Int], &rows, conflict).map(drop)
+}
+
+/// An operator gives the node back. Of one that is in a case, the proof will clear what is open; of any other, this does.
+pub(super) fn release(tx: &mut Tx<'_>, node: i64, at: Timestamp) -> Result<()> {
+    settle(tx, node, at)?;
+    let sql = "SELECT case_id FROM node WHERE id = $1";
+    if tx.first("reading a node", sql, vals![node], |row| row.opt_case(0))?.flatten().is_some() {
+        return Ok(());
+    }
+    let mut lines = Vec::new();
+    for open in findings::open_findings(tx, node)?.iter().filter(|open| event_of(open).is_some()) {
+        let finding = &open.finding;
+        let check = tx.test_id(&finding.check)?;
+        let sql = "DELETE FROM finding WHERE node = $1 AND test = $2 AND entity = $3 AND rule = $4";
+        let (entity, rule) = (finding.entity.to_string(), finding.rule.to_string());
+        tx.run("clearing findings", sql, vals![node, check, &entity, &rule])?;
+        lines.push(Line {
+            what: "finding-cleared",
+            node: Some(node),
+            code: finding.reason.to_string(),
+            words: format!("{}: {}: released by an operator", finding.check, finding.entity),
+            ..Line::default()
+        });
+    }
+    audit::append(tx, at, None, &lines)
+}

@@ -1,0 +1,168 @@
+//! Where agents knock: a small HTTP server on a thread of its own, beside an engine that knows nothing of HTTP.
+//!
+//! Whatever comes in is judged before it costs anything: who is not enrolled is sent away before the body is read, what
+//! is not signed with that node's key before it is parsed, and everything has a limit and a deadline. A report is answered
+//! with 200 only when the engine has kept it; a sign of life is answered at once and written down with others.
+
+mod ingest;
+mod mail;
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::DefaultBodyLimit,
+    routing::{get, post},
+};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    sync::{Semaphore, oneshot},
+    time::timeout,
+};
+
+use crate::{clock::Clock, store::Store, wake::Wake};
+use ingest::Desk;
+use mail::Mail;
+
+pub use mail::DoorInbox;
+
+/// At a time. An agent connects for each message, and ten thousand of them speak once a minute.
+const CONNECTIONS: usize = 512;
+const HEADERS: Duration = Duration::from_secs(5);
+/// A connection that is older has had time enough for everything.
+const CONNECTION: Duration = Duration::from_secs(60);
+/// Bodies of unverified messages that may be in memory at a time, in KiB.
+const BODIES: usize = 128 << 10;
+
+#[derive(Debug, thiserror::Error)]
+pub enum DoorError {
+    #[error("cannot listen on {at} for agents")]
+    Listen { at: SocketAddr, source: io::Error },
+    #[error("cannot start the server for agents")]
+    Start(#[source] io::Error),
+    #[error("cannot read which agents are enrolled")]
+    Store(#[from] crate::store::StoreError),
+}
+
+/// The open door. Dropped, it closes.
+#[derive(Debug)]
+pub struct Door {
+    at: SocketAddr,
+    mail: Arc<Mail>,
+    close: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Door {
+    /// Listens from now on, and sends everybody away until [`Door::cycle_ended`] says otherwise.
+    ///
+    /// # Errors
+    /// If the address cannot be listened on, or the store fails.
+    pub fn open(
+        at: SocketAddr,
+        store: &Store,
+        clock: Arc<dyn Clock>,
+        wake: Arc<Wake>,
+    ) -> Result<(Self, DoorInbox), DoorError> {
+        let failed = |source| DoorError::Listen { at, source };
+        let listener = TcpListener::bind(at).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let at = listener.local_addr().map_err(failed)?;
+        let mail = Arc::new(Mail::new(wake));
+        let inbox = DoorInbox::new(Arc::clone(&mail), store.clone(), clock.now())?;
+        let desk =
+            Desk { store: store.clone(), clock, mail: Arc::clone(&mail), room: Arc::new(Semaphore::new(BODIES)) };
+        let (close, closed) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(4)
+            .thread_name("doctor-door")
+            .build()
+            .map_err(DoorError::Start)?;
+        let body = move || {
+            runtime.block_on(async {
+                let serving = tokio::spawn(serve(listener, desk));
+                // An error is the other end being dropped, which says the same.
+                let _closed = closed.await;
+                serving.abort();
+            });
+            runtime.shutdown_timeout(Duration::from_secs(1));
+        };
+        let thread = thread::Builder::new().name("doctor-door".to_owned()).spawn(body).map_err(DoorError::Start)?;
+        Ok((Self { at, mail, close: Some(close), thread: Some(thread) }, inbox))
+    }
+
+    pub const fn address(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// After each cycle. Only a controller that leads can keep anything; the others send agents on.
+    pub fn cycle_ended(&self, leading: bool) {
+        self.mail.set_leading(leading);
+        if leading {
+            self.mail.ring_again();
+        }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        drop(self.close.take());
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say but that it is over.
+            let _over = thread.join();
+        }
+    }
+}
+
+fn router(desk: Desk) -> Router {
+    Router::new()
+        .route("/api/v1/ingest", post(ingest::ingest))
+        .route("/healthz", get(ingest::health))
+        // The limit that counts is applied where the body is read.
+        .layer(DefaultBodyLimit::disable())
+        .with_state(Arc::new(desk))
+}
+
+async fn serve(listener: TcpListener, desk: Desk) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::error!(%error, "the door for agents cannot be opened");
+            return;
+        }
+    };
+    let service = TowerToHyperService::new(router(desk));
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, usually: those that are served give theirs back.
+                tracing::warn!(%error, "an agent's connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let service = service.clone();
+        tokio::spawn(async move {
+            let mut http = http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(64 << 10);
+            // How a connection ends is its agent's business: what was not answered comes again.
+            let _over = timeout(CONNECTION, http.serve_connection(TokioIo::new(stream), service)).await;
+            drop(place);
+        });
+    }
+}

@@ -1,0 +1,471 @@
+//! `doctor agent`: who may speak for which node, and who does.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use doctor_checks::{
+    credential::Credential,
+    document::{RunKey, Schema},
+};
+use doctor_control::store::{Store, records::AgentRow};
+use doctor_core::{
+    hostlist::{self, BadHostlist},
+    ids::NodeName,
+    time::{Span, Timestamp},
+    view::Facts,
+};
+use serde::Serialize;
+
+use super::{
+    ask::moment_of_change,
+    confirm::{Change, Signed},
+};
+use crate::{
+    config::Agents,
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{Page, Table, ago, cell, clock, length, plural},
+};
+
+/// Let nodes' agents report, take that away again, and see who does.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Sub,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Sub {
+    Enroll(EnrollArgs),
+    Revoke(RevokeArgs),
+    List(ListArgs),
+}
+
+/// Make a credential for each node's agent. A node that has one gets a new one, and the old one is worth nothing.
+///
+/// A credential is a secret: put it on its node as /etc/cluster-doctor/agent.key, readable for root alone.
+#[derive(Debug, clap::Args)]
+struct EnrollArgs {
+    /// Nodes, as the cluster calls them: node[01-64].
+    #[arg(value_name = "NODE", required = true)]
+    nodes: Vec<Hosts>,
+    /// Write DIR/NODE.key for each. Without: to standard output.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// What agents call, such as http://controller:7443. Else: what the configuration says under [agents].
+    #[arg(long, value_name = "URL")]
+    controller: Option<String>,
+    /// Why; it stands in the audit trail.
+    #[arg(long, value_name = "TEXT", default_value = "enrolled on the command line")]
+    why: String,
+    #[command(flatten)]
+    signed: Signed,
+}
+
+/// Take nodes' credentials away. What their agents send from now on is refused.
+#[derive(Debug, clap::Args)]
+struct RevokeArgs {
+    /// Nodes: node[01-64].
+    #[arg(value_name = "NODE", required = true)]
+    nodes: Vec<Hosts>,
+    /// Why; it stands in the audit trail.
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    #[command(flatten)]
+    signed: Signed,
+}
+
+/// List agents: when each was last heard, what it runs, and how its clock goes.
+#[derive(Debug, clap::Args)]
+struct ListArgs {
+    /// Nodes: node[01-64]. Without: all.
+    #[arg(value_name = "NODE")]
+    nodes: Vec<Hosts>,
+}
+
+/// Names that nobody need know yet.
+#[derive(Debug, Clone)]
+struct Hosts(Vec<NodeName>);
+
+impl FromStr for Hosts {
+    type Err = BadHostlist;
+    fn from_str(text: &str) -> std::result::Result<Self, BadHostlist> {
+        hostlist::parse(text).map(Self)
+    }
+}
+
+fn named(hosts: &[Hosts]) -> Vec<NodeName> {
+    let mut names: Vec<NodeName> = hosts.iter().flat_map(|hosts| hosts.0.iter().cloned()).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    match &args.command {
+        Sub::Enroll(args) => enroll(context, args),
+        Sub::Revoke(args) => revoke(context, args),
+        Sub::List(args) => list(context, args),
+    }
+}
+
+fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
+    let controller = address(args.controller.as_deref(), &context.config()?.agents)?;
+    let store = context.make_store()?;
+    let (by, at, nodes) = (args.signed.by(), moment_of_change(context, &store)?, named(&args.nodes));
+    let known: Vec<NodeName> =
+        store.agents()?.into_iter().filter(|agent| agent.revoked.is_none()).map(|agent| agent.node).collect();
+    let fate = |node: &NodeName| if known.contains(node) { "gets a new key; the old one ends" } else { "is enrolled" };
+    let (count, names) = (plural(nodes.len(), "agent"), hostlist::fold(&nodes));
+    let change = Change {
+        plan: format!("Would enroll {count} ({names}) to report to {controller}."),
+        changes: nodes.iter().map(|node| format!("{node}: {}", fate(node))).collect(),
+        done: format!("Enrolled {count} to report to {controller}."),
+        next: match &args.out {
+            Some(out) => format!("put {}/NODE.key on each node as /etc/cluster-doctor/agent.key", out.display()),
+            None => "put each on its node as /etc/cluster-doctor/agent.key, mode 600".to_owned(),
+        },
+        why: args.why.clone(),
+        by: by.clone(),
+        at,
+    };
+    args.signed.confirm(&change)?;
+    let mut made = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        let credential = Credential { node, key: new_key()?, controller: Some(controller.clone()) };
+        let file = args.out.as_deref().map(|out| write(out, &credential)).transpose()?;
+        let enrolled = store.enroll_agent(&credential.node, &credential.key, &by, &args.why, at);
+        if let (Err(_), Some(file)) = (&enrolled, &file) {
+            // A key that nobody knows is worse than none.
+            let _gone = fs::remove_file(file);
+        }
+        enrolled?;
+        made.push(Made { credential, file });
+    }
+    tell(context, args, &change, &made)
+}
+
+struct Made {
+    credential: Credential,
+    file: Option<PathBuf>,
+}
+
+/// As a script wants it.
+#[derive(Debug, Serialize)]
+struct MadeView {
+    node: NodeName,
+    controller: Option<String>,
+    /// Where it was written to; else it is here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+}
+
+fn tell(context: &Context, args: &EnrollArgs, change: &Change, made: &[Made]) -> Result<Exit> {
+    let views: Vec<MadeView> = made
+        .iter()
+        .map(|made| MadeView {
+            node: made.credential.node.clone(),
+            controller: made.credential.controller.clone(),
+            file: made.file.clone(),
+            key: made.file.is_none().then(|| made.credential.key.to_hex()),
+        })
+        .collect();
+    context.out.show(&views, |page| {
+        if args.out.is_none() {
+            for made in made {
+                page.line(made.credential.text().trim_end());
+                page.blank();
+            }
+        } else {
+            page.line(&change.done);
+            page.line(format!("Next: {}", change.next));
+        }
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// What agents are told to call.
+fn address(asked: Option<&str>, agents: &Agents) -> Result<String> {
+    let usage = |text: String| Err(Failure::Usage(text));
+    let url = match (asked, &agents.url, agents.listen) {
+        (Some(url), _, _) => url.to_owned(),
+        (None, Some(url), _) => url.clone(),
+        (None, None, Some(listen)) if !listen.ip().is_unspecified() => format!("http://{listen}"),
+        _ => {
+            return usage(
+                "nobody says where agents reach the controller: set `url` under [agents] in the configuration, or name it \
+                 with --controller http://HOST:PORT"
+                    .to_owned(),
+            );
+        }
+    };
+    match url.strip_prefix("http://") {
+        Some(rest) if !rest.is_empty() => Ok(url),
+        _ => usage(format!("`{url}` is not an address such as http://controller:7443 (https is not spoken yet)")),
+    }
+}
+
+fn new_key() -> Result<RunKey> {
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;
+    Ok(RunKey::new(key))
+}
+
+/// Readable for nobody else from its first moment on.
+fn write(out: &Path, credential: &Credential) -> Result<PathBuf> {
+    let path = out.join(format!("{}.key", credential.node));
+    let temporary = out.join(format!(".{}.key.tmp", credential.node));
+    let done = fs::create_dir_all(out).and_then(|()| {
+        match fs::remove_file(&temporary) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        file.write_all(credential.text().as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temporary, &path)
+    });
+    done.map_err(|source| Failure::File { operation: "writing", path: path.clone(), source })?;
+    Ok(path)
+}
+
+fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
+    let store = context.store()?;
+    let (by, at, nodes) = (args.signed.by(), moment_of_change(context, &store)?, named(&args.nodes));
+    let known: Vec<NodeName> =
+        store.agents()?.into_iter().filter(|agent| agent.revoked.is_none()).map(|agent| agent.node).collect();
+    if let Some(name) = nodes.iter().find(|node| !known.contains(node)) {
+        let known = if known.is_empty() { "none".to_owned() } else { hostlist::fold(&known) };
+        return Err(Failure::Unknown { what: "enrolled agent", name: name.to_string(), known });
+    }
+    let (count, names) = (plural(nodes.len(), "agent"), hostlist::fold(&nodes));
+    let change = Change {
+        plan: format!("Would refuse whatever {count} ({names}) send from now on."),
+        changes: nodes.iter().map(|node| format!("{node}: its credential ends")).collect(),
+        done: format!("Revoked {count}."),
+        next: format!("`doctor agent enroll {}` lets it report again", nodes[0]),
+        why: args.why.clone(),
+        by: by.clone(),
+        at,
+    };
+    args.signed.carry_out(context, &change, || {
+        for node in &nodes {
+            store.revoke_agent(node, &by, &args.why, at)?;
+        }
+        Ok(())
+    })
+}
+
+fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
+    let store = context.store()?;
+    let facts = context.facts(&store)?;
+    let mut agents = views(&store, &facts)?;
+    let names = named(&args.nodes);
+    if let Some(name) = names.iter().find(|name| agents.iter().all(|agent| agent.node != **name)) {
+        let all: Vec<NodeName> = agents.into_iter().map(|agent| agent.node).collect();
+        let known = if all.is_empty() { "none".to_owned() } else { hostlist::fold(&all) };
+        return Err(Failure::Unknown { what: "agent", name: name.to_string(), known });
+    }
+    agents.retain(|agent| names.is_empty() || names.contains(&agent.node));
+    context.out.show(&agents, |page| table(page, &agents, facts.now))?;
+    Ok(Exit::Ok)
+}
+
+/// An agent as people see it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct AgentView {
+    pub node: NodeName,
+    pub state: AgentState,
+    pub enrolled: Timestamp,
+    pub revoked: Option<Timestamp>,
+    /// Up to a minute behind.
+    pub heard: Option<Timestamp>,
+    pub program: Option<String>,
+    pub schema: Option<String>,
+    pub policy: Option<u32>,
+    /// How far its clock was ahead of ours when it last spoke.
+    pub clock_ahead_ms: Option<i64>,
+    /// In what it differs from the controller.
+    pub skew: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum AgentState {
+    Reports,
+    Silent,
+    NeverHeard,
+    Revoked,
+}
+
+/// The way of a report, and a little.
+const CLOCK_TOLERANCE: i64 = 5_000;
+
+/// Every agent that was ever enrolled.
+pub(crate) fn views(store: &Store, facts: &Facts) -> Result<Vec<AgentView>> {
+    let policy = &facts.snapshot.policy;
+    let silent_after = policy.agents.silent_after;
+    // Silence is judged at the moment of looking: that nobody looks for an hour makes no agent silent.
+    let looked = facts.seen.unwrap_or(facts.now);
+    let view = |agent: AgentRow| AgentView::of(agent, looked, silent_after, policy.version);
+    Ok(store.agents()?.into_iter().map(view).collect())
+}
+
+impl AgentView {
+    fn of(agent: AgentRow, looked: Timestamp, silent_after: Span, policy: u32) -> Self {
+        let state = match (&agent.heard, agent.revoked) {
+            (_, Some(_)) => AgentState::Revoked,
+            (None, None) => AgentState::NeverHeard,
+            (Some(heard), None) if looked.since(heard.at) > silent_after => AgentState::Silent,
+            (Some(_), None) => AgentState::Reports,
+        };
+        let heard = agent.heard.as_ref();
+        let ahead = heard.map(|heard| heard.sent.millis() - heard.at.millis());
+        let mut skew = Vec::new();
+        if let Some(heard) = heard {
+            let ours = env!("CARGO_PKG_VERSION");
+            let theirs = &heard.versions;
+            if theirs.program != ours {
+                skew.push(format!("program {}, controller {ours}", theirs.program));
+            }
+            if theirs.schema != Schema::KNOWN {
+                skew.push(format!("schema {}, controller {}", theirs.schema, Schema::KNOWN));
+            }
+            if theirs.policy != policy {
+                skew.push(format!("policy {}, controller {policy}", theirs.policy));
+            }
+        }
+        if let Some(ahead) = ahead.filter(|ahead| ahead.abs() > CLOCK_TOLERANCE) {
+            let way = if ahead > 0 { "ahead" } else { "behind" };
+            skew.push(format!("clock {} {way}", length(Span::from_millis(ahead.abs()))));
+        }
+        Self {
+            state,
+            enrolled: agent.created,
+            revoked: agent.revoked,
+            heard: heard.map(|heard| heard.at),
+            program: heard.map(|heard| heard.versions.program.clone()),
+            schema: heard.map(|heard| heard.versions.schema.to_string()),
+            policy: heard.map(|heard| heard.versions.policy),
+            clock_ahead_ms: ahead,
+            skew,
+            node: agent.node,
+        }
+    }
+
+    /// What is worth a word in a list of nodes.
+    pub(crate) fn note(&self) -> Option<String> {
+        match (self.state, self.heard) {
+            (AgentState::Silent, Some(heard)) => Some(format!("no report since {} UTC", clock(heard))),
+            (AgentState::NeverHeard, _) => Some("agent never heard".to_owned()),
+            (AgentState::Reports, _) if !self.skew.is_empty() => Some(format!("agent: {}", self.skew.join(", "))),
+            _ => None,
+        }
+    }
+
+    /// One line about it.
+    pub(crate) fn words(&self, now: Timestamp) -> String {
+        let mut parts = vec![match (self.state, self.heard, self.revoked) {
+            (AgentState::Revoked, _, Some(at)) => format!("revoked {}", ago(now, at)),
+            (AgentState::Silent, Some(heard), _) => {
+                format!("no report since {} UTC ({})", clock(heard), ago(now, heard))
+            }
+            (_, Some(heard), _) => format!("heard {}", ago(now, heard)),
+            _ => format!("never heard; enrolled {}", ago(now, self.enrolled)),
+        }];
+        parts.extend(self.program.as_ref().map(|program| format!("doctor-node {program}")));
+        parts.extend(self.skew.iter().cloned());
+        parts.join("; ")
+    }
+}
+
+fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
+    if agents.is_empty() {
+        page.line("No agents: `doctor agent enroll NODE` makes a credential for one.");
+        return;
+    }
+    let mut table = Table::new(["NODE", "STATE", "HEARD", "PROGRAM", "SCHEMA", "POLICY", "DIFFERS"]);
+    for agent in agents {
+        let state = match agent.state {
+            AgentState::Reports => cell("reports").good(),
+            AgentState::Silent => cell("silent").warn(),
+            AgentState::NeverHeard => cell("never heard").warn(),
+            AgentState::Revoked => cell("revoked").faint(),
+        };
+        let or_dash = |text: Option<String>| cell(text.unwrap_or_else(|| "-".to_owned()));
+        table.row([
+            cell(agent.node.as_str()),
+            state,
+            or_dash(agent.heard.map(|heard| ago(now, heard))),
+            or_dash(agent.program.clone()),
+            or_dash(agent.schema.clone()),
+            or_dash(agent.policy.map(|policy| policy.to_string())),
+            cell(agent.skew.join(", ")),
+        ]);
+    }
+    page.table(&table);
+    let silent = agents.iter().filter(|agent| agent.state == AgentState::Silent).count();
+    page.line(format!("{}; {silent} silent", plural(agents.len(), "agent")));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_checks::document::Versions;
+    use doctor_control::store::records::AgentHeard;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
+
+    fn agent(heard_ago: Option<Span>, policy: u32) -> AgentView {
+        let heard = |ago: Span| AgentHeard {
+            at: NOW.minus(ago),
+            number: 4,
+            sent: NOW.minus(ago).minus(Span::minutes(2)),
+            versions: Versions { program: env!("CARGO_PKG_VERSION").to_owned(), schema: Schema::KNOWN, policy },
+        };
+        let row = AgentRow {
+            node: NodeName::new("n1").unwrap(),
+            created: NOW.minus(Span::days(2)),
+            revoked: None,
+            heard: heard_ago.map(heard),
+        };
+        AgentView::of(row, NOW, Span::minutes(15), 1)
+    }
+
+    #[test]
+    fn an_agent_that_says_nothing_is_never_called_healthy() {
+        assert_eq!(agent(Some(Span::minutes(14)), 1).state, AgentState::Reports);
+        let silent = agent(Some(Span::minutes(16)), 1);
+        assert_eq!(silent.state, AgentState::Silent);
+        assert!(silent.note().unwrap().starts_with("no report since "), "{silent:?}");
+        assert_eq!(agent(None, 1).note().as_deref(), Some("agent never heard"));
+    }
+
+    #[test]
+    fn what_differs_from_the_controller_is_named() {
+        let words = agent(Some(Span::minutes(1)), 7).words(NOW);
+        assert!(words.contains("policy 7, controller 1") && words.contains("clock 2m behind"), "{words}");
+    }
+
+    #[test]
+    fn agents_are_told_an_address_that_they_can_call() {
+        let agents = |listen: Option<&str>, url: Option<&str>| Agents {
+            listen: listen.map(|listen| listen.parse().unwrap()),
+            url: url.map(str::to_owned),
+        };
+        let told = |asked: Option<&str>, agents: &Agents| address(asked, agents).ok();
+        assert_eq!(told(None, &agents(Some("10.0.0.1:7443"), None)).as_deref(), Some("http://10.0.0.1:7443"));
+        assert_eq!(told(None, &agents(Some("0.0.0.0:7443"), None)), None, "nobody can call that");
+        assert_eq!(told(None, &agents(Some("0.0.0.0:1"), Some("http://ctl:1"))).as_deref(), Some("http://ctl:1"));
+        assert_eq!(told(Some("http://x:1"), &agents(None, None)).as_deref(), Some("http://x:1"));
+        assert_eq!(told(Some("https://x:1"), &agents(None, None)), None);
+    }
+}

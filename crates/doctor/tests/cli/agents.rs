@@ -1,0 +1,157 @@
+//! A controller and an agent as two real programs on loopback: from a line in the kernel's log to a finding.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    net::TcpListener,
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use crate::{
+    bed::{Bed, doctor_node, until},
+    this_machine::Service,
+};
+
+/// A cluster of one that no job is started on, a door for its agent, and a recorded machine for the agent to look at.
+struct Stage {
+    bed: Bed,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let bed = Bed::local();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        bed.write("busy", "");
+        let config =
+            bed.read("doctor.toml").replace("[backend", &format!("[agents]\nlisten = \"127.0.0.1:{port}\"\n[backend"));
+        bed.write("doctor.toml", &format!("{config}busy_file = \"busy\"\n"));
+        for directory in ["machine/dev", "machine/proc/sys/kernel/random"] {
+            fs::create_dir_all(bed.path(directory)).unwrap();
+        }
+        bed.write("machine/dev/kmsg", "6,1,1000,-;Linux version 6.8\n");
+        bed.write("machine/proc/uptime", "1000000.00 5.0\n");
+        bed.write("machine/proc/sys/kernel/random/boot_id", "8a5b1c9e-5d0e-4a77-9d3c-1f7a1f7a1f7a\n");
+        let said = bed.expect(0, &["agent", "enroll", "here", "--out", "keys", "--yes"]);
+        said.says("Enrolled 1 agent").says("agent.key");
+        Self { bed }
+    }
+
+    fn agent(&self) -> Service {
+        let mut command = Command::new(doctor_node());
+        command.arg("agent").args(["--credential", "keys/here.key", "--state", "agent", "--root", "machine"]);
+        command.current_dir(self.bed.path("")).stdin(Stdio::null()).env_clear();
+        Service::of(command)
+    }
+
+    fn kernel_says(&self, sequence: u32, text: &str) {
+        let mut log = File::options().append(true).open(self.bed.path("machine/dev/kmsg")).unwrap();
+        writeln!(log, "3,{sequence},999999000000,-;{text}").unwrap();
+    }
+
+    /// When the controller first saw the finding with these words, in milliseconds since 1970.
+    fn seen(&self, words: &str) -> Option<i64> {
+        let why = self.bed.json(&["why", "here"]);
+        let found =
+            why["open_findings"].as_array()?.iter().find(|finding| finding["text"].to_string().contains(words))?;
+        let at: doctor_core::time::Timestamp = found["first_seen"].as_str()?.parse().unwrap();
+        Some(at.millis())
+    }
+
+    fn spooled(&self) -> usize {
+        let files = fs::read_dir(self.bed.path("agent/spool")).into_iter().flatten().flatten();
+        files.filter(|file| file.file_name().to_string_lossy().ends_with(".report")).count()
+    }
+
+    fn opened(&self, words: &str) -> usize {
+        let audit = self.bed.json(&["audit"]);
+        let lines = audit.as_array().unwrap().iter();
+        lines.filter(|line| line["what"] == "finding-opened" && line["text"].to_string().contains(words)).count()
+    }
+
+    fn key(&self) -> PathBuf {
+        self.bed.path("keys/here.key")
+    }
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64
+}
+
+const OFF_THE_BUS: &str = "NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.";
+const MACHINE_CHECK: &str = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400";
+
+#[test]
+fn a_line_in_the_kernels_log_is_a_finding_within_two_seconds_although_cycles_are_half_a_minute_apart() {
+    let stage = Stage::new();
+    let mut service = Service::start(&stage.bed);
+    service.says("agents may report");
+    let mut agent = stage.agent();
+    agent.says("reports for here to http://127.0.0.1:");
+    let list = || stage.bed.json(&["agent", "list"])[0].clone();
+    until("the first report", || list()["state"] == "reports");
+    assert_eq!((list()["schema"].as_str(), list()["skew"].as_array().map(Vec::len)), (Some("1.1"), Some(0)));
+    assert_eq!(stage.seen("fallen off the bus"), None);
+
+    let at = now();
+    stage.kernel_says(2, OFF_THE_BUS);
+    until("the finding", || stage.seen("fallen off the bus").is_some());
+    let took = stage.seen("fallen off the bus").unwrap() - at;
+    assert!((0..2000).contains(&took), "it took {took} ms");
+    eprintln!("from the kernel's line to the finding: {took} ms");
+    stage.bed.expect(1, &["why", "here"]).says("Its agent: heard").says("by the agent");
+
+    let (code, said) = agent.stop();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("stopped; 0 reports wait"), "{said}");
+    assert_eq!(service.stop().0, Some(0));
+}
+
+#[test]
+fn what_an_agent_sees_while_the_controller_is_away_comes_once_when_it_is_back() {
+    let stage = Stage::new();
+    let mut service = Service::start(&stage.bed);
+    service.says("agents may report");
+    let mut agent = stage.agent();
+    until("the first report", || stage.bed.json(&["agent", "list"])[0]["state"] == "reports");
+    assert_eq!(service.stop().0, Some(0));
+
+    stage.kernel_says(2, OFF_THE_BUS);
+    until("a report that waits", || stage.spooled() >= 1);
+    agent.says("does not answer");
+    // A restart of the agent loses nothing either.
+    let (code, said) = agent.stop();
+    assert_eq!(code, Some(0), "{said}");
+    let mut agent = stage.agent();
+    stage.kernel_says(3, MACHINE_CHECK);
+    until("more reports that wait", || stage.spooled() >= 2);
+
+    let mut service = Service::start(&stage.bed);
+    service.says("agents may report");
+    agent.says("takes reports again");
+    until("both findings", || stage.seen("fallen off the bus").is_some() && stage.seen("Machine Check").is_some());
+    until("an empty spool", || stage.spooled() == 0);
+    assert_eq!((stage.opened("fallen off the bus"), stage.opened("Machine Check")), (1, 1));
+}
+
+#[test]
+fn a_revoked_agent_is_refused_and_a_new_credential_is_used_without_a_restart() {
+    let stage = Stage::new();
+    let mut service = Service::start(&stage.bed);
+    service.says("agents may report");
+    let mut agent = stage.agent();
+    until("the first report", || stage.bed.json(&["agent", "list"])[0]["state"] == "reports");
+    stage.bed.expect(0, &["agent", "revoke", "here", "--why", "stolen", "--yes"]).says("Revoked 1 agent");
+    stage.bed.expect(2, &["agent", "revoke", "there", "--why", "stolen", "--yes"]).complains("there");
+    stage.kernel_says(2, OFF_THE_BUS);
+    agent.says("does not accept this node's credential (401: the credential of here was revoked)");
+    assert_eq!(stage.seen("fallen off the bus"), None);
+    assert!(stage.spooled() >= 1, "it is kept for a better day");
+
+    stage.bed.expect(0, &["agent", "enroll", "here", "--out", "keys", "--yes"]);
+    assert!(fs::read_to_string(stage.key()).unwrap().contains("node = \"here\""));
+    agent.hang_up();
+    agent.says("the changed configuration is in force");
+    until("the finding", || stage.seen("fallen off the bus").is_some());
+}

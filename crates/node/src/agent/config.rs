@@ -1,0 +1,307 @@
+//! What the agent is told: by its command line, and by a file that is read again when it changes.
+//!
+//! A bad change keeps what was good. The agent runs as root on every node, so it follows only files that nobody but root
+//! (or whoever runs it) can write.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use doctor_checks::{
+    Catalogue, Depth,
+    credential::Credential,
+    document::{Schema, Versions},
+};
+use doctor_core::{
+    ids::CheckId,
+    policy::{Policy, Rule},
+    profile::Profile,
+    time::Span,
+    toml_text::{self, BadText},
+};
+use serde::Deserialize;
+
+use super::{
+    http::{Address, BadAddress},
+    sender::Route,
+    spool::Room,
+};
+use crate::policy::{FileError, load_policy, load_profile};
+
+/// Read where `--config` is not given and it is there.
+pub const DEFAULT_FILE: &str = "/etc/cluster-doctor/agent.toml";
+const DEFAULT_STATE: &str = "/var/lib/cluster-doctor/agent";
+const DEFAULT_CREDENTIAL: &str = "/etc/cluster-doctor/agent.key";
+
+/// Settings as they are written, on the command line or in the file. The command line goes first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, clap::Args)]
+#[serde(deny_unknown_fields, default)]
+pub struct Written {
+    /// Where the controller listens: http://HOST:PORT. Else: what the credential says.
+    #[arg(long, value_name = "URL")]
+    pub controller: Option<String>,
+    /// The file that `doctor agent enroll` wrote for this node. [default: /etc/cluster-doctor/agent.key]
+    #[arg(long, value_name = "FILE")]
+    pub credential: Option<PathBuf>,
+    /// Where reports wait and counters are remembered. [default: /var/lib/cluster-doctor/agent]
+    #[arg(long, value_name = "DIR", env = "DOCTOR_NODE_STATE")]
+    pub state: Option<PathBuf>,
+    /// The site's policy file. Without it: the default policy.
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// What the machine type is expected to have, as TOML.
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Where the file system of this machine is seen, for a container that has its host mounted there. [default: /]
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+    /// NVIDIA's management library, where it is not found by its name.
+    #[arg(long, value_name = "FILE", env = "DOCTOR_NVML")]
+    pub nvml: Option<OsString>,
+    /// How many bytes of reports may wait while the controller is away. [default: 67108864]
+    #[arg(long, value_name = "N")]
+    pub spool_bytes: Option<u64>,
+    /// How many reports may wait. [default: 10000]
+    #[arg(long, value_name = "N")]
+    pub spool_reports: Option<usize>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read {}", .path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{}: {source}", .path.display())]
+    Bad { path: PathBuf, source: BadText },
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("nobody says where the controller is: name it with --controller, or enroll the node again")]
+    NoController,
+    #[error(transparent)]
+    Address(#[from] BadAddress),
+    #[error("{} can be read by everybody, and whoever reads it speaks for this node: chmod 600", .0.display())]
+    OpenSecret(PathBuf),
+    #[error("{} can be written by others than its owner {owner}, and this agent runs commands from it", .path.display())]
+    NotOurs { path: PathBuf, owner: u32 },
+    #[error("a check's own rules do not parse")]
+    Rules(#[source] toml::de::Error),
+}
+
+/// Everything in force, read together.
+#[derive(Debug)]
+pub struct Config {
+    pub route: Route,
+    pub state: PathBuf,
+    pub root: PathBuf,
+    pub library: OsString,
+    pub room: Room,
+    pub policy: Policy,
+    pub profile: Option<Profile>,
+    pub catalogue: Catalogue,
+    pub rules: Vec<Rule>,
+    files: Vec<Stamp>,
+}
+
+/// A file as it was when it was read. Its content is not compared: a minute's look must cost nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stamp {
+    path: PathBuf,
+    seen: Option<(SystemTime, u64, u64)>,
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Self {
+        let seen = fs::metadata(path).ok().and_then(|found| Some((found.modified().ok()?, found.len(), found.ino())));
+        Self { path: path.to_owned(), seen }
+    }
+}
+
+impl Config {
+    /// # Errors
+    /// If any of the files cannot be used.
+    pub fn load(told: &Written, file: Option<&Path>) -> Result<Self, ConfigError> {
+        let path = file.map_or_else(|| PathBuf::from(DEFAULT_FILE), Path::to_owned);
+        let mut files = vec![Stamp::of(&path)];
+        let there = file.is_some() || path.exists();
+        let written = if there { told.clone().over(read(&path)?) } else { told.clone() };
+        let credential_path = written.credential.unwrap_or_else(|| DEFAULT_CREDENTIAL.into());
+        files.extend(
+            [&credential_path].into_iter().chain(&written.policy).chain(&written.profile).map(|p| Stamp::of(p)),
+        );
+        let credential = read_credential(&credential_path)?;
+        let url = written.controller.as_ref().or(credential.controller.as_ref()).ok_or(ConfigError::NoController)?;
+        let address: Address = url.parse()?;
+        if let Some(path) = &written.policy {
+            ours_alone(path)?;
+        }
+        let policy = load_policy(written.policy.as_deref())?;
+        let catalogue = Catalogue::with_site_checks(&policy);
+        let versions =
+            Versions { program: env!("CARGO_PKG_VERSION").to_owned(), schema: Schema::KNOWN, policy: policy.version };
+        let room = Room::default();
+        Ok(Self {
+            route: Route { credential, address, versions },
+            state: written.state.unwrap_or_else(|| DEFAULT_STATE.into()),
+            root: written.root.unwrap_or_else(|| "/".into()),
+            library: written.nvml.unwrap_or_else(|| doctor_gpu::nvml::LIBRARY.into()),
+            room: Room {
+                bytes: written.spool_bytes.unwrap_or(room.bytes),
+                reports: written.spool_reports.unwrap_or(room.reports).max(1),
+            },
+            profile: load_profile(written.profile.as_deref())?,
+            rules: catalogue.rules(&policy).map_err(ConfigError::Rules)?,
+            policy,
+            catalogue,
+            files,
+        })
+    }
+
+    /// Whether a file is not what it was.
+    pub fn has_changed(&self) -> bool {
+        self.files.iter().any(|file| Stamp::of(&file.path) != *file)
+    }
+
+    /// A change was looked at and found bad: it is looked at again when it changes again.
+    pub fn note_files(&mut self) {
+        for file in &mut self.files {
+            *file = Stamp::of(&file.path);
+        }
+    }
+
+    /// What an agent may run: never anything that occupies the node.
+    pub fn checks(&self) -> Vec<(CheckId, Span)> {
+        let tests = self.catalogue.tests(&self.policy).into_iter();
+        tests
+            .filter_map(|test| {
+                let check = self.catalogue.get(&test.id)?;
+                let quick = check.spec.depth == Depth::Quick && !check.spec.exclusive;
+                quick.then_some((test.id, check.spec.every))
+            })
+            .collect()
+    }
+}
+
+impl Written {
+    /// These settings, and where they say nothing, those.
+    fn over(self, below: Self) -> Self {
+        Self {
+            controller: self.controller.or(below.controller),
+            credential: self.credential.or(below.credential),
+            state: self.state.or(below.state),
+            policy: self.policy.or(below.policy),
+            profile: self.profile.or(below.profile),
+            root: self.root.or(below.root),
+            nvml: self.nvml.or(below.nvml),
+            spool_bytes: self.spool_bytes.or(below.spool_bytes),
+            spool_reports: self.spool_reports.or(below.spool_reports),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Written, ConfigError> {
+    let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    toml_text::read(&text, &[]).map_err(|source| ConfigError::Bad { path: path.to_owned(), source })
+}
+
+fn read_credential(path: &Path) -> Result<Credential, ConfigError> {
+    let unread = |source| ConfigError::Read { path: path.to_owned(), source };
+    if fs::metadata(path).map_err(unread)?.mode() & 0o007 != 0 {
+        return Err(ConfigError::OpenSecret(path.to_owned()));
+    }
+    let text = fs::read_to_string(path).map_err(unread)?;
+    Credential::read(&text).map_err(|source| ConfigError::Bad { path: path.to_owned(), source })
+}
+
+/// A policy names commands of the site; with root's rights they are run only where root alone could have written them.
+fn ours_alone(path: &Path) -> Result<(), ConfigError> {
+    let found = fs::metadata(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let (owner, me) = (found.uid(), rustix::process::geteuid().as_raw());
+    if (owner == 0 || owner == me) && found.mode() & 0o022 == 0 {
+        Ok(())
+    } else {
+        Err(ConfigError::NotOurs { path: path.to_owned(), owner })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_checks::document::RunKey;
+    use doctor_core::ids::NodeName;
+    use std::os::unix::fs::PermissionsExt;
+
+    struct Site(tempfile::TempDir);
+
+    impl Site {
+        fn new() -> Self {
+            let site = Self(tempfile::tempdir().unwrap());
+            let credential = Credential {
+                node: NodeName::new("n1").unwrap(),
+                key: RunKey::new([1; 32]),
+                controller: Some("http://ctl:7443".to_owned()),
+            };
+            site.write("agent.key", &credential.text(), 0o600);
+            site
+        }
+
+        fn write(&self, name: &str, text: &str, mode: u32) -> PathBuf {
+            let path = self.0.path().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            path
+        }
+
+        fn load(&self, text: &str) -> Result<Config, ConfigError> {
+            let file = self.write("agent.toml", text, 0o644);
+            let told = Written { credential: Some(self.0.path().join("agent.key")), ..Written::default() };
+            Config::load(&told, Some(&file))
+        }
+    }
+
+    #[test]
+    fn the_command_line_goes_before_the_file_and_the_file_before_the_credential() {
+        let site = Site::new();
+        assert_eq!(site.load("").unwrap().route.address.to_string(), "http://ctl:7443");
+        let config = site.load("controller = \"http://other:1\"\nspool_reports = 5\n").unwrap();
+        assert_eq!((config.route.address.to_string().as_str(), config.room.reports), ("http://other:1", 5));
+        assert!(!config.has_changed());
+        site.write("agent.toml", "controller = \"http://third:1\"\n", 0o644);
+        assert!(config.has_changed());
+    }
+
+    #[test]
+    fn what_others_can_read_or_write_is_not_trusted() {
+        let site = Site::new();
+        let policy = site.write("policy.toml", "", 0o666);
+        let text = format!("policy = {:?}\n", policy.display());
+        assert!(matches!(site.load(&text), Err(ConfigError::NotOurs { .. })));
+        site.write("policy.toml", "", 0o644);
+        site.load(&text).unwrap();
+        let open = fs::Permissions::from_mode(0o644);
+        fs::set_permissions(site.0.path().join("agent.key"), open).unwrap();
+        assert!(matches!(site.load(""), Err(ConfigError::OpenSecret(_))));
+    }
+
+    #[test]
+    fn a_mistake_is_named_with_its_place_and_https_is_refused() {
+        let site = Site::new();
+        let error = site.load("\ncontroler = \"x\"\n").unwrap_err().to_string();
+        assert!(error.contains("line 2") && error.contains("controller"), "{error}");
+        let error = site.load("controller = \"https://ctl\"\n").unwrap_err().to_string();
+        assert!(error.contains("https"), "{error}");
+    }
+
+    #[test]
+    fn an_agent_runs_no_check_that_occupies_the_node() {
+        let config = Site::new().load("").unwrap();
+        let checks = config.checks();
+        assert!(checks.iter().any(|(id, _)| id.as_str() == "kernel-log"));
+        for (id, _) in checks {
+            let spec = config.catalogue.get(&id).unwrap().spec;
+            assert!(spec.depth == Depth::Quick && !spec.exclusive, "{id}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! One POST over HTTP/1.1, and nothing else of HTTP: an agent on every node has no use for a client library, and the
+//! report carries its own signature. The whole exchange has one deadline, and the answer a limit.
+
+use std::{
+    fmt,
+    io::{self, Read, Write},
+    net::{TcpStream, ToSocketAddrs},
+    str::FromStr,
+    time::{Duration, Instant},
+};
+
+use doctor_core::ids::NodeName;
+
+/// An answer has a line of text; more is not for us.
+const MOST_ANSWER: usize = 64 << 10;
+
+/// Where the controller listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    host: String,
+    port: u16,
+    prefix: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadAddress {
+    #[error(
+        "`{0}`: https is not spoken here; reports are signed with the node's key, so name http://HOST:PORT, or put a \
+         tunnel in between"
+    )]
+    Tls(String),
+    #[error("`{0}` is not an address such as http://controller:7443")]
+    Malformed(String),
+}
+
+impl FromStr for Address {
+    type Err = BadAddress;
+
+    fn from_str(text: &str) -> Result<Self, BadAddress> {
+        let malformed = || BadAddress::Malformed(text.to_owned());
+        if text.starts_with("https://") {
+            return Err(BadAddress::Tls(text.to_owned()));
+        }
+        let rest = text.strip_prefix("http://").ok_or_else(malformed)?;
+        let (authority, prefix) = rest.split_once('/').map_or((rest, ""), |(host, path)| (host, path));
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.contains(']') => (host, port.parse().map_err(|_| malformed())?),
+            _ => (authority, 80),
+        };
+        let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'@');
+        if host.is_empty() || !plain(authority) || !plain(prefix) {
+            return Err(malformed());
+        }
+        let prefix = prefix.trim_end_matches('/');
+        let prefix = if prefix.is_empty() { String::new() } else { format!("/{prefix}") };
+        Ok(Self { host: host.to_owned(), port, prefix })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}:{}{}", self.host, self.port, self.prefix)
+    }
+}
+
+/// What the controller said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    pub status: u16,
+    pub retry_after: Option<Duration>,
+    /// One line.
+    pub text: String,
+}
+
+/// Sends one signed report. `limit` is for everything together; connecting gets a quarter of it.
+///
+/// # Errors
+/// If nobody answers in time, or what answers is not HTTP.
+pub fn post(to: &Address, node: &NodeName, body: &[u8], limit: Duration) -> io::Result<Reply> {
+    let deadline = Instant::now() + limit;
+    let mut stream = connect(to, limit / 4)?;
+    stream.set_nodelay(true)?;
+    let head = format!(
+        "POST {}/api/v1/ingest HTTP/1.1\r\nHost: {}:{}\r\nX-Doctor-Node: {node}\r\nUser-Agent: doctor-node/{}\r\n\
+         Content-Type: application/octet-stream\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        to.prefix,
+        to.host,
+        to.port,
+        env!("CARGO_PKG_VERSION"),
+        body.len()
+    );
+    stream.set_write_timeout(Some(left(deadline)?))?;
+    // A door that refuses may do so before it has read everything; its answer is what counts then.
+    let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+    let answer = read_answer(&mut stream, deadline);
+    match (written, answer) {
+        (_, Ok(reply)) => Ok(reply),
+        (Err(error), Err(_)) | (Ok(()), Err(error)) => Err(error),
+    }
+}
+
+fn connect(to: &Address, limit: Duration) -> io::Result<TcpStream> {
+    let host = to.host.trim_start_matches('[').trim_end_matches(']');
+    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+    for address in (host, to.port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, limit) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
+    let mut answer = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => answer.extend(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // A door that closes on a body it did not want may reset the connection behind its answer.
+            Err(_) if is_whole(&answer) => break,
+            Err(error) => return Err(error),
+        }
+        if is_whole(&answer) {
+            break;
+        }
+        if answer.len() > MOST_ANSWER {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is longer than anything we expect"));
+        }
+    }
+    parse(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "what answers there does not speak HTTP"))
+}
+
+fn is_whole(answer: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(answer);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    header(head, "content-length")
+        .and_then(|length| length.parse().ok())
+        .is_some_and(|length: usize| body.len() >= length)
+}
+
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let mut fields = head.lines().skip(1).filter_map(|line| line.split_once(':'));
+    fields.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+}
+
+fn parse(answer: &[u8]) -> Option<Reply> {
+    let text = String::from_utf8_lossy(answer);
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let status = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.get(..3)?.parse().ok()?;
+    let retry_after = header(head, "retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+    let line = body.lines().next().unwrap_or_default();
+    Some(Reply { status, retry_after, text: line.chars().filter(|c| !c.is_control()).take(300).collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn addresses_are_read_and_https_is_refused_with_a_way_out() {
+        for (text, host, port, prefix) in [
+            ("http://ctl:7443", "ctl", 7443, ""),
+            ("http://10.0.0.1", "10.0.0.1", 80, ""),
+            ("http://[::1]:7443/", "[::1]", 7443, ""),
+            ("http://[::1]", "[::1]", 80, ""),
+            ("http://proxy/doctor/", "proxy", 80, "/doctor"),
+        ] {
+            let read: Address = text.parse().unwrap();
+            assert_eq!((read.host.as_str(), read.port, read.prefix.as_str()), (host, port, prefix), "{text}");
+        }
+        assert!(matches!("https://ctl:7443".parse::<Address>(), Err(BadAddress::Tls(_))));
+        for text in ["ctl:7443", "http://", "http://ctl:port", "http://u@ctl", "http://a b", "http://c\r\nX: y"] {
+            assert!(matches!(text.parse::<Address>(), Err(BadAddress::Malformed(_))), "{text}");
+        }
+    }
+
+    /// Answers one connection with these bytes and gives back what it was sent.
+    fn door(answer: &'static [u8]) -> (Address, std::thread::JoinHandle<Vec<u8>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut got, mut buffer) = (Vec::new(), [0; 1024]);
+            while !got.ends_with(b"BODY") {
+                let count = stream.read(&mut buffer).unwrap();
+                got.extend(&buffer[..count]);
+            }
+            stream.write_all(answer).unwrap();
+            got
+        });
+        (address, thread)
+    }
+
+    fn send(to: &Address) -> io::Result<Reply> {
+        post(to, &NodeName::new("n1").unwrap(), b"BODY", Duration::from_secs(5))
+    }
+
+    #[test]
+    fn a_report_is_posted_with_its_node_and_the_answer_is_read() {
+        let (address, thread) =
+            door(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\ncontent-length: 9\r\n\r\nlater on\n");
+        let reply = send(&address).unwrap();
+        assert_eq!(reply, Reply { status: 503, retry_after: Some(Duration::from_secs(7)), text: "later on".into() });
+        let got = String::from_utf8(thread.join().unwrap()).unwrap();
+        assert!(got.starts_with("POST /api/v1/ingest HTTP/1.1\r\n"), "{got}");
+        assert!(got.contains("\r\nX-Doctor-Node: n1\r\n") && got.contains("\r\nContent-Length: 4\r\n"), "{got}");
+    }
+
+    #[test]
+    fn what_is_no_http_and_what_never_ends_are_errors() {
+        let (address, _thread) = door(b"SSH-2.0-OpenSSH_9.6\r\n\r\n");
+        assert_eq!(send(&address).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let (address, _thread) = door(b"");
+        assert!(send(&address).is_err());
+        let endless: &'static [u8] = vec![b'x'; MOST_ANSWER + 8192].leak();
+        let (address, _thread) = door(endless);
+        assert!(send(&address).is_err());
+    }
+}

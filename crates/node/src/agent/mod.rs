@@ -1,0 +1,340 @@
+//! `doctor-node agent`: looks at its node again and again, and tells the controller what has changed.
+//!
+//! Two threads. This one looks: it sleeps in poll(2) until a check is due, the kernel says something, or somebody sends a
+//! signal. The other sends ([`sender`]), from a spool on disk ([`spool`]), so that a controller that is away for a day
+//! costs nothing but order. The agent judges only to know what is worth saying; the verdict is the controller's.
+
+pub mod config;
+pub mod http;
+pub mod kernel;
+mod memory;
+pub mod said;
+pub mod schedule;
+pub mod sender;
+pub mod spool;
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io,
+    os::{fd::AsFd, unix::net::UnixStream},
+    path::PathBuf,
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use doctor_checks::{
+    document::{AgentReport, TestEvidence},
+    probe::Probe,
+};
+use doctor_core::{classify::judge, ids::CheckId, node::Hardware};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::FlockOperation,
+    io::Errno,
+};
+use signal_hook::consts::SIGHUP;
+
+use self::{
+    config::{Config, ConfigError, Written},
+    kernel::KernelLog,
+    said::Said,
+    schedule::Schedule,
+    sender::Outbox,
+    spool::Spool,
+};
+use crate::{
+    clock::now,
+    hardware,
+    job::{EVIDENCE_ROOM, keep_within},
+    runner::{LocalRunner, ProbeRunner},
+    stop::Stop,
+};
+
+/// Everything is said again this often.
+const SAY_ALL: Duration = Duration::from_secs(3600);
+/// How often the files are looked at for a change.
+const LOOK_AT_FILES: Duration = Duration::from_secs(60);
+/// What could be sent by then was sent; the rest waits on disk.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("cannot use {} for what has to be remembered", .path.display())]
+    State { path: PathBuf, source: io::Error },
+    #[error("another agent uses {}: stop it, or give this one another --state", .0.display())]
+    Taken(PathBuf),
+    #[error("cannot watch for signals")]
+    Signals(#[source] io::Error),
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+}
+
+/// Runs until told to stop.
+///
+/// # Errors
+/// Only at the start. Later nothing ends an agent but a signal.
+pub fn run(told: &Written, file: Option<&std::path::Path>, stop: &Stop) -> Result<(), AgentError> {
+    memory::be_frugal();
+    let config = Config::load(told, file)?;
+    let failed = |source| AgentError::State { path: config.state.clone(), source };
+    let spool = Spool::open(&config.state.join("spool"), config.room).map_err(failed)?;
+    let _mine = claim(&config.state)?;
+    let outbox = Arc::new(Outbox::new(spool, config.route.clone()));
+    let (hung_up, signal) = UnixStream::pair().map_err(AgentError::Signals)?;
+    hung_up.set_nonblocking(true).map_err(AgentError::Signals)?;
+    signal_hook::low_level::pipe::register(SIGHUP, signal).map_err(AgentError::Signals)?;
+    let (done, ended) = mpsc::channel::<()>();
+    let sending = Arc::clone(&outbox);
+    let body = move || {
+        let _ends_with_this = done;
+        sender::run(&sending, &say);
+    };
+    thread::Builder::new().name("doctor-sender".to_owned()).spawn(body).map_err(AgentError::Thread)?;
+    say(&format!("reports for {} to {}", config.route.credential.node, config.route.address));
+    Agent::new(told, file, config, &outbox, stop, hung_up).run();
+    outbox.close();
+    // Also when the sender is in the middle of something: what it did not send is on disk.
+    let _in_time = ended.recv_timeout(LAST_WORDS);
+    say(&format!("stopped; {} reports wait for the next start", outbox.waiting()));
+    Ok(())
+}
+
+/// systemd adds the time.
+fn say(words: &str) {
+    eprintln!("doctor-node: {words}");
+}
+
+/// Two agents would use each other's numbers.
+fn claim(state: &std::path::Path) -> Result<File, AgentError> {
+    let path = state.join("lock");
+    let failed = |source| AgentError::State { path: path.clone(), source };
+    let file = File::options().create(true).append(true).open(&path).map_err(failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => Err(AgentError::Taken(state.to_owned())),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+struct Agent<'a> {
+    told: &'a Written,
+    file: Option<&'a std::path::Path>,
+    config: Config,
+    outbox: &'a Outbox,
+    stop: &'a Stop,
+    hung_up: UnixStream,
+    started: Instant,
+    schedule: Schedule,
+    /// Checks that read the kernel's log.
+    log_checks: Vec<CheckId>,
+    log: KernelLog,
+    said: Said,
+    said_all: Option<Instant>,
+    looked_at_files: Instant,
+    disk_trouble: Option<String>,
+}
+
+impl<'a> Agent<'a> {
+    fn new(
+        told: &'a Written,
+        file: Option<&'a std::path::Path>,
+        config: Config,
+        outbox: &'a Outbox,
+        stop: &'a Stop,
+        hung_up: UnixStream,
+    ) -> Self {
+        let log = KernelLog::follow(&config.root).unwrap_or_else(|error| {
+            say(&format!("the kernel's log cannot be followed, and is looked at every few minutes instead: {error}"));
+            KernelLog::deaf()
+        });
+        let started = Instant::now();
+        Self {
+            told,
+            file,
+            outbox,
+            stop,
+            hung_up,
+            started,
+            schedule: plan(&config),
+            log_checks: log_checks(&config),
+            log,
+            said: Said::default(),
+            said_all: None,
+            looked_at_files: started,
+            disk_trouble: None,
+            config,
+        }
+    }
+
+    fn run(&mut self) {
+        while self.stop.told().is_none() {
+            self.look_at_files();
+            self.log.notice(Instant::now());
+            let mut due: BTreeSet<CheckId> = self.schedule.take_due(self.started.elapsed()).into_iter().collect();
+            if self.log.take_due(Instant::now()) {
+                due.extend(self.log_checks.iter().cloned());
+            }
+            if self.is_time_to_say_all() {
+                self.said.forget();
+                due.extend(self.config.checks().into_iter().map(|(check, _)| check));
+            }
+            if !due.is_empty() {
+                self.look(&due);
+                memory::give_back();
+            }
+            self.sleep();
+        }
+    }
+
+    fn is_time_to_say_all(&mut self) -> bool {
+        let due = self.outbox.take_say_all() || self.said_all.is_none_or(|said| said.elapsed() >= SAY_ALL);
+        if due {
+            self.said_all = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Runs these checks and reports what is new.
+    fn look(&mut self, due: &BTreeSet<CheckId>) {
+        let config = &self.config;
+        let runner =
+            LocalRunner::new(&config.root, self.stop).state(Some(&config.state)).library(config.library.clone());
+        let probes_of = |check: &CheckId| {
+            let found = config.catalogue.get(check);
+            found.map_or_else(Vec::new, |found| (found.probes)(&config.catalogue.params(&config.policy, check)))
+        };
+        runner.prepare(&due.iter().flat_map(&probes_of).collect::<Vec<_>>());
+        let (mut news, mut room) = (Vec::new(), EVIDENCE_ROOM);
+        for id in due {
+            let Some(check) = config.catalogue.get(id) else { continue };
+            let params = config.catalogue.params(&config.policy, id);
+            let started = now();
+            let (probes, outputs): (Vec<_>, Vec<_>) =
+                probes_of(id).into_iter().map(|probe| (probe.clone(), runner.run(&probe))).unzip();
+            if self.stop.told().is_some() {
+                return;
+            }
+            let observation = (check.interpret)(&params, &outputs);
+            let judgement = judge(&config.rules, config.profile.as_ref(), id, &observation);
+            if self.said.is_news(id, &observation, &judgement) {
+                let probes = probes.into_iter().zip(outputs).collect();
+                let mut evidence = TestEvidence { test: id.clone(), started, ended: now(), probes };
+                room = keep_within(room, &mut evidence);
+                news.push(evidence);
+            }
+        }
+        if !news.is_empty() {
+            let hardware = hardware::collect(&runner);
+            drop(runner);
+            self.report(hardware, news);
+        }
+    }
+
+    fn report(&mut self, hardware: Hardware, checks: Vec<TestEvidence>) {
+        let route = &self.config.route;
+        let trouble = self.outbox.add(|number| AgentReport {
+            node: route.credential.node.clone(),
+            hardware,
+            number,
+            at: now(),
+            checks,
+            versions: route.versions.clone(),
+            dropped: None,
+        });
+        if let Some(trouble) = &trouble
+            && self.disk_trouble.as_ref() != Some(trouble)
+        {
+            say(&format!("reports are kept in memory only: {trouble}"));
+        }
+        self.disk_trouble = trouble;
+    }
+
+    /// Reads the configuration again where somebody asked for it or a file has changed.
+    fn look_at_files(&mut self) {
+        let asked = io::Read::read(&mut self.hung_up, &mut [0; 64]).is_ok_and(|count| count > 0);
+        if !asked {
+            if self.looked_at_files.elapsed() < LOOK_AT_FILES {
+                return;
+            }
+            self.looked_at_files = Instant::now();
+            if !self.config.has_changed() {
+                return;
+            }
+        }
+        match Config::load(self.told, self.file) {
+            Ok(mut config) => {
+                if (&config.state, &config.root, config.room)
+                    != (&self.config.state, &self.config.root, self.config.room)
+                {
+                    say("`state`, `root` and the size of the spool are used after a restart");
+                }
+                config.state.clone_from(&self.config.state);
+                config.root.clone_from(&self.config.root);
+                config.room = self.config.room;
+                self.config = config;
+                self.outbox.set_route(self.config.route.clone());
+                // Everything is due at once: by another policy it may have another answer.
+                (self.schedule, self.started) = (plan(&self.config), Instant::now());
+                self.log_checks = log_checks(&self.config);
+                self.said_all = None;
+                say(&format!("the changed configuration is in force, policy version {}", self.config.policy.version));
+            }
+            Err(error) => {
+                self.config.note_files();
+                let why = chain(&error);
+                say(&format!("the changed configuration is not used, the last good one is: {why}"));
+            }
+        }
+    }
+
+    /// Until something is due, the kernel says something, or a signal comes.
+    fn sleep(&self) {
+        let at = Instant::now();
+        let mut until = self.looked_at_files + LOOK_AT_FILES;
+        if let Some(due) = self.schedule.next() {
+            until = until.min(self.started + due);
+        }
+        if let Some(due) = self.log.next(at) {
+            until = until.min(due);
+        }
+        let wait = until.saturating_duration_since(at);
+        let wake = self.stop.wake();
+        let mut fds = vec![PollFd::new(&self.hung_up, PollFlags::IN)];
+        fds.extend(wake.as_ref().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
+        // While it is known that there is news, more of it is no reason to wake.
+        let log = self.log.descriptor().filter(|_| self.log.next(at).is_none());
+        fds.extend(log.map(|log| PollFd::from_borrowed_fd(log, PollFlags::IN)));
+        let wait = Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: i64::from(wait.subsec_nanos()) };
+        // Whatever ended it: the loop looks at everything.
+        let _ready = poll(&mut fds, Some(&wait));
+    }
+}
+
+fn plan(config: &Config) -> Schedule {
+    Schedule::new(config.checks(), &config.route.credential.node, now())
+}
+
+fn log_checks(config: &Config) -> Vec<CheckId> {
+    let reads_log = |id: &CheckId| {
+        let params = config.catalogue.params(&config.policy, id);
+        config.catalogue.get(id).is_some_and(|check| (check.probes)(&params).contains(&Probe::Kmsg))
+    };
+    config.checks().into_iter().map(|(id, _)| id).filter(reads_log).collect()
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.ends_with(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,211 @@
+//! The spool under every order of adding, sending, failing and restarting.
+
+use super::*;
+use doctor_checks::document::{TestEvidence, Versions};
+use doctor_core::{ids::NodeName, node::Hardware};
+use proptest::prelude::*;
+
+const PLENTY: Room = Room { bytes: 1 << 20, reports: 1000 };
+
+fn report(number: u64, padding: usize) -> AgentReport {
+    let moment = Timestamp::from_secs(number as i64);
+    let text = doctor_checks::probe::ProbeOutput::Text("x".repeat(padding));
+    let evidence = TestEvidence {
+        test: CheckId::new("memory").unwrap(),
+        started: moment,
+        ended: moment,
+        probes: vec![(doctor_checks::probe::Probe::Kmsg, text)],
+    };
+    AgentReport {
+        node: NodeName::new("n1").unwrap(),
+        hardware: Hardware::default(),
+        number,
+        at: moment,
+        checks: vec![evidence],
+        versions: Versions::default(),
+        dropped: None,
+    }
+}
+
+fn add(spool: &mut Spool, padding: usize) -> u64 {
+    let number = spool.number();
+    spool.add(&report(number, padding));
+    number
+}
+
+fn send(spool: &mut Spool) -> Option<Next> {
+    let next = spool.first()?;
+    spool.taken(&next);
+    Some(next)
+}
+
+fn numbers(spool: &mut Spool) -> Vec<u64> {
+    let one = |next| match next {
+        Next::Report(report) => report.number,
+        Next::Lost { .. } => panic!("nothing was to be lost"),
+    };
+    std::iter::from_fn(|| send(spool)).map(one).collect()
+}
+
+#[test]
+fn reports_come_back_in_order_after_a_restart_and_numbers_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
+    let sent: Vec<u64> = (0..5).map(|_| add(&mut spool, 10)).collect();
+    send(&mut spool);
+    drop(spool);
+    let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
+    let later = add(&mut spool, 10);
+    assert!(later > sent[4]);
+    assert_eq!(numbers(&mut spool), [&sent[1..], &[later]].concat());
+    assert!(spool.is_empty());
+    drop(spool);
+    assert!(Spool::open(directory.path(), PLENTY).unwrap().number() > later);
+}
+
+#[test]
+fn what_does_not_fit_is_counted_and_told_before_what_is_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(directory.path(), Room { reports: 3, ..PLENTY }).unwrap();
+    let sent: Vec<u64> = (0..10).map(|_| add(&mut spool, 10)).collect();
+    assert_eq!((spool.len(), spool.lost()), (3, 7));
+    drop(spool);
+    let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
+    let Some(Next::Lost { number, dropped }) = send(&mut spool) else { panic!("the counts come first") };
+    assert_eq!((number, dropped.reports), (sent[6], 7));
+    assert_eq!(dropped.checks[&CheckId::new("memory").unwrap()], 7);
+    assert_eq!(
+        (dropped.from, dropped.to),
+        (Timestamp::from_secs(sent[0] as i64), Timestamp::from_secs(sent[6] as i64))
+    );
+    assert_eq!(numbers(&mut spool), sent[7..]);
+    drop(spool);
+    assert!(Spool::open(directory.path(), PLENTY).unwrap().is_empty());
+}
+
+#[test]
+fn bytes_count_too_and_one_report_always_has_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(directory.path(), Room { bytes: 3000, reports: 100 }).unwrap();
+    add(&mut spool, 1000);
+    add(&mut spool, 1000);
+    add(&mut spool, 10_000);
+    assert_eq!((spool.len(), spool.lost()), (1, 2));
+}
+
+#[test]
+fn what_is_being_sent_is_not_called_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(directory.path(), Room { reports: 2, ..PLENTY }).unwrap();
+    let first = add(&mut spool, 10);
+    let flying = spool.first().unwrap();
+    for _ in 0..4 {
+        add(&mut spool, 10);
+    }
+    assert_eq!(spool.lost(), 3);
+    let again = Spool::open(directory.path(), PLENTY).unwrap();
+    assert_eq!((again.len(), again.lost()), (2, 3), "nor by whoever comes after a crash");
+    assert!(matches!(&flying, Next::Report(report) if report.number == first));
+    spool.taken(&flying);
+    assert!(matches!(send(&mut spool), Some(Next::Lost { dropped, .. }) if dropped.reports == 3));
+    assert_eq!(numbers(&mut spool).len(), 1);
+}
+
+#[test]
+fn a_file_that_was_cut_short_is_counted_and_the_others_are_sent() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
+    let sent: Vec<u64> = (0..3).map(|_| add(&mut spool, 100)).collect();
+    let last = spool.path(sent[2]);
+    drop(spool);
+    let bytes = fs::read(&last).unwrap();
+    fs::write(&last, &bytes[..bytes.len() / 2]).unwrap();
+    let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
+    assert!(matches!(send(&mut spool), Some(Next::Report(report)) if report.number == sent[0]));
+    assert!(matches!(send(&mut spool), Some(Next::Report(report)) if report.number == sent[1]));
+    assert!(
+        matches!(send(&mut spool), Some(Next::Lost { number, dropped }) if number == sent[2] && dropped.reports == 1)
+    );
+    assert!(spool.is_empty());
+}
+
+#[test]
+fn a_crash_between_counting_and_removing_counts_nothing_twice() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spool = Spool::open(directory.path(), Room { reports: 2, ..PLENTY }).unwrap();
+    let first = add(&mut spool, 10);
+    let body = fs::read(spool.path(first)).unwrap();
+    for _ in 0..2 {
+        add(&mut spool, 10);
+    }
+    // As if the count had been written and the file not yet been removed.
+    fs::write(spool.path(first), body).unwrap();
+    let spool = Spool::open(directory.path(), PLENTY).unwrap();
+    assert_eq!((spool.len(), spool.lost()), (2, 1));
+}
+
+#[test]
+fn a_disk_that_takes_nothing_leaves_the_memory_for_a_while() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("spool");
+    let mut spool = Spool::open(&place, PLENTY).unwrap();
+    fs::remove_dir(&place).unwrap();
+    fs::write(&place, "a file in its place").unwrap();
+    let sent: Vec<u64> = (0..MEMORY_ROOM.reports + 5).map(|_| add(&mut spool, 10)).collect();
+    assert!(spool.trouble().is_some());
+    assert_eq!((spool.len(), spool.lost()), (MEMORY_ROOM.reports, 5));
+    assert!(matches!(send(&mut spool), Some(Next::Lost { .. })));
+    assert!(matches!(send(&mut spool), Some(Next::Report(report)) if report.number == sent[5]));
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Add,
+    Send,
+    Fail,
+    Restart,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever happens: each report is sent once, or counted once, and both in order.
+    #[test]
+    fn every_report_is_sent_once_or_counted_once(
+        steps in proptest::collection::vec(
+            prop_oneof![4 => Just(Step::Add), 2 => Just(Step::Send), 1 => Just(Step::Fail), 1 => Just(Step::Restart)],
+            1..80,
+        ),
+        room in 1_usize..12,
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let room = Room { reports: room, ..PLENTY };
+        let mut spool = Spool::open(directory.path(), room).unwrap();
+        let (mut made, mut got, mut counted, mut last) = (0_u64, 0_u64, 0_u64, 0_u64);
+        let mut take = |spool: &mut Spool| {
+            let Some(next) = send(spool) else { return Ok(false) };
+            let number = match &next {
+                Next::Report(report) => { got += 1; report.number }
+                Next::Lost { number, dropped } => { counted += dropped.reports; *number }
+            };
+            prop_assert!(number > last, "{number} after {last}");
+            last = number;
+            Ok(true)
+        };
+        for step in steps {
+            match step {
+                Step::Add => { add(&mut spool, 5); made += 1; }
+                Step::Send => { take(&mut spool)?; }
+                Step::Fail => { if spool.first().is_some() { spool.not_taken(); } }
+                Step::Restart => { spool = Spool::open(directory.path(), room).unwrap(); }
+            }
+            prop_assert!(spool.len() <= room.reports);
+        }
+        while take(&mut spool)? {}
+        prop_assert_eq!(got + counted, made);
+        prop_assert!(spool.is_empty());
+        if made <= room.reports as u64 {
+            prop_assert_eq!(counted, 0);
+        }
+    }
+}
