@@ -24,6 +24,7 @@ pub mod probe;
 pub mod proc_stat;
 pub mod rdma;
 pub mod settings;
+pub mod profiles;
 pub mod site;
 pub mod spec;
 pub mod sxid_record;

@@ -14,6 +14,7 @@ pub mod finding;
 pub mod hostlist;
 pub mod ids;
 pub mod lifecycle;
+pub mod machine;
 pub mod node;
 pub mod observation;
 pub mod plan;

@@ -1,12 +1,19 @@
 //! What hardware of a kind is expected to do. A rule may measure against it instead of against a fixed number.
+//!
+//! Each machine type is one file: what it is expected to reach, by what it is recognised, and where that is known from.
+//! The program brings some along; a site's files are laid over them by name.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::Sku;
+use crate::{
+    ids::Sku,
+    machine::Signs,
+    toml_text::{self, BadText},
+};
 
-/// Expectations for one machine type, as one file.
+/// Expectations for one machine type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
@@ -26,7 +33,197 @@ impl Profiles {
         Self(profiles.into_iter().map(|profile| (profile.sku.clone(), profile)).collect())
     }
 
+    /// Clusters label machines by what their cloud calls them, which is another name for the same profile.
+    fn also_called(mut self, name: &str, profile: &Profile) -> Self {
+        if let Ok(name) = Sku::new(name) {
+            self.0.entry(name).or_insert_with(|| profile.clone());
+        }
+        self
+    }
+
     pub fn get(&self, sku: Option<&Sku>) -> Option<&Profile> {
         self.0.get(sku?)
+    }
+}
+
+/// A machine type as its file has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileFile {
+    pub sku: Sku,
+    /// Kept with every verdict. Raise it when you change the numbers.
+    pub version: u32,
+    /// Where the numbers are from, for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub source: String,
+    /// Another machine type, of which everything holds that this file does not say itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub like: Option<Sku>,
+    #[serde(default)]
+    pub expect: BTreeMap<String, f64>,
+    #[serde(default, skip_serializing_if = "Signs::is_empty")]
+    pub detect: Signs,
+}
+
+impl ProfileFile {
+    /// # Errors
+    /// With line, column and what is accepted.
+    pub fn read(text: &str) -> Result<Self, BadText> {
+        let file: Self = toml_text::read(text, &[])?;
+        if let Some((metric, value)) = file.expect.iter().find(|(_, value)| !value.is_finite() || **value < 0.0) {
+            return Err(BadText::at(text, None, format!("`expect.{metric}` is {value}, expected a number, 0 or more")));
+        }
+        Ok(file)
+    }
+
+    pub fn profile(&self) -> Profile {
+        Profile { sku: self.sku.clone(), version: self.version, expect: self.expect.clone() }
+    }
+}
+
+/// A file that is like a machine type that nobody knows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("profile `{sku}` is like `{like}`, and there is no such profile; known: {known}")]
+pub struct UnknownLike {
+    sku: Sku,
+    like: Sku,
+    known: String,
+}
+
+/// Machine types with what they are recognised by.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct MachineTypes(BTreeMap<Sku, ProfileFile>);
+
+impl MachineTypes {
+    pub fn new(files: impl IntoIterator<Item = ProfileFile>) -> Self {
+        Self(files.into_iter().map(|file| (file.sku.clone(), file)).collect())
+    }
+
+    /// Adds a file, or lays it over the one of the same name: what it says holds, what it does not say stays.
+    ///
+    /// # Errors
+    /// If it is like a machine type that is not known. Those that it builds on come first.
+    pub fn lay_over(&mut self, file: ProfileFile) -> Result<(), UnknownLike> {
+        let base = match &file.like {
+            Some(like) => Some(self.0.get(like).ok_or_else(|| UnknownLike {
+                sku: file.sku.clone(),
+                like: like.clone(),
+                known: self.names(),
+            })?),
+            None => self.0.get(&file.sku),
+        };
+        let mut merged = file;
+        if let Some(base) = base {
+            let mut expect = base.expect.clone();
+            expect.append(&mut merged.expect);
+            merged.expect = expect;
+            // Being like a type is not being recognised as it: two types of the same signs could not be told apart.
+            if base.sku == merged.sku && merged.detect.is_empty() {
+                merged.detect = base.detect.clone();
+            }
+        }
+        self.0.insert(merged.sku.clone(), merged);
+        Ok(())
+    }
+
+    /// Lays several files over, in whatever order they come: those that build on others wait for them.
+    ///
+    /// # Errors
+    /// If one is like a machine type that is not known.
+    pub fn lay_over_all(&mut self, files: impl IntoIterator<Item = ProfileFile>) -> Result<(), UnknownLike> {
+        let (mut waiting, free): (Vec<_>, Vec<_>) = files.into_iter().partition(|file| file.like.is_some());
+        for file in free {
+            self.lay_over(file)?;
+        }
+        while !waiting.is_empty() {
+            let ours: Vec<Sku> = waiting.iter().map(|file| file.sku.clone()).collect();
+            let waits =
+                |file: &ProfileFile| file.like.as_ref().is_some_and(|like| *like != file.sku && ours.contains(like));
+            let (later, mut now): (Vec<_>, Vec<_>) = waiting.into_iter().partition(waits);
+            waiting = later;
+            if now.is_empty() {
+                // They wait for each other: each is like one that is known before, or the error names it.
+                now = std::mem::take(&mut waiting);
+            }
+            for file in now {
+                self.lay_over(file)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn get(&self, sku: &Sku) -> Option<&ProfileFile> {
+        self.0.get(sku)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &ProfileFile> {
+        self.0.values()
+    }
+
+    /// What the judges need of them.
+    pub fn profiles(&self) -> Profiles {
+        let profiles = Profiles::new(self.iter().map(ProfileFile::profile));
+        let names = self.iter().flat_map(|file| file.detect.instance_types.iter().map(move |name| (name, file)));
+        names.fold(profiles, |profiles, (name, file)| profiles.also_called(name, &file.profile()))
+    }
+
+    /// All names in one line.
+    pub fn names(&self) -> String {
+        self.0.keys().map(Sku::as_str).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> ProfileFile {
+        ProfileFile::read(text).unwrap()
+    }
+
+    fn sku(name: &str) -> Sku {
+        Sku::new(name).unwrap()
+    }
+
+    #[test]
+    fn a_sites_file_is_laid_over_key_by_key_and_may_build_on_another() {
+        let base = "sku = \"hgx\"\nversion = 1\n[expect]\ngpu_count = 8\nnvlink_count = 18\n[detect]\ngpus = 8\n";
+        let mut types = MachineTypes::new([file(base)]);
+        types.lay_over(file("sku = \"hgx\"\nversion = 7\n[expect]\nnvme_disks = 4\n")).unwrap();
+        let over = types.get(&sku("hgx")).unwrap();
+        assert_eq!((over.version, over.expect.len(), over.detect.gpus), (7, 3, Some(8)));
+        types.lay_over(file("sku = \"ours\"\nversion = 1\nlike = \"hgx\"\n[expect]\ngpu_count = 4\n")).unwrap();
+        let ours = types.profiles();
+        let ours = &ours.get(Some(&sku("ours"))).unwrap().expect;
+        assert!((ours["gpu_count"] - 4.0).abs() < f64::EPSILON && (ours["nvlink_count"] - 18.0).abs() < f64::EPSILON);
+        assert!(types.get(&sku("ours")).unwrap().detect.is_empty());
+        let chain = ["c", "b", "a"].map(|name| {
+            let like = char::from(name.as_bytes()[0] - 1);
+            let like = if name == "a" { "hgx".to_owned() } else { like.to_string() };
+            file(&format!("sku = \"{name}\"\nversion = 1\nlike = \"{like}\"\n"))
+        });
+        types.lay_over_all(chain).unwrap();
+        assert_eq!(types.get(&sku("c")).unwrap().expect.len(), 3);
+        let error = types.lay_over(file("sku = \"x\"\nversion = 1\nlike = \"hgy\"\n")).unwrap_err().to_string();
+        assert!(error.contains("`hgy`") && error.contains("hgx, ours"), "{error}");
+        let round = ["x", "y"].map(|name| {
+            let like = if name == "x" { "y" } else { "x" };
+            file(&format!("sku = \"{name}\"\nversion = 1\nlike = \"{like}\"\n"))
+        });
+        assert!(types.lay_over_all(round).is_err(), "a circle has no beginning");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_right_is_refused_and_a_good_one_reads_back() {
+        for bad in [
+            "sku = \"a b\"\nversion = 1\n",
+            "sku = \"a\"\nversion = 1\nexpects = {}\n",
+            "sku = \"a\"\nversion = 1\n[expect]\ngpu_count = -8\n",
+            "sku = \"a\"\nversion = 1\n[expect]\ngpu_count = nan\n",
+        ] {
+            assert!(ProfileFile::read(bad).is_err(), "{bad}");
+        }
+        let good = file("sku = \"a\"\nversion = 1\nsource = \"us\"\n[expect]\nn = 1\n[detect]\nproducts = [\"P\"]\n");
+        assert_eq!(ProfileFile::read(&toml::to_string(&good).unwrap()).unwrap(), good);
     }
 }

@@ -8,7 +8,7 @@ mod settings;
 use std::{io, path::PathBuf};
 
 use doctor_control::settings::BadSettings;
-use doctor_core::toml_text::BadText;
+use doctor_core::{profile::UnknownLike, toml_text::BadText};
 
 pub(crate) use self::{
     file::{Agents, BackendChoice, Config},
@@ -27,6 +27,8 @@ pub(crate) enum ConfigError {
     Bad { path: PathBuf, error: BadText },
     #[error("{}: the settings do not go together", path.display())]
     Settings { path: PathBuf, source: BadSettings },
+    #[error("{}: the profiles do not go together", path.display())]
+    Profiles { path: PathBuf, source: UnknownLike },
     #[error("cannot make {}, where the store is kept without a configuration", path.display())]
     State { path: PathBuf, source: io::Error },
     #[error("there is no home directory for the store: set HOME, or XDG_STATE_HOME, or name a file with --config")]

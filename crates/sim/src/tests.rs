@@ -7,7 +7,7 @@ use doctor_checks::{Catalogue, Check, Depth, Params, Spec, interpret_measurement
 use doctor_core::{
     ids::{CheckId, Sku},
     observation::{EntityKind, Unit},
-    profile::{Profile, Profiles},
+    profile::{Profile, ProfileFile, Profiles},
     time::Span,
 };
 
@@ -96,6 +96,12 @@ pub fn profile(sku: Sku) -> Profile {
         .map(|metric| (metric.name.to_owned(), metric.expect))
         .collect();
     Profile { sku, version: 1, expect }
+}
+
+/// The same as a file. Nothing recognises it: simulated machines say what they are.
+pub fn profile_file() -> ProfileFile {
+    let Profile { sku, version, expect } = profile(sku());
+    ProfileFile { sku, version, source: String::new(), like: None, expect, detect: Default::default() }
 }
 
 /// The profiles of a world with the standard machine type only.

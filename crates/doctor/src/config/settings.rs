@@ -9,7 +9,7 @@ use doctor_checks::Catalogue;
 use doctor_control::settings::Settings;
 use doctor_core::{
     policy::Policy,
-    profile::{Profile, Profiles},
+    profile::{MachineTypes, ProfileFile},
     toml_text,
 };
 
@@ -54,7 +54,7 @@ impl Loaded {
 
     /// Looks at the files again. After a bad change the texts are remembered, so that it is said once.
     pub(crate) fn reload(&mut self) -> Reloaded {
-        if self.texts.iter().all(|text| fs::read_to_string(&text.path).is_ok_and(|now| now == text.content)) {
+        if self.texts.iter().all(|text| content_now(&text.path).is_ok_and(|now| now == text.content)) {
             return Reloaded::Same;
         }
         match Self::load(self.place.clone()) {
@@ -118,8 +118,17 @@ fn read_config(place: &Place, texts: &mut Vec<Text>) -> Result<Config, ConfigErr
 impl Text {
     /// A file that cannot be read is as good as empty here: only the change is of interest.
     fn now(path: &Path) -> Self {
-        Self { path: path.to_owned(), content: fs::read_to_string(path).unwrap_or_default() }
+        Self { path: path.to_owned(), content: content_now(path).unwrap_or_default() }
     }
+}
+
+/// What a file holds, or which profiles a directory has: a new file in it is a change.
+fn content_now(path: &Path) -> io::Result<String> {
+    if path.is_dir() {
+        let files = profile_files(path)?;
+        return Ok(files.iter().map(|file| format!("{}\n", file.display())).collect());
+    }
+    fs::read_to_string(path)
 }
 
 fn bad(path: &Path, error: toml_text::BadText) -> ConfigError {
@@ -144,20 +153,46 @@ fn settings(config: &Config, place: &Place, texts: &mut Vec<Text>) -> Result<Set
         }
         None => (Policy::standard(), PathBuf::from(place.to_string())),
     };
-    let mut profiles: Vec<Profile> = Vec::new();
-    let catalogue = match config.backend {
+    let (catalogue, mut types) = match config.backend {
         BackendChoice::Sim(_) => {
-            profiles.push(doctor_sim::tests::profile(doctor_sim::tests::sku()));
-            doctor_sim::tests::catalogue()
+            (doctor_sim::tests::catalogue(), MachineTypes::new([doctor_sim::tests::profile_file()]))
         }
-        BackendChoice::Local(_) => Catalogue::with_site_checks(&policy),
+        BackendChoice::Local(_) => (Catalogue::with_site_checks(&policy), doctor_checks::profiles::built_in()),
     };
-    for path in &config.profiles {
-        let text = read(path, texts)?;
-        profiles.push(toml_text::read(&text, &[]).map_err(|error| bad(path, error))?);
-    }
-    Settings::new(policy, catalogue, Profiles::new(profiles))
+    lay_over(&mut types, &config.profiles, texts)?;
+    Settings::new(policy, catalogue, types.profiles())
         .map_err(|source| ConfigError::Settings { path: policy_path, source })
+}
+
+/// Lays the site's profiles over: each path is a file, or a directory of which every `.toml` is one.
+fn lay_over(types: &mut MachineTypes, paths: &[PathBuf], texts: &mut Vec<Text>) -> Result<(), ConfigError> {
+    let mut files = Vec::new();
+    for path in paths {
+        let listed = if path.is_dir() {
+            texts.push(Text::now(path));
+            profile_files(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?
+        } else {
+            vec![path.clone()]
+        };
+        for path in listed {
+            let text = read(&path, texts)?;
+            files.push(ProfileFile::read(&text).map_err(|error| bad(&path, error))?);
+        }
+    }
+    let path = || paths.first().cloned().unwrap_or_default();
+    types.lay_over_all(files).map_err(|source| ConfigError::Profiles { path: path(), source })
+}
+
+fn profile_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            files.push(path);
+        }
+    }
+    files.sort_unstable();
+    Ok(files)
 }
 
 #[cfg(test)]
@@ -190,6 +225,34 @@ mod tests {
         assert!(matches!(loaded.reload(), Reloaded::Changed { after_restart } if after_restart.is_empty()));
         assert_eq!(loaded.settings.policy.limits.jobs, 8);
         assert!(matches!(loaded.reload(), Reloaded::Same));
+    }
+
+    #[test]
+    fn a_sites_profiles_are_laid_over_the_built_in_ones_and_a_new_file_is_noticed() {
+        let (directory, place) = site("");
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at("profiles")).unwrap();
+        let text = "store = \"doctor.db\"\ndata = \"data\"\nprofiles = [\"profiles\"]\n";
+        fs::write(at("doctor.toml"), text).unwrap();
+        fs::write(at("profiles/p5.toml"), "sku = \"p5.48xlarge\"\nversion = 9\n[expect]\nnvme_disks = 9\n").unwrap();
+        let mut loaded = Loaded::load(place).unwrap();
+        let expected = |loaded: &Loaded, sku: &str, metric: &str| {
+            let sku = doctor_core::ids::Sku::new(sku).unwrap();
+            let profile = loaded.settings.profiles.get(Some(&sku))?;
+            profile.expect.get(metric).map(|value| value.to_string())
+        };
+        assert_eq!(expected(&loaded, "p5.48xlarge", "nvme_disks").as_deref(), Some("9"));
+        assert_eq!(expected(&loaded, "p5.48xlarge", "efa_devices").as_deref(), Some("32"));
+        assert!(matches!(loaded.reload(), Reloaded::Same));
+
+        fs::write(at("profiles/ours.toml"), "sku = \"ours\"\nversion = 1\nlike = \"hgx-h100\"\n").unwrap();
+        assert!(matches!(loaded.reload(), Reloaded::Changed { .. }));
+        assert_eq!(expected(&loaded, "ours", "gpu_count").as_deref(), Some("8"));
+
+        fs::write(at("profiles/ours.toml"), "sku = \"ours\"\nversion = 1\nlike = \"hgx-h101\"\n").unwrap();
+        let Reloaded::Bad(error) = loaded.reload() else { panic!("there is no such machine type") };
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("hgx-h101") && source.contains("hgx-h100"), "{source}");
     }
 
     #[test]

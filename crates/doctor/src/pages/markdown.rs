@@ -45,7 +45,7 @@ pub(crate) fn rule_condition(rule: &Rule) -> String {
         When::Above { metric, limit } => format!("{metric} above {limit}"),
         When::Below { metric, limit } => format!("{metric} below {limit}"),
         When::BelowProfile { metric, percent } => format!("{metric} below {percent} % of the machine type's profile"),
-        When::NotProfile { metric } => format!("{metric} other than the machine type's profile says"),
+        When::NotProfile { metric } => format!("{metric} not as the machine type's profile says"),
         When::Event(code) => format!("event {code}"),
     }
 }

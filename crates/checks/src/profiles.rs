@@ -1,0 +1,167 @@
+//! The machine types that this program knows by itself: `profiles/*.toml`, one commented file each.
+//!
+//! Where a file does not say a number, it is because it differs from site to site or because no source gives it: a
+//! count without a limit is inconclusive and says so, a wrong limit would take good machines out of service. Only
+//! NVIDIA's GPUs are in scope: Azure's MI200 and MI300X families have no file here.
+
+use doctor_core::profile::{MachineTypes, ProfileFile};
+
+/// The visible list. A new machine type is its file and its word here; what others are like comes first.
+macro_rules! profiles {
+    ($($name:literal),* $(,)?) => {
+        /// Name and text of every built-in profile.
+        pub const BUILT_IN: &[(&str, &str)] = &[$(($name, include_str!(concat!("../profiles/", $name, ".toml")))),*];
+    };
+}
+
+profiles![
+    "gb200-tray",
+    "hgx-a100",
+    "hgx-b200",
+    "hgx-h100",
+    "hgx-h200",
+    "a3-highgpu-8g",
+    "a3-megagpu-8g",
+    "a3-ultragpu-8g",
+    "a4-highgpu-8g",
+    "g6.12xlarge",
+    "g6.16xlarge",
+    "g6.24xlarge",
+    "g6.2xlarge",
+    "g6.48xlarge",
+    "g6.4xlarge",
+    "g6.8xlarge",
+    "g6.xlarge",
+    "nc12s_v3",
+    "nc24ads_a100_v4",
+    "nc24rs_v3",
+    "nc24s_v3",
+    "nc40ads_h100_v5",
+    "nc48ads_a100_v4",
+    "nc6s_v3",
+    "nc80adis_h100_v5",
+    "nc96ads_a100_v4",
+    "nd40rs_v2",
+    "nd96amsr_a100_v4",
+    "nd96asr_v4",
+    "nd96is_h100_v5",
+    "nd96is_h200_v5",
+    "nd96isr_h100_v5",
+    "nd96isr_h200_v5",
+    "nd96isrf_h200_v5",
+    "p4d.24xlarge",
+    "p4de.24xlarge",
+    "p5.48xlarge",
+    "p5e.48xlarge",
+    "p5en.48xlarge",
+    "p6-b200.48xlarge",
+];
+
+/// Every machine type that is built in.
+///
+/// # Panics
+/// If a file compiled into this program is not a profile; a test reads them all.
+pub fn built_in() -> MachineTypes {
+    let mut types = MachineTypes::default();
+    for (name, text) in BUILT_IN {
+        let file = ProfileFile::read(text).unwrap_or_else(|error| panic!("the compiled-in profile {name}: {error}"));
+        types.lay_over(file).expect("what a compiled-in profile builds on comes before it");
+    }
+    types
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use doctor_core::{
+        ids::Sku,
+        machine::{MachineFacts, ToldBy, detect},
+    };
+
+    use super::*;
+
+    #[test]
+    fn every_file_is_a_profile_named_as_its_file_with_a_source_and_a_comment() {
+        let types = built_in();
+        assert_eq!(types.iter().count(), BUILT_IN.len(), "two files have the same name");
+        for (name, text) in BUILT_IN {
+            let file = types.get(&Sku::new(name).unwrap()).unwrap_or_else(|| panic!("{name} is called otherwise"));
+            assert!(text.starts_with("# ") && !file.source.is_empty() && !file.detect.is_empty(), "{name}");
+            assert!(file.expect.contains_key("gpu_count"), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_cloud_machine_is_told_by_what_its_cloud_calls_it() {
+        let types = built_in();
+        for (called, sku) in [
+            ("p5.48xlarge", "p5.48xlarge"),
+            ("Standard_ND96isr_H100_v5", "nd96isr_h100_v5"),
+            ("standard_nc24ads_a100_v4", "nc24ads_a100_v4"),
+            ("a3-ultragpu-8g", "a3-ultragpu-8g"),
+        ] {
+            let facts = MachineFacts { instance_type: Some(called.to_owned()), ..MachineFacts::default() };
+            let found = detect(&types, &facts).found.unwrap_or_else(|| panic!("{called}"));
+            assert_eq!((found.sku.as_str(), found.by), (sku, ToldBy::Metadata));
+            let label = Sku::new(called).unwrap();
+            let by_label = detect(&types, &MachineFacts { told: Some(label), ..MachineFacts::default() });
+            assert_eq!(by_label.found.unwrap().sku.as_str(), sku);
+        }
+    }
+
+    #[test]
+    fn the_controller_finds_a_profile_by_the_clouds_name_too() {
+        let profiles = built_in().profiles();
+        let name = Sku::new("Standard_ND96isr_H100_v5").unwrap();
+        assert_eq!(profiles.get(Some(&name)).unwrap().sku.as_str(), "nd96isr_h100_v5");
+        assert!(profiles.get(Some(&Sku::new("p99").unwrap())).is_none());
+    }
+
+    #[test]
+    fn no_machine_type_can_be_taken_for_another() {
+        let types = built_in();
+        let mut names = BTreeSet::new();
+        for file in types.iter() {
+            for name in &file.detect.instance_types {
+                assert!(names.insert(name.to_ascii_lowercase()), "{name} is in two profiles");
+            }
+        }
+        // The H200's name is no part of the GH200's, and the B200's no deciding part of the GB200's: their numbers differ.
+        let gpus = |id: &str, name: &str, count: usize| MachineFacts {
+            gpu_ids: vec![id.to_owned(); count],
+            gpu_names: vec![name.to_owned(); count],
+            ..MachineFacts::default()
+        };
+        for (facts, sku) in [
+            (gpus("10de:2335", "NVIDIA H200", 8), Some("hgx-h200")),
+            (gpus("10de:2901", "NVIDIA B200", 8), Some("hgx-b200")),
+            (gpus("10de:2941", "NVIDIA GB200", 4), Some("gb200-tray")),
+            (gpus("10de:2335", "NVIDIA H200", 1), None),
+            (gpus("10de:27b8", "NVIDIA L4", 8), None),
+        ] {
+            let found = detect(&types, &facts).found.map(|found| found.sku.to_string());
+            assert_eq!(found.as_deref(), sku, "{facts:?}");
+        }
+    }
+
+    #[test]
+    fn the_seeds_numbers_are_kept() {
+        let profiles = built_in().profiles();
+        // instance-profiles.conf of seed 002: type, GPUs, EFA.
+        for (name, gpus, efa) in [
+            ("p4d.24xlarge", 8.0, 4.0),
+            ("p4de.24xlarge", 8.0, 4.0),
+            ("p5.48xlarge", 8.0, 32.0),
+            ("p5e.48xlarge", 8.0, 32.0),
+            ("p5en.48xlarge", 8.0, 16.0),
+            ("p6-b200.48xlarge", 8.0, 8.0),
+            ("g6.48xlarge", 8.0, 1.0),
+            ("g6.xlarge", 1.0, 0.0),
+        ] {
+            let expect = &profiles.get(Some(&Sku::new(name).unwrap())).unwrap().expect;
+            let off = (expect["gpu_count"] - gpus).abs() + (expect["efa_devices"] - efa).abs();
+            assert!(off < f64::EPSILON, "{name}");
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Which type a machine is of, from what it says of itself.
+//!
+//! The order is fixed, the surest first: what the cloud's metadata service calls it, what the cluster's label or the
+//! operator says, what the firmware calls the product, and which GPUs are in it. A step that several types fit decides
+//! nothing: a wrong profile makes good machines bad, no profile only leaves counts unjudged.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ids::Sku, profile::MachineTypes, reason::coded};
+
+/// By what a machine type is recognised. Any one of the first three does; GPUs need their number too.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Signs {
+    /// What the cloud calls it, such as `p5.48xlarge`. Small and capital letters are the same.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub instance_types: Vec<String>,
+    /// What the firmware calls the product (`/sys/class/dmi/id/product_name`), whole.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub products: Vec<String>,
+    /// Vendor and device of its GPUs on the PCI bus, such as `10de:2330`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpu_ids: Vec<String>,
+    /// A part of the name that the driver gives its GPUs, such as `H100 80GB HBM3`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpu_names: Vec<String>,
+    /// How many of those GPUs it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<u32>,
+}
+
+impl Signs {
+    pub const fn is_empty(&self) -> bool {
+        self.instance_types.is_empty()
+            && self.products.is_empty()
+            && self.gpu_ids.is_empty()
+            && self.gpu_names.is_empty()
+            && self.gpus.is_none()
+    }
+
+    fn says(list: &[String], word: &str) -> bool {
+        list.iter().any(|entry| entry.eq_ignore_ascii_case(word.trim()))
+    }
+
+    /// Whether these GPUs are this type's. Some may be missing, or nobody would ever be told that they are; but a
+    /// machine with half of them or fewer is more likely another type or a part of a machine.
+    fn fits_gpus(&self, facts: &MachineFacts) -> bool {
+        let Some(count) = self.gpus.filter(|count| *count > 0) else { return false };
+        let on_bus = facts.gpu_ids.iter().filter(|id| Self::says(&self.gpu_ids, id)).count();
+        let named = |name: &String| self.gpu_names.iter().any(|part| name.contains(part.as_str()));
+        let in_driver = facts.gpu_names.iter().filter(|name| named(name)).count();
+        let seen = u32::try_from(on_bus.max(in_driver)).unwrap_or(u32::MAX);
+        seen <= count && seen > count / 2
+    }
+}
+
+/// What a machine says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineFacts {
+    /// As its cloud's metadata service calls it.
+    pub instance_type: Option<String>,
+    /// As its cluster's label or the operator says.
+    pub told: Option<Sku>,
+    pub vendor: Option<String>,
+    pub product: Option<String>,
+    pub asset_tag: Option<String>,
+    /// Of every GPU on the PCI bus, `10de:2330`.
+    pub gpu_ids: Vec<String>,
+    /// Of every GPU that the driver knows.
+    pub gpu_names: Vec<String>,
+}
+
+coded! {
+    /// A cloud whose metadata service can be asked.
+    pub enum Cloud {
+        Aws => "aws",
+        Azure => "azure",
+        Gcp => "gcp",
+    }
+}
+
+/// Azure gives every virtual machine this asset tag.
+const AZURE_TAG: &str = "7783-7084-3265-9085-8269-3286-77";
+
+impl MachineFacts {
+    /// In whose cloud the firmware says that it is. Nobody is asked over a network before this says whom.
+    pub fn cloud(&self) -> Option<Cloud> {
+        let is = |field: &Option<String>, word: &str| field.as_deref().is_some_and(|text| text.trim() == word);
+        if is(&self.vendor, "Amazon EC2") {
+            Some(Cloud::Aws)
+        } else if is(&self.asset_tag, AZURE_TAG) {
+            Some(Cloud::Azure)
+        } else if is(&self.product, "Google Compute Engine") {
+            Some(Cloud::Gcp)
+        } else {
+            None
+        }
+    }
+}
+
+coded! {
+    /// What a machine's type was told from.
+    pub enum ToldBy {
+        Metadata => "metadata",
+        Label => "label",
+        Product => "product",
+        Gpus => "gpus",
+    }
+}
+
+/// What was found, and what was looked at on the way.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Detection {
+    pub found: Option<Detected>,
+    /// One line for each step that was tried, in order.
+    pub steps: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Detected {
+    pub sku: Sku,
+    pub by: ToldBy,
+}
+
+/// Tells a machine's type.
+pub fn detect(types: &MachineTypes, facts: &MachineFacts) -> Detection {
+    let mut detection = Detection::default();
+    let fitting = |fits: &dyn Fn(&Signs) -> bool| -> Vec<Sku> {
+        types.iter().filter(|file| fits(&file.detect)).map(|file| file.sku.clone()).collect()
+    };
+    match &facts.instance_type {
+        Some(name) => {
+            let fits = fitting(&|signs| Signs::says(&signs.instance_types, name));
+            detection.settle(ToldBy::Metadata, &format!("the cloud's metadata service says `{name}`"), fits);
+        }
+        None => detection.steps.push("metadata: no cloud said what this machine is".to_owned()),
+    }
+    if let Some(told) = &facts.told {
+        let fits = types.get(told).map(|file| file.sku.clone());
+        // A label may also be what the cloud calls it (`node.kubernetes.io/instance-type`).
+        let by_cloud = || fitting(&|signs| Signs::says(&signs.instance_types, told.as_str()));
+        let fits = fits.map_or_else(by_cloud, |sku| vec![sku]);
+        detection.settle(ToldBy::Label, &format!("the label or the operator says `{told}`"), fits);
+    }
+    match &facts.product {
+        Some(name) => {
+            let fits = fitting(&|signs| Signs::says(&signs.products, name) || Signs::says(&signs.instance_types, name));
+            detection.settle(ToldBy::Product, &format!("the firmware calls it `{}`", name.trim()), fits);
+        }
+        None => detection.steps.push("product: the firmware does not say what it is".to_owned()),
+    }
+    let fits = fitting(&|signs| signs.fits_gpus(facts));
+    detection.settle(ToldBy::Gpus, &gpus_in_words(facts), fits);
+    detection
+}
+
+fn gpus_in_words(facts: &MachineFacts) -> String {
+    let mut kinds: Vec<&str> = facts.gpu_ids.iter().chain(&facts.gpu_names).map(String::as_str).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    match facts.gpu_ids.len().max(facts.gpu_names.len()) {
+        0 => "there is no NVIDIA GPU".to_owned(),
+        count => format!("{count} NVIDIA GPUs ({})", kinds.join(", ")),
+    }
+}
+
+impl Detection {
+    /// Takes the step's answer if it is one and no surer step had one.
+    fn settle(&mut self, by: ToldBy, seen: &str, fits: Vec<Sku>) {
+        let outcome = match (fits.as_slice(), &self.found) {
+            ([], _) => "no profile fits".to_owned(),
+            ([sku], None) => format!("that is profile `{sku}`"),
+            ([sku], Some(found)) if found.sku == *sku => "as above".to_owned(),
+            ([sku], Some(_)) => format!("profile `{sku}`, but what is surer comes first"),
+            (several, _) => {
+                let names: Vec<_> = several.iter().map(Sku::as_str).collect();
+                format!("several profiles fit ({}), so it decides nothing; say which with --sku", names.join(", "))
+            }
+        };
+        self.steps.push(format!("{by}: {seen}: {outcome}"));
+        if let ([_], None) = (fits.as_slice(), &self.found) {
+            self.found = fits.into_iter().next().map(|sku| Detected { sku, by });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::ProfileFile;
+    use proptest::prelude::*;
+
+    fn types() -> MachineTypes {
+        let texts = [
+            "sku = \"p5\"\nversion = 1\n[detect]\ninstance_types = [\"p5.48xlarge\"]\n",
+            "sku = \"dgx\"\nversion = 1\n[detect]\nproducts = [\"DGXH100\"]\n",
+            "sku = \"hgx\"\nversion = 1\n[detect]\ngpu_ids = [\"10de:2330\"]\ngpu_names = [\"H100 80GB HBM3\"]\ngpus = 8\n",
+        ];
+        MachineTypes::new(texts.map(|text| ProfileFile::read(text).unwrap()))
+    }
+
+    fn h100s(count: usize) -> MachineFacts {
+        MachineFacts { gpu_ids: vec!["10DE:2330".to_owned(); count], ..MachineFacts::default() }
+    }
+
+    fn found(facts: &MachineFacts) -> Option<(String, ToldBy)> {
+        detect(&types(), facts).found.map(|found| (found.sku.to_string(), found.by))
+    }
+
+    #[test]
+    fn the_surest_word_comes_first_and_each_step_says_what_it_saw() {
+        let mut facts = h100s(8);
+        assert_eq!(found(&facts), Some(("hgx".to_owned(), ToldBy::Gpus)));
+        facts.product = Some("DGXH100\n".to_owned());
+        assert_eq!(found(&facts), Some(("dgx".to_owned(), ToldBy::Product)));
+        facts.told = Some(Sku::new("hgx").unwrap());
+        assert_eq!(found(&facts), Some(("hgx".to_owned(), ToldBy::Label)));
+        facts.instance_type = Some("P5.48xlarge".to_owned());
+        assert_eq!(found(&facts), Some(("p5".to_owned(), ToldBy::Metadata)));
+        let steps = detect(&types(), &facts).steps;
+        assert_eq!(steps.len(), 4, "{steps:?}");
+        assert!(steps[2].contains("`DGXH100`") && steps[2].contains("surer"), "{steps:?}");
+        facts.instance_type = Some("p99".to_owned());
+        assert_eq!(found(&facts), Some(("hgx".to_owned(), ToldBy::Label)), "a type without profile hides nothing");
+    }
+
+    #[test]
+    fn a_label_may_be_the_clouds_name_and_so_may_the_firmwares() {
+        let told = MachineFacts { told: Some(Sku::new("p5.48xlarge").unwrap()), ..MachineFacts::default() };
+        assert_eq!(found(&told), Some(("p5".to_owned(), ToldBy::Label)));
+        let firmware = MachineFacts { product: Some("p5.48xlarge".to_owned()), ..MachineFacts::default() };
+        assert_eq!(found(&firmware), Some(("p5".to_owned(), ToldBy::Product)));
+    }
+
+    #[test]
+    fn a_lost_gpu_does_not_hide_the_type_and_one_of_eight_is_no_hgx() {
+        for (count, fits) in [(0, false), (1, false), (4, false), (5, true), (7, true), (8, true), (9, false)] {
+            assert_eq!(found(&h100s(count)).is_some(), fits, "{count}");
+        }
+        let named = MachineFacts { gpu_names: vec!["NVIDIA H100 80GB HBM3".to_owned(); 8], ..MachineFacts::default() };
+        assert_eq!(found(&named), Some(("hgx".to_owned(), ToldBy::Gpus)));
+        let other = MachineFacts { gpu_names: vec!["NVIDIA H100 PCIe".to_owned(); 8], ..MachineFacts::default() };
+        assert_eq!(found(&other), None);
+    }
+
+    #[test]
+    fn where_several_types_fit_none_is_taken_and_the_step_says_so() {
+        let mut types = types();
+        let twin = "sku = \"twin\"\nversion = 1\n[detect]\ngpu_ids = [\"10de:2330\"]\ngpus = 8\n";
+        types.lay_over(ProfileFile::read(twin).unwrap()).unwrap();
+        let detection = detect(&types, &h100s(8));
+        assert_eq!(detection.found, None);
+        assert!(detection.steps.last().unwrap().contains("hgx, twin"), "{:?}", detection.steps);
+    }
+
+    #[test]
+    fn a_cloud_is_known_by_its_firmware_only() {
+        let facts = |vendor: &str, product: &str, tag: &str| MachineFacts {
+            vendor: Some(vendor.to_owned()),
+            product: Some(product.to_owned()),
+            asset_tag: Some(tag.to_owned()),
+            ..MachineFacts::default()
+        };
+        assert_eq!(facts("Amazon EC2", "p5.48xlarge", "Amazon EC2").cloud(), Some(Cloud::Aws));
+        assert_eq!(facts("Microsoft Corporation", "Virtual Machine", AZURE_TAG).cloud(), Some(Cloud::Azure));
+        assert_eq!(facts("Google", "Google Compute Engine", "").cloud(), Some(Cloud::Gcp));
+        // A Hyper-V machine of one's own is not in Azure.
+        assert_eq!(facts("Microsoft Corporation", "Virtual Machine", "0000-0000").cloud(), None);
+        assert_eq!(MachineFacts::default().cloud(), None);
+        for cloud in Cloud::ALL {
+            assert_eq!(Cloud::from_code(cloud.code()), Some(*cloud));
+        }
+        for by in ToldBy::ALL {
+            assert_eq!(ToldBy::from_code(by.code()), Some(*by));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_machine_says_the_answer_is_a_known_type_or_none(
+            instance in proptest::option::of("[a-z0-9.]{0,14}"), product in proptest::option::of(".{0,20}"),
+            count in 0_usize..20, told in proptest::option::of("[a-z0-9]{1,5}"),
+        ) {
+            let facts = MachineFacts {
+                instance_type: instance,
+                product,
+                told: told.and_then(|name| Sku::new(&name).ok()),
+                ..h100s(count)
+            };
+            let detection = detect(&types(), &facts);
+            if let Some(found) = detection.found {
+                prop_assert!(types().get(&found.sku).is_some());
+            }
+            prop_assert!(detection.steps.len() >= 3);
+        }
+    }
+}
