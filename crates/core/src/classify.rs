@@ -1,17 +1,24 @@
-//! From an observation to a verdict: a function of evidence, rules and profile, and of nothing else.
+//! From an observation to a verdict: a function of evidence, rules, profile and past, and of nothing else.
 //!
 //! The order of doubt is fixed: anything that fails makes the verdict `Fail`; else anything that could not be judged
-//! makes it `Inconclusive`; only when every rule had its number and every number kept its limit is it `Pass`.
+//! makes it `Inconclusive`; only when every rule had its number and every number kept its limit is it `Pass`. A rule
+//! that has no profile, peers or past to judge by says nothing: its metric is judged by the others, or by none.
+
+mod past;
+
+use std::collections::BTreeMap;
 
 use crate::{
     finding::{Evidence, Finding, Severity, Verdict},
     ids::{CheckId, RuleId},
-    observation::{Entity, Metric, Observation},
+    observation::{Entity, Event, Metric, Observation},
     policy::{Rule, When},
     profile::Profile,
     reason::ReasonCode,
     time::{Span, Timestamp},
 };
+
+pub use past::{Past, Wanted, median};
 
 /// A verdict with its reason and everything that is wrong.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +35,9 @@ const NOTHING_MEASURED: ReasonCode = ReasonCode::fixed("nothing-measured");
 const NO_LIMIT: ReasonCode = ReasonCode::fixed("no-limit");
 const METRIC_MISSING: ReasonCode = ReasonCode::fixed("metric-missing");
 const NOT_A_NUMBER: ReasonCode = ReasonCode::fixed("not-a-number");
+const NO_PEERS: ReasonCode = ReasonCode::fixed("no-peers");
+const NO_PAST: ReasonCode = ReasonCode::fixed("no-past");
+const BOOTING: ReasonCode = ReasonCode::fixed("booting");
 
 impl Judgement {
     fn inconclusive(reason: ReasonCode, text: String) -> Self {
@@ -35,8 +45,19 @@ impl Judgement {
     }
 }
 
-/// Judges one check's observation. `rules` may hold rules of other checks; they are passed by.
+/// Judges one check's observation by itself, where nothing of the past is known.
 pub fn judge(rules: &[Rule], profile: Option<&Profile>, check: &CheckId, observation: &Observation) -> Judgement {
+    judge_with(rules, profile, &Past::default(), check, observation)
+}
+
+/// Judges one check's observation. `rules` may hold rules of other checks; they are passed by.
+pub fn judge_with(
+    rules: &[Rule],
+    profile: Option<&Profile>,
+    past: &Past,
+    check: &CheckId,
+    observation: &Observation,
+) -> Judgement {
     let (metrics, events, unread) = match observation {
         Observation::NotApplicable(why) => {
             return Judgement {
@@ -58,17 +79,20 @@ pub fn judge(rules: &[Rule], profile: Option<&Profile>, check: &CheckId, observa
     let mut findings = Vec::new();
     let mut doubt = Doubt::default();
     for rule in rules.iter().filter(|rule| rule.check == *check) {
-        if let When::Event(code) = &rule.when {
-            doubt.judged_any = true;
-            findings.extend(events.iter().filter(|event| event.code == *code).map(|event| {
-                let key = event.key.as_deref().and_then(|key| key.parse().ok());
-                let known_by = key.map(|key| (event.code.clone(), key));
-                let evidence = Evidence::Event { text: event.text.clone(), at: event.at, known_by };
-                let text = fill(&rule.text, &event.entity, &event.text, "");
-                finding(rule, event.entity.clone(), text, evidence)
-            }));
-        } else {
-            judge_metric(rule, profile, metrics, &mut findings, &mut doubt);
+        match &rule.when {
+            When::Event(code) => {
+                doubt.judged_any = true;
+                findings.extend(events.iter().filter(|event| event.code == *code).map(|event| {
+                    let evidence = told_by(event);
+                    let text = fill(&rule.text, &event.entity, &event.text, "");
+                    finding(rule, event.entity.clone(), text, evidence)
+                }));
+            }
+            When::EventsWithin { code, times, within } => {
+                let matching: Vec<&Event> = events.iter().filter(|event| event.code == *code).collect();
+                judge_events(rule, (*times, *within), past, &matching, &mut findings, &mut doubt);
+            }
+            _ => judge_metric(rule, Known { profile, past }, metrics, &mut findings, &mut doubt),
         }
     }
     findings.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.rule.cmp(&b.rule)));
@@ -87,16 +111,33 @@ pub fn judge(rules: &[Rule], profile: Option<&Profile>, check: &CheckId, observa
 #[derive(Default)]
 struct Doubt {
     judged_any: bool,
-    judged: Vec<String>,
-    unjudged: Vec<(String, ReasonCode, String)>,
+    judged: Vec<(String, Entity)>,
+    unjudged: Vec<Unjudged>,
+}
+
+struct Unjudged {
+    /// The metric, or what else was to be judged.
+    what: String,
+    /// None: all parts.
+    of: Option<Entity>,
+    reason: ReasonCode,
+    text: String,
 }
 
 impl Doubt {
+    fn cannot(&mut self, what: impl Into<String>, of: Option<Entity>, reason: ReasonCode, text: String) {
+        self.unjudged.push(Unjudged { what: what.into(), of, reason, text });
+    }
+
     fn settle(self) -> Judgement {
         // A metric without a profile to hold it against is judged all the same if another rule has a limit for it.
-        let open = self.unjudged.into_iter().find(|(metric, _, _)| !self.judged.contains(metric));
+        let is_judged = |unjudged: &Unjudged| {
+            let same = |entity: &Entity| unjudged.of.as_ref().is_none_or(|of| of == entity);
+            self.judged.iter().any(|(metric, entity)| *metric == unjudged.what && same(entity))
+        };
+        let open = self.unjudged.iter().find(|unjudged| !is_judged(unjudged));
         match open {
-            Some((_, reason, text)) => Judgement::inconclusive(reason, text),
+            Some(unjudged) => Judgement::inconclusive(unjudged.reason.clone(), unjudged.text.clone()),
             None if !self.judged_any => {
                 Judgement::inconclusive(NO_LIMIT, "no rule says what to make of these measurements".to_owned())
             }
@@ -110,50 +151,192 @@ impl Doubt {
     }
 }
 
-fn judge_metric(
-    rule: &Rule,
-    profile: Option<&Profile>,
-    metrics: &[Metric],
-    findings: &mut Vec<Finding>,
-    doubt: &mut Doubt,
-) {
-    let expected = |metric| profile.and_then(|profile| profile.expect.get(metric)).copied();
-    let above: fn(f64, f64) -> bool = |value, limit| value > limit;
-    let below: fn(f64, f64) -> bool = |value, limit| value < limit;
-    let other: fn(f64, f64) -> bool = |value, limit| (value - limit).abs() > limit.abs() * 1e-9;
-    let (name, limit, is_bad) = match &rule.when {
-        When::Above { metric, limit } => (metric, Some(*limit), above),
-        When::Below { metric, limit } => (metric, Some(*limit), below),
-        When::BelowProfile { metric, percent } => {
-            (metric, expected(metric).map(|value| value * percent / 100.0), below)
+/// What a limit may be taken from.
+#[derive(Clone, Copy)]
+struct Known<'a> {
+    profile: Option<&'a Profile>,
+    past: &'a Past,
+}
+
+impl Known<'_> {
+    /// The limit of a condition for one part, or why there is none.
+    fn limit(self, when: &When, entity: &Entity) -> Result<f64, (ReasonCode, String)> {
+        let expected = |metric: &str| {
+            let value = self.profile.and_then(|profile| profile.expect.get(metric)).copied();
+            value.ok_or_else(|| (NO_LIMIT, format!("no profile says what `{metric}` should be on this machine type")))
+        };
+        let of_median = |values: &[f64], at_least: u32, percent: f64| {
+            let enough = values.len() as u64 >= u64::from(at_least.max(1));
+            enough.then(|| median(values)).flatten().map(|value| value * percent / 100.0)
+        };
+        match when {
+            When::Above { limit, .. } | When::Below { limit, .. } => Ok(*limit),
+            When::BelowProfile { metric, percent } => expected(metric).map(|value| value * percent / 100.0),
+            When::NotProfile { metric } => expected(metric),
+            When::BelowPeers { metric, percent, at_least } => {
+                let peers = self.past.peers_of(metric);
+                of_median(peers, *at_least, *percent).ok_or_else(|| {
+                    let text = format!(
+                        "`{metric}` is known of {} other nodes of this type, {at_least} are needed",
+                        peers.len()
+                    );
+                    (NO_PEERS, text)
+                })
+            }
+            When::BelowOwn { metric, percent, at_least } => {
+                let own = self.past.own_of(metric, entity);
+                of_median(own, *at_least, *percent).ok_or_else(|| {
+                    let text =
+                        format!("`{metric}` of {entity} has {} earlier results, {at_least} are needed", own.len());
+                    (NO_PAST, text)
+                })
+            }
+            When::OftenOf { when, .. } => self.limit(when, entity),
+            When::Event(_) | When::EventsWithin { .. } => Err((NO_LIMIT, "an event has no limit".to_owned())),
         }
-        When::NotProfile { metric } => (metric, expected(metric), other),
-        When::Event(_) => return,
+    }
+}
+
+fn is_bad(when: &When, value: f64, limit: f64) -> bool {
+    match when {
+        When::Above { .. } => value > limit,
+        When::NotProfile { .. } => (value - limit).abs() > limit.abs() * 1e-9,
+        When::OftenOf { when, .. } => is_bad(when, value, limit),
+        _ => value < limit,
+    }
+}
+
+/// Whether a condition held, as far as is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Yes,
+    No,
+    /// Too few earlier results are known to tell.
+    Unknown,
+}
+
+/// For `n` of the last `m`, results that are not known may have gone either way.
+fn held(when: &When, metric: &Metric, limit: f64, past: &Past) -> Held {
+    let When::OftenOf { when, times, last } = when else {
+        return if is_bad(when, metric.value, limit) { Held::Yes } else { Held::No };
     };
+    let earlier = past.own_of(&metric.name, &metric.entity);
+    let last = usize::try_from(*last).unwrap_or(usize::MAX);
+    let known = std::iter::once(&metric.value).chain(earlier).take(last);
+    let bad = known.clone().filter(|value| is_bad(when, **value, limit)).count() as u64;
+    let unknown = (last - known.count()) as u64;
+    if bad >= u64::from(*times) {
+        Held::Yes
+    } else if bad + unknown < u64::from(*times) {
+        Held::No
+    } else {
+        Held::Unknown
+    }
+}
+
+fn judge_metric(rule: &Rule, known: Known<'_>, metrics: &[Metric], findings: &mut Vec<Finding>, doubt: &mut Doubt) {
+    let Some(name) = rule.when.metric() else { return };
     let mut found = false;
-    for metric in metrics.iter().filter(|metric| metric.name == *name) {
+    for metric in metrics.iter().filter(|metric| metric.name == name) {
         found = true;
-        let Some(limit) = limit else {
-            let text = format!("no profile says what `{name}` should be on this machine type");
-            doubt.unjudged.push((name.clone(), NO_LIMIT, text));
-            continue;
+        let entity = &metric.entity;
+        let limit = match known.limit(&rule.when, entity) {
+            Ok(limit) => limit,
+            Err((reason, text)) => {
+                doubt.cannot(name, Some(entity.clone()), reason, text);
+                continue;
+            }
         };
         if !metric.value.is_finite() {
-            let text = format!("`{name}` of {} is not a number", metric.entity);
-            doubt.unjudged.push((format!("{name} of {}", metric.entity), NOT_A_NUMBER, text));
+            let text = format!("`{name}` of {entity} is not a number");
+            doubt.cannot(format!("{name} as a number"), None, NOT_A_NUMBER, text);
             continue;
         }
-        doubt.judged_any = true;
-        doubt.judged.push(name.clone());
-        if is_bad(metric.value, limit) {
-            let evidence = Evidence::Measured { metric: name.clone(), value: metric.value, limit };
-            let text = fill(&rule.text, &metric.entity, &number(metric.value), &number(limit));
-            findings.push(finding(rule, metric.entity.clone(), text, evidence));
+        match held(&rule.when, metric, limit, known.past) {
+            Held::Unknown => {
+                let text = format!("too few earlier results of `{name}` of {entity} are known");
+                doubt.cannot(name, Some(entity.clone()), NO_PAST, text);
+            }
+            Held::No => {
+                doubt.judged_any = true;
+                doubt.judged.push((name.to_owned(), entity.clone()));
+            }
+            Held::Yes => {
+                let evidence = Evidence::Measured { metric: name.to_owned(), value: metric.value, limit };
+                let text = fill(&rule.text, entity, &number(metric.value), &number(limit));
+                findings.push(finding(rule, entity.clone(), text, evidence));
+            }
         }
     }
     if !found {
-        doubt.unjudged.push((name.clone(), METRIC_MISSING, format!("the check did not report `{name}`")));
+        doubt.cannot(name, None, METRIC_MISSING, format!("the check did not report `{name}`"));
     }
+}
+
+/// So many events about one part, within so long before the look. One that nobody dated was seen now.
+fn judge_events(
+    rule: &Rule,
+    (times, within): (u32, Span),
+    past: &Past,
+    matching: &[&Event],
+    findings: &mut Vec<Finding>,
+    doubt: &mut Doubt,
+) {
+    if matching.is_empty() {
+        doubt.judged_any = true;
+        return;
+    }
+    let Some(at) = past.at else {
+        let text = format!("rule `{}` looks back over {within}, and nobody said from when", rule.id);
+        doubt.cannot(rule.id.as_str(), None, NO_PAST, text);
+        return;
+    };
+    doubt.judged_any = true;
+    let since = at.minus(within);
+    let mut by_part: BTreeMap<&Entity, Vec<&Event>> = BTreeMap::new();
+    for event in matching.iter().filter(|event| event.at.is_none_or(|moment| moment > since)) {
+        let seen = by_part.entry(&event.entity).or_default();
+        // The same event told twice is one event.
+        if event.key.is_none() || seen.iter().all(|other| other.key != event.key) {
+            seen.push(event);
+        }
+    }
+    for (entity, seen) in by_part.into_iter().filter(|(_, seen)| seen.len() as u64 >= u64::from(times)) {
+        let Some(newest) = seen.iter().max_by_key(|event| event.at) else { continue };
+        let evidence = told_by(newest);
+        let text = fill(&rule.text, entity, &format!("{} times: {}", seen.len(), newest.text), &times.to_string());
+        findings.push(finding(rule, entity.clone(), text, evidence));
+    }
+}
+
+/// What a judgement is worth so soon after a boot: what was measured may still be on its way (links train, daemons
+/// start) and fails nothing yet. An event that was recorded with its time did happen, and stands.
+#[must_use]
+pub fn after_boot(judgement: Judgement, up: Option<Span>, grace: Span) -> Judgement {
+    let Some(up) = up.filter(|up| *up < grace && judgement.verdict == Verdict::Fail) else { return judgement };
+    let (stand, wait): (Vec<_>, Vec<_>) = judgement
+        .findings
+        .into_iter()
+        .partition(|finding| matches!(finding.evidence, Evidence::Event { at: Some(_), .. }));
+    match (stand.first(), wait.first()) {
+        (Some(worst), _) => Judgement {
+            verdict: Verdict::Fail,
+            reason: worst.reason.clone(),
+            text: worst.text.clone(),
+            findings: stand,
+        },
+        (None, waiting) => {
+            let what = waiting.map_or(judgement.text.as_str(), |finding| finding.text.as_str());
+            let text = format!("up for {up}, and nothing is judged in the first {grace}; as it stands: {what}");
+            Judgement::inconclusive(BOOTING, text)
+        }
+    }
+}
+
+fn told_by(event: &Event) -> Evidence {
+    let key = event.key.as_deref().and_then(|key| key.parse().ok());
+    let known_by = key.map(|key| (event.code.clone(), key));
+    Evidence::Event { text: event.text.clone(), at: event.at, known_by }
 }
 
 fn finding(rule: &Rule, entity: Entity, text: String, evidence: Evidence) -> Finding {
@@ -223,6 +406,8 @@ pub fn judge_clock(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
     use crate::{
         ids::Sku,
         observation::{EntityKind, Event, FailureKind, ProbeFailure, Unit, Why},
@@ -384,6 +569,150 @@ mod tests {
             [(99.0, "99"), (0.5, "0.5"), (4096.0, "4096"), (21_379_052_162.0, "21.38 G"), (6.38e14, "638 T")]
         {
             assert_eq!(number(value), text);
+        }
+    }
+
+    fn rule(condition: &str) -> Rule {
+        let text = format!(
+            "id = \"r\"\ncheck = \"disk\"\n{condition}\nseverity = \"reset\"\nreason = \"bad\"\ntext = \"{{value}} {{limit}}\"\n"
+        );
+        toml::from_str(&text).unwrap()
+    }
+
+    fn with(condition: &str, past: &Past, observation: &Observation) -> (Verdict, String) {
+        let judgement = judge_with(&[rule(condition)], None, past, &disk(), observation);
+        (judgement.verdict, judgement.reason.to_string())
+    }
+
+    fn before(values: &[f64]) -> Past {
+        let entity = Entity::new(EntityKind::Mount, "/");
+        Past { own: [(("rate".to_owned(), entity), values.to_vec())].into(), ..Past::default() }
+    }
+
+    #[test]
+    fn slower_than_others_of_its_type_fails_and_too_few_others_say_nothing() {
+        let slow = measured(vec![metric("rate", 89.0)], vec![]);
+        let fine = measured(vec![metric("rate", 90.0)], vec![]);
+        let peers = |count| Past { peers: [("rate".to_owned(), vec![100.0; count])].into(), ..Past::default() };
+        let condition = "metric = \"rate\"\nbelow_percent_of_peers = 90.0\npeers_at_least = 8";
+        assert_eq!(with(condition, &peers(8), &slow), (Verdict::Fail, "bad".into()));
+        assert_eq!(with(condition, &peers(8), &fine), (Verdict::Pass, "within-limits".into()));
+        assert_eq!(with(condition, &peers(7), &slow), (Verdict::Inconclusive, "no-peers".into()));
+        // One that is far off moves no median.
+        let odd = Past { peers: [("rate".to_owned(), [vec![100.0; 8], vec![1e9]].concat())].into(), ..Past::default() };
+        assert_eq!(with(condition, &odd, &fine).0, Verdict::Pass);
+        // Another rule that judges the metric is enough.
+        let both = [rule(condition), rule("metric = \"rate\"\nbelow = 10.0")];
+        let judgement = judge_with(&both, None, &Past::default(), &disk(), &slow);
+        assert_eq!(judgement.verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn slower_than_it_was_itself_fails() {
+        let slow = measured(vec![metric("rate", 80.0)], vec![]);
+        let condition = "metric = \"rate\"\nbelow_percent_of_own = 90.0\nown_at_least = 3";
+        assert_eq!(with(condition, &before(&[100.0, 101.0, 99.0]), &slow).0, Verdict::Fail);
+        assert_eq!(with(condition, &before(&[81.0, 80.0, 79.0]), &slow).0, Verdict::Pass);
+        assert_eq!(with(condition, &before(&[100.0]), &slow), (Verdict::Inconclusive, "no-past".into()));
+        // Of two parts one has a past and one is new: the new one is not judged by its neighbour.
+        let two = measured(
+            vec![
+                metric("rate", 100.0),
+                Metric { entity: Entity::new(EntityKind::Mount, "/new"), ..metric("rate", 1.0) },
+            ],
+            vec![],
+        );
+        assert_eq!(with(condition, &before(&[100.0; 3]), &two), (Verdict::Inconclusive, "no-past".into()));
+    }
+
+    #[test]
+    fn three_of_the_last_five_fails_whichever_three_and_no_sooner() {
+        let condition = "metric = \"rate\"\nbelow = 90.0\nn_of_last_m = [3, 5]";
+        let now = |value| measured(vec![metric("rate", value)], vec![]);
+        assert_eq!(with(condition, &before(&[100.0, 1.0, 1.0, 100.0]), &now(1.0)).0, Verdict::Fail);
+        assert_eq!(with(condition, &before(&[1.0, 1.0, 1.0, 100.0]), &now(100.0)).0, Verdict::Fail);
+        assert_eq!(with(condition, &before(&[100.0, 1.0, 100.0, 100.0, 1.0]), &now(1.0)).0, Verdict::Pass);
+        assert_eq!(with(condition, &before(&[]), &now(1.0)), (Verdict::Inconclusive, "no-past".into()));
+        assert_eq!(
+            with(condition, &before(&[100.0, 100.0]), &now(100.0)).0,
+            Verdict::Pass,
+            "two more cannot make three"
+        );
+    }
+
+    #[test]
+    fn events_count_within_their_time_once_each_and_by_part() {
+        let at = Timestamp::from_secs(100_000);
+        let event = |ago: i64, key: &str, gpu: &str| Event {
+            at: Some(at.minus(Span::minutes(ago))),
+            key: Some(key.to_owned()),
+            entity: Entity::new(EntityKind::Gpu, gpu),
+            ..dead()
+        };
+        let condition = "event = \"disk-dead\"\nwithin = \"1h\"\ntimes = 2";
+        let judged = |events: Vec<Event>| with(condition, &Past::at(at), &measured(vec![], events)).0;
+        assert_eq!(judged(vec![event(1, "a", "0"), event(59, "b", "0")]), Verdict::Fail);
+        assert_eq!(judged(vec![event(1, "a", "0"), event(61, "b", "0")]), Verdict::Pass, "an old one fails nothing");
+        assert_eq!(judged(vec![event(1, "a", "0"), event(1, "a", "0")]), Verdict::Pass, "told twice is once");
+        assert_eq!(judged(vec![event(1, "a", "0"), event(1, "b", "1")]), Verdict::Pass, "two parts, one each");
+        assert_eq!(judged(vec![dead(), dead()]), Verdict::Fail, "what nobody dated was seen now");
+        let unknown = with(condition, &Past::default(), &measured(vec![], vec![event(1, "a", "0")]));
+        assert_eq!(unknown, (Verdict::Inconclusive, "no-past".into()));
+    }
+
+    #[test]
+    fn right_after_a_boot_what_is_measured_waits_and_what_was_recorded_stands() {
+        let grace = Span::minutes(5);
+        let recorded = Event { at: Some(Timestamp::from_secs(5)), ..dead() };
+        let judged = |events: Vec<Event>, used: f64, up: Option<Span>| {
+            let observation = measured(vec![metric("used", used), metric("rate", 100.0)], events);
+            after_boot(judge(&rules(), Some(&profile()), &disk(), &observation), up, grace)
+        };
+        let soon = Some(Span::minutes(2));
+        let waits = judged(vec![], 99.0, soon);
+        assert_eq!((waits.verdict, waits.reason.as_str()), (Verdict::Inconclusive, "booting"));
+        assert!(waits.text.contains("2m") && waits.text.contains("99 % full"), "{}", waits.text);
+        assert_eq!(judged(vec![], 99.0, Some(grace)).verdict, Verdict::Fail);
+        assert_eq!(judged(vec![], 99.0, None).verdict, Verdict::Fail, "nobody said that it has just booted");
+        assert_eq!(judged(vec![], 9.0, soon).verdict, Verdict::Pass);
+        let stands = judged(vec![recorded], 99.0, soon);
+        assert_eq!((stands.verdict, stands.findings.len()), (Verdict::Fail, 1));
+        assert_eq!(judged(vec![dead()], 9.0, soon).reason.as_str(), "booting", "found by looking, not recorded");
+    }
+
+    proptest! {
+        /// Results that become known never turn a fail into a pass or a pass into a fail.
+        #[test]
+        fn knowing_more_of_the_past_settles_doubt_and_changes_no_verdict(
+            values in proptest::collection::vec(0.0_f64..100.0, 1..12), known in 0_usize..12, times in 1_u32..6, more in 0_u32..6,
+        ) {
+            let condition = format!("metric = \"rate\"\nbelow = 50.0\nn_of_last_m = [{times}, {}]", times + more);
+            let now = measured(vec![metric("rate", values[0])], vec![]);
+            let some = with(&condition, &before(&values[1..known.clamp(1, values.len())]), &now).0;
+            let all = with(&condition, &before(&values[1..]), &now).0;
+            prop_assert!(some == all || some == Verdict::Inconclusive, "{some} {all}");
+        }
+
+        #[test]
+        fn a_median_lies_between_its_numbers_and_no_order_changes_it(values in proptest::collection::vec(-1e6_f64..1e6, 1..20)) {
+            let middle = median(&values).unwrap();
+            let below = values.iter().filter(|value| **value <= middle).count();
+            let above = values.iter().filter(|value| **value >= middle).count();
+            prop_assert!(below * 2 >= values.len() && above * 2 >= values.len());
+            let mut turned = values;
+            turned.reverse();
+            prop_assert_eq!(median(&turned), Some(middle));
+        }
+
+        /// Whatever the past, a rule that is not about it judges as without.
+        #[test]
+        fn the_past_changes_nothing_for_rules_that_do_not_ask(
+            used in 0.0_f64..200.0, rate in 0.0_f64..200.0, own in proptest::collection::vec(0.0_f64..200.0, 0..6),
+        ) {
+            let observation = measured(vec![metric("used", used), metric("rate", rate)], vec![]);
+            let alone = judge(&rules(), Some(&profile()), &disk(), &observation);
+            prop_assert!(Wanted::of(&rules(), &disk()).is_nothing());
+            prop_assert_eq!(judge_with(&rules(), Some(&profile()), &before(&own), &disk(), &observation), alone);
         }
     }
 

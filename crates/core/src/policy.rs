@@ -3,18 +3,22 @@
 //! The commented default is `policy.toml` beside this file and is compiled in; a site's file is laid over it key by
 //! key, rules by their id. Unknown keys are errors with line and column.
 
+mod rule;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     case::{Rung, StepKind},
-    finding::{Remedy, Severity},
-    ids::{CheckId, PoolName, RuleId, TestId},
-    reason::{ReasonCode, coded},
+    finding::Severity,
+    ids::{PoolName, TestId},
+    reason::coded,
     time::{Span, Timestamp},
     toml_text::{self, BadText, Limit},
 };
+
+pub use rule::{Rule, When};
 
 coded! {
     /// How far we may go by ourselves.
@@ -130,6 +134,8 @@ pub struct AgentPolicy {
     pub silent_after: Span,
     /// From this share of all agents on, silence is an incident of ours and no node's fault.
     pub incident_percent: f64,
+    /// For this long after a boot, what is measured may still be on its way and fails nothing.
+    pub boot_grace: Span,
 }
 
 /// A time of the week. Times are at a fixed offset from UTC: daylight saving would make a plan depend on tables
@@ -235,148 +241,6 @@ pub struct TestPolicy {
     pub shares: Vec<String>,
     /// Absent: every pool.
     pub pools: Option<Vec<PoolName>>,
-}
-
-/// How a measurement or an event becomes a finding.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "WrittenRule", into = "WrittenRule")]
-pub struct Rule {
-    pub id: RuleId,
-    pub check: CheckId,
-    pub when: When,
-    pub severity: Severity,
-    pub remedy: Option<Remedy>,
-    pub reason: ReasonCode,
-    /// For people. `{value}`, `{limit}` and `{entity}` are filled in.
-    pub text: String,
-    /// Failing runs in a row before anything is done about it.
-    pub confirm: u32,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub enum When {
-    Above {
-        metric: String,
-        limit: f64,
-    },
-    Below {
-        metric: String,
-        limit: f64,
-    },
-    /// Below a percentage of what the machine type's profile expects of the same metric.
-    BelowProfile {
-        metric: String,
-        percent: f64,
-    },
-    /// Anything else than what the machine type's profile says.
-    NotProfile {
-        metric: String,
-    },
-    /// An event of this code was seen.
-    Event(ReasonCode),
-}
-
-/// A rule as it stands in a file: flat, with exactly one kind of condition.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenRule {
-    id: RuleId,
-    check: CheckId,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    metric: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    above: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    below: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    below_percent_of_profile: Option<f64>,
-    #[serde(default, skip_serializing_if = "is_false")]
-    not_as_profile: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    event: Option<ReasonCode>,
-    severity: Severity,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    remedy: Option<Remedy>,
-    reason: ReasonCode,
-    text: String,
-    #[serde(default = "once")]
-    confirm: u32,
-}
-
-const fn once() -> u32 {
-    1
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
-const fn is_false(value: &bool) -> bool {
-    !*value
-}
-
-impl TryFrom<WrittenRule> for Rule {
-    type Error = String;
-    fn try_from(written: WrittenRule) -> Result<Self, String> {
-        let of_profile = written.below_percent_of_profile;
-        let when =
-            match (written.metric, written.above, written.below, of_profile, written.not_as_profile, written.event) {
-                (Some(metric), Some(limit), None, None, false, None) => When::Above { metric, limit },
-                (Some(metric), None, Some(limit), None, false, None) => When::Below { metric, limit },
-                (Some(metric), None, None, Some(percent), false, None) => When::BelowProfile { metric, percent },
-                (Some(metric), None, None, None, true, None) => When::NotProfile { metric },
-                (None, None, None, None, false, Some(event)) => When::Event(event),
-                _ => {
-                    return Err(format!(
-                        "rule `{}` needs either `event`, or `metric` with one of `above`, `below`, \
-                     `below_percent_of_profile`, `not_as_profile`",
-                        written.id
-                    ));
-                }
-            };
-        if written.confirm == 0 {
-            return Err(format!("rule `{}`: `confirm` is at least 1", written.id));
-        }
-        Ok(Self {
-            id: written.id,
-            check: written.check,
-            when,
-            severity: written.severity,
-            remedy: written.remedy,
-            reason: written.reason,
-            text: written.text,
-            confirm: written.confirm,
-        })
-    }
-}
-
-impl From<Rule> for WrittenRule {
-    fn from(rule: Rule) -> Self {
-        let (mut metric_name, mut above, mut below, mut below_percent_of_profile, mut event) =
-            (None, None, None, None, None);
-        let mut not_as_profile = false;
-        match rule.when {
-            When::Above { metric, limit } => (metric_name, above) = (Some(metric), Some(limit)),
-            When::Below { metric, limit } => (metric_name, below) = (Some(metric), Some(limit)),
-            When::BelowProfile { metric, percent } => {
-                (metric_name, below_percent_of_profile) = (Some(metric), Some(percent));
-            }
-            When::NotProfile { metric } => (metric_name, not_as_profile) = (Some(metric), true),
-            When::Event(code) => event = Some(code),
-        }
-        Self {
-            id: rule.id,
-            check: rule.check,
-            metric: metric_name,
-            above,
-            below,
-            below_percent_of_profile,
-            not_as_profile,
-            event,
-            severity: rule.severity,
-            remedy: rule.remedy,
-            reason: rule.reason,
-            text: rule.text,
-            confirm: rule.confirm,
-        }
-    }
 }
 
 impl Window {

@@ -209,19 +209,17 @@ mod proofs {
         for rule in rules {
             let metrics = metrics_of(rule.check.as_str());
             match &rule.when {
-                When::Above { metric, .. }
-                | When::Below { metric, .. }
-                | When::BelowProfile { metric, .. }
-                | When::NotProfile { metric } => {
-                    assert!(metrics.iter().any(|row| row.name == metric), "{metric}");
-                }
-                When::Event(code) => assert!(
+                When::Event(code) | When::EventsWithin { code, .. } => assert!(
                     crate::FaultKind::ALL.iter().any(|kind| matches!(
                         kind.facts().seen,
                         crate::fault::Seen::Agent { event, .. } if event == code.as_str()
                     )),
                     "{code}"
                 ),
+                of_metric => {
+                    let metric = of_metric.metric().unwrap();
+                    assert!(metrics.iter().any(|row| row.name == metric), "{metric}");
+                }
             }
         }
     }

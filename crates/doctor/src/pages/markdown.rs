@@ -41,12 +41,24 @@ fn escaped(text: &str) -> String {
 
 /// When a rule speaks.
 pub(crate) fn rule_condition(rule: &Rule) -> String {
-    match &rule.when {
+    condition(&rule.when)
+}
+
+fn condition(when: &When) -> String {
+    match when {
         When::Above { metric, limit } => format!("{metric} above {limit}"),
         When::Below { metric, limit } => format!("{metric} below {limit}"),
         When::BelowProfile { metric, percent } => format!("{metric} below {percent} % of the machine type's profile"),
         When::NotProfile { metric } => format!("{metric} not as the machine type's profile says"),
+        When::BelowPeers { metric, percent, at_least } => {
+            format!("{metric} below {percent} % of the median of at least {at_least} other nodes of the type")
+        }
+        When::BelowOwn { metric, percent, at_least } => {
+            format!("{metric} below {percent} % of the median of at least {at_least} earlier results")
+        }
+        When::OftenOf { when, times, last } => format!("{}, in {times} of the last {last} results", condition(when)),
         When::Event(code) => format!("event {code}"),
+        When::EventsWithin { code, times, within } => format!("event {code} {times} times within {within}"),
     }
 }
 

@@ -1,0 +1,345 @@
+//! Rules: how a measurement or an event becomes a finding.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    finding::{Remedy, Severity},
+    ids::{CheckId, RuleId},
+    reason::ReasonCode,
+    time::Span,
+};
+
+/// How a measurement or an event becomes a finding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "WrittenRule", into = "WrittenRule")]
+pub struct Rule {
+    pub id: RuleId,
+    pub check: CheckId,
+    pub when: When,
+    pub severity: Severity,
+    pub remedy: Option<Remedy>,
+    pub reason: ReasonCode,
+    /// For people. `{value}`, `{limit}` and `{entity}` are filled in.
+    pub text: String,
+    /// Failing runs in a row before anything is done about it.
+    pub confirm: u32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum When {
+    Above {
+        metric: String,
+        limit: f64,
+    },
+    Below {
+        metric: String,
+        limit: f64,
+    },
+    /// Below a percentage of what the machine type's profile expects of the same metric.
+    BelowProfile {
+        metric: String,
+        percent: f64,
+    },
+    /// Anything else than what the machine type's profile says.
+    NotProfile {
+        metric: String,
+    },
+    /// Below a percentage of the median of other nodes of the same machine type, where at least so many are known.
+    BelowPeers {
+        metric: String,
+        percent: f64,
+        at_least: u32,
+    },
+    /// Below a percentage of the median of this part's own earlier results, where at least so many are known.
+    BelowOwn {
+        metric: String,
+        percent: f64,
+        at_least: u32,
+    },
+    /// Another condition on a metric, which held in so many of the last so many results, this one among them.
+    OftenOf {
+        when: Box<Self>,
+        times: u32,
+        last: u32,
+    },
+    /// An event of this code was seen.
+    Event(ReasonCode),
+    /// At least so many events of this code about one part, within so long before the look.
+    EventsWithin {
+        code: ReasonCode,
+        times: u32,
+        within: Span,
+    },
+}
+
+impl When {
+    /// The number that it is about; none for events.
+    pub fn metric(&self) -> Option<&str> {
+        match self {
+            Self::Above { metric, .. }
+            | Self::Below { metric, .. }
+            | Self::BelowProfile { metric, .. }
+            | Self::NotProfile { metric }
+            | Self::BelowPeers { metric, .. }
+            | Self::BelowOwn { metric, .. } => Some(metric),
+            Self::OftenOf { when, .. } => when.metric(),
+            Self::Event(_) | Self::EventsWithin { .. } => None,
+        }
+    }
+}
+
+/// Other nodes of the type that a comparison with them needs, where the rule does not say.
+const PEERS: u32 = 8;
+/// Earlier results that a comparison with them needs, where the rule does not say.
+const OWN_RESULTS: u32 = 5;
+/// Of more earlier results than this nobody keeps count.
+const MOST_RESULTS: u32 = 50;
+
+/// A rule as it stands in a file: flat, with exactly one kind of condition.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenRule {
+    id: RuleId,
+    check: CheckId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    metric: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    above: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    below: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    below_percent_of_profile: Option<f64>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    not_as_profile: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    below_percent_of_peers: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    peers_at_least: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    below_percent_of_own: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    own_at_least: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    n_of_last_m: Option<[u32; 2]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    event: Option<ReasonCode>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    times: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    within: Option<Span>,
+    severity: Severity,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    remedy: Option<Remedy>,
+    reason: ReasonCode,
+    text: String,
+    #[serde(default = "once")]
+    confirm: u32,
+}
+
+const fn once() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+impl TryFrom<WrittenRule> for Rule {
+    type Error = String;
+    fn try_from(written: WrittenRule) -> Result<Self, String> {
+        let when = written.condition().map_err(|why| format!("rule `{}` {why}", written.id))?;
+        if written.confirm == 0 {
+            return Err(format!("rule `{}`: `confirm` is at least 1", written.id));
+        }
+        Ok(Self {
+            id: written.id,
+            check: written.check,
+            when,
+            severity: written.severity,
+            remedy: written.remedy,
+            reason: written.reason,
+            text: written.text,
+            confirm: written.confirm,
+        })
+    }
+}
+
+impl WrittenRule {
+    fn condition(&self) -> Result<When, String> {
+        match (&self.event, &self.metric) {
+            (Some(code), None) => self.of_event(code),
+            (None, Some(metric)) => self.of_metric(metric),
+            _ => Err("needs either `event` or `metric`".to_owned()),
+        }
+    }
+
+    fn of_event(&self, code: &ReasonCode) -> Result<When, String> {
+        if self.conditions(String::new()).next().is_some() || self.n_of_last_m.is_some() {
+            return Err("is about an `event`: a limit is for a `metric`".to_owned());
+        }
+        match (self.times, self.within) {
+            (None, None) => Ok(When::Event(code.clone())),
+            (Some(0), _) => Err("says `times = 0`: it is at least 1".to_owned()),
+            (times, Some(within)) if within > Span::ZERO => {
+                Ok(When::EventsWithin { code: code.clone(), times: times.unwrap_or(1), within })
+            }
+            (Some(_), None) => Err("says `times`: say also `within`, such as \"1h\"".to_owned()),
+            (_, Some(_)) => Err("says `within = \"0s\"`: nothing happens within no time".to_owned()),
+        }
+    }
+
+    fn of_metric(&self, metric: &str) -> Result<When, String> {
+        if self.times.is_some() || self.within.is_some() {
+            return Err("is about a `metric`: `times` and `within` are for an `event`".to_owned());
+        }
+        let mut all = self.conditions(metric.to_owned());
+        let (Some(when), None) = (all.next(), all.next()) else {
+            return Err("needs, beside `metric`, exactly one of `above`, `below`, `below_percent_of_profile`, \
+                        `not_as_profile`, `below_percent_of_peers`, `below_percent_of_own`"
+                .to_owned());
+        };
+        if self.peers_at_least.is_some_and(|least| least == 0 || self.below_percent_of_peers.is_none()) {
+            return Err("says `peers_at_least`, which is 1 or more and goes with `below_percent_of_peers`".to_owned());
+        }
+        let few = 1..=MOST_RESULTS;
+        if self.own_at_least.is_some_and(|least| !few.contains(&least) || self.below_percent_of_own.is_none()) {
+            return Err(format!(
+                "says `own_at_least`, which is 1 to {MOST_RESULTS} and goes with `below_percent_of_own`"
+            ));
+        }
+        match self.n_of_last_m {
+            None => Ok(when),
+            Some([times, last]) if times >= 1 && times <= last && last <= MOST_RESULTS => {
+                Ok(When::OftenOf { when: Box::new(when), times, last })
+            }
+            Some(_) => Err(format!("says `n_of_last_m`, expected such as [3, 5], at most {MOST_RESULTS}")),
+        }
+    }
+
+    /// Every condition on a metric that is written; there should be one.
+    fn conditions(&self, metric: String) -> impl Iterator<Item = When> {
+        let name = || metric.clone();
+        let own_at_least = self.own_at_least.unwrap_or(OWN_RESULTS);
+        let at_least = self.peers_at_least.unwrap_or(PEERS);
+        [
+            self.above.map(|limit| When::Above { metric: name(), limit }),
+            self.below.map(|limit| When::Below { metric: name(), limit }),
+            self.below_percent_of_profile.map(|percent| When::BelowProfile { metric: name(), percent }),
+            self.not_as_profile.then(|| When::NotProfile { metric: name() }),
+            self.below_percent_of_peers.map(|percent| When::BelowPeers { metric: name(), percent, at_least }),
+            self.below_percent_of_own.map(|percent| When::BelowOwn { metric: name(), percent, at_least: own_at_least }),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
+    fn write_condition(&mut self, when: When) {
+        self.metric = when.metric().map(str::to_owned);
+        match when {
+            When::Above { limit, .. } => self.above = Some(limit),
+            When::Below { limit, .. } => self.below = Some(limit),
+            When::BelowProfile { percent, .. } => self.below_percent_of_profile = Some(percent),
+            When::NotProfile { .. } => self.not_as_profile = true,
+            When::BelowPeers { percent, at_least, .. } => {
+                (self.below_percent_of_peers, self.peers_at_least) = (Some(percent), Some(at_least));
+            }
+            When::BelowOwn { percent, at_least, .. } => {
+                (self.below_percent_of_own, self.own_at_least) = (Some(percent), Some(at_least));
+            }
+            When::OftenOf { when, times, last } => {
+                self.write_condition(*when);
+                self.n_of_last_m = Some([times, last]);
+            }
+            When::Event(code) => self.event = Some(code),
+            When::EventsWithin { code, times, within } => {
+                (self.event, self.times, self.within) = (Some(code), Some(times), Some(within));
+            }
+        }
+    }
+}
+
+impl From<Rule> for WrittenRule {
+    fn from(rule: Rule) -> Self {
+        let mut written = Self {
+            id: rule.id,
+            check: rule.check,
+            metric: None,
+            above: None,
+            below: None,
+            below_percent_of_profile: None,
+            not_as_profile: false,
+            below_percent_of_peers: None,
+            peers_at_least: None,
+            below_percent_of_own: None,
+            own_at_least: None,
+            n_of_last_m: None,
+            event: None,
+            times: None,
+            within: None,
+            severity: rule.severity,
+            remedy: rule.remedy,
+            reason: rule.reason,
+            text: rule.text,
+            confirm: rule.confirm,
+        };
+        written.write_condition(rule.when);
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(condition: &str) -> Result<Rule, String> {
+        let text = format!(
+            "id = \"r\"\ncheck = \"c\"\n{condition}\nseverity = \"monitor\"\nreason = \"bad\"\ntext = \"{{value}}\"\n"
+        );
+        toml::from_str(&text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_kind_of_condition_reads_and_reads_back() {
+        for condition in [
+            "metric = \"m\"\nabove = 1.0",
+            "metric = \"m\"\nbelow = 1.0",
+            "metric = \"m\"\nbelow_percent_of_profile = 93.0",
+            "metric = \"m\"\nnot_as_profile = true",
+            "metric = \"m\"\nbelow_percent_of_peers = 90.0",
+            "metric = \"m\"\nbelow_percent_of_peers = 90.0\npeers_at_least = 3",
+            "metric = \"m\"\nbelow_percent_of_own = 90.0\nown_at_least = 4",
+            "metric = \"m\"\nabove = 1.0\nn_of_last_m = [3, 5]",
+            "metric = \"m\"\nbelow_percent_of_peers = 90.0\nn_of_last_m = [2, 2]",
+            "event = \"e\"",
+            "event = \"e\"\nwithin = \"1h\"",
+            "event = \"e\"\nwithin = \"1h\"\ntimes = 3",
+        ] {
+            let read = rule(condition).unwrap_or_else(|error| panic!("{condition}: {error}"));
+            let again: Rule = toml::from_str(&toml::to_string(&read).unwrap()).unwrap();
+            assert_eq!(again, read, "{condition}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_with_what_would_be_accepted() {
+        for (condition, says) in [
+            ("", "either `event` or `metric`"),
+            ("metric = \"m\"\nevent = \"e\"", "either `event` or `metric`"),
+            ("metric = \"m\"", "exactly one of"),
+            ("metric = \"m\"\nabove = 1.0\nbelow = 0.0", "exactly one of"),
+            ("event = \"e\"\nabove = 1.0", "for a `metric`"),
+            ("event = \"e\"\ntimes = 3", "say also `within`"),
+            ("event = \"e\"\ntimes = 0\nwithin = \"1h\"", "at least 1"),
+            ("event = \"e\"\nwithin = \"0s\"", "no time"),
+            ("metric = \"m\"\nabove = 1.0\nwithin = \"1h\"", "for an `event`"),
+            ("metric = \"m\"\nabove = 1.0\nn_of_last_m = [6, 5]", "[3, 5]"),
+            ("metric = \"m\"\nabove = 1.0\nn_of_last_m = [0, 5]", "[3, 5]"),
+            ("metric = \"m\"\nabove = 1.0\npeers_at_least = 3", "goes with `below_percent_of_peers`"),
+            ("metric = \"m\"\nbelow_percent_of_own = 9.0\nown_at_least = 900", "1 to 50"),
+        ] {
+            let error = rule(condition).unwrap_err();
+            assert!(error.contains(says) && error.contains("rule `r`"), "{condition}: {error}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `doctor-node profile diff`: this machine beside a profile, metric by metric.
+
+use std::fmt::Write as _;
+
+use doctor_core::{
+    observation::{Entity, Observation},
+    profile::Profile,
+};
+use serde::Serialize;
+
+use crate::check::Looked;
+
+/// One expectation and what was seen of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Difference {
+    pub metric: String,
+    pub entity: Entity,
+    pub expected: f64,
+    /// None: nothing measured it, so nothing is known.
+    pub seen: Option<f64>,
+    pub compared: Compared,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compared {
+    Same,
+    Less,
+    More,
+    /// No check that ran here measures it. Bandwidths are measured by tests, not by checks.
+    NotMeasured,
+}
+
+impl Compared {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Same => "same",
+            Self::Less => "less",
+            Self::More => "more",
+            Self::NotMeasured => "not measured",
+        }
+    }
+}
+
+/// Every expectation of the profile, with one row for each part that was measured. Equal within half a percent is the
+/// same: sizes of memory differ by a little from boot to boot.
+pub fn compare(profile: &Profile, looked: &[Looked]) -> Vec<Difference> {
+    let metrics = || {
+        looked.iter().flat_map(|seen| match &seen.observation {
+            Observation::Measured { metrics, .. } => metrics.as_slice(),
+            _ => &[],
+        })
+    };
+    let mut rows = Vec::new();
+    for (name, &expected) in &profile.expect {
+        let before = rows.len();
+        rows.extend(metrics().filter(|metric| metric.name == *name).map(|metric| {
+            let compared = if (metric.value - expected).abs() <= expected.abs() * 0.005 {
+                Compared::Same
+            } else if metric.value < expected {
+                Compared::Less
+            } else {
+                Compared::More
+            };
+            let (entity, seen) = (metric.entity.clone(), Some(metric.value));
+            Difference { metric: name.clone(), entity, expected, seen, compared }
+        }));
+        if rows.len() == before {
+            let compared = Compared::NotMeasured;
+            rows.push(Difference { metric: name.clone(), entity: Entity::node(), expected, seen: None, compared });
+        }
+    }
+    rows
+}
+
+/// A table for people.
+pub fn differences_table(rows: &[Difference]) -> String {
+    let width = rows.iter().map(|row| row.metric.len()).max().unwrap_or(0).max("METRIC".len());
+    let mut out = format!("{:width$}  {:14}  {:>18}  {:>18}  COMPARED\n", "METRIC", "PART", "EXPECTED", "SEEN");
+    for row in rows {
+        let seen = row.seen.map_or_else(|| "-".to_owned(), |value| value.to_string());
+        let (metric, entity, expected, word) = (&row.metric, &row.entity, row.expected, row.compared.word());
+        let _infallible = writeln!(out, "{metric:width$}  {entity:14}  {expected:>18}  {seen:>18}  {word}");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::{
+        ids::{CheckId, Sku},
+        observation::{EntityKind, Metric},
+        time::Span,
+    };
+
+    #[test]
+    fn every_expectation_has_a_row_also_where_nothing_measured_it() {
+        let expect = [("gpu_count", 8.0), ("links", 18.0), ("mem", 1000.0), ("speed", 5.0)];
+        let expect = expect.map(|(name, value)| (name.to_owned(), value)).into();
+        let profile = Profile { sku: Sku::new("x").unwrap(), version: 1, expect };
+        let gpu = |id: &str, value| Metric::count("links", Entity::new(EntityKind::Gpu, id), value);
+        let metrics = vec![
+            Metric::count("gpu_count", Entity::node(), 7.0),
+            gpu("0", 18.0),
+            gpu("1", 19.0),
+            Metric::count("mem", Entity::node(), 996.0),
+        ];
+        let observation = Observation::measured(metrics, Vec::new());
+        let looked = [Looked { check: CheckId::new("a").unwrap(), observation, took: Span::ZERO }];
+        let rows = compare(&profile, &looked);
+        let compared: Vec<_> = rows.iter().map(|row| row.compared).collect();
+        use Compared::{Less, More, NotMeasured, Same};
+        assert_eq!(compared, [Less, Same, More, Same, NotMeasured]);
+        assert!(differences_table(&rows).contains("gpu:1"));
+    }
+}

@@ -1,0 +1,114 @@
+//! What this machine says of itself: its firmware, its PCI bus, and its cloud where the firmware says that it has one.
+
+use std::{fs, path::Path};
+
+use doctor_checks::probe::{FileText, Probe, ProbeOutput};
+use doctor_core::machine::{Cloud, MachineFacts};
+
+use super::{MachineArgs, metadata};
+use crate::runner::ProbeRunner;
+
+const DMI: &str = "/sys/class/dmi/id";
+const PCI: &str = "/sys/bus/pci/devices/*/uevent";
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What the cloud said, in the state directory: a machine does not change its type while it is up.
+const REMEMBERED: &str = "instance-type";
+
+/// What was found, and what could not be.
+#[derive(Debug)]
+pub struct Gathered {
+    pub machine: MachineFacts,
+    pub notes: Vec<String>,
+}
+
+/// Gathers all that tells the machine's type.
+pub fn gather(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner) -> Gathered {
+    let line = |path: &str| match runner.run(&Probe::read(path)) {
+        ProbeOutput::Text(text) => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
+        _ => None,
+    };
+    let dmi = |name: &str| line(&format!("{DMI}/{name}"));
+    let mut machine = MachineFacts {
+        instance_type: None,
+        told: args.label.clone(),
+        vendor: dmi("sys_vendor"),
+        product: dmi("product_name"),
+        asset_tag: dmi("chassis_asset_tag"),
+        gpu_ids: Vec::new(),
+        gpu_names: Vec::new(),
+    };
+    let mut notes = Vec::new();
+    if let Some(cloud) = machine.cloud() {
+        let boot = line(BOOT);
+        match ask(cloud, &args.metadata, state.zip(boot.as_deref())) {
+            Ok(name) => machine.instance_type = Some(name),
+            Err(error) => notes.push(format!("metadata: this is {cloud}, but {error}")),
+        }
+    }
+    match runner.run(&Probe::glob(PCI)) {
+        // A container may not see the bus; then the driver may know.
+        ProbeOutput::Files(files) if !files.is_empty() => machine.gpu_ids = gpu_ids(&files),
+        _ => machine.gpu_names = gpu_names(runner),
+    }
+    Gathered { machine, notes }
+}
+
+fn ask(cloud: Cloud, url: &str, memory: Option<(&Path, &str)>) -> Result<String, metadata::MetadataError> {
+    let file = memory.map(|(state, _)| state.join(REMEMBERED));
+    let boot = memory.map(|(_, boot)| boot);
+    if let (Some(file), Some(boot)) = (&file, boot)
+        && let Ok(text) = fs::read_to_string(file)
+        && let Some((of, name)) = text.trim_end().split_once('\n')
+        && of == boot
+    {
+        return Ok(name.to_owned());
+    }
+    let name = metadata::instance_type(cloud, url)?;
+    if let (Some(file), Some(boot)) = (file, boot) {
+        // Whoever cannot remember asks again.
+        let _kept = fs::write(file, format!("{boot}\n{name}\n"));
+    }
+    Ok(name)
+}
+
+/// `10de:2330` of every GPU of NVIDIA. The kernel writes classes without leading zeros: 3xxxx is a display controller.
+fn gpu_ids(files: &[FileText]) -> Vec<String> {
+    let id = |file: &FileText| {
+        let text = file.text.as_ref().ok()?;
+        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
+        let class = value("PCI_CLASS=")?;
+        let id = value("PCI_ID=")?.to_ascii_lowercase();
+        (class.len() == 5 && class.starts_with('3') && id.starts_with("10de:")).then_some(id)
+    };
+    files.iter().filter_map(id).collect()
+}
+
+fn gpu_names(runner: &dyn ProbeRunner) -> Vec<String> {
+    match runner.run(&Probe::gpu(&["name"])) {
+        ProbeOutput::Gpus(answer) => {
+            answer.gpus.iter().filter_map(|gpu| gpu.text("name")).map(str::to_owned).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_nvidias_display_controllers_are_gpus() {
+        let file = |text: &str| FileText { path: String::new(), text: Ok(text.to_owned()) };
+        let files = [
+            // NVIDIA H200 with driver 570, 2026-11-15.
+            file("DRIVER=nvidia\nPCI_CLASS=30200\nPCI_ID=10DE:2335\nPCI_SUBSYS_ID=10DE:18BE\n"),
+            // Made by hand: an NVSwitch, a NIC, a management controller's display.
+            file("DRIVER=nvidia-nvswitch\nPCI_CLASS=68000\nPCI_ID=10DE:22A3\n"),
+            file("DRIVER=mlx5_core\nPCI_CLASS=20700\nPCI_ID=15B3:1021\n"),
+            file("DRIVER=ast\nPCI_CLASS=30000\nPCI_ID=1A03:2000\n"),
+            file(""),
+        ];
+        assert_eq!(gpu_ids(&files), ["10de:2335"]);
+    }
+}

@@ -1,0 +1,160 @@
+//! `doctor-node profile learn`: a profile from a machine that is known to be good.
+//!
+//! Only what some rule holds against a profile is learnt: other numbers of today (temperatures, free space) are no
+//! expectation. A machine that fails a check teaches nothing.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use doctor_core::{
+    ids::Sku,
+    machine::{MachineFacts, Signs},
+    observation::Observation,
+    policy::{Rule, When},
+    profile::ProfileFile,
+    time::Timestamp,
+};
+
+use crate::check::Looked;
+
+/// A profile in the making.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Learned {
+    pub file: ProfileFile,
+    /// What could not be learnt, and why.
+    pub missing: Vec<String>,
+}
+
+/// Takes from what was seen all that the rules would hold against a profile.
+pub fn learn(sku: Sku, facts: &MachineFacts, looked: &[Looked], rules: &[Rule], at: Timestamp) -> Learned {
+    let mut expect = BTreeMap::new();
+    let mut missing = Vec::new();
+    for rule in rules {
+        let (name, exact) = match &rule.when {
+            When::NotProfile { metric } => (metric, true),
+            When::BelowProfile { metric, .. } => (metric, false),
+            _ => continue,
+        };
+        let Some(seen) = looked.iter().find(|seen| seen.check == rule.check) else { continue };
+        let values = match &seen.observation {
+            Observation::Measured { metrics, .. } => {
+                metrics.iter().filter(|metric| metric.name == *name).map(|metric| metric.value).collect::<Vec<_>>()
+            }
+            Observation::NotApplicable(why) => {
+                missing.push(format!("{name}: {} does not apply here: {}", rule.check, why.text));
+                continue;
+            }
+            Observation::CouldNot(failure) => {
+                missing.push(format!("{name}: {} could not look: {}", rule.check, failure.text));
+                continue;
+            }
+        };
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if values.is_empty() || !least.is_finite() || !most.is_finite() {
+            missing.push(format!("{name}: {} measured none", rule.check));
+        } else if exact && most - least > most.abs() * 1e-9 {
+            missing.push(format!("{name}: parts of this machine differ ({least} to {most}), and one number is wanted"));
+        } else {
+            expect.insert(name.clone(), least);
+        }
+    }
+    let source = format!("learnt from a machine at {at}");
+    let file = ProfileFile { sku, version: 1, source, like: None, expect, detect: signs(facts) };
+    Learned { file, missing }
+}
+
+/// The surest sign that this machine shows, and its GPUs.
+fn signs(facts: &MachineFacts) -> Signs {
+    let mut ids = facts.gpu_ids.clone();
+    ids.sort_unstable();
+    ids.dedup();
+    // All virtual machines of a cloud have one product name.
+    let product = facts.product.clone().filter(|_| facts.cloud().is_none());
+    Signs {
+        instance_types: facts.instance_type.iter().cloned().collect(),
+        products: product.into_iter().collect(),
+        gpus: u32::try_from(facts.gpu_ids.len()).ok().filter(|count| *count > 0),
+        gpu_ids: ids,
+        gpu_names: Vec::new(),
+    }
+}
+
+impl Learned {
+    /// The file, with what is not in it as comments.
+    ///
+    /// # Errors
+    /// If it cannot be written as TOML, which a profile always can.
+    pub fn text(&self) -> Result<String, toml::ser::Error> {
+        let mut text = String::from("# A profile of Cluster Doctor, learnt from one machine. Read it before you trust it.\n");
+        for missing in &self.missing {
+            let _infallible = writeln!(text, "# Not learnt: {}", missing.replace('\n', " "));
+        }
+        text.push_str(&toml::to_string(&self.file)?);
+        Ok(text)
+    }
+}
+
+/// A name for a machine that was given none: what its cloud or its firmware calls it, in small letters.
+pub fn usual_name(facts: &MachineFacts) -> Option<Sku> {
+    let called = facts.instance_type.as_ref().or(facts.product.as_ref())?;
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c.to_ascii_lowercase() } else { '-' };
+    let name: String = called.trim().chars().map(plain).collect();
+    Sku::new(name.trim_matches(['-', '.', '_'])).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::{
+        ids::CheckId,
+        observation::{Entity, EntityKind, Metric},
+        policy::Policy,
+        time::Span,
+    };
+
+    fn seen(check: &str, metrics: Vec<Metric>) -> Looked {
+        let observation = Observation::measured(metrics, Vec::new());
+        Looked { check: CheckId::new(check).unwrap(), observation, took: Span::ZERO }
+    }
+
+    fn rule(check: &str, metric: &str, how: &str) -> Rule {
+        let text = format!(
+            "[[rules]]\nid = \"r-{metric}\"\ncheck = \"{check}\"\nmetric = \"{metric}\"\n{how}\nseverity = \"monitor\"\n\
+             reason = \"x\"\ntext = \"x\"\n"
+        );
+        Policy::over_defaults(&text).unwrap().rules.remove(0)
+    }
+
+    #[test]
+    fn what_rules_ask_of_a_profile_is_learnt_and_nothing_else() {
+        let rules = [
+            rule("a", "gpu_count", "not_as_profile = true"),
+            rule("a", "mem", "below_percent_of_profile = 98.0"),
+            rule("a", "heat", "above = 90.0"),
+            rule("b", "links", "not_as_profile = true"),
+        ];
+        let gpu = |id: &str, value| Metric::count("links", Entity::new(EntityKind::Gpu, id), value);
+        let looked = [
+            seen("a", vec![
+                Metric::count("gpu_count", Entity::node(), 8.0),
+                Metric::count("mem", Entity::node(), 100.0),
+                Metric::count("heat", Entity::node(), 40.0),
+            ]),
+            seen("b", vec![gpu("0", 18.0), gpu("1", 17.0)]),
+        ];
+        let facts = MachineFacts {
+            product: Some("Rack Server 9".to_owned()),
+            gpu_ids: vec!["10de:2330".to_owned(); 8],
+            ..MachineFacts::default()
+        };
+        let name = usual_name(&facts).unwrap();
+        assert_eq!(name.as_str(), "rack-server-9");
+        let learned = learn(name, &facts, &looked, &rules, Timestamp::from_secs(0));
+        assert_eq!(learned.file.expect.keys().collect::<Vec<_>>(), ["gpu_count", "mem"]);
+        assert!(learned.missing[0].contains("17 to 18"), "{:?}", learned.missing);
+        let text = learned.text().unwrap();
+        let back = ProfileFile::read(&text).unwrap();
+        assert_eq!(back, learned.file);
+        assert_eq!((back.detect.products.len(), back.detect.gpus), (1, Some(8)));
+    }
+}

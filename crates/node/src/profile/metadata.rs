@@ -1,0 +1,214 @@
+//! What a cloud calls this machine, from its metadata service: a few bytes over HTTP from a link-local address.
+//!
+//! Nothing is looked up by name and nothing leaves the host's link. A service that does not answer within a second is
+//! not there, and the machine's type is told by other signs.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use doctor_core::machine::Cloud;
+
+/// Where all three clouds answer.
+pub const LINK_LOCAL: &str = "http://169.254.169.254";
+
+/// For one question, from the first packet to the last byte.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// An instance type is a word.
+const MOST: u64 = 16 << 10;
+
+#[derive(Debug, thiserror::Error)]
+pub enum MetadataError {
+    #[error("`{0}` is not an address such as http://169.254.169.254")]
+    BadUrl(String),
+    #[error("its metadata service does not answer: {0}")]
+    Io(#[from] io::Error),
+    #[error("its metadata service answers `{0}`")]
+    Status(String),
+    #[error("its metadata service says what is no machine type: `{0}`")]
+    Word(String),
+}
+
+/// Asks the cloud what this machine is.
+///
+/// # Errors
+/// With what was wrong; the caller goes on without.
+pub fn instance_type(cloud: Cloud, url: &str) -> Result<String, MetadataError> {
+    let service = Service::new(url)?;
+    let word = match cloud {
+        Cloud::Aws => {
+            let ttl = ("X-aws-ec2-metadata-token-ttl-seconds", "60");
+            let token = service.ask("PUT", "/latest/api/token", ttl)?;
+            service.ask("GET", "/latest/meta-data/instance-type", ("X-aws-ec2-metadata-token", &token))?
+        }
+        Cloud::Azure => {
+            let path = "/metadata/instance/compute/vmSize?api-version=2021-02-01&format=text";
+            service.ask("GET", path, ("Metadata", "true"))?
+        }
+        Cloud::Gcp => {
+            let path = "/computeMetadata/v1/instance/machine-type";
+            service.ask("GET", path, ("Metadata-Flavor", "Google"))?
+        }
+    };
+    // Google's is a path: projects/1234/machineTypes/a3-highgpu-8g.
+    let word = word.rsplit('/').next().unwrap_or_default();
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    if word.is_empty() || word.len() > 64 || !word.bytes().all(plain) {
+        return Err(MetadataError::Word(shown(word)));
+    }
+    Ok(word.to_owned())
+}
+
+#[derive(Debug)]
+struct Service {
+    address: SocketAddr,
+}
+
+impl Service {
+    fn new(url: &str) -> Result<Self, MetadataError> {
+        let bad = || MetadataError::BadUrl(shown(url));
+        let host = url.strip_prefix("http://").ok_or_else(bad)?.trim_end_matches('/');
+        let address = host.parse().or_else(|_| host.parse().map(|ip| SocketAddr::new(ip, 80))).map_err(|_| bad())?;
+        Ok(Self { address })
+    }
+
+    fn ask(&self, method: &str, path: &str, (name, value): (&str, &str)) -> Result<String, MetadataError> {
+        let until = Instant::now() + PATIENCE;
+        let mut stream = TcpStream::connect_timeout(&self.address, PATIENCE)?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let host = self.address.ip();
+        let request = format!("{method} {path} HTTP/1.0\r\nHost: {host}\r\n{name}: {value}\r\nContent-Length: 0\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
+        let answer = read_until(&mut stream, until)?;
+        body(&answer)
+    }
+}
+
+/// Reads to the end, or for as long as there is time: a service that says a byte a second does not hold us.
+fn read_until(stream: &mut TcpStream, until: Instant) -> Result<Vec<u8>, MetadataError> {
+    let mut answer = Vec::new();
+    let mut some = [0; 4096];
+    loop {
+        if complete(&answer) {
+            return Ok(answer);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut some)? {
+            0 => return Ok(answer),
+            read => answer.extend_from_slice(&some[..read]),
+        }
+        if answer.len() as u64 > MOST {
+            return Err(MetadataError::Word("something longer than 16 KiB".to_owned()));
+        }
+    }
+}
+
+fn split(answer: &[u8]) -> Option<(String, &[u8])> {
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
+    Some((String::from_utf8_lossy(&answer[..end]).into_owned(), &answer[end + 4..]))
+}
+
+/// Whether as much has come as the answer says that it has. One that does not say ends with the connection.
+fn complete(answer: &[u8]) -> bool {
+    let Some((head, body)) = split(answer) else { return false };
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
+    });
+    length.is_some_and(|length| body.len() >= length)
+}
+
+fn body(answer: &[u8]) -> Result<String, MetadataError> {
+    let Some((head, body)) = split(answer) else {
+        return Err(MetadataError::Status(shown(&String::from_utf8_lossy(answer))));
+    };
+    let status = head.lines().next().unwrap_or_default();
+    if status.split(' ').nth(1) != Some("200") {
+        return Err(MetadataError::Status(shown(status)));
+    }
+    Ok(String::from_utf8_lossy(body).trim().to_owned())
+}
+
+fn shown(text: &str) -> String {
+    text.chars().take(64).collect::<String>().escape_debug().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        net::TcpListener,
+        thread::{self, JoinHandle},
+    };
+
+    use super::*;
+
+    /// Answers this many requests as a cloud would, and hands back their first lines and headers.
+    fn service(answers: &'static [&'static str]) -> (String, JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let served = thread::spawn(move || {
+            let mut seen = Vec::new();
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                seen.push(lines.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\n"));
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+            seen
+        });
+        (url, served)
+    }
+
+    #[test]
+    fn each_cloud_is_asked_in_its_own_way() {
+        const TOKEN: &str = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nTOKEN=";
+        let (url, served) = service(&[TOKEN, "HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\np5.48xlarge"]);
+        assert_eq!(instance_type(Cloud::Aws, &url).unwrap(), "p5.48xlarge");
+        let seen = served.join().unwrap();
+        assert!(seen[0].starts_with("PUT /latest/api/token ") && seen[0].contains("token-ttl-seconds: 60"), "{seen:?}");
+        assert!(seen[1].contains("X-aws-ec2-metadata-token: TOKEN="), "{seen:?}");
+
+        let (url, served) = service(&["HTTP/1.0 200 OK\r\n\r\nStandard_ND96isr_H100_v5"]);
+        assert_eq!(instance_type(Cloud::Azure, &url).unwrap(), "Standard_ND96isr_H100_v5");
+        assert!(served.join().unwrap()[0].contains("Metadata: true"));
+
+        let (url, served) = service(&["HTTP/1.1 200 OK\r\n\r\nprojects/1234/machineTypes/a3-highgpu-8g"]);
+        assert_eq!(instance_type(Cloud::Gcp, &url).unwrap(), "a3-highgpu-8g");
+        assert!(served.join().unwrap()[0].contains("Metadata-Flavor: Google"));
+    }
+
+    #[test]
+    fn what_is_no_machine_type_is_refused() {
+        for answer in [
+            &["HTTP/1.1 404 Not Found\r\n\r\nno"][..],
+            &["HTTP/1.1 200 OK\r\n\r\n"],
+            &["HTTP/1.1 200 OK\r\n\r\n<html>sign in</html>"],
+            &["hello"],
+        ] {
+            let (url, served) = service(answer);
+            assert!(instance_type(Cloud::Azure, &url).is_err(), "{answer:?}");
+            served.join().unwrap();
+        }
+        for url in ["https://127.0.0.1", "http://metadata.google.internal", "127.0.0.1", "http://"] {
+            assert!(matches!(instance_type(Cloud::Gcp, url), Err(MetadataError::BadUrl(_))), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_service_that_says_nothing_is_not_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let began = Instant::now();
+        assert!(matches!(instance_type(Cloud::Azure, &url), Err(MetadataError::Io(_))));
+        assert!(began.elapsed() < PATIENCE * 10, "{:?}", began.elapsed());
+        drop(listener);
+    }
+}
