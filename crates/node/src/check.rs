@@ -5,12 +5,16 @@
 
 mod print;
 
-use doctor_checks::{Catalogue, Check, Depth, spec::Params};
+use doctor_checks::{
+    Catalogue, Check, Depth,
+    probe::{Probe, ProbeOutput},
+};
 use doctor_core::{
-    classify::{Judgement, judge},
+    classify::{Judgement, Past, after_boot, judge_with},
     finding::{Finding, Severity, Verdict},
     ids::CheckId,
-    policy::{Policy, Rule},
+    observation::Observation,
+    policy::Policy,
     profile::Profile,
     reason::ReasonCode,
     time::Span,
@@ -76,7 +80,15 @@ impl Answer {
     }
 }
 
-/// Runs the named checks, or those of the suite that the policy has not switched off.
+/// What one check saw, before any judgement.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Looked {
+    pub check: CheckId,
+    pub observation: Observation,
+    pub took: Span,
+}
+
+/// Runs the named checks, or those of the suite that the policy has not switched off, and judges what they saw.
 pub fn check(
     names: &[CheckId],
     suite: Suite,
@@ -84,17 +96,45 @@ pub fn check(
     profile: Option<&Profile>,
     runner: &dyn ProbeRunner,
 ) -> Result<Vec<Answer>, CheckError> {
+    let rules = Catalogue::with_site_checks(policy).rules(policy).map_err(CheckError::Rules)?;
+    let looked = look(names, suite, policy, runner)?;
+    let (past, up) = (Past::at(now()), uptime(runner));
+    let judged = looked.into_iter().map(|Looked { check, observation, took }| {
+        let judgement = judge_with(&rules, profile, &past, &check, &observation);
+        let Judgement { verdict, reason, text, findings } = after_boot(judgement, up, policy.agents.boot_grace);
+        Answer { check, verdict, reason, text, took, findings }
+    });
+    Ok(judged.collect())
+}
+
+/// Runs the named checks, or those of the suite that the policy has not switched off.
+pub fn look(
+    names: &[CheckId],
+    suite: Suite,
+    policy: &Policy,
+    runner: &dyn ProbeRunner,
+) -> Result<Vec<Looked>, CheckError> {
     let catalogue = Catalogue::with_site_checks(policy);
-    let rules = catalogue.rules(policy).map_err(CheckError::Rules)?;
     let chosen = choose(&catalogue, names, suite, policy)?;
     let params = |id: &CheckId| catalogue.params(policy, id);
     let probes: Vec<_> = chosen.iter().flat_map(|(id, check)| (check.probes)(&params(id))).collect();
     runner.prepare(&probes);
-    let answers = chosen.into_iter().map(|(id, check)| {
-        let params = params(&id);
-        answer(id, check, &params, &rules, profile, runner)
+    let looked = chosen.into_iter().map(|(check, of)| {
+        let (params, started) = (params(&check), now());
+        let outputs: Vec<_> = (of.probes)(&params).iter().map(|probe| runner.run(probe)).collect();
+        let observation = (of.interpret)(&params, &outputs);
+        Looked { check, observation, took: now().since(started) }
     });
-    Ok(answers.collect())
+    Ok(looked.collect())
+}
+
+/// How long this machine has been up. Where that cannot be read nobody can say that it has just booted.
+pub fn uptime(runner: &dyn ProbeRunner) -> Option<Span> {
+    let ProbeOutput::Text(text) = runner.run(&Probe::read("/proc/uptime")) else { return None };
+    let seconds: f64 = text.split_ascii_whitespace().next()?.parse().ok()?;
+    #[expect(clippy::cast_possible_truncation, reason = "an uptime in milliseconds is far below the limits of i64")]
+    let millis = (seconds.is_finite() && seconds >= 0.0).then_some((seconds * 1000.0) as i64)?;
+    Some(Span::from_millis(millis))
 }
 
 fn choose<'a>(
@@ -113,21 +153,6 @@ fn choose<'a>(
     }
     let all: Result<Vec<_>, _> = catalogue.tests(policy).into_iter().map(|test| find(test.id)).collect();
     Ok(all?.into_iter().filter(|(_, check)| suite.holds(check)).collect())
-}
-
-fn answer(
-    id: CheckId,
-    check: &Check,
-    params: &Params,
-    rules: &[Rule],
-    profile: Option<&Profile>,
-    runner: &dyn ProbeRunner,
-) -> Answer {
-    let started = now();
-    let outputs: Vec<_> = (check.probes)(params).iter().map(|probe| runner.run(probe)).collect();
-    let observation = (check.interpret)(params, &outputs);
-    let Judgement { verdict, reason, text, findings } = judge(rules, profile, &id, &observation);
-    Answer { check: id, verdict, reason, text, took: now().since(started), findings }
 }
 
 /// The exit code for these answers.
@@ -154,7 +179,6 @@ pub fn hook_code(answers: &[Answer]) -> u8 {
 mod tests {
     use super::*;
     use crate::runner::FixtureRunner;
-    use doctor_checks::probe::{Probe, ProbeOutput};
 
     fn memory(available: u32) -> FixtureRunner {
         let text = format!("MemTotal: 1000000 kB\nMemAvailable: {available} kB\n");
@@ -201,6 +225,19 @@ mod tests {
         let mut both = answers(&["memory"], &memory(900_000));
         both.push(none);
         assert_eq!(exit_code(&both), exit::OK);
+    }
+
+    #[test]
+    fn in_the_first_minutes_after_a_boot_nothing_measured_fails() {
+        let runner = |up: &str| {
+            let low = "MemTotal: 1000000 kB\nMemAvailable: 10 kB\n".to_owned();
+            let up = (Probe::read("/proc/uptime"), ProbeOutput::Text(format!("{up} 1.00\n")));
+            FixtureRunner::new([(Probe::read("/proc/meminfo"), ProbeOutput::Text(low)), up])
+        };
+        let soon = answers(&["memory"], &runner("299.99"));
+        assert_eq!((soon[0].verdict, soon[0].reason.as_str()), (Verdict::Inconclusive, "booting"));
+        assert_eq!(answers(&["memory"], &runner("300.00"))[0].verdict, Verdict::Fail);
+        assert_eq!(answers(&["memory"], &runner("soon"))[0].verdict, Verdict::Fail);
     }
 
     #[test]

@@ -11,5 +11,7 @@ pub mod hardware;
 pub mod job;
 pub mod policy;
 pub mod record;
+pub mod profile;
+pub mod profile_command;
 pub mod runner;
 pub mod stop;

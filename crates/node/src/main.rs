@@ -16,7 +16,9 @@ use doctor_core::{
 use doctor_node::{
     agent, check,
     job::{self, Order},
-    policy::{load_policy, load_profile},
+    policy::load_policy,
+    profile::{self, MachineArgs},
+    profile_command,
     runner::{self, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
     stop::Stop,
 };
@@ -37,6 +39,7 @@ enum Sub {
     Record(RecordArgs),
     Agent(AgentArgs),
     Job(JobArgs),
+    Profile(ProfileArgs),
 }
 
 /// Check this machine now and judge on the spot.
@@ -65,10 +68,23 @@ struct CheckArgs {
     /// that is not 0 only where a finding takes the node out of service.
     #[arg(long, value_enum, conflicts_with = "json")]
     hook: Option<Hook>,
-    /// What the machine type is expected to have, as TOML.
-    #[arg(long, value_name = "FILE")]
-    profile: Option<PathBuf>,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Machine type")]
+    machine: MachineArgs,
+    #[command(flatten, next_help_heading = "Place")]
+    place: Place,
+}
+
+/// What this machine is expected to have: find its profile, write one, compare with one.
+///
+/// The machine type is told by the cloud's metadata service, then by --label, then by what the firmware calls the
+/// product, then by the GPUs. Without a profile, checks that count or compare with one are inconclusive (`no-limit`).
+#[derive(Debug, Args)]
+struct ProfileArgs {
+    #[command(subcommand)]
+    what: profile_command::What,
+    #[command(flatten, next_help_heading = "Machine type")]
+    machine: MachineArgs,
+    #[command(flatten, next_help_heading = "Place")]
     place: Place,
 }
 
@@ -152,18 +168,24 @@ enum Hook {
 #[derive(Debug, Args)]
 struct Place {
     /// Where the file system of this machine is seen, for a container that has its host mounted there.
-    #[arg(long, value_name = "DIR", default_value = "/")]
+    #[arg(long, global = true, value_name = "DIR", default_value = "/")]
     root: PathBuf,
     /// The site's policy file. Without it: the default policy.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     policy: Option<PathBuf>,
     /// Remember here, from one call to the next: which probes hang in the kernel, so that they do not pile up; whether
     /// the driver answers; and what counters stood at, so that their growth can be judged.
-    #[arg(long, value_name = "DIR", env = "DOCTOR_NODE_STATE")]
+    #[arg(long, global = true, value_name = "DIR", env = "DOCTOR_NODE_STATE")]
     state: Option<PathBuf>,
     /// NVIDIA's management library, where it is not found by its name.
-    #[arg(long, value_name = "FILE", env = "DOCTOR_NVML", default_value = doctor_gpu::nvml::LIBRARY)]
+    #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_NVML", default_value = doctor_gpu::nvml::LIBRARY)]
     nvml: OsString,
+}
+
+impl Place {
+    fn runner<'a>(&self, stop: &'a Stop) -> LocalRunner<'a> {
+        LocalRunner::new(&self.root, stop).state(self.state.as_deref()).library(self.nvml.clone())
+    }
 }
 
 fn main() -> ExitCode {
@@ -176,6 +198,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Sub::Record(args) }) => (record(&args), check::exit::UNKNOWN),
         Ok(Cli { command: Sub::Agent(args) }) => (watch(&args), 1),
         Ok(Cli { command: Sub::Job(args) }) => (job(args), job_file::exit::NOT_BEGUN),
+        Ok(Cli { command: Sub::Profile(args) }) => (profile(&args), check::exit::UNKNOWN),
         Err(error) => return usage(&error),
     };
     match result {
@@ -197,10 +220,9 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 fn check(args: &CheckArgs) -> anyhow::Result<u8> {
     let policy = load_policy(args.place.policy.as_deref())?;
-    let profile = load_profile(args.profile.as_deref())?;
     let stop = Stop::on_signals().context("cannot watch for signals")?;
-    let runner =
-        LocalRunner::new(&args.place.root, &stop).state(args.place.state.as_deref()).library(args.place.nvml.clone());
+    let runner = args.place.runner(&stop);
+    let profile = profile::choose(&args.machine, args.place.state.as_deref(), &runner)?.profile;
     let names: Vec<_> = args.names.iter().chain(&args.only).cloned().collect();
     let suite = if args.hook.is_some() { check::Suite::Fast } else { args.suite };
     let answers = check::check(&names, suite, &policy, profile.as_ref(), &runner)?;
@@ -222,6 +244,15 @@ fn record(args: &RecordArgs) -> anyhow::Result<u8> {
     doctor_node::record::record(&policy, &runner, &args.place.root, &args.out)?;
     println!("recorded below {}", args.out.display());
     Ok(check::exit::OK)
+}
+
+fn profile(args: &ProfileArgs) -> anyhow::Result<u8> {
+    let policy = load_policy(args.place.policy.as_deref())?;
+    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let runner = args.place.runner(&stop);
+    let (said, code) = profile_command::run(&args.what, &args.machine, args.place.state.as_deref(), &policy, &runner)?;
+    print!("{said}");
+    Ok(code)
 }
 
 fn said_to_hook(hook: Hook, answers: &[check::Answer]) -> u8 {

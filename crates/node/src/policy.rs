@@ -1,15 +1,11 @@
-//! A site's policy and hardware profile, as files on the node.
+//! A site's policy, as a file on the node.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-use doctor_core::{
-    policy::Policy,
-    profile::Profile,
-    toml_text::{self, BadText},
-};
+use doctor_core::{policy::Policy, toml_text::BadText};
 
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -24,12 +20,6 @@ pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
     let Some(path) = path else { return Ok(Policy::standard()) };
     let bad = |source| FileError::Parse { path: path.to_owned(), what: "a policy", source };
     Policy::over_defaults(&read(path)?).map_err(bad)
-}
-
-pub fn load_profile(path: Option<&Path>) -> Result<Option<Profile>, FileError> {
-    let Some(path) = path else { return Ok(None) };
-    let bad = |source| FileError::Parse { path: path.to_owned(), what: "a hardware profile", source };
-    toml_text::read(&read(path)?, &[]).map(Some).map_err(bad)
 }
 
 fn read(path: &Path) -> Result<String, FileError> {

@@ -25,7 +25,7 @@ use crate::runner::ProbeRunner;
 
 pub use diff::{Compared, Difference, compare, differences_table};
 pub use facts::gather;
-pub use learn::{Learned, learn};
+pub use learn::{Learned, learn, usual_name};
 pub use metadata::{LINK_LOCAL, MetadataError, instance_type};
 
 /// The word for "judge without a profile".
@@ -47,20 +47,20 @@ pub enum ProfileError {
 #[derive(Debug, clap::Args)]
 pub struct MachineArgs {
     /// The machine type, where it is not to be found out: the name of a profile, what the cloud calls it, or `none` to
-    /// judge without a profile.
-    #[arg(long, value_name = "NAME", env = "DOCTOR_SKU")]
+    /// judge without a profile. For `profile learn`: what to call the new type.
+    #[arg(long, global = true, value_name = "NAME", env = "DOCTOR_SKU")]
     pub sku: Option<Sku>,
     /// A file that says what is expected of this machine, instead of a profile by name.
-    #[arg(long, value_name = "FILE", conflicts_with = "sku")]
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "sku")]
     pub profile: Option<PathBuf>,
     /// A directory of profiles (`*.toml`) to lay over those that are built in.
-    #[arg(long, value_name = "DIR", env = "DOCTOR_PROFILES")]
+    #[arg(long, global = true, value_name = "DIR", env = "DOCTOR_PROFILES")]
     pub profiles: Option<PathBuf>,
     /// What the cluster's label calls this machine, for where its cloud does not say.
-    #[arg(long, value_name = "NAME", env = "DOCTOR_LABEL")]
+    #[arg(long, global = true, value_name = "NAME", env = "DOCTOR_LABEL")]
     pub label: Option<Sku>,
     /// Where the cloud's metadata service answers. It is asked only if the firmware says that this is a cloud.
-    #[arg(long, value_name = "URL", default_value = LINK_LOCAL)]
+    #[arg(long, global = true, value_name = "URL", default_value = LINK_LOCAL)]
     pub metadata: String,
 }
 

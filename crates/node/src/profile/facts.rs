@@ -86,9 +86,7 @@ fn gpu_ids(files: &[FileText]) -> Vec<String> {
 
 fn gpu_names(runner: &dyn ProbeRunner) -> Vec<String> {
     match runner.run(&Probe::gpu(&["name"])) {
-        ProbeOutput::Gpus(answer) => {
-            answer.gpus.iter().filter_map(|gpu| gpu.text("name")).map(str::to_owned).collect()
-        }
+        ProbeOutput::Gpus(answer) => answer.gpus.iter().filter_map(|gpu| gpu.text("name")).map(str::to_owned).collect(),
         _ => Vec::new(),
     }
 }

@@ -85,7 +85,8 @@ impl Learned {
     /// # Errors
     /// If it cannot be written as TOML, which a profile always can.
     pub fn text(&self) -> Result<String, toml::ser::Error> {
-        let mut text = String::from("# A profile of Cluster Doctor, learnt from one machine. Read it before you trust it.\n");
+        let mut text =
+            String::from("# A profile of Cluster Doctor, learnt from one machine. Read it before you trust it.\n");
         for missing in &self.missing {
             let _infallible = writeln!(text, "# Not learnt: {}", missing.replace('\n', " "));
         }
@@ -97,7 +98,8 @@ impl Learned {
 /// A name for a machine that was given none: what its cloud or its firmware calls it, in small letters.
 pub fn usual_name(facts: &MachineFacts) -> Option<Sku> {
     let called = facts.instance_type.as_ref().or(facts.product.as_ref())?;
-    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c.to_ascii_lowercase() } else { '-' };
+    let plain =
+        |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c.to_ascii_lowercase() } else { '-' };
     let name: String = called.trim().chars().map(plain).collect();
     Sku::new(name.trim_matches(['-', '.', '_'])).ok()
 }
@@ -135,11 +137,14 @@ mod tests {
         ];
         let gpu = |id: &str, value| Metric::count("links", Entity::new(EntityKind::Gpu, id), value);
         let looked = [
-            seen("a", vec![
-                Metric::count("gpu_count", Entity::node(), 8.0),
-                Metric::count("mem", Entity::node(), 100.0),
-                Metric::count("heat", Entity::node(), 40.0),
-            ]),
+            seen(
+                "a",
+                vec![
+                    Metric::count("gpu_count", Entity::node(), 8.0),
+                    Metric::count("mem", Entity::node(), 100.0),
+                    Metric::count("heat", Entity::node(), 40.0),
+                ],
+            ),
             seen("b", vec![gpu("0", 18.0), gpu("1", 17.0)]),
         ];
         let facts = MachineFacts {

@@ -80,7 +80,8 @@ impl Service {
         let mut stream = TcpStream::connect_timeout(&self.address, PATIENCE)?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let host = self.address.ip();
-        let request = format!("{method} {path} HTTP/1.0\r\nHost: {host}\r\n{name}: {value}\r\nContent-Length: 0\r\n\r\n");
+        let request =
+            format!("{method} {path} HTTP/1.0\r\nHost: {host}\r\n{name}: {value}\r\nContent-Length: 0\r\n\r\n");
         stream.write_all(request.as_bytes())?;
         let answer = read_until(&mut stream, until)?;
         body(&answer)

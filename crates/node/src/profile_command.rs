@@ -1,0 +1,164 @@
+//! `doctor-node profile show | learn | diff`: what they print and how they end.
+
+use std::{fmt::Write as _, fs, path::PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Subcommand;
+use doctor_checks::Catalogue;
+use doctor_core::{classify::judge, finding::Verdict, ids::Sku, policy::Policy, profile::Profile};
+
+use crate::{
+    check::{self, Suite},
+    clock::now,
+    profile::{self, Compared, MachineArgs},
+    runner::ProbeRunner,
+};
+
+#[derive(Debug, Subcommand)]
+pub enum What {
+    /// Print which profile was found, why, and what it expects. Exit code 0 if there is one, 3 if not.
+    Show {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a profile from this machine, which must be healthy: every quick check is run, and none may fail.
+    ///
+    /// What rules hold against a profile is learnt. Without --sku the machine type is called as the cloud or the
+    /// firmware calls it. Exit code 0 if a profile was written, 2 if a check fails.
+    Learn {
+        /// Write it here and not to standard output.
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+        /// Also from a machine that fails a check.
+        #[arg(long)]
+        anyway: bool,
+    },
+    /// Compare this machine with a profile, by name or file. Exit code 0 if nothing that was measured differs, 1 if
+    /// something does, 3 if nothing could be compared.
+    Diff {
+        /// A profile's name, or a file. Without it: this machine's own.
+        #[arg(value_name = "FILE|NAME")]
+        with: Option<String>,
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Carries it out; what it says, and the exit code.
+///
+/// # Errors
+/// If a file is wrong or cannot be written, or a name is not known.
+pub fn run(
+    what: &What,
+    args: &MachineArgs,
+    state: Option<&std::path::Path>,
+    policy: &Policy,
+    runner: &dyn ProbeRunner,
+) -> anyhow::Result<(String, u8)> {
+    match what {
+        What::Show { json } => show(&profile::choose(args, state, runner)?, *json),
+        What::Diff { with, json } => {
+            let profile = match with {
+                Some(with) => named_or_file(with, args)?,
+                None => match profile::choose(args, state, runner)?.profile {
+                    Some(profile) => profile,
+                    None => bail!("no profile fits this machine: name one, or a file"),
+                },
+            };
+            diff(&profile, *json, policy, runner)
+        }
+        What::Learn { out, anyway } => {
+            let facts = profile::gather(args, state, runner).machine;
+            let name = args.sku.clone().or_else(|| profile::usual_name(&facts));
+            let name = name.context("neither the cloud nor the firmware names this machine: give --sku")?;
+            let (text, failing) = learn(name, &facts, policy, runner)?;
+            if !failing.is_empty() && !anyway {
+                let said = format!(
+                    "this machine fails checks and teaches nothing (--anyway does it all the same):\n{failing}"
+                );
+                return Ok((said, check::exit::CRITICAL));
+            }
+            let Some(out) = out else { return Ok((text, check::exit::OK)) };
+            fs::write(out, text).with_context(|| format!("cannot write {}", out.display()))?;
+            Ok((format!("wrote {}\n", out.display()), check::exit::OK))
+        }
+    }
+}
+
+fn named_or_file(with: &str, args: &MachineArgs) -> anyhow::Result<Profile> {
+    let mut types = profile::known_types(args.profiles.as_deref())?;
+    if let Ok(name) = Sku::new(with)
+        && let Ok(found) = profile::named(&types, &name)
+    {
+        return Ok(found);
+    }
+    let path = PathBuf::from(with);
+    if !path.exists() {
+        bail!("`{with}` is neither a file nor a profile; there are: {}", types.names());
+    }
+    let file = profile::read(&path)?;
+    let sku = file.sku.clone();
+    types.lay_over(file)?;
+    Ok(profile::named(&types, &sku)?)
+}
+
+fn show(choice: &profile::Choice, json: bool) -> anyhow::Result<(String, u8)> {
+    let code = if choice.profile.is_some() { check::exit::OK } else { check::exit::UNKNOWN };
+    if json {
+        return Ok((format!("{}\n", serde_json::to_string_pretty(choice)?), code));
+    }
+    let mut said = format!("profile: {}\n", choice.in_words());
+    for step in &choice.detection.steps {
+        writeln!(said, "  {step}")?;
+    }
+    let Some(profile) = &choice.profile else {
+        said.push_str("`doctor-node profile learn` writes one from a healthy machine; --sku names one.\n");
+        return Ok((said, code));
+    };
+    said.push_str("expects:\n");
+    for (metric, value) in &profile.expect {
+        writeln!(said, "  {metric} = {value}")?;
+    }
+    Ok((said, code))
+}
+
+fn diff(profile: &Profile, json: bool, policy: &Policy, runner: &dyn ProbeRunner) -> anyhow::Result<(String, u8)> {
+    let rows = profile::compare(profile, &check::look(&[], Suite::Quick, policy, runner)?);
+    let any = |wanted: &[Compared]| rows.iter().any(|row| wanted.contains(&row.compared));
+    let code = match (any(&[Compared::Less, Compared::More]), any(&[Compared::Same])) {
+        (true, _) => check::exit::WARNING,
+        (false, true) => check::exit::OK,
+        (false, false) => check::exit::UNKNOWN,
+    };
+    let said = if json {
+        format!("{}\n", serde_json::to_string_pretty(&rows)?)
+    } else {
+        format!(
+            "this machine beside profile {}, version {}:\n\n{}",
+            profile.sku,
+            profile.version,
+            profile::differences_table(&rows)
+        )
+    };
+    Ok((said, code))
+}
+
+/// The profile's text, and one line for each check that fails on this machine.
+fn learn(
+    name: Sku,
+    facts: &doctor_core::machine::MachineFacts,
+    policy: &Policy,
+    runner: &dyn ProbeRunner,
+) -> anyhow::Result<(String, String)> {
+    let rules = Catalogue::with_site_checks(policy).rules(policy).context("a check's own rules do not parse")?;
+    let looked = check::look(&[], Suite::Quick, policy, runner)?;
+    let mut failing = String::new();
+    for seen in &looked {
+        let judgement = judge(&rules, None, &seen.check, &seen.observation);
+        if judgement.verdict == Verdict::Fail {
+            writeln!(failing, "  {}: {}: {}", seen.check, judgement.reason, judgement.text)?;
+        }
+    }
+    let learned = profile::learn(name, facts, &looked, &rules, now());
+    Ok((learned.text()?, failing))
+}
