@@ -14,7 +14,7 @@ use doctor_core::{
     ids::{NodeName, RunId, TestId},
     node::Hardware,
     observation::{Event, Metric},
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 use crate::probe::{Probe, ProbeOutput};
@@ -33,6 +33,9 @@ pub struct Document {
     pub started: Timestamp,
     pub ended: Timestamp,
     pub tests: Vec<TestEvidence>,
+    /// How long the machine had been up when the first test began, if it could say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up: Option<Span>,
 }
 
 /// What the probes of one test brought, in their order.
@@ -131,6 +134,16 @@ impl Document {
     pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, BadDocument> {
         parse(verified(HEADER, bytes, key)?)
     }
+
+    /// Reads one that was verified when it came in and was kept since: its run's key is gone with the run.
+    ///
+    /// # Errors
+    /// For anything that is not whole.
+    pub fn open_kept(bytes: &[u8]) -> Result<Self, BadDocument> {
+        let rest = bytes.strip_prefix(HEADER.as_bytes()).ok_or(BadDocument::NoSignature)?;
+        let body = rest.get(65..).ok_or(BadDocument::NoSignature)?;
+        serde_json::from_slice(body).map_err(|error| BadDocument::Malformed(error.to_string()))
+    }
 }
 
 /// What a node's agent says without being asked: the newest evidence of each check whose answer has changed.
@@ -144,6 +157,9 @@ pub struct AgentReport {
     pub number: u64,
     /// By the node's clock.
     pub at: Timestamp,
+    /// How long the machine had been up then, if it could say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up: Option<Span>,
     pub checks: Vec<TestEvidence>,
     #[serde(default)]
     pub versions: Versions,
@@ -324,6 +340,7 @@ mod tests {
             started: Timestamp::from_secs(1),
             ended: Timestamp::from_secs(2),
             tests: vec![],
+            up: None,
         }
     }
 
@@ -333,6 +350,8 @@ mod tests {
         let bytes = document().sign(&key).unwrap();
         assert_eq!(Document::open(&bytes, &key).unwrap(), document());
         assert_eq!(Document::open(&bytes, &RunKey::new([2; 32])), Err(BadDocument::WrongSignature));
+        assert_eq!(Document::open_kept(&bytes).unwrap(), document());
+        assert_eq!(Document::open_kept(&bytes[..20]), Err(BadDocument::NoSignature));
         assert_eq!(RunKey::from_hex(&key.to_hex()), Some(key));
     }
 
@@ -356,6 +375,7 @@ mod tests {
             hardware: Hardware::default(),
             number: 3,
             at: Timestamp::from_secs(1),
+            up: None,
             checks: vec![],
             versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 4 },
             dropped: None,

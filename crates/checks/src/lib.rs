@@ -6,8 +6,8 @@
 
 pub mod coverage;
 pub mod cpu_list;
-pub mod dcgm_diag;
 pub mod credential;
+pub mod dcgm_diag;
 pub mod document;
 pub mod files;
 pub mod gpu;
@@ -22,9 +22,9 @@ pub mod odd_ones;
 pub mod pci;
 pub mod probe;
 pub mod proc_stat;
+pub mod profiles;
 pub mod rdma;
 pub mod settings;
-pub mod profiles;
 pub mod site;
 pub mod spec;
 pub mod sxid_record;

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use doctor_checks::document::TestEvidence;
 use doctor_core::{
+    classify::Wanted,
     ids::{NodeName, RunId, Sku},
     node::Node,
     observation::Settled,
@@ -15,6 +17,7 @@ use crate::{
     backend::{PolledJob, SeenNode},
     cycle::{CycleReport, Parts},
     ingest::{self, By, Rejection},
+    past::{Of, PastReader},
     share::{Found, Share},
     store::{
         Lease, StoreError,
@@ -83,6 +86,17 @@ impl<'a> Known<'a> {
         self.settled.get(node).cloned().unwrap_or_default()
     }
 
+    /// Who is of which type, by name.
+    fn of_type(&self) -> BTreeMap<Sku, Vec<NodeName>> {
+        let mut types: BTreeMap<Sku, Vec<NodeName>> = BTreeMap::new();
+        for node in self.seen.iter().map(|seen| &seen.node) {
+            if let Some(sku) = &node.sku {
+                types.entry(sku.clone()).or_default().push(node.name.clone());
+            }
+        }
+        types
+    }
+
     /// The type of a node's machine. A node that has just left the cluster is still the machine that it was.
     fn sku(&self, node: &NodeName) -> Option<&'a Sku> {
         self.now(node).or_else(|| self.last(node))?.sku.as_ref()
@@ -101,13 +115,25 @@ pub(crate) fn take_in(
     let settled = |node: &NodeName| known.settled_of(node);
     let mut good: Vec<(JudgedResult, Source)> = Vec::new();
     let mut bad: Vec<(RunId, Rejection, Source)> = Vec::new();
+    // A hundred thousand names are not sorted for nobody.
+    let none_wanted = Wanted::of_all(&parts.settings.rules).peers.is_empty();
+    let of_type = if none_wanted { BTreeMap::new() } else { known.of_type() };
+    let mut reader = PastReader::new(&parts.store, &parts.settings, of_type);
+    let mut unread = None;
     for stored in runs {
         let name = stored.run.id;
         let sku = known.sku(stored.run.nodes.first());
+        let mut past = |node: &NodeName, evidence: &TestEvidence| {
+            let of = Of { node, sku, test: &evidence.test, at: evidence.ended, before: now };
+            reader.of(of).unwrap_or_else(|error| {
+                unread = Some(error);
+                ingest::no_past(node, evidence)
+            })
+        };
         let offered = polled.get(&name).into_iter().flat_map(|job| &job.documents);
         for bytes in offered.filter(|bytes| turned.is_new(name, bytes)) {
             let source = Source::Output { bytes: bytes.clone() };
-            match ingest::open_document(&parts.settings, stored, sku, bytes.clone(), now, settled) {
+            match ingest::open_document(&parts.settings, stored, sku, bytes.clone(), now, settled, &mut past) {
                 Ok(result) => good.push((result, source)),
                 Err(why) => bad.push((name, why, source)),
             }
@@ -119,7 +145,7 @@ pub(crate) fn take_in(
                 Ok(Found::Nothing) => {}
                 Ok(Found::Bad(why)) => bad.push((name, why, Source::File(path))),
                 Ok(Found::Document(bytes)) => {
-                    match ingest::open_document(&parts.settings, stored, sku, bytes, now, settled) {
+                    match ingest::open_document(&parts.settings, stored, sku, bytes, now, settled, &mut past) {
                         Ok(result) => good.push((result, Source::File(path))),
                         Err(why) => bad.push((name, why, Source::File(path))),
                     }
@@ -127,6 +153,9 @@ pub(crate) fn take_in(
                 Err(error) => report.troubles.push(error.to_string()),
             }
         }
+    }
+    if let Some(error) = unread {
+        return Err(error);
     }
     let mut touched = keep(parts, lease, good, &mut bad, report)?;
     for (run, _, source) in &bad {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use doctor_checks::document::{AgentReport, BadDocument, Document, RunKey, TestEvidence};
 use doctor_core::{
-    classify::{self, Judgement},
+    classify::{self, Judgement, Past},
     finding::{Finding, Verdict},
     ids::{NodeName, RunId, Sku, TestId},
     observation::Settled,
@@ -45,6 +45,14 @@ pub enum Rejection {
     UnknownNode(NodeName),
 }
 
+/// What is known of the past of a result: of which node, which test, by the node's clock.
+pub type PastOf<'a> = dyn FnMut(&NodeName, &TestEvidence) -> Past + 'a;
+
+/// Where nothing of the past is known but when the look was.
+pub fn no_past(_: &NodeName, evidence: &TestEvidence) -> Past {
+    Past::at(evidence.ended)
+}
+
 /// Opens a run's document and judges every test in it.
 ///
 /// # Errors
@@ -56,6 +64,7 @@ pub fn open_document(
     bytes: Vec<u8>,
     received: Timestamp,
     settled: impl Fn(&NodeName) -> Vec<Settled>,
+    past: &mut PastOf<'_>,
 ) -> Result<JudgedResult, Rejection> {
     let document = Document::open(&bytes, &run.key)?;
     if document.run != run.run.id {
@@ -77,8 +86,11 @@ pub fn open_document(
     let complete = run.run.tests.iter().all(|test| seen.contains(&test));
     let settled = settled(&document.node);
     let by = By { settings, sku, settled: &settled };
-    let mut outcomes: Vec<Outcome> =
-        document.tests.iter().map(|evidence| judge_test(by, &document.node, evidence, received)).collect();
+    let judged = document.tests.iter().map(|evidence| {
+        let past = past(&document.node, evidence);
+        outcome(&document, evidence, judge(by, evidence, &past, document.up), received)
+    });
+    let mut outcomes: Vec<Outcome> = judged.collect();
     if let Some(first) = outcomes.first_mut() {
         let asked = run.run.planned;
         let test = first.test.clone();
@@ -97,10 +109,9 @@ pub fn open_document(
     })
 }
 
-fn judge_test(by: By<'_>, node: &NodeName, evidence: &TestEvidence, received: Timestamp) -> Outcome {
-    let judgement = judge(by, evidence);
+fn outcome(document: &Document, evidence: &TestEvidence, judgement: Judgement, received: Timestamp) -> Outcome {
     Outcome {
-        node: node.clone(),
+        node: document.node.clone(),
         test: evidence.test.clone(),
         verdict: judgement.verdict,
         reason: judgement.reason,
@@ -120,8 +131,8 @@ pub struct By<'a> {
     pub settled: &'a [Settled],
 }
 
-/// Interprets and judges the evidence of one check.
-pub fn judge(by: By<'_>, evidence: &TestEvidence) -> Judgement {
+/// Interprets and judges the evidence of one check. `up` is how long its machine had been up.
+pub fn judge(by: By<'_>, evidence: &TestEvidence, past: &Past, up: Option<Span>) -> Judgement {
     let By { settings, sku, settled } = by;
     let Some(check) = settings.catalogue.get(&evidence.test) else {
         return Judgement {
@@ -133,7 +144,9 @@ pub fn judge(by: By<'_>, evidence: &TestEvidence) -> Judgement {
     };
     let params = settings.catalogue.params(&settings.policy, &evidence.test);
     let observation = check.observe(&params, evidence).less(&evidence.test, settled);
-    classify::judge(&settings.rules, settings.profiles.get(sku), &evidence.test, &observation)
+    let profile = settings.profiles.get(sku);
+    let judgement = classify::judge_with(&settings.rules, profile, past, &evidence.test, &observation);
+    classify::after_boot(judgement, up, settings.policy.agents.boot_grace)
 }
 
 /// Opens what an agent sent of its own accord. Its key is the node's.
@@ -153,7 +166,8 @@ pub fn open_report(
     }
     let mut by_check: BTreeMap<TestId, Vec<Finding>> = BTreeMap::new();
     for evidence in &report.checks {
-        let judgement = judge(by, evidence);
+        // Reports of agents are not kept as evidence: their rules know the moment, and no earlier results.
+        let judgement = judge(by, evidence, &Past::at(evidence.ended), report.up);
         // What says nothing clears nothing.
         if judgement.verdict.is_conclusive() {
             by_check.insert(evidence.test.clone(), judgement.findings);

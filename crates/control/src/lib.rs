@@ -7,6 +7,7 @@ mod door;
 pub mod execute;
 pub mod ingest;
 mod observe;
+pub mod past;
 pub mod picture;
 mod publish;
 pub mod settings;

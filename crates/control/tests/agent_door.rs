@@ -86,7 +86,9 @@ fn exchange(to: SocketAddr, head: &str, body: &[u8]) -> String {
 }
 
 fn heartbeat(name: &str, number: u64) -> AgentReport {
+        up: None,
     AgentReport {
+        up: None,
         node: node(name),
         hardware: Hardware::default(),
         number,
@@ -99,8 +101,10 @@ fn heartbeat(name: &str, number: u64) -> AgentReport {
 
 /// One that the engine has to keep.
 fn report(name: &str, number: u64) -> AgentReport {
+        up: None,
     let at = Timestamp::from_secs(2000);
     AgentReport {
+        up: None,
         dropped: Some(Dropped { reports: 1, checks: [].into(), from: at, to: at }),
         ..heartbeat(name, number)
     }

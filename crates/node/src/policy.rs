@@ -1,11 +1,15 @@
-//! A site's policy, as a file on the node.
+//! A site's policy and profile, as files on the node.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-use doctor_core::{policy::Policy, toml_text::BadText};
+use doctor_core::{
+    policy::Policy,
+    profile::{Profile, ProfileFile, UnknownLike},
+    toml_text::BadText,
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -13,6 +17,8 @@ pub enum FileError {
     Read { path: PathBuf, source: io::Error },
     #[error("{} is not {what}", .path.display())]
     Parse { path: PathBuf, what: &'static str, source: BadText },
+    #[error("{} builds on what is not there", .path.display())]
+    Like { path: PathBuf, source: UnknownLike },
 }
 
 /// The default policy with the site's file laid over it, key by key. No file: the default.
@@ -20,6 +26,17 @@ pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
     let Some(path) = path else { return Ok(Policy::standard()) };
     let bad = |source| FileError::Parse { path: path.to_owned(), what: "a policy", source };
     Policy::over_defaults(&read(path)?).map_err(bad)
+}
+
+/// A profile file, with what it builds on among those that are built in. No file: no profile.
+pub fn load_profile(path: Option<&Path>) -> Result<Option<Profile>, FileError> {
+    let Some(path) = path else { return Ok(None) };
+    let bad = |source| FileError::Parse { path: path.to_owned(), what: "a hardware profile", source };
+    let file = ProfileFile::read(&read(path)?).map_err(bad)?;
+    let sku = file.sku.clone();
+    let mut types = doctor_checks::profiles::built_in();
+    types.lay_over(file).map_err(|source| FileError::Like { path: path.to_owned(), source })?;
+    Ok(types.get(&sku).map(ProfileFile::profile))
 }
 
 fn read(path: &Path) -> Result<String, FileError> {

@@ -122,6 +122,7 @@ impl Plans {
             started,
             ended,
             tests: vec![TestEvidence { test, started, ended, probes: vec![probe] }],
+            up: None,
         };
         let mut secret = [0; 32];
         for (word, bytes) in secret.chunks_exact_mut(8).enumerate() {

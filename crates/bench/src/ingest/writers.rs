@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use doctor_control::{
-    ingest::open_document,
+    ingest::{no_past, open_document},
     settings::Settings,
     store::{GroupCommit, records::Accepted},
 };
@@ -66,7 +66,7 @@ pub(super) fn run(settings: &Settings, group: &GroupCommit, writers: usize, jobs
 
 fn write(settings: &Settings, group: &GroupCommit, job: Job) -> Result<Duration> {
     let began = Instant::now();
-    let result = open_document(settings, &job.run, None, job.document, job.received, |_| Vec::new())?;
+    let result = open_document(settings, &job.run, None, job.document, job.received, |_| Vec::new(), &mut no_past)?;
     let accepted = group.submit(result).context("keeping a result")?;
     ensure!(accepted == Accepted::Kept, "{} was not kept: {accepted:?}", job.run.run.id);
     Ok(began.elapsed())

@@ -63,6 +63,7 @@ fn reports(bed: &mut Bed, boot: &str, records: &[(u64, &str)]) -> Vec<String> {
     let (settings, key) = (settings(), RunKey::new([9; 32]));
     bed.wait(Span::minutes(5));
     let report = AgentReport {
+        up: None,
         node: node("n1"),
         hardware: machine(boot),
         number: u64::try_from(bed.now.millis()).unwrap(),
@@ -94,6 +95,7 @@ fn proof(bed: &mut Bed, case: doctor_core::ids::CaseId, boot: &str, records: &[(
     bed.wait(Span::minutes(2));
     let stored = bed.store.active_runs().unwrap().remove(0);
     let document = Document {
+        up: None,
         run: id,
         node: node("n1"),
         hardware: machine(boot),
@@ -103,7 +105,9 @@ fn proof(bed: &mut Bed, case: doctor_core::ids::CaseId, boot: &str, records: &[(
     };
     let bytes = document.sign(&stored.key).unwrap();
     let known = settled(bed);
-    let result = ingest::open_document(&settings, &stored, None, bytes, bed.now, |_| known.clone()).unwrap();
+    let result =
+        ingest::open_document(&settings, &stored, None, bytes, bed.now, |_| known.clone(), &mut ingest::no_past)
+            .unwrap();
     let verdict = result.outcomes[0].verdict;
     assert_eq!(bed.accept(&[result]), [Accepted::Kept]);
     verdict

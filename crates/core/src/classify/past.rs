@@ -58,6 +58,15 @@ impl Wanted {
         wanted
     }
 
+    /// What any check's rules want.
+    pub fn of_all(rules: &[Rule]) -> Self {
+        let mut wanted = Self::default();
+        for rule in rules {
+            wanted.add(&rule.when);
+        }
+        wanted
+    }
+
     fn add(&mut self, when: &When) {
         match when {
             When::BelowPeers { metric, .. } => {

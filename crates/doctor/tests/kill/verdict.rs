@@ -20,6 +20,7 @@ use doctor_control::{
 };
 use doctor_core::{
     case::{Case, StepKind, StepState},
+    classify::Past,
     finding::Verdict,
     ids::{NodeName, RunId, TestId},
     lifecycle::Life,
@@ -234,8 +235,10 @@ fn said(
     let body = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |end| &bytes[end + 1..]);
     let document: Document = serde_json::from_slice(body).unwrap();
     let sku = doctor_sim::tests::sku();
+    let by = By { settings, sku: Some(&sku), settled: &[] };
     let judged = document.tests.iter().map(|evidence| {
-        (evidence.test.clone(), ingest::judge(By { settings, sku: Some(&sku), settled: &[] }, evidence).verdict)
+        let past = Past::at(evidence.ended);
+        (evidence.test.clone(), ingest::judge(by, evidence, &past, None).verdict)
     });
     judged.collect()
 }

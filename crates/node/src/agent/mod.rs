@@ -28,7 +28,12 @@ use doctor_checks::{
     document::{AgentReport, TestEvidence},
     probe::Probe,
 };
-use doctor_core::{classify::judge, ids::CheckId, node::Hardware};
+use doctor_core::{
+    classify::{Past, after_boot, judge_with},
+    ids::CheckId,
+    node::Hardware,
+    time::Span,
+};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::FlockOperation,
@@ -45,6 +50,7 @@ use self::{
     spool::Spool,
 };
 use crate::{
+    check,
     clock::now,
     hardware,
     job::{EVIDENCE_ROOM, keep_within},
@@ -209,6 +215,7 @@ impl<'a> Agent<'a> {
         };
         runner.prepare(&due.iter().flat_map(&probes_of).collect::<Vec<_>>());
         let (mut news, mut room) = (Vec::new(), EVIDENCE_ROOM);
+        let up = check::uptime(&runner);
         for id in due {
             let Some(check) = config.catalogue.get(id) else { continue };
             let params = config.catalogue.params(&config.policy, id);
@@ -219,7 +226,10 @@ impl<'a> Agent<'a> {
                 return;
             }
             let observation = (check.interpret)(&params, &outputs);
-            let judgement = judge(&config.rules, config.profile.as_ref(), id, &observation);
+            let past = Past::at(now());
+            let judgement = judge_with(&config.rules, config.profile.as_ref(), &past, id, &observation);
+            // Its answer changes when the grace ends, and is said then.
+            let judgement = after_boot(judgement, up, config.policy.agents.boot_grace);
             if self.said.is_news(id, &observation, &judgement) {
                 let probes = probes.into_iter().zip(outputs).collect();
                 let mut evidence = TestEvidence { test: id.clone(), started, ended: now(), probes };
@@ -230,17 +240,18 @@ impl<'a> Agent<'a> {
         if !news.is_empty() {
             let hardware = hardware::collect(&runner);
             drop(runner);
-            self.report(hardware, news);
+            self.report(hardware, up, news);
         }
     }
 
-    fn report(&mut self, hardware: Hardware, checks: Vec<TestEvidence>) {
+    fn report(&mut self, hardware: Hardware, up: Option<Span>, checks: Vec<TestEvidence>) {
         let route = &self.config.route;
         let trouble = self.outbox.add(|number| AgentReport {
             node: route.credential.node.clone(),
             hardware,
             number,
             at: now(),
+            up,
             checks,
             versions: route.versions.clone(),
             dropped: None,

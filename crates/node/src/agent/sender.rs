@@ -214,6 +214,7 @@ impl Sender<'_> {
 
 fn bare(route: &Route, number: u64) -> AgentReport {
     AgentReport {
+        up: None,
         node: route.credential.node.clone(),
         hardware: Hardware::default(),
         number,

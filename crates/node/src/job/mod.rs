@@ -27,6 +27,7 @@ use doctor_core::{
 };
 
 use crate::{
+    check,
     clock::now,
     hardware,
     runner::{LocalRunner, ProbeRunner, describe, failed},
@@ -90,8 +91,10 @@ fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
     let quiet = LocalRunner::new(&order.root, stop).state(order.state.as_deref()).library(order.library.clone());
     // First, because a job that was told to stop can ask nothing any more.
     let hardware = hardware::collect(&quiet);
+    let up = check::uptime(&quiet);
     let (tests, told) = run_tests(order, stop, &log);
-    let document = Document { run: order.run, node: order.node.clone(), hardware, started, ended: now(), tests };
+    let (run, node, ended) = (order.run, order.node.clone(), now());
+    let document = Document { run, node, hardware, started, ended, tests, up };
     let bytes = document.sign(&order.key).map_err(JobError::Sign)?;
     let (code, words) = match told {
         None => (exit::DONE, "done"),

@@ -57,6 +57,7 @@ impl World {
         self.slot_mut(slot).reports += 1;
         let checks = vec![self.passive_evidence(slot)];
         let report = AgentReport {
+            up: None,
             node: self.name(slot),
             hardware: self.machines[machine as usize].inside(),
             number: self.slot(slot).reports,

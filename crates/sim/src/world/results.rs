@@ -122,6 +122,7 @@ impl World {
             started: tests.first().map_or(slot.clock(self.now), |test| test.started),
             ended: slot.clock(self.now),
             tests,
+            up: None,
         };
         let key = match trouble {
             Some(JobTrouble::WronglySigned) => {

@@ -17,6 +17,7 @@ fn report(number: u64, padding: usize) -> AgentReport {
         probes: vec![(doctor_checks::probe::Probe::Kmsg, text)],
     };
     AgentReport {
+        up: None,
         node: NodeName::new("n1").unwrap(),
         hardware: Hardware::default(),
         number,
