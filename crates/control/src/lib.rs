@@ -10,6 +10,7 @@ mod observe;
 pub mod past;
 pub mod picture;
 mod publish;
+pub mod rejudge;
 pub mod settings;
 pub mod share;
 pub mod store;

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use doctor_checks::document::{Document, TestEvidence};
 use doctor_core::{
     classify::{Past, Wanted, median},
-    finding::Verdict,
     ids::{NodeName, RunId, Sku, TestId},
     observation::{Metric, Observation},
     time::Timestamp,
@@ -19,9 +18,12 @@ use crate::{
     settings::Settings,
     store::{
         Store, StoreError,
-        records::{HistoryFilter, LatestRow},
+        records::{HistoryFilter, HistoryRow, LatestRow},
     },
 };
+
+/// Of each node, when its results came in and of which runs they are; newest first.
+type Runs = BTreeMap<NodeName, Vec<(Timestamp, RunId)>>;
 
 /// Metrics of one result; none if it cannot be read any more.
 type Values = Vec<Metric>;
@@ -33,6 +35,8 @@ pub struct PastReader<'a> {
     settings: &'a Settings,
     /// Other nodes by their type, as the cluster has them now.
     of_type: BTreeMap<Sku, Vec<NodeName>>,
+    /// By test and node: the runs of conclusive results, newest first. Where it is given, nothing else is asked.
+    history: Option<BTreeMap<TestId, Runs>>,
     latest: Option<Vec<LatestRow>>,
     read: BTreeMap<(RunId, NodeName, TestId), Values>,
 }
@@ -50,8 +54,24 @@ pub struct Of<'a> {
 }
 
 impl<'a> PastReader<'a> {
+    /// `of_type` names the nodes of each type in their order.
     pub fn new(store: &'a Store, settings: &'a Settings, of_type: BTreeMap<Sku, Vec<NodeName>>) -> Self {
-        Self { store, settings, of_type, latest: None, read: BTreeMap::new() }
+        Self { store, settings, of_type, history: None, latest: None, read: BTreeMap::new() }
+    }
+
+    /// With results that were read already: what is judged is old, and so must be what it is compared with.
+    #[must_use]
+    pub fn with_history(mut self, rows: &[HistoryRow]) -> Self {
+        let mut history: BTreeMap<TestId, Runs> = BTreeMap::new();
+        for row in rows.iter().filter(|row| row.verdict.is_conclusive()) {
+            let runs = history.entry(row.test.clone()).or_default().entry(row.node.clone()).or_default();
+            runs.extend(row.run.map(|run| (row.at, run)));
+        }
+        for runs in history.values_mut().flat_map(BTreeMap::values_mut) {
+            runs.sort_unstable_by(|a, b| b.cmp(a));
+        }
+        self.history = Some(history);
+        self
     }
 
     /// All that the rules want to know for this result.
@@ -71,17 +91,14 @@ impl<'a> PastReader<'a> {
     }
 
     fn add_own(&mut self, past: &mut Past, of: Of<'_>, most: u32) -> Result<(), StoreError> {
-        // Some of them say nothing, so a few more are looked at.
-        let filter = HistoryFilter {
-            node: Some(of.node.clone()),
-            test: Some(of.test.clone()),
-            limit: Some(most.saturating_mul(2)),
-            ..HistoryFilter::default()
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let runs: Vec<RunId> = match &self.history {
+            Some(history) => {
+                let runs = history.get(of.test).and_then(|nodes| nodes.get(of.node)).map_or(&[][..], Vec::as_slice);
+                runs.iter().filter(|(at, _)| *at < of.before).map(|(_, run)| *run).take(most).collect()
+            }
+            None => self.own_runs(of, most)?,
         };
-        let rows = self.store.history(&filter)?;
-        let runs =
-            rows.iter().filter(|row| row.at < of.before && row.verdict.is_conclusive()).filter_map(|row| row.run);
-        let runs: Vec<RunId> = runs.take(usize::try_from(most).unwrap_or(usize::MAX)).collect();
         for run in runs {
             for metric in self.values(run, of.node, of.test)? {
                 past.own.entry((metric.name, metric.entity)).or_default().push(metric.value);
@@ -91,20 +108,15 @@ impl<'a> PastReader<'a> {
     }
 
     fn add_peers(&mut self, past: &mut Past, of: Of<'_>, sku: &Sku, wanted: &Wanted) -> Result<(), StoreError> {
-        if self.latest.is_none() {
-            self.latest = Some(self.store.latest_all()?);
-        }
-        let others = self.of_type.get(sku).map_or(&[][..], Vec::as_slice);
-        let newest: Vec<(RunId, NodeName)> = self
-            .latest
-            .iter()
-            .flatten()
-            .filter(|row| row.test == *of.test && row.node != *of.node && row.at < of.before)
-            .filter(|row| {
-                matches!(row.verdict, Verdict::Pass | Verdict::Fail) && others.binary_search(&row.node).is_ok()
-            })
-            .filter_map(|row| Some((row.run?, row.node.clone())))
-            .collect();
+        let newest = match &self.history {
+            Some(history) => {
+                let before =
+                    |runs: &[(Timestamp, RunId)]| runs.iter().find(|(at, _)| *at < of.before).map(|(_, run)| *run);
+                let nodes = history.get(of.test).into_iter().flatten().filter(|(node, _)| self.is_peer(of, sku, node));
+                nodes.filter_map(|(node, runs)| Some((before(runs)?, node.clone()))).collect()
+            }
+            None => self.newest_of_peers(of, sku)?,
+        };
         for (run, node) in newest {
             let metrics = self.values(run, &node, of.test)?;
             for name in &wanted.peers {
@@ -116,6 +128,29 @@ impl<'a> PastReader<'a> {
             }
         }
         Ok(())
+    }
+
+    fn own_runs(&self, of: Of<'_>, most: usize) -> Result<Vec<RunId>, StoreError> {
+        // Some of them say nothing, so a few more are looked at.
+        let limit = u32::try_from(most.saturating_mul(2)).unwrap_or(u32::MAX);
+        let (node, test) = (Some(of.node.clone()), Some(of.test.clone()));
+        let filter = HistoryFilter { node, test, limit: Some(limit), ..HistoryFilter::default() };
+        let rows = self.store.history(&filter)?;
+        let conclusive = rows.iter().filter(|row| row.at < of.before && row.verdict.is_conclusive());
+        Ok(conclusive.filter_map(|row| row.run).take(most).collect())
+    }
+
+    fn newest_of_peers(&mut self, of: Of<'_>, sku: &Sku) -> Result<Vec<(RunId, NodeName)>, StoreError> {
+        if self.latest.is_none() {
+            self.latest = Some(self.store.latest_all()?);
+        }
+        let rows = self.latest.iter().flatten().filter(|row| row.test == *of.test && row.at < of.before);
+        let peers = rows.filter(|row| row.verdict.is_conclusive() && self.is_peer(of, sku, &row.node));
+        Ok(peers.filter_map(|row| Some((row.run?, row.node.clone()))).collect())
+    }
+
+    fn is_peer(&self, of: Of<'_>, sku: &Sku, node: &NodeName) -> bool {
+        node != of.node && self.of_type.get(sku).is_some_and(|nodes| nodes.binary_search(node).is_ok())
     }
 
     fn values(&mut self, run: RunId, node: &NodeName, test: &TestId) -> Result<Values, StoreError> {

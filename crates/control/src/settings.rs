@@ -33,6 +33,16 @@ pub enum BadSettings {
 }
 
 impl Settings {
+    /// The same checks and profiles under another policy. Commands that a policy names as checks are its own.
+    ///
+    /// # Errors
+    /// If the policy names what is not there.
+    pub fn with_policy(&self, policy: Policy) -> Result<Self, BadSettings> {
+        let own = doctor_checks::site::site_checks(&policy);
+        let catalogue = Catalogue::new(self.catalogue.iter().copied().chain(own));
+        Self::new(policy, catalogue, (*self.profiles).clone())
+    }
+
     /// # Errors
     /// If the policy names what is not there.
     pub fn new(policy: Policy, catalogue: Catalogue, profiles: Profiles) -> Result<Self, BadSettings> {

@@ -86,7 +86,6 @@ fn exchange(to: SocketAddr, head: &str, body: &[u8]) -> String {
 }
 
 fn heartbeat(name: &str, number: u64) -> AgentReport {
-        up: None,
     AgentReport {
         up: None,
         node: node(name),
@@ -101,7 +100,6 @@ fn heartbeat(name: &str, number: u64) -> AgentReport {
 
 /// One that the engine has to keep.
 fn report(name: &str, number: u64) -> AgentReport {
-        up: None,
     let at = Timestamp::from_secs(2000);
     AgentReport {
         up: None,

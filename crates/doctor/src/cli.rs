@@ -49,6 +49,7 @@ pub(crate) enum Command {
     Breaker(commands::breaker::Args),
     Agent(commands::agent::Args),
     Explain(commands::explain::Args),
+    Rejudge(commands::rejudge::Args),
     Config(commands::config::Args),
     Db(commands::db::Args),
     Import(commands::import::Args),

@@ -17,6 +17,7 @@ pub(crate) mod log;
 pub(crate) mod nodes;
 pub(crate) mod pause;
 pub(crate) mod plan;
+pub(crate) mod rejudge;
 pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod serve;

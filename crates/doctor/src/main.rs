@@ -70,6 +70,7 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Breaker(args) => commands::breaker::run(&context, &args),
         Command::Agent(args) => commands::agent::run(&context, &args),
         Command::Explain(args) => commands::explain::run(&context, &args),
+        Command::Rejudge(args) => commands::rejudge::run(&context, &args),
         Command::Config(args) => commands::config::run(&context, &args),
         Command::Db(args) => commands::db::run(&context, &args),
         Command::Import(args) => commands::import::run(&context, &args),

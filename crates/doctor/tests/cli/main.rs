@@ -4,6 +4,7 @@ mod agents;
 mod bed;
 mod changing;
 mod reading;
+mod rejudging;
 mod settings;
 mod simulated;
 mod this_machine;

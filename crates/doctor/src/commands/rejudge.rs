@@ -1,0 +1,119 @@
+//! `doctor rejudge`: kept evidence by the present rules, or by others.
+
+use std::path::PathBuf;
+
+use doctor_control::{
+    rejudge::{Difference, Rejudged, Said, Scope, rejudge},
+    settings::Settings,
+};
+use doctor_core::{hostlist::Selector, policy::Policy, time::Timestamp};
+use serde::Serialize;
+
+use super::{history::past, why::verdict};
+use crate::{
+    config::ConfigError,
+    context::Context,
+    exit::Exit,
+    failure::Result,
+    output::{Table, cell, clock, plural},
+};
+
+/// Judge past results again and show what would differ. Nothing is changed.
+///
+/// The raw evidence of results is kept (`[retention] evidence`). It is judged by the present rules and profiles, or by
+/// those of another policy file: what a change of rules would have done, before it is made.
+///
+/// Exit code 0 if nothing would differ, 1 if something would.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Without: all.
+    #[arg(long = "node", value_name = "SELECTOR", value_delimiter = ' ')]
+    nodes: Vec<Selector>,
+    /// Results since then: a length such as "30d", or a moment such as "2026-11-15T08:00:00Z".
+    #[arg(long, value_name = "WHEN", default_value = "30d")]
+    since: String,
+    /// Judge by this policy instead of the one in force.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Show at most so many differences; all are counted.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Shown<'a> {
+    since: Timestamp,
+    policy_version: u32,
+    #[serde(flatten)]
+    rejudged: &'a Rejudged,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let store = context.store()?;
+    let facts = context.facts(&store)?;
+    let loaded = context.loaded()?;
+    let settings = match &args.policy {
+        Some(path) => by_other_policy(&loaded.settings, path)?,
+        None => loaded.settings.clone(),
+    };
+    let since = past(&args.since, facts.now)?;
+    let nodes = match args.nodes.as_slice() {
+        [] => None,
+        selectors => Some(context.pick(&facts, selectors)?.into_iter().collect()),
+    };
+    let types = facts.nodes().filter_map(|(record, _)| Some((record.node.name.clone(), record.node.sku.clone()?)));
+    let scope = Scope { nodes, since, types: types.collect() };
+    let rejudged = rejudge(&store, &settings, &scope)?;
+    let shown = Shown { since, policy_version: settings.policy.version, rejudged: &rejudged };
+    context.out.show(&shown, |page| {
+        if !rejudged.differs.is_empty() {
+            page.table(&table(rejudged.differs.iter().take(args.limit)));
+            page.blank();
+        }
+        let more = rejudged.differs.len().saturating_sub(args.limit);
+        if more > 0 {
+            page.line(format!("and {more} more; --limit shows them"));
+        }
+        page.line(format!(
+            "{} since {} judged again by policy version {}: {} would differ, {} would not. Nothing was changed.",
+            plural(usize::try_from(rejudged.judged).unwrap_or(usize::MAX), "result"),
+            clock(since),
+            settings.policy.version,
+            rejudged.differs.len(),
+            rejudged.same,
+        ));
+        for (why, count) in &rejudged.passed_over {
+            page.line(format!("{count} could not be judged again: {why}"));
+        }
+    })?;
+    Ok(if rejudged.differs.is_empty() { Exit::Ok } else { Exit::Trouble })
+}
+
+fn by_other_policy(settings: &Settings, path: &PathBuf) -> Result<Settings> {
+    let read = |source| ConfigError::Read { path: path.clone(), source };
+    let text = std::fs::read_to_string(path).map_err(read)?;
+    let policy = Policy::over_defaults(&text).map_err(|error| ConfigError::Bad { path: path.clone(), error })?;
+    let with = |source| ConfigError::Settings { path: path.clone(), source };
+    Ok(settings.with_policy(policy).map_err(with)?)
+}
+
+fn table<'a>(differences: impl Iterator<Item = &'a Difference>) -> Table {
+    let mut table = Table::new(["AT (UTC)", "NODE", "TEST", "WAS", "BECAUSE", "WOULD BE", "BECAUSE", "WHY"]);
+    let because = |said: &Said| match said.severity {
+        Some(severity) => cell(format!("{} ({severity})", said.reason)),
+        None => cell(said.reason.as_str()),
+    };
+    for difference in differences {
+        table.row([
+            cell(clock(difference.at)),
+            cell(difference.node.as_str()),
+            cell(difference.test.as_str()),
+            verdict(difference.old.verdict),
+            because(&difference.old),
+            verdict(difference.new.verdict),
+            because(&difference.new),
+            cell(difference.text.as_str()),
+        ]);
+    }
+    table
+}

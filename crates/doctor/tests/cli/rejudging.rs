@@ -1,0 +1,59 @@
+//! Results judged again, on the store that a demonstration left.
+
+use crate::bed::{Bed, demo_copy};
+
+fn bed() -> Bed {
+    let bed = demo_copy();
+    std::fs::create_dir(bed.path("data")).unwrap();
+    bed.write("doctor.toml", "store = \"doctor.db\"\ndata = \"data\"\n[backend.sim]\nsocket = \"sim.sock\"\n");
+    bed
+}
+
+const SLOWER_THAN_OTHERS: &str = r#"
+version = 7
+[[rules]]
+id = "nccl-beside-peers"
+check = "nccl"
+metric = "allreduce_bandwidth"
+below_percent_of_peers = 100.0
+peers_at_least = 3
+severity = "monitor"
+reason = "slower-than-peers"
+text = "{value}, others reach {limit}"
+"#;
+
+#[test]
+fn by_the_rules_that_judged_them_every_verdict_comes_out_as_it_was() {
+    let bed = bed();
+    let said = bed.expect(0, &["rejudge", "--since", "30d"]);
+    said.says("0 would differ").says("Nothing was changed");
+    let json = bed.json(&["rejudge"]);
+    assert!(json["judged"].as_u64().unwrap() > 50, "{json}");
+    assert_eq!(json["judged"], json["same"]);
+}
+
+#[test]
+fn a_rule_about_peers_shows_what_it_would_have_done_and_changes_nothing() {
+    let bed = bed();
+    let before = bed.expect(0, &["history", "--json"]).out;
+    bed.write("stricter.toml", SLOWER_THAN_OTHERS);
+    bed.expect(1, &["rejudge", "--policy", "stricter.toml"]).says("slower-than-peers").says("policy version 7");
+    let json = bed.json(&["rejudge", "--policy", "stricter.toml"]);
+    let differs = json["differs"].as_array().unwrap();
+    // Each is compared with the median of the others: about half are below, and nobody who had no peers yet.
+    let (found, judged) = (differs.len() as u64, json["judged"].as_u64().unwrap());
+    assert!(found > 5 && found < judged / 2, "{found} of {judged}");
+    for difference in differs {
+        assert_eq!(difference["test"], "nccl", "{difference}");
+        assert_eq!(difference["new"]["reason"], "slower-than-peers", "{difference}");
+        assert_eq!(difference["new"]["severity"], "monitor", "{difference}");
+    }
+    let one = differs[0]["node"].as_str().unwrap();
+    let of_one = bed.json(&["rejudge", "--policy", "stricter.toml", "--node", one]);
+    assert!(of_one["differs"].as_array().unwrap().iter().all(|difference| difference["node"] == one));
+    assert!(of_one["judged"].as_u64().unwrap() < judged);
+    assert_eq!(bed.expect(0, &["history", "--json"]).out, before);
+
+    bed.write("wrong.toml", "[[rules]]\nid = \"x\"\n");
+    bed.expect(4, &["rejudge", "--policy", "wrong.toml"]).complains("wrong.toml");
+}
