@@ -3,6 +3,8 @@
 //! Each machine type is one file: what it is expected to reach, by what it is recognised, and where that is known from.
 //! The program brings some along; a site's files are laid over them by name.
 
+mod import;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +14,8 @@ use crate::{
     machine::Signs,
     toml_text::{self, BadText},
 };
+
+pub use import::{Imported, Skipped, import};
 
 /// Expectations for one machine type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

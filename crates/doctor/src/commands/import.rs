@@ -1,4 +1,6 @@
-//! `doctor import`: history of the original cluster_doctor.
+//! `doctor import`: history of the original cluster_doctor; profiles out of the files of others.
+
+mod profiles;
 
 use std::path::PathBuf;
 
@@ -7,12 +9,15 @@ use doctor_control::clock::{Clock, SystemClock};
 use super::confirm::{Change, Signed};
 use crate::{context::Context, exit::Exit, failure::Result, output::plural};
 
-/// Bring in the SQLite files of the original cluster_doctor.
+/// Bring in the SQLite files of the original cluster_doctor, or with `profiles` the machine types of other tools.
 ///
 /// Imported rows are history. They are marked as not believed, because the original wrote `pass` whatever happened,
 /// and make nothing fresh without --trust.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
     /// The files.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
@@ -23,7 +28,15 @@ pub(crate) struct Args {
     signed: Signed,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Profiles(profiles::Args),
+}
+
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    if let Some(What::Profiles(args)) = &args.what {
+        return profiles::run(context, args);
+    }
     let (by, at) = (args.signed.by(), SystemClock.now());
     let how = if args.trust { "as results that count" } else { "as history that is not believed" };
     let mut change = Change {

@@ -73,3 +73,22 @@ fn a_missing_shared_directory_is_said_with_the_way_out() {
     std::fs::remove_dir(bed.path("data")).unwrap();
     bed.expect(3, &["run"]).complains("data").complains("create the directory");
 }
+
+#[test]
+fn profiles_of_other_tools_are_imported_and_judge() {
+    let bed = Bed::local();
+    bed.write("instance-profiles.conf", "# type|gpus|efa|nvlink|provider\nour.8xlarge|8|4|true|efa\nwhat\n");
+    bed.write("nd8_v9.conf", " * || check_gpu_count 8\n * || check_hw_ib 400 mlx5_ib0:1\n * || check_gpu_xid\n");
+    let files = ["instance-profiles.conf", "nd8_v9.conf"];
+    let said = bed.expect(1, &["import", "profiles", files[0], files[1], "--out", "profiles"]);
+    said.says("instance-profiles.conf:3: expected").says("2 profiles written; 3 lines used, 1 about");
+    assert!(bed.read("profiles/nd8_v9.toml").contains("fabric_ports_active = 1"));
+    bed.expect(0, &["import", "profiles", files[1], "--out", "profiles"]);
+
+    let text = bed.read("doctor.toml");
+    bed.write("doctor.toml", &format!("profiles = [\"profiles\"]\n{text}"));
+    bed.expect(0, &["config", "check"]);
+    bed.write("profiles/nd8_v9.toml", "sku = \"nd8_v9\"\nversion = 1\nlike = \"hgx-h999\"\n");
+    bed.expect(4, &["config", "check"]).complains("hgx-h999");
+    bed.expect(1, &["import", "profiles", files[1], "--out", "profiles"]).says("left as it is");
+}

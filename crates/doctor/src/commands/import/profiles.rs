@@ -1,0 +1,108 @@
+//! `doctor import profiles`: machine types out of the files of other tools.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use doctor_core::profile::{self, ProfileFile};
+use serde::Serialize;
+
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::plural,
+};
+
+/// Write profiles from an instance-profiles.conf (AWS's health-check suite) or from AzNHC's conf/*.conf.
+///
+/// Each machine type becomes a file of its own in --out; name that directory under `profiles` in the configuration.
+/// Lines that are not understood are named and left out. A file that is there and differs is left as it is without
+/// --force.
+///
+/// Exit code 0 if every line was understood, 1 if not, or if a file was left as it was.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The files.
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// The directory to write to; made if it is not there.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Write over files that differ.
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Done {
+    written: Vec<PathBuf>,
+    /// There already, and other than what would have been written.
+    left: Vec<PathBuf>,
+    used: usize,
+    /// Lines about what our checks look at without a profile.
+    covered: usize,
+    /// `FILE:LINE: why: text`
+    skipped: Vec<String>,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let mut done = Done::default();
+    let make = |source| Failure::File { operation: "making", path: args.out.clone(), source };
+    fs::create_dir_all(&args.out).map_err(make)?;
+    for path in &args.files {
+        let read = |source| Failure::File { operation: "reading", path: path.clone(), source };
+        let text = fs::read_to_string(path).map_err(read)?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let imported = profile::import(&name, &text);
+        done.used += imported.used;
+        done.covered += imported.covered;
+        done.skipped.extend(
+            imported
+                .skipped
+                .iter()
+                .map(|skipped| format!("{}:{}: {}: {}", path.display(), skipped.line, skipped.why, skipped.text)),
+        );
+        for file in &imported.files {
+            write(file, &args.out, args.force, &mut done)?;
+        }
+    }
+    context.out.show(&done, |page| {
+        for path in &done.written {
+            page.line(format!("wrote {}", path.display()));
+        }
+        for path in &done.left {
+            page.line(format!("left as it is, and it differs: {} (--force writes over it)", path.display()));
+        }
+        for skipped in &done.skipped {
+            page.line(format!("not understood: {skipped}"));
+        }
+        page.line(format!(
+            "{} written; {} used, {} about what checks look at anyway, {} not understood",
+            plural(done.written.len(), "profile"),
+            plural(done.used, "line"),
+            done.covered,
+            done.skipped.len(),
+        ));
+    })?;
+    let trouble = !done.skipped.is_empty() || !done.left.is_empty() || done.used == 0;
+    Ok(if trouble { Exit::Trouble } else { Exit::Ok })
+}
+
+fn write(file: &ProfileFile, out: &Path, force: bool, done: &mut Done) -> Result<()> {
+    let path = out.join(format!("{}.toml", file.sku));
+    let text = toml::to_string(file).map_err(|error| Failure::Other(format!("writing a profile: {error}")))?;
+    let text = format!("# A profile of Cluster Doctor, imported. What it does not say is not judged.\n{text}");
+    let failed = |source: io::Error| Failure::File { operation: "writing", path: path.clone(), source };
+    match fs::read_to_string(&path) {
+        Ok(there) if there == text => {}
+        Ok(_) if !force => {
+            done.left.push(path);
+            return Ok(());
+        }
+        _ => fs::write(&path, text).map_err(failed)?,
+    }
+    done.written.push(path);
+    Ok(())
+}
