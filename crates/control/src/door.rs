@@ -111,10 +111,31 @@ pub(crate) fn take_in(
     turned: &mut TurnedAway,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
+    let (good, mut bad) = open_all(parts, known, turned, report)?;
+    let mut touched = keep(parts, lease, good, &mut bad, report)?;
+    for (run, _, source) in &bad {
+        if let Source::Output { bytes } = source {
+            turned.remember(*run, bytes);
+        }
+    }
+    turn_away(parts, lease, bad, known.now, report)?;
+    touched.extend(agents(parts, lease, known, report)?);
+    Ok(touched)
+}
+
+type Good = Vec<(JudgedResult, Source)>;
+type Bad = Vec<(RunId, Rejection, Source)>;
+
+/// Opens and judges every document that waits: what is good, and what is turned away.
+fn open_all(
+    parts: &Parts,
+    known: &Known<'_>,
+    turned: &TurnedAway,
+    report: &mut CycleReport,
+) -> Result<(Good, Bad), StoreError> {
     let Known { runs, polled, now, .. } = *known;
     let settled = |node: &NodeName| known.settled_of(node);
-    let mut good: Vec<(JudgedResult, Source)> = Vec::new();
-    let mut bad: Vec<(RunId, Rejection, Source)> = Vec::new();
+    let (mut good, mut bad) = (Good::new(), Bad::new());
     // A hundred thousand names are not sorted for nobody.
     let none_wanted = Wanted::of_all(&parts.settings.rules).peers.is_empty();
     let of_type = if none_wanted { BTreeMap::new() } else { known.of_type() };
@@ -154,18 +175,10 @@ pub(crate) fn take_in(
             }
         }
     }
-    if let Some(error) = unread {
-        return Err(error);
+    match unread {
+        Some(error) => Err(error),
+        None => Ok((good, bad)),
     }
-    let mut touched = keep(parts, lease, good, &mut bad, report)?;
-    for (run, _, source) in &bad {
-        if let Source::Output { bytes } = source {
-            turned.remember(*run, bytes);
-        }
-    }
-    turn_away(parts, lease, bad, now, report)?;
-    touched.extend(agents(parts, lease, known, report)?);
-    Ok(touched)
 }
 
 fn keep(

@@ -4,20 +4,22 @@
 //! makes it `Inconclusive`; only when every rule had its number and every number kept its limit is it `Pass`. A rule
 //! that has no profile, peers or past to judge by says nothing: its metric is judged by the others, or by none.
 
+mod clock;
 mod past;
 
 use std::collections::BTreeMap;
 
 use crate::{
-    finding::{Evidence, Finding, Severity, Verdict},
-    ids::{CheckId, RuleId},
+    finding::{Evidence, Finding, Verdict},
+    ids::CheckId,
     observation::{Entity, Event, Metric, Observation},
     policy::{Rule, When},
     profile::Profile,
-    reason::ReasonCode,
-    time::{Span, Timestamp},
+    reason::{ReasonCode, coded},
+    time::Span,
 };
 
+pub use clock::{CLOCK_TOLERANCE, judge_clock};
 pub use past::{Past, Wanted, median};
 
 /// A verdict with its reason and everything that is wrong.
@@ -30,14 +32,28 @@ pub struct Judgement {
     pub findings: Vec<Finding>,
 }
 
-const WITHIN_LIMITS: ReasonCode = ReasonCode::fixed("within-limits");
-const NOTHING_MEASURED: ReasonCode = ReasonCode::fixed("nothing-measured");
-const NO_LIMIT: ReasonCode = ReasonCode::fixed("no-limit");
-const METRIC_MISSING: ReasonCode = ReasonCode::fixed("metric-missing");
-const NOT_A_NUMBER: ReasonCode = ReasonCode::fixed("not-a-number");
-const NO_PEERS: ReasonCode = ReasonCode::fixed("no-peers");
-const NO_PAST: ReasonCode = ReasonCode::fixed("no-past");
-const BOOTING: ReasonCode = ReasonCode::fixed("booting");
+coded! {
+    /// Why a result is what it is, where no rule's own reason says it.
+    pub enum JudgedWhy {
+        WithinLimits => "within-limits",
+        NothingMeasured => "nothing-measured",
+        NoLimit => "no-limit",
+        MetricMissing => "metric-missing",
+        NotANumber => "not-a-number",
+        NoPeers => "no-peers",
+        NoPast => "no-past",
+        Booting => "booting",
+    }
+}
+
+const WITHIN_LIMITS: ReasonCode = ReasonCode::fixed(JudgedWhy::WithinLimits.code());
+const NOTHING_MEASURED: ReasonCode = ReasonCode::fixed(JudgedWhy::NothingMeasured.code());
+const NO_LIMIT: ReasonCode = ReasonCode::fixed(JudgedWhy::NoLimit.code());
+const METRIC_MISSING: ReasonCode = ReasonCode::fixed(JudgedWhy::MetricMissing.code());
+const NOT_A_NUMBER: ReasonCode = ReasonCode::fixed(JudgedWhy::NotANumber.code());
+const NO_PEERS: ReasonCode = ReasonCode::fixed(JudgedWhy::NoPeers.code());
+const NO_PAST: ReasonCode = ReasonCode::fixed(JudgedWhy::NoPast.code());
+const BOOTING: ReasonCode = ReasonCode::fixed(JudgedWhy::Booting.code());
 
 impl Judgement {
     fn inconclusive(reason: ReasonCode, text: String) -> Self {
@@ -371,46 +387,16 @@ fn number(value: f64) -> String {
     format!("{short}{suffix}")
 }
 
-/// How far a node's clock may be off before that itself is a finding.
-pub const CLOCK_TOLERANCE: Span = Span::minutes(5);
-
-/// A node whose clock cannot be right: its work began before it was asked for, or ended after its result was read.
-pub fn judge_clock(
-    check: &CheckId,
-    asked: Timestamp,
-    started: Timestamp,
-    ended: Timestamp,
-    received: Timestamp,
-) -> Option<Finding> {
-    let (off, way) = if started < asked.minus(CLOCK_TOLERANCE) {
-        (asked.since(started), "behind")
-    } else if ended > received.plus(CLOCK_TOLERANCE) {
-        (ended.since(received), "ahead")
-    } else {
-        return None;
-    };
-    Some(Finding {
-        check: check.clone(),
-        entity: Entity::node(),
-        verdict: Verdict::Fail,
-        severity: Severity::Monitor,
-        remedy: Severity::Monitor.usual_remedy(),
-        reason: ReasonCode::fixed("clock-off"),
-        text: format!("the node's clock is at least {} {way} of the controller's", Span::from_secs(off.secs())),
-        rule: RuleId::new("clock-off").expect("a plain word is a rule name"),
-        evidence: Evidence::Nothing,
-        confirm: 1,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     use crate::{
+        finding::Severity,
         ids::Sku,
         observation::{EntityKind, Event, FailureKind, ProbeFailure, Unit, Why},
+        time::Timestamp,
     };
 
     fn rules() -> Vec<Rule> {
@@ -544,6 +530,13 @@ mod tests {
             let judgement = judge(&rules(), profile.as_ref(), &disk(), &observation);
             assert_eq!((judgement.verdict, judgement.reason.as_str()), (verdict, reason), "{name}");
             assert_eq!(judgement.findings.is_empty(), verdict != Verdict::Fail, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_code_reads_back() {
+        for why in JudgedWhy::ALL {
+            assert_eq!(JudgedWhy::from_code(why.code()), Some(*why));
         }
     }
 
@@ -714,16 +707,5 @@ mod tests {
             prop_assert!(Wanted::of(&rules(), &disk()).is_nothing());
             prop_assert_eq!(judge_with(&rules(), Some(&profile()), &before(&own), &disk(), &observation), alone);
         }
-    }
-
-    #[test]
-    fn a_clock_is_off_only_when_no_honest_delay_explains_it() {
-        let at = |minutes: i64| Timestamp::from_secs(1_000_000 + minutes * 60);
-        let judge = |started, ended, received| judge_clock(&disk(), at(0), at(started), at(ended), at(received));
-        assert_eq!(judge(1, 10, 10), None);
-        assert_eq!(judge(1, 10, 600), None, "a result may be read hours after it was written");
-        assert_eq!(judge(-5, 3, 10), None);
-        assert!(judge(-6, 3, 10).unwrap().text.contains("6m behind"));
-        assert!(judge(1, 16, 10).unwrap().text.contains("6m ahead"));
     }
 }

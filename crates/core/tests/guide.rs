@@ -4,12 +4,14 @@ use doctor_core::{
     finding::{Severity, Verdict},
     hostlist::LIVES,
     policy::{Mode, Policy},
+    profile::ProfileFile,
     run::{IncompleteWhy, NotStarted},
 };
 
 const POLICY: &str = include_str!("../../../docs/guide/policy-and-rules.md");
 const LIFE: &str = include_str!("../../../docs/guide/life-of-a-node.md");
 const PLANNING: &str = include_str!("../../../docs/guide/planning.md");
+const PROFILES: &str = include_str!("../../../docs/guide/profiles.md");
 const CONFIGURATION: &str = include_str!("../../../docs/guide/configuration.md");
 
 /// The texts between "```toml" and "```".
@@ -24,6 +26,18 @@ fn every_piece_of_policy_in_the_guide_is_accepted() {
     assert!(all.len() >= 3, "the guide has examples");
     for text in all {
         if let Err(error) = Policy::over_defaults(text) {
+            panic!("{error}\nin\n{text}");
+        }
+    }
+}
+
+#[test]
+fn every_profile_in_the_guide_is_accepted() {
+    let all = [PROFILES, CONFIGURATION].into_iter().flat_map(toml_blocks).filter(|text| text.contains("[expect]"));
+    let all: Vec<&str> = all.collect();
+    assert!(all.len() >= 2, "the guide has examples");
+    for text in all {
+        if let Err(error) = ProfileFile::read(text) {
             panic!("{error}\nin\n{text}");
         }
     }

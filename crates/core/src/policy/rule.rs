@@ -175,7 +175,7 @@ impl WrittenRule {
     }
 
     fn of_event(&self, code: &ReasonCode) -> Result<When, String> {
-        if self.conditions(String::new()).next().is_some() || self.n_of_last_m.is_some() {
+        if self.conditions("").next().is_some() || self.n_of_last_m.is_some() {
             return Err("is about an `event`: a limit is for a `metric`".to_owned());
         }
         match (self.times, self.within) {
@@ -193,7 +193,7 @@ impl WrittenRule {
         if self.times.is_some() || self.within.is_some() {
             return Err("is about a `metric`: `times` and `within` are for an `event`".to_owned());
         }
-        let mut all = self.conditions(metric.to_owned());
+        let mut all = self.conditions(metric);
         let (Some(when), None) = (all.next(), all.next()) else {
             return Err("needs, beside `metric`, exactly one of `above`, `below`, `below_percent_of_profile`, \
                         `not_as_profile`, `below_percent_of_peers`, `below_percent_of_own`"
@@ -218,8 +218,8 @@ impl WrittenRule {
     }
 
     /// Every condition on a metric that is written; there should be one.
-    fn conditions(&self, metric: String) -> impl Iterator<Item = When> {
-        let name = || metric.clone();
+    fn conditions(&self, metric: &str) -> impl Iterator<Item = When> {
+        let name = || metric.to_owned();
         let own_at_least = self.own_at_least.unwrap_or(OWN_RESULTS);
         let at_least = self.peers_at_least.unwrap_or(PEERS);
         [

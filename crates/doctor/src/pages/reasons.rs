@@ -2,6 +2,7 @@
 
 use doctor_core::{
     case::{Closed, StepState},
+    classify::JudgedWhy,
     observation::FailureKind,
     run::{CancelWhy, IncompleteWhy, NotStarted, Purpose},
     view::{PASSED_OVER, Standing},
@@ -29,11 +30,41 @@ pub(crate) fn reasons() -> Vec<Reason> {
     all.extend(NotStarted::ALL.iter().map(|w| plain(w.code(), "a run never started", not_started(*w))));
     all.extend(IncompleteWhy::ALL.iter().map(|w| plain(w.code(), "a run brought no full result", incomplete(*w))));
     all.extend(CancelWhy::ALL.iter().map(|w| plain(w.code(), "a run is being cancelled", cancel(*w))));
+    all.extend(JudgedWhy::ALL.iter().map(|w| {
+        let (means, to_do) = judged(*w);
+        Reason { code: w.code(), kind: "a result", means, to_do }
+    }));
     all.extend(FailureKind::ALL.iter().map(|k| plain(k.code(), "a check could not look", failure(*k))));
     all.extend(Purpose::ALL.iter().map(|p| plain(p.code(), "what a run is for", purpose(*p))));
     all.extend(StepState::ALL.iter().map(|s| plain(s.code(), "a step of a case", step(*s))));
     all.extend(Closed::ALL.iter().map(|c| plain(c.code(), "how a case ended", closed(*c))));
     all
+}
+
+/// What it means, and what to do.
+const fn judged(why: JudgedWhy) -> (&'static str, &'static str) {
+    match why {
+        JudgedWhy::WithinLimits => ("every rule had its number, and every number kept its limit", ""),
+        JudgedWhy::NothingMeasured => ("the check ran and reported nothing, which is no health", "see its log"),
+        JudgedWhy::NoLimit => (
+            "no rule or profile says what the number should be on this machine",
+            "`doctor-node profile show` on the node tells which profile was found and why; `profile learn` writes one",
+        ),
+        JudgedWhy::MetricMissing => ("the check did not report a number that a rule is about", "see its log"),
+        JudgedWhy::NotANumber => ("the check reported something that is no number", "see its log"),
+        JudgedWhy::NoPeers => (
+            "a rule compares with other nodes of the type, and too few of them are known",
+            "wait until more of them were tested, or lower `peers_at_least`",
+        ),
+        JudgedWhy::NoPast => (
+            "a rule looks at earlier results, and too few of them are known",
+            "wait for more results; reports of agents have no past",
+        ),
+        JudgedWhy::Booting => (
+            "the machine has just booted, and what was measured may still be on its way",
+            "it is looked at again; `agents.boot_grace` says how long nothing is judged",
+        ),
+    }
 }
 
 const fn standing(standing: Standing) -> &'static str {
