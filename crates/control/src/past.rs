@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-/// Of each node, when its results came in and of which runs they are; newest first.
-type Runs = BTreeMap<NodeName, Vec<(Timestamp, RunId)>>;
+/// Of each node, when its results came in, and of which run those are that say something; newest first.
+type Results = BTreeMap<NodeName, Vec<(Timestamp, Option<RunId>)>>;
 
 /// Metrics of one result; none if it cannot be read any more.
 type Values = Vec<Metric>;
@@ -35,8 +35,8 @@ pub struct PastReader<'a> {
     settings: &'a Settings,
     /// Other nodes by their type, as the cluster has them now.
     of_type: BTreeMap<Sku, Vec<NodeName>>,
-    /// By test and node: the runs of conclusive results, newest first. Where it is given, nothing else is asked.
-    history: Option<BTreeMap<TestId, Runs>>,
+    /// By test and node: results, newest first. Where it is given, nothing else is asked.
+    history: Option<BTreeMap<TestId, Results>>,
     latest: Option<Vec<LatestRow>>,
     read: BTreeMap<(RunId, NodeName, TestId), Values>,
 }
@@ -62,13 +62,13 @@ impl<'a> PastReader<'a> {
     /// With results that were read already: what is judged is old, and so must be what it is compared with.
     #[must_use]
     pub fn with_history(mut self, rows: &[HistoryRow]) -> Self {
-        let mut history: BTreeMap<TestId, Runs> = BTreeMap::new();
-        for row in rows.iter().filter(|row| row.verdict.is_conclusive()) {
-            let runs = history.entry(row.test.clone()).or_default().entry(row.node.clone()).or_default();
-            runs.extend(row.run.map(|run| (row.at, run)));
+        let mut history: BTreeMap<TestId, Results> = BTreeMap::new();
+        for row in rows {
+            let results = history.entry(row.test.clone()).or_default().entry(row.node.clone()).or_default();
+            results.push((row.at, row.run.filter(|_| row.verdict.is_conclusive())));
         }
-        for runs in history.values_mut().flat_map(BTreeMap::values_mut) {
-            runs.sort_unstable_by(|a, b| b.cmp(a));
+        for results in history.values_mut().flat_map(BTreeMap::values_mut) {
+            results.sort_unstable_by(|a, b| b.cmp(a));
         }
         self.history = Some(history);
         self
@@ -94,8 +94,9 @@ impl<'a> PastReader<'a> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let runs: Vec<RunId> = match &self.history {
             Some(history) => {
-                let runs = history.get(of.test).and_then(|nodes| nodes.get(of.node)).map_or(&[][..], Vec::as_slice);
-                runs.iter().filter(|(at, _)| *at < of.before).map(|(_, run)| *run).take(most).collect()
+                let results = history.get(of.test).and_then(|nodes| nodes.get(of.node)).map_or(&[][..], Vec::as_slice);
+                let before = results.iter().filter(|(at, _)| *at < of.before).take(looked_through(most));
+                before.filter_map(|(_, run)| *run).take(most).collect()
             }
             None => self.own_runs(of, most)?,
         };
@@ -110,10 +111,9 @@ impl<'a> PastReader<'a> {
     fn add_peers(&mut self, past: &mut Past, of: Of<'_>, sku: &Sku, wanted: &Wanted) -> Result<(), StoreError> {
         let newest = match &self.history {
             Some(history) => {
-                let before =
-                    |runs: &[(Timestamp, RunId)]| runs.iter().find(|(at, _)| *at < of.before).map(|(_, run)| *run);
+                let before = |results: &[(Timestamp, Option<RunId>)]| results.iter().find(|(at, _)| *at < of.before)?.1;
                 let nodes = history.get(of.test).into_iter().flatten().filter(|(node, _)| self.is_peer(of, sku, node));
-                nodes.filter_map(|(node, runs)| Some((before(runs)?, node.clone()))).collect()
+                nodes.filter_map(|(node, results)| Some((before(results)?, node.clone()))).collect()
             }
             None => self.newest_of_peers(of, sku)?,
         };
@@ -131,8 +131,7 @@ impl<'a> PastReader<'a> {
     }
 
     fn own_runs(&self, of: Of<'_>, most: usize) -> Result<Vec<RunId>, StoreError> {
-        // Some of them say nothing, so a few more are looked at.
-        let limit = u32::try_from(most.saturating_mul(2)).unwrap_or(u32::MAX);
+        let limit = u32::try_from(looked_through(most)).unwrap_or(u32::MAX);
         let (node, test) = (Some(of.node.clone()), Some(of.test.clone()));
         let filter = HistoryFilter { node, test, limit: Some(limit), ..HistoryFilter::default() };
         let rows = self.store.history(&filter)?;
@@ -165,6 +164,11 @@ impl<'a> PastReader<'a> {
         self.read.insert(key, values.clone());
         Ok(values)
     }
+}
+
+/// Some results say nothing, so a few more are looked through.
+const fn looked_through(most: usize) -> usize {
+    most.saturating_mul(2)
 }
 
 fn metrics(settings: &Settings, evidence: &TestEvidence) -> Values {

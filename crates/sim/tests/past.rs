@@ -1,0 +1,80 @@
+//! Rules that know the past, in the engine: judged as results come in, and the same when they are judged again.
+
+use std::collections::BTreeMap;
+
+use doctor_control::{
+    rejudge::{Scope, rejudge},
+    store::records::HistoryFilter,
+};
+use doctor_core::{finding::Verdict, ids::NodeName, policy::Policy, time::Span};
+use doctor_sim::{
+    WorldConfig,
+    drive::{Session, SessionConfig},
+    tests,
+};
+
+/// Every kind of rule that looks beyond the result itself. Noise is enough to break them now and then.
+const RULES: &str = r#"
+version = 3
+[tests.gpu-health]
+enabled = false
+[tests.nccl]
+cutoff = "2h"
+[limits]
+jobs = 12
+
+[[rules]]
+id = "beside-peers"
+check = "nccl"
+metric = "allreduce_bandwidth"
+below_percent_of_peers = 100.0
+peers_at_least = 4
+severity = "monitor"
+reason = "slower-than-peers"
+text = "{value} of {limit}"
+
+[[rules]]
+id = "beside-itself"
+check = "nccl"
+metric = "nic_bandwidth"
+below_percent_of_own = 100.0
+own_at_least = 3
+severity = "monitor"
+reason = "slower-than-itself"
+text = "{entity}: {value} of {limit}"
+
+[[rules]]
+id = "again-and-again"
+check = "nccl"
+metric = "allreduce_bandwidth"
+below_percent_of_own = 100.0
+own_at_least = 1
+n_of_last_m = [3, 4]
+severity = "monitor"
+reason = "slow-again-and-again"
+text = "{value} of {limit}"
+"#;
+
+#[test]
+fn results_are_judged_with_their_past_and_judged_again_they_are_the_same() {
+    let mut config = SessionConfig::new(WorldConfig::quiet(8));
+    config.policy = Policy::over_defaults(RULES).unwrap();
+    let mut session = Session::new(config).unwrap();
+    let until = session.now().plus(Span::days(2));
+    session.run_until(until, |_, _| Ok(())).unwrap();
+
+    let rows = session.store().history(&HistoryFilter::default()).unwrap();
+    let because =
+        |reason: &str| rows.iter().filter(|row| row.verdict == Verdict::Fail && row.reason.as_str() == reason).count();
+    assert!(rows.len() > 50, "{}", rows.len());
+    // The reason of a result is that of its first finding: with three rules of one severity, the first by name.
+    for reason in ["slower-than-itself", "slow-again-and-again", "slower-than-peers"] {
+        assert!(because(reason) > 2, "{reason}: {}", because(reason));
+    }
+
+    let types: BTreeMap<NodeName, _> = rows.iter().map(|row| (row.node.clone(), tests::sku())).collect();
+    let since = until.minus(Span::days(3));
+    let rejudged = rejudge(session.store(), session.settings(), &Scope { nodes: None, since, types }).unwrap();
+    assert_eq!(rejudged.differs, [], "a verdict is a function of evidence, rules, profile and past");
+    assert_eq!(rejudged.judged, rows.len() as u64, "{:?}", rejudged.passed_over);
+}
