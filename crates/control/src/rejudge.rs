@@ -16,7 +16,7 @@ use doctor_core::{
 use serde::Serialize;
 
 use crate::{
-    ingest,
+    ingest::{self, By},
     past::{Of, PastReader},
     settings::Settings,
     store::{
@@ -144,7 +144,7 @@ impl Rejudged {
         }
         let sku = scope.types.get(&row.node);
         let past = reader.of(Of { node: &row.node, sku, test: &row.test, at: evidence.ended, before: row.at })?;
-        let judgement = ingest::judge(settings, sku, evidence, &past, document.up);
+        let judgement = ingest::judge(By { settings, sku, settled: &[] }, evidence, &past, document.up);
         let old = Said { verdict: row.verdict, reason: row.reason.clone(), severity: row.severity };
         let new = Said::of(&judgement);
         self.judged += 1;
