@@ -432,10 +432,14 @@ fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
         fs::write(place(path), text).unwrap();
     }
     fs::write(folder.path().join("scene.toml"), &recording.scene).unwrap();
+    // The machine had just been booted, and the program that looked at it then made no allowance for that.
+    fs::write(folder.path().join("policy.toml"), "[agents]\nboot_grace = \"0s\"\n").unwrap();
     let program = Path::new(env!("CARGO_BIN_EXE_doctor-node"));
     let output = Command::new(program)
         .args(["check", "--suite", "fast", "--json", "--root"])
         .arg(folder.path().join("root"))
+        .arg("--policy")
+        .arg(folder.path().join("policy.toml"))
         .arg("--nvml")
         .arg(library())
         .env("DOCTOR_STANDIN", folder.path().join("scene.toml"))

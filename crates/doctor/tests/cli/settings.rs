@@ -26,7 +26,7 @@ fn a_mistake_is_shown_with_file_line_column_and_what_is_accepted() {
         ("policy.toml", "[breaker]\npercent_of_pool = -5.0\n", ["policy.toml, line 2, column 19", "0 to 100 percent"]),
         ("policy.toml", "mode = \"yolo\"\n", ["policy.toml, line 1, column 8", "observe, recommend, act"]),
         ("policy.toml", "[[rules]]\nid = \"x\"\n", ["policy.toml, line 1", "missing field `check`"]),
-        ("profile.toml", "sku = \"h100\"\nversion = 1\n", ["profile.toml, line 1", "missing field `expect`"]),
+        ("profile.toml", "version = 1\n[expect]\n", ["profile.toml, line 1", "missing field `sku`"]),
     ] {
         let bed = Bed::new();
         bed.write("doctor.toml", "policy = \"policy.toml\"\nprofiles = [\"profile.toml\"]\n");
