@@ -93,6 +93,7 @@ fn a_line_in_the_kernels_log_is_a_finding_within_two_seconds_although_cycles_are
     until("the first report", || list()["state"] == "reports");
     assert_eq!((list()["schema"].as_str(), list()["skew"].as_array().map(Vec::len)), (Some("1.1"), Some(0)));
     assert_eq!(stage.seen("fallen off the bus"), None);
+    until("a cycle that knows of the agent", || stage.bed.json(&["status"])["silent"]["agents"] == 1);
 
     let at = now();
     stage.kernel_says(2, OFF_THE_BUS);
@@ -133,6 +134,25 @@ fn what_an_agent_sees_while_the_controller_is_away_comes_once_when_it_is_back() 
     until("both findings", || stage.seen("fallen off the bus").is_some() && stage.seen("Machine Check").is_some());
     until("an empty spool", || stage.spooled() == 0);
     assert_eq!((stage.opened("fallen off the bus"), stage.opened("Machine Check")), (1, 1));
+}
+
+#[test]
+fn a_bad_change_of_the_agents_settings_keeps_the_last_good_one_and_says_so() {
+    let stage = Stage::new();
+    stage.bed.write("agent.toml", "credential = \"keys/here.key\"\nstate = \"agent\"\nroot = \"machine\"\n");
+    let mut command = Command::new(doctor_node());
+    command.args(["agent", "--config", "agent.toml"]).current_dir(stage.bed.path("")).env_clear();
+    let mut agent = Service::of(command);
+    agent.says("reports for here to http://127.0.0.1:");
+    stage.bed.write("agent.toml", "credental = \"keys/here.key\"\n");
+    agent.hang_up();
+    agent.says("is not used, the last good one is: agent.toml: line 1");
+    let good =
+        "controller = \"http://127.0.0.1:9\"\ncredential = \"keys/here.key\"\nstate = \"agent\"\nroot = \"machine\"\n";
+    stage.bed.write("agent.toml", good);
+    agent.hang_up();
+    agent.says("the changed configuration is in force");
+    agent.says("http://127.0.0.1:9 does not answer");
 }
 
 #[test]

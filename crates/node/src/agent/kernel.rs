@@ -78,9 +78,19 @@ impl KernelLog {
     }
 
     /// Takes note of what is new. Called when the descriptor is readable and whenever else the agent is awake.
-    pub fn notice(&mut self, now: Instant) {
+    /// A log that cannot be read any more is not followed any more: it would be readable without end.
+    ///
+    /// # Errors
+    /// Once, when that happens.
+    pub fn notice(&mut self, now: Instant) -> io::Result<()> {
         let new = match &mut self.source {
-            Source::Device(file) => drain(file),
+            Source::Device(file) => match drain(file) {
+                Ok(new) => new,
+                Err(error) => {
+                    self.source = Source::None;
+                    return Err(error);
+                }
+            },
             Source::Plain { path, length } => {
                 // Gone or shorter: it was replaced, and what is in it now is new.
                 let found = path.metadata().map_or(0, |found| found.len());
@@ -91,6 +101,7 @@ impl KernelLog {
         if new && self.news.is_none() {
             self.news = Some(now);
         }
+        Ok(())
     }
 
     /// When the agent has to look again at the latest.
@@ -119,17 +130,18 @@ impl KernelLog {
 
 /// Reads what is there, so that the descriptor is quiet again. True if the kernel itself wrote any of it: programs write
 /// there too, and they are nothing to wake up for.
-fn drain(file: &mut File) -> bool {
+fn drain(file: &mut File) -> io::Result<bool> {
     let mut buffer = [0; 8 << 10];
     let mut new = false;
     loop {
         match file.read(&mut buffer) {
-            Ok(0) => return new,
+            Ok(0) => return Ok(new),
             Ok(count) => new |= is_kernels(&buffer[..count]),
             // Records were overwritten before anybody read them; what is there now may be anything.
             Err(error) if error.raw_os_error() == Some(Errno::PIPE.raw_os_error()) => new = true,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return new,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(new),
+            Err(error) => return Err(error),
         }
     }
 }
@@ -157,19 +169,19 @@ mod tests {
         let mut log = KernelLog::follow(root.path()).unwrap();
         let mut file = File::options().append(true).open(&path).unwrap();
         let start = Instant::now();
-        log.notice(start);
+        log.notice(start).unwrap();
         assert!(!log.take_due(start + Duration::from_secs(60)), "what was there before is no news");
 
         writeln!(file, "4,2,0,-;new").unwrap();
-        log.notice(start);
+        log.notice(start).unwrap();
         writeln!(file, "4,3,0,-;newer").unwrap();
-        log.notice(start + GATHER / 2);
+        log.notice(start + GATHER / 2).unwrap();
         assert!(!log.take_due(start + GATHER / 2));
         assert!(log.take_due(start + GATHER));
         assert!(!log.take_due(start + GATHER), "once");
 
         writeln!(file, "4,4,0,-;again").unwrap();
-        log.notice(start + GATHER);
+        log.notice(start + GATHER).unwrap();
         assert_eq!(log.next(start), Some(start + GATHER + APART), "not more often than that");
     }
 

@@ -179,7 +179,9 @@ impl<'a> Agent<'a> {
     fn run(&mut self) {
         while self.stop.told().is_none() {
             self.look_at_files();
-            self.log.notice(Instant::now());
+            if let Err(error) = self.log.notice(Instant::now()) {
+                say(&format!("the kernel's log is not followed any more: {error}"));
+            }
             let mut due: BTreeSet<CheckId> = self.schedule.take_due(self.started.elapsed()).into_iter().collect();
             if self.log.take_due(Instant::now()) {
                 due.extend(self.log_checks.iter().cloned());

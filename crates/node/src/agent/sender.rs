@@ -107,8 +107,8 @@ impl Outbox {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Fate {
     Taken,
-    /// Not now. `None`: as long as the back-off says.
-    Later(Option<Duration>),
+    /// Not now: after the back-off, and not before this.
+    Later(Duration),
     /// Never.
     Refused,
 }
@@ -189,11 +189,13 @@ impl Sender<'_> {
             (self.tell)(&said);
             self.trouble = Some(said);
         }
-        let wait = match fate {
+        let at_least = match fate {
             Fate::Taken => return,
-            Fate::Later(Some(wait)) => *wait,
-            Fate::Later(None) | Fate::Refused => back_off(self.failures, jitter(inside.route.credential.node.as_str())),
+            Fate::Later(at_least) => *at_least,
+            Fate::Refused => Duration::ZERO,
         };
+        // A door that is run over tells everybody the same; what each adds of its own spreads them.
+        let wait = at_least.max(back_off(self.failures, jitter(inside.route.credential.node.as_str())));
         self.failures = self.failures.saturating_add(1);
         self.pause(inside, wait);
     }
@@ -234,7 +236,7 @@ fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -> (Fate, Op
     };
     match http::post(&route.address, node, &bytes, limit) {
         Ok(reply) => judge(&route.address, &reply),
-        Err(error) => (Fate::Later(None), Some(format!("{} does not answer: {error}", route.address))),
+        Err(error) => (Fate::Later(Duration::ZERO), Some(format!("{} does not answer: {error}", route.address))),
     }
 }
 
@@ -242,11 +244,11 @@ fn judge(address: &Address, reply: &Reply) -> (Fate, Option<String>) {
     let said = |words: &str| Some(format!("{address} {words} ({}: {})", reply.status, reply.text));
     match reply.status {
         200..=299 => (Fate::Taken, None),
-        401 | 403 => (Fate::Later(Some(WAIT_FOR_PEOPLE)), said("does not accept this node's credential")),
-        404 | 405 => (Fate::Later(Some(WAIT_FOR_PEOPLE)), said("is no controller that takes reports")),
-        409 => (Fate::Later(Some(WAIT_FOR_PEOPLE)), said("does not read reports of this program")),
+        401 | 403 => (Fate::Later(WAIT_FOR_PEOPLE), said("does not accept this node's credential")),
+        404 | 405 => (Fate::Later(WAIT_FOR_PEOPLE), said("is no controller that takes reports")),
+        409 => (Fate::Later(WAIT_FOR_PEOPLE), said("does not read reports of this program")),
         400 | 411 | 413 | 422 => (Fate::Refused, said("will never take this report; it is counted as lost")),
-        _ => (Fate::Later(reply.retry_after.map(|wait| wait.min(LONGEST_WAIT))), said("is busy")),
+        _ => (Fate::Later(reply.retry_after.unwrap_or_default().min(LONGEST_WAIT)), said("is busy")),
     }
 }
 
@@ -275,16 +277,16 @@ mod tests {
     fn only_what_was_kept_is_forgotten_and_only_what_can_never_be_taken_is_given_up() {
         assert_eq!(fate(200, None), Fate::Taken);
         for status in [401, 403, 404, 409] {
-            assert_eq!(fate(status, None), Fate::Later(Some(WAIT_FOR_PEOPLE)), "{status}");
+            assert_eq!(fate(status, None), Fate::Later(WAIT_FOR_PEOPLE), "{status}");
         }
         for status in [400, 413] {
             assert_eq!(fate(status, None), Fate::Refused, "{status}");
         }
         for status in [100, 302, 408, 429, 500, 502, 503, 999] {
-            assert_eq!(fate(status, None), Fate::Later(None), "{status}");
+            assert_eq!(fate(status, None), Fate::Later(Duration::ZERO), "{status}");
         }
-        assert_eq!(fate(503, Some(3)), Fate::Later(Some(Duration::from_secs(3))));
-        assert_eq!(fate(503, Some(99_999)), Fate::Later(Some(LONGEST_WAIT)), "nobody sends us to sleep");
+        assert_eq!(fate(503, Some(3)), Fate::Later(Duration::from_secs(3)));
+        assert_eq!(fate(503, Some(99_999)), Fate::Later(LONGEST_WAIT), "nobody sends us to sleep");
     }
 
     #[test]
