@@ -77,6 +77,7 @@ mod tests {
     use doctor_core::{
         ids::Sku,
         machine::{MachineFacts, ToldBy, detect},
+        policy::{Policy, When},
     };
 
     use super::*;
@@ -142,6 +143,21 @@ mod tests {
         ] {
             let found = detect(&types, &facts).found.map(|found| found.sku.to_string());
             assert_eq!(found.as_deref(), sku, "{facts:?}");
+        }
+    }
+
+    #[test]
+    fn every_number_is_one_that_a_check_measures_or_a_bandwidth_for_the_tests() {
+        let rules = crate::Catalogue::built_in().rules(&Policy::standard()).unwrap();
+        let asked: BTreeSet<&str> = rules
+            .iter()
+            .filter(|rule| matches!(rule.when, When::NotProfile { .. } | When::BelowProfile { .. }))
+            .filter_map(|rule| rule.when.metric())
+            .collect();
+        for file in built_in().iter() {
+            for metric in file.expect.keys().filter(|metric| !metric.ends_with("_per_s")) {
+                assert!(asked.contains(metric.as_str()), "{}: no rule asks for {metric}", file.sku);
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use doctor_core::{
     classify::{Judgement, Wanted},
     finding::{Severity, Verdict},
     ids::{NodeName, RunId, Sku, TestId},
+    observation::Settled,
     reason::ReasonCode,
     time::{Span, Timestamp},
 };
@@ -92,15 +93,16 @@ pub fn rejudge(store: &Store, settings: &Settings, scope: &Scope) -> Result<Reju
     for (node, sku) in &scope.types {
         of_type.entry(sku.clone()).or_default().push(node.clone());
     }
-    let mut reader = PastReader::new(store, settings, of_type).with_history(&rows);
-    let mut rejudged = Rejudged::default();
+    let reader = PastReader::new(store, settings, of_type).with_history(&rows);
+    let settled = store.settled_events()?;
+    let mut judge = Judge { settings, scope, reader, settled, rejudged: Rejudged::default() };
     // One document has the results of many tests: rows of one run and node follow each other.
     let mut open: Option<(RunId, NodeName, Result<Document, &'static str>)> = None;
     let in_scope =
         |row: &&HistoryRow| row.at >= scope.since && scope.nodes.as_ref().is_none_or(|nodes| nodes.contains(&row.node));
     for row in rows.iter().filter(in_scope) {
         let Some(run) = row.run else {
-            *rejudged.passed_over.entry("imported").or_default() += 1;
+            judge.pass_over("imported");
             continue;
         };
         let known = open.take().filter(|(of, node, _)| *of == run && *node == row.node);
@@ -109,11 +111,11 @@ pub fn rejudge(store: &Store, settings: &Settings, scope: &Scope) -> Result<Reju
             None => open.insert((run, row.node.clone(), kept(store, run, &row.node)?)),
         };
         match document {
-            Ok(document) => rejudged.add(settings, scope, row, run, document, &mut reader)?,
-            Err(why) => *rejudged.passed_over.entry(why).or_default() += 1,
+            Ok(document) => judge.add(row, run, document)?,
+            Err(why) => judge.pass_over(why),
         }
     }
-    Ok(rejudged)
+    Ok(judge.rejudged)
 }
 
 fn kept(store: &Store, run: RunId, node: &NodeName) -> Result<Result<Document, &'static str>, StoreError> {
@@ -124,36 +126,48 @@ fn kept(store: &Store, run: RunId, node: &NodeName) -> Result<Result<Document, &
     })
 }
 
-impl Rejudged {
-    fn add(
-        &mut self,
-        settings: &Settings,
-        scope: &Scope,
-        row: &HistoryRow,
-        run: RunId,
-        document: &Document,
-        reader: &mut PastReader<'_>,
-    ) -> Result<(), StoreError> {
+/// Judging in progress.
+struct Judge<'a> {
+    settings: &'a Settings,
+    scope: &'a Scope,
+    reader: PastReader<'a>,
+    /// Events that have had their answer by now.
+    settled: BTreeMap<NodeName, Vec<Settled>>,
+    rejudged: Rejudged,
+}
+
+impl Judge<'_> {
+    fn pass_over(&mut self, why: &'static str) {
+        *self.rejudged.passed_over.entry(why).or_default() += 1;
+    }
+
+    fn add(&mut self, row: &HistoryRow, run: RunId, document: &Document) -> Result<(), StoreError> {
+        let Self { settings, scope, .. } = *self;
         let Some(evidence) = document.tests.iter().find(|evidence| evidence.test == row.test) else {
-            *self.passed_over.entry("no-evidence-of-this-test").or_default() += 1;
+            self.pass_over("no-evidence-of-this-test");
             return Ok(());
         };
         if settings.catalogue.get(&row.test).is_none() {
-            *self.passed_over.entry("unknown-check").or_default() += 1;
+            self.pass_over("unknown-check");
             return Ok(());
         }
         let sku = scope.types.get(&row.node);
-        let past = reader.of(Of { node: &row.node, sku, test: &row.test, at: evidence.ended, before: row.at })?;
-        let judgement = ingest::judge(By { settings, sku, settled: &[] }, evidence, &past, document.up);
+        let past = self.reader.of(Of { node: &row.node, sku, test: &row.test, at: evidence.ended, before: row.at })?;
+        let judge = |settled: &[Settled]| {
+            let judgement = ingest::judge(By { settings, sku, settled }, evidence, &past, document.up);
+            (Said::of(&judgement), judgement.text)
+        };
         let old = Said { verdict: row.verdict, reason: row.reason.clone(), severity: row.severity };
-        let new = Said::of(&judgement);
-        self.judged += 1;
-        if old == new {
-            self.same += 1;
+        let (new, text) = judge(&[]);
+        // When its events had their answer is not kept, so both are tried: before that moment, and after.
+        let settled = self.settled.get(&row.node).map_or(&[][..], Vec::as_slice);
+        self.rejudged.judged += 1;
+        if old == new || (!settled.is_empty() && old == judge(settled).0) {
+            self.rejudged.same += 1;
             return Ok(());
         }
         let (node, test, at) = (row.node.clone(), row.test.clone(), row.at);
-        self.differs.push(Difference { node, test, at, run, old, new, text: judgement.text });
+        self.rejudged.differs.push(Difference { node, test, at, run, old, new, text });
         Ok(())
     }
 }

@@ -163,7 +163,12 @@ impl Machine {
             }
             "check_gpu_count" => self.set("gpu_count", number(0)?),
             "check_nvme_count" => self.set("nvme_disks", number(0)?),
-            "check_hw_cpuinfo" => self.set("cpu_count", number(2)?),
+            "check_hw_cpuinfo" => {
+                let (sockets, cores, threads) = (number(0)?, number(1)?, number(2)?);
+                self.set("cpu_sockets", sockets);
+                self.set("cpu_cores", cores);
+                self.set("cpu_threads", threads);
+            }
             "check_hw_physmem" => self.set("mem_total_bytes", bytes(arguments.first().copied().unwrap_or_default())?),
             "check_hw_ib" => self.port(number(0)?, arguments.get(1).copied().unwrap_or_default()),
             "check_gpu_bw" | "check_cuda_bw" => {
@@ -260,7 +265,8 @@ nonsense
         assert_eq!(file.sku.as_str(), "nd96isr_h100_v5");
         assert_eq!(file.detect.instance_types, ["Standard_nd96isr_h100_v5"]);
         for (metric, value) in [
-            ("cpu_count", 96.0),
+            ("cpu_sockets", 2.0),
+            ("cpu_threads", 96.0),
             ("gpu_count", 8.0),
             ("mem_total_bytes", 1_915_071.0 * 1_048_576.0),
             ("fabric_ports_active", 2.0),
