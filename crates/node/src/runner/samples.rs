@@ -44,7 +44,7 @@ pub(super) fn add(
     samples
 }
 
-fn place(directory: &Path, pattern: &str) -> PathBuf {
+pub(super) fn place(directory: &Path, pattern: &str) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     pattern.hash(&mut hasher);
     let words: String = pattern.chars().filter(char::is_ascii_alphanumeric).take(60).collect();
@@ -55,7 +55,9 @@ fn load(place: &Path) -> Option<Vec<Sample>> {
     if fs::metadata(place).ok()?.len() > MOST_BYTES {
         return None;
     }
-    serde_json::from_slice(&fs::read(place).ok()?).ok()
+    let samples: Vec<Sample> = serde_json::from_slice(&fs::read(place).ok()?).ok()?;
+    // Folding them one by one takes the square of their number; we never leave that many.
+    (samples.len() <= MOST).then_some(samples)
 }
 
 fn save(place: &Path, samples: &[Sample]) -> std::io::Result<()> {
@@ -128,8 +130,11 @@ mod tests {
         let samples = look(folder.path(), 5, &[("/sys/a/count", "1")]);
         assert_eq!((samples.len(), samples[0].files.len()), (1, 1));
         let file = fs::read_dir(folder.path().join("samples")).unwrap().next().unwrap().unwrap().path();
-        fs::write(file, "not json").unwrap();
+        fs::write(&file, "not json").unwrap();
         assert_eq!(look(folder.path(), 15, &[("/sys/a/count", "1")]).len(), 1);
+        let sample = Sample { at: Timestamp::from_secs(1000), up: Span::ZERO, files: Vec::new(), gone: Vec::new() };
+        fs::write(&file, serde_json::to_vec(&vec![sample; MOST + 1]).unwrap()).unwrap();
+        assert_eq!(look(folder.path(), 20, &[("/sys/a/count", "1")]).len(), 1, "more than we ever leave");
     }
 
     #[test]
