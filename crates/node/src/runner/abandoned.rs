@@ -30,7 +30,7 @@ pub(super) struct AbandonedProbes {
 /// A file in the directory, named by process and start so that two never share one.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Note {
+pub(super) struct Note {
     what: String,
     pid: u32,
     start_ticks: u64,
@@ -69,7 +69,7 @@ impl AbandonedProbes {
     fn noted(&self, what: &str) -> Option<u32> {
         let mut found = None;
         for entry in fs::read_dir(self.directory.as_ref()?).ok()?.flatten() {
-            let note = fs::read(entry.path()).ok().and_then(|text| serde_json::from_slice::<Note>(&text).ok());
+            let note = fs::read(entry.path()).ok().and_then(|text| Note::read(&text));
             match note {
                 Some(note) if note.still_hangs() => {
                     if note.what == what {
@@ -86,6 +86,10 @@ impl AbandonedProbes {
 }
 
 impl Note {
+    pub(super) fn read(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok()
+    }
+
     fn still_hangs(&self) -> bool {
         self.boot_id == boot_id()
             && stat_of(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.is_over())

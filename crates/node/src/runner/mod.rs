@@ -12,6 +12,8 @@
 mod abandoned;
 mod child;
 mod clock_discipline;
+#[doc(hidden)]
+pub mod fuzzed;
 mod gpus;
 mod many;
 mod mounts;
