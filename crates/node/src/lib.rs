@@ -9,6 +9,7 @@ pub mod check;
 pub mod clock;
 pub mod hardware;
 pub mod job;
+pub mod memory;
 pub mod policy;
 pub mod profile;
 pub mod profile_command;

@@ -16,6 +16,7 @@ use doctor_core::{
 use doctor_node::{
     agent, check,
     job::{self, Order},
+    memory,
     policy::load_policy,
     profile::{self, MachineArgs},
     profile_command,
@@ -189,6 +190,7 @@ impl Place {
 }
 
 fn main() -> ExitCode {
+    memory::one_heap();
     let mut args = std::env::args_os();
     if args.nth(1).is_some_and(|argument| argument == HELPER_ARGUMENT) {
         return helper(args);

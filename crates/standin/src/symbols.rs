@@ -11,7 +11,10 @@ use nvml_wrapper_sys::bindings::{
     nvmlViolationTime_t,
 };
 
-use crate::answers::{Card, NOT_SUPPORTED, maybe_hang, place, scene};
+use crate::{
+    answers::{NOT_SUPPORTED, maybe_hang, place, scene},
+    scene::Card,
+};
 
 const INVALID_ARGUMENT: u32 = 2;
 const INSUFFICIENT_SIZE: u32 = 7;

@@ -7,7 +7,6 @@
 pub mod config;
 pub mod http;
 pub mod kernel;
-mod memory;
 pub mod said;
 pub mod schedule;
 pub mod sender;
@@ -54,6 +53,7 @@ use crate::{
     clock::now,
     hardware,
     job::{EVIDENCE_ROOM, keep_within},
+    memory,
     runner::{LocalRunner, ProbeRunner},
     stop::Stop,
 };

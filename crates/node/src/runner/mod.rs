@@ -8,6 +8,7 @@
 //!
 //! The rest, file systems of the kernel and local disks, is read here on a thread that is watched ([`watched`]), because
 //! a child takes longer than everything that a fast check reads. A driver that answered a moment ago is asked here too.
+//! A pass that says beforehand what it will ask ([`ProbeRunner::prepare`]) has all of that read in one go.
 
 mod abandoned;
 mod child;
@@ -17,13 +18,15 @@ mod many;
 mod mounts;
 mod processes;
 mod reading;
+mod recorded;
 mod samples;
 mod trusted;
 mod watched;
+mod words;
 
 use std::{
     cell::{OnceCell, RefCell},
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ffi::OsString,
     io,
     path::{Path, PathBuf},
@@ -34,7 +37,7 @@ use std::{
 use doctor_checks::probe::{Probe, ProbeOutput};
 use doctor_core::{
     observation::{FailureKind, ProbeFailure},
-    time::Span,
+    time::{Span, Timestamp},
 };
 
 use crate::{
@@ -44,11 +47,16 @@ use crate::{
 use abandoned::AbandonedProbes;
 use child::{Ended, Limits};
 use mounts::Mounts;
+use reading::Reader;
+use samples::Samples;
 use trusted::Trusted;
-use watched::{NoAnswer, WatchedReader};
+use watched::NoAnswer;
+use words::name_of;
 
 pub use clock_discipline::CLOCK_FILE;
 pub use reading::answer_as_helper;
+pub use recorded::FixtureRunner;
+pub use words::describe;
 
 /// The hidden argument by which this program reads one thing in a process of its own.
 pub const HELPER_ARGUMENT: &str = "__probe";
@@ -68,6 +76,9 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Without persistence mode the driver wakes each GPU first, which takes seconds for eight of them.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Counters mean nothing without it.
+const UPTIME: &str = "/proc/uptime";
+
 /// A killed process is gone within microseconds unless it is stuck in the kernel.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 
@@ -76,7 +87,7 @@ const KILL_GRACE: Duration = Duration::from_secs(2);
 pub trait ProbeRunner {
     fn run(&self, probe: &Probe) -> ProbeOutput;
 
-    /// Says beforehand what will be asked, so that what costs once is done once.
+    /// Says beforehand what will be asked, so that it can be read in one go.
     fn prepare(&self, _probes: &[Probe]) {}
 }
 
@@ -86,13 +97,14 @@ pub struct LocalRunner<'a> {
     helper: PathBuf,
     library: OsString,
     abandoned: AbandonedProbes,
-    state: Option<PathBuf>,
+    samples: Samples,
     trusted: Trusted,
     mounts: OnceCell<Mounts>,
-    reader: RefCell<WatchedReader>,
     known: RefCell<HashMap<Probe, ProbeOutput>>,
     /// All fields that this pass will want of the driver: opening it takes longer than reading them.
     wanted: RefCell<Vec<String>>,
+    /// When this pass looked, and how long the machine had been up: one moment for all counters.
+    moment: OnceCell<Option<(Timestamp, Span)>>,
     stop: &'a Stop,
     echo: Option<&'a dyn Fn(&str)>,
 }
@@ -112,12 +124,12 @@ impl<'a> LocalRunner<'a> {
             helper: PathBuf::from("/proc/self/exe"),
             library: doctor_gpu::nvml::LIBRARY.into(),
             abandoned: AbandonedProbes::of_this_process(),
-            state: None,
+            samples: Samples::default(),
             trusted: Trusted::default(),
             mounts: OnceCell::new(),
-            reader: RefCell::default(),
             known: RefCell::default(),
             wanted: RefCell::default(),
+            moment: OnceCell::new(),
             stop,
             echo: None,
         }
@@ -144,7 +156,7 @@ impl<'a> LocalRunner<'a> {
         if let Some(directory) = directory {
             self.abandoned = AbandonedProbes::kept_in(directory);
             self.trusted = Trusted::kept_in(directory);
-            self.state = Some(directory.to_owned());
+            self.samples = Samples::kept_in(directory);
         }
         self
     }
@@ -171,21 +183,44 @@ impl<'a> LocalRunner<'a> {
     }
 
     fn read(&self, probe: &Probe, what: &str) -> ProbeOutput {
-        if let Probe::Gpu { fields } = probe {
-            let wanted = self.wanted.borrow().clone();
-            if wanted != *fields && fields.iter().all(|field| wanted.contains(field)) {
-                return gpus::only(self.read(&Probe::Gpu { fields: wanted }, what), fields);
-            }
+        match probe {
+            Probe::Gpu { fields } => self.ask_driver(fields, what),
+            _ => self.read_once(probe, what, ProbeOutput::clone),
         }
+    }
+
+    /// What several checks ask is asked once and cut to what each of them wants.
+    fn ask_driver(&self, fields: &[String], what: &str) -> ProbeOutput {
+        let wanted = self.wanted.borrow();
+        let is_part = fields.iter().all(|field| wanted.contains(field));
+        let all = Probe::Gpu { fields: if is_part { wanted.clone() } else { fields.to_vec() } };
+        drop(wanted);
+        self.read_once(&all, what, |output| match output {
+            ProbeOutput::Gpus(answer) => ProbeOutput::Gpus(gpus::only(answer, fields)),
+            other => other.clone(),
+        })
+    }
+
+    /// Hands over what was read before, or reads it now.
+    fn read_once(&self, probe: &Probe, what: &str, take: impl Fn(&ProbeOutput) -> ProbeOutput) -> ProbeOutput {
         if let Some(output) = self.known.borrow().get(probe) {
-            return output.clone();
+            return take(output);
         }
-        let output = if self.is_safe(probe) { self.read_here(probe, what) } else { self.read_apart(probe, what) };
+        let output = if self.is_safe(probe) {
+            self.read_here(std::slice::from_ref(probe)).pop().unwrap_or_else(|| self.told_to_stop(what))
+        } else {
+            self.read_apart(probe, what)
+        };
+        let taken = take(&output);
+        self.keep(probe.clone(), output);
+        taken
+    }
+
+    fn keep(&self, probe: Probe, output: ProbeOutput) {
         if let Probe::Gpu { .. } = probe {
             self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
         }
-        self.known.borrow_mut().insert(probe.clone(), output.clone());
-        output
+        self.known.borrow_mut().insert(probe, output);
     }
 
     /// Whether it may be read in this process.
@@ -211,39 +246,43 @@ impl<'a> LocalRunner<'a> {
         }
     }
 
-    fn read_here(&self, probe: &Probe, what: &str) -> ProbeOutput {
-        if let Some(why) = self.stop.told() {
-            return self.explain(what, Ok(Ended::Stopped(why)), Span::ZERO);
+    /// One answer for each probe; fewer if somebody says stop.
+    fn read_here(&self, probes: &[Probe]) -> Vec<ProbeOutput> {
+        if self.stop.told().is_some() {
+            return Vec::new();
         }
-        let (owned, root, library) = (probe.clone(), self.root.clone(), self.library.clone());
-        let limit = time_for(probe);
-        let answer = self.reader.borrow_mut().read(limit, move || reading::answer(&owned, &root, &library));
-        answer.unwrap_or_else(|why| match why {
-            NoAnswer::Hangs => {
-                let limit = Span::from_millis(limit.as_millis() as i64);
-                failed(FailureKind::TimedOut, format!("{what}: no answer within {limit}; it was left behind"))
-            }
-            NoAnswer::NoThread => failed(FailureKind::Failed, format!("{what}: the reading came to nothing")),
-        })
+        let (root, library) = (self.root.clone(), self.library.clone());
+        let make = move || {
+            let mut reader = Reader::new(&root, &library);
+            move |probe: &Probe| reader.answer(probe)
+        };
+        let answers = watched::read_all(probes, time_for, make, || self.stop.told().is_some());
+        let said = |(probe, answer): (&Probe, Result<_, _>)| answer.unwrap_or_else(|why| no_answer(probe, why));
+        probes.iter().zip(answers).map(said).collect()
+    }
+
+    fn told_to_stop(&self, what: &str) -> ProbeOutput {
+        self.explain(what, Ok(Ended::Stopped(self.stop.told().unwrap_or(StopWhy::Signal))), Span::ZERO)
     }
 
     /// Now and at earlier looks.
     fn sample(&self, pattern: &str, keep: Span) -> ProbeOutput {
-        let glob = Probe::Glob { pattern: pattern.to_owned() };
+        let glob = Probe::glob(pattern);
         let files = match self.read(&glob, &describe(&glob)) {
             ProbeOutput::Files(files) => files,
             other => return other,
         };
-        let uptime = Probe::read("/proc/uptime");
-        let up = match self.read(&uptime, &describe(&uptime)) {
-            ProbeOutput::Text(text) => text.split(' ').next().and_then(|text| text.parse::<f64>().ok()),
-            _ => None,
-        };
-        let Some(up) = up else {
-            return failed(FailureKind::Unparseable, format!("{pattern}: /proc/uptime does not say how long"));
-        };
-        let up = Span::from_millis((up * 1000.0) as i64);
-        ProbeOutput::Samples(samples::add(self.state.as_deref(), pattern, keep, (now(), up), files))
+        match self.moment.get_or_init(|| self.look_at_clock()) {
+            Some(moment) => ProbeOutput::Samples(self.samples.add(pattern, keep, *moment, files)),
+            None => failed(FailureKind::Unparseable, format!("{pattern}: /proc/uptime does not say how long")),
+        }
+    }
+
+    fn look_at_clock(&self) -> Option<(Timestamp, Span)> {
+        let uptime = Probe::read(UPTIME);
+        let ProbeOutput::Text(text) = self.read(&uptime, &describe(&uptime)) else { return None };
+        let up: f64 = text.split(' ').next()?.parse().ok()?;
+        Some((now(), Span::from_millis((up * 1000.0) as i64)))
     }
 
     fn read_apart(&self, probe: &Probe, what: &str) -> ProbeOutput {
@@ -293,12 +332,28 @@ impl<'a> LocalRunner<'a> {
 
 impl ProbeRunner for LocalRunner<'_> {
     fn prepare(&self, probes: &[Probe]) {
-        let mut wanted = self.wanted.borrow_mut();
-        for probe in probes {
-            if let Probe::Gpu { fields } = probe {
-                let new: Vec<_> = fields.iter().filter(|field| !wanted.contains(field)).cloned().collect();
-                wanted.extend(new);
+        let mut seen: HashSet<Probe> = self.known.borrow().keys().cloned().collect();
+        let mut ahead = Vec::new();
+        for probe in probes.iter().filter_map(read_for).chain([Probe::read(UPTIME)]) {
+            if !matches!(probe, Probe::Gpu { .. }) && seen.insert(probe.clone()) {
+                ahead.push(probe);
             }
+        }
+        let asked = probes.iter().filter_map(|probe| if let Probe::Gpu { fields } = probe { Some(fields) } else { None });
+        let mut wanted = self.wanted.borrow_mut();
+        for field in asked.flatten() {
+            if !wanted.contains(field) {
+                wanted.push(field.clone());
+            }
+        }
+        if !wanted.is_empty() {
+            ahead.push(Probe::Gpu { fields: wanted.clone() });
+        }
+        drop(wanted);
+        ahead.retain(|probe| self.is_safe(probe) && self.abandoned.hanging(&describe(probe)).is_none());
+        let outputs = self.read_here(&ahead);
+        for (probe, output) in ahead.into_iter().zip(outputs) {
+            self.keep(probe, output);
         }
     }
 
@@ -327,56 +382,31 @@ impl ProbeRunner for LocalRunner<'_> {
     }
 }
 
+/// What has to be read to answer this one, where reading answers it.
+fn read_for(probe: &Probe) -> Option<Probe> {
+    match probe {
+        Probe::Exec { .. } | Probe::Builtin { .. } => None,
+        Probe::Sampled { pattern, .. } => Some(Probe::glob(pattern)),
+        other => Some(other.clone()),
+    }
+}
+
+fn no_answer(probe: &Probe, why: NoAnswer) -> ProbeOutput {
+    let what = describe(probe);
+    match why {
+        NoAnswer::Hangs => {
+            let limit = Span::from_millis(time_for(probe).as_millis() as i64);
+            failed(FailureKind::TimedOut, format!("{what}: no answer within {limit}; it was left behind"))
+        }
+        NoAnswer::NoThread => failed(FailureKind::Failed, format!("{what}: the reading came to nothing")),
+    }
+}
+
 const fn time_for(probe: &Probe) -> Duration {
     match probe {
         Probe::Gpu { .. } => DRIVER_TIMEOUT,
         _ => FILE_TIMEOUT,
     }
-}
-
-/// Answers from what was recorded: a result document's evidence, or a fixture.
-#[derive(Debug, Clone, Default)]
-pub struct FixtureRunner {
-    recorded: Vec<(Probe, ProbeOutput)>,
-}
-
-impl FixtureRunner {
-    pub fn new(recorded: impl IntoIterator<Item = (Probe, ProbeOutput)>) -> Self {
-        Self { recorded: recorded.into_iter().collect() }
-    }
-}
-
-impl ProbeRunner for FixtureRunner {
-    fn run(&self, probe: &Probe) -> ProbeOutput {
-        let found = self.recorded.iter().find(|(recorded, _)| recorded == probe);
-        found.map_or_else(
-            || failed(FailureKind::Missing, format!("{}: not in the recording", describe(probe))),
-            |(_, output)| output.clone(),
-        )
-    }
-}
-
-/// A probe in words, the same for the same probe.
-pub fn describe(probe: &Probe) -> String {
-    match probe {
-        Probe::Read { path } => format!("read {path}"),
-        Probe::List { path } => format!("list {path}"),
-        Probe::StatFs { path } => format!("statfs {path}"),
-        Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => format!("read {pattern}"),
-        Probe::Links { pattern } => format!("follow {pattern}"),
-        Probe::Sampled { pattern, .. } => format!("watch {pattern}"),
-        Probe::Kmsg => "read the kernel log".to_owned(),
-        Probe::Processes => "look at the processes".to_owned(),
-        Probe::ClockDiscipline => "look at the clock".to_owned(),
-        // The same whatever is asked: a driver that hangs for one question hangs for all.
-        Probe::Gpu { .. } => "ask the driver".to_owned(),
-        Probe::Exec { program, args, .. } => name_of(program, args),
-        Probe::Builtin { test, .. } => format!("test {test}"),
-    }
-}
-
-fn name_of(program: &str, args: &[String]) -> String {
-    std::iter::once(program).chain(args.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
 }
 
 pub(crate) fn failed(kind: FailureKind, text: impl Into<String>) -> ProbeOutput {
