@@ -4,6 +4,7 @@
 //! the rules by which that is judged. It never reads anything itself, so every one of them is tested on captured
 //! output. The word in [`CHECKS`] is all that registers it.
 
+pub mod compiled;
 pub mod coverage;
 pub mod cpu_list;
 pub mod credential;

@@ -10,6 +10,7 @@ use doctor_core::{
 };
 
 use crate::{
+    compiled::CompiledRules,
     document::TestEvidence,
     probe::{Probe, ProbeOutput},
 };
@@ -189,14 +190,13 @@ impl Catalogue {
     /// # Errors
     /// If a check's own rules do not parse, which its tests would have shown.
     pub fn rules(&self, policy: &Policy) -> Result<Vec<Rule>, toml::de::Error> {
-        #[derive(serde::Deserialize)]
-        struct Own {
-            #[serde(default)]
-            rules: Vec<Rule>,
-        }
+        let compiled = CompiledRules::new();
         let mut rules = Vec::new();
         for check in &self.checks {
-            rules.extend(toml::from_str::<Own>(check.rules)?.rules);
+            rules.extend(match compiled.of(check) {
+                Some(own) => own,
+                None => rules_as_written(check)?,
+            });
         }
         for rule in &policy.rules {
             match rules.iter_mut().find(|own| own.id == rule.id) {
@@ -206,6 +206,16 @@ impl Catalogue {
         }
         Ok(rules)
     }
+}
+
+/// A check's own rules, from the text that people read.
+pub(crate) fn rules_as_written(check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
+    #[derive(serde::Deserialize)]
+    struct Own {
+        #[serde(default)]
+        rules: Vec<Rule>,
+    }
+    toml::from_str::<Own>(check.rules).map(|own| own.rules)
 }
 
 #[cfg(test)]
