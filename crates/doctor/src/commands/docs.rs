@@ -44,7 +44,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
     let written: Vec<String> = files.iter().map(|(path, _)| path.display().to_string()).collect();
     context.out.show(&serde_json::json!({ "written": written }), |page| {
-        page.line(format!("Wrote {} below {} and {}.", plural(files.len(), "file"), args.dir.display(), args.compiled.display()));
+        page.line(format!(
+            "Wrote {} below {} and {}.",
+            plural(files.len(), "file"),
+            args.dir.display(),
+            args.compiled.display()
+        ));
     })?;
     Ok(Exit::Ok)
 }

@@ -11,6 +11,7 @@
 //! A pass that says beforehand what it will ask ([`ProbeRunner::prepare`]) has all of that read in one go.
 
 mod abandoned;
+mod apart;
 mod child;
 mod clock_discipline;
 mod gpus;
@@ -30,7 +31,6 @@ use std::{
     ffi::OsString,
     io,
     path::{Path, PathBuf},
-    process::Command,
     time::Duration,
 };
 
@@ -45,13 +45,12 @@ use crate::{
     stop::{Stop, StopWhy},
 };
 use abandoned::AbandonedProbes;
-use child::{Ended, Limits};
+use child::Ended;
 use mounts::Mounts;
 use reading::Reader;
 use samples::Samples;
 use trusted::Trusted;
 use watched::NoAnswer;
-use words::name_of;
 
 pub use clock_discipline::CLOCK_FILE;
 pub use reading::answer_as_helper;
@@ -67,9 +66,6 @@ pub const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
 /// What a program may print on each of its two streams; evidence is kept and must stay readable.
 pub const MAX_STREAM_BYTES: usize = 1 << 20;
 
-/// The helper's answer is JSON, which may need several characters for one byte of what it read.
-const MAX_ANSWER_BYTES: usize = 8 << 20;
-
 /// A file of /proc or a statfs(2) that takes longer hangs.
 const FILE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -78,9 +74,6 @@ const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Counters mean nothing without it.
 const UPTIME: &str = "/proc/uptime";
-
-/// A killed process is gone within microseconds unless it is stuck in the kernel.
-const KILL_GRACE: Duration = Duration::from_secs(2);
 
 /// Carries out what a check wants to know. Never fails and never blocks for longer than the probe's limit and a
 /// little: a failure is an answer too.
@@ -103,6 +96,8 @@ pub struct LocalRunner<'a> {
     known: RefCell<HashMap<Probe, ProbeOutput>>,
     /// All fields that this pass will want of the driver: opening it takes longer than reading them.
     wanted: RefCell<Vec<String>>,
+    /// Its answer to those.
+    driver: RefCell<Option<ProbeOutput>>,
     /// When this pass looked, and how long the machine had been up: one moment for all counters.
     moment: OnceCell<Option<(Timestamp, Span)>>,
     stop: &'a Stop,
@@ -129,6 +124,7 @@ impl<'a> LocalRunner<'a> {
             mounts: OnceCell::new(),
             known: RefCell::default(),
             wanted: RefCell::default(),
+            driver: RefCell::default(),
             moment: OnceCell::new(),
             stop,
             echo: None,
@@ -168,59 +164,51 @@ impl<'a> LocalRunner<'a> {
         self
     }
 
-    fn exec(&self, program: &str, args: &[String], timeout: Span) -> ProbeOutput {
-        let mut command = Command::new(program);
-        command.args(args).env_remove(KEY_VARIABLE).env("LC_ALL", "C").env("DOCTOR_ROOT", &self.root);
-        let limits = Limits { timeout: timeout.to_std(), stream: MAX_STREAM_BYTES, kill_grace: KILL_GRACE };
-        match child::run(&mut command, &limits, self.stop, self.echo) {
-            Ok(Ended::Exited { status, stdout, stderr }) => ProbeOutput::Ran {
-                exit: status.code(),
-                stdout: String::from_utf8_lossy(&stdout).into_owned(),
-                stderr: String::from_utf8_lossy(&stderr).into_owned(),
-            },
-            other => self.explain(&name_of(program, args), other, timeout),
-        }
-    }
-
     fn read(&self, probe: &Probe, what: &str) -> ProbeOutput {
-        match probe {
-            Probe::Gpu { fields } => self.ask_driver(fields, what),
-            _ => self.read_once(probe, what, ProbeOutput::clone),
+        if let Probe::Gpu { fields } = probe
+            && self.is_wanted(fields)
+        {
+            return self.ask_driver(fields, what);
         }
+        if let Some(output) = self.known.borrow().get(probe) {
+            return output.clone();
+        }
+        let output = self.read_now(probe, what);
+        self.known.borrow_mut().insert(probe.clone(), output.clone());
+        output
     }
 
-    /// What several checks ask is asked once and cut to what each of them wants.
-    fn ask_driver(&self, fields: &[String], what: &str) -> ProbeOutput {
+    fn is_wanted(&self, fields: &[String]) -> bool {
         let wanted = self.wanted.borrow();
-        let is_part = fields.iter().all(|field| wanted.contains(field));
-        let all = Probe::Gpu { fields: if is_part { wanted.clone() } else { fields.to_vec() } };
-        drop(wanted);
-        self.read_once(&all, what, |output| match output {
+        fields.iter().all(|field| wanted.contains(field))
+    }
+
+    /// What several checks want of the driver is asked once, and cut to what each of them asked.
+    fn ask_driver(&self, fields: &[String], what: &str) -> ProbeOutput {
+        let mut driver = self.driver.borrow_mut();
+        let all =
+            driver.get_or_insert_with(|| self.read_now(&Probe::Gpu { fields: self.wanted.borrow().clone() }, what));
+        match all {
             ProbeOutput::Gpus(answer) => ProbeOutput::Gpus(gpus::only(answer, fields)),
             other => other.clone(),
-        })
+        }
     }
 
-    /// Hands over what was read before, or reads it now.
-    fn read_once(&self, probe: &Probe, what: &str, take: impl Fn(&ProbeOutput) -> ProbeOutput) -> ProbeOutput {
-        if let Some(output) = self.known.borrow().get(probe) {
-            return take(output);
-        }
+    fn read_now(&self, probe: &Probe, what: &str) -> ProbeOutput {
         let output = if self.is_safe(probe) {
             self.read_here(std::slice::from_ref(probe)).pop().unwrap_or_else(|| self.told_to_stop(what))
         } else {
             self.read_apart(probe, what)
         };
-        let taken = take(&output);
-        self.keep(probe.clone(), output);
-        taken
+        self.note(probe, &output);
+        output
     }
 
-    fn keep(&self, probe: Probe, output: ProbeOutput) {
+    /// A driver that has answered is trusted for a while.
+    fn note(&self, probe: &Probe, output: &ProbeOutput) {
         if let Probe::Gpu { .. } = probe {
             self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
         }
-        self.known.borrow_mut().insert(probe, output);
     }
 
     /// Whether it may be read in this process.
@@ -261,6 +249,22 @@ impl<'a> LocalRunner<'a> {
         probes.iter().zip(answers).map(said).collect()
     }
 
+    /// What the driver has to be asked for all of these, if that is more than before.
+    fn want(&self, probes: &[Probe]) -> Option<Probe> {
+        let mut wanted = self.wanted.borrow_mut();
+        let before = wanted.len();
+        for probe in probes {
+            if let Probe::Gpu { fields } = probe {
+                let new: Vec<_> = fields.iter().filter(|field| !wanted.contains(field)).cloned().collect();
+                wanted.extend(new);
+            }
+        }
+        (wanted.len() > before).then(|| {
+            *self.driver.borrow_mut() = None;
+            Probe::Gpu { fields: wanted.clone() }
+        })
+    }
+
     fn told_to_stop(&self, what: &str) -> ProbeOutput {
         self.explain(what, Ok(Ended::Stopped(self.stop.told().unwrap_or(StopWhy::Signal))), Span::ZERO)
     }
@@ -284,50 +288,6 @@ impl<'a> LocalRunner<'a> {
         let up: f64 = text.split(' ').next()?.parse().ok()?;
         Some((now(), Span::from_millis((up * 1000.0) as i64)))
     }
-
-    fn read_apart(&self, probe: &Probe, what: &str) -> ProbeOutput {
-        let Ok(asked) = serde_json::to_string(probe) else {
-            return failed(FailureKind::Failed, format!("{what}: the probe cannot be written down"));
-        };
-        let mut command = Command::new(&self.helper);
-        command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).arg(&self.library).env_remove(KEY_VARIABLE);
-        let limit = time_for(probe);
-        let limits = Limits { timeout: limit, stream: MAX_ANSWER_BYTES, kill_grace: KILL_GRACE };
-        match child::run(&mut command, &limits, self.stop, None) {
-            Ok(Ended::Exited { status, stdout, .. }) if status.success() => serde_json::from_slice(&stdout)
-                .unwrap_or_else(|error| {
-                    failed(FailureKind::Unparseable, format!("{what}: the helper's answer: {error}"))
-                }),
-            Ok(Ended::Exited { status, stderr, .. }) => {
-                let said = String::from_utf8_lossy(&stderr).trim().to_owned();
-                failed(FailureKind::Failed, format!("{what}: the helper ended with {status}: {said}"))
-            }
-            other => self.explain(what, other, Span::from_millis(limit.as_millis() as i64)),
-        }
-    }
-
-    /// Why there is no answer.
-    fn explain(&self, what: &str, ended: io::Result<Ended>, timeout: Span) -> ProbeOutput {
-        let (kind, text) = match ended {
-            Err(error) => (kind_of(&error), format!("{what}: {error}")),
-            Ok(Ended::TimedOut) => {
-                (FailureKind::TimedOut, format!("{what}: no answer within {timeout}; it was killed"))
-            }
-            Ok(Ended::TooLong) => {
-                (FailureKind::TooLong, format!("{what}: it printed more than {MAX_STREAM_BYTES} bytes and was killed"))
-            }
-            Ok(Ended::Stopped(StopWhy::Signal)) => (FailureKind::Killed, format!("{what}: told to stop")),
-            Ok(Ended::Stopped(StopWhy::TimeLimit)) => {
-                (FailureKind::Killed, format!("{what}: the job's time limit was reached"))
-            }
-            Ok(Ended::Unkillable { pid, child }) => {
-                self.abandoned.add(what, pid, child);
-                (FailureKind::Abandoned, format!("{what}: process {pid} cannot be killed and was left behind"))
-            }
-            Ok(Ended::Exited { status, .. }) => (FailureKind::Failed, format!("{what}: it ended with {status}")),
-        };
-        failed(kind, text)
-    }
 }
 
 impl ProbeRunner for LocalRunner<'_> {
@@ -335,25 +295,20 @@ impl ProbeRunner for LocalRunner<'_> {
         let mut seen: HashSet<Probe> = self.known.borrow().keys().cloned().collect();
         let mut ahead = Vec::new();
         for probe in probes.iter().filter_map(read_for).chain([Probe::read(UPTIME)]) {
-            if !matches!(probe, Probe::Gpu { .. }) && seen.insert(probe.clone()) {
+            if seen.insert(probe.clone()) {
                 ahead.push(probe);
             }
         }
-        let asked = probes.iter().filter_map(|probe| if let Probe::Gpu { fields } = probe { Some(fields) } else { None });
-        let mut wanted = self.wanted.borrow_mut();
-        for field in asked.flatten() {
-            if !wanted.contains(field) {
-                wanted.push(field.clone());
-            }
-        }
-        if !wanted.is_empty() {
-            ahead.push(Probe::Gpu { fields: wanted.clone() });
-        }
-        drop(wanted);
+        ahead.extend(self.want(probes));
         ahead.retain(|probe| self.is_safe(probe) && self.abandoned.hanging(&describe(probe)).is_none());
         let outputs = self.read_here(&ahead);
+        let (mut known, mut driver) = (self.known.borrow_mut(), self.driver.borrow_mut());
         for (probe, output) in ahead.into_iter().zip(outputs) {
-            self.keep(probe, output);
+            self.note(&probe, &output);
+            match probe {
+                Probe::Gpu { .. } => *driver = Some(output),
+                _ => drop(known.insert(probe, output)),
+            }
         }
     }
 
@@ -382,10 +337,10 @@ impl ProbeRunner for LocalRunner<'_> {
     }
 }
 
-/// What has to be read to answer this one, where reading answers it.
+/// The file system's part of answering this one.
 fn read_for(probe: &Probe) -> Option<Probe> {
     match probe {
-        Probe::Exec { .. } | Probe::Builtin { .. } => None,
+        Probe::Exec { .. } | Probe::Builtin { .. } | Probe::Gpu { .. } => None,
         Probe::Sampled { pattern, .. } => Some(Probe::glob(pattern)),
         other => Some(other.clone()),
     }

@@ -124,7 +124,11 @@ fn load(directory: &Path) -> Option<Kept> {
 fn is_between(samples: &[Sample], now: &Sample) -> bool {
     let is_quiet = |sample: &Sample| sample.files.is_empty() && sample.gone.is_empty();
     let [.., before, newest] = samples else { return false };
-    is_quiet(newest) && is_quiet(now) && before.up <= newest.up && newest.up <= now.up && now.at.since(before.at) < APART
+    is_quiet(newest)
+        && is_quiet(now)
+        && before.up <= newest.up
+        && newest.up <= now.up
+        && now.at.since(before.at) < APART
 }
 
 type State<'a> = BTreeMap<&'a str, &'a Result<String, ProbeFailure>>;
@@ -213,7 +217,8 @@ mod tests {
     fn one_file_holds_all_patterns_and_a_pass_that_asks_for_one_keeps_the_others() {
         let folder = tempfile::tempdir().unwrap();
         let pass = |minute: i64, patterns: &[&str]| {
-            let (samples, now) = (Samples::kept_in(folder.path()), (Timestamp::from_secs(60 * minute), Span::minutes(minute)));
+            let (samples, now) =
+                (Samples::kept_in(folder.path()), (Timestamp::from_secs(60 * minute), Span::minutes(minute)));
             let add = |pattern: &&str| samples.add(pattern, Span::hours(1), now, vec![file("/sys/a", "1")]).len();
             patterns.iter().map(add).collect::<Vec<_>>()
         };
@@ -231,7 +236,8 @@ mod tests {
     fn checks_that_look_back_differently_share_a_pattern_and_the_longest_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let pass = |minute: i64| {
-            let (samples, now) = (Samples::kept_in(folder.path()), (Timestamp::from_secs(60 * minute), Span::minutes(minute)));
+            let (samples, now) =
+                (Samples::kept_in(folder.path()), (Timestamp::from_secs(60 * minute), Span::minutes(minute)));
             let files = || vec![file("/sys/a", &minute.to_string())];
             [30, 90].map(|keep| samples.add("/sys/*", Span::minutes(keep), now, files()).len())
         };
