@@ -59,15 +59,14 @@ pub(crate) fn run() -> Result<Measured> {
         Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(door.address().to_owned()) };
     let agent = Running::start(standing.agent(&credential.text()).stderr(Stdio::null()))?;
     eprintln!("  twin: the first report");
-    let first = door.next(SOON)?;
-    let checks = prove(&standing, &AgentReport::open(&first, &key).context("opening the first report")?)?;
+    let checks = prove(&standing, &what_it_saw(&door, &key)?)?;
     agent.settle(SOON)?;
 
     eprintln!("  measuring: {LOOKS} looks");
     let used = cpu_time_of(agent.pid())?;
     for _look in 0..LOOKS {
         agent.hang_up()?;
-        door.next(SOON)?;
+        what_it_saw(&door, &key)?;
         agent.settle(SOON)?;
     }
     let look = (cpu_time_of(agent.pid())? - used).as_secs_f64() * 1000.0 / f64::from(LOOKS);
@@ -102,6 +101,16 @@ pub(crate) fn run() -> Result<Measured> {
         ),
         figure("binary_mb", bytes as f64 / MEGABYTE, "MB", "doctor-node, profile dist, in 10^6 bytes"),
     ]))
+}
+
+/// The next report that is more than a sign of life.
+fn what_it_saw(door: &Door, key: &RunKey) -> Result<AgentReport> {
+    loop {
+        let report = AgentReport::open(&door.next(SOON)?, key).context("opening a report")?;
+        if !report.checks.is_empty() {
+            return Ok(report);
+        }
+    }
 }
 
 fn round(value: f64) -> f64 {

@@ -17,6 +17,7 @@ pub(crate) fn be_frugal() {
     set(Knob::TrimFrom, LARGE);
 }
 
+#[derive(Clone, Copy)]
 enum Knob {
     Heaps,
     MapFrom,

@@ -1,25 +1,41 @@
 //! The scene of this process, looked up by GPU and field.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use crate::scene::{Card, Field, Scene};
 
 pub(crate) const NOT_SUPPORTED: u32 = 3;
 
-/// Read once. A file that cannot be read is a driver that does not work.
+/// Read when the first function is called, and again after a shutdown: a program that stays opens a session for each look,
+/// and must neither see an old file nor pile up what it has read.
+static SCENE: Mutex<Option<&'static Scene>> = Mutex::new(None);
+
+/// A file that cannot be read is a driver that does not work.
 pub(crate) fn scene() -> &'static Scene {
-    static SCENE: OnceLock<Scene> = OnceLock::new();
-    SCENE.get_or_init(|| {
+    let mut kept = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.get_or_insert_with(|| {
         let text = std::env::var_os("DOCTOR_STANDIN").and_then(|path| std::fs::read_to_string(path).ok());
-        match text.map(|text| Scene::read(text.leak())) {
+        let scene = match text.map(|text| Scene::read(&text)) {
             Some(Ok(scene)) => scene,
             Some(Err(error)) => {
                 eprintln!("stand-in for NVML: {error}");
                 Scene { init: 999, ..Scene::default() }
             }
             None => Scene { init: 999, ..Scene::default() },
-        }
+        };
+        Box::leak(Box::new(scene))
     })
+}
+
+/// Forgets the scene.
+///
+/// # Safety
+/// No function of this library is being called, which NVML asks of whoever shuts it down.
+pub(crate) unsafe fn forget() {
+    if let Some(scene) = SCENE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // SAFETY: it was made by `Box::leak`, has just been taken out of its place, and nobody uses it, as the caller says.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(scene).cast_mut()) });
+    }
 }
 
 /// Waits for ever where the scene says so.

@@ -2,29 +2,27 @@
 //! a comment. The stand-in is measured together with the program that loads it, and a whole TOML parser took half of the
 //! time of reading eight GPUs.
 
-use std::borrow::Cow;
-
 #[derive(Debug, Default)]
 pub(crate) struct Scene {
-    pub(crate) driver: Cow<'static, str>,
+    pub(crate) driver: String,
     pub(crate) cuda: i32,
     pub(crate) init: u32,
-    pub(crate) hang: Cow<'static, str>,
+    pub(crate) hang: String,
     pub(crate) gpu: Vec<Card>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Card {
-    pub(crate) bus: Cow<'static, str>,
+    pub(crate) bus: String,
     pub(crate) handle: u32,
     /// In the order of their names.
-    pub(crate) fields: Vec<(Cow<'static, str>, Field)>,
+    pub(crate) fields: Vec<(String, Field)>,
 }
 
 #[derive(Debug)]
 pub(crate) enum Field {
     Number(f64),
-    Text(Cow<'static, str>),
+    Text(String),
     /// The driver gives this code instead.
     Error(u32),
 }
@@ -39,7 +37,7 @@ enum Table {
 impl Scene {
     /// # Errors
     /// With the line that is wrong.
-    pub(crate) fn read(text: &'static str) -> Result<Self, String> {
+    pub(crate) fn read(text: &str) -> Result<Self, String> {
         let (mut scene, mut table) = (Self::default(), Table::Top);
         for (number, line) in (1..).zip(text.lines()) {
             let wrong = || format!("line {number} is not understood: {line}");
@@ -66,8 +64,8 @@ impl Scene {
         Ok(scene)
     }
 
-    fn set(&mut self, table: &Table, key: Cow<'static, str>, value: &'static str) -> Option<()> {
-        match (table, &*key) {
+    fn set(&mut self, table: &Table, key: String, value: &str) -> Option<()> {
+        match (table, key.as_str()) {
             (Table::Top, "driver") => self.driver = quoted(value)?,
             (Table::Top, "cuda") => self.cuda = value.parse().ok()?,
             (Table::Top, "init") => self.init = value.parse().ok()?,
@@ -82,13 +80,13 @@ impl Scene {
 }
 
 /// `driver = …` or `"temperature.gpu" = …`.
-fn key_and_value(line: &'static str) -> Option<(Cow<'static, str>, &'static str)> {
+fn key_and_value(line: &str) -> Option<(String, &str)> {
     let (key, value) = line.split_once(" = ")?;
-    let key = if key.starts_with('"') { quoted(key)? } else { Cow::Borrowed(key) };
+    let key = if key.starts_with('"') { quoted(key)? } else { key.to_owned() };
     Some((key, value.trim()))
 }
 
-fn field(value: &'static str) -> Option<Field> {
+fn field(value: &str) -> Option<Field> {
     if value.starts_with('"') {
         return quoted(value).map(Field::Text);
     }
@@ -98,10 +96,10 @@ fn field(value: &'static str) -> Option<Field> {
     }
 }
 
-fn quoted(text: &'static str) -> Option<Cow<'static, str>> {
+fn quoted(text: &str) -> Option<String> {
     let inside = text.strip_prefix('"')?.strip_suffix('"')?;
     if !inside.contains(['\\', '"']) {
-        return Some(Cow::Borrowed(inside));
+        return Some(inside.to_owned());
     }
     let (mut out, mut rest) = (String::new(), inside.chars());
     while let Some(letter) = rest.next() {
@@ -117,5 +115,5 @@ fn quoted(text: &'static str) -> Option<Cow<'static, str>> {
             other => other,
         });
     }
-    Some(Cow::Owned(out))
+    Some(out)
 }

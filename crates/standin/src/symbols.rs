@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use crate::{
-    answers::{NOT_SUPPORTED, maybe_hang, place, scene},
+    answers::{NOT_SUPPORTED, forget, maybe_hang, place, scene},
     scene::Card,
 };
 
@@ -91,7 +91,11 @@ macro_rules! numbers {
 plain! {
     nvmlInit_v2() { match scene().init { 0 => Ok(()), code => Err(code) } }
     nvmlInitWithFlags(_flags: c_uint) { match scene().init { 0 => Ok(()), code => Err(code) } }
-    nvmlShutdown() { Ok(()) }
+    nvmlShutdown() {
+        // SAFETY: as NVIDIA's header says, nobody else calls meanwhile.
+        unsafe { forget() };
+        Ok(())
+    }
     nvmlSystemGetDriverVersion(to: *mut c_char, length: c_uint) {
         // SAFETY: as NVIDIA's header says.
         unsafe { put_text(&scene().driver, to, length) }
