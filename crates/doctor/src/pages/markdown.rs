@@ -126,8 +126,9 @@ fn checks() -> String {
         };
         text.push_str(&format!("## {}\n\n{}\n\n", spec.id, check.page_text().trim()));
         text.push_str(&format!(
-            "{depth}; {}; a result is good for {}; cancelled after {}; usually takes {}.\n\n",
+            "{depth}; {}{}; a result is good for {}; cancelled after {}; usually takes {}.\n\n",
             if spec.exclusive { "needs the node to itself" } else { "rides along with others" },
+            if spec.opt_in { "; planned only where the policy has `enabled = true`" } else { "" },
             spec.cutoff,
             spec.limit,
             spec.usual
