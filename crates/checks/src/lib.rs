@@ -9,6 +9,7 @@ pub mod coverage;
 pub mod cpu_list;
 pub mod credential;
 pub mod dcgm_diag;
+pub mod dcgm_watch;
 pub mod document;
 pub mod files;
 pub mod gpu;
@@ -19,12 +20,14 @@ mod judged;
 pub mod kmsg;
 pub mod measurements;
 pub mod nhc;
+pub mod nvidia_smi;
 pub mod odd_ones;
 pub mod pci;
 pub mod probe;
 pub mod proc_stat;
 pub mod profiles;
 pub mod rdma;
+pub mod regressions;
 pub mod settings;
 pub mod site;
 pub mod spec;
@@ -46,11 +49,13 @@ macro_rules! checks {
 }
 
 checks![
+    aznhc,
     clock_source,
     cpu_count,
     cpu_governor,
     cpu_online,
     cpu_throttle,
+    dcgm_health,
     disk_errors,
     disk_space,
     edac,

@@ -39,7 +39,8 @@ impl LocalRunner<'_> {
             return failed(FailureKind::Failed, format!("{what}: the probe cannot be written down"));
         };
         let mut command = Command::new(&self.helper);
-        command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).arg(&self.library).env_remove(KEY_VARIABLE);
+        let library = if matches!(probe, Probe::DcgmHealth { .. }) { &self.dcgm } else { &self.library };
+        command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).arg(library).env_remove(KEY_VARIABLE);
         let limit = time_for(probe);
         let limits = Limits { timeout: limit, stream: MAX_ANSWER_BYTES, kill_grace: KILL_GRACE };
         match child::run(&mut command, &limits, self.stop, None) {

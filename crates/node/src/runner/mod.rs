@@ -72,6 +72,12 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Without persistence mode the driver wakes each GPU first, which takes seconds for eight of them.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// DCGM's engine keeps what it watches and answers at once; connecting has a limit of its own.
+const DCGM_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// As the driver's own, for its program, which asks for far more.
+const GPU_LOG_TIMEOUT: Span = Span::from_secs(60);
+
 /// Counters mean nothing without it.
 const UPTIME: &str = "/proc/uptime";
 
@@ -89,6 +95,7 @@ pub struct LocalRunner<'a> {
     root: PathBuf,
     helper: PathBuf,
     library: OsString,
+    dcgm: OsString,
     abandoned: AbandonedProbes,
     samples: Samples,
     trusted: Trusted,
@@ -118,6 +125,7 @@ impl<'a> LocalRunner<'a> {
             // Also right when the program was replaced by an update while it runs.
             helper: PathBuf::from("/proc/self/exe"),
             library: doctor_gpu::nvml::LIBRARY.into(),
+            dcgm: OsString::new(),
             abandoned: AbandonedProbes::of_this_process(),
             samples: Samples::default(),
             trusted: Trusted::default(),
@@ -142,6 +150,13 @@ impl<'a> LocalRunner<'a> {
     #[must_use]
     pub fn library(mut self, library: impl Into<OsString>) -> Self {
         self.library = library.into();
+        self
+    }
+
+    /// DCGM's library, where it is not one that the system finds by its name.
+    #[must_use]
+    pub fn dcgm(mut self, library: impl Into<OsString>) -> Self {
+        self.dcgm = library.into();
         self
     }
 
@@ -200,15 +215,14 @@ impl<'a> LocalRunner<'a> {
         } else {
             self.read_apart(probe, what)
         };
-        self.note(probe, &output);
-        output
+        self.noted(probe, output)
     }
 
-    /// A driver that has answered is trusted for a while.
-    fn note(&self, probe: &Probe, output: &ProbeOutput) {
-        if let Probe::Gpu { .. } = probe {
-            self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
-        }
+    /// A driver that has answered is trusted for a while; for one without its library, its program is asked.
+    fn noted(&self, probe: &Probe, output: ProbeOutput) -> ProbeOutput {
+        let Probe::Gpu { fields } = probe else { return output };
+        self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
+        gpus::or_by_nvidia_smi(output, fields, |program, args| self.exec(program, args, GPU_LOG_TIMEOUT))
     }
 
     /// Whether it may be read in this process.
@@ -230,7 +244,12 @@ impl<'a> LocalRunner<'a> {
                 let fixed = path.split('*').next().unwrap_or_default();
                 self.mounts.get_or_init(Mounts::now).is_local(&reading::below(&self.root, fixed))
             }
-            Probe::Sampled { .. } | Probe::Exec { .. } | Probe::Builtin { .. } => false,
+            // DCGM's library starts threads of its own and may wait for an engine that hangs in the driver.
+            Probe::DcgmHealth { .. }
+            | Probe::Sampled { .. }
+            | Probe::Exec { .. }
+            | Probe::ExecWhere { .. }
+            | Probe::Builtin { .. } => false,
         }
     }
 
@@ -304,7 +323,7 @@ impl ProbeRunner for LocalRunner<'_> {
         let outputs = self.read_here(&ahead);
         let (mut known, mut driver) = (self.known.borrow_mut(), self.driver.borrow_mut());
         for (probe, output) in ahead.into_iter().zip(outputs) {
-            self.note(&probe, &output);
+            let output = self.noted(&probe, output);
             match probe {
                 Probe::Gpu { .. } => *driver = Some(output),
                 _ => drop(known.insert(probe, output)),
@@ -319,6 +338,11 @@ impl ProbeRunner for LocalRunner<'_> {
         }
         match probe {
             Probe::Exec { program, args, timeout } => self.exec(program, args, *timeout),
+            Probe::ExecWhere { path, program, args, timeout } => match reading::below(&self.root, path).try_exists() {
+                Ok(true) => self.exec(program, args, *timeout),
+                Ok(false) => failed(FailureKind::Missing, format!("{path} is not there")),
+                Err(error) => failed(kind_of(&error), format!("{path}: {error}")),
+            },
             Probe::Sampled { pattern, keep } => self.sample(pattern, *keep),
             Probe::Read { .. }
             | Probe::List { .. }
@@ -329,6 +353,7 @@ impl ProbeRunner for LocalRunner<'_> {
             | Probe::Kmsg
             | Probe::Processes
             | Probe::ClockDiscipline
+            | Probe::DcgmHealth { .. }
             | Probe::Gpu { .. } => self.read(probe, &what),
             Probe::Builtin { test, .. } => {
                 failed(FailureKind::Missing, format!("this doctor-node has no built-in test `{test}`"))
@@ -340,7 +365,7 @@ impl ProbeRunner for LocalRunner<'_> {
 /// The file system's part of answering this one.
 fn read_for(probe: &Probe) -> Option<Probe> {
     match probe {
-        Probe::Exec { .. } | Probe::Builtin { .. } | Probe::Gpu { .. } => None,
+        Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } | Probe::Gpu { .. } => None,
         Probe::Sampled { pattern, .. } => Some(Probe::glob(pattern)),
         other => Some(other.clone()),
     }
@@ -360,6 +385,7 @@ fn no_answer(probe: &Probe, why: NoAnswer) -> ProbeOutput {
 const fn time_for(probe: &Probe) -> Duration {
     match probe {
         Probe::Gpu { .. } => DRIVER_TIMEOUT,
+        Probe::DcgmHealth { .. } => DCGM_TIMEOUT,
         _ => FILE_TIMEOUT,
     }
 }
