@@ -41,8 +41,8 @@ pub enum Probe {
     Gpu { fields: Vec<String> },
     /// A program with its arguments; no shell.
     Exec { program: String, args: Vec<String>, timeout: Span },
-    /// A test built into the node program, with its parameters.
-    Builtin { test: String, timeout: Span },
+    /// A test built into the node program, which runs in a process of its own and prints [`crate::document::Measurements`].
+    Builtin { test: String, args: Vec<String>, timeout: Span },
 }
 
 impl Probe {

@@ -14,12 +14,12 @@ use doctor_core::{
     time::Span,
 };
 use doctor_node::{
-    agent, check,
+    agent, builtin, check,
     job::{self, Order},
     policy::load_policy,
     profile::{self, MachineArgs},
     profile_command,
-    runner::{self, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
+    runner::{self, BUILTIN_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
     stop::Stop,
 };
 
@@ -190,8 +190,10 @@ impl Place {
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
-    if args.nth(1).is_some_and(|argument| argument == HELPER_ARGUMENT) {
-        return helper(args);
+    match args.nth(1) {
+        Some(argument) if argument == HELPER_ARGUMENT => return helper(args),
+        Some(argument) if argument == BUILTIN_ARGUMENT => return builtin::run(args),
+        _ => {}
     }
     let (result, failure) = match Cli::try_parse() {
         Ok(Cli { command: Sub::Check(args) }) => (check(&args), check::exit::UNKNOWN),

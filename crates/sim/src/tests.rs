@@ -193,7 +193,7 @@ static CHECKS: [Check; 4] = [
 ];
 
 fn builtin(test: &str) -> Probe {
-    Probe::Builtin { test: test.to_owned(), timeout: Span::minutes(30) }
+    Probe::Builtin { test: test.to_owned(), args: Vec::new(), timeout: Span::minutes(30) }
 }
 
 #[cfg(test)]

@@ -31,18 +31,22 @@ use std::{
     time::Duration,
 };
 
-use doctor_checks::probe::{Probe, ProbeOutput};
+use doctor_checks::{
+    measurements::ended_badly,
+    probe::{Probe, ProbeOutput},
+};
 use doctor_core::{
     observation::{FailureKind, ProbeFailure},
     time::Span,
 };
 
 use crate::{
+    builtin,
     clock::now,
     stop::{Stop, StopWhy},
 };
 use abandoned::AbandonedProbes;
-use child::{Ended, Limits};
+use child::{Echo, Ended, Limits};
 use mounts::Mounts;
 use trusted::Trusted;
 use watched::{NoAnswer, WatchedReader};
@@ -52,6 +56,9 @@ pub use reading::answer_as_helper;
 
 /// The hidden argument by which this program reads one thing in a process of its own.
 pub const HELPER_ARGUMENT: &str = "__probe";
+
+/// The hidden argument by which this program runs one built-in test in a process of its own.
+pub const BUILTIN_ARGUMENT: &str = "__test";
 
 /// The environment variable that holds the run's key. No child gets to see it.
 pub const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
@@ -67,6 +74,10 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Without persistence mode the driver wakes each GPU first, which takes seconds for eight of them.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a built-in test may take to remove its files once it is told to stop. A job that was told to stop itself has two
+/// seconds for everything.
+const BUILTIN_GRACE: Duration = Duration::from_millis(800);
 
 /// A killed process is gone within microseconds unless it is stuck in the kernel.
 const KILL_GRACE: Duration = Duration::from_secs(2);
@@ -158,15 +169,47 @@ impl<'a> LocalRunner<'a> {
 
     fn exec(&self, program: &str, args: &[String], timeout: Span) -> ProbeOutput {
         let mut command = Command::new(program);
-        command.args(args).env_remove(KEY_VARIABLE).env("LC_ALL", "C").env("DOCTOR_ROOT", &self.root);
-        let limits = Limits { timeout: timeout.to_std(), stream: MAX_STREAM_BYTES, kill_grace: KILL_GRACE };
-        match child::run(&mut command, &limits, self.stop, self.echo) {
+        command.args(args).env("LC_ALL", "C").env("DOCTOR_ROOT", &self.root);
+        let echo = Echo { stdout: self.echo, stderr: self.echo };
+        self.listen_to(command, &name_of(program, args), timeout, Duration::ZERO, echo)
+    }
+
+    /// What it prints on its standard error goes into the log; on its standard output it answers as a helper does.
+    fn builtin(&self, test: &str, args: &[String], timeout: Span) -> ProbeOutput {
+        let what = format!("test {test}");
+        if builtin::find(test).is_none() {
+            return failed(FailureKind::Missing, format!("this doctor-node has no built-in test `{test}`"));
+        }
+        let mut command = Command::new(&self.helper);
+        command.arg(BUILTIN_ARGUMENT).arg(test).args(args);
+        command.env("DOCTOR_ROOT", &self.root).env("DOCTOR_NVML", &self.library);
+        let echo = Echo { stdout: None, stderr: self.echo };
+        match self.listen_to(command, &what, timeout, BUILTIN_GRACE, echo) {
+            ProbeOutput::Ran { exit: Some(0), stdout, .. } => serde_json::from_str(&stdout)
+                .unwrap_or_else(|error| failed(FailureKind::Unparseable, format!("{what}: its answer: {error}"))),
+            ProbeOutput::Ran { exit, stderr, .. } => ProbeOutput::Failed(ended_badly(exit, &stderr)),
+            other => other,
+        }
+    }
+
+    /// Runs a program to its end. At a limit it is told to stop and has `grace` to clean up, before it is killed.
+    fn listen_to(
+        &self,
+        mut command: Command,
+        what: &str,
+        timeout: Span,
+        grace: Duration,
+        echo: Echo<'_>,
+    ) -> ProbeOutput {
+        command.env_remove(KEY_VARIABLE);
+        let limits = Limits { timeout: timeout.to_std(), stream: MAX_STREAM_BYTES, grace, kill_grace: KILL_GRACE };
+        match child::run(&mut command, &limits, self.stop, echo) {
             Ok(Ended::Exited { status, stdout, stderr }) => ProbeOutput::Ran {
                 exit: status.code(),
                 stdout: String::from_utf8_lossy(&stdout).into_owned(),
                 stderr: String::from_utf8_lossy(&stderr).into_owned(),
             },
-            other => self.explain(&name_of(program, args), other, timeout),
+            other => self.explain(what, other, timeout),
         }
     }
 
@@ -253,8 +296,8 @@ impl<'a> LocalRunner<'a> {
         let mut command = Command::new(&self.helper);
         command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).arg(&self.library).env_remove(KEY_VARIABLE);
         let limit = time_for(probe);
-        let limits = Limits { timeout: limit, stream: MAX_ANSWER_BYTES, kill_grace: KILL_GRACE };
-        match child::run(&mut command, &limits, self.stop, None) {
+        let limits = Limits { timeout: limit, stream: MAX_ANSWER_BYTES, grace: Duration::ZERO, kill_grace: KILL_GRACE };
+        match child::run(&mut command, &limits, self.stop, Echo::default()) {
             Ok(Ended::Exited { status, stdout, .. }) if status.success() => serde_json::from_slice(&stdout)
                 .unwrap_or_else(|error| {
                     failed(FailureKind::Unparseable, format!("{what}: the helper's answer: {error}"))
@@ -320,9 +363,7 @@ impl ProbeRunner for LocalRunner<'_> {
             | Probe::Processes
             | Probe::ClockDiscipline
             | Probe::Gpu { .. } => self.read(probe, &what),
-            Probe::Builtin { test, .. } => {
-                failed(FailureKind::Missing, format!("this doctor-node has no built-in test `{test}`"))
-            }
+            Probe::Builtin { test, args, timeout } => self.builtin(test, args, *timeout),
         }
     }
 }
