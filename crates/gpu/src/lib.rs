@@ -5,4 +5,5 @@
 //! without harm.
 
 pub mod cuda;
+pub mod dl;
 pub mod nvml;
