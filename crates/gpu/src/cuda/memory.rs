@@ -119,13 +119,24 @@ impl Buffer<'_> {
     /// # Panics
     /// If the buffer has fewer.
     pub fn read<T: Pod>(&self, count: usize) -> Result<Vec<T>, CudaError> {
+        self.read_from(0, count)
+    }
+
+    /// Copies `count` values after the first `skipped` ones to the host and waits.
+    ///
+    /// # Panics
+    /// If the buffer has fewer.
+    pub fn read_from<T: Pod>(&self, skipped: usize, count: usize) -> Result<Vec<T>, CudaError> {
         let mut values = vec![T::default(); count];
-        let bytes = size_of_val(values.as_slice());
-        assert!(bytes <= self.bytes, "{bytes} bytes are more than the {} there are", self.bytes);
+        let (before, bytes) = (skipped * size_of::<T>(), size_of_val(values.as_slice()));
+        assert!(
+            before + bytes <= self.bytes,
+            "{bytes} bytes after {before} are more than the {} there are",
+            self.bytes
+        );
+        let from = self.address + before as DevicePtr;
         // SAFETY: both sides have this many bytes; any bits are a value; the vector lives until the copy has ended.
-        let code = unsafe {
-            (self.gpu.cuda.symbols.to_host)(values.as_mut_ptr().cast(), self.address, bytes, ptr::null_mut())
-        };
+        let code = unsafe { (self.gpu.cuda.symbols.to_host)(values.as_mut_ptr().cast(), from, bytes, ptr::null_mut()) };
         self.gpu.check("cuMemcpyDtoH", code)?;
         self.gpu.synchronize()?;
         Ok(values)

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::{
+    layers::{self, Layers, Pass, PlantedError, Replicas},
     memory::{MemoryTester, Pattern},
     products::Product,
 };
@@ -166,4 +167,53 @@ pub fn memory(
         });
     }
     Ok(trial)
+}
+
+/// Plants errors into the outputs of layers, in every replica of every pass, at least `count` of each kind, and counts the
+/// replicas that are said to be wrong.
+pub fn layers(layers: &Layers<'_>, kinds: &[Planted], count: u64) -> Result<Trial, CudaError> {
+    let mut trial = Trial::default();
+    for &kind in kinds {
+        let mut places = Places(kind.code().into());
+        let mut of_kind = Trial::default();
+        while of_kind.planted < count {
+            of_kind = of_kind.and(layers_once(layers, kind, &mut places)?);
+        }
+        trial = trial.and(of_kind);
+    }
+    Ok(trial)
+}
+
+fn layers_once(layers: &Layers<'_>, kind: Planted, places: &mut Places) -> Result<Trial, CudaError> {
+    let replicas = layers.replicas();
+    let mut planted = Vec::new();
+    for pass in Pass::ALL {
+        let numbers = pass.known().numbers as u64;
+        let error = |places: &mut Places| match kind {
+            Planted::Zero => PlantedError::Lost,
+            Planted::BitFlip | Planted::Repeated => PlantedError::Flipped { bit: places.below(32) as u32 },
+            Planted::NotANumber => PlantedError::NotANumber,
+        };
+        if kind == Planted::Repeated {
+            let error = error(places);
+            planted.push(layers::Planted {
+                pass,
+                replicas: Replicas::All,
+                place: places.below(numbers) as usize,
+                error,
+            });
+        } else {
+            planted.extend((0..replicas).map(|replica| {
+                let error = error(places);
+                let replicas = Replicas::One(replica);
+                layers::Planted { pass, replicas, place: places.below(numbers) as usize, error }
+            }));
+        }
+    }
+    let report = layers.run(1, &planted)?;
+    let changed = planted.iter().zip(&report.planted_changed).filter(|(_, changed)| **changed);
+    let expected: u64 =
+        changed.map(|(planted, _)| if planted.replicas == Replicas::All { replicas as u64 } else { 1 }).sum();
+    let found: u64 = report.passes.iter().map(|pass| pass.wrong_replicas as u64).sum();
+    Ok(Trial { planted: expected, caught: found.min(expected), false_alarms: found.saturating_sub(expected) })
 }
