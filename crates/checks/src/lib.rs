@@ -10,6 +10,7 @@ pub mod credential;
 pub mod dcgm_diag;
 pub mod document;
 pub mod files;
+pub mod fio;
 pub mod gpu;
 pub mod host_processes;
 pub mod job_file;
