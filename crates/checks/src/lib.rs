@@ -28,6 +28,7 @@ pub mod rdma;
 pub mod settings;
 pub mod site;
 pub mod spec;
+pub mod storage_order;
 pub mod sxid_record;
 pub mod tables;
 pub mod uptime;
@@ -127,6 +128,7 @@ checks![
     raid,
     roce,
     services,
+    storage,
     time_sync,
     zombies,
 ];
