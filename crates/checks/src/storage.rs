@@ -106,6 +106,8 @@ pub(crate) const CHECK: Check =
 
 const SIZE: u64 = 1 << 30;
 const PATTERN_TIME: Span = Span::from_secs(5);
+/// In less than this nothing is measured but how fio begins.
+const LEAST_TIME: Span = Span::from_millis(100);
 const STALL: Span = Span::from_secs(30);
 /// What a pass takes beyond its time: starting fio, and waiting for what is under way.
 const AROUND_A_PASS: Span = Span::from_secs(5);
@@ -147,8 +149,7 @@ fn order(params: &Params) -> Result<StorageOrder, Observation> {
     }
     let span = |name, default| Ok::<_, Observation>(settings::span(params, name, example(name))?.unwrap_or(default));
     let (pattern_time, stall) = (span("pattern_time", PATTERN_TIME)?, span("stall", STALL)?);
-    if pattern_time < Span::from_secs(1) {
-        // fio counts in seconds.
+    if pattern_time < LEAST_TIME {
         return Err(settings::refused("pattern_time", example("pattern_time")));
     }
     let each = (pattern_time.millis() + AROUND_A_PASS.millis()) * PASSES + stall.millis() * 2;
@@ -271,7 +272,7 @@ mod tests {
     #[test]
     fn every_pattern_is_judged() {
         for pattern in Pattern::ALL {
-            let what = if pattern.facts().block == "1M" { "bw" } else { "iops" };
+            let what = if pattern.facts().block == 1 << 20 { "bw" } else { "iops" };
             assert!(RULES.contains(&format!("metric = \"{}_{what}\"", pattern.code())), "{}", pattern.code());
             assert_eq!(pattern.facts().direction == Direction::Both, pattern.facts().rw == "randrw");
         }

@@ -63,7 +63,8 @@ pub enum Pattern {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PatternFacts {
     pub rw: &'static str,
-    pub block: &'static str,
+    /// Bytes.
+    pub block: u64,
     pub depth: u32,
     pub jobs: u32,
     pub files: Files,
@@ -120,13 +121,13 @@ impl Pattern {
         };
         match self {
             Self::IodepthWrite1File | Self::IodepthRead1File => {
-                PatternFacts { rw, block: "1M", depth: 128, jobs: 1, files: Files::One, direction }
+                PatternFacts { rw, block: 1 << 20, depth: 128, jobs: 1, files: Files::One, direction }
             }
             Self::NumjobsWriteNFiles | Self::NumjobsReadNFiles => {
-                PatternFacts { rw, block: "1M", depth: 16, jobs: 8, files: Files::Many, direction }
+                PatternFacts { rw, block: 1 << 20, depth: 16, jobs: 8, files: Files::Many, direction }
             }
             Self::Randwrite | Self::Randread | Self::Randrw => {
-                PatternFacts { rw, block: "4k", depth: 64, jobs: 1, files: Files::One, direction }
+                PatternFacts { rw, block: 4 << 10, depth: 64, jobs: 1, files: Files::One, direction }
             }
         }
     }
