@@ -22,6 +22,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::told::words;
 use crate::runner::abandoned::{boot_id, stat_of};
 
 const PARENT: &str = ".cluster-doctor";
@@ -39,7 +40,7 @@ const TRIES: u32 = 20;
 
 /// What could not be done, and the kernel's word for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{what}: {}", io::Error::from_raw_os_error(*.errno))]
+#[error("{what}: {}", words(*.errno))]
 pub(super) struct Trouble {
     pub(super) what: String,
     pub(super) errno: i32,

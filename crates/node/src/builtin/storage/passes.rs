@@ -5,6 +5,7 @@
 //! started would hang whoever starts it.
 
 use std::{
+    cell::Cell,
     ffi::OsString,
     os::unix::process::CommandExt as _,
     path::Path,
@@ -39,6 +40,8 @@ const ENGINES: [&str; 3] = ["libaio", "io_uring", "posixaio"];
 
 /// For questions to fio that touch no mount.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// fio says of every single operation that it failed.
+const REMARKS: u32 = 5;
 const KILL_GRACE: Duration = Duration::from_secs(1);
 
 /// What the process that becomes fio does: enters the directory, and runs fio there.
@@ -198,7 +201,13 @@ impl Track<'_> {
         command.args([BUILTIN_ARGUMENT, ENTER]).arg(self.directory);
         command.args(pass.args(self.fio, direct, self.order, self.sizes));
         let limit = self.order.pattern_time.to_std() + self.order.stall.to_std();
-        let say = |line: &str| eprintln!("  fio: {}", line.trim_start_matches("fio: "));
+        let said = Cell::new(0);
+        let say = |line: &str| {
+            said.set(said.get() + 1);
+            if said.get() <= REMARKS {
+                eprintln!("  fio: {}", line.trim_start_matches("fio: "));
+            }
+        };
         let echo = Echo { stdout: None, stderr: Some(&say) };
         let failed = |kind, text: String| Outcome::Failed(ProbeFailure::new(kind, format!("{}: {text}", pass.name())));
         match listen(&mut command, limit, self.stop, echo) {

@@ -18,7 +18,7 @@ pub(super) enum Told {
 
 /// What an error of the kernel says about a mount. Errors that are not the mount's say nothing about it.
 pub(super) fn of_errno(errno: i32, doing: &str) -> Told {
-    let text = || format!("{doing}: {}", io::Error::from_raw_os_error(errno));
+    let text = || format!("{doing}: {}", words(errno));
     match errno {
         // By this one fio says that a checksum is wrong.
         libc::EILSEQ => Told::Event("storage-corrupt", format!("{doing} read back other bytes than were written")),
@@ -42,6 +42,12 @@ pub(super) fn of_errno(errno: i32, doing: &str) -> Told {
         libc::EACCES | libc::EPERM => Told::Unread(FailureKind::Denied, text()),
         _ => Told::Unread(FailureKind::Failed, text()),
     }
+}
+
+/// The kernel's words for an error, without its number.
+pub(super) fn words(errno: i32) -> String {
+    let text = io::Error::from_raw_os_error(errno).to_string();
+    text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
 }
 
 /// A pass in one line of the log.
