@@ -86,7 +86,7 @@ pub(super) enum NotKept {
     Trouble(Trouble),
     /// No word within this time. It was killed.
     Stalled(Duration),
-    /// Nor could it be killed; this process was left behind.
+    /// This process was left behind: it cannot be killed, or has still files to remove.
     LeftBehind(u32),
     /// It ended without a word, or could not be started.
     Gone(String),
@@ -136,8 +136,8 @@ impl Keeper {
         PathBuf::from(format!("/proc/{}/fd/{}", self.child.id(), ready.descriptor))
     }
 
-    /// Lets it remove the directory. `hurry`: it is not waited for any longer than this, and goes on by itself.
-    pub(super) fn finish(mut self, patience: Duration, hurry: bool, left: &Left<'_>) -> Result<(), NotKept> {
+    /// Lets it remove the directory. If that takes longer it goes on by itself, and the files go when the mount answers.
+    pub(super) fn finish(mut self, patience: Duration, left: &Left<'_>) -> Result<(), NotKept> {
         drop(self.input.take());
         match self.hear(patience, None) {
             Ok(Said::Removed) => {
@@ -146,8 +146,11 @@ impl Keeper {
             }
             Ok(Said::Cannot(trouble)) => Err(NotKept::Trouble(trouble)),
             Ok(Said::Ready(_)) => Err(NotKept::Gone("the keeper spoke out of turn".to_owned())),
-            Err(NotKept::Stalled(_)) if hurry => Ok(()),
-            Err(why @ NotKept::Stalled(_)) => Err(self.kill(why, left)),
+            Err(NotKept::Stalled(_)) => {
+                let pid = self.child.id();
+                left.note(pid, self.child);
+                Err(NotKept::LeftBehind(pid))
+            }
             Err(why) => Err(why),
         }
     }

@@ -39,7 +39,8 @@ pub(super) use passes::{ENTER, enter};
 /// Also right when the program was replaced by an update while it runs.
 const OURSELVES: &str = "/proc/self/exe";
 
-/// What the keeper may take to remove the files when the test was told to stop: the runner gives it not much more.
+/// How long the keeper is waited for where the test was told to stop, for which the runner gives it not much more, and
+/// where the mount hangs, so that it will hardly come.
 const HURRY: Duration = Duration::from_millis(600);
 
 /// What the process of the test does.
@@ -114,8 +115,9 @@ impl PlaceTest<'_> {
         let (keeper, ready) =
             Keeper::start(path, patience, self.stop, &self.left).map_err(|why| not_kept(why, "making a directory"))?;
         let result = self.passes(&keeper, &ready);
-        let hurry = self.stop.told() == Some(StopWhy::Signal);
-        let removed = keeper.finish(if hurry { HURRY } else { patience }, hurry, &self.left);
+        let in_a_hurry =
+            self.stop.told() == Some(StopWhy::Signal) || matches!(result, Err(Told::Event("storage-stalled", _)));
+        let removed = keeper.finish(if in_a_hurry { HURRY } else { patience }, &self.left);
         // Why the test ended early says more than that its files did not go.
         result.and_then(|()| removed.map_err(|why| not_kept(why, "removing the files")))
     }
@@ -219,7 +221,7 @@ fn not_kept(why: NotKept, doing: &str) -> Told {
             Told::Event("storage-stalled", format!("{doing} did not come back within {patience:.0?}"))
         }
         NotKept::LeftBehind(pid) => {
-            let text = format!("{doing} hangs in the kernel and was left behind as process {pid}");
+            let text = format!("{doing} hangs and was left behind as process {pid}");
             Told::Event("storage-stalled", text)
         }
         NotKept::Gone(text) => Told::Unread(FailureKind::Failed, format!("{doing}: {text}")),
