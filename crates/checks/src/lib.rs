@@ -10,6 +10,7 @@ pub mod credential;
 pub mod dcgm_diag;
 pub mod document;
 pub mod files;
+pub mod fio;
 pub mod gpu;
 pub mod host_processes;
 pub mod job_file;
@@ -27,6 +28,7 @@ pub mod rdma;
 pub mod settings;
 pub mod site;
 pub mod spec;
+pub mod storage_order;
 pub mod sxid_record;
 pub mod tables;
 pub mod uptime;
@@ -127,6 +129,7 @@ checks![
     raid,
     roce,
     services,
+    storage,
     time_sync,
     zombies,
 ];

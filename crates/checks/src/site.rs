@@ -56,6 +56,7 @@ fn site_check(id: &CheckId) -> Check {
             limit: Span::minutes(30),
             usual: Span::minutes(1),
             shares: &[],
+            loads: None,
             opt_in: false,
         },
         page: page_of(include_str!("site.rs")),

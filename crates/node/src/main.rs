@@ -86,6 +86,9 @@ struct TestArgs {
     /// Tests to run, one after the other, such as `aznhc`.
     #[arg(value_name = "NAME", required = true)]
     names: Vec<CheckId>,
+    /// Set a parameter for this time, such as `mounts=["/data"]` or `pattern_time=30s`. It goes before the policy's.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    set: Vec<test::Setting>,
     /// Print JSON instead of a table: one object for each finding, and one for each test that found nothing.
     #[arg(long)]
     json: bool,
@@ -257,7 +260,8 @@ fn check(args: &CheckArgs) -> anyhow::Result<u8> {
 }
 
 fn test(args: &TestArgs) -> anyhow::Result<u8> {
-    let policy = load_policy(args.place.policy.as_deref())?;
+    let mut policy = load_policy(args.place.policy.as_deref())?;
+    test::set(&mut policy, &args.names, &args.set);
     let stop = Stop::on_signals().context("cannot watch for signals")?;
     let say = |line: &str| eprintln!("{line}");
     let mut runner = args.place.runner(&stop);

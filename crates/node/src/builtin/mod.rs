@@ -6,6 +6,7 @@
 //! once, with measurements or with the reason why there are none.
 
 mod dl;
+mod storage;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -21,7 +22,11 @@ pub struct Builtin {
 }
 
 /// The visible list.
-static BUILTINS: &[Builtin] = &[Builtin { name: "dl", run: dl::run }];
+static BUILTINS: &[Builtin] = &[Builtin { name: "dl", run: dl::run }, Builtin { name: "storage", run: storage::run }];
+
+/// What a test does in a further process of its own, because it may hang there: a name and its work.
+type Hand = (&'static str, fn(&[OsString]) -> ExitCode);
+static HANDS: &[Hand] = &[(storage::KEEP, storage::keep), (storage::ENTER, storage::enter)];
 
 pub fn find(name: &str) -> Option<&'static Builtin> {
     BUILTINS.iter().find(|builtin| builtin.name == name)
@@ -29,9 +34,12 @@ pub fn find(name: &str) -> Option<&'static Builtin> {
 
 /// What the process of a test does.
 pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
+    let name = args.next().and_then(|name| name.into_string().ok());
+    if let Some((_, work)) = HANDS.iter().find(|(hand, _)| name.as_deref() == Some(hand)) {
+        return work(&args.collect::<Vec<_>>());
+    }
     // Whoever asked may be killed; nobody would take the answer then.
     let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
-    let name = args.next().and_then(|name| name.into_string().ok());
     let Some(builtin) = name.as_deref().and_then(find) else {
         eprintln!("this argument is for doctor-node itself");
         return ExitCode::FAILURE;

@@ -19,25 +19,25 @@ use rustix::{
 use super::abandoned::processes;
 use crate::stop::{Stop, StopWhy};
 
-pub(super) struct Limits {
-    pub(super) timeout: Duration,
+pub(crate) struct Limits {
+    pub(crate) timeout: Duration,
     /// Bytes on each of stdout and stderr.
-    pub(super) stream: usize,
+    pub(crate) stream: usize,
     /// How long a process that is told to stop may take over its last things before it is killed.
-    pub(super) grace: Duration,
+    pub(crate) grace: Duration,
     /// How long a killed process may take to be gone.
-    pub(super) kill_grace: Duration,
+    pub(crate) kill_grace: Duration,
 }
 
 /// Who hears each line of a stream as it is printed.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Echo<'a> {
-    pub(super) stdout: Option<&'a dyn Fn(&str)>,
-    pub(super) stderr: Option<&'a dyn Fn(&str)>,
+pub(crate) struct Echo<'a> {
+    pub(crate) stdout: Option<&'a dyn Fn(&str)>,
+    pub(crate) stderr: Option<&'a dyn Fn(&str)>,
 }
 
 /// How it went.
-pub(super) enum Ended {
+pub(crate) enum Ended {
     Exited {
         status: ExitStatus,
         stdout: Vec<u8>,
@@ -61,7 +61,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Runs a command to its end or to a limit.
-pub(super) fn run(command: &mut Command, limits: &Limits, stop: &Stop, echo: Echo<'_>) -> io::Result<Ended> {
+pub(crate) fn run(command: &mut Command, limits: &Limits, stop: &Stop, echo: Echo<'_>) -> io::Result<Ended> {
     if let Some(why) = stop.told() {
         return Ok(Ended::Stopped(why));
     }

@@ -9,12 +9,12 @@
 //! The rest, file systems of the kernel and local disks, is read here on a thread that is watched ([`watched`]), because
 //! a child takes longer than everything that a fast check reads. A driver that answered a moment ago is asked here too.
 
-mod abandoned;
-mod child;
+pub(crate) mod abandoned;
+pub(crate) mod child;
 mod clock_discipline;
 mod gpus;
 mod many;
-mod mounts;
+pub(crate) mod mounts;
 mod processes;
 mod reading;
 mod samples;
@@ -62,6 +62,9 @@ pub const BUILTIN_ARGUMENT: &str = "__test";
 
 /// The environment variable that holds the run's key. No child gets to see it.
 pub const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
+
+/// The environment variable that names the directory for what is to be remembered.
+pub const STATE_VARIABLE: &str = "DOCTOR_NODE_STATE";
 
 /// What a program may print on each of its two streams; evidence is kept and must stay readable.
 pub const MAX_STREAM_BYTES: usize = 1 << 20;
@@ -183,6 +186,9 @@ impl<'a> LocalRunner<'a> {
         let mut command = Command::new(&self.helper);
         command.arg(BUILTIN_ARGUMENT).arg(test).args(args);
         command.env("DOCTOR_ROOT", &self.root).env("DOCTOR_NVML", &self.library);
+        if let Some(state) = &self.state {
+            command.env(STATE_VARIABLE, state);
+        }
         let echo = Echo { stdout: None, stderr: self.echo };
         match self.listen_to(command, &what, timeout, BUILTIN_GRACE, echo) {
             ProbeOutput::Ran { exit: Some(0), stdout, .. } => serde_json::from_str(&stdout)
