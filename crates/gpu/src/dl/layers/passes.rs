@@ -189,17 +189,19 @@ mod tests {
     use super::*;
     use crate::dl::layers::{compare::Deviation, exact, reference};
 
-    const SOURCE: &str = include_str!("../../../kernels/layers.cu");
+    const SOURCES: [&str; 3] = [
+        include_str!("../../../kernels/layers_matrices.cuh"),
+        include_str!("../../../kernels/layers_points.cuh"),
+        include_str!("../../../kernels/layers_rows.cuh"),
+    ];
 
     #[test]
     fn every_kernel_has_its_pass() {
-        let kernels: Vec<&str> = SOURCE
-            .lines()
-            .filter_map(|line| line.strip_prefix("LAYER(")?.split_once(')'))
-            .map(|(name, _)| name)
-            .collect();
+        let lines = SOURCES.into_iter().flat_map(str::lines);
+        let kernels: Vec<&str> =
+            lines.filter_map(|line| line.strip_prefix("LAYER(")?.split_once(')')).map(|(name, _)| name).collect();
         for pass in Pass::ALL {
-            assert!(kernels.contains(&pass.name()), "kernels/layers.cu has no {pass}");
+            assert!(kernels.contains(&pass.name()), "the kernels have no {pass}");
         }
         assert_eq!(kernels.len(), Pass::ALL.len());
     }

@@ -18,7 +18,7 @@ pub enum Layer {
 }
 
 pub mod sizes {
-    //! As kernels/layers.cu has them; a test compares.
+    //! As kernels/layers.cuh has them; a test compares.
 
     pub const LINEAR_ROWS: usize = 128;
     pub const LINEAR_INPUTS: usize = 128;
@@ -234,7 +234,7 @@ const fn scrambled(mut x: u32) -> u32 {
 mod tests {
     use super::*;
 
-    const SOURCE: &str = include_str!("../../../kernels/layers.cu");
+    const SOURCE: &str = include_str!("../../../kernels/layers.cuh");
 
     #[test]
     fn the_kernels_have_the_same_sizes() {
@@ -242,7 +242,7 @@ mod tests {
             ($($name:ident)*) => {
                 $(assert!(
                     SOURCE.lines().any(|line| line == format!("#define {} {}", stringify!($name), $name)),
-                    "kernels/layers.cu has another {}", stringify!($name)
+                    "kernels/layers.cuh has another {}", stringify!($name)
                 );)*
             };
         }

@@ -19,7 +19,7 @@ use super::{
 
 const PTX: &str = include_str!("../../../kernels/layers.ptx");
 
-/// As in kernels/layers.cu.
+/// As in kernels/layers.cuh.
 const THREADS: u32 = 256;
 
 /// One would do if the blocks were spread evenly; nothing promises that.
