@@ -1,6 +1,7 @@
 """Compiles the kernels of crates/gpu/kernels from CUDA to PTX with NVRTC, whose folder is the first argument.
 
-The second argument is where the .ptx files go. Each source says in its first line for which architecture it is.
+The second argument is where the .ptx files go. Each source says in its first line for which architecture it is, and may
+say in its second for which numbers it is compiled, each into a file of its own: the driver compiles files side by side.
 """
 
 import ctypes
@@ -10,8 +11,7 @@ import sys
 KERNELS = pathlib.Path(__file__).resolve().parent.parent / "crates/gpu/kernels"
 
 
-def compiled(nvrtc, source):
-    text = source.read_text()
+def compiled(nvrtc, source, text, number):
     first = text.splitlines()[0]
     prefix = "// arch: "
     if not first.startswith(prefix):
@@ -25,6 +25,8 @@ def compiled(nvrtc, source):
         "--prec-div=true",
         "--prec-sqrt=true",
     ]
+    if number:
+        options.append(f"--define-macro=NUMBER={number}")
     shared = sorted(KERNELS.glob("*.cuh"))
     headers = [header.read_bytes() for header in shared]
     names = [header.name.encode() for header in shared]
@@ -74,7 +76,13 @@ def main():
     (library,) = folder.glob("libnvrtc.so.*")
     nvrtc = ctypes.CDLL(str(library))
     for source in sorted(KERNELS.glob("*.cu")):
-        (out / f"{source.stem}.ptx").write_text(without_comments(compiled(nvrtc, source)))
+        text = source.read_text()
+        second = text.splitlines()[1]
+        prefix = "// numbers: "
+        numbers = second.removeprefix(prefix).split() if second.startswith(prefix) else [None]
+        for number in numbers:
+            name = f"{source.stem}_{number}" if number else source.stem
+            (out / f"{name}.ptx").write_text(without_comments(compiled(nvrtc, source, text, number)))
 
 
 if __name__ == "__main__":

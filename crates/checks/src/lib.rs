@@ -45,6 +45,7 @@ macro_rules! checks {
 }
 
 checks![
+    aznhc,
     clock_source,
     cpu_count,
     cpu_governor,

@@ -1,27 +1,34 @@
 //! oom: did the kernel kill processes for want of memory?
 //!
-//! What it does: reads from the control groups of systemd's slices how many processes were killed for want of memory
-//! within the last hour.
+//! What it does: reads from the kernel's log which processes it killed because the whole node had no memory left, and from
+//! the control groups of systemd's slices how many others were killed within the last hour. A kill is told once: what the
+//! log says of a slice is not counted there again.
 //!
 //! Why it matters: a job that asks for too much is its user's affair. When services of the node die with it, the node
 //! may have lost its scheduler, its monitoring or its file systems.
 //!
-//! What to do: `oom-kills` is `monitor`. `dmesg | grep -i 'killed process'` names the victims and `systemctl --failed`
-//! the services that suffered; start those again. Jobs lie in system.slice too (Slurm, Docker), so the slice alone
-//! does not tell which it was. If it happens with different users, less memory is free than the scheduler believes:
-//! see `memory`.
+//! What to do: `dmesg | grep -i 'killed process'` names the victims and `systemctl --failed` the services that suffered;
+//! start those again.
+//! - `oom-kill` is `monitor`: memory ran out for the whole node. If it happens with different users, less memory is free
+//!   than the scheduler believes: see `memory`.
+//! - `oom-kills` is `monitor`: a control group met its own limit. Jobs lie in system.slice too (Slurm, Docker), so the slice
+//!   alone does not tell whether it was a job or a service.
 //!
-//! Not applicable where control groups are of the first version, which do not count this; the kernel's log does
-//! (`kernel-log`).
+//! Control groups of the first version do not count kills; there the log alone is read. Parameters: `within`, by default
+//! `"7d"`, for records of the log.
+
+use std::collections::BTreeMap;
 
 use doctor_core::{
     observation::{Entity, EntityKind, Event, Look, Metric, Observation},
+    reason::ReasonCode,
     time::Span,
 };
 
 use crate::{
-    files::{parts, samples, unreadable},
+    files::{Series, parts, samples, unreadable},
     gpu::not_applicable,
+    kmsg::{self, Bursts, Log},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -30,6 +37,7 @@ const SPEC: Spec = Spec::quick("oom", "processes killed for want of memory");
 
 const RULES: &str = r#"
 rules = [
+  { id = "oom-kill", check = "oom", event = "oom-kill", reason = "oom-kill", severity = "monitor", text = "{value}" },
   { id = "oom-kills", check = "oom", event = "oom-kills", reason = "oom-kills", severity = "monitor",
     text = "{entity}: {value}" },
 ]
@@ -40,27 +48,67 @@ pub(crate) const CHECK: Check =
 
 const EVENTS: &str = "/sys/fs/cgroup/*.slice/memory.events";
 
+const WINDOW: Span = Span::hours(1);
+
 fn probes(_: &Params) -> Vec<Probe> {
-    vec![Probe::Sampled { pattern: EVENTS.to_owned(), keep: Span::hours(1) }]
+    let counters = Probe::Sampled { pattern: EVENTS.to_owned(), keep: WINDOW };
+    kmsg::probes().into_iter().chain([counters]).collect()
 }
 
-fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let all = match samples(outputs.first()) {
-        Ok(all) => all,
-        Err(instead) => return instead,
-    };
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let mut look = Look::default();
+    // How many of the kills of this hour the log has told already, by slice.
+    let mut told = BTreeMap::new();
+    match kmsg::log(params, outputs) {
+        Ok(log) => {
+            look.metric(log.read());
+            told = told_by_log(&log);
+            let mut bursts = Bursts::default();
+            for record in log.recent().filter(|record| record.text.contains(OUT_OF_MEMORY)) {
+                bursts.see(ReasonCode::fixed("oom-kill"), Entity::node(), record);
+            }
+            bursts.events(&log).into_iter().for_each(|event| look.event(event));
+        }
+        Err(Observation::CouldNot(failure)) => look.could_not(failure),
+        Err(instead) => return instead,
+    }
+    match samples(outputs.get(kmsg::probes().len())) {
+        Ok(all) => count(&all, &told, &mut look),
+        Err(Observation::CouldNot(failure)) => look.could_not(failure),
+        Err(instead) => return instead,
+    }
+    look.or(not_applicable("no-counter", "neither the kernel's log nor the control groups tell of kills"))
+}
+
+/// A control group's own form begins with `Memory cgroup`: a job that met its own limit is no fault of the node.
+const OUT_OF_MEMORY: &str = "Out of memory: Kill";
+
+/// `oom-kill:constraint=CONSTRAINT_NONE,…,global_oom,task_memcg=/system.slice/a.service,task=a,pid=1,uid=0`
+fn told_by_log<'a>(log: &Log<'a>) -> BTreeMap<&'a str, f64> {
+    let mut told = BTreeMap::new();
+    for record in log.recent().filter(|record| log.age(record) <= WINDOW) {
+        let what = record.text.strip_prefix("oom-kill:").filter(|what| what.contains(",global_oom,"));
+        let group = what.and_then(|what| what.split_once("task_memcg=/")).map(|(_, group)| group);
+        if let Some((slice, _)) = group.and_then(|group| group.split_once(".slice")) {
+            *told.entry(slice).or_insert(0.0) += 1.0;
+        }
+    }
+    told
+}
+
+fn count(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut Look) {
     let (mut sum, mut any) = (0.0, false);
-    for series in &all {
+    for series in all {
         let Some([slice]) = parts(EVENTS, series.path) else { continue };
-        match (series.growth_of(Span::hours(1), kills), series.reading()) {
+        match (series.growth_of(WINDOW, kills), series.reading()) {
             (Some(growth), _) => {
                 let killed = growth.in_an_hour();
                 (sum, any) = (sum + killed, true);
+                let own = killed - told.get(slice).unwrap_or(&0.0);
                 // One of a long past, shared out over the time since the boot, is none.
-                if killed > 0.5 {
+                if own > 0.5 {
                     let entity = Entity::new(EntityKind::Service, format!("{slice}.slice"));
-                    let text = format!("{killed:.0} processes were killed for want of memory within the hour");
+                    let text = format!("{own:.0} processes were killed for want of memory within the hour");
                     look.event(Event::seen("oom-kills", entity, text));
                 }
             }
@@ -72,7 +120,6 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     if any {
         look.metric(Metric::count("oom_kills", Entity::node(), sum));
     }
-    look.or(not_applicable("no-counter", "the control groups here do not count kills"))
 }
 
 /// The line `oom_kill 3`.
@@ -83,32 +130,74 @@ fn kills(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, judged::judged};
+    use crate::{files::tests::looks, judged::judged, kmsg::tests::logged};
+    use doctor_core::observation::{FailureKind, ProbeFailure};
     use proptest::prelude::*;
 
-    fn look(slice: &str, kills: &[&str]) -> Vec<String> {
+    fn counted(slice: &str, kills: &[&str]) -> ProbeOutput {
         let path = EVENTS.replace('*', slice);
         let texts: Vec<_> =
             kills.iter().map(|n| format!("low 0\nhigh 0\nmax 9\noom 3\noom_kill {n}\noom_group_kill 0\n")).collect();
         let files: Vec<_> = texts.iter().map(|text| [(path.as_str(), text.as_str())]).collect();
-        judged(&CHECK, &[looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())])
+        looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
     }
 
-    // Made by hand.
+    fn look(log: &[&str], slice: &str, kills: &[&str]) -> Vec<String> {
+        let mut outputs = logged(log);
+        outputs.push(counted(slice, kills));
+        judged(&CHECK, &outputs)
+    }
+
+    // Made by hand, the log after Linux 6.8.
+    const GLOBAL: [&str; 2] = [
+        "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=user.slice,mems_allowed=0,global_oom,task_memcg=/system.slice/a.service,task=a,pid=4242,uid=0",
+        "Out of memory: Killed process 4242 (a) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB, UID:0",
+    ];
+
     #[test]
     fn kills_of_this_hour_count() {
-        assert_eq!(look("system", &["0", "0"]), ["pass within-limits"]);
-        assert_eq!(look("system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
-        assert_eq!(look("kubepods", &["4", "6"]), ["fail oom-kills monitor service:kubepods.slice"]);
-        assert_eq!(look("system", &["7", "7"]), ["pass within-limits"]);
-        assert_eq!(look("system", &["?"]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[looks(&[&[]])]), ["not-applicable no-counter"]);
+        assert_eq!(look(&[], "system", &["0", "0"]), ["pass within-limits"]);
+        assert_eq!(look(&[], "system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
+        assert_eq!(look(&[], "kubepods", &["4", "6"]), ["fail oom-kills monitor service:kubepods.slice"]);
+        assert_eq!(look(&[], "system", &["7", "7"]), ["pass within-limits"]);
+        assert_eq!(look(&[], "system", &["?"]), ["inconclusive unparseable"]);
+    }
+
+    #[test]
+    fn one_kill_that_the_log_and_a_control_group_count_is_one_finding() {
+        assert_eq!(look(&GLOBAL, "system", &["0", "1"]), ["fail oom-kill monitor node"]);
+        let both = look(&GLOBAL, "system", &["0", "2"]);
+        assert_eq!(both, ["fail oom-kill monitor node", "fail oom-kills monitor service:system.slice"]);
+        let other = look(&GLOBAL, "user", &["0", "1"]);
+        assert_eq!(other, ["fail oom-kill monitor node", "fail oom-kills monitor service:user.slice"]);
+    }
+
+    #[test]
+    fn a_job_that_met_its_own_limit_is_not_the_node_out_of_memory() {
+        let own = ["Memory cgroup out of memory: Killed process 7 (python3) total-vm:1kB"];
+        assert_eq!(look(&own, "system", &["0", "0"]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_hides_nothing_of_the_other() {
+        let denied = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));
+        let without_log = |kills: &[&str]| {
+            let mut outputs = logged(&[]);
+            outputs[0] = denied();
+            outputs.push(counted("system", kills));
+            judged(&CHECK, &outputs)
+        };
+        assert_eq!(without_log(&["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
+        assert_eq!(without_log(&["0", "0"]), ["inconclusive denied"]);
+        let mut bare = logged(&GLOBAL);
+        bare.push(looks(&[&[]]));
+        assert_eq!(judged(&CHECK, &bare), ["fail oom-kill monitor node"]);
     }
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}") {
-            look("user", &[&a, &b]);
+        fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}", line in "(oom-kill:|,global_oom,|task_memcg=/|.){0,12}") {
+            look(&[&line], "user", &[&a, &b]);
         }
     }
 }

@@ -15,6 +15,16 @@ pub fn words(params: &Params, name: &str, example: &str) -> Result<Option<Vec<St
     list.filter(|list: &Vec<String>| !list.is_empty()).map(Some).ok_or_else(|| refused(name, example))
 }
 
+/// One word, such as `program = "/usr/sbin/nhc"`. `None` where it is not set.
+///
+/// # Errors
+/// With the observation that the check should return.
+pub fn word(params: &Params, name: &str, example: &str) -> Result<Option<String>, Observation> {
+    let Some(value) = params.get(name) else { return Ok(None) };
+    let word = value.as_str().filter(|word| !word.is_empty());
+    word.map(|word| Some(word.to_owned())).ok_or_else(|| refused(name, example))
+}
+
 /// A number, whole or not. `None` where it is not set.
 ///
 /// # Errors
@@ -44,6 +54,8 @@ mod tests {
             let Err(Observation::CouldNot(failure)) = words(&params, name, "b = [\"x\"]") else { panic!("{name}") };
             assert!(failure.text.contains(name) && failure.text.contains("[\"x\"]"), "{}", failure.text);
         }
+        assert_eq!(word(&params, "b", ""), Ok(Some("x".to_owned())));
+        assert!(word(&params, "e", "").is_err());
         assert_eq!(number(&params, "e", ""), Ok(Some(3.0)));
         assert!(number(&params, "f", "").is_err());
     }

@@ -56,6 +56,7 @@ fn site_check(id: &CheckId) -> Check {
             limit: Span::minutes(30),
             usual: Span::minutes(1),
             shares: &[],
+            opt_in: false,
         },
         page: page_of(include_str!("site.rs")),
         rules: String::leak(rules(id)),

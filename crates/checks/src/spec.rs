@@ -88,6 +88,8 @@ pub struct Spec {
     pub usual: Span,
     /// Shared things it loads by default.
     pub shares: &'static [&'static str],
+    /// Whether it waits for the policy to switch it on: it runs a program of somebody else, which may do more than look.
+    pub opt_in: bool,
 }
 
 impl Spec {
@@ -103,7 +105,20 @@ impl Spec {
             limit: Span::minutes(1),
             usual: Span::from_secs(1),
             shares: &[],
+            opt_in: false,
         }
+    }
+
+    /// Of a test that loads the node and needs it to itself. It ends by itself well within `limit`.
+    pub const fn deep(id: &'static str, title: &'static str, usual: Span, limit: Span) -> Self {
+        Self { depth: Depth::Deep, exclusive: true, cutoff: Span::days(7), limit, usual, ..Self::quick(id, title) }
+    }
+
+    /// The same, only where the policy says `enabled = true`, or when named.
+    #[must_use]
+    pub const fn opt_in(mut self) -> Self {
+        self.opt_in = true;
+        self
     }
 
     /// The same, looked at less often.
@@ -167,7 +182,7 @@ impl Catalogue {
                 let id = CheckId::new(check.spec.id).ok()?;
                 let none = TestSettings::default();
                 let site = policy.tests.get(&id).unwrap_or(&none);
-                site.enabled.unwrap_or(true).then(|| TestPolicy {
+                site.enabled.unwrap_or(!check.spec.opt_in).then(|| TestPolicy {
                     cutoff: site.cutoff.unwrap_or(check.spec.cutoff),
                     limit: site.limit.unwrap_or(check.spec.limit),
                     usual: check.spec.usual,

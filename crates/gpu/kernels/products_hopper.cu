@@ -1,10 +1,13 @@
 // arch: compute_90a
+// numbers: bf16 fp16 tf32 fp8 int8
 // Matrix products on Hopper's tensor cores, as fast as the chip allows: C = A * B^T, A of m rows, B of n rows, both with
 // `k_bytes` bytes of numbers in a row, C of 32-bit numbers.
 //
-// The tile of a block is 128 x 256. One warp group fetches (the copy engine brings 128 bytes of each row at a time, four
-// stages ahead), two multiply, 64 rows each. Two blocks form a cluster: they stand one below the other, use the same
-// rows of B and fetch one half of them each for both. Blocks stay and take tile after tile.
+// The tile of a block is 128 x 320: the larger, the less has to come from the cache for each product, and that is what
+// limits this kernel; 160 of the 232 registers that a multiplying thread can have are for the results. One warp group
+// fetches (the copy engine brings 128 bytes of each row at a time, four stages ahead), two multiply, 64 rows each. Two
+// blocks form a cluster: they stand one below the other, use the same rows of B and fetch one half of them each for both.
+// Blocks stay and take tile after tile.
 //
 // What a type of number is, is only the instruction: a stage is 128 bytes wide and each instruction takes 32 of them.
 
@@ -12,7 +15,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define TILE_M 128
-#define TILE_N 256
+#define TILE_N 320
+// A warp group makes its part of a tile in two halves of this many columns.
+#define HALF_N (TILE_N / 2)
 #define STAGE_BYTES 128
 #define STAGES 4
 #define A_BYTES (TILE_M * STAGE_BYTES)
@@ -88,43 +93,38 @@ __device__ __forceinline__ u64 described(u32 address) {
 }
 
 #define ACCUMULATORS \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 
 #define EIGHT(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
 #define ALL(c, d) \
-    EIGHT(c, d, 0), EIGHT(c, d, 8), EIGHT(c, d, 16), EIGHT(c, d, 24), \
-    EIGHT(c, d, 32), EIGHT(c, d, 40), EIGHT(c, d, 48), EIGHT(c, d, 56), \
-    EIGHT(c, d, 64), EIGHT(c, d, 72), EIGHT(c, d, 80), EIGHT(c, d, 88), \
-    EIGHT(c, d, 96), EIGHT(c, d, 104), EIGHT(c, d, 112), EIGHT(c, d, 120)
+    EIGHT(c, d, 0), EIGHT(c, d, 8), EIGHT(c, d, 16), EIGHT(c, d, 24), EIGHT(c, d, 32), \
+    EIGHT(c, d, 40), EIGHT(c, d, 48), EIGHT(c, d, 56), EIGHT(c, d, 64), EIGHT(c, d, 72)
 
-// One instruction: 64 rows of A against 256 of B over 32 bytes of each.
+// One instruction: 64 rows of A against 160 of B over 32 bytes of each.
 #define MULTIPLY(NAME, SHAPE, NUMBER, CONSTRAINT, FLAGS)                                                                 \
     struct NAME {                                                                                                       \
         typedef NUMBER Number;                                                                                          \
-        static __device__ __forceinline__ void multiply(NUMBER (&d)[128], u64 a, u64 b, u32 add) {                      \
+        static __device__ __forceinline__ void multiply(NUMBER (&d)[80], u64 a, u64 b, u32 add) {                       \
             asm volatile(                                                                                               \
                 "{\n"                                                                                                   \
                 ".reg .pred add;\n"                                                                                     \
-                "setp.ne.b32 add, %130, 0;\n"                                                                           \
-                "wgmma.mma_async.sync.aligned." SHAPE " {" ACCUMULATORS "}, %128, %129, add" FLAGS ";\n"                \
+                "setp.ne.b32 add, %82, 0;\n"                                                                            \
+                "wgmma.mma_async.sync.aligned." SHAPE " {" ACCUMULATORS "}, %80, %81, add" FLAGS ";\n"                  \
                 "}\n"                                                                                                   \
                 : ALL(CONSTRAINT, d)                                                                                    \
                 : "l"(a), "l"(b), "r"(add));                                                                            \
         }                                                                                                               \
     };
 
-MULTIPLY(Bf16, "m64n256k16.f32.bf16.bf16", float, "+f", ", 1, 1, 0, 0")
-MULTIPLY(Fp16, "m64n256k16.f32.f16.f16", float, "+f", ", 1, 1, 0, 0")
-MULTIPLY(Tf32, "m64n256k8.f32.tf32.tf32", float, "+f", ", 1, 1")
-MULTIPLY(Fp8, "m64n256k32.f32.e4m3.e4m3", float, "+f", ", 1, 1")
-MULTIPLY(Int8, "m64n256k32.s32.s8.s8", int, "+r", "")
+MULTIPLY(Type_bf16, "m64n160k16.f32.bf16.bf16", float, "+f", ", 1, 1, 0, 0")
+MULTIPLY(Type_fp16, "m64n160k16.f32.f16.f16", float, "+f", ", 1, 1, 0, 0")
+MULTIPLY(Type_tf32, "m64n160k8.f32.tf32.tf32", float, "+f", ", 1, 1")
+MULTIPLY(Type_fp8, "m64n160k32.f32.e4m3.e4m3", float, "+f", ", 1, 1")
+MULTIPLY(Type_int8, "m64n160k32.s32.s8.s8", int, "+r", "")
 
 struct Tile { u32 m, n; };
 
@@ -185,7 +185,7 @@ __device__ __forceinline__ void product(const TensorMap *a, const TensorMap *b, 
         for (u32 turn = cluster; turn < turns; turn += clusters) {
             const Tile pair = pair_at(turn, rows, columns);
             const long long began = clock64();
-            typename Type::Number d[128];
+            typename Type::Number d[2][80];
             for (u32 step = 0; step < steps; step++) {
                 barrier_wait(shared_address(&full[stage]), parity);
                 const u64 x = described(a_tiles + stage * A_BYTES + half * (A_BYTES / 2));
@@ -193,7 +193,9 @@ __device__ __forceinline__ void product(const TensorMap *a, const TensorMap *b, 
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
                 for (u32 part = 0; part < STAGE_BYTES / 32; part++) {
-                    Type::multiply(d, x + part * 2, y + part * 2, step > 0 || part > 0);
+                    const u32 add = step > 0 || part > 0;
+                    Type::multiply(d[0], x + part * 2, y + part * 2, add);
+                    Type::multiply(d[1], x + part * 2, y + part * 2 + HALF_N * STAGE_BYTES / 16, add);
                 }
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 // The step before this one has been read entirely when at most one is under way.
@@ -213,10 +215,11 @@ __device__ __forceinline__ void product(const TensorMap *a, const TensorMap *b, 
             const u32 column = pair.n * TILE_N + lane % 4 * 2;
             typename Type::Number *upper = c + (u64)row * n + column, *lower = upper + (u64)8 * n;
 #pragma unroll
-            for (u32 i = 0; i < 32; i++) {
+            for (u32 i = 0; i < TILE_N / 8; i++) {
                 struct __align__(8) Two { typename Type::Number x, y; };
-                *(Two *)(upper + i * 8) = Two{d[i * 4], d[i * 4 + 1]};
-                *(Two *)(lower + i * 8) = Two{d[i * 4 + 2], d[i * 4 + 3]};
+                const typename Type::Number *four = &d[i / (HALF_N / 8)][i % (HALF_N / 8) * 4];
+                *(Two *)(upper + i * 8) = Two{four[0], four[1]};
+                *(Two *)(lower + i * 8) = Two{four[2], four[3]};
             }
             if (half == 0 && lane == 0 && records) {
                 u32 multiprocessor;
@@ -229,15 +232,12 @@ __device__ __forceinline__ void product(const TensorMap *a, const TensorMap *b, 
     cluster_sync();
 }
 
-#define PRODUCT(name, Type)                                                                                             \
-    extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)                                \
-        wgmma_##name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, Type::Number *c,         \
-                     TileRecord *records, u32 m, u32 n, u32 k_bytes) {                                                  \
-        product<Type>(&a, &b, c, records, m, n, k_bytes);                                                               \
-    }
+#define JOINED_(a, b) a##b
+#define JOINED(a, b) JOINED_(a, b)
+#define TYPE JOINED(Type_, NUMBER)
 
-PRODUCT(bf16, Bf16)
-PRODUCT(fp16, Fp16)
-PRODUCT(tf32, Tf32)
-PRODUCT(fp8, Fp8)
-PRODUCT(int8, Int8)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+    product_of_matrices(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, TYPE::Number *c,
+                        TileRecord *records, u32 m, u32 n, u32 k_bytes) {
+    product<TYPE>(&a, &b, c, records, m, n, k_bytes);
+}

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsString,
+    io::IsTerminal as _,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -21,6 +22,7 @@ use doctor_node::{
     profile_command,
     runner::{self, BUILTIN_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
     stop::Stop,
+    test,
 };
 
 /// Cluster Doctor on a node: checks this machine and runs validation jobs.
@@ -36,6 +38,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Sub {
     Check(CheckArgs),
+    Test(TestArgs),
     Record(RecordArgs),
     Agent(AgentArgs),
     Job(JobArgs),
@@ -68,6 +71,24 @@ struct CheckArgs {
     /// that is not 0 only where a finding takes the node out of service.
     #[arg(long, value_enum, conflicts_with = "json")]
     hook: Option<Hook>,
+    #[command(flatten, next_help_heading = "Machine type")]
+    machine: MachineArgs,
+    #[command(flatten, next_help_heading = "Place")]
+    place: Place,
+}
+
+/// Run a test that loads the node, and judge it on the spot.
+///
+/// Nothing else should use the node meanwhile. What a program prints appears on a terminal as it comes.
+/// `doctor explain NAME` tells what a test does; exit codes are those of `check`.
+#[derive(Debug, Args)]
+struct TestArgs {
+    /// Tests to run, one after the other, such as `aznhc`.
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<CheckId>,
+    /// Print JSON instead of a table: one object for each finding, and one for each test that found nothing.
+    #[arg(long)]
+    json: bool,
     #[command(flatten, next_help_heading = "Machine type")]
     machine: MachineArgs,
     #[command(flatten, next_help_heading = "Place")]
@@ -197,6 +218,7 @@ fn main() -> ExitCode {
     }
     let (result, failure) = match Cli::try_parse() {
         Ok(Cli { command: Sub::Check(args) }) => (check(&args), check::exit::UNKNOWN),
+        Ok(Cli { command: Sub::Test(args) }) => (test(&args), check::exit::UNKNOWN),
         Ok(Cli { command: Sub::Record(args) }) => (record(&args), check::exit::UNKNOWN),
         Ok(Cli { command: Sub::Agent(args) }) => (watch(&args), 1),
         Ok(Cli { command: Sub::Job(args) }) => (job(args), job_file::exit::NOT_BEGUN),
@@ -231,12 +253,29 @@ fn check(args: &CheckArgs) -> anyhow::Result<u8> {
     if let Some(hook) = args.hook {
         return Ok(said_to_hook(hook, &answers));
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&check::rows(&answers))?);
-    } else {
-        print!("{}", check::table(&answers, args.all));
+    shown(&answers, args.json, args.all)
+}
+
+fn test(args: &TestArgs) -> anyhow::Result<u8> {
+    let policy = load_policy(args.place.policy.as_deref())?;
+    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let say = |line: &str| eprintln!("{line}");
+    let mut runner = args.place.runner(&stop);
+    if std::io::stderr().is_terminal() {
+        runner = runner.echo(&say);
     }
-    Ok(check::exit_code(&answers))
+    let profile = profile::choose(&args.machine, args.place.state.as_deref(), &runner)?.profile;
+    let answers = test::test(&args.names, &policy, profile.as_ref(), &runner)?;
+    shown(&answers, args.json, true)
+}
+
+fn shown(answers: &[check::Answer], json: bool, every_line: bool) -> anyhow::Result<u8> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(&check::rows(answers))?);
+    } else {
+        print!("{}", check::table(answers, every_line));
+    }
+    Ok(check::exit_code(answers))
 }
 
 fn record(args: &RecordArgs) -> anyhow::Result<u8> {

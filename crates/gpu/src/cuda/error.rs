@@ -47,6 +47,7 @@ const HARDWARE: &[i32] = &[
     721, // EXTERNAL_DEVICE and TENSOR_MEMORY_LEAK share this range on newer drivers
 ];
 
+const OUT_OF_MEMORY: i32 = 2;
 const NO_DEVICE: i32 = 100;
 const SYSTEM_NOT_READY: i32 = 802;
 
@@ -54,6 +55,10 @@ impl CudaError {
     /// Whether a GPU that worked a moment ago has failed.
     pub fn is_hardware(&self) -> bool {
         matches!(self, Self::Driver(error) if HARDWARE.contains(&error.code))
+    }
+
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Driver(error) if error.code == OUT_OF_MEMORY)
     }
 
     pub fn is_no_device(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::{CString, c_int, c_void},
-    fmt, ptr,
+    fmt, ptr, thread,
 };
 
 use super::{Buffer, CudaError, Gpu, TensorMap, symbols::Handle};
@@ -30,6 +30,24 @@ impl fmt::Debug for Module<'_> {
 impl<'c> Gpu<'c> {
     /// Compiles and loads PTX.
     pub fn module(&self, ptx: &str) -> Result<Module<'_>, CudaError> {
+        let handle = self.load(ptx)?.0;
+        Ok(Module { gpu: self, handle })
+    }
+
+    /// The same for several at once: compiling takes a second each, and the host has many processors.
+    pub fn modules(&self, sources: &[&str]) -> Result<Vec<Module<'_>>, CudaError> {
+        let this = Shared(self);
+        let loaded = thread::scope(|scope| {
+            let threads: Vec<_> = sources.iter().map(|ptx| scope.spawn(move || this.load_here(ptx))).collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("loading does not panic");
+            threads.into_iter().map(join).collect::<Vec<Result<Loaded, CudaError>>>()
+        });
+        // Those that did load are given back when another did not.
+        let modules = loaded.into_iter().map(|loaded| loaded.map(|Loaded(handle)| Module { gpu: self, handle }));
+        modules.collect()
+    }
+
+    fn load(&self, ptx: &str) -> Result<Loaded, CudaError> {
         let text = CString::new(ptx).expect("PTX is text without a zero byte in it");
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = [JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
@@ -47,7 +65,28 @@ impl<'c> Gpu<'c> {
             )
         };
         self.check("cuModuleLoadDataEx", code).map_err(|error| with_log(error, &log))?;
-        Ok(Module { gpu: self, handle })
+        Ok(Loaded(handle))
+    }
+}
+
+/// A module of the driver's, which belongs to its context and to no thread.
+struct Loaded(Handle);
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Loaded {}
+
+/// A device for the threads that load modules into it.
+#[derive(Clone, Copy)]
+struct Shared<'a>(&'a Gpu<'a>);
+// SAFETY: the other threads use only the driver's functions and the context's handle, which any thread may, and make the
+// context their own before that.
+unsafe impl Send for Shared<'_> {}
+
+impl Shared<'_> {
+    fn load_here(self, ptx: &str) -> Result<Loaded, CudaError> {
+        // SAFETY: the context lives as long as the device that is borrowed here.
+        let code = unsafe { (self.0.cuda.symbols.context_set)(self.0.context) };
+        self.0.check("cuCtxSetCurrent", code)?;
+        self.0.load(ptx)
     }
 }
 

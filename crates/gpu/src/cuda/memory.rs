@@ -153,6 +153,18 @@ impl Buffer<'_> {
         self.gpu.check("cuMemcpyDtoD", code)
     }
 
+    /// Asks for a copy of the first `bytes` of this buffer to `to` bytes further in it, and does not wait.
+    ///
+    /// # Panics
+    /// If the two parts overlap or the second is not all within the buffer.
+    pub fn copy_within(&self, to: usize, bytes: usize) -> Result<(), CudaError> {
+        assert!(bytes <= to && to + bytes <= self.bytes, "two parts of one buffer");
+        let symbols = &self.gpu.cuda.symbols;
+        // SAFETY: both parts are in the buffer and apart.
+        let code = unsafe { (symbols.on_device)(self.address + to as u64, self.address, bytes, ptr::null_mut()) };
+        self.gpu.check("cuMemcpyDtoD", code)
+    }
+
     /// As [`Buffer::copy_from`], from another device.
     ///
     /// # Panics

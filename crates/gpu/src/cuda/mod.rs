@@ -154,6 +154,25 @@ impl<'c> Gpu<'c> {
         Ok(self.attribute(Attribute::Major)? * 10 + self.attribute(Attribute::Minor)?)
     }
 
+    /// Makes this device's context the one of this thread again, after another was opened on it.
+    pub fn make_current(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained while the `Gpu` lives.
+        self.check("cuCtxSetCurrent", unsafe { (self.cuda.symbols.context_set)(self.context) })
+    }
+
+    /// Lets this device, whose context is current, reach the memory of another where the hardware can.
+    pub fn open_to(&self, other: &Gpu<'_>) -> Result<(), CudaError> {
+        const ALREADY: i32 = 704;
+        if !self.reaches(other)? {
+            return Ok(());
+        }
+        // SAFETY: both contexts are retained.
+        match unsafe { (self.cuda.symbols.enable_peer)(other.context, 0) } {
+            ALREADY => Ok(()),
+            code => self.check("cuCtxEnablePeerAccess", code),
+        }
+    }
+
     /// Free and all bytes of the device's memory.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         let (mut free, mut total) = (0, 0);

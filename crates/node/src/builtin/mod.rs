@@ -5,6 +5,8 @@
 //! People read what it writes on standard error while it runs, in the log of the run. On standard output it answers
 //! once, with measurements or with the reason why there are none.
 
+mod dl;
+
 use std::{ffi::OsString, process::ExitCode};
 
 use doctor_checks::{document::Measurements, probe::ProbeOutput};
@@ -19,7 +21,7 @@ pub struct Builtin {
 }
 
 /// The visible list.
-static BUILTINS: &[Builtin] = &[];
+static BUILTINS: &[Builtin] = &[Builtin { name: "dl", run: dl::run }];
 
 pub fn find(name: &str) -> Option<&'static Builtin> {
     BUILTINS.iter().find(|builtin| builtin.name == name)
