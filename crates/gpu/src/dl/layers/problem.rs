@@ -2,6 +2,8 @@
 //!
 //! Inputs depend on their place alone, so that the device and the host have the same ones without a copy.
 
+use crate::dl::known::scrambled;
+
 /// A layer, with the inputs that both of its passes take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer {
@@ -219,15 +221,6 @@ impl Layer {
             (0..tensor.count).map(|at| tensor.spread.number(scrambled(at as u32 ^ seed))).collect()
         })
     }
-}
-
-/// As kernels/numbers.cuh has it.
-const fn scrambled(mut x: u32) -> u32 {
-    x ^= x >> 16;
-    x = x.wrapping_mul(0x21f0_aaad);
-    x ^= x >> 15;
-    x = x.wrapping_mul(0x735a_2d97);
-    x ^ (x >> 15)
 }
 
 #[cfg(test)]
