@@ -53,6 +53,7 @@ checks![
     cpu_throttle,
     disk_errors,
     disk_space,
+    dl,
     edac,
     efa_count,
     efa_counters,

@@ -139,12 +139,14 @@ fn between(cuda: &Cuda, pair: (usize, usize), all: &mut Measurements, say: &Say<
     Ok(())
 }
 
-/// The checksums of the products, computed once for all GPUs.
+/// The checksums of the products, by shape and range of numbers, computed once for all GPUs.
 #[derive(Debug, Default)]
-struct KnownSums(Mutex<HashMap<(Shape, u32), Arc<Vec<u32>>>>);
+struct KnownSums(Mutex<HashMap<(Shape, u32), Sums>>);
+
+type Sums = Arc<Vec<u32>>;
 
 impl KnownSums {
-    fn of(&self, number: Number, shape: Shape) -> Arc<Vec<u32>> {
+    fn of(&self, number: Number, shape: Shape) -> Sums {
         let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let compute = || Arc::new(known::row_sums(shape.m, shape.n, shape.k, number.range()));
         Arc::clone(sums.entry((shape, number.range())).or_insert_with(compute))
