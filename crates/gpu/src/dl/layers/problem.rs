@@ -101,7 +101,6 @@ impl Spread {
         }
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "all of these integers have at most 24 bits")]
     fn number(self, hash: u32) -> f32 {
         match self {
             Self::Signed { scale } => ((hash >> 8).cast_signed() - 0x80_0000) as f32 / 8_388_608.0 * scale,
