@@ -10,7 +10,7 @@
 //! - The first replica is held against [`mod@reference`], textbook formulas in double precision, within tolerances that
 //!   follow from the number of roundings. That is what says the known bits are those of the layer and of nothing else.
 //!
-//! Errors are planted between the two, in memory, by a kernel that the comparison knows nothing of.
+//! Errors are planted after the pass and before both comparisons, in memory, by a kernel that they know nothing of.
 
 mod compare;
 pub mod exact;
