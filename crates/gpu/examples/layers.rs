@@ -1,18 +1,22 @@
 //! The layers on the first GPU, as a table: a trial by hand of what `doctor-node test dl` runs.
 //!
-//! `layers [REPEATS [ROUNDS]]`: the layers so many times; then, so many times, errors of each kind planted in every
-//! replica of every pass. Ends with 1 if an output is wrong where nothing was planted, or if a planted error is not found.
+//! `layers [REPEATS [ERRORS]]`: the layers so many times; then at least so many errors of each kind planted in their
+//! outputs. Ends with 1 if an output is wrong where nothing was planted, or if a planted error is not found.
 
 use std::{env, ffi::OsStr, process::ExitCode, time::Instant};
 
 use doctor_gpu::{
     cuda::{Cuda, CudaError, LIBRARY},
-    dl::layers::{Layers, LayersReport, Pass, Planted, PlantedError, Replicas},
+    dl::{
+        control::{self, Planted, Trial},
+        layers::{Layers, LayersReport},
+    },
 };
 
 fn main() -> ExitCode {
-    let number = |place, otherwise| env::args().nth(place).and_then(|text| text.parse().ok()).unwrap_or(otherwise);
-    match trial(number(1, 3), number(2, 1)) {
+    let mut numbers = env::args().skip(1).map_while(|text| text.parse().ok());
+    let (repeats, errors) = (numbers.next().unwrap_or(3), numbers.next().unwrap_or(1));
+    match trial(repeats, errors.into()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -22,7 +26,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn trial(repeats: u32, rounds: u32) -> Result<bool, CudaError> {
+fn trial(repeats: u32, errors: u64) -> Result<bool, CudaError> {
     let began = Instant::now();
     let cuda = Cuda::open(OsStr::new(LIBRARY))?;
     let gpu = cuda.gpu(0)?;
@@ -35,7 +39,7 @@ fn trial(repeats: u32, rounds: u32) -> Result<bool, CudaError> {
     let report = layers.run(repeats, &[])?;
     println!("{repeats} repeats in {:.3} s", began.elapsed().as_secs_f64());
     print(&report);
-    let found = negative_control(&layers, rounds)?;
+    let found = negative_control(&layers, errors)?;
     Ok(report.is_right() && found)
 }
 
@@ -67,60 +71,15 @@ fn print(report: &LayersReport) {
     );
 }
 
-struct Kind {
-    name: &'static str,
-    error: fn(u32) -> PlantedError,
-    /// One and the same error in all replicas; otherwise in another place of each.
-    same: bool,
-}
-
-const KINDS: [Kind; 4] = [
-    Kind { name: "lost", error: |_| PlantedError::Lost, same: false },
-    Kind { name: "one bit turned", error: |seed| PlantedError::Flipped { bit: seed % 32 }, same: false },
-    Kind { name: "not a number", error: |_| PlantedError::NotANumber, same: false },
-    Kind { name: "the same bit everywhere", error: |seed| PlantedError::Flipped { bit: seed % 32 }, same: true },
-];
-
-fn negative_control(layers: &Layers<'_>, rounds: u32) -> Result<bool, CudaError> {
-    let mut all_found = true;
-    for Kind { name, error, same } in KINDS {
+fn negative_control(layers: &Layers<'_>, errors: u64) -> Result<bool, CudaError> {
+    let mut clear = true;
+    for &kind in Planted::ALL {
         let began = Instant::now();
-        let (mut planted, mut found) = (0, 0);
-        for round in 0..rounds {
-            let errors = errors(layers.replicas(), round, error, same);
-            let report = layers.run(1, &errors)?;
-            for pass in &report.passes {
-                let changed = errors
-                    .iter()
-                    .zip(&report.planted_changed)
-                    .filter(|(one, changed)| one.pass == pass.pass && **changed);
-                let expected = if same { layers.replicas() * changed.count() } else { changed.count() };
-                planted += expected;
-                found += pass.wrong_replicas;
-                // The comparison with the reference sees the first replica, where a NaN is never allowed.
-                all_found &=
-                    pass.wrong_replicas == expected && (name != "not a number" || !pass.deviation.is_allowed());
-            }
-        }
-        println!("{name}: {found} of {planted} found in {:.3} s", began.elapsed().as_secs_f64());
+        let trial = control::layers(layers, &[kind], errors)?;
+        clear &= trial.is_clear();
+        let Trial { planted, caught, false_alarms } = trial;
+        let (name, seconds) = (kind.name(), began.elapsed().as_secs_f64());
+        println!("{name}: {caught} of {planted} found, {false_alarms} false alarms, {seconds:.3} s");
     }
-    Ok(all_found)
-}
-
-fn errors(replicas: usize, round: u32, error: fn(u32) -> PlantedError, same: bool) -> Vec<Planted> {
-    let mut state = round.wrapping_add(1);
-    let mut next = move || {
-        // Steps of a generator modulo 2³²; its upper bits are the good ones.
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        state >> 12
-    };
-    let mut all = Vec::new();
-    for pass in Pass::ALL {
-        let into: Vec<Replicas> = if same { vec![Replicas::All] } else { (0..replicas).map(Replicas::One).collect() };
-        for replicas in into {
-            let place = next() as usize % pass.known().numbers;
-            all.push(Planted { pass, replicas, place, error: error(next()) });
-        }
-    }
-    all
+    Ok(clear)
 }

@@ -5,6 +5,7 @@ use super::products::Number;
 
 pub(super) const MEMORY: &str = include_str!("../../kernels/memory.ptx");
 pub(super) const CHECKS: &str = include_str!("../../kernels/checks.ptx");
+pub(super) const LAYERS: &str = include_str!("../../kernels/layers.ptx");
 
 /// The kernel that multiplies such numbers on a GPU of Hopper's, or on any other. `None`: it cannot, as far as we know how
 /// to ask it.
@@ -31,7 +32,8 @@ mod tests {
     /// Driver 525 came with CUDA 12.0 and understands PTX up to 8.0.
     #[test]
     fn every_kernel_is_ptx_that_the_oldest_driver_understands() {
-        let everywhere = Number::ALL.iter().filter_map(|&number| product(number, false)).chain([MEMORY, CHECKS]);
+        let everywhere =
+            Number::ALL.iter().filter_map(|&number| product(number, false)).chain([MEMORY, CHECKS, LAYERS]);
         let hopper = Number::ALL.iter().filter(|&&number| number != Number::Fp32);
         let hopper = hopper.filter_map(|&number| product(number, true));
         for (ptx, target) in everywhere.map(|ptx| (ptx, "sm_80")).chain(hopper.map(|ptx| (ptx, "sm_90a"))) {

@@ -10,7 +10,7 @@ use std::thread;
 pub const SEED_A: u32 = 0x0c1d_a0a1;
 pub const SEED_B: u32 = 0x0c1d_b0b2;
 
-const fn scrambled(mut x: u32) -> u32 {
+pub(super) const fn scrambled(mut x: u32) -> u32 {
     x ^= x >> 16;
     x = x.wrapping_mul(0x21f0_aaad);
     x ^= x >> 15;

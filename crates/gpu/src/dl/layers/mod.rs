@@ -7,10 +7,10 @@
 //!   whose result IEEE 754 fixes, in a fixed order, so the right fingerprint is the same for every architecture, driver
 //!   and repeat: [`exact`] computes it without a GPU, and [`passes`] has it in a table. A replica with another one is
 //!   wrong, and the multiprocessor that made it is named. That all replicas are wrong in the same way does not help them.
-//! - The first replica is held against [`reference`], textbook formulas in double precision, within tolerances that
+//! - The first replica is held against [`mod@reference`], textbook formulas in double precision, within tolerances that
 //!   follow from the number of roundings. That is what says the known bits are those of the layer and of nothing else.
 //!
-//! Errors are planted between the two, in memory, by a kernel that the comparison knows nothing of.
+//! Errors are planted after the pass and before both comparisons, in memory, by a kernel that they know nothing of.
 
 mod compare;
 pub mod exact;

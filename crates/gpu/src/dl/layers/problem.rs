@@ -2,6 +2,8 @@
 //!
 //! Inputs depend on their place alone, so that the device and the host have the same ones without a copy.
 
+use crate::dl::known::scrambled;
+
 /// A layer, with the inputs that both of its passes take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer {
@@ -18,7 +20,7 @@ pub enum Layer {
 }
 
 pub mod sizes {
-    //! As kernels/layers.cu has them; a test compares.
+    //! As kernels/layers.cuh has them; a test compares.
 
     pub const LINEAR_ROWS: usize = 128;
     pub const LINEAR_INPUTS: usize = 128;
@@ -99,7 +101,6 @@ impl Spread {
         }
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "all of these integers have at most 24 bits")]
     fn number(self, hash: u32) -> f32 {
         match self {
             Self::Signed { scale } => ((hash >> 8).cast_signed() - 0x80_0000) as f32 / 8_388_608.0 * scale,
@@ -221,20 +222,11 @@ impl Layer {
     }
 }
 
-/// As kernels/numbers.cuh has it.
-const fn scrambled(mut x: u32) -> u32 {
-    x ^= x >> 16;
-    x = x.wrapping_mul(0x21f0_aaad);
-    x ^= x >> 15;
-    x = x.wrapping_mul(0x735a_2d97);
-    x ^ (x >> 15)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SOURCE: &str = include_str!("../../../kernels/layers.cu");
+    const SOURCE: &str = include_str!("../../../kernels/layers.cuh");
 
     #[test]
     fn the_kernels_have_the_same_sizes() {
@@ -242,7 +234,7 @@ mod tests {
             ($($name:ident)*) => {
                 $(assert!(
                     SOURCE.lines().any(|line| line == format!("#define {} {}", stringify!($name), $name)),
-                    "kernels/layers.cu has another {}", stringify!($name)
+                    "kernels/layers.cuh has another {}", stringify!($name)
                 );)*
             };
         }

@@ -58,6 +58,8 @@ pub struct PassReport {
     pub multiprocessors: BTreeSet<u32>,
     /// Over all repeats, how many replicas have not the known fingerprint.
     pub wrong_replicas: usize,
+    /// Which ones, in any repeat.
+    pub flagged: BTreeSet<usize>,
     /// The first of them.
     pub wrong: Vec<WrongReplica>,
 }
@@ -99,6 +101,7 @@ mod tests {
             seconds: 1e-4,
             multiprocessors: BTreeSet::from([0, 1]),
             wrong_replicas: 0,
+            flagged: BTreeSet::new(),
             wrong: Vec::new(),
         }
     }

@@ -1,7 +1,7 @@
 //! The layers as the kernels compute them, in single precision, operation by operation: the bits that every right GPU
 //! must give. Read each function beside the kernel of its name.
 //!
-//! That is possible because kernels/layers.cu uses no operation whose result IEEE 754 leaves open. The tests hold these
+//! That is possible because the kernels use no operation whose result IEEE 754 leaves open. The tests hold these
 //! bits against the reference in double precision; the fingerprints of [`super::passes`] are theirs.
 
 mod functions;
