@@ -32,10 +32,7 @@
 //! `"bit-flip"`, `"nan"` or `"repeated"`, plants such an error into every product to try what follows from it; `trials = 10000`
 //! plants as many errors of each kind after the test and counts those that are found.
 
-use doctor_core::{
-    observation::{Observation, ProbeFailure},
-    time::Span,
-};
+use doctor_core::{observation::Observation, time::Span};
 
 use crate::{
     measurements::interpret_measurements,
@@ -139,7 +136,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 mod tests {
     use super::*;
     use crate::judged::judged;
-    use doctor_core::observation::FailureKind;
+    use doctor_core::observation::{FailureKind, ProbeFailure};
 
     fn measured(metrics: &str, events: &str) -> ProbeOutput {
         ProbeOutput::Text(format!(r#"{{"metrics":[{metrics}],"events":[{events}]}}"#))
