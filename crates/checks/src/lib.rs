@@ -12,6 +12,7 @@ pub mod dcgm_diag;
 pub mod dcgm_watch;
 pub mod document;
 pub mod files;
+pub mod fio;
 pub mod gpu;
 pub mod host_processes;
 pub mod job_file;
@@ -31,6 +32,7 @@ pub mod regressions;
 pub mod settings;
 pub mod site;
 pub mod spec;
+pub mod storage_order;
 pub mod sxid_record;
 pub mod tables;
 pub mod uptime;
@@ -58,6 +60,7 @@ checks![
     dcgm_health,
     disk_errors,
     disk_space,
+    dl,
     edac,
     efa_count,
     efa_counters,
@@ -131,6 +134,7 @@ checks![
     raid,
     roce,
     services,
+    storage,
     time_sync,
     zombies,
 ];

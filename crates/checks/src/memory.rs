@@ -38,6 +38,7 @@ const SPEC: Spec = Spec {
     limit: Span::minutes(1),
     usual: Span::from_secs(1),
     shares: &[],
+    loads: None,
     opt_in: false,
 };
 

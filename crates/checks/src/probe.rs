@@ -46,8 +46,8 @@ pub enum Probe {
     Exec { program: String, args: Vec<String>, timeout: Span },
     /// As `Exec`, only where `path` is there; where it is not, the answer is a failure `missing` that names it.
     ExecWhere { path: String, program: String, args: Vec<String>, timeout: Span },
-    /// A test built into the node program, with its parameters.
-    Builtin { test: String, timeout: Span },
+    /// A test built into the node program, which runs in a process of its own and prints [`crate::document::Measurements`].
+    Builtin { test: String, args: Vec<String>, timeout: Span },
 }
 
 impl Probe {

@@ -5,6 +5,7 @@
 //! controller; [`agent`] looks at the node all the time and reports what has changed.
 
 pub mod agent;
+pub mod builtin;
 pub mod check;
 pub mod clock;
 pub mod hardware;

@@ -15,13 +15,13 @@ use doctor_core::{
     time::Span,
 };
 use doctor_node::{
-    agent, check,
+    agent, builtin, check,
     job::{self, Order},
     memory,
     policy::load_policy,
     profile::{self, MachineArgs},
     profile_command,
-    runner::{self, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
+    runner::{self, BUILTIN_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
     stop::Stop,
     test,
 };
@@ -87,6 +87,9 @@ struct TestArgs {
     /// Tests to run, one after the other, such as `aznhc`.
     #[arg(value_name = "NAME", required = true)]
     names: Vec<CheckId>,
+    /// Set a parameter for this time, such as `mounts=["/data"]` or `pattern_time=30s`. It goes before the policy's.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    set: Vec<test::Setting>,
     /// Print JSON instead of a table: one object for each finding, and one for each test that found nothing.
     #[arg(long)]
     json: bool,
@@ -217,8 +220,10 @@ impl Place {
 fn main() -> ExitCode {
     memory::one_heap();
     let mut args = std::env::args_os();
-    if args.nth(1).is_some_and(|argument| argument == HELPER_ARGUMENT) {
-        return helper(args);
+    match args.nth(1) {
+        Some(argument) if argument == HELPER_ARGUMENT => return helper(args),
+        Some(argument) if argument == BUILTIN_ARGUMENT => return builtin::run(args),
+        _ => {}
     }
     let (result, failure) = match Cli::try_parse() {
         Ok(Cli { command: Sub::Check(args) }) => (check(&args), check::exit::UNKNOWN),
@@ -261,7 +266,8 @@ fn check(args: &CheckArgs) -> anyhow::Result<u8> {
 }
 
 fn test(args: &TestArgs) -> anyhow::Result<u8> {
-    let policy = load_policy(args.place.policy.as_deref())?;
+    let mut policy = load_policy(args.place.policy.as_deref())?;
+    test::set(&mut policy, &args.names, &args.set);
     let stop = Stop::on_signals().context("cannot watch for signals")?;
     let say = |line: &str| eprintln!("{line}");
     let mut runner = args.place.runner(&stop);

@@ -133,6 +133,7 @@ static CHECKS: [Check; 4] = [
             limit: Span::minutes(30),
             usual: Span::minutes(10),
             shares: &["/data"],
+            loads: None,
             opt_in: false,
         },
         page: include_str!("pages/storage.md"),
@@ -151,6 +152,7 @@ static CHECKS: [Check; 4] = [
             limit: Span::minutes(30),
             usual: Span::minutes(10),
             shares: &[],
+            loads: None,
             opt_in: false,
         },
         page: include_str!("pages/dl.md"),
@@ -169,6 +171,7 @@ static CHECKS: [Check; 4] = [
             limit: Span::minutes(30),
             usual: Span::minutes(10),
             shares: &[],
+            loads: None,
             opt_in: false,
         },
         page: include_str!("pages/nccl.md"),
@@ -187,6 +190,7 @@ static CHECKS: [Check; 4] = [
             limit: Span::minutes(2),
             usual: Span::from_secs(5),
             shares: &[],
+            loads: None,
             opt_in: false,
         },
         page: include_str!("pages/gpu-health.md"),
@@ -197,7 +201,7 @@ static CHECKS: [Check; 4] = [
 ];
 
 fn builtin(test: &str) -> Probe {
-    Probe::Builtin { test: test.to_owned(), timeout: Span::minutes(30) }
+    Probe::Builtin { test: test.to_owned(), args: Vec::new(), timeout: Span::minutes(30) }
 }
 
 #[cfg(test)]

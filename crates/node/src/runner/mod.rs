@@ -10,13 +10,13 @@
 //! a child takes longer than everything that a fast check reads. A driver that answered a moment ago is asked here too.
 //! A pass that says beforehand what it will ask ([`ProbeRunner::prepare`]) has all of that read in one go.
 
-mod abandoned;
+pub(crate) mod abandoned;
 mod apart;
-mod child;
+pub(crate) mod child;
 mod clock_discipline;
 mod gpus;
 mod many;
-mod mounts;
+pub(crate) mod mounts;
 mod processes;
 mod reading;
 mod recorded;
@@ -60,8 +60,14 @@ pub use words::describe;
 /// The hidden argument by which this program reads one thing in a process of its own.
 pub const HELPER_ARGUMENT: &str = "__probe";
 
+/// The hidden argument by which this program runs one built-in test in a process of its own.
+pub const BUILTIN_ARGUMENT: &str = "__test";
+
 /// The environment variable that holds the run's key. No child gets to see it.
 pub const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
+
+/// The environment variable that names the directory for what is to be remembered.
+pub const STATE_VARIABLE: &str = "DOCTOR_NODE_STATE";
 
 /// What a program may print on each of its two streams; evidence is kept and must stay readable.
 pub const MAX_STREAM_BYTES: usize = 1 << 20;
@@ -97,6 +103,7 @@ pub struct LocalRunner<'a> {
     library: OsString,
     dcgm: OsString,
     abandoned: AbandonedProbes,
+    state: Option<PathBuf>,
     samples: Samples,
     trusted: Trusted,
     mounts: OnceCell<Mounts>,
@@ -127,6 +134,7 @@ impl<'a> LocalRunner<'a> {
             library: doctor_gpu::nvml::LIBRARY.into(),
             dcgm: OsString::new(),
             abandoned: AbandonedProbes::of_this_process(),
+            state: None,
             samples: Samples::default(),
             trusted: Trusted::default(),
             mounts: OnceCell::new(),
@@ -168,6 +176,7 @@ impl<'a> LocalRunner<'a> {
             self.abandoned = AbandonedProbes::kept_in(directory);
             self.trusted = Trusted::kept_in(directory);
             self.samples = Samples::kept_in(directory);
+            self.state = Some(directory.to_owned());
         }
         self
     }
@@ -355,9 +364,7 @@ impl ProbeRunner for LocalRunner<'_> {
             | Probe::ClockDiscipline
             | Probe::DcgmHealth { .. }
             | Probe::Gpu { .. } => self.read(probe, &what),
-            Probe::Builtin { test, .. } => {
-                failed(FailureKind::Missing, format!("this doctor-node has no built-in test `{test}`"))
-            }
+            Probe::Builtin { test, args, timeout } => self.builtin(test, args, *timeout),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! command of its own, which has to be given its name, while `check` runs what may run at any time. All the rest is
 //! the same: probes, interpretation, rules, table, JSON and exit codes.
 
+use std::str::FromStr;
+
 use doctor_checks::{Catalogue, Depth};
 use doctor_core::{ids::CheckId, policy::Policy, profile::Profile};
 
@@ -20,6 +22,41 @@ pub enum TestError {
     IsQuick { name: String },
     #[error(transparent)]
     Check(#[from] CheckError),
+}
+
+/// A parameter from the command line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Setting {
+    name: String,
+    value: toml::Value,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is no setting; write NAME=VALUE, such as `pattern_time=30s` or `mounts=[\"/data\"]`")]
+pub struct BadSetting(String);
+
+impl FromStr for Setting {
+    type Err = BadSetting;
+
+    /// The value is one of TOML. What is none is taken as it is, so that a word needs no quotes through a shell.
+    fn from_str(text: &str) -> Result<Self, BadSetting> {
+        let (name, value) = text.split_once('=').ok_or_else(|| BadSetting(text.to_owned()))?;
+        let (name, value) = (name.trim(), value.trim());
+        if name.is_empty() || !name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-".contains(letter)) {
+            return Err(BadSetting(text.to_owned()));
+        }
+        let read = toml::from_str::<toml::Table>(&format!("value = {value}")).ok();
+        let value = read.and_then(|mut table| table.remove("value")).unwrap_or_else(|| value.into());
+        Ok(Self { name: name.to_owned(), value })
+    }
+}
+
+/// Lays parameters from the command line over those of the policy.
+pub fn set(policy: &mut Policy, names: &[CheckId], settings: &[Setting]) {
+    for name in names.iter().filter(|_| !settings.is_empty()) {
+        let params = &mut policy.tests.entry(name.clone()).or_default().params;
+        params.extend(settings.iter().map(|Setting { name, value }| (name.clone(), value.clone())));
+    }
 }
 
 /// Runs these tests, one after the other, and judges what they saw.
@@ -80,6 +117,23 @@ mod tests {
         {
             let answers = run("quota", code).unwrap();
             assert_eq!((answers[0].verdict, exit_code(&answers)), (verdict, exit), "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn a_setting_of_the_command_line_goes_before_the_policys() {
+        let mut policy = site();
+        let settings: Vec<Setting> =
+            ["timeout=9s", "mounts = [\"/data\"]", "rate=500", "verify=false"].map(|text| text.parse().unwrap()).into();
+        set(&mut policy, &[CheckId::new("quota").unwrap()], &settings);
+        let params = &policy.tests["quota"].params;
+        assert_eq!(params["timeout"].as_str(), Some("9s"));
+        assert_eq!(params["mounts"][0].as_str(), Some("/data"));
+        assert_eq!((params["rate"].as_integer(), params["verify"].as_bool()), (Some(500), Some(false)));
+        assert!(params.contains_key("command"), "the others stay");
+        for wrong in ["timeout", "=9s", "a b=1", "a.b=1"] {
+            let error = wrong.parse::<Setting>().unwrap_err().to_string();
+            assert!(error.contains("NAME=VALUE"), "{error}");
         }
     }
 
