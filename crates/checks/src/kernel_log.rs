@@ -3,7 +3,7 @@
 //! What it does: reads the kernel's log of this boot and looks for records that tell of broken memory, processors, disks,
 //! file systems or PCIe, or of a kernel in trouble. Only records that the kernel itself wrote count; programs can write
 //! there too. Records older than `within` are left out. What GPUs, NVSwitches and network cards write is read by
-//! `gpu-xid`, `nvswitch-sxid` and `nic-log`; processes that were killed for want of memory are counted by `oom`.
+//! `gpu-xid`, `nvswitch-sxid` and `nic-log`.
 //!
 //! Why it matters: most hardware faults are in this log hours or days before a job is slow or wrong because of them.
 //!
@@ -24,6 +24,7 @@
 //!   device that does not answer.
 //! - `netdevice-stuck` is `monitor`: a network device cannot be removed because something still holds it; containers
 //!   cannot start or stop. Only a boot ends it.
+//! - `oom-kill` is `monitor`: memory ran out for the whole node. Jobs that met only their own limit are not counted.
 //!
 //! Parameters: `within`, by default `"7d"`.
 
@@ -73,6 +74,8 @@ rules = [
     severity = "monitor", text = "{value}" },
   { id = "kernel-log-netdevice-stuck", check = "kernel-log", event = "netdevice-stuck", reason = "netdevice-stuck",
     severity = "monitor", text = "{entity}: {value}" },
+  { id = "kernel-log-oom-kill", check = "kernel-log", event = "oom-kill", reason = "oom-kill",
+    severity = "monitor", text = "{value}" },
 ]
 "#;
 
@@ -134,6 +137,8 @@ const PHRASES: &[(&str, &str)] = &[
     ("BUG: unable to handle", "kernel-oops"),
     ("Oops: ", "kernel-oops"),
     (" blocked for more than ", "hung-task"),
+    // The cgroup's own form begins with `Memory cgroup`: a job that met its own limit is no fault of the node.
+    ("Out of memory: Kill", "oom-kill"),
 ];
 
 fn memory_hardware(text: &str) -> Option<Sign> {
@@ -268,6 +273,7 @@ mod tests {
             ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:4242]", "soft-lockup monitor node"),
             ("watchdog: Watchdog detected hard LOCKUP on cpu 3", "hard-lockup reboot node"),
             ("rcu: INFO: rcu_sched self-detected stall on CPU", "rcu-stall monitor node"),
+            ("Out of memory: Killed process 4242 (python) total-vm:1kB", "oom-kill monitor node"),
             ("BUG: unable to handle page fault for address: 0000000000001000", "kernel-oops reboot node"),
             (
                 "unregister_netdevice: waiting for eth0 to become free. Usage count = 1",

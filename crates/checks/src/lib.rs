@@ -8,6 +8,7 @@ pub mod coverage;
 pub mod cpu_list;
 pub mod credential;
 pub mod dcgm_diag;
+pub mod dcgm_watch;
 pub mod document;
 pub mod files;
 pub mod fio;
@@ -19,12 +20,14 @@ mod judged;
 pub mod kmsg;
 pub mod measurements;
 pub mod nhc;
+pub mod nvidia_smi;
 pub mod odd_ones;
 pub mod pci;
 pub mod probe;
 pub mod proc_stat;
 pub mod profiles;
 pub mod rdma;
+pub mod regressions;
 pub mod settings;
 pub mod site;
 pub mod spec;
@@ -53,6 +56,7 @@ checks![
     cpu_governor,
     cpu_online,
     cpu_throttle,
+    dcgm_health,
     disk_errors,
     disk_space,
     edac,

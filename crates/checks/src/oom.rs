@@ -1,34 +1,31 @@
 //! oom: did the kernel kill processes for want of memory?
 //!
-//! What it does: reads from the kernel's log which processes it killed because the whole node had no memory left, and from
-//! the control groups of systemd's slices how many others were killed within the last hour. A kill is told once: what the
-//! log says of a slice is not counted there again.
+//! What it does: reads from the control groups of systemd's slices how many processes were killed for want of memory
+//! within the last hour. Kills because the whole node had no memory left are told by `kernel-log`, and are not counted
+//! here again: the kernel's log names the slice of each victim.
 //!
 //! Why it matters: a job that asks for too much is its user's affair. When services of the node die with it, the node
 //! may have lost its scheduler, its monitoring or its file systems.
 //!
-//! What to do: `dmesg | grep -i 'killed process'` names the victims and `systemctl --failed` the services that suffered;
-//! start those again.
-//! - `oom-kill` is `monitor`: memory ran out for the whole node. If it happens with different users, less memory is free
-//!   than the scheduler believes: see `memory`.
-//! - `oom-kills` is `monitor`: a control group met its own limit. Jobs lie in system.slice too (Slurm, Docker), so the slice
-//!   alone does not tell whether it was a job or a service.
+//! What to do: `oom-kills` is `monitor`. `dmesg | grep -i 'killed process'` names the victims and `systemctl --failed`
+//! the services that suffered; start those again. Jobs lie in system.slice too (Slurm, Docker), so the slice alone
+//! does not tell which it was. If it happens with different users, less memory is free than the scheduler believes:
+//! see `memory`.
 //!
-//! Control groups of the first version do not count kills; there the log alone is read. Parameters: `within`, by default
-//! `"7d"`, for records of the log.
+//! Not applicable where control groups are of the first version, which do not count this; the kernel's log does
+//! (`kernel-log`).
 
 use std::collections::BTreeMap;
 
 use doctor_core::{
     observation::{Entity, EntityKind, Event, Look, Metric, Observation},
-    reason::ReasonCode,
     time::Span,
 };
 
 use crate::{
     files::{Series, parts, samples, unreadable},
     gpu::not_applicable,
-    kmsg::{self, Bursts, Log},
+    kmsg::{self, Log},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -37,7 +34,6 @@ const SPEC: Spec = Spec::quick("oom", "processes killed for want of memory");
 
 const RULES: &str = r#"
 rules = [
-  { id = "oom-kill", check = "oom", event = "oom-kill", reason = "oom-kill", severity = "monitor", text = "{value}" },
   { id = "oom-kills", check = "oom", event = "oom-kills", reason = "oom-kills", severity = "monitor",
     text = "{entity}: {value}" },
 ]
@@ -56,33 +52,18 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let all = match samples(outputs.get(kmsg::probes().len())) {
+        Ok(all) => all,
+        Err(instead) => return instead,
+    };
+    // Without the log nobody has told of any of them.
+    let told = kmsg::log(params, outputs).map(|log| told_by_log(&log)).unwrap_or_default();
     let mut look = Look::default();
-    // How many of the kills of this hour the log has told already, by slice.
-    let mut told = BTreeMap::new();
-    match kmsg::log(params, outputs) {
-        Ok(log) => {
-            look.metric(log.read());
-            told = told_by_log(&log);
-            let mut bursts = Bursts::default();
-            for record in log.recent().filter(|record| record.text.contains(OUT_OF_MEMORY)) {
-                bursts.see(ReasonCode::fixed("oom-kill"), Entity::node(), record);
-            }
-            bursts.events(&log).into_iter().for_each(|event| look.event(event));
-        }
-        Err(Observation::CouldNot(failure)) => look.could_not(failure),
-        Err(instead) => return instead,
-    }
-    match samples(outputs.get(kmsg::probes().len())) {
-        Ok(all) => count(&all, &told, &mut look),
-        Err(Observation::CouldNot(failure)) => look.could_not(failure),
-        Err(instead) => return instead,
-    }
-    look.or(not_applicable("no-counter", "neither the kernel's log nor the control groups tell of kills"))
+    count(&all, &told, &mut look);
+    look.or(not_applicable("no-counter", "the control groups here do not count kills"))
 }
 
-/// A control group's own form begins with `Memory cgroup`: a job that met its own limit is no fault of the node.
-const OUT_OF_MEMORY: &str = "Out of memory: Kill";
-
+/// How many of the kills of this hour were for want of memory on the whole node, by slice:
 /// `oom-kill:constraint=CONSTRAINT_NONE,…,global_oom,task_memcg=/system.slice/a.service,task=a,pid=1,uid=0`
 fn told_by_log<'a>(log: &Log<'a>) -> BTreeMap<&'a str, f64> {
     let mut told = BTreeMap::new();
@@ -130,7 +111,7 @@ fn kills(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, judged::judged, kmsg::tests::logged};
+    use crate::{files::tests::looks, judged::judged, kernel_log, kmsg::tests::logged};
     use doctor_core::observation::{FailureKind, ProbeFailure};
     use proptest::prelude::*;
 
@@ -165,33 +146,33 @@ mod tests {
 
     #[test]
     fn one_kill_that_the_log_and_a_control_group_count_is_one_finding() {
-        assert_eq!(look(&GLOBAL, "system", &["0", "1"]), ["fail oom-kill monitor node"]);
-        let both = look(&GLOBAL, "system", &["0", "2"]);
-        assert_eq!(both, ["fail oom-kill monitor node", "fail oom-kills monitor service:system.slice"]);
-        let other = look(&GLOBAL, "user", &["0", "1"]);
-        assert_eq!(other, ["fail oom-kill monitor node", "fail oom-kills monitor service:user.slice"]);
+        let mut log = logged(&GLOBAL);
+        log.truncate(3);
+        assert_eq!(judged(&kernel_log::CHECK, &log), ["fail oom-kill monitor node"]);
+        assert_eq!(look(&GLOBAL, "system", &["0", "1"]), ["pass within-limits"]);
+        assert_eq!(look(&GLOBAL, "system", &["0", "2"]), ["fail oom-kills monitor service:system.slice"]);
+        assert_eq!(look(&GLOBAL, "user", &["0", "1"]), ["fail oom-kills monitor service:user.slice"]);
     }
 
     #[test]
-    fn a_job_that_met_its_own_limit_is_not_the_node_out_of_memory() {
-        let own = ["Memory cgroup out of memory: Killed process 7 (python3) total-vm:1kB"];
-        assert_eq!(look(&own, "system", &["0", "0"]), ["pass within-limits"]);
+    fn a_job_that_met_its_own_limit_is_counted_here_and_is_not_the_node_out_of_memory() {
+        let own = [
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/system.slice/a,task_memcg=/system.slice/a,task=python3,pid=7,uid=0",
+            "Memory cgroup out of memory: Killed process 7 (python3) total-vm:1kB",
+        ];
+        assert_eq!(judged(&kernel_log::CHECK, &logged(&own)), ["pass within-limits"]);
+        assert_eq!(look(&own, "system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
     }
 
     #[test]
-    fn what_cannot_be_read_hides_nothing_of_the_other() {
-        let denied = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));
-        let without_log = |kills: &[&str]| {
-            let mut outputs = logged(&[]);
-            outputs[0] = denied();
-            outputs.push(counted("system", kills));
-            judged(&CHECK, &outputs)
-        };
-        assert_eq!(without_log(&["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
-        assert_eq!(without_log(&["0", "0"]), ["inconclusive denied"]);
+    fn without_the_log_every_kill_counts() {
+        let mut outputs = logged(&GLOBAL);
+        outputs[0] = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));
+        outputs.push(counted("system", &["0", "1"]));
+        assert_eq!(judged(&CHECK, &outputs), ["fail oom-kills monitor service:system.slice"]);
         let mut bare = logged(&GLOBAL);
         bare.push(looks(&[&[]]));
-        assert_eq!(judged(&CHECK, &bare), ["fail oom-kill monitor node"]);
+        assert_eq!(judged(&CHECK, &bare), ["not-applicable no-counter"]);
     }
 
     proptest! {

@@ -204,11 +204,15 @@ struct Place {
     /// NVIDIA's management library, where it is not found by its name.
     #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_NVML", default_value = doctor_gpu::nvml::LIBRARY)]
     nvml: OsString,
+    /// DCGM's library, where it is not found by its name: libdcgm.so.4, then libdcgm.so.3.
+    #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_DCGM")]
+    dcgm: Option<OsString>,
 }
 
 impl Place {
     fn runner<'a>(&self, stop: &'a Stop) -> LocalRunner<'a> {
-        LocalRunner::new(&self.root, stop).state(self.state.as_deref()).library(self.nvml.clone())
+        let runner = LocalRunner::new(&self.root, stop).state(self.state.as_deref()).library(self.nvml.clone());
+        runner.dcgm(self.dcgm.clone().unwrap_or_default())
     }
 }
 

@@ -322,7 +322,7 @@ const FAULTS: &[Fault] = &[
     fault(
         "memory ran out",
         |m| m.kernel_says("Out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB"),
-        &["oom oom-kill monitor node"],
+        &["kernel-log oom-kill monitor node"],
     ),
     fault(
         "a disk fails to read",

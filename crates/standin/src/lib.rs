@@ -20,4 +20,5 @@
 //! A function whose struct carries a version refuses one it does not know, as the real library does.
 
 mod answers;
+mod dcgm;
 mod symbols;

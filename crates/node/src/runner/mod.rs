@@ -12,6 +12,8 @@
 pub(crate) mod abandoned;
 pub(crate) mod child;
 mod clock_discipline;
+mod describe;
+mod fixture;
 mod gpus;
 mod many;
 pub(crate) mod mounts;
@@ -47,11 +49,14 @@ use crate::{
 };
 use abandoned::AbandonedProbes;
 use child::{Echo, Ended, Limits};
+use describe::name_of;
 use mounts::Mounts;
 use trusted::Trusted;
 use watched::{NoAnswer, WatchedReader};
 
 pub use clock_discipline::CLOCK_FILE;
+pub use describe::describe;
+pub use fixture::FixtureRunner;
 pub use reading::answer_as_helper;
 
 /// The hidden argument by which this program reads one thing in a process of its own.
@@ -81,6 +86,11 @@ const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
 /// What a built-in test may take to remove its files once it is told to stop. A job that was told to stop itself has two
 /// seconds for everything.
 const BUILTIN_GRACE: Duration = Duration::from_millis(800);
+/// DCGM's engine keeps what it watches and answers at once; connecting has a limit of its own.
+const DCGM_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// As the driver's own, for its program, which asks for far more.
+const GPU_LOG_TIMEOUT: Span = Span::from_secs(60);
 
 /// A killed process is gone within microseconds unless it is stuck in the kernel.
 const KILL_GRACE: Duration = Duration::from_secs(2);
@@ -99,6 +109,7 @@ pub struct LocalRunner<'a> {
     root: PathBuf,
     helper: PathBuf,
     library: OsString,
+    dcgm: OsString,
     abandoned: AbandonedProbes,
     state: Option<PathBuf>,
     trusted: Trusted,
@@ -125,6 +136,7 @@ impl<'a> LocalRunner<'a> {
             // Also right when the program was replaced by an update while it runs.
             helper: PathBuf::from("/proc/self/exe"),
             library: doctor_gpu::nvml::LIBRARY.into(),
+            dcgm: OsString::new(),
             abandoned: AbandonedProbes::of_this_process(),
             state: None,
             trusted: Trusted::default(),
@@ -148,6 +160,13 @@ impl<'a> LocalRunner<'a> {
     #[must_use]
     pub fn library(mut self, library: impl Into<OsString>) -> Self {
         self.library = library.into();
+        self
+    }
+
+    /// DCGM's library, where it is not one that the system finds by its name.
+    #[must_use]
+    pub fn dcgm(mut self, library: impl Into<OsString>) -> Self {
+        self.dcgm = library.into();
         self
     }
 
@@ -230,9 +249,13 @@ impl<'a> LocalRunner<'a> {
             return output.clone();
         }
         let output = if self.is_safe(probe) { self.read_here(probe, what) } else { self.read_apart(probe, what) };
-        if let Probe::Gpu { .. } = probe {
-            self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
-        }
+        let output = match probe {
+            Probe::Gpu { fields } => {
+                self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
+                gpus::or_by_nvidia_smi(output, fields, |program, args| self.exec(program, args, GPU_LOG_TIMEOUT))
+            }
+            _ => output,
+        };
         self.known.borrow_mut().insert(probe.clone(), output.clone());
         output
     }
@@ -256,7 +279,12 @@ impl<'a> LocalRunner<'a> {
                 let fixed = path.split('*').next().unwrap_or_default();
                 self.mounts.get_or_init(Mounts::now).is_local(&reading::below(&self.root, fixed))
             }
-            Probe::Sampled { .. } | Probe::Exec { .. } | Probe::Builtin { .. } => false,
+            // DCGM's library starts threads of its own and may wait for an engine that hangs in the driver.
+            Probe::DcgmHealth { .. }
+            | Probe::Sampled { .. }
+            | Probe::Exec { .. }
+            | Probe::ExecWhere { .. }
+            | Probe::Builtin { .. } => false,
         }
     }
 
@@ -300,7 +328,8 @@ impl<'a> LocalRunner<'a> {
             return failed(FailureKind::Failed, format!("{what}: the probe cannot be written down"));
         };
         let mut command = Command::new(&self.helper);
-        command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).arg(&self.library).env_remove(KEY_VARIABLE);
+        let library = if matches!(probe, Probe::DcgmHealth { .. }) { &self.dcgm } else { &self.library };
+        command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).arg(library).env_remove(KEY_VARIABLE);
         let limit = time_for(probe);
         let limits = Limits { timeout: limit, stream: MAX_ANSWER_BYTES, grace: Duration::ZERO, kill_grace: KILL_GRACE };
         match child::run(&mut command, &limits, self.stop, Echo::default()) {
@@ -358,6 +387,11 @@ impl ProbeRunner for LocalRunner<'_> {
         }
         match probe {
             Probe::Exec { program, args, timeout } => self.exec(program, args, *timeout),
+            Probe::ExecWhere { path, program, args, timeout } => match reading::below(&self.root, path).try_exists() {
+                Ok(true) => self.exec(program, args, *timeout),
+                Ok(false) => failed(FailureKind::Missing, format!("{path} is not there")),
+                Err(error) => failed(kind_of(&error), format!("{path}: {error}")),
+            },
             Probe::Sampled { pattern, keep } => self.sample(pattern, *keep),
             Probe::Read { .. }
             | Probe::List { .. }
@@ -368,6 +402,7 @@ impl ProbeRunner for LocalRunner<'_> {
             | Probe::Kmsg
             | Probe::Processes
             | Probe::ClockDiscipline
+            | Probe::DcgmHealth { .. }
             | Probe::Gpu { .. } => self.read(probe, &what),
             Probe::Builtin { test, args, timeout } => self.builtin(test, args, *timeout),
         }
@@ -377,53 +412,9 @@ impl ProbeRunner for LocalRunner<'_> {
 const fn time_for(probe: &Probe) -> Duration {
     match probe {
         Probe::Gpu { .. } => DRIVER_TIMEOUT,
+        Probe::DcgmHealth { .. } => DCGM_TIMEOUT,
         _ => FILE_TIMEOUT,
     }
-}
-
-/// Answers from what was recorded: a result document's evidence, or a fixture.
-#[derive(Debug, Clone, Default)]
-pub struct FixtureRunner {
-    recorded: Vec<(Probe, ProbeOutput)>,
-}
-
-impl FixtureRunner {
-    pub fn new(recorded: impl IntoIterator<Item = (Probe, ProbeOutput)>) -> Self {
-        Self { recorded: recorded.into_iter().collect() }
-    }
-}
-
-impl ProbeRunner for FixtureRunner {
-    fn run(&self, probe: &Probe) -> ProbeOutput {
-        let found = self.recorded.iter().find(|(recorded, _)| recorded == probe);
-        found.map_or_else(
-            || failed(FailureKind::Missing, format!("{}: not in the recording", describe(probe))),
-            |(_, output)| output.clone(),
-        )
-    }
-}
-
-/// A probe in words, the same for the same probe.
-pub fn describe(probe: &Probe) -> String {
-    match probe {
-        Probe::Read { path } => format!("read {path}"),
-        Probe::List { path } => format!("list {path}"),
-        Probe::StatFs { path } => format!("statfs {path}"),
-        Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => format!("read {pattern}"),
-        Probe::Links { pattern } => format!("follow {pattern}"),
-        Probe::Sampled { pattern, .. } => format!("watch {pattern}"),
-        Probe::Kmsg => "read the kernel log".to_owned(),
-        Probe::Processes => "look at the processes".to_owned(),
-        Probe::ClockDiscipline => "look at the clock".to_owned(),
-        // The same whatever is asked: a driver that hangs for one question hangs for all.
-        Probe::Gpu { .. } => "ask the driver".to_owned(),
-        Probe::Exec { program, args, .. } => name_of(program, args),
-        Probe::Builtin { test, .. } => format!("test {test}"),
-    }
-}
-
-fn name_of(program: &str, args: &[String]) -> String {
-    std::iter::once(program).chain(args.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
 }
 
 pub(crate) fn failed(kind: FailureKind, text: impl Into<String>) -> ProbeOutput {

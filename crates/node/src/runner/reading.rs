@@ -12,6 +12,7 @@ use std::{
 
 use doctor_checks::probe::{FileSystemSpace, Probe, ProbeOutput};
 use doctor_core::observation::FailureKind;
+use doctor_gpu::dcgm;
 use rustix::{fs::OFlags, io::Errno, process::Signal};
 
 use super::{MAX_STREAM_BYTES, clock_discipline, failed, gpus, kind_of, many, processes};
@@ -26,7 +27,7 @@ pub fn answer_as_helper(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOut
     answer(probe, root, library)
 }
 
-/// Carries out one reading probe in this process. `library` is NVML's.
+/// Carries out one reading probe in this process. `library` is the one that the probe asks: NVML's or DCGM's.
 pub(super) fn answer(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOutput {
     let (path, done) = match probe {
         Probe::Read { path } => (path.as_str(), read(&below(root, path)).map(ProbeOutput::Text)),
@@ -38,8 +39,11 @@ pub(super) fn answer(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOutput
         Probe::Processes => ("/proc", processes::all(root).map(ProbeOutput::Processes)),
         Probe::ClockDiscipline => ("the kernel's clock", clock_discipline::read(root).map(ProbeOutput::Text)),
         Probe::Gpu { fields } => return ProbeOutput::Gpus(gpus::ask(root, library, fields)),
+        Probe::DcgmHealth { address } => {
+            return dcgm::health(library, address).map_or_else(ProbeOutput::Failed, ProbeOutput::Text);
+        }
         Probe::Kmsg => ("/dev/kmsg", kernel_log(&below(root, "/dev/kmsg")).map(ProbeOutput::Text)),
-        Probe::Exec { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {
+        Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {
             return failed(FailureKind::Failed, "this is no probe that reads");
         }
     };
