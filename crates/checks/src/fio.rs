@@ -118,6 +118,10 @@ pub fn parse(text: &str) -> Result<FioRun, BadFio> {
         run.read = run.read.and(job.read.side()?);
         run.write = run.write.and(job.write.side()?);
     }
+    let sums = [run.read, run.write].map(|side| side.bytes_per_second + side.per_second);
+    if sums.iter().any(|sum| !sum.is_finite()) {
+        return Err(BadFio::NotANumber("bw_bytes"));
+    }
     Ok(run)
 }
 
@@ -250,6 +254,11 @@ mod tests {
         assert_eq!(parse("{\"fio version\":\"fio-3.33\",\"jobs\":[]}"), Err(BadFio::NoJobs));
         assert!(matches!(parse(&RANDRW.replace("\"bw_bytes\"", "\"bw_byte\"")), Err(BadFio::Malformed(_))));
         assert_eq!(parse(&RANDRW.replace("63352.823588", "-1")), Err(BadFio::NotANumber("iops")));
+        let huge = RANDRW.replace("\"bw_bytes\" : 259493165", "\"bw_bytes\" : 1e308");
+        let mut twice: serde_json::Value = serde_json::from_str(&huge).unwrap();
+        let job = twice["jobs"][0].clone();
+        twice["jobs"].as_array_mut().unwrap().push(job);
+        assert_eq!(parse(&twice.to_string()), Err(BadFio::NotANumber("bw_bytes")));
         assert!(matches!(parse(&" ".repeat(MAX_MEASUREMENTS_BYTES + 1)), Err(BadFio::TooLong(_))));
     }
 

@@ -34,16 +34,21 @@
 //! system refuses direct I/O, `storage_direct` is 0 and the numbers are those of the page cache. Without fio (3.0 or newer)
 //! the test is inconclusive.
 //!
-//! Parameters: `mounts`, a list of mount points, by default `["/"]`, and `directories`, a list of directories that need be
-//! no mount points; `size` of each of the two sets of files, by default `"1GiB"`; `pattern_time`, by default `"5s"`;
-//! `rate = "500MB"` and `iops = 5000` cap what it loads a second in each direction (a capped result is compared with others as it
-//! is); `verify = false` leaves the comparison out; `stall`, by default `"30s"`, is how long a pass may take beyond its
-//! time; `timeout` of the whole, by default what these add up to.
+//! Parameters, below `[tests.storage.params]` in the policy or by `doctor-node test storage --set NAME=VALUE`:
+//! - `mounts`, a list of mount points, by default `["/"]`; `directories`, a list of directories that need be none.
+//! - `size` of each of the two sets of files, by default `"1GiB"`; `pattern_time`, by default `"5s"`.
+//! - `rate = "500MB"` and `iops = 5000` cap what it loads a second in each direction. A capped result is judged as it is.
+//! - `verify = false` leaves the comparison out.
+//! - `stall`, by default `"30s"`: how long a pass may take beyond its time. `timeout` of the whole, by default what all
+//!   this adds up to.
 //!
 //! A mount in `mounts` counts as shared by all nodes: by default one node at a time tests it. For local disks write
 //! `[tests.storage] shares = []`.
 
-use doctor_core::{observation::Observation, time::Span};
+use doctor_core::{
+    observation::{FailureKind, Observation, ProbeFailure},
+    time::Span,
+};
 
 use crate::{
     measurements::interpret_measurements,
@@ -150,13 +155,17 @@ fn order(params: &Params) -> Result<StorageOrder, Observation> {
     let span = |name, default| Ok::<_, Observation>(settings::span(params, name, example(name))?.unwrap_or(default));
     let (pattern_time, stall) = (span("pattern_time", PATTERN_TIME)?, span("stall", STALL)?);
     if pattern_time < LEAST_TIME {
-        return Err(settings::refused("pattern_time", example("pattern_time")));
+        return Err(too_little("pattern_time", "100ms"));
     }
     let each = (pattern_time.millis() + AROUND_A_PASS.millis()) * PASSES + stall.millis() * 2;
     let all = Span::from_millis(each.saturating_mul(i64::try_from(places.len()).unwrap_or(i64::MAX)));
     let size = settings::bytes(params, "size", example("size"))?.unwrap_or(SIZE);
     if size < LEAST_SIZE {
-        return Err(settings::refused("size", example("size")));
+        return Err(too_little("size", "16MiB"));
+    }
+    let iops = settings::number(params, "iops", example("iops"))?;
+    if iops.is_some_and(|iops| iops < 1.0) {
+        return Err(too_little("iops", "1"));
     }
     Ok(StorageOrder {
         places,
@@ -165,9 +174,14 @@ fn order(params: &Params) -> Result<StorageOrder, Observation> {
         stall,
         verify: settings::flag(params, "verify", example("verify"))?.unwrap_or(true),
         rate: settings::bytes(params, "rate", example("rate"))?,
-        iops: settings::bytes(params, "iops", example("iops"))?,
+        iops: iops.map(|iops| iops as u64),
         timeout: span("timeout", all)?,
     })
+}
+
+fn too_little(name: &str, least: &str) -> Observation {
+    let text = format!("the parameter `{name}` is too little; it is {least} at least");
+    Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
@@ -198,7 +212,7 @@ mod tests {
     use doctor_core::{
         classify::{Past, judge_with},
         ids::CheckId,
-        observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit},
+        observation::{Entity, EntityKind, Event, Metric, Unit},
         policy::Policy,
         profile::Profile,
     };
@@ -319,6 +333,8 @@ mod tests {
             "pattern_time = '10ms'",
             "verify = 'no'",
             "rate = -1",
+            "iops = 0",
+            "iops = 'many'",
             "sizes = '1GiB'",
         ] {
             let answer = judged_with(&CHECK, &params(text), None, &[measured(1.0, Vec::new())]);

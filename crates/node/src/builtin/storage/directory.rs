@@ -77,9 +77,12 @@ impl Directory {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = open(mount, flags, Mode::empty()).map_err(trouble("opening it"))?;
         let name = owner.name();
-        let (parent, swept) = make_inside(&opened, &name, owner)?;
-        let mut made =
-            Self { mount: opened, itself: parent.0, parent: parent.1, name, direct: false, free: None, swept };
+        let made = make_inside(&opened, &name, owner);
+        let Made { itself, parent, swept } = made.inspect_err(|_| {
+            // The parent may be there already, and empty.
+            let _in_use = unlinkat(&opened, PARENT, AtFlags::REMOVEDIR);
+        })?;
+        let mut made = Self { mount: opened, parent, name, itself, direct: false, free: None, swept };
         match made.try_out() {
             Ok(()) => Ok(made),
             Err(trouble) => {
@@ -143,8 +146,14 @@ impl Directory {
     }
 }
 
-/// The new directory and its parent, and how many dead ones went.
-fn make_inside(mount: &OwnedFd, name: &str, owner: &Owner) -> Result<((OwnedFd, OwnedFd), usize), Trouble> {
+/// A new directory, open together with its parent, and how many dead ones went.
+struct Made {
+    itself: OwnedFd,
+    parent: OwnedFd,
+    swept: usize,
+}
+
+fn make_inside(mount: &OwnedFd, name: &str, owner: &Owner) -> Result<Made, Trouble> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH;
     let mut swept = 0;
@@ -165,7 +174,7 @@ fn make_inside(mount: &OwnedFd, name: &str, owner: &Owner) -> Result<((OwnedFd, 
             Err(errno) => return Err(trouble("making a directory")(errno)),
         }
         let itself = openat(&parent, name, flags, Mode::empty()).map_err(trouble("opening the directory"))?;
-        return Ok(((itself, parent), swept));
+        return Ok(Made { itself, parent, swept });
     }
     Err(trouble(format!("making {PARENT}, which others remove all the time"))(Errno::BUSY))
 }

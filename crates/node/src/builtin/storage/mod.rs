@@ -31,7 +31,7 @@ use crate::{
 };
 use keeper::{Keeper, Left, NotKept, Ready};
 use passes::{Fio, Outcome, Pass, Track};
-use told::{Told, bytes, of_errno, of_pass};
+use told::{Told, Wrong, bytes, of_errno, of_pass};
 
 pub(super) use keeper::{KEEP, keep};
 pub(super) use passes::{ENTER, enter};
@@ -85,9 +85,9 @@ struct PlaceTest<'a> {
 impl PlaceTest<'_> {
     fn tell(&mut self, told: Told) {
         match told {
-            Told::Event(code, text) => {
-                eprintln!("{}: {code}: {text}", self.entity.id);
-                self.seen.events.push(Event::seen(code, self.entity.clone(), text));
+            Told::Wrong(wrong, text) => {
+                eprintln!("{}: {}: {text}", self.entity.id, wrong.code());
+                self.seen.events.push(Event::seen(wrong.code(), self.entity.clone(), text));
             }
             Told::Unread(kind, text) => {
                 let text = format!("{}: {text}", self.entity.id);
@@ -105,18 +105,18 @@ impl PlaceTest<'_> {
     fn run(&mut self, place: &Place, path: &Path) -> Result<(), Told> {
         if let Some(pid) = self.left.hanging() {
             let text = format!("process {pid} of an earlier test still hangs on it; it is not tried again");
-            return Err(Told::Event("storage-stalled", text));
+            return Err(Told::Wrong(Wrong::Stalled, text));
         }
-        let is_mounted = || mounts::points(&fs::read_to_string("/proc/self/mounts").unwrap_or_default());
-        if matches!(place, Place::Mount(_)) && !is_mounted().iter().any(|point| point == path) {
-            return Err(Told::Event("storage-missing", "nothing is mounted there".to_owned()));
+        let mounted = || mounts::points(&fs::read_to_string("/proc/self/mounts").unwrap_or_default());
+        if matches!(place, Place::Mount(_)) && !mounted().iter().any(|point| point == path) {
+            return Err(Told::Wrong(Wrong::Missing, "nothing is mounted there".to_owned()));
         }
         let patience = self.order.stall.to_std();
         let (keeper, ready) =
             Keeper::start(path, patience, self.stop, &self.left).map_err(|why| not_kept(why, "making a directory"))?;
         let result = self.passes(&keeper, &ready);
         let in_a_hurry =
-            self.stop.told() == Some(StopWhy::Signal) || matches!(result, Err(Told::Event("storage-stalled", _)));
+            self.stop.told() == Some(StopWhy::Signal) || matches!(result, Err(Told::Wrong(Wrong::Stalled, _)));
         let removed = keeper.finish(if in_a_hurry { HURRY } else { patience }, &self.left);
         // Why the test ended early says more than that its files did not go.
         result.and_then(|()| removed.map_err(|why| not_kept(why, "removing the files")))
@@ -125,8 +125,9 @@ impl PlaceTest<'_> {
     fn passes(&mut self, keeper: &Keeper, ready: &Ready) -> Result<(), Told> {
         let Some(sizes) = Sizes::within(self.order.size, ready.free) else {
             let free = ready.free.map_or_else(String::new, bytes);
-            let text = format!("{free} are free; the test needs {} to take a tenth of", bytes(Sizes::needs_free()));
-            return Err(Told::Event("storage-no-space", text));
+            let needed = bytes(Sizes::needs_free());
+            let text = format!("{free} are free; the test takes a tenth of it at most, and needs {needed} for that");
+            return Err(Told::Wrong(Wrong::NoSpace, text));
         };
         let free =
             ready.free.map_or_else(|| "does not say what is free".to_owned(), |free| format!("{} free", bytes(free)));
@@ -140,7 +141,11 @@ impl PlaceTest<'_> {
         let mut direct = ready.direct;
         if self.order.verify {
             let run = self.pass(&track, Pass::Verify, &mut direct)?;
-            self.measured("storage_verified", run.read.bytes.min(run.write.bytes) as f64, Unit::Bytes);
+            if run.read.bytes < sizes.verified {
+                let text = format!("verify: fio compared {} of {}", bytes(run.read.bytes), bytes(sizes.verified));
+                return Err(Told::Unread(FailureKind::Empty, text));
+            }
+            self.measured("storage_verified", run.read.bytes as f64, Unit::Bytes);
         }
         for pattern in Pattern::ALL {
             let run = self.pass(&track, Pass::Measure(*pattern), &mut direct)?;
@@ -168,12 +173,12 @@ impl PlaceTest<'_> {
                 Outcome::Ran(run) => return Err(of_errno(run.error, &format!("{name}: fio"))),
                 Outcome::Stalled(limit) => {
                     let text = format!("{name}: fio did not come back within {limit:.0?} and was killed");
-                    return Err(Told::Event("storage-stalled", text));
+                    return Err(Told::Wrong(Wrong::Stalled, text));
                 }
                 Outcome::LeftBehind { pid, child } => {
                     self.left.note(pid, child);
                     let text = format!("{name}: fio hangs in the kernel and was left behind as process {pid}");
-                    return Err(Told::Event("storage-stalled", text));
+                    return Err(Told::Wrong(Wrong::Stalled, text));
                 }
                 Outcome::Failed(ProbeFailure { kind, text }) => return Err(Told::Unread(kind, text)),
                 Outcome::Stopped(why) => return Err(stopped(why, self.order)),
@@ -218,11 +223,11 @@ fn not_kept(why: NotKept, doing: &str) -> Told {
     match why {
         NotKept::Trouble(trouble) => of_errno(trouble.errno, &trouble.what),
         NotKept::Stalled(patience) => {
-            Told::Event("storage-stalled", format!("{doing} did not come back within {patience:.0?}"))
+            Told::Wrong(Wrong::Stalled, format!("{doing} did not come back within {patience:.0?}"))
         }
         NotKept::LeftBehind(pid) => {
             let text = format!("{doing} hangs and was left behind as process {pid}");
-            Told::Event("storage-stalled", text)
+            Told::Wrong(Wrong::Stalled, text)
         }
         NotKept::Gone(text) => Told::Unread(FailureKind::Failed, format!("{doing}: {text}")),
         NotKept::Stopped(StopWhy::Signal) => Told::Unread(FailureKind::Killed, "told to stop".to_owned()),

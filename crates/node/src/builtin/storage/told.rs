@@ -10,10 +10,34 @@ use super::passes::Pass;
 /// Why the test of a mount ended early.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Told {
-    /// Something is wrong with the mount: the code of the event, and words.
-    Event(&'static str, String),
+    /// Something is wrong with the mount.
+    Wrong(Wrong, String),
     /// It could not be looked at.
     Unread(FailureKind, String),
+}
+
+/// What can be wrong with a mount; each is an event that the check has a rule for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wrong {
+    Corrupt,
+    IoError,
+    ReadOnly,
+    Stalled,
+    NoSpace,
+    Missing,
+}
+
+impl Wrong {
+    pub(super) const fn code(self) -> &'static str {
+        match self {
+            Self::Corrupt => "storage-corrupt",
+            Self::IoError => "storage-io-error",
+            Self::ReadOnly => "storage-read-only",
+            Self::Stalled => "storage-stalled",
+            Self::NoSpace => "storage-no-space",
+            Self::Missing => "storage-missing",
+        }
+    }
 }
 
 /// What an error of the kernel says about a mount. Errors that are not the mount's say nothing about it.
@@ -21,10 +45,10 @@ pub(super) fn of_errno(errno: i32, doing: &str) -> Told {
     let text = || format!("{doing}: {}", words(errno));
     match errno {
         // By this one fio says that a checksum is wrong.
-        libc::EILSEQ => Told::Event("storage-corrupt", format!("{doing} read back other bytes than were written")),
-        libc::EROFS => Told::Event("storage-read-only", text()),
-        libc::ENOSPC | libc::EDQUOT => Told::Event("storage-no-space", text()),
-        libc::ENOENT | libc::ENOTDIR => Told::Event("storage-missing", text()),
+        libc::EILSEQ => Told::Wrong(Wrong::Corrupt, format!("{doing} read back other bytes than were written")),
+        libc::EROFS => Told::Wrong(Wrong::ReadOnly, text()),
+        libc::ENOSPC | libc::EDQUOT => Told::Wrong(Wrong::NoSpace, text()),
+        libc::ENOENT | libc::ENOTDIR => Told::Wrong(Wrong::Missing, text()),
         // A disk, a file system, or a server that has gone.
         libc::EIO
         | libc::EREMOTEIO
@@ -38,7 +62,7 @@ pub(super) fn of_errno(errno: i32, doing: &str) -> Told {
         | libc::ENOTCONN
         | libc::ESHUTDOWN
         | libc::ECONNABORTED
-        | libc::EHOSTDOWN => Told::Event("storage-io-error", text()),
+        | libc::EHOSTDOWN => Told::Wrong(Wrong::IoError, text()),
         libc::EACCES | libc::EPERM => Told::Unread(FailureKind::Denied, text()),
         _ => Told::Unread(FailureKind::Failed, text()),
     }
@@ -53,7 +77,7 @@ pub(super) fn words(errno: i32) -> String {
 /// A pass in one line of the log.
 pub(super) fn of_pass(pass: Pass, run: &FioRun) -> String {
     match pass {
-        Pass::Verify => format!("{} written, read back and the same", bytes(run.read.bytes.min(run.write.bytes))),
+        Pass::Verify => format!("{} written, read back and the same", bytes(run.read.bytes)),
         Pass::Measure(_) => {
             let both = run.read.and(run.write);
             let sides = [("read ", run.read), ("write ", run.write)];
@@ -91,22 +115,29 @@ pub(super) fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use doctor_checks::Catalogue;
+    use doctor_core::ids::CheckId;
 
     #[test]
-    fn an_error_of_the_kernel_is_told_by_its_code() {
-        for (errno, code) in [
-            (libc::EILSEQ, "storage-corrupt"),
-            (libc::EROFS, "storage-read-only"),
-            (libc::ENOSPC, "storage-no-space"),
-            (libc::EDQUOT, "storage-no-space"),
-            (libc::EIO, "storage-io-error"),
-            (libc::ESTALE, "storage-io-error"),
-            (libc::ENOENT, "storage-missing"),
+    fn an_error_of_the_kernel_is_told_as_what_it_says_of_the_mount_and_has_a_rule() {
+        let catalogue = Catalogue::built_in();
+        let storage = catalogue.get(&CheckId::new("storage").unwrap()).unwrap();
+        for (errno, wrong) in [
+            (libc::EILSEQ, Wrong::Corrupt),
+            (libc::EROFS, Wrong::ReadOnly),
+            (libc::ENOSPC, Wrong::NoSpace),
+            (libc::EDQUOT, Wrong::NoSpace),
+            (libc::EIO, Wrong::IoError),
+            (libc::ESTALE, Wrong::IoError),
+            (libc::ENOENT, Wrong::Missing),
         ] {
-            let Told::Event(told, text) = of_errno(errno, "randread: fio") else { panic!("{errno}") };
-            assert_eq!(told, code);
+            let Told::Wrong(told, text) = of_errno(errno, "randread: fio") else { panic!("{errno}") };
+            assert_eq!(told, wrong);
             assert!(text.starts_with("randread: fio"), "{text}");
+            let rule = format!("event = \"{}\"", wrong.code());
+            assert!(storage.rules.contains(&rule), "{rule}");
         }
+        assert!(storage.rules.contains(&format!("event = \"{}\"", Wrong::Stalled.code())));
         assert!(matches!(of_errno(libc::EACCES, "x"), Told::Unread(FailureKind::Denied, _)));
         assert!(matches!(of_errno(libc::EMFILE, "x"), Told::Unread(FailureKind::Failed, _)), "not the mount's fault");
     }
