@@ -32,7 +32,7 @@ pub(crate) struct AbandonedProbes {
 /// A file in the directory, named by process and start so that two never share one.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Note {
+pub(super) struct Note {
     what: String,
     pid: u32,
     start_ticks: u64,
@@ -84,7 +84,7 @@ impl AbandonedProbes {
 fn read_notes(directory: &Path) -> Vec<Note> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let one = |entry: fs::DirEntry| {
-        let note = fs::read(entry.path()).ok().and_then(|text| serde_json::from_slice::<Note>(&text).ok());
+        let note = fs::read(entry.path()).ok().and_then(|text| Note::read(&text));
         let hangs = note.filter(Note::still_hangs);
         if hangs.is_none() {
             let _forgotten = fs::remove_file(entry.path());
@@ -97,6 +97,10 @@ fn read_notes(directory: &Path) -> Vec<Note> {
 impl Note {
     fn place(&self, directory: &Path) -> PathBuf {
         directory.join(format!("{}-{}.json", self.pid, self.start_ticks))
+    }
+
+    pub(super) fn read(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok()
     }
 
     fn still_hangs(&self) -> bool {

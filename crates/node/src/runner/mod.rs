@@ -14,6 +14,8 @@ pub(crate) mod abandoned;
 mod apart;
 pub(crate) mod child;
 mod clock_discipline;
+#[doc(hidden)]
+pub mod fuzzed;
 mod gpus;
 mod many;
 pub(crate) mod mounts;

@@ -53,7 +53,7 @@ impl Mounts {
         Self::parse(&fs::read_to_string("/proc/self/mounts").unwrap_or_default())
     }
 
-    fn parse(text: &str) -> Self {
+    pub(super) fn parse(text: &str) -> Self {
         let point = |line: &str| {
             let mut fields = line.split(' ');
             let (_, place, kind) = (fields.next()?, fields.next()?, fields.next()?);
