@@ -23,6 +23,11 @@ impl Batch {
         Self { sql: sql.to_owned(), columns, tables: vec![table_of(sql).to_owned()] }
     }
 
+    /// How much there is to send.
+    pub(super) fn bytes(&self) -> usize {
+        self.columns.iter().map(|Column(array)| array.len()).sum()
+    }
+
     /// Adds another one to this. Parts of one statement do not see what the others change, so one that changes the same
     /// table is given back.
     pub(super) fn join(&mut self, other: Self) -> Option<Self> {

@@ -32,6 +32,8 @@ use crate::store::{
 const TRIES: u32 = 5;
 /// Rows of a long answer that are handed out at once.
 const ROWS: usize = 512;
+/// So much may wait to be sent: a store that is restored is larger than memory.
+const MOST_WAITING: usize = 8 << 20;
 
 /// Reads the URL and refuses what this build cannot honour: a wish for TLS must not be silently ignored.
 pub(super) fn config(url: &str, shown: &str) -> Result<Config> {
@@ -63,6 +65,7 @@ pub(in crate::store) struct PgSession {
     waiting: Vec<Waiting>,
     /// Goes out after that: rows that others wait for are locked as late as can be.
     at_last: Vec<Waiting>,
+    bytes_waiting: usize,
     /// Answers to what will be asked in this transaction.
     foreseen: Vec<Foreseen>,
 }
@@ -114,6 +117,7 @@ impl PgSession {
             prepared: HashMap::new(),
             waiting: Vec::new(),
             at_last: Vec::new(),
+            bytes_waiting: 0,
             foreseen: Vec::new(),
         })
     }
@@ -176,6 +180,7 @@ impl PgSession {
     fn forget(&mut self) {
         self.waiting.clear();
         self.at_last.clear();
+        self.bytes_waiting = 0;
         self.foreseen.clear();
     }
 
@@ -194,6 +199,7 @@ impl PgSession {
         operation: &'static str,
         question: impl AsyncFnOnce(&Client) -> std::result::Result<T, tokio_postgres::Error>,
     ) -> Result<T> {
+        self.bytes_waiting = 0;
         let mut ready = Vec::new();
         for waiting in
             together(std::mem::take(&mut self.waiting)).into_iter().chain(together(std::mem::take(&mut self.at_last)))
@@ -287,12 +293,15 @@ impl PgSession {
         kinds: &[Kind],
         rows: &[Val<'_>],
         when: When,
-    ) {
-        let waiting = Waiting { operation, what: What::Batch(Batch::new(sql, kinds, rows)) };
+    ) -> Result<()> {
+        let batch = Batch::new(sql, kinds, rows);
+        self.bytes_waiting += batch.bytes();
+        let waiting = Waiting { operation, what: What::Batch(batch) };
         match when {
             When::InTurn => self.waiting.push(waiting),
             When::AtLast => self.at_last.push(waiting),
         }
+        if self.bytes_waiting < MOST_WAITING { Ok(()) } else { self.ask(operation, async |_| Ok(())) }
     }
 }
 

@@ -163,10 +163,7 @@ impl Tx<'_> {
         match &mut self.conn {
             _ if rows.is_empty() => Ok(()),
             Conn::Sqlite(connection) => for_each(connection, operation, sqlite, kinds, rows).map(drop),
-            Conn::Postgres(session) => {
-                session.defer_arrays(operation, postgres, kinds, rows, When::InTurn);
-                Ok(())
-            }
+            Conn::Postgres(session) => session.defer_arrays(operation, postgres, kinds, rows, When::InTurn),
         }
     }
 
@@ -232,8 +229,7 @@ impl Tx<'_> {
                 let arrays: Vec<String> =
                     places.iter().zip(kinds).map(|(place, kind)| format!("{place}::{}[]", kind.postgres())).collect();
                 let sql = format!("INSERT INTO {into} SELECT * FROM UNNEST({}) {conflict}", arrays.join(","));
-                session.defer_arrays(operation, &sql, kinds, rows, when);
-                Ok(())
+                session.defer_arrays(operation, &sql, kinds, rows, when)
             }
         }
     }
