@@ -127,7 +127,7 @@ fn read(tx: &mut Tx<'_>) -> Result<Held> {
 pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>) -> Result<()> {
     let lock = match (tx.is_sqlite(), access) {
         (true, _) | (false, Access::Read | Access::ReadOnce) => "",
-        (false, Access::Write | Access::WriteUnsynced) => " FOR SHARE OF l",
+        (false, Access::Write | Access::WriteResults) => " FOR SHARE OF l",
         (false, Access::WriteAlone) => " FOR UPDATE OF l",
     };
     let sql = format!(

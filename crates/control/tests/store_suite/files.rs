@@ -75,19 +75,25 @@ fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &m
     assert_eq!(bed.store.publish(&dest).unwrap(), Published::Written { rows: 1, whole: false });
     assert_eq!(rows_of(&dest, RUNS).len(), 5);
 
-    // A clock that jumps back hides no result: what does not add up is written anew.
+    // A clock that jumps back hides no result.
     let right = bed.now;
     bed.now = right.minus(Span::days(3));
     bed.tested("n6", "gpu", Verdict::Pass);
-    assert_eq!(bed.store.publish(&dest).unwrap(), Published::Written { rows: 6, whole: true });
+    assert_eq!(bed.store.publish(&dest).unwrap(), Published::Written { rows: 1, whole: false });
+    assert_eq!(rows_of(&dest, RUNS).len(), 6);
     bed.now = right;
+
+    // A copy that does not add up is written anew.
+    Connection::open(&dest).unwrap().execute("DELETE FROM runs WHERE result = 'fail'", ()).unwrap();
+    bed.tested("n6", "disk", Verdict::Pass);
+    assert_eq!(bed.store.publish(&dest).unwrap(), Published::Written { rows: 7, whole: true });
 
     // A lost copy is made anew, from everything.
     std::fs::remove_file(&dest).unwrap();
-    assert_eq!(bed.store.publish(&dest).unwrap(), Published::Written { rows: 6, whole: true });
+    assert_eq!(bed.store.publish(&dest).unwrap(), Published::Written { rows: 7, whole: true });
     let left: Vec<_> = std::fs::read_dir(bed.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().ends_with(".tmp")), "{left:?}");
-    assert_eq!(bed.store.counters().unwrap().published, 6);
+    assert_eq!(bed.store.counters().unwrap().published, 7);
 }
 
 fn a_database_of_somebody_else_is_put_aside_and_not_overwritten(bed: &mut Bed) {
@@ -411,8 +417,12 @@ fn verification_finds_what_does_not_fit() {
         ("UPDATE latest SET misses = 7", "stands otherwise"),
         ("DELETE FROM history", "not in history"),
         ("DELETE FROM latest", "not in latest"),
-        ("UPDATE run_node SET active = 1", "active in another"),
-        ("UPDATE run SET secret = 'x'", "not erased"),
+        (
+            "INSERT INTO awaited (run, node, secret, whole) SELECT run, node, 'x', 0 FROM run_node; \
+             UPDATE run SET ending = 'completed'",
+            "active in another",
+        ),
+        ("INSERT INTO awaited (run, node, secret, whole) SELECT run, node, '', 0 FROM run_node", "has no key"),
         ("UPDATE node SET case_id = 5", "which is not open"),
         ("UPDATE hourly SET passed = 0", "too low"),
     ] {

@@ -6,7 +6,12 @@ use std::{fs, io, path::Path, time::Duration};
 use doctor_checks::probe::{FileText, Sample};
 use doctor_core::time::{Span, Timestamp};
 
-use super::{abandoned, mounts::Mounts, samples, trusted};
+use super::{
+    abandoned,
+    mounts::Mounts,
+    samples::{self, Samples},
+    trusted,
+};
 
 /// Whether a path is on a local file system, by such a `/proc/self/mounts`.
 pub fn is_local(mounts: &str, path: &Path) -> bool {
@@ -34,11 +39,7 @@ pub fn look_after(
     now: (Timestamp, Span),
     files: Vec<FileText>,
 ) -> io::Result<Vec<Sample>> {
-    const PATTERN: &str = "/sys/fuzzed/*";
-    let place = samples::place(directory, PATTERN);
-    if let Some(folder) = place.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    fs::write(place, kept)?;
-    Ok(samples::add(Some(directory), PATTERN, keep, now, files))
+    fs::create_dir_all(directory)?;
+    fs::write(samples::place(directory), kept)?;
+    Ok(Samples::kept_in(directory).add("/sys/fuzzed/*", keep, now, files))
 }

@@ -69,6 +69,11 @@ impl Mounts {
     }
 }
 
+/// Where something is mounted, by a text of the form of /proc/mounts.
+pub(crate) fn points(text: &str) -> Vec<PathBuf> {
+    text.lines().filter_map(|line| Some(PathBuf::from(plain(line.split(' ').nth(1)?)))).collect()
+}
+
 /// Spaces and the like stand as `\040`.
 fn plain(text: &str) -> String {
     let mut parts = text.split('\\');
