@@ -30,14 +30,18 @@ pub enum BadHostlist {
 pub fn parse(text: &str) -> Result<Vec<NodeName>, BadHostlist> {
     let mut seen = std::collections::BTreeSet::new();
     let mut names = Vec::new();
+    let mut named = 0;
     for item in split(text)? {
-        for name in expand(item)? {
+        let expanded = expand(item)?;
+        // Repeated names count too: naming the same many nodes over and over takes as long as naming others.
+        named += expanded.len();
+        if named > MOST_NODES {
+            return Err(BadHostlist::TooMany);
+        }
+        for name in expanded {
             let name = NodeName::new(&name)?;
             if seen.insert(name.clone()) {
                 names.push(name);
-            }
-            if names.len() > MOST_NODES {
-                return Err(BadHostlist::TooMany);
             }
         }
     }
@@ -266,6 +270,7 @@ mod tests {
             ("n[]", "not a range"),
             ("n[0-999999999]", "more than"),
             ("n[0-9999]x[0-9999]", "more than"),
+            ("n[0-59999],n[0-59999]", "more than"),
             ("", "no node"),
             ("../etc", "is not a node name"),
         ] {
