@@ -67,7 +67,7 @@ fn measure(store: &Store, server: Option<u32>) -> Result<Vec<Round>> {
     let settings = documents::settings()?;
     let mut plans = Plans::new(RESULTS);
     let lease = store.acquire(HOLDER, plans.now(), Span::days(3_650))?;
-    let group = GroupCommit::start(store.clone(), lease.clone())?;
+    let group = GroupCommit::start(store, &lease)?;
     let mut expected: HashMap<(RunId, NodeName), Verdict> = HashMap::new();
     let mut rounds = Vec::new();
     eprintln!("  measuring");

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use doctor_checks::Catalogue;
 use doctor_core::{
+    ids::CheckId,
     plan::MOST_TESTS,
     policy::{Policy, Rule, TestPolicy},
     profile::Profiles,
@@ -14,6 +15,7 @@ pub struct Settings {
     pub policy: Arc<Policy>,
     /// What the planner may plan, in the order of names.
     pub tests: Arc<[TestPolicy]>,
+    /// In the order of their checks.
     pub rules: Arc<[Rule]>,
     pub profiles: Arc<Profiles>,
     pub catalogue: Arc<Catalogue>,
@@ -50,7 +52,8 @@ impl Settings {
         if let Some(id) = policy.tests.keys().find(|id| catalogue.get(id).is_none()) {
             return Err(BadSettings::UnknownTest(id.to_string(), known()));
         }
-        let rules = catalogue.rules(&policy)?;
+        let mut rules = catalogue.rules(&policy)?;
+        rules.sort_by(|a, b| a.check.cmp(&b.check));
         if let Some(rule) = rules.iter().find(|rule| catalogue.get(&rule.check).is_none()) {
             return Err(BadSettings::UnknownCheck(rule.id.to_string(), rule.check.to_string(), known()));
         }
@@ -65,5 +68,12 @@ impl Settings {
             profiles: Arc::new(profiles),
             catalogue: Arc::new(catalogue),
         })
+    }
+
+    /// The rules of one check. There are hundreds of others, and a result is judged by its own alone.
+    pub fn rules_of(&self, check: &CheckId) -> &[Rule] {
+        let first = self.rules.partition_point(|rule| rule.check < *check);
+        let count = self.rules[first..].partition_point(|rule| rule.check == *check);
+        &self.rules[first..first + count]
     }
 }

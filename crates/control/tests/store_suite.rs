@@ -68,6 +68,7 @@ suite!(
     node_hours_count_from_the_start_to_the_end_of_each_run,
     reasons_are_kept_until_they_change_or_a_run_takes_the_node,
     many_threads_share_one_commit_and_each_gets_its_own_answer,
+    a_run_ends_once_when_its_nodes_answer_at_the_same_time,
     nodes_load_with_everything_known_of_them,
     what_was_seen_of_a_machine_is_remembered_beside_its_node,
 );
@@ -726,7 +727,7 @@ fn reasons_are_kept_until_they_change_or_a_run_takes_the_node(bed: &mut Bed) {
 
 fn many_threads_share_one_commit_and_each_gets_its_own_answer(bed: &mut Bed) {
     let runs: Vec<_> = (0..64).map(|i| (format!("n{i}"), bed.plan(&format!("n{i}"), &["disk"]))).collect();
-    let group = GroupCommit::start(bed.store.clone(), bed.lease.clone()).unwrap();
+    let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     std::thread::scope(|scope| {
         for (name, run) in &runs {
             let (bed, group) = (&bed, &group);
@@ -742,6 +743,33 @@ fn many_threads_share_one_commit_and_each_gets_its_own_answer(bed: &mut Bed) {
     let evidence = bed.store.evidence(runs[7].1, &node("n7")).unwrap().unwrap();
     assert_eq!(evidence.bytes, format!("raw output of {} on n7", runs[7].1).into_bytes());
     assert!(!evidence.truncated && evidence.policy_version == 3 && evidence.profile_version == Some(1));
+    bed.assert_sound();
+}
+
+fn a_run_ends_once_when_its_nodes_answer_at_the_same_time(bed: &mut Bed) {
+    let nodes: Vec<[String; 2]> = (0..24).map(|i| [format!("a{i}"), format!("b{i}")]).collect();
+    let runs: Vec<_> = nodes.iter().map(|[a, b]| bed.run_on(&[a, b], &["nccl"])).collect();
+    let ids: Vec<_> = runs.iter().map(|run| run.id).collect();
+    let submit: Vec<_> = runs.into_iter().map(|run| Because::new(Action::Submit(run), "due", "x")).collect();
+    bed.commit(&submit);
+    let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
+    std::thread::scope(|scope| {
+        for (run, pair) in ids.iter().zip(&nodes) {
+            for name in pair {
+                let (bed, group) = (&bed, &group);
+                scope.spawn(move || {
+                    let result = bed.result(*run, name, vec![bed.outcome(name, "nccl", Verdict::Pass)]);
+                    assert_eq!(group.submit(result).unwrap(), Accepted::Kept);
+                });
+            }
+        }
+    });
+    drop(group);
+    assert!(bed.store.active_runs().unwrap().is_empty());
+    assert_eq!(bed.store.counters().unwrap().runs_ended, ids.len() as u64);
+    let ended = bed.store.run(ids[0]).unwrap().unwrap();
+    assert!(matches!(&ended.run.state, RunState::Ended(RunEnd::Completed(report)) if report.outcomes.len() == 2));
+    assert_eq!(ended.ended, Some(bed.now));
     bed.assert_sound();
 }
 

@@ -24,5 +24,6 @@
 //! A function whose struct carries a version refuses one it does not know, as the real library does.
 
 mod answers;
+mod dcgm;
 mod scene;
 mod symbols;

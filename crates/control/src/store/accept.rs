@@ -1,9 +1,11 @@
 //! The door for results: each run's result from each node once, a whole batch in one transaction.
 //!
-//! Everything a batch needs is read in a handful of statements, decided in memory, and written in another handful, so
-//! that PostgreSQL sees a dozen messages per batch and SQLite touches each page once.
+//! Everything a batch needs is read in two statements, decided in memory, and written in a handful, so that PostgreSQL is
+//! asked twice per batch and SQLite touches each page once. A result leaves a row of history, its evidence and where its
+//! test stands now; what its run waited for is struck off. The run itself is not written: it has ended when nobody waits
+//! for it any more.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use doctor_core::{
     finding::{Severity, Verdict},
@@ -25,7 +27,7 @@ use super::{
     names::OutcomeKind,
     nodes::{self, Spoke},
     records::{Accepted, JudgedResult},
-    runs::{COMPLETED, ENDED},
+    spent::{self, Spell},
 };
 
 impl Store {
@@ -44,8 +46,14 @@ impl Store {
         lease: &Lease,
         batch: &[(&JudgedResult, &Packed)],
     ) -> Result<Vec<Accepted>> {
-        self.write_as(access, lease, |tx| {
-            let mut expected = Expected::load(tx, batch)?;
+        let runs: Vec<i64> =
+            batch.iter().map(|(result, _)| number_of(result.run)).collect::<BTreeSet<_>>().into_iter().collect();
+        let foresee = |tx: &mut Tx<'_>| {
+            tx.foresee(READING_RUNS, AWAITED, &runs);
+            ledger::foresee(tx, &nodes_of(tx, batch));
+        };
+        self.write_foreseeing(access, lease, foresee, |tx| {
+            let mut expected = Expected::load(tx, &runs)?;
             let accepted: Vec<Accepted> = batch.iter().map(|(result, _)| expected.admit(tx, result)).collect();
             let kept: Vec<(i64, &JudgedResult, &Packed)> = batch
                 .iter()
@@ -54,7 +62,8 @@ impl Store {
                 .filter_map(|((result, packed), _)| Some((tx.names.node_number(&result.node)?, *result, *packed)))
                 .collect();
             if !kept.is_empty() {
-                keep(tx, &expected, &kept)?;
+                let before = ledger::before(tx, &nodes_of(tx, batch))?;
+                keep(tx, &before, &expected, &kept)?;
             }
             count(tx, &accepted, expected.ended.len())?;
             Ok(accepted)
@@ -62,18 +71,36 @@ impl Store {
     }
 }
 
+fn number_of(run: RunId) -> i64 {
+    run.number().cast_signed()
+}
+
+/// The nodes that a batch speaks for, as far as they are known.
+fn nodes_of(tx: &Tx<'_>, batch: &[(&JudgedResult, &Packed)]) -> Vec<i64> {
+    let nodes: BTreeSet<i64> = batch.iter().filter_map(|(result, _)| tx.names.node_number(&result.node)).collect();
+    nodes.into_iter().collect()
+}
+
+const READING_RUNS: &str = "reading runs";
+const AWAITED: &str = "SELECT a.run, a.node, a.answered, a.whole, r.case_id, r.started, r.node_count \
+                       FROM awaited a JOIN run r ON r.id = a.run WHERE a.run IN {keys}";
+
 /// What the runs of a batch wait for.
 #[derive(Debug, Default)]
 struct Expected {
     runs: HashMap<RunId, Waiting>,
-    /// Runs that the batch completes, with when they began and ended.
-    ended: BTreeMap<RunId, (Timestamp, Timestamp)>,
+    /// Runs that the batch completes, and when that was.
+    ended: BTreeMap<RunId, Spell>,
+    /// Nodes of runs that had ended before.
+    over: HashSet<(RunId, i64)>,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
     over: bool,
     case: Option<CaseId>,
+    started: Option<Timestamp>,
+    node_count: i64,
     /// By node: whether it has answered, and with everything.
     nodes: HashMap<i64, Answer>,
 }
@@ -86,53 +113,59 @@ enum Answer {
 }
 
 impl Expected {
-    fn load(tx: &mut Tx<'_>, batch: &[(&JudgedResult, &Packed)]) -> Result<Self> {
-        let runs: BTreeSet<i64> = batch.iter().map(|(result, _)| result.run.number().cast_signed()).collect();
-        let keys: Vec<i64> = runs.into_iter().collect();
+    fn load(tx: &mut Tx<'_>, runs: &[i64]) -> Result<Self> {
         let mut expected = Self::default();
-        let sql = "SELECT r.id, r.state, r.case_id, n.node, n.answered, n.whole \
-                   FROM run r JOIN run_node n ON n.run = r.id WHERE r.id IN {keys}";
-        tx.keyed("reading runs", sql, &keys, |row| {
+        tx.keyed(READING_RUNS, AWAITED, runs, |row| {
             let waiting = expected.runs.entry(row.run(0)?).or_default();
-            waiting.over = row.text(1)? == ENDED;
-            waiting.case = row.opt_case(2)?;
-            let answer = match (row.opt_int(4)?, row.int(5)?) {
+            let answer = match (row.opt_int(2)?, row.int(3)?) {
                 (None, _) => Answer::None,
                 (Some(_), 0) => Answer::Partial,
                 (Some(_), _) => Answer::Whole,
             };
-            waiting.nodes.insert(row.int(3)?, answer);
+            waiting.nodes.insert(row.int(1)?, answer);
+            waiting.case = row.opt_case(4)?;
+            waiting.started = row.opt_moment(5)?;
+            waiting.node_count = row.int(6)?;
+            Ok(())
+        })?;
+        let awaited = |run: &i64| expected.runs.contains_key(&RunId::from_number(run.cast_unsigned()));
+        let others: Vec<i64> = runs.iter().copied().filter(|run| !awaited(run)).collect();
+        tx.keyed(READING_RUNS, "SELECT run, node FROM run_node WHERE run IN {keys}", &others, |row| {
+            expected.over.insert((row.run(0)?, row.int(1)?));
             Ok(())
         })?;
         Ok(expected)
     }
 
     fn admit(&mut self, tx: &Tx<'_>, result: &JudgedResult) -> Accepted {
+        let Some(node) = tx.names.node_number(&result.node) else { return Accepted::UnknownRun };
+        if self.over.contains(&(result.run, node)) {
+            return Accepted::Duplicate;
+        }
         let Some(waiting) = self.runs.get_mut(&result.run) else { return Accepted::UnknownRun };
-        let number = tx.names.node_number(&result.node);
-        let Some(answer) = number.and_then(|node| waiting.nodes.get_mut(&node)) else { return Accepted::UnknownRun };
+        let Some(answer) = waiting.nodes.get_mut(&node) else { return Accepted::UnknownRun };
         if waiting.over || *answer != Answer::None {
             return Accepted::Duplicate;
         }
         *answer = if result.complete { Answer::Whole } else { Answer::Partial };
         if waiting.nodes.values().all(|answer| *answer == Answer::Whole) {
             waiting.over = true;
-            let took: Span = result.outcomes.iter().map(|outcome| outcome.took).sum();
-            self.ended.insert(result.run, (result.received.minus(took), result.received));
+            // By the node's clock, which may say anything.
+            let took = result.outcomes.iter().map(|outcome| outcome.took).sum::<Span>().min(Span::days(1));
+            let began = waiting.started.unwrap_or_else(|| result.received.minus(took));
+            self.ended.insert(result.run, Spell { began, ended: result.received, nodes: waiting.node_count });
         }
         Accepted::Kept
     }
 }
 
-fn keep(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
-    let nodes: Vec<i64> = kept.iter().map(|(node, ..)| *node).collect::<BTreeSet<i64>>().into_iter().collect();
-    let before = ledger::before(tx, &nodes)?;
+fn keep(tx: &mut Tx<'_>, before: &Before, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
     let entries = entries(tx, kept)?;
-    ledger::post(tx, &before, &entries)?;
+    ledger::post(tx, before, &entries)?;
     // Only proofs belong to a case.
     let proofs: BTreeSet<RunId> =
         expected.runs.iter().filter(|(_, waiting)| waiting.case.is_some()).map(|(run, _)| *run).collect();
-    show_findings(tx, &before, kept, &proofs)?;
+    show_findings(tx, before, kept, &proofs)?;
     let evidence: Vec<Kept<'_>> = kept
         .iter()
         .map(|(node, result, packed)| {
@@ -141,15 +174,18 @@ fn keep(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Pack
         })
         .collect();
     evidence::keep(tx, &evidence)?;
-    note_answers(tx, expected, kept)?;
-    end_runs(tx, &expected.ended)?;
+    strike_off(tx, expected, kept)?;
+    let spells: Vec<Spell> = expected.ended.values().copied().collect();
+    spent::add(tx, &spells)?;
     let spoke: Vec<Spoke<'_>> = kept
         .iter()
         .map(|(node, result, _)| Spoke { node: *node, hardware: &result.hardware, at: result.received })
         .collect();
     nodes::note_hardware(tx, |node| before.hardware(node), &spoke)?;
     // A result is proof that the job started.
-    nodes::clear_back_off(tx, &before.backing_off())
+    let spoken_for: BTreeSet<i64> = kept.iter().map(|(node, ..)| *node).collect();
+    let backing_off: Vec<i64> = before.backing_off().into_iter().filter(|node| spoken_for.contains(node)).collect();
+    nodes::clear_back_off(tx, &backing_off)
 }
 
 fn entries(tx: &mut Tx<'_>, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<Vec<Posting>> {
@@ -209,41 +245,23 @@ fn show_findings(
     audit::append(tx, at, None, &changes.lines)
 }
 
-/// A node that has answered waits for the others of its run, if there are any, before it is free for another run.
-fn note_answers(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
+/// A run that has all its answers is awaited no more. A node that has answered before the others of its run waits for
+/// them before it is free for another run.
+fn strike_off(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
     let operation = "noting answers";
-    let mut rows: Vec<Val<'_>> = Vec::with_capacity(kept.len() * 5);
-    let mut freed: Vec<Val<'_>> = Vec::new();
-    for (node, result, _) in kept {
-        let over = expected.ended.contains_key(&result.run);
-        rows.extend_from_slice(vals![result.run, *node, result.received, result.complete, !over]);
-        let nodes = expected.runs.get(&result.run).map_or(0, |waiting| waiting.nodes.len());
-        if over && nodes > 1 {
-            freed.push(result.run.into());
-        }
+    let over: Vec<Val<'_>> = expected.ended.keys().map(|run| (*run).into()).collect();
+    let sqlite = "DELETE FROM awaited WHERE run = $1";
+    let postgres = "DELETE FROM awaited WHERE run = ANY ($1::int8[])";
+    tx.each(operation, (sqlite, postgres), &[Kind::Int], &over)?;
+    let mut rows: Vec<Val<'_>> = Vec::new();
+    for (node, result, _) in kept.iter().filter(|(_, result, _)| !expected.ended.contains_key(&result.run)) {
+        rows.extend_from_slice(vals![result.run, *node, result.received, result.complete]);
     }
-    let sqlite = "UPDATE run_node SET answered = $3, whole = $4, active = $5 WHERE run = $1 AND node = $2";
-    let postgres = "UPDATE run_node r SET answered = a.at, whole = a.whole, active = a.active \
-                    FROM UNNEST($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[]) \
-                    AS a (run, node, at, whole, active) WHERE r.run = a.run AND r.node = a.node";
-    tx.each(operation, (sqlite, postgres), &[Kind::Int; 5], &rows)?;
-    let sqlite = "UPDATE run_node SET active = 0 WHERE run = $1";
-    let postgres = "UPDATE run_node SET active = 0 WHERE run = ANY ($1::int8[])";
-    tx.each(operation, (sqlite, postgres), &[Kind::Int], &freed).map(drop)
-}
-
-fn end_runs(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, (Timestamp, Timestamp)>) -> Result<()> {
-    let mut rows: Vec<Val<'_>> = Vec::with_capacity(ended.len() * 3);
-    for (run, (began, at)) in ended {
-        rows.extend_from_slice(vals![*run, *began, *at]);
-    }
-    let set = format!("state = '{ENDED}', ending = '{COMPLETED}', secret = NULL");
-    let sqlite = format!("UPDATE run SET {set}, started = COALESCE(started, $2), ended = $3 WHERE id = $1");
-    let postgres = format!(
-        "UPDATE run SET {set}, started = COALESCE(started, e.began), ended = e.at \
-         FROM UNNEST($1::int8[], $2::int8[], $3::int8[]) AS e (run, began, at) WHERE run.id = e.run"
-    );
-    tx.each("completing runs", (&sqlite, &postgres), &[Kind::Int; 3], &rows).map(drop)
+    let sqlite = "UPDATE awaited SET answered = $3, whole = $4 WHERE run = $1 AND node = $2";
+    let postgres = "UPDATE awaited w SET answered = a.at, whole = a.whole \
+                    FROM UNNEST($1::int8[], $2::int8[], $3::int8[], $4::int8[]) AS a (run, node, at, whole) \
+                    WHERE w.run = a.run AND w.node = a.node";
+    tx.each(operation, (sqlite, postgres), &[Kind::Int; 4], &rows)
 }
 
 fn count(tx: &mut Tx<'_>, accepted: &[Accepted], ended: usize) -> Result<()> {

@@ -88,7 +88,7 @@ impl Store {
                             AS h (node, at, number, sent, program, form, policy) \
                             WHERE agent.node = h.node AND agent.revoked IS NULL";
             let kinds = [Text, Int, Int, Int, Text, Text, Int];
-            tx.each("noting what was heard of agents", (sqlite, postgres), &kinds, &rows).map(drop)
+            tx.each("noting what was heard of agents", (sqlite, postgres), &kinds, &rows)
         })
     }
 }

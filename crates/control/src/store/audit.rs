@@ -52,7 +52,7 @@ pub(super) fn append(tx: &mut Tx<'_>, at: Timestamp, cycle: Option<CycleId>, lin
     }
     let into = "audit (at, actor, what, node, case_id, run, code, words, cycle)";
     let kinds = [Int, Text, Text, Int, Int, Int, Text, Text, Int];
-    tx.bulk("writing the audit trail", into, &kinds, &rows, "").map(drop)
+    tx.bulk("writing the audit trail", into, &kinds, &rows, "")
 }
 
 /// What the store counts. The written names are in the database.
@@ -96,7 +96,7 @@ pub(super) fn count(tx: &mut Tx<'_>, counts: &[(Counter, u64)]) -> Result<()> {
         rows.extend_from_slice(vals![counter.name(), *n]);
     }
     let conflict = "ON CONFLICT (name) DO UPDATE SET n = counter.n + excluded.n";
-    tx.bulk("counting", "counter (name, n)", &[Kind::Text, Kind::Int], &rows, conflict).map(drop)
+    tx.add_up("counting", "counter (name, n)", &[Kind::Text, Kind::Int], &rows, conflict)
 }
 
 pub(super) fn counted(tx: &mut Tx<'_>, counter: Counter) -> Result<u64> {

@@ -202,5 +202,5 @@ fn write_reasons(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
     }
     let conflict = "ON CONFLICT (node) DO UPDATE SET since = excluded.since, body = excluded.body";
     let kinds = [Kind::Int, Kind::Int, Kind::Text];
-    tx.bulk("writing reasons", "reason (node, since, body)", &kinds, &rows, conflict).map(drop)
+    tx.bulk("writing reasons", "reason (node, since, body)", &kinds, &rows, conflict)
 }

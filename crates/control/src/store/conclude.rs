@@ -22,6 +22,7 @@ use super::{
     names::OutcomeKind,
     nodes,
     runs::{self, INCOMPLETE, NOT_STARTED},
+    spent::{self, Spell},
 };
 
 impl Store {
@@ -48,12 +49,17 @@ pub(super) fn conclude(tx: &mut Tx<'_>, run: RunId, end: Conclusion, at: Timesta
         Conclusion::Incomplete(why) => (INCOMPLETE, why.code()),
         Conclusion::NotStarted(why) => (NOT_STARTED, why.code()),
     };
-    let sql = "UPDATE run SET state = 'ended', ending = $2, why = $3, ended = $4, secret = NULL \
-               WHERE id = $1 AND state <> 'ended'";
+    let sql = "UPDATE run SET state = 'ended', ending = $2, why = $3, ended = $4 \
+               WHERE id = $1 AND EXISTS (SELECT 1 FROM awaited WHERE run = $1)";
     if tx.run(operation, sql, vals![run, ending, why, at])? == 0 {
         return Ok(false);
     }
-    tx.run(operation, "UPDATE run_node SET active = 0 WHERE run = $1", vals![run])?;
+    tx.run(operation, "DELETE FROM awaited WHERE run = $1", vals![run])?;
+    let sql = "SELECT started, node_count FROM run WHERE id = $1 AND started IS NOT NULL";
+    let spell = tx.first("reading a run", sql, vals![run], |row| {
+        Ok(Spell { began: row.moment(0)?, ended: at, nodes: row.int(1)? })
+    })?;
+    spent::add(tx, spell.as_slice())?;
     match end {
         Conclusion::Incomplete(why) => add_incomplete_rows(tx, run, why, at)?,
         Conclusion::NotStarted(NotStarted::PendingTooLong | NotStarted::Rejected) => {

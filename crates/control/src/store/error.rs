@@ -54,7 +54,7 @@ pub enum StoreError {
     Postgres {
         operation: &'static str,
         #[source]
-        source: postgres::Error,
+        source: tokio_postgres::Error,
     },
 
     #[error("{operation} {path}")]

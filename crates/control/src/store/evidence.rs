@@ -102,7 +102,7 @@ pub(super) fn keep(tx: &mut Tx<'_>, all: &[Kept<'_>]) -> Result<()> {
         ]);
     }
     let into = "evidence (run, node, received, policy, profile, truncated, case_id, body)";
-    tx.bulk("keeping evidence", into, &[Int, Int, Int, Int, Int, Int, Int, Blob], &rows, "").map(drop)
+    tx.bulk("keeping evidence", into, &[Int, Int, Int, Int, Int, Int, Int, Blob], &rows, "")
 }
 
 /// The evidence of a case: of its own runs, and of the runs whose findings are open against its node.
@@ -118,7 +118,7 @@ pub(super) fn pin(tx: &mut Tx<'_>, case: CaseId, node: i64) -> Result<()> {
     let postgres = "UPDATE evidence e SET case_id = p.case_id \
                     FROM UNNEST($1::int8[], $2::int8[], $3::int8[]) AS p (run, node, case_id) \
                     WHERE e.run = p.run AND e.node = p.node AND e.case_id IS NULL";
-    tx.each(operation, (sqlite, postgres), &[Kind::Int; 3], &rows).map(drop)
+    tx.each(operation, (sqlite, postgres), &[Kind::Int; 3], &rows)
 }
 
 impl Store {

@@ -149,7 +149,7 @@ impl Changes {
         let postgres = "DELETE FROM finding f USING UNNEST($1::int8[], $2::int8[], $3::text[], $4::text[]) \
                         AS d (node, test, entity, rule) WHERE f.node = d.node AND f.test = d.test \
                         AND f.entity = d.entity AND f.rule = d.rule";
-        tx.each("clearing findings", (sqlite, postgres), &[Int, Int, Text, Text], &deletes).map(drop)
+        tx.each("clearing findings", (sqlite, postgres), &[Int, Int, Text, Text], &deletes)
     }
 }
 

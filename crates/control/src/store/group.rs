@@ -4,7 +4,8 @@
 //! the batch that is gathering and waits; one thread takes the batch and writes it. Where the database can commit first
 //! and sync later, a second thread syncs: while it waits for the disk the next batch is written, and one sync serves all
 //! that were written meanwhile. Whoever is in a batch is woken when it is durable, all at once. Nobody waits for a batch
-//! to fill.
+//! to fill. Where it cannot, two threads write by turns: while one waits for the disk the other writes. All results of a
+//! run go by the same of them, so that none of a run's results are decided on at once.
 
 use std::{
     collections::VecDeque,
@@ -24,10 +25,11 @@ use super::{
     records::{Accepted, JudgedResult},
 };
 
-/// The most results in one transaction that ends with a sync: it should serve many.
-const MOST: usize = 256;
-/// The most where syncs are apart. Short batches keep all hands busy: some prepare results while others' are written.
-const MOST_APART: usize = 32;
+/// The most results in one transaction. Short batches keep all hands busy: some prepare results while others' are
+/// written.
+const MOST: usize = 32;
+/// Threads that write, where a commit and its sync are one.
+const LANES: usize = 2;
 
 /// What became of a batch, in its order. Whoever is in it waits for this.
 type Written = OnceLock<Result<Vec<Accepted>, Arc<StoreError>>>;
@@ -37,24 +39,27 @@ type Unsynced = (Batch, Vec<Accepted>);
 /// The shared writer of results. Dropping it waits for what is under way.
 #[derive(Debug)]
 pub struct GroupCommit {
-    queue: Arc<Queue>,
+    lanes: Vec<Arc<Queue>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl GroupCommit {
     /// # Errors
     /// If the operating system has no thread to give.
-    pub fn start(store: Store, lease: Lease) -> Result<Self, StoreError> {
+    pub fn start(store: &Store, lease: &Lease) -> Result<Self, StoreError> {
         let apart = store.shared.db.syncs_apart();
-        let queue = Arc::new(Queue { most: if apart { MOST_APART } else { MOST }, ..Queue::default() });
-        let mut group = Self { queue: Arc::clone(&queue), threads: Vec::new() };
+        let mut group = Self { lanes: Vec::new(), threads: Vec::new() };
         let (written, unsynced) = channel();
-        let written = apart.then_some(written);
         if apart {
             let store = store.clone();
             group.spawn("doctor-sync", move || sync_what_is_written(&store, &unsynced))?;
         }
-        group.spawn("doctor-results", move || write_what_waits(&store, &lease, &queue, written.as_ref()))?;
+        for _ in 0..if apart { 1 } else { LANES } {
+            let queue = Arc::new(Queue::default());
+            group.lanes.push(Arc::clone(&queue));
+            let (store, lease, written) = (store.clone(), lease.clone(), apart.then(|| written.clone()));
+            group.spawn("doctor-results", move || write_what_waits(&store, &lease, &queue, written.as_ref()))?;
+        }
         Ok(group)
     }
 
@@ -72,14 +77,17 @@ impl GroupCommit {
     pub fn submit(&self, mut result: JudgedResult) -> Result<Accepted, Arc<StoreError>> {
         let packed = Packed::new(&result.evidence).map_err(Arc::new)?;
         result.evidence = Vec::new();
-        let (written, place) = self.queue.join(result, packed).ok_or_else(stopped)?;
+        // Runs born at one moment have numbers that follow each other.
+        let lane = result.run.number() % self.lanes.len() as u64;
+        let lane = usize::try_from(lane).expect("there are few lanes");
+        let (written, place) = self.lanes[lane].join(result, packed).ok_or_else(stopped)?;
         written.wait().as_ref().map(|accepted| accepted[place]).map_err(Arc::clone)
     }
 }
 
 impl Drop for GroupCommit {
     fn drop(&mut self) {
-        self.queue.close();
+        self.lanes.iter().for_each(|queue| queue.close());
         for thread in self.threads.drain(..) {
             // One that panicked has told so on standard error, and those who waited got an error.
             drop(thread.join());
@@ -93,11 +101,10 @@ fn stopped() -> Arc<StoreError> {
 
 fn write_what_waits(store: &Store, lease: &Lease, queue: &Queue, unsynced: Option<&Sender<Unsynced>>) {
     let _closed_however_this_ends = CloseOnDrop(queue);
-    let access = if unsynced.is_some() { Access::WriteUnsynced } else { Access::Write };
     while let Some(batch) = queue.next() {
         let rows: Vec<(&JudgedResult, &Packed)> =
             batch.results.iter().map(|(result, packed)| (result, packed)).collect();
-        match (store.accept_packed(access, lease, &rows), unsynced) {
+        match (store.accept_packed(Access::WriteResults, lease, &rows), unsynced) {
             // If nobody syncs any more the batch comes back, and says so to those who wait as it goes.
             (Ok(accepted), Some(unsynced)) => drop(unsynced.send((batch, accepted))),
             (written, _) => batch.answer(written.map_err(Arc::new)),
@@ -118,8 +125,6 @@ fn sync_what_is_written(store: &Store, unsynced: &Receiver<Unsynced>) {
 /// Results that wait for the writer, in batches; the last one is gathering.
 #[derive(Debug, Default)]
 struct Queue {
-    /// The most results in one batch.
-    most: usize,
     waiting: Mutex<Waiting>,
     arrived: Condvar,
 }
@@ -143,7 +148,7 @@ impl Queue {
         if waiting.closed {
             return None;
         }
-        if waiting.batches.back().is_none_or(|batch| batch.results.len() >= self.most) {
+        if waiting.batches.back().is_none_or(|batch| batch.results.len() >= MOST) {
             waiting.batches.push_back(Batch::default());
             self.arrived.notify_one();
         }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use doctor_core::{
     ids::NodeName,
-    plan::MOST_TESTS,
     time::{Span, Timestamp},
 };
 
@@ -28,8 +27,11 @@ impl Store {
     pub fn latest_all(&self) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            let sql = format!("{LATEST} ORDER BY node, test");
-            tx.all("reading latest results", &sql, &[], |row| read_latest(row, &names))
+            let read = |row: &Row<'_>| Ok(((row.int(0)?, row.int(1)?), read_latest(row, &names)?));
+            let mut all = tx.all("reading latest results", LATEST, &[], read)?;
+            // In SQLite they lie in this order; PostgreSQL would take longer to bring them into it.
+            all.sort_by_key(|(place, _)| *place);
+            Ok(all.into_iter().map(|(_, row)| row).collect())
         })
     }
 
@@ -116,19 +118,24 @@ fn newest_first(a: &HistoryRow, b: &HistoryRow) -> std::cmp::Ordering {
 fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<Option<Vec<HistoryRow>>> {
     let Some(node) = tx.names.node_number(node) else { return Ok(None) };
     let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
-    let mut sql = "SELECT node, run, test, outcome, at, took FROM history WHERE node = $1 AND run >= $2".to_owned();
+    let mut of_test = "";
     let mut vals: Vec<Val<'_>> = vec![node.into(), lowest.into()];
     if let Some(test) = &filter.test {
         let Some(test) = tx.names.test_number(test) else { return Ok(None) };
         vals.push(test.into());
-        sql += " AND test = $3";
+        of_test = " AND test = $3";
     }
-    sql += " ORDER BY run DESC";
+    let mut sql =
+        format!("SELECT node, run, test, outcome, at, took FROM history WHERE node = $1 AND run >= $2{of_test}");
     // A node has one run at a time, so the newest runs have the newest results. The run in which the limit falls is read
     // whole: which of its tests come first is told by their names.
     if let (Some(limit), None) = (filter.limit, filter.since) {
-        vals.push((u64::from(limit) + MOST_TESTS as u64 - 1).into());
-        sql += &format!(" LIMIT ${}", vals.len());
+        vals.push(i64::from(limit.max(1) - 1).into());
+        sql += &format!(
+            " AND run >= COALESCE((SELECT run FROM history WHERE node = $1{of_test} ORDER BY run DESC \
+             LIMIT 1 OFFSET ${}), 0)",
+            vals.len()
+        );
     }
     let names = Arc::clone(&tx.names);
     let rows = tx.all("reading history", &sql, &vals, |row| read_row(row, &names, filter))?;

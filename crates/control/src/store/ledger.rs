@@ -79,14 +79,21 @@ impl Before {
     }
 }
 
+const READING_NODES: &str = "reading nodes and their latest results";
+const NODES: &str = "SELECT l.node, l.test, l.attempt, l.outcome, l.run, l.settled, l.sure, l.sure_at, l.misses, \
+                     n.id, n.hardware, n.boot, n.hardware_seen, n.counts_from, n.backoff_times, \
+                     EXISTS (SELECT 1 FROM finding f WHERE f.node = n.id) \
+                     FROM node n LEFT JOIN latest l ON l.node = n.id WHERE n.id IN {keys}";
+
+/// [`before`] will be asked for these nodes.
+pub(super) fn foresee(tx: &mut Tx<'_>, nodes: &[i64]) {
+    tx.foresee(READING_NODES, NODES, nodes);
+}
+
 pub(super) fn before(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Before> {
     let names = Arc::clone(&tx.names);
     let mut before = Before::default();
-    let sql = "SELECT l.node, l.test, l.attempt, l.outcome, l.run, l.settled, l.sure, l.sure_at, l.misses, \
-               n.id, n.hardware, n.boot, n.hardware_seen, n.counts_from, n.backoff_times, \
-               EXISTS (SELECT 1 FROM finding f WHERE f.node = n.id) \
-               FROM node n LEFT JOIN latest l ON l.node = n.id WHERE n.id IN {keys}";
-    tx.keyed("reading nodes and their latest results", sql, nodes, |row| {
+    tx.keyed(READING_NODES, NODES, nodes, |row| {
         if row.opt_int(0)?.is_some() {
             let (key, standing) = read_standing(row, &names)?;
             before.standings.insert(key, standing);
@@ -195,7 +202,7 @@ fn write_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
     let conflict = "ON CONFLICT (node, test) DO UPDATE SET attempt = excluded.attempt, outcome = excluded.outcome, \
                     run = excluded.run, settled = excluded.settled, sure = excluded.sure, \
                     sure_at = excluded.sure_at, misses = excluded.misses";
-    tx.bulk("updating latest results", into, &[Kind::Int; 9], rows, conflict).map(drop)
+    tx.bulk("updating latest results", into, &[Kind::Int; 9], rows, conflict)
 }
 
 /// Folds a test's whole history. This is the slow way, for results that come out of order.
@@ -246,7 +253,7 @@ fn count_hourly<'a>(tx: &mut Tx<'_>, entries: impl Iterator<Item = &'a Posting>)
                     inconclusive = hourly.inconclusive + excluded.inconclusive, \
                     not_applicable = hourly.not_applicable + excluded.not_applicable";
     let into = "hourly (hour, test, passed, failed, inconclusive, not_applicable)";
-    tx.bulk("counting results", into, &[Kind::Int; 6], &rows, conflict).map(drop)
+    tx.add_up("counting results", into, &[Kind::Int; 6], &rows, conflict)
 }
 
 /// The column of `hourly` that counts a verdict.

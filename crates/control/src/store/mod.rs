@@ -16,6 +16,8 @@
 //! Calls block and may come from any thread. Reading does not wait for writing, except in memory.
 
 pub mod error;
+#[doc(hidden)]
+pub mod fuzzed;
 pub mod records;
 
 mod accept;
@@ -44,6 +46,7 @@ mod retention;
 mod runs;
 mod schema;
 mod settled;
+mod spent;
 mod standing;
 mod url;
 mod verify;
@@ -127,14 +130,27 @@ impl Store {
         self.write_as(Access::Write, lease, body)
     }
 
-    fn write_as<T>(&self, access: Access, lease: &Lease, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+    fn write_as<T>(&self, access: Access, lease: &Lease, body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.write_foreseeing(access, lease, |_| {}, body)
+    }
+
+    /// As [`Self::write_as`], with what `body` will ask first: PostgreSQL is asked it together with the lease. If the
+    /// lease is ours then, it was when that was read.
+    fn write_foreseeing<T>(
+        &self,
+        access: Access,
+        lease: &Lease,
+        foresee: impl Fn(&mut Tx<'_>),
+        mut body: impl FnMut(&mut Tx<'_>) -> Result<T>,
+    ) -> Result<T> {
         self.transaction(access, &mut |tx| {
+            foresee(tx);
             lease::begin_write(tx, access, Some(lease))?;
             body(tx)
         })
     }
 
-    /// Makes durable what was committed as [`Access::WriteUnsynced`].
+    /// Makes durable what was committed as [`Access::WriteResults`].
     fn sync(&self) -> Result<()> {
         self.shared.db.sync()
     }

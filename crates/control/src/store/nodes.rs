@@ -198,7 +198,7 @@ pub(super) fn back_off(tx: &mut Tx<'_>, nodes: &[i64], at: Timestamp, retry: &Re
     let sqlite = "UPDATE node SET backoff_until = $2, backoff_times = $3 WHERE id = $1";
     let postgres = "UPDATE node SET backoff_until = b.until, backoff_times = b.times \
                     FROM UNNEST($1::int8[], $2::int8[], $3::int8[]) AS b (id, until, times) WHERE node.id = b.id";
-    tx.each("backing off", (sqlite, postgres), &[Kind::Int; 3], &rows).map(drop)
+    tx.each("backing off", (sqlite, postgres), &[Kind::Int; 3], &rows)
 }
 
 pub(super) fn clear_back_off(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<()> {
@@ -207,7 +207,7 @@ pub(super) fn clear_back_off(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<()> {
     let postgres = "UPDATE node SET backoff_until = NULL, backoff_times = NULL \
                     WHERE id = ANY ($1::int8[]) AND backoff_times IS NOT NULL";
     let rows: Vec<_> = nodes.iter().map(|id| (*id).into()).collect();
-    tx.each("ending back-offs", (sqlite, postgres), &[Kind::Int], &rows).map(drop)
+    tx.each("ending back-offs", (sqlite, postgres), &[Kind::Int], &rows)
 }
 
 /// What is known of the machine behind a name.
@@ -265,5 +265,5 @@ pub(super) fn note_hardware(
     let postgres = "UPDATE node SET hardware = s.hardware, boot = s.boot, hardware_seen = s.seen \
                     FROM UNNEST($1::int8[], $2::text[], $3::text[], $4::int8[]) AS s (id, hardware, boot, seen) \
                     WHERE node.id = s.id";
-    tx.each(operation, (sqlite, postgres), &[Kind::Int, Kind::Text, Kind::Text, Kind::Int], &rows).map(drop)
+    tx.each(operation, (sqlite, postgres), &[Kind::Int, Kind::Text, Kind::Text, Kind::Int], &rows)
 }

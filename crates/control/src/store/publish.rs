@@ -32,8 +32,8 @@ use super::{
 /// A copy that was made in less than this needs no pause.
 const QUICK: Duration = Duration::from_millis(250);
 const PAUSE: u32 = 20;
-/// Runs are looked at again that ended this long before the last copy's end: several may end at one moment.
-const OVERLAP_MILLIS: i64 = 60_000;
+/// Runs are looked at again that were born up to a minute before those that matter: clocks are set back.
+const OVERLAP: i64 = 60_000 << 21;
 
 const TABLES: &str = "
     CREATE TABLE runs (
@@ -60,7 +60,7 @@ struct Mark {
     store: String,
     changes: i64,
     rewrites: i64,
-    /// When the newest run in it ended.
+    /// The lowest run of which something could still come when it was made.
     upto: i64,
     /// Results that were counted and are not in it, because they were forgotten before it was made.
     forgotten: i64,
@@ -110,7 +110,7 @@ impl Store {
         let (added, there, counted) = self.read(|tx| {
             let mark = Mark { forgotten: last.forgotten, ..mark(tx)? };
             begin(&copy)?;
-            let added = added(tx, &copy, last.upto - OVERLAP_MILLIS)?;
+            let added = added(tx, &copy, last.upto.saturating_sub(OVERLAP))?;
             finish(&copy, &mark)?;
             let there: i64 =
                 copy.query_row("SELECT COUNT(*) FROM runs", (), |row| row.get(0)).map_err(sqlite_error(WRITE))?;
@@ -168,8 +168,9 @@ fn same_line(before: &Mark, now: &Mark) -> bool {
 }
 
 fn mark(tx: &mut Tx<'_>) -> Result<Mark> {
-    let upto =
-        tx.first("reading runs", "SELECT MAX(ended) FROM run WHERE state = 'ended'", &[], |row| row.opt_int(0))?;
+    // Nothing comes any more of runs that are older than all that are awaited.
+    let sql = "SELECT COALESCE((SELECT MIN(run) FROM awaited), (SELECT MAX(id) + 1 FROM run))";
+    let upto = tx.first("reading runs", sql, &[], |row| row.opt_int(0))?;
     Ok(Mark {
         store: meta(tx, super::STORE_ID)?.unwrap_or_default(),
         changes: audit::counted(tx, Counter::Changes)?.cast_signed(),
@@ -212,18 +213,13 @@ fn whole(tx: &mut Tx<'_>, copy: &Connection) -> Result<u64> {
     pour(tx, copy, sql, &[], "INSERT INTO runs (node, test, timestamp, result) VALUES (?1, ?2, ?3, ?4)")
 }
 
-/// The rows of runs that ended lately, or have some of their results and not all.
+/// The rows of runs that were awaited the last time, and of those planned since.
 fn added(tx: &mut Tx<'_>, copy: &Connection, since: i64) -> Result<u64> {
     const INSERT: &str = "INSERT INTO runs (node, test, timestamp, result) SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS \
                           (SELECT 1 FROM runs WHERE node = ?1 AND test = ?2 AND timestamp = ?3 AND result = ?4)";
-    let of = |which: &str| {
-        format!(
-            "SELECT h.node, h.run, h.test, h.outcome, h.at FROM run r JOIN run_node n ON n.run = r.id \
-             JOIN history h ON h.node = n.node AND h.run = n.run WHERE {which}"
-        )
-    };
-    let ended = pour(tx, copy, &of("r.state = 'ended' AND r.ended >= $1"), vals![since], INSERT)?;
-    Ok(ended + pour(tx, copy, &of("n.run IN (SELECT run FROM run_node WHERE active = 1)"), &[], INSERT)?)
+    let sql = "SELECT h.node, h.run, h.test, h.outcome, h.at FROM run_node n \
+               JOIN history h ON h.node = n.node AND h.run = n.run WHERE n.run >= $1";
+    pour(tx, copy, sql, vals![since], INSERT)
 }
 
 fn pour(tx: &mut Tx<'_>, copy: &Connection, sql: &str, vals: &[super::db::Val<'_>], insert: &str) -> Result<u64> {

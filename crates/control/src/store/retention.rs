@@ -16,7 +16,7 @@ use super::{
     lease::Lease,
     ledger::{self, Before, moment_of},
     records::{ExpiredLog, Pruned, RetentionPolicy},
-    runs,
+    runs, spent,
 };
 
 /// Nodes in one step.
@@ -52,7 +52,7 @@ impl Store {
         let rows: Vec<Val<'_>> = runs.iter().map(|run| (*run).into()).collect();
         let sqlite = "UPDATE run SET logs_pruned = 1 WHERE id = $1";
         let postgres = "UPDATE run SET logs_pruned = 1 WHERE id = ANY ($1::int8[])";
-        self.write(lease, |tx| tx.each("noting deleted logs", (sqlite, postgres), &[Kind::Int], &rows).map(drop))
+        self.write(lease, |tx| tx.each("noting deleted logs", (sqlite, postgres), &[Kind::Int], &rows))
     }
 
     fn prune_history(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
@@ -69,7 +69,7 @@ impl Store {
                 let postgres = "DELETE FROM history h USING UNNEST($1::int8[], $2::int8[], $3::int8[]) \
                                 AS d (node, run, test) WHERE h.node = d.node AND h.run = d.run AND h.test = d.test";
                 let rows: Vec<Val<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
-                tx.each("forgetting history", (sqlite, postgres), &[Kind::Int; 3], &rows)
+                tx.count_each("forgetting history", (sqlite, postgres), &[Kind::Int; 3], &rows)
             })?;
         }
         Ok(gone)
@@ -94,7 +94,7 @@ impl Store {
                 let postgres = "DELETE FROM evidence e USING UNNEST($1::int8[], $2::int8[]) AS d (run, node) \
                                 WHERE e.run = d.run AND e.node = d.node";
                 let rows: Vec<Val<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
-                tx.each("forgetting evidence", (sqlite, postgres), &[Kind::Int; 2], &rows)
+                tx.count_each("forgetting evidence", (sqlite, postgres), &[Kind::Int; 2], &rows)
             })?;
         }
     }
@@ -160,12 +160,13 @@ fn forgettable_of(node: i64, rows: &[Old], standing: &Before, before: Timestamp)
 fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
     let names = Arc::clone(&tx.names);
     let sql = "SELECT r.id, r.tests, r.planned, n.node FROM run r JOIN run_node n ON n.run = r.id \
-               WHERE r.state = 'ended' AND r.ended < $1 AND r.logs_pruned = 0 AND r.started IS NOT NULL \
+               WHERE r.id < $1 AND r.logs_pruned = 0 AND (r.started IS NOT NULL OR r.ending IS NULL) \
+               AND NOT EXISTS (SELECT 1 FROM awaited a WHERE a.run = r.id) \
                AND NOT EXISTS (SELECT 1 FROM latest l WHERE l.node = n.node AND l.run = r.id) \
                AND NOT EXISTS (SELECT 1 FROM case_file c WHERE c.id = r.case_id AND c.closed IS NULL) \
                AND NOT EXISTS (SELECT 1 FROM evidence e JOIN case_file c ON c.id = e.case_id \
                WHERE e.run = r.id AND c.closed IS NULL) ORDER BY r.id LIMIT $2";
-    tx.all("looking for old logs", sql, vals![before, LOGS], |row| {
+    tx.all("looking for old logs", sql, vals![first_run(before), LOGS], |row| {
         let tests: Result<Vec<_>> =
             runs::unlist(row.text(1)?)?.into_iter().map(|test| names.test(test).cloned()).collect();
         let node = names.node(row.int(3)?)?.clone();
@@ -176,12 +177,13 @@ fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
 /// Runs of which neither results nor logs are left.
 fn prune_runs(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
     let operation = "forgetting runs";
-    let sql = "SELECT r.id FROM run r WHERE r.state = 'ended' AND r.ended < $1 \
-               AND (r.logs_pruned = 1 OR r.started IS NULL) \
+    let sql = "SELECT r.id FROM run r WHERE r.id < $1 \
+               AND (r.logs_pruned = 1 OR (r.started IS NULL AND r.ending IS NOT NULL)) \
+               AND NOT EXISTS (SELECT 1 FROM awaited a WHERE a.run = r.id) \
                AND NOT EXISTS (SELECT 1 FROM case_file c WHERE c.id = r.case_id AND c.closed IS NULL) \
                AND NOT EXISTS (SELECT 1 FROM run_node n JOIN history h ON h.node = n.node AND h.run = n.run \
                WHERE n.run = r.id) LIMIT $2";
-    let old: Vec<Val<'_>> = tx.all(operation, sql, vals![before, LOGS], |row| row.int(0).map(Val::Int))?;
+    let old: Vec<Val<'_>> = tx.all(operation, sql, vals![first_run(before), LOGS], |row| row.int(0).map(Val::Int))?;
     for table in ["run_node WHERE run", "run WHERE id"] {
         let sqlite = format!("DELETE FROM {table} = $1");
         let postgres = format!("DELETE FROM {table} = ANY ($1::int8[])");
@@ -198,5 +200,6 @@ fn prune_trail(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
     let lines = tx.run(operation, sql, vals![before])?;
     tx.run(operation, "DELETE FROM cycle WHERE at < $1", vals![before])?;
     tx.run(operation, "DELETE FROM taken_out WHERE at < $1", vals![before])?;
+    spent::prune(tx, before)?;
     Ok(lines)
 }

@@ -1,6 +1,6 @@
 //! Runs: from the intention in a plan to the end, and how they are read back.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use doctor_checks::document::RunKey;
 use doctor_core::{
@@ -22,21 +22,22 @@ use super::{
     records::{RunRecord, StoredRun},
 };
 
-/// The words of the `state` column.
+/// The words of the `state` column. A run that nobody awaits any more has ended, whatever it says.
 pub(super) const PLANNED: &str = "planned";
 const SUBMITTED: &str = "submitted";
 const RUNNING: &str = "running";
-pub(super) const ENDED: &str = "ended";
 
-/// The words of the `ending` column.
-pub(super) const COMPLETED: &str = "completed";
+/// The words of the `ending` column. A run that was completed since schema 3 has none.
+const COMPLETED: &str = "completed";
 pub(super) const INCOMPLETE: &str = "incomplete";
 pub(super) const NOT_STARTED: &str = "not-started";
 
 /// A job's name where the backend never told it.
 const JOB_UNKNOWN: &str = "unknown";
 
-const COLUMNS: &str = "SELECT id, state, nodes, tests, purpose, code, words, case_id, planned, time_limit, secret, job, \
+/// The key is there while the run is active.
+const COLUMNS: &str = "SELECT id, state, nodes, tests, purpose, code, words, case_id, planned, time_limit, \
+                       (SELECT MIN(secret) FROM awaited WHERE awaited.run = run.id), job, \
                        submitted, started, ended, ending, why, cancel_why, cancel_since FROM run";
 
 impl Store {
@@ -44,7 +45,7 @@ impl Store {
     pub fn active_runs(&self) -> Result<Vec<StoredRun>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            let sql = format!("{COLUMNS} WHERE id IN (SELECT run FROM run_node WHERE active = 1) ORDER BY id");
+            let sql = format!("{COLUMNS} WHERE id IN (SELECT run FROM awaited) ORDER BY id");
             tx.all("reading active runs", &sql, &[], |row| {
                 let secret = row.opt_text(10)?.and_then(RunKey::from_hex);
                 let key = secret.ok_or_else(|| unreadable("an active run has no key"))?;
@@ -72,17 +73,14 @@ impl Store {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
             let sql = format!("{COLUMNS} ORDER BY id DESC LIMIT $1");
-            tx.all("reading runs", &sql, vals![limit], |row| read_run(row, &names))
-        })
-    }
-
-    /// Node-time that ended runs spent since then; a run that began earlier counts from then.
-    pub fn spent_since(&self, since: Timestamp) -> Result<Span> {
-        let sql = "SELECT CAST(SUM((ended - CASE WHEN started > $1 THEN started ELSE $1 END) * node_count) AS BIGINT) \
-                   FROM run WHERE state = 'ended' AND ended > $1 AND started IS NOT NULL";
-        self.read(|tx| {
-            let spent = tx.first("adding up node-hours", sql, vals![since], |row| row.opt_int(0))?;
-            Ok(Span::from_millis(spent.flatten().unwrap_or(0).max(0)))
+            let mut records = tx.all("reading runs", &sql, vals![limit], |row| read_run(row, &names))?;
+            for record in records.iter_mut().filter(|record| record.ended.is_none()) {
+                if matches!(record.run.state, RunState::Ended(_)) {
+                    let outcomes = outcomes_of(tx, record)?;
+                    end_with(record, &outcomes);
+                }
+            }
+            Ok(records)
         })
     }
 
@@ -96,7 +94,7 @@ impl Store {
     /// The node was seen executing the job. A start ends the node's back-off.
     pub fn record_running(&self, lease: &Lease, run: RunId, started: Timestamp) -> Result<()> {
         let sql = "UPDATE run SET state = 'running', started = COALESCE(started, $2) \
-                   WHERE id = $1 AND state <> 'ended'";
+                   WHERE id = $1 AND EXISTS (SELECT 1 FROM awaited WHERE run = $1)";
         self.write(lease, |tx| {
             tx.run("recording a start", sql, vals![run, started])?;
             let nodes = nodes_of(tx, run)?;
@@ -116,8 +114,8 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
     for test in run.tests.iter() {
         test_ids.push(tx.test_id(test)?);
     }
-    let sql = "INSERT INTO run (id, state, nodes, tests, node_count, purpose, code, words, case_id, planned, time_limit, \
-               secret) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+    let sql = "INSERT INTO run (id, state, nodes, tests, node_count, purpose, code, words, case_id, planned, time_limit) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     let count = i64::try_from(node_ids.len()).unwrap_or(i64::MAX);
     let (nodes, tests, secret) = (list(&node_ids), list(&test_ids), key.to_hex());
     let asked = &run.asked;
@@ -135,23 +133,27 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
             &asked.text,
             run.case,
             run.planned,
-            run.limit,
-            &secret
+            run.limit
         ],
     )?;
-    let rows: Vec<_> =
-        node_ids.iter().flat_map(|node| [run.id.into(), (*node).into(), 0_i64.into(), 1_i64.into()]).collect();
-    tx.bulk(operation, "run_node (run, node, whole, active)", &[Kind::Int; 4], &rows, "")?;
+    let rows: Vec<_> = node_ids.iter().flat_map(|node| [run.id.into(), (*node).into()]).collect();
+    tx.bulk(operation, "run_node (run, node)", &[Kind::Int; 2], &rows, "")?;
+    let mut rows = Vec::with_capacity(node_ids.len() * 4);
+    for node in &node_ids {
+        rows.extend_from_slice(vals![run.id, *node, &secret, false]);
+    }
+    let kinds = [Kind::Int, Kind::Int, Kind::Text, Kind::Int];
+    tx.bulk(operation, "awaited (run, node, secret, whole)", &kinds, &rows, "")?;
     let sqlite = "DELETE FROM reason WHERE node = $1";
     let postgres = "DELETE FROM reason WHERE node = ANY ($1::int8[])";
     let rows: Vec<_> = node_ids.into_iter().map(Into::into).collect();
-    tx.each(operation, (sqlite, postgres), &[Kind::Int], &rows).map(drop)
+    tx.each(operation, (sqlite, postgres), &[Kind::Int], &rows)
 }
 
 /// The run is to be cancelled. A second reason does not replace the first.
 pub(super) fn cancel_run(tx: &mut Tx<'_>, run: RunId, why: CancelWhy, at: Timestamp) -> Result<()> {
     let sql = "UPDATE run SET cancel_why = $2, cancel_since = $3 \
-               WHERE id = $1 AND state <> 'ended' AND cancel_why IS NULL";
+               WHERE id = $1 AND cancel_why IS NULL AND EXISTS (SELECT 1 FROM awaited WHERE run = $1)";
     tx.run("cancelling a run", sql, vals![run, why.code(), at]).map(drop)
 }
 
@@ -183,6 +185,7 @@ fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
     let (submitted, started) = (row.opt_moment(12)?, row.opt_moment(13)?);
     let some = |what: &str| unreadable(&format!("a {what} run lacks its job or time"));
     let state = match row.text(1)? {
+        _ if row.opt_text(10)?.is_none() => RunState::Ended(read_end(row)?),
         PLANNED => RunState::Planned,
         SUBMITTED => {
             let (job, at) = job.zip(submitted).ok_or_else(|| some(SUBMITTED))?;
@@ -193,8 +196,7 @@ fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
             let since = started.ok_or_else(|| some(RUNNING))?;
             RunState::Running { job: job.unwrap_or_else(|| JobId(JOB_UNKNOWN.to_owned())), since }
         }
-        ENDED => RunState::Ended(read_end(row)?),
-        other => return Err(unreadable(&format!("`{other}` is no state of a run"))),
+        other => return Err(unreadable(&format!("`{other}` is no state of a run that is awaited"))),
     };
     let cancelling = match (row.opt_text(17)?, row.opt_moment(18)?) {
         (Some(why), Some(since)) => Some(Cancelling { why: parsed("reason to cancel", why.parse())?, since }),
@@ -219,7 +221,7 @@ fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
 
 fn read_end(row: &Row<'_>) -> Result<RunEnd> {
     let why = row.opt_text(16)?.unwrap_or_default();
-    Ok(match row.opt_text(15)?.unwrap_or_default() {
+    Ok(match row.opt_text(15)?.unwrap_or(COMPLETED) {
         COMPLETED => RunEnd::Completed(Report::default()),
         INCOMPLETE => RunEnd::Incomplete { why: parsed("end of a run", why.parse())?, partial: None },
         NOT_STARTED => RunEnd::NotStarted(parsed("end of a run", why.parse())?),
@@ -227,9 +229,37 @@ fn read_end(row: &Row<'_>) -> Result<RunEnd> {
     })
 }
 
-/// An ended run's outcomes, from history.
+/// An ended run's outcomes, and when they make it end.
 fn add_report(tx: &mut Tx<'_>, record: &mut RunRecord) -> Result<()> {
-    let RunState::Ended(end) = &mut record.run.state else { return Ok(()) };
+    if !matches!(record.run.state, RunState::Ended(_)) {
+        return Ok(());
+    }
+    let outcomes = outcomes_of(tx, record)?;
+    end_with(record, &outcomes);
+    match &mut record.run.state {
+        RunState::Ended(RunEnd::Completed(report)) => report.outcomes = outcomes,
+        RunState::Ended(RunEnd::Incomplete { partial, .. }) => *partial = Some(Report { outcomes }),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// A run that was completed ended with the last of its results. Where nobody saw it start, it took as long as its tests.
+fn end_with(record: &mut RunRecord, outcomes: &[Outcome]) {
+    let Some(last) = outcomes.iter().map(|outcome| outcome.at).max().filter(|_| record.ended.is_none()) else { return };
+    let on_last = outcomes.iter().filter(|outcome| outcome.at == last);
+    let mut took: BTreeMap<&NodeName, Span> = BTreeMap::new();
+    for outcome in on_last {
+        let sum = took.entry(&outcome.node).or_insert(Span::ZERO);
+        *sum = [*sum, outcome.took].into_iter().sum();
+    }
+    let longest = took.into_values().max().unwrap_or(Span::ZERO);
+    record.ended = Some(last);
+    record.started = record.started.or(Some(last.minus(longest)));
+}
+
+/// What history has of a run.
+fn outcomes_of(tx: &mut Tx<'_>, record: &RunRecord) -> Result<Vec<Outcome>> {
     let names = Arc::clone(&tx.names);
     let id = record.run.id;
     let mut outcomes = Vec::new();
@@ -250,10 +280,5 @@ fn add_report(tx: &mut Tx<'_>, record: &mut RunRecord) -> Result<()> {
             Ok(())
         })?;
     }
-    match end {
-        RunEnd::Completed(report) => report.outcomes = outcomes,
-        RunEnd::Incomplete { partial, .. } => *partial = Some(Report { outcomes }),
-        RunEnd::NotStarted(_) => {}
-    }
-    Ok(())
+    Ok(outcomes)
 }

@@ -67,7 +67,7 @@ pub(super) fn settle(tx: &mut Tx<'_>, node: i64, at: Timestamp) -> Result<()> {
     }
     let into = "settled (node, test, code, entity, key, at)";
     let conflict = "ON CONFLICT (node, test, code, entity) DO UPDATE SET key = excluded.key, at = excluded.at";
-    tx.bulk("settling events", into, &[Int, Int, Text, Text, Text, Int], &rows, conflict).map(drop)
+    tx.bulk("settling events", into, &[Int, Int, Text, Text, Text, Int], &rows, conflict)
 }
 
 /// An operator gives the node back. Of one that is in a case, the proof will clear what is open; of any other, this does.

@@ -170,31 +170,22 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let names = Arc::clone(&tx.names);
     let mut troubles = Vec::new();
     let mut busy: HashMap<i64, RunId> = HashMap::new();
-    let sql = "SELECT n.run, n.node, r.state, n.active, r.secret FROM run_node n JOIN run r ON r.id = n.run \
-               WHERE r.state <> 'ended' OR n.active = 1";
+    let sql = "SELECT a.run, a.node, r.ending FROM awaited a JOIN run r ON r.id = a.run";
     tx.rows("reading runs", sql, &[], |row| {
         let (run, node) = (row.run(0)?, row.int(1)?);
         let name = names.node(node).map_or_else(|_| node.to_string(), ToString::to_string);
         if let Some(other) = busy.insert(node, run) {
             troubles.push(format!("{name} has two runs, {other} and {run}"));
         }
-        if (row.text(2)? == "ended") == (row.int(3)? == 1) {
+        if row.opt_text(2)?.is_some() {
             troubles.push(format!("{run} on {name} is ended in one place and active in another"));
         }
-        if row.opt_text(4)?.is_none() {
-            troubles.push(format!("{run} on {name} is active and has no key"));
-        }
         Ok(())
     })?;
-    let sql = "SELECT id FROM run WHERE state = 'ended' AND secret IS NOT NULL";
+    let sql = "SELECT run FROM awaited a WHERE LENGTH(secret) <> 64 \
+               OR NOT EXISTS (SELECT 1 FROM run_node n WHERE n.run = a.run AND n.node = a.node)";
     tx.rows("reading runs", sql, &[], |row| {
-        troubles.push(format!("{} has ended and its key was not erased", row.run(0)?));
-        Ok(())
-    })?;
-    let nodeless =
-        "SELECT id FROM run WHERE state <> 'ended' AND NOT EXISTS (SELECT 1 FROM run_node WHERE run = run.id)";
-    tx.rows("reading runs", nodeless, &[], |row| {
-        troubles.push(format!("{} is active on no node", row.run(0)?));
+        troubles.push(format!("{} is active and has no key, or is not a run of that node", row.run(0)?));
         Ok(())
     })?;
     report.add(format!("{} active runs", busy.len()), troubles);

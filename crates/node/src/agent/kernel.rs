@@ -164,7 +164,7 @@ fn drain(file: &mut File) -> io::Result<bool> {
 }
 
 /// `PRIORITY,…`: the low three bits are the level, the rest says who wrote it, and 0 is the kernel.
-fn is_kernels(record: &[u8]) -> bool {
+pub fn is_kernels(record: &[u8]) -> bool {
     let digits: Vec<u8> = record.iter().copied().take_while(u8::is_ascii_digit).collect();
     std::str::from_utf8(&digits)
         .ok()

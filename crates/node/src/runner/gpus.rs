@@ -1,8 +1,14 @@
-//! The GPUs of this machine: what the bus says, and what the driver says through NVML.
+//! The GPUs of this machine: what the bus says, and what the driver says through NVML, or through `nvidia-smi` where the
+//! library cannot be loaded.
 
 use std::{ffi::OsStr, fs, path::Path};
 
-use doctor_checks::gpu::{Gpu, GpuAnswer, Reading, bus_id};
+use doctor_checks::{
+    gpu::{Gpu, GpuAnswer, Reading, bus_id},
+    nvidia_smi,
+    probe::ProbeOutput,
+};
+use doctor_core::observation::FailureKind;
 use doctor_gpu::nvml::Nvml;
 
 const NVIDIA: &str = "0x10de";
@@ -15,6 +21,30 @@ pub(super) fn ask(root: &Path, library: &OsStr, fields: &[String]) -> GpuAnswer 
         Ok(nvml) => nvml.answer(fields, on_pci),
         Err(failure) => GpuAnswer { on_pci, driver: Err(failure), gpus: Vec::new() },
     }
+}
+
+/// The answer itself; or what `nvidia-smi` says where there are GPUs and no library to ask. `exec` runs a program within
+/// its limits.
+pub(super) fn or_by_nvidia_smi(
+    output: ProbeOutput,
+    fields: &[String],
+    exec: impl FnOnce(&str, &[String]) -> ProbeOutput,
+) -> ProbeOutput {
+    let ProbeOutput::Gpus(GpuAnswer { on_pci, driver: Err(failure), gpus }) = output else { return output };
+    let is_worth_it = failure.kind == FailureKind::Missing && !on_pci.is_empty();
+    let said = is_worth_it.then(|| exec("nvidia-smi", &["-q".to_owned(), "-x".to_owned()]));
+    let driver = match said {
+        Some(ProbeOutput::Ran { stdout, .. }) => match nvidia_smi::read(&stdout, fields, on_pci.clone()) {
+            Ok(answer) => return ProbeOutput::Gpus(answer),
+            Err(_) => failure,
+        },
+        // A driver that hangs is told as such: that it has no library is the smaller trouble.
+        Some(ProbeOutput::Failed(hangs)) if matches!(hangs.kind, FailureKind::TimedOut | FailureKind::Abandoned) => {
+            hangs
+        }
+        _ => failure,
+    };
+    ProbeOutput::Gpus(GpuAnswer { on_pci, driver: Err(driver), gpus })
 }
 
 /// Of an answer to more, what was asked here.

@@ -10,13 +10,15 @@
 //! a child takes longer than everything that a fast check reads. A driver that answered a moment ago is asked here too.
 //! A pass that says beforehand what it will ask ([`ProbeRunner::prepare`]) has all of that read in one go.
 
-mod abandoned;
+pub(crate) mod abandoned;
 mod apart;
-mod child;
+pub(crate) mod child;
 mod clock_discipline;
+#[doc(hidden)]
+pub mod fuzzed;
 mod gpus;
 mod many;
-mod mounts;
+pub(crate) mod mounts;
 mod processes;
 mod reading;
 mod recorded;
@@ -60,8 +62,14 @@ pub use words::describe;
 /// The hidden argument by which this program reads one thing in a process of its own.
 pub const HELPER_ARGUMENT: &str = "__probe";
 
+/// The hidden argument by which this program runs one built-in test in a process of its own.
+pub const BUILTIN_ARGUMENT: &str = "__test";
+
 /// The environment variable that holds the run's key. No child gets to see it.
 pub const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
+
+/// The environment variable that names the directory for what is to be remembered.
+pub const STATE_VARIABLE: &str = "DOCTOR_NODE_STATE";
 
 /// What a program may print on each of its two streams; evidence is kept and must stay readable.
 pub const MAX_STREAM_BYTES: usize = 1 << 20;
@@ -71,6 +79,12 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Without persistence mode the driver wakes each GPU first, which takes seconds for eight of them.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// DCGM's engine keeps what it watches and answers at once; connecting has a limit of its own.
+const DCGM_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// As the driver's own, for its program, which asks for far more.
+const GPU_LOG_TIMEOUT: Span = Span::from_secs(60);
 
 /// Counters mean nothing without it.
 const UPTIME: &str = "/proc/uptime";
@@ -89,7 +103,9 @@ pub struct LocalRunner<'a> {
     root: PathBuf,
     helper: PathBuf,
     library: OsString,
+    dcgm: OsString,
     abandoned: AbandonedProbes,
+    state: Option<PathBuf>,
     samples: Samples,
     trusted: Trusted,
     mounts: OnceCell<Mounts>,
@@ -118,7 +134,9 @@ impl<'a> LocalRunner<'a> {
             // Also right when the program was replaced by an update while it runs.
             helper: PathBuf::from("/proc/self/exe"),
             library: doctor_gpu::nvml::LIBRARY.into(),
+            dcgm: OsString::new(),
             abandoned: AbandonedProbes::of_this_process(),
+            state: None,
             samples: Samples::default(),
             trusted: Trusted::default(),
             mounts: OnceCell::new(),
@@ -145,6 +163,13 @@ impl<'a> LocalRunner<'a> {
         self
     }
 
+    /// DCGM's library, where it is not one that the system finds by its name.
+    #[must_use]
+    pub fn dcgm(mut self, library: impl Into<OsString>) -> Self {
+        self.dcgm = library.into();
+        self
+    }
+
     /// Remembers here, for the processes that come after, which probes hang, whether the driver answers, and what
     /// counters stood at.
     #[must_use]
@@ -153,6 +178,7 @@ impl<'a> LocalRunner<'a> {
             self.abandoned = AbandonedProbes::kept_in(directory);
             self.trusted = Trusted::kept_in(directory);
             self.samples = Samples::kept_in(directory);
+            self.state = Some(directory.to_owned());
         }
         self
     }
@@ -200,15 +226,14 @@ impl<'a> LocalRunner<'a> {
         } else {
             self.read_apart(probe, what)
         };
-        self.note(probe, &output);
-        output
+        self.noted(probe, output)
     }
 
-    /// A driver that has answered is trusted for a while.
-    fn note(&self, probe: &Probe, output: &ProbeOutput) {
-        if let Probe::Gpu { .. } = probe {
-            self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
-        }
+    /// A driver that has answered is trusted for a while; for one without its library, its program is asked.
+    fn noted(&self, probe: &Probe, output: ProbeOutput) -> ProbeOutput {
+        let Probe::Gpu { fields } = probe else { return output };
+        self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
+        gpus::or_by_nvidia_smi(output, fields, |program, args| self.exec(program, args, GPU_LOG_TIMEOUT))
     }
 
     /// Whether it may be read in this process.
@@ -230,7 +255,12 @@ impl<'a> LocalRunner<'a> {
                 let fixed = path.split('*').next().unwrap_or_default();
                 self.mounts.get_or_init(Mounts::now).is_local(&reading::below(&self.root, fixed))
             }
-            Probe::Sampled { .. } | Probe::Exec { .. } | Probe::Builtin { .. } => false,
+            // DCGM's library starts threads of its own and may wait for an engine that hangs in the driver.
+            Probe::DcgmHealth { .. }
+            | Probe::Sampled { .. }
+            | Probe::Exec { .. }
+            | Probe::ExecWhere { .. }
+            | Probe::Builtin { .. } => false,
         }
     }
 
@@ -304,7 +334,7 @@ impl ProbeRunner for LocalRunner<'_> {
         let outputs = self.read_here(&ahead);
         let (mut known, mut driver) = (self.known.borrow_mut(), self.driver.borrow_mut());
         for (probe, output) in ahead.into_iter().zip(outputs) {
-            self.note(&probe, &output);
+            let output = self.noted(&probe, output);
             match probe {
                 Probe::Gpu { .. } => *driver = Some(output),
                 _ => drop(known.insert(probe, output)),
@@ -319,6 +349,11 @@ impl ProbeRunner for LocalRunner<'_> {
         }
         match probe {
             Probe::Exec { program, args, timeout } => self.exec(program, args, *timeout),
+            Probe::ExecWhere { path, program, args, timeout } => match reading::below(&self.root, path).try_exists() {
+                Ok(true) => self.exec(program, args, *timeout),
+                Ok(false) => failed(FailureKind::Missing, format!("{path} is not there")),
+                Err(error) => failed(kind_of(&error), format!("{path}: {error}")),
+            },
             Probe::Sampled { pattern, keep } => self.sample(pattern, *keep),
             Probe::Read { .. }
             | Probe::List { .. }
@@ -329,10 +364,9 @@ impl ProbeRunner for LocalRunner<'_> {
             | Probe::Kmsg
             | Probe::Processes
             | Probe::ClockDiscipline
+            | Probe::DcgmHealth { .. }
             | Probe::Gpu { .. } => self.read(probe, &what),
-            Probe::Builtin { test, .. } => {
-                failed(FailureKind::Missing, format!("this doctor-node has no built-in test `{test}`"))
-            }
+            Probe::Builtin { test, args, timeout } => self.builtin(test, args, *timeout),
         }
     }
 }
@@ -340,7 +374,7 @@ impl ProbeRunner for LocalRunner<'_> {
 /// The file system's part of answering this one.
 fn read_for(probe: &Probe) -> Option<Probe> {
     match probe {
-        Probe::Exec { .. } | Probe::Builtin { .. } | Probe::Gpu { .. } => None,
+        Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } | Probe::Gpu { .. } => None,
         Probe::Sampled { pattern, .. } => Some(Probe::glob(pattern)),
         other => Some(other.clone()),
     }
@@ -360,6 +394,7 @@ fn no_answer(probe: &Probe, why: NoAnswer) -> ProbeOutput {
 const fn time_for(probe: &Probe) -> Duration {
     match probe {
         Probe::Gpu { .. } => DRIVER_TIMEOUT,
+        Probe::DcgmHealth { .. } => DCGM_TIMEOUT,
         _ => FILE_TIMEOUT,
     }
 }

@@ -12,6 +12,7 @@ use std::{
 
 use doctor_checks::probe::{FileSystemSpace, Probe, ProbeOutput};
 use doctor_core::observation::FailureKind;
+use doctor_gpu::dcgm;
 use rustix::{fs::OFlags, io::Errno, process::Signal};
 
 use super::{MAX_STREAM_BYTES, clock_discipline, failed, gpus, kind_of, many::Tree, processes};
@@ -32,7 +33,7 @@ pub fn answer_as_helper(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOut
 #[derive(Debug)]
 pub(super) struct Reader {
     root: PathBuf,
-    /// NVML's.
+    /// The one that the probe asks: NVML's or DCGM's.
     library: OsString,
     tree: Tree,
 }
@@ -55,7 +56,10 @@ impl Reader {
             Probe::ClockDiscipline => ("the kernel's clock", clock_discipline::read(root).map(ProbeOutput::Text)),
             Probe::Gpu { fields } => return ProbeOutput::Gpus(gpus::ask(root, &self.library, fields)),
             Probe::Kmsg => ("/dev/kmsg", kernel_log(&below(root, "/dev/kmsg")).map(ProbeOutput::Text)),
-            Probe::Exec { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {
+            Probe::DcgmHealth { address } => {
+                return dcgm::health(&self.library, address).map_or_else(ProbeOutput::Failed, ProbeOutput::Text);
+            }
+            Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {
                 return failed(FailureKind::Failed, "this is no probe that reads");
             }
         };

@@ -16,7 +16,8 @@ pub fn describe(probe: &Probe) -> String {
         Probe::ClockDiscipline => "look at the clock".to_owned(),
         // The same whatever is asked: a driver that hangs for one question hangs for all.
         Probe::Gpu { .. } => "ask the driver".to_owned(),
-        Probe::Exec { program, args, .. } => name_of(program, args),
+        Probe::DcgmHealth { address } => format!("ask DCGM at {address}"),
+        Probe::Exec { program, args, .. } | Probe::ExecWhere { program, args, .. } => name_of(program, args),
         Probe::Builtin { test, .. } => format!("test {test}"),
     }
 }

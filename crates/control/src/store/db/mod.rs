@@ -4,15 +4,19 @@
 //! batch must travel in one message on PostgreSQL and in one loop on SQLite, [`Tx::bulk`] and [`Tx::each`] say both.
 //! Statements are prepared once per connection and kept.
 
+mod batch;
 mod postgres;
 mod row;
 mod sqlite;
 mod tx;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+use tokio_postgres::Config;
 
 use self::{postgres::PgSession, sqlite::SqliteFile};
 pub(super) use self::{
+    postgres::When,
     row::{Kind, Row, Val, vals},
     sqlite::open_read_only,
     tx::{Conn, Tx},
@@ -23,13 +27,23 @@ use super::{
     url::StoreUrl,
 };
 
-/// Readers kept open for the next question. More may exist for a moment; they are closed after use.
-const IDLE_READERS: usize = 4;
+/// Sessions of a kind kept open for the next question. More may exist for a moment; they are closed after use.
+const IDLE: usize = 4;
 
-/// One writer and a few readers, of one of two kinds.
+/// Writers and a few readers, of one of two kinds.
 pub(super) enum Db {
-    Sqlite { writer: Mutex<rusqlite::Connection>, readers: Mutex<Vec<rusqlite::Connection>>, file: Option<SqliteFile> },
-    Postgres { writer: Mutex<Option<PgSession>>, readers: Mutex<Vec<PgSession>>, config: Box<::postgres::Config> },
+    Sqlite {
+        writer: Mutex<rusqlite::Connection>,
+        readers: Mutex<Vec<rusqlite::Connection>>,
+        file: Option<SqliteFile>,
+    },
+    Postgres {
+        writers: Mutex<Vec<PgSession>>,
+        readers: Mutex<Vec<PgSession>>,
+        /// Open to many batches of results at once, or to one other write of this process.
+        gate: RwLock<()>,
+        config: Box<Config>,
+    },
 }
 
 /// How much of the others a transaction keeps out.
@@ -41,8 +55,9 @@ pub(super) enum Access {
     ReadOnce,
     /// Beside other writers of other rows.
     Write,
-    /// As `Write`, but where [`Db::syncs_apart`], durable only after [`Db::sync`].
-    WriteUnsynced,
+    /// As `Write`, and beside other batches of results that have nothing to do with this one. Where
+    /// [`Db::syncs_apart`], durable only after [`Db::sync`].
+    WriteResults,
     /// Nobody else writes meanwhile.
     WriteAlone,
 }
@@ -57,9 +72,13 @@ impl Db {
             }
             StoreUrl::Postgres(text) => {
                 let config = postgres::config(text, &url.to_string())?;
-                let writer = PgSession::connect(&config)?;
-                let writer = Mutex::new(Some(writer));
-                Ok(Self::Postgres { writer, readers: Mutex::default(), config: Box::new(config) })
+                let writers = Mutex::new(vec![PgSession::connect(&config)?]);
+                Ok(Self::Postgres {
+                    writers,
+                    readers: Mutex::default(),
+                    gate: RwLock::default(),
+                    config: Box::new(config),
+                })
             }
         }
     }
@@ -87,36 +106,28 @@ impl Db {
                     let connection = idle.map_or_else(|| file.connect_reader(), Ok)?;
                     let result = sqlite::transaction(&connection, access, names, body);
                     let mut readers = lock(readers);
-                    if readers.len() < IDLE_READERS {
+                    if readers.len() < IDLE {
                         readers.push(connection);
                     }
                     result
                 }
                 _ => sqlite::transaction(&lock(writer), access, names, body),
             },
-            Self::Postgres { writer, readers, config } => match access {
-                Access::Read | Access::ReadOnce => {
-                    let idle = lock(readers).pop().filter(|session| !session.is_closed());
-                    let mut session = idle.map_or_else(|| PgSession::connect(config), Ok)?;
-                    let result = session.transaction(access, names, body);
-                    let mut readers = lock(readers);
-                    if readers.len() < IDLE_READERS && !session.is_closed() {
-                        readers.push(session);
+            Self::Postgres { writers, readers, gate, config } => {
+                let mut in_session =
+                    |idle| in_session(idle, config, |session| session.transaction(access, names, body));
+                match access {
+                    Access::Read | Access::ReadOnce => in_session(readers),
+                    Access::WriteResults => {
+                        let _beside_others = gate.read().unwrap_or_else(PoisonError::into_inner);
+                        in_session(writers)
                     }
-                    result
+                    Access::Write | Access::WriteAlone => {
+                        let _alone = gate.write().unwrap_or_else(PoisonError::into_inner);
+                        in_session(writers)
+                    }
                 }
-                Access::Write | Access::WriteUnsynced | Access::WriteAlone => {
-                    let mut slot = lock(writer);
-                    // A server that was restarted is reached again by the next call; what was under way has failed.
-                    let mut session = match slot.take().filter(|session| !session.is_closed()) {
-                        Some(session) => session,
-                        None => PgSession::connect(config)?,
-                    };
-                    let result = session.transaction(access, names, body);
-                    *slot = Some(session);
-                    result
-                }
-            },
+            }
         }
     }
 
@@ -154,6 +165,22 @@ impl std::fmt::Debug for Db {
     }
 }
 
+/// A server that was restarted is reached again by the next call; what was under way has failed.
+fn in_session<T>(
+    idle: &Mutex<Vec<PgSession>>,
+    config: &Config,
+    body: impl FnOnce(&mut PgSession) -> Result<T>,
+) -> Result<T> {
+    let session = lock(idle).pop().filter(|session| !session.is_closed());
+    let mut session = session.map_or_else(|| PgSession::connect(config), Ok)?;
+    let result = body(&mut session);
+    let mut idle = lock(idle);
+    if idle.len() < IDLE && !session.is_closed() {
+        idle.push(session);
+    }
+    result
+}
+
 /// A thread that panicked in a transaction left it open; the next one rolls it back before it begins. The lock's
 /// poison adds nothing to that.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -164,6 +191,6 @@ pub(super) fn sqlite_error(operation: &'static str) -> impl Fn(rusqlite::Error) 
     move |source| StoreError::Sqlite { operation, source }
 }
 
-pub(super) fn postgres_error(operation: &'static str) -> impl Fn(::postgres::Error) -> StoreError {
+pub(super) fn postgres_error(operation: &'static str) -> impl Fn(tokio_postgres::Error) -> StoreError {
     move |source| StoreError::Postgres { operation, source }
 }

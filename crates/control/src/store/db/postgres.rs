@@ -1,13 +1,28 @@
 //! PostgreSQL, for sites with several controllers. One session is one connection with its prepared statements.
+//!
+//! A round trip costs both sides more than the row that it carries. A statement whose answer nobody asks for waits in the
+//! session until something is asked, and all that waits goes out in one go: a batch of results is two round trips,
+//! whatever it writes. The server does them in order; the first that fails is the one that is told, and the server has
+//! then refused all after it up to the end of the transaction. Each statement also costs the server an answer of its
+//! own, so those that follow each other and change different tables are sent as one.
 
-use std::{collections::HashMap, sync::Arc};
-
-use postgres::{
-    Client, Config, NoTls, Statement, config::SslMode, error::SqlState, fallible_iterator::FallibleIterator,
-    types::ToSql,
+use std::{
+    collections::HashMap,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
 };
 
-use super::{Access, Conn, Kind, Tx, Val, postgres_error};
+use futures_util::StreamExt;
+use tokio::runtime::Runtime;
+use tokio_postgres::{Client, Config, NoTls, Row, Statement, config::SslMode, error::SqlState, types::ToSql};
+
+use super::{
+    Access, Conn, Kind, Tx, Val,
+    batch::{Batch, Column},
+    postgres_error,
+};
 use crate::store::{
     error::{Result, StoreError},
     names::Names,
@@ -15,13 +30,17 @@ use crate::store::{
 
 /// How often a transaction is tried again that PostgreSQL ended because of another one.
 const TRIES: u32 = 5;
+/// Rows of a long answer that are handed out at once.
+const ROWS: usize = 512;
+/// So much may wait to be sent: a store that is restored is larger than memory.
+const MOST_WAITING: usize = 8 << 20;
 
 /// Reads the URL and refuses what this build cannot honour: a wish for TLS must not be silently ignored.
 pub(super) fn config(url: &str, shown: &str) -> Result<Config> {
     if ["sslmode=verify-ca", "sslmode=verify-full"].iter().any(|mode| url.contains(mode)) {
         return Err(StoreError::TlsNotSupported { database: shown.to_owned() });
     }
-    let mut config: Config = url.parse().map_err(|error: postgres::Error| StoreError::BadUrl {
+    let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| StoreError::BadUrl {
         text: shown.to_owned(),
         why: std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string),
     })?;
@@ -38,14 +57,69 @@ pub(super) fn config(url: &str, shown: &str) -> Result<Config> {
 }
 
 pub(in crate::store) struct PgSession {
+    /// The connection lives in it and moves while somebody waits for an answer.
+    runtime: Runtime,
     client: Client,
     prepared: HashMap<String, Statement>,
+    /// Goes out before the next question.
+    waiting: Vec<Waiting>,
+    /// Goes out after that: rows that others wait for are locked as late as can be.
+    at_last: Vec<Waiting>,
+    bytes_waiting: usize,
+    /// Answers to what will be asked in this transaction.
+    foreseen: Vec<Foreseen>,
+}
+
+/// What will be asked, and once the server was asked, its answer.
+struct Foreseen {
+    sql: String,
+    keys: Vec<i64>,
+    rows: Vec<Row>,
+}
+
+/// A statement that is not sent yet.
+struct Waiting {
+    operation: &'static str,
+    what: What,
+}
+
+enum What {
+    Script(&'static str),
+    Batch(Batch),
+    Foreseen { sql: String, keys: Vec<i64> },
+}
+
+/// The same with its prepared statement.
+enum Ready {
+    Script(&'static str),
+    Batch(Statement, Vec<Column>),
+    Foreseen { statement: Statement, sql: String, keys: Vec<i64> },
+}
+
+/// When a statement may run that nobody asks the answer of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::store) enum When {
+    InTurn,
+    AtLast,
 }
 
 impl PgSession {
     pub(super) fn connect(config: &Config) -> Result<Self> {
-        let client = config.connect(NoTls).map_err(postgres_error("connecting"))?;
-        Ok(Self { client, prepared: HashMap::new() })
+        let no_runtime =
+            |error: std::io::Error| StoreError::Refused { operation: "connecting", why: error.to_string() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_runtime)?;
+        let (client, connection) = runtime.block_on(config.connect(NoTls)).map_err(postgres_error("connecting"))?;
+        // Whatever ends the connection is told to whoever waits for an answer.
+        runtime.spawn(async move { drop(connection.await) });
+        Ok(Self {
+            runtime,
+            client,
+            prepared: HashMap::new(),
+            waiting: Vec::new(),
+            at_last: Vec::new(),
+            bytes_waiting: 0,
+            foreseen: Vec::new(),
+        })
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -77,20 +151,23 @@ impl PgSession {
         let begin = match access {
             Access::ReadOnce => return body(&mut Tx { conn: Conn::Postgres(self), names: Arc::clone(names) }),
             Access::Read => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            Access::Write | Access::WriteUnsynced | Access::WriteAlone => "BEGIN",
+            Access::Write | Access::WriteResults | Access::WriteAlone => "BEGIN",
         };
-        self.script("beginning a transaction", begin)?;
+        self.forget();
+        self.waiting.push(Waiting { operation: "beginning a transaction", what: What::Script(begin) });
         let mut tx = Tx { conn: Conn::Postgres(self), names: Arc::clone(names) };
         let result = body(&mut tx);
         let known = Arc::clone(&tx.names);
         match result {
             Ok(value) => {
+                // A commit after a statement that failed is a rollback, and the failure is what is told.
                 self.script("committing", "COMMIT")?;
                 *names = known;
                 Ok(value)
             }
             Err(error) => {
                 // The first error is the one to tell; a session that cannot even roll back is closed and replaced.
+                self.forget();
                 if self.script("rolling back", "ROLLBACK").is_err() {
                     self.prepared.clear();
                 }
@@ -99,23 +176,61 @@ impl PgSession {
         }
     }
 
+    /// Nothing of the last transaction goes into another one.
+    fn forget(&mut self) {
+        self.waiting.clear();
+        self.at_last.clear();
+        self.bytes_waiting = 0;
+        self.foreseen.clear();
+    }
+
     fn prepare(&mut self, operation: &'static str, sql: &str) -> Result<Statement> {
         if let Some(statement) = self.prepared.get(sql) {
             return Ok(statement.clone());
         }
-        let statement = self.client.prepare(sql).map_err(postgres_error(operation))?;
+        let statement = self.runtime.block_on(self.client.prepare(sql)).map_err(postgres_error(operation))?;
         self.prepared.insert(sql.to_owned(), statement.clone());
         Ok(statement)
     }
 
+    /// Sends what waits and then a question, and waits for the answers to all of them.
+    fn ask<T>(
+        &mut self,
+        operation: &'static str,
+        question: impl AsyncFnOnce(&Client) -> std::result::Result<T, tokio_postgres::Error>,
+    ) -> Result<T> {
+        self.bytes_waiting = 0;
+        let mut ready = Vec::new();
+        for waiting in
+            together(std::mem::take(&mut self.waiting)).into_iter().chain(together(std::mem::take(&mut self.at_last)))
+        {
+            let operation = waiting.operation;
+            let one = match waiting.what {
+                What::Script(sql) => Ready::Script(sql),
+                What::Batch(Batch { sql, columns, .. }) => Ready::Batch(self.prepare(operation, &sql)?, columns),
+                What::Foreseen { sql, keys } => {
+                    Ready::Foreseen { statement: self.prepare(operation, &sql)?, sql, keys }
+                }
+            };
+            ready.push((operation, one));
+        }
+        let client = &self.client;
+        let before: Vec<Sent<'_>> =
+            ready.into_iter().map(|(operation, one)| Box::pin(send(client, operation, one)) as Sent<'_>).collect();
+        let last = async { question(client).await.map_err(postgres_error(operation)) };
+        let (foreseen, answer) = self.runtime.block_on(in_order(before, last))?;
+        self.foreseen.extend(foreseen);
+        Ok(answer)
+    }
+
     pub(super) fn script(&mut self, operation: &'static str, sql: &str) -> Result<()> {
-        self.client.batch_execute(sql).map_err(postgres_error(operation))
+        self.ask(operation, async |client| client.batch_execute(sql).await)
     }
 
     pub(super) fn execute(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<u64> {
         let statement = self.prepare(operation, sql)?;
-        let params: Vec<&(dyn ToSql + Sync)> = vals.iter().map(|val| val as &(dyn ToSql + Sync)).collect();
-        self.client.execute(&statement, &params).map_err(postgres_error(operation))
+        let params = params(vals);
+        self.ask(operation, async |client| client.execute(&statement, &params).await)
     }
 
     /// Hands rows out as they come, for answers that may be larger than memory.
@@ -124,35 +239,40 @@ impl PgSession {
         operation: &'static str,
         sql: &str,
         vals: &[Val<'_>],
-        mut visit: impl FnMut(&postgres::Row) -> Result<()>,
+        mut visit: impl FnMut(&Row) -> Result<()>,
     ) -> Result<()> {
-        let fail = postgres_error(operation);
         let statement = self.prepare(operation, sql)?;
-        let mut rows = self.client.query_raw(&statement, vals.iter()).map_err(&fail)?;
-        while let Some(row) = rows.next().map_err(&fail)? {
-            visit(&row)?;
+        let rows = self.ask(operation, async |client| client.query_raw(&statement, vals.iter()).await)?;
+        let mut some = pin!(rows.ready_chunks(ROWS));
+        while let Some(rows) = self.runtime.block_on(some.next()) {
+            for row in rows {
+                visit(&row.map_err(postgres_error(operation))?)?;
+            }
         }
         Ok(())
     }
 
     /// The whole answer at once: to wait for each row costs more than the row.
-    pub(super) fn query(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<Vec<postgres::Row>> {
-        let params: Vec<&(dyn ToSql + Sync)> = vals.iter().map(|val| val as &(dyn ToSql + Sync)).collect();
+    pub(super) fn query(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<Vec<Row>> {
         let statement = self.prepare(operation, sql)?;
-        self.client.query(&statement, &params).map_err(postgres_error(operation))
+        let params = params(vals);
+        self.ask(operation, async |client| client.query(&statement, &params).await)
     }
 
-    pub(super) fn query_keys(
-        &mut self,
-        operation: &'static str,
-        sql: &str,
-        keys: &[i64],
-    ) -> Result<Vec<postgres::Row>> {
+    pub(super) fn query_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) -> Result<Vec<Row>> {
+        let same = |one: &Foreseen| one.sql == sql && one.keys == keys;
+        if let Some(place) = self.foreseen.iter().position(same) {
+            return Ok(self.foreseen.swap_remove(place).rows);
+        }
         let statement = self.prepare(operation, sql)?;
-        self.client.query(&statement, &[&keys]).map_err(postgres_error(operation))
+        self.ask(operation, async |client| client.query(&statement, &[&keys]).await)
     }
 
-    /// Each column travels as one array, so that a batch of any length is one statement and one round trip.
+    pub(super) fn foresee_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) {
+        self.waiting.push(Waiting { operation, what: What::Foreseen { sql: sql.to_owned(), keys: keys.to_vec() } });
+    }
+
+    /// Each column travels as one array, so that a batch of any length is one statement. How many rows it changed.
     pub(super) fn execute_arrays(
         &mut self,
         operation: &'static str,
@@ -160,14 +280,28 @@ impl PgSession {
         kinds: &[Kind],
         rows: &[Val<'_>],
     ) -> Result<u64> {
-        let columns: Vec<Column<'_>> = kinds
-            .iter()
-            .enumerate()
-            .map(|(i, kind)| Column::gather(*kind, rows.iter().skip(i).step_by(kinds.len())))
-            .collect();
-        let params: Vec<&(dyn ToSql + Sync)> = columns.iter().map(Column::param).collect();
         let statement = self.prepare(operation, sql)?;
-        self.client.execute(&statement, &params).map_err(postgres_error(operation))
+        let Batch { columns, .. } = Batch::new(sql, kinds, rows);
+        self.ask(operation, async |client| client.execute_raw(&statement, &columns).await)
+    }
+
+    /// The same, where nobody asks how many: it goes out with the next question, or with the end of the transaction.
+    pub(super) fn defer_arrays(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+        when: When,
+    ) -> Result<()> {
+        let batch = Batch::new(sql, kinds, rows);
+        self.bytes_waiting += batch.bytes();
+        let waiting = Waiting { operation, what: What::Batch(batch) };
+        match when {
+            When::InTurn => self.waiting.push(waiting),
+            When::AtLast => self.at_last.push(waiting),
+        }
+        if self.bytes_waiting < MOST_WAITING { Ok(()) } else { self.ask(operation, async |_| Ok(())) }
     }
 }
 
@@ -177,41 +311,63 @@ impl std::fmt::Debug for PgSession {
     }
 }
 
-enum Column<'a> {
-    Ints(Vec<Option<i64>>),
-    Texts(Vec<Option<&'a str>>),
-    Blobs(Vec<Option<&'a [u8]>>),
+fn params<'a>(vals: &'a [Val<'_>]) -> Vec<&'a (dyn ToSql + Sync)> {
+    vals.iter().map(|val| val as &(dyn ToSql + Sync)).collect()
 }
 
-impl<'a> Column<'a> {
-    fn gather<'r>(kind: Kind, values: impl Iterator<Item = &'r Val<'a>>) -> Self
-    where
-        'a: 'r,
-    {
-        match kind {
-            Kind::Int => {
-                Self::Ints(values.map(|val| if let Val::Int(number) = val { Some(*number) } else { None }).collect())
-            }
-            Kind::Text => {
-                Self::Texts(values.map(|val| if let Val::Text(text) = val { Some(*text) } else { None }).collect())
-            }
-            Kind::Blob => {
-                Self::Blobs(values.map(|val| if let Val::Blob(bytes) = val { Some(*bytes) } else { None }).collect())
-            }
-        }
+/// Statements that follow each other are sent as one as far as they change different tables.
+fn together(waiting: Vec<Waiting>) -> Vec<Waiting> {
+    let mut merged: Vec<Waiting> = Vec::with_capacity(waiting.len());
+    for next in waiting {
+        let rest = match (merged.last_mut(), next.what) {
+            (Some(Waiting { what: What::Batch(last), .. }), What::Batch(batch)) => last.join(batch).map(What::Batch),
+            (_, what) => Some(what),
+        };
+        merged.extend(rest.map(|what| Waiting { operation: next.operation, what }));
     }
+    merged
+}
 
-    fn param(&self) -> &(dyn ToSql + Sync) {
-        match self {
-            Self::Ints(column) => column,
-            Self::Texts(column) => column,
-            Self::Blobs(column) => column,
+type Sent<'a> = Pin<Box<dyn Future<Output = Result<Option<Foreseen>>> + 'a>>;
+
+async fn send(client: &Client, operation: &'static str, ready: Ready) -> Result<Option<Foreseen>> {
+    let sent = match ready {
+        Ready::Script(sql) => client.batch_execute(sql).await.map(|()| None),
+        Ready::Batch(statement, columns) => client.execute_raw(&statement, &columns).await.map(|_| None),
+        Ready::Foreseen { statement, sql, keys } => {
+            let rows = client.query(&statement, &[&keys]).await;
+            rows.map(|rows| Some(Foreseen { sql, keys, rows }))
         }
-    }
+    };
+    sent.map_err(postgres_error(operation))
+}
+
+/// Runs all at once, each sent in its turn: a question is sent when it is first polled. The first error is told.
+async fn in_order<T>(mut before: Vec<Sent<'_>>, last: impl Future<Output = Result<T>>) -> Result<(Vec<Foreseen>, T)> {
+    let mut last = pin!(last);
+    let mut answers: Vec<Option<Result<Option<Foreseen>>>> = before.iter().map(|_| None).collect();
+    let mut answer = None;
+    poll_fn(|context| {
+        for (one, answer) in before.iter_mut().zip(&mut answers).filter(|(_, answer)| answer.is_none()) {
+            if let Poll::Ready(ready) = one.as_mut().poll(context) {
+                *answer = Some(ready);
+            }
+        }
+        if answer.is_none()
+            && let Poll::Ready(ready) = last.as_mut().poll(context)
+        {
+            answer = Some(ready);
+        }
+        if answers.iter().all(Option::is_some) && answer.is_some() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    let foreseen: Result<Vec<Option<Foreseen>>> = answers.into_iter().flatten().collect();
+    let foreseen = foreseen?.into_iter().flatten().collect();
+    Ok((foreseen, answer.expect("it was polled until it was there")?))
 }
 
 /// Deadlocks and serialization failures say nothing but "try again".
-fn ended_by_another(error: &postgres::Error) -> bool {
+fn ended_by_another(error: &tokio_postgres::Error) -> bool {
     error
         .code()
         .is_some_and(|code| *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED)

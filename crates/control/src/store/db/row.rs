@@ -4,7 +4,7 @@ use doctor_core::{
     ids::{CaseId, RunId},
     time::{Span, Timestamp},
 };
-use postgres::types::{FromSql, IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 
 use super::{postgres_error, sqlite_error};
 use crate::store::error::{Result, StoreError};
@@ -161,7 +161,7 @@ impl<'a> FromSql<'a> for AnyInt {
 /// One row of an answer; columns are counted from 0.
 pub(in crate::store) enum Row<'a> {
     Sqlite(&'a rusqlite::Row<'a>),
-    Postgres(&'a postgres::Row),
+    Postgres(&'a tokio_postgres::Row),
 }
 
 const READ: &str = "reading a column";

@@ -151,7 +151,7 @@ pub(super) fn transaction<T>(
         connection.execute_batch("ROLLBACK").map_err(sqlite_error("rolling back what a panic left"))?;
         set_sync(connection, "FULL")?;
     }
-    if access != Access::WriteUnsynced {
+    if access != Access::WriteResults {
         return attempt(connection, access, names, body);
     }
     set_sync(connection, "NORMAL")?;
@@ -175,7 +175,7 @@ fn attempt<T>(
     let begin = match access {
         Access::ReadOnce => return body(&mut Tx { conn: Conn::Sqlite(connection), names: Arc::clone(names) }),
         Access::Read => "BEGIN",
-        Access::Write | Access::WriteUnsynced | Access::WriteAlone => "BEGIN IMMEDIATE",
+        Access::Write | Access::WriteResults | Access::WriteAlone => "BEGIN IMMEDIATE",
     };
     run(connection, "beginning a transaction", begin)?;
     let mut tx = Tx { conn: Conn::Sqlite(connection), names: Arc::clone(names) };

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Kind, Row, Val, postgres::PgSession, sqlite_error};
+use super::{Kind, Row, Val, When, postgres::PgSession, sqlite_error};
 use crate::store::{
     error::{Result, StoreError},
     names::Names,
@@ -133,35 +133,51 @@ impl Tx<'_> {
                 }
                 Ok(())
             }
-            Conn::Postgres(session) => {
-                let sql = sql.replace("IN {keys}", "IN (SELECT unnest($1::int8[]))");
-                session.query_keys(operation, &sql, keys)?.iter().try_for_each(|row| visit(&Row::Postgres(row)))
-            }
+            Conn::Postgres(session) => session
+                .query_keys(operation, &unnested(sql), keys)?
+                .iter()
+                .try_for_each(|row| visit(&Row::Postgres(row))),
+        }
+    }
+
+    /// [`Self::keyed`] will be asked this. PostgreSQL is asked with the next question, so that the answer is there then;
+    /// SQLite has no journey to save.
+    pub(in crate::store) fn foresee(&mut self, operation: &'static str, sql: &str, keys: &[i64]) {
+        if let Conn::Postgres(session) = &mut self.conn
+            && !keys.is_empty()
+        {
+            session.foresee_keys(operation, &unnested(sql), keys);
         }
     }
 
     /// Runs a statement for each of many rows: `sqlite` once per row with its values, `postgres` once with each
-    /// column as an array. `rows` is flat, `kinds.len()` values to a row.
+    /// column as an array. `rows` is flat, `kinds.len()` values to a row. PostgreSQL may be told later, in the same
+    /// order, and what it has against it is told then.
     pub(in crate::store) fn each(
         &mut self,
         operation: &'static str,
         (sqlite, postgres): (&str, &str),
         kinds: &[Kind],
         rows: &[Val<'_>],
-    ) -> Result<u64> {
-        if rows.is_empty() {
-            return Ok(0);
-        }
+    ) -> Result<()> {
         match &mut self.conn {
-            Conn::Sqlite(connection) => {
-                let fail = sqlite_error(operation);
-                let mut statement = connection.prepare_cached(&numbered(sqlite)).map_err(&fail)?;
-                let mut changed = 0;
-                for row in rows.chunks_exact(kinds.len()) {
-                    changed += statement.execute(rusqlite::params_from_iter(row)).map_err(&fail)? as u64;
-                }
-                Ok(changed)
-            }
+            _ if rows.is_empty() => Ok(()),
+            Conn::Sqlite(connection) => for_each(connection, operation, sqlite, kinds, rows).map(drop),
+            Conn::Postgres(session) => session.defer_arrays(operation, postgres, kinds, rows, When::InTurn),
+        }
+    }
+
+    /// As [`Self::each`], at once. How many rows were changed.
+    pub(in crate::store) fn count_each(
+        &mut self,
+        operation: &'static str,
+        (sqlite, postgres): (&str, &str),
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+    ) -> Result<u64> {
+        match &mut self.conn {
+            _ if rows.is_empty() => Ok(0),
+            Conn::Sqlite(connection) => for_each(connection, operation, sqlite, kinds, rows),
             Conn::Postgres(session) => session.execute_arrays(operation, postgres, kinds, rows),
         }
     }
@@ -174,13 +190,48 @@ impl Tx<'_> {
         kinds: &[Kind],
         rows: &[Val<'_>],
         conflict: &str,
-    ) -> Result<u64> {
+    ) -> Result<()> {
+        self.insert_rows(operation, into, kinds, rows, conflict, When::InTurn)
+    }
+
+    /// As [`Self::bulk`], for rows that every transaction adds to: they are locked only at its end, so that others wait
+    /// for no more than that.
+    pub(in crate::store) fn add_up(
+        &mut self,
+        operation: &'static str,
+        into: &str,
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+        conflict: &str,
+    ) -> Result<()> {
+        self.insert_rows(operation, into, kinds, rows, conflict, When::AtLast)
+    }
+
+    fn insert_rows(
+        &mut self,
+        operation: &'static str,
+        into: &str,
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+        conflict: &str,
+        when: When,
+    ) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
         let places: Vec<String> = (1..=kinds.len()).map(|n| format!("${n}")).collect();
-        let arrays: Vec<String> =
-            places.iter().zip(kinds).map(|(place, kind)| format!("{place}::{}[]", kind.postgres())).collect();
-        let sqlite = format!("INSERT INTO {into} VALUES ({}) {conflict}", places.join(","));
-        let postgres = format!("INSERT INTO {into} SELECT * FROM UNNEST({}) {conflict}", arrays.join(","));
-        self.each(operation, (&sqlite, &postgres), kinds, rows)
+        match &mut self.conn {
+            Conn::Sqlite(connection) => {
+                let sql = format!("INSERT INTO {into} VALUES ({}) {conflict}", places.join(","));
+                for_each(connection, operation, &sql, kinds, rows).map(drop)
+            }
+            Conn::Postgres(session) => {
+                let arrays: Vec<String> =
+                    places.iter().zip(kinds).map(|(place, kind)| format!("{place}::{}[]", kind.postgres())).collect();
+                let sql = format!("INSERT INTO {into} SELECT * FROM UNNEST({}) {conflict}", arrays.join(","));
+                session.defer_arrays(operation, &sql, kinds, rows, when)
+            }
+        }
     }
 
     /// Inserts a row and gives back the number it got.
@@ -188,6 +239,22 @@ impl Tx<'_> {
         self.first(operation, &format!("{sql} RETURNING id"), vals, |row| row.int(0))?
             .ok_or_else(|| StoreError::Unreadable { what: "answer", why: format!("{operation} gave no number back") })
     }
+}
+
+fn for_each(
+    connection: &rusqlite::Connection,
+    operation: &'static str,
+    sql: &str,
+    kinds: &[Kind],
+    rows: &[Val<'_>],
+) -> Result<u64> {
+    let fail = sqlite_error(operation);
+    let mut statement = connection.prepare_cached(&numbered(sql)).map_err(&fail)?;
+    let mut changed = 0;
+    for row in rows.chunks_exact(kinds.len()) {
+        changed += statement.execute(rusqlite::params_from_iter(row)).map_err(&fail)? as u64;
+    }
+    Ok(changed)
 }
 
 impl Kind {
@@ -198,6 +265,11 @@ impl Kind {
             Self::Blob => "bytea",
         }
     }
+}
+
+/// PostgreSQL takes the keys as one array.
+fn unnested(sql: &str) -> String {
+    sql.replace("IN {keys}", "IN (SELECT unnest($1::int8[]))")
 }
 
 /// SQLite reads `$1` as a name and numbers names as they come; `?1` is the first value for it.

@@ -1,0 +1,171 @@
+//! A batch on its way to PostgreSQL. Each column is one array in the server's binary form, so that a batch of any length is
+//! one statement; batches for different tables are joined to one statement.
+
+use std::{error::Error, fmt::Write};
+
+use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
+
+use super::{Kind, Val};
+
+/// A statement for many rows. It borrows nothing: it may be sent later.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) sql: String,
+    pub(super) columns: Vec<Column>,
+    /// The tables it changes.
+    tables: Vec<String>,
+}
+
+impl Batch {
+    pub(super) fn new(sql: &str, kinds: &[Kind], rows: &[Val<'_>]) -> Self {
+        let columns =
+            kinds.iter().enumerate().map(|(place, kind)| Column::gather(*kind, rows, place, kinds.len())).collect();
+        Self { sql: sql.to_owned(), columns, tables: vec![table_of(sql).to_owned()] }
+    }
+
+    /// How much there is to send.
+    pub(super) fn bytes(&self) -> usize {
+        self.columns.iter().map(|Column(array)| array.len()).sum()
+    }
+
+    /// Adds another one to this. Parts of one statement do not see what the others change, so one that changes the same
+    /// table is given back.
+    pub(super) fn join(&mut self, other: Self) -> Option<Self> {
+        if other.tables.iter().any(|table| self.tables.contains(table)) {
+            return Some(other);
+        }
+        // `WITH a AS (…), b AS (…) c`: what was last until now becomes a named part.
+        let (parts, last) = self.sql.split_at(self.sql.rfind(LAST).map_or(0, |place| place + LAST.len()));
+        let parts = if parts.is_empty() { "WITH " } else { parts.strip_suffix(LAST).unwrap_or(parts) };
+        let comma = if self.tables.len() == 1 { "" } else { ", " };
+        let number = self.tables.len();
+        let other_sql = renumbered(&other.sql, self.columns.len());
+        self.sql = format!("{parts}{comma}part{number} AS ({last}){LAST}{other_sql}");
+        self.columns.extend(other.columns);
+        self.tables.extend(other.tables);
+        None
+    }
+}
+
+/// Between the named parts of a joined statement and its last: nothing else in a statement is a new line.
+const LAST: &str = "\n";
+
+/// The table that a statement changes: the word after `INSERT INTO`, `UPDATE` or `DELETE FROM`.
+fn table_of(sql: &str) -> &str {
+    let mut words = sql.split_ascii_whitespace();
+    words.find(|word| !matches!(*word, "INSERT" | "INTO" | "UPDATE" | "DELETE" | "FROM")).unwrap_or_default()
+}
+
+/// The same statement with its values counted on from others.
+fn renumbered(sql: &str, by: usize) -> String {
+    let mut parts = sql.split('$');
+    let mut counted_on = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let digits = part.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, rest) = part.split_at(digits);
+        let number = number.parse::<usize>().unwrap_or(0) + by;
+        write!(counted_on, "${number}{rest}").expect("writing to a string does not fail");
+    }
+    counted_on
+}
+
+/// The array, as it goes over the wire.
+#[derive(Debug)]
+pub(super) struct Column(Vec<u8>);
+
+impl Column {
+    /// Takes every `step`-th value from `first` on.
+    fn gather(kind: Kind, rows: &[Val<'_>], first: usize, step: usize) -> Self {
+        let values = || rows.iter().skip(first).step_by(step);
+        let length = values().map(|value| 4 + size(*value)).sum::<usize>();
+        let mut array = Vec::with_capacity(20 + length);
+        let has_null = values().any(|value| matches!(value, Val::Null));
+        // One dimension, whose elements are counted from 1.
+        let head = [1, i32::from(has_null), oid(kind), number(values().count()), 1];
+        array.extend(head.into_iter().flat_map(i32::to_be_bytes));
+        for value in values() {
+            let size = if matches!(value, Val::Null) { -1 } else { number(size(*value)) };
+            array.extend(size.to_be_bytes());
+            match value {
+                Val::Null => {}
+                Val::Int(number) => array.extend(number.to_be_bytes()),
+                Val::Text(text) => array.extend(text.as_bytes()),
+                Val::Blob(bytes) => array.extend(*bytes),
+            }
+        }
+        Self(array)
+    }
+}
+
+fn size(value: Val<'_>) -> usize {
+    match value {
+        Val::Null => 0,
+        Val::Int(_) => 8,
+        Val::Text(text) => text.len(),
+        Val::Blob(bytes) => bytes.len(),
+    }
+}
+
+/// A batch is far below two thousand million of anything; one that were not is refused by the server.
+fn number(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+/// The server's number of the elements' type.
+fn oid(kind: Kind) -> i32 {
+    let element = match kind {
+        Kind::Int => Type::INT8,
+        Kind::Text => Type::TEXT,
+        Kind::Blob => Type::BYTEA,
+    };
+    element.oid().cast_signed()
+}
+
+impl ToSql for Column {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        out.extend_from_slice(&self.0);
+        Ok(IsNull::No)
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        matches!(*ty, Type::INT8_ARRAY | Type::TEXT_ARRAY | Type::BYTEA_ARRAY)
+    }
+
+    to_sql_checked!();
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_postgres::types::FromSql;
+
+    use super::*;
+
+    #[test]
+    fn batches_for_different_tables_become_one_statement_and_the_same_table_waits() {
+        let one = |sql: &str| Batch::new(sql, &[Kind::Int], &[Val::Int(1)]);
+        let mut all = one("INSERT INTO a (x) SELECT * FROM UNNEST($1::int8[])");
+        assert!(all.join(one("DELETE FROM b WHERE x = ANY ($1::int8[]) OR y = ANY ($1::int8[])")).is_none());
+        assert!(all.join(one("UPDATE c SET x = 1 WHERE y = ANY ($1::int8[])")).is_none());
+        assert_eq!(
+            all.sql.replace(LAST, " "),
+            "WITH part1 AS (INSERT INTO a (x) SELECT * FROM UNNEST($1::int8[])), \
+             part2 AS (DELETE FROM b WHERE x = ANY ($2::int8[]) OR y = ANY ($2::int8[])) \
+             UPDATE c SET x = 1 WHERE y = ANY ($3::int8[])"
+        );
+        assert_eq!(all.columns.len(), 3);
+        assert!(all.join(one("UPDATE b SET x = 2 WHERE y = ANY ($1::int8[])")).is_some());
+    }
+
+    #[test]
+    fn an_array_is_read_as_it_was_gathered() {
+        let rows = [Val::Int(-7), Val::Text("a"), Val::Null, Val::Null, Val::Int(i64::MAX), Val::Text("")];
+        let Column(numbers) = Column::gather(Kind::Int, &rows, 0, 2);
+        let numbers = Vec::<Option<i64>>::from_sql(&Type::INT8_ARRAY, &numbers).unwrap();
+        assert_eq!(numbers, [Some(-7), None, Some(i64::MAX)]);
+        let Column(texts) = Column::gather(Kind::Text, &rows, 1, 2);
+        let texts = Vec::<Option<&str>>::from_sql(&Type::TEXT_ARRAY, &texts).unwrap();
+        assert_eq!(texts, [Some("a"), None, Some("")]);
+        let Column(blobs) = Column::gather(Kind::Blob, &[Val::Blob(&[0, 255])], 0, 1);
+        assert_eq!(Vec::<&[u8]>::from_sql(&Type::BYTEA_ARRAY, &blobs).unwrap(), [&[0, 255]]);
+    }
+}

@@ -1,0 +1,81 @@
+//! Node-time that runs have spent, added up by ten minutes as runs end: a day's budget is the sum of a few rows, however
+//! many runs there were.
+
+use std::collections::BTreeMap;
+
+use doctor_core::time::{Span, Timestamp};
+
+use super::{
+    Store,
+    db::{Kind, Tx, vals},
+    error::Result,
+};
+
+/// The length of a slot, in milliseconds.
+const SLOT: i64 = 600_000;
+
+/// The time of a run that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spell {
+    pub(super) began: Timestamp,
+    pub(super) ended: Timestamp,
+    pub(super) nodes: i64,
+}
+
+impl Store {
+    /// Node-time that ended runs spent since then. Counted by ten minutes: those in which `since` lies count whole.
+    pub fn spent_since(&self, since: Timestamp) -> Result<Span> {
+        let sql = "SELECT CAST(SUM(millis) AS BIGINT) FROM spent WHERE slot >= $1";
+        self.read(|tx| {
+            let slot = since.millis().div_euclid(SLOT);
+            let spent = tx.first("adding up node-hours", sql, vals![slot], |row| row.opt_int(0))?;
+            Ok(Span::from_millis(spent.flatten().unwrap_or(0)))
+        })
+    }
+}
+
+pub(super) fn add(tx: &mut Tx<'_>, spells: &[Spell]) -> Result<()> {
+    let slots = by_slot(spells);
+    let mut rows = Vec::with_capacity(slots.len() * 2);
+    for (slot, millis) in slots {
+        rows.extend_from_slice(vals![slot, millis]);
+    }
+    let conflict = "ON CONFLICT (slot) DO UPDATE SET millis = spent.millis + excluded.millis";
+    tx.add_up("adding up node-hours", "spent (slot, millis)", &[Kind::Int; 2], &rows, conflict)
+}
+
+fn by_slot(spells: &[Spell]) -> BTreeMap<i64, i64> {
+    let mut slots: BTreeMap<i64, i64> = BTreeMap::new();
+    for spell in spells {
+        let (mut from, to) = (spell.began.millis(), spell.ended.millis());
+        while from < to {
+            let slot = from.div_euclid(SLOT);
+            let until = to.min((slot + 1) * SLOT);
+            *slots.entry(slot).or_default() += (until - from) * spell.nodes;
+            from = until;
+        }
+    }
+    slots
+}
+
+/// What nobody asks for any more.
+pub(super) fn prune(tx: &mut Tx<'_>, before: Timestamp) -> Result<()> {
+    let slot = before.millis().div_euclid(SLOT);
+    tx.run("forgetting node-hours", "DELETE FROM spent WHERE slot < $1", vals![slot]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_counts_in_each_of_the_ten_minutes_it_took_part_in() {
+        let at = Timestamp::from_millis;
+        let long = Spell { began: at(SLOT / 2), ended: at(2 * SLOT + 1), nodes: 2 };
+        let none = Spell { began: at(7), ended: at(7), nodes: 9 };
+        let slots: Vec<(i64, i64)> = by_slot(&[long, none]).into_iter().collect();
+        assert_eq!(slots, [(0, SLOT), (1, 2 * SLOT), (2, 2)]);
+        let back = Spell { began: at(9), ended: at(-9), nodes: 1 };
+        assert!(by_slot(&[back]).is_empty(), "a clock that was set back spends nothing");
+    }
+}
