@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Pages that the code knows best (checks, exit codes, command line) are written by `doctor docs` and committed.
-#   generated.sh check    fails if a committed page differs from what the code says
+# What the code knows best is written by `doctor docs` and committed: pages (checks, exit codes, command line), and the
+# built-in rules and machine types in the form that is read fastest.
+#   generated.sh check    fails if a committed file differs from what the code says
 #   generated.sh write    rewrites them
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +14,7 @@ if ! doctor docs --help >/dev/null; then
 fi
 
 case "${1:-check}" in
-  check) doctor docs --check || { echo "generated pages differ from the code: run \`make docs\` and commit" >&2; exit 1; } ;;
+  check) doctor docs --check || { echo "generated files differ from the code: run \`make docs\` and commit" >&2; exit 1; } ;;
   write) doctor docs ;;
   *) echo "usage: $0 [check|write]" >&2; exit 2 ;;
 esac

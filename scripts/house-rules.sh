@@ -51,7 +51,7 @@ for crate in doctor-core doctor-checks; do
     "$("$cargo" tree --quiet --package "$crate" --edges normal --prefix none | grep -E "$outside" | sort -u)"
 done
 
-mapfile -t sources < <(find crates fuzz/targets -name '*.rs' | sort)
+mapfile -t sources < <(find crates fuzz/src fuzz/targets -name '*.rs' | sort)
 rule "files that do not open with their purpose (//!)" \
   "$(for file in "${sources[@]}"; do head -n 3 "$file" | grep -q '^//!' || echo "$file"; done)"
 rule "modules without a name of their own" \

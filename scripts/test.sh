@@ -47,6 +47,11 @@ report() {
   exit "$failed"
 }
 
+format() {
+  # The fuzz targets are a workspace of their own.
+  "$cargo" fmt --all --check && "$cargo" fmt --manifest-path fuzz/Cargo.toml --check
+}
+
 deny() {
   if ! command -v cargo-deny >/dev/null; then
     echo "cargo-deny is not installed: licences, bans and sources were not checked (cargo install cargo-deny --locked)"
@@ -68,7 +73,7 @@ shell() {
 
 wanted=("$@")
 part system scripts/system.sh
-part format "$cargo" fmt --all --check
+part format format
 part rules scripts/house-rules.sh
 part shell shell
 part lint scripts/lint.sh
@@ -77,6 +82,7 @@ part build "$cargo" build --workspace --all-targets --quiet || report
 part tests "$cargo" test --workspace --quiet -- --show-output --skip scenarios_play_as_reviewed
 part scenarios "$cargo" test --quiet -p doctor-sim --test scenarios
 part kill scripts/kill.sh
+part fuzz scripts/fuzz.sh 10
 part generated scripts/generated.sh check
 part deny deny
 report

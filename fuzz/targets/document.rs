@@ -1,34 +1,76 @@
-//! Result documents come from nodes, and nodes are not trusted.
+//! Result documents and agents' reports come from nodes, and nodes are not trusted.
 //!
-//! Random bytes never get past the signature, so the input is tried twice: as it is, and as a body signed with a key
-//! that the reader knows. What opens must be safe to build a path from and must say the same after a second trip.
+//! Random bytes never get past the signature, so the input is tried as it is, and as a body signed with a key that the
+//! reader knows. What opens must be safe to build a path from, must say the same after a second trip, and is judged
+//! without a pass that rests on nothing.
 
 #![no_main]
 
-use doctor_checks::document::{Document, RunKey};
+use std::sync::LazyLock;
+
+use doctor_checks::{
+    Catalogue,
+    document::{AgentReport, Document, RunKey, TestEvidence},
+    profiles::built_in,
+};
+use doctor_control::{
+    ingest::{By, judge},
+    settings::Settings,
+};
+use doctor_core::{classify::Past, finding::Verdict, observation::Observation, policy::Policy, time::Span};
 use hmac::{Hmac, KeyInit, Mac};
 use libfuzzer_sys::fuzz_target;
 use sha2::Sha256;
 
 const KEY: [u8; 32] = [7; 32];
 
-fn signed(body: &[u8]) -> Vec<u8> {
+static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
+    Settings::new(Policy::standard(), Catalogue::built_in(), built_in().profiles()).expect("the defaults go together")
+});
+
+fn signed(word: &str, body: &[u8]) -> Vec<u8> {
     let mut mac = Hmac::<Sha256>::new_from_slice(&KEY).expect("HMAC takes a key of any length");
     mac.update(body);
     let signature: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    [b"doctor-result-1 ", signature.as_bytes(), b"\n", body].concat()
+    [word.as_bytes(), b" ", signature.as_bytes(), b"\n", body].concat()
+}
+
+fn judged(evidence: &TestEvidence, up: Option<Span>) {
+    assert!(!evidence.test.as_str().contains('/'));
+    let by = By { settings: &SETTINGS, sku: None, settled: &[] };
+    let judgement = judge(by, evidence, &Past::at(evidence.ended), up);
+    let params = SETTINGS.catalogue.params(&SETTINGS.policy, &evidence.test);
+    let seen = SETTINGS.catalogue.get(&evidence.test).map(|check| check.observe(&params, evidence));
+    let measured = matches!(seen, Some(Observation::Measured { .. }));
+    assert!(measured || judgement.verdict != Verdict::Pass, "{} passed without measuring", evidence.test);
+}
+
+fn result(key: &RunKey, body: &[u8]) {
+    let bytes = signed("doctor-result-1", body);
+    let Ok(document) = Document::open(&bytes, key) else { return };
+    let name = document.node.as_str();
+    assert!(!name.contains('/') && !name.contains("..") && !name.is_empty());
+    let again = document.sign(key).expect("what was read from JSON can be written as JSON");
+    assert_eq!(Document::open(&again, key).as_ref(), Ok(&document));
+    assert_eq!(Document::open_kept(&bytes).as_ref(), Ok(&document));
+    assert!(AgentReport::open(&bytes, key).is_err(), "a result is no report");
+    document.tests.iter().for_each(|evidence| judged(evidence, document.up));
+}
+
+fn report(key: &RunKey, body: &[u8]) {
+    let bytes = signed("doctor-report-1", body);
+    let Ok(report) = AgentReport::open(&bytes, key) else { return };
+    let again = report.sign(key).expect("what was read from JSON can be written as JSON");
+    assert_eq!(AgentReport::open(&again, key).as_ref(), Ok(&report));
+    assert!(Document::open(&bytes, key).is_err(), "a report is no result");
+    report.checks.iter().for_each(|evidence| judged(evidence, report.up));
 }
 
 fuzz_target!(|data: &[u8]| {
     let key = RunKey::new(KEY);
     assert!(Document::open(data, &key).is_err(), "nobody guesses a signature");
-    let Ok(document) = Document::open(&signed(data), &key) else { return };
-
-    let name = document.node.as_str();
-    assert!(!name.contains('/') && !name.contains("..") && !name.is_empty());
-    for evidence in &document.tests {
-        assert!(!evidence.test.as_str().contains('/'));
-    }
-    let again = document.sign(&key).expect("what was read from JSON can be written as JSON");
-    assert_eq!(Document::open(&again, &key).as_ref(), Ok(&document));
+    assert!(AgentReport::open(data, &key).is_err(), "nobody guesses a signature");
+    let _kept = Document::open_kept(data);
+    result(&key, data);
+    report(&key, data);
 });

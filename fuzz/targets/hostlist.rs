@@ -10,19 +10,20 @@ use doctor_core::{
     hostlist::{MOST_NODES, Selector, fold, parse},
     ids::NodeName,
 };
-use libfuzzer_sys::fuzz_target;
+use libfuzzer_sys::{Corpus, fuzz_target};
 
-fuzz_target!(|text: &str| {
+fuzz_target!(|text: &str| -> Corpus {
     let _ = text.parse::<Selector>();
-    let Ok(names) = parse(text) else { return };
+    let Ok(names) = parse(text) else { return Corpus::Keep };
     assert!((1..=MOST_NODES).contains(&names.len()));
     let set: BTreeSet<&NodeName> = names.iter().collect();
     assert_eq!(set.len(), names.len());
-    // Long lists are only slow.
+    // Long lists are only slow: nothing is to be built upon them.
     if names.len() > 2000 {
-        return;
+        return Corpus::Reject;
     }
     let folded = fold(&names);
     let again = parse(&folded).unwrap_or_else(|error| panic!("{folded:?}: {error}"));
     assert_eq!(again.iter().collect::<BTreeSet<_>>(), set);
+    Corpus::Keep
 });

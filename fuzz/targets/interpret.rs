@@ -16,41 +16,41 @@ use doctor_core::{
     observation::Observation,
     policy::{Policy, Rule},
 };
+use doctor_fuzz::{outputs::output, pick};
 use libfuzzer_sys::fuzz_target;
+
+/// Between the outputs of two probes.
+const PROBE: u8 = 0xfd;
 
 static RULES: LazyLock<Vec<Rule>> =
     LazyLock::new(|| Catalogue::built_in().rules(&Policy::standard()).expect("the checks' own rules are tested"));
 
-/// One output as a node might send it: the first byte of its share picks the kind.
-fn output(bytes: &[u8]) -> ProbeOutput {
-    let (kind, rest) = bytes.split_first().map_or((0, bytes), |(first, rest)| (*first, rest));
-    let text = String::from_utf8_lossy(rest).into_owned();
-    match kind % 4 {
-        0 => ProbeOutput::Text(text),
-        1 => ProbeOutput::Names(text.lines().map(str::to_owned).collect()),
-        2 => ProbeOutput::Ran { exit: Some(i32::from(kind / 4)), stdout: text.clone(), stderr: text },
-        // Any other kind, in the form in which it travels.
-        _ => serde_json::from_slice(rest).unwrap_or(ProbeOutput::Text(text)),
-    }
-}
-
 fuzz_target!(|data: &[u8]| {
-    let Some((pick, rest)) = data.split_first() else { return };
-    let check = &CHECKS[usize::from(*pick) % CHECKS.len()];
+    let Some((check, rest)) = pick(CHECKS, data) else { return };
     let params = Params::new();
-    let wanted = (check.probes)(&params).len().max(1);
-    let share = rest.len().div_ceil(wanted).max(1);
-    let mut outputs: Vec<ProbeOutput> = rest.chunks(share).map(output).collect();
-    outputs.resize(wanted, ProbeOutput::Text(String::new()));
-
-    let observation = (check.interpret)(&params, &outputs);
-    if let Observation::Measured { metrics, events, .. } = &observation {
-        assert!(!metrics.is_empty() || !events.is_empty(), "{} measured nothing", check.spec.id);
+    let mut parts = rest.split(|byte| *byte == PROBE);
+    let wanted = (check.probes)(&params);
+    let mut outputs: Vec<ProbeOutput> =
+        wanted.iter().map(|probe| output(probe, parts.next().unwrap_or_default())).collect();
+    if parts.next().is_some() {
+        // An older agent may have run fewer probes.
+        outputs.pop();
     }
     let id = CheckId::new(check.spec.id).expect("the checks' own names are tested");
+    let observation = (check.interpret)(&params, &outputs);
     let judged = judge(&RULES, None, &id, &observation);
-    if !matches!(observation, Observation::Measured { .. }) {
-        assert_ne!(judged.verdict, Verdict::Pass, "{} passed without measuring", check.spec.id);
-        assert!(judged.findings.is_empty());
+    match &observation {
+        Observation::Measured { metrics, events, .. } => {
+            assert!(!metrics.is_empty() || !events.is_empty(), "{id} measured nothing");
+            assert!(metrics.iter().all(|metric| metric.value.is_finite()), "{id} measured what is no number");
+        }
+        Observation::NotApplicable(_) | Observation::CouldNot(_) => {
+            assert_ne!(judged.verdict, Verdict::Pass, "{id} passed without measuring");
+            assert!(judged.findings.is_empty());
+        }
+    }
+    // Where nothing at all could be read, nothing is well.
+    if outputs.iter().all(|output| matches!(output, ProbeOutput::Failed(_))) {
+        assert_ne!(judged.verdict, Verdict::Pass, "{id} passed although every probe failed");
     }
 });

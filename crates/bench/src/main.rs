@@ -3,6 +3,7 @@
 //! Standard output is JSON lines only, one figure each; progress goes to standard error. A benchmark first proves that
 //! what it measures gives the right answers. One whose answers are wrong prints no figure, and the program exits 1.
 
+mod agent;
 mod cache;
 mod checks;
 mod figure;
@@ -30,12 +31,13 @@ enum Measured {
     NotHere(String),
 }
 
-const BENCHMARKS: [Benchmark; 6] = [
+const BENCHMARKS: [Benchmark; 7] = [
     Benchmark { metric: "M1", what: "planning", run: plan::run },
     Benchmark { metric: "M4", what: "history on SQLite", run: history::run_sqlite },
     Benchmark { metric: "M4", what: "history on PostgreSQL", run: history::run_postgres },
     Benchmark { metric: "M5", what: "ingest on SQLite", run: ingest::run_sqlite },
     Benchmark { metric: "M5", what: "ingest on PostgreSQL", run: ingest::run_postgres },
+    Benchmark { metric: "M6", what: "the agent on stand-in hardware", run: agent::run },
     Benchmark { metric: "M7", what: "fast checks on stand-in hardware", run: checks::run },
 ];
 

@@ -98,7 +98,7 @@ pub static COVERAGE: &[Row] = &[
     row(DISK, "NVMe: number and health", Checked(&["nvme-count", "nvme-state", "nvme-health"])),
     row(DISK, "RAID", Checked(&["raid"])),
     row(DISK, "file-system errors in the kernel's log", Checked(&["kernel-log", "fs-errors", "disk-errors"])),
-    row(DISK, "performance", Not("loads the disk: a test, not a check")),
+    row(DISK, "performance", Checked(&["storage"])),
     row(DISK, "making and deleting a volume", Not("a matter of the cluster, not of a node")),
     row(HOST, "sockets, cores, threads", Checked(&["cpu-count", "cpu-online"])),
     row(HOST, "size of memory", Checked(&["memory"])),

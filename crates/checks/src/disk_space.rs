@@ -38,6 +38,8 @@ const SPEC: Spec = Spec {
     limit: Span::minutes(2),
     usual: Span::from_secs(1),
     shares: &[],
+    loads: None,
+    opt_in: false,
 };
 
 const RULES: &str = r#"

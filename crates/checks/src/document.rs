@@ -13,7 +13,7 @@ use sha2::Sha256;
 use doctor_core::{
     ids::{NodeName, RunId, TestId},
     node::Hardware,
-    observation::{Event, Metric},
+    observation::{Event, Metric, ProbeFailure},
     time::{Span, Timestamp},
 };
 
@@ -56,6 +56,9 @@ pub struct Measurements {
     pub metrics: Vec<Metric>,
     #[serde(default)]
     pub events: Vec<Event>,
+    /// Parts that it could not look at beside those it could.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<ProbeFailure>,
 }
 
 /// A run's one-time key, known to the controller and handed to the job.

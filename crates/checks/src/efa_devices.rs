@@ -13,7 +13,9 @@
 //!   for this kernel.
 //!
 //! During the first ten minutes after a boot, adapters that are not ready (usual on p5en) make the verdict
-//! inconclusive and not a fault. Not applicable where there is no EFA adapter. The right number is the question of
+//! inconclusive and not a fault; the agent looks again at its next round and the fault needs two looks. Waiting within
+//! the check instead, as others do, would make every look at a booting p5en take as long, and a job's prolog with it,
+//! and would still end in a false alarm for an adapter that needs longer. Not applicable where there is no EFA adapter. The right number is the question of
 //! `efa-count`.
 
 use doctor_core::observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure};

@@ -124,7 +124,8 @@ fn drop_of(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<String> {
     let (from, to) = (points[last_up + 1].at, points[last_down].at);
     let long = to.since(from);
     let now = points.last()?.at;
-    let value = |at| count?.points.iter().find(|point| point.at == at)?.text;
+    // As it stood then: looks at which a counter did not move are not all kept.
+    let value = |at| count?.points.iter().rfind(|point| point.at <= at)?.text;
     let stands_still = value(from) == value(to);
     let told = last_down + 1 == points.len() || now.since(points[last_down + 1].at) <= TOLD_FOR;
     let is_up_now = last_down + 1 < points.len();

@@ -118,6 +118,11 @@ impl<'a> Log<'a> {
         self.records.iter().filter(|record| record.from_kernel && record.micros >= self.oldest)
     }
 
+    /// How long ago the kernel wrote it.
+    pub fn age(&self, record: &Record<'_>) -> Span {
+        span(self.now.saturating_sub(record.micros))
+    }
+
     /// How many records were read: the sign that the log was looked at.
     pub fn read(&self) -> Metric {
         Metric::count("records", Entity::node(), self.records.len() as f64)

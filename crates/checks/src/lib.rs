@@ -4,12 +4,15 @@
 //! the rules by which that is judged. It never reads anything itself, so every one of them is tested on captured
 //! output. The word in [`CHECKS`] is all that registers it.
 
+pub mod compiled;
 pub mod coverage;
 pub mod cpu_list;
 pub mod credential;
 pub mod dcgm_diag;
+pub mod dcgm_watch;
 pub mod document;
 pub mod files;
+pub mod fio;
 pub mod gpu;
 pub mod host_processes;
 pub mod job_file;
@@ -18,15 +21,18 @@ mod judged;
 pub mod kmsg;
 pub mod measurements;
 pub mod nhc;
+pub mod nvidia_smi;
 pub mod odd_ones;
 pub mod pci;
 pub mod probe;
 pub mod proc_stat;
 pub mod profiles;
 pub mod rdma;
+pub mod regressions;
 pub mod settings;
 pub mod site;
 pub mod spec;
+pub mod storage_order;
 pub mod sxid_record;
 pub mod tables;
 pub mod uptime;
@@ -45,13 +51,16 @@ macro_rules! checks {
 }
 
 checks![
+    aznhc,
     clock_source,
     cpu_count,
     cpu_governor,
     cpu_online,
     cpu_throttle,
+    dcgm_health,
     disk_errors,
     disk_space,
+    dl,
     edac,
     efa_count,
     efa_counters,
@@ -125,6 +134,7 @@ checks![
     raid,
     roce,
     services,
+    storage,
     time_sync,
     zombies,
 ];

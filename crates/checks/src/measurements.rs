@@ -16,17 +16,20 @@ pub fn interpret_measurements(_: &Params, outputs: &[ProbeOutput]) -> Observatio
     let mut all = Measurements::default();
     for output in outputs {
         match read(output) {
-            Ok(Measurements { metrics, events }) => {
+            Ok(Measurements { metrics, events, unread }) => {
                 all.metrics.extend(metrics);
                 all.events.extend(events);
+                all.unread.extend(unread);
             }
             Err(failure) => return Observation::CouldNot(failure),
         }
     }
-    if all.metrics.is_empty() && all.events.is_empty() {
-        return could_not(FailureKind::Empty, "the test ran and reported nothing");
+    let Measurements { metrics, events, mut unread } = all;
+    match (metrics.is_empty() && events.is_empty(), unread.is_empty()) {
+        (true, true) => could_not(FailureKind::Empty, "the test ran and reported nothing"),
+        (true, false) => Observation::CouldNot(unread.swap_remove(0)),
+        (false, _) => Observation::Measured { metrics, events, unread },
     }
-    Observation::measured(all.metrics, all.events)
 }
 
 fn read(output: &ProbeOutput) -> Result<Measurements, ProbeFailure> {
@@ -61,7 +64,7 @@ fn parse(text: &str) -> Result<Measurements, ProbeFailure> {
 }
 
 /// A program's own account of why it failed, in one line.
-pub(crate) fn ended_badly(exit: Option<i32>, stderr: &str) -> ProbeFailure {
+pub fn ended_badly(exit: Option<i32>, stderr: &str) -> ProbeFailure {
     let said: String =
         stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("").chars().take(200).collect();
     let colon = if said.is_empty() { "" } else { ": " };

@@ -38,6 +38,8 @@ const SPEC: Spec = Spec {
     limit: Span::minutes(1),
     usual: Span::from_secs(1),
     shares: &[],
+    loads: None,
+    opt_in: false,
 };
 
 // One DIMM of 32 is 3 % of a node's memory; firmware and kernel take about 1 % that differs from boot to boot.

@@ -15,38 +15,8 @@ use doctor_core::{
 
 use crate::{gpu::not_applicable, measurements::ended_badly, probe::ProbeOutput};
 
-/// Default rules of a check `nhc` that uses [`interpret`]. A failed check of a site's own is `monitor`: only the site knows
-/// what it proves. Fault codes are AzNHC's; their severities follow what our own checks say of the same faults.
-pub const RULES: &str = r#"
-rules = [
-  { id = "nhc-failed", check = "nhc", event = "nhc-failed", reason = "nhc-failed", severity = "monitor", text = "{value}" },
-  { id = "nhc-2001", check = "nhc", event = "nhc-2001", reason = "nhc-2001", severity = "reboot", text = "{value}" },
-  { id = "nhc-2002", check = "nhc", event = "nhc-2002", reason = "nhc-2002", severity = "reboot", text = "{value}" },
-  { id = "nhc-2003", check = "nhc", event = "nhc-2003", reason = "nhc-2003", severity = "reboot", text = "{value}" },
-  { id = "nhc-2004", check = "nhc", event = "nhc-2004", reason = "nhc-2004", severity = "reboot", text = "{value}" },
-  { id = "nhc-2005", check = "nhc", event = "nhc-2005", reason = "nhc-2005", severity = "isolate", text = "{value}" },
-  { id = "nhc-2007", check = "nhc", event = "nhc-2007", reason = "nhc-2007", severity = "reset", text = "{value}" },
-  { id = "nhc-2008", check = "nhc", event = "nhc-2008", reason = "nhc-2008", severity = "isolate", text = "{value}" },
-  { id = "nhc-2009", check = "nhc", event = "nhc-2009", reason = "nhc-2009", severity = "reboot", text = "{value}" },
-  { id = "nhc-2010", check = "nhc", event = "nhc-2010", reason = "nhc-2010", severity = "isolate", text = "{value}" },
-  { id = "nhc-2011", check = "nhc", event = "nhc-2011", reason = "nhc-2011", severity = "reset", text = "{value}" },
-  { id = "nhc-2012", check = "nhc", event = "nhc-2012", reason = "nhc-2012", severity = "monitor", text = "{value}" },
-  { id = "nhc-2013", check = "nhc", event = "nhc-2013", reason = "nhc-2013", severity = "reboot", text = "{value}" },
-  { id = "nhc-2014", check = "nhc", event = "nhc-2014", reason = "nhc-2014", severity = "reset", text = "{value}" },
-  { id = "nhc-2015", check = "nhc", event = "nhc-2015", reason = "nhc-2015", severity = "reboot", text = "{value}" },
-  { id = "nhc-2016", check = "nhc", event = "nhc-2016", reason = "nhc-2016", severity = "reset", text = "{value}" },
-  { id = "nhc-2017", check = "nhc", event = "nhc-2017", reason = "nhc-2017", severity = "monitor", text = "{value}" },
-  { id = "nhc-2018", check = "nhc", event = "nhc-2018", reason = "nhc-2018", severity = "isolate", text = "{value}" },
-  { id = "nhc-2019", check = "nhc", event = "nhc-2019", reason = "nhc-2019", severity = "isolate", text = "{value}" },
-  { id = "nhc-2020", check = "nhc", event = "nhc-2020", reason = "nhc-2020", severity = "reboot", text = "{value}" },
-  { id = "nhc-2021", check = "nhc", event = "nhc-2021", reason = "nhc-2021", severity = "reboot", text = "{value}" },
-  { id = "nhc-2022", check = "nhc", event = "nhc-2022", reason = "nhc-2022", severity = "monitor", text = "{value}" },
-  { id = "nhc-2023", check = "nhc", event = "nhc-2023", reason = "nhc-2023", severity = "isolate", text = "{value}" },
-]
-"#;
-
 /// What AzNHC's codes stand for, by Azure's fault dictionary. 2006 is not used.
-const FAULTS: &[(u16, &str)] = &[
+pub const FAULTS: &[(u16, &str)] = &[
     (2001, "a fault without a kind of its own"),
     (2002, "an InfiniBand device is missing"),
     (2003, "InfiniBand is slow"),
@@ -181,19 +151,8 @@ impl Said {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        judged::judged,
-        spec::{Check, Spec},
-    };
+    use crate::{aznhc::CHECK, judged::judged};
     use proptest::prelude::*;
-
-    const CHECK: Check = Check {
-        spec: Spec::quick("nhc", "for these tests"),
-        page: "",
-        rules: RULES,
-        probes: |_| Vec::new(),
-        interpret: |_, outputs| interpret(outputs.first()),
-    };
 
     fn ran(exit: i32, stdout: &str, stderr: &str) -> Vec<String> {
         let output = ProbeOutput::Ran { exit: Some(exit), stdout: stdout.to_owned(), stderr: stderr.to_owned() };
@@ -233,7 +192,7 @@ mod tests {
             let lines = ran(1, &azure(&format!("check_x: y FaultCode: NHC{number}")), "");
             assert!(lines[0].starts_with(&format!("fail nhc-{number} ")), "{lines:?}");
         }
-        assert_eq!(RULES.matches("event = ").count(), FAULTS.len() + 1);
+        assert_eq!(CHECK.rules.matches("event = ").count(), FAULTS.len() + 1);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! oom: did the kernel kill processes for want of memory?
 //!
 //! What it does: reads from the control groups of systemd's slices how many processes were killed for want of memory
-//! within the last hour.
+//! within the last hour. Kills because the whole node had no memory left are told by `kernel-log`, and are not counted
+//! here again: the kernel's log names the slice of each victim.
 //!
 //! Why it matters: a job that asks for too much is its user's affair. When services of the node die with it, the node
 //! may have lost its scheduler, its monitoring or its file systems.
@@ -14,14 +15,17 @@
 //! Not applicable where control groups are of the first version, which do not count this; the kernel's log does
 //! (`kernel-log`).
 
+use std::collections::BTreeMap;
+
 use doctor_core::{
     observation::{Entity, EntityKind, Event, Look, Metric, Observation},
     time::Span,
 };
 
 use crate::{
-    files::{parts, samples, unreadable},
+    files::{Series, parts, samples, unreadable},
     gpu::not_applicable,
+    kmsg::{self, Log},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -40,27 +44,52 @@ pub(crate) const CHECK: Check =
 
 const EVENTS: &str = "/sys/fs/cgroup/*.slice/memory.events";
 
+const WINDOW: Span = Span::hours(1);
+
 fn probes(_: &Params) -> Vec<Probe> {
-    vec![Probe::Sampled { pattern: EVENTS.to_owned(), keep: Span::hours(1) }]
+    let counters = Probe::Sampled { pattern: EVENTS.to_owned(), keep: WINDOW };
+    kmsg::probes().into_iter().chain([counters]).collect()
 }
 
-fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let all = match samples(outputs.first()) {
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let all = match samples(outputs.get(kmsg::probes().len())) {
         Ok(all) => all,
         Err(instead) => return instead,
     };
+    // Without the log nobody has told of any of them.
+    let told = kmsg::log(params, outputs).map(|log| told_by_log(&log)).unwrap_or_default();
     let mut look = Look::default();
+    count(&all, &told, &mut look);
+    look.or(not_applicable("no-counter", "the control groups here do not count kills"))
+}
+
+/// How many of the kills of this hour were for want of memory on the whole node, by slice:
+/// `oom-kill:constraint=CONSTRAINT_NONE,…,global_oom,task_memcg=/system.slice/a.service,task=a,pid=1,uid=0`
+fn told_by_log<'a>(log: &Log<'a>) -> BTreeMap<&'a str, f64> {
+    let mut told = BTreeMap::new();
+    for record in log.recent().filter(|record| log.age(record) <= WINDOW) {
+        let what = record.text.strip_prefix("oom-kill:").filter(|what| what.contains(",global_oom,"));
+        let group = what.and_then(|what| what.split_once("task_memcg=/")).map(|(_, group)| group);
+        if let Some((slice, _)) = group.and_then(|group| group.split_once(".slice")) {
+            *told.entry(slice).or_insert(0.0) += 1.0;
+        }
+    }
+    told
+}
+
+fn count(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut Look) {
     let (mut sum, mut any) = (0.0, false);
-    for series in &all {
+    for series in all {
         let Some([slice]) = parts(EVENTS, series.path) else { continue };
-        match (series.growth_of(Span::hours(1), kills), series.reading()) {
+        match (series.growth_of(WINDOW, kills), series.reading()) {
             (Some(growth), _) => {
                 let killed = growth.in_an_hour();
                 (sum, any) = (sum + killed, true);
+                let own = killed - told.get(slice).unwrap_or(&0.0);
                 // One of a long past, shared out over the time since the boot, is none.
-                if killed > 0.5 {
+                if own > 0.5 {
                     let entity = Entity::new(EntityKind::Service, format!("{slice}.slice"));
-                    let text = format!("{killed:.0} processes were killed for want of memory within the hour");
+                    let text = format!("{own:.0} processes were killed for want of memory within the hour");
                     look.event(Event::seen("oom-kills", entity, text));
                 }
             }
@@ -72,7 +101,6 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     if any {
         look.metric(Metric::count("oom_kills", Entity::node(), sum));
     }
-    look.or(not_applicable("no-counter", "the control groups here do not count kills"))
 }
 
 /// The line `oom_kill 3`.
@@ -83,32 +111,74 @@ fn kills(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, judged::judged};
+    use crate::{files::tests::looks, judged::judged, kernel_log, kmsg::tests::logged};
+    use doctor_core::observation::{FailureKind, ProbeFailure};
     use proptest::prelude::*;
 
-    fn look(slice: &str, kills: &[&str]) -> Vec<String> {
+    fn counted(slice: &str, kills: &[&str]) -> ProbeOutput {
         let path = EVENTS.replace('*', slice);
         let texts: Vec<_> =
             kills.iter().map(|n| format!("low 0\nhigh 0\nmax 9\noom 3\noom_kill {n}\noom_group_kill 0\n")).collect();
         let files: Vec<_> = texts.iter().map(|text| [(path.as_str(), text.as_str())]).collect();
-        judged(&CHECK, &[looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())])
+        looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
     }
 
-    // Made by hand.
+    fn look(log: &[&str], slice: &str, kills: &[&str]) -> Vec<String> {
+        let mut outputs = logged(log);
+        outputs.push(counted(slice, kills));
+        judged(&CHECK, &outputs)
+    }
+
+    // Made by hand, the log after Linux 6.8.
+    const GLOBAL: [&str; 2] = [
+        "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=user.slice,mems_allowed=0,global_oom,task_memcg=/system.slice/a.service,task=a,pid=4242,uid=0",
+        "Out of memory: Killed process 4242 (a) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB, UID:0",
+    ];
+
     #[test]
     fn kills_of_this_hour_count() {
-        assert_eq!(look("system", &["0", "0"]), ["pass within-limits"]);
-        assert_eq!(look("system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
-        assert_eq!(look("kubepods", &["4", "6"]), ["fail oom-kills monitor service:kubepods.slice"]);
-        assert_eq!(look("system", &["7", "7"]), ["pass within-limits"]);
-        assert_eq!(look("system", &["?"]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[looks(&[&[]])]), ["not-applicable no-counter"]);
+        assert_eq!(look(&[], "system", &["0", "0"]), ["pass within-limits"]);
+        assert_eq!(look(&[], "system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
+        assert_eq!(look(&[], "kubepods", &["4", "6"]), ["fail oom-kills monitor service:kubepods.slice"]);
+        assert_eq!(look(&[], "system", &["7", "7"]), ["pass within-limits"]);
+        assert_eq!(look(&[], "system", &["?"]), ["inconclusive unparseable"]);
+    }
+
+    #[test]
+    fn one_kill_that_the_log_and_a_control_group_count_is_one_finding() {
+        let mut log = logged(&GLOBAL);
+        log.truncate(3);
+        assert_eq!(judged(&kernel_log::CHECK, &log), ["fail oom-kill monitor node"]);
+        assert_eq!(look(&GLOBAL, "system", &["0", "1"]), ["pass within-limits"]);
+        assert_eq!(look(&GLOBAL, "system", &["0", "2"]), ["fail oom-kills monitor service:system.slice"]);
+        assert_eq!(look(&GLOBAL, "user", &["0", "1"]), ["fail oom-kills monitor service:user.slice"]);
+    }
+
+    #[test]
+    fn a_job_that_met_its_own_limit_is_counted_here_and_is_not_the_node_out_of_memory() {
+        let own = [
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/system.slice/a,task_memcg=/system.slice/a,task=python3,pid=7,uid=0",
+            "Memory cgroup out of memory: Killed process 7 (python3) total-vm:1kB",
+        ];
+        assert_eq!(judged(&kernel_log::CHECK, &logged(&own)), ["pass within-limits"]);
+        assert_eq!(look(&own, "system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
+    }
+
+    #[test]
+    fn without_the_log_every_kill_counts() {
+        let mut outputs = logged(&GLOBAL);
+        outputs[0] = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));
+        outputs.push(counted("system", &["0", "1"]));
+        assert_eq!(judged(&CHECK, &outputs), ["fail oom-kills monitor service:system.slice"]);
+        let mut bare = logged(&GLOBAL);
+        bare.push(looks(&[&[]]));
+        assert_eq!(judged(&CHECK, &bare), ["not-applicable no-counter"]);
     }
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}") {
-            look("user", &[&a, &b]);
+        fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}", line in "(oom-kill:|,global_oom,|task_memcg=/|.){0,12}") {
+            look(&[&line], "user", &[&a, &b]);
         }
     }
 }

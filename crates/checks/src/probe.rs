@@ -39,10 +39,15 @@ pub enum Probe {
     ClockDiscipline,
     /// What NVIDIA's driver says of each GPU, by the names of [`crate::gpu`].
     Gpu { fields: Vec<String> },
+    /// What DCGM's host engine at this address says of the GPUs that it watches, in the lines of [`crate::dcgm_watch`].
+    /// A library that is not there is a failure `missing`.
+    DcgmHealth { address: String },
     /// A program with its arguments; no shell.
     Exec { program: String, args: Vec<String>, timeout: Span },
-    /// A test built into the node program, with its parameters.
-    Builtin { test: String, timeout: Span },
+    /// As `Exec`, only where `path` is there; where it is not, the answer is a failure `missing` that names it.
+    ExecWhere { path: String, program: String, args: Vec<String>, timeout: Span },
+    /// A test built into the node program, which runs in a process of its own and prints [`crate::document::Measurements`].
+    Builtin { test: String, args: Vec<String>, timeout: Span },
 }
 
 impl Probe {

@@ -12,6 +12,8 @@ pub struct ProcStat {
     /// Its process group.
     pub group: u32,
     pub session: u32,
+    /// Those that have not ended, and the first one in any case.
+    pub threads: u32,
     /// Clock ticks from boot to its start.
     pub start_ticks: u64,
 }
@@ -26,8 +28,9 @@ impl ProcStat {
         let parent = fields.next()?.parse().ok()?;
         let group = fields.next()?.parse().ok()?;
         let session = fields.next()?.parse().ok()?;
-        let start_ticks = fields.nth(15)?.parse().ok()?;
-        Some(Self { pid, state, parent, group, session, start_ticks })
+        let threads = fields.nth(13)?.parse().ok()?;
+        let start_ticks = fields.nth(1)?.parse().ok()?;
+        Some(Self { pid, state, parent, group, session, threads, start_ticks })
     }
 
     /// The kernel's short name for the process of such a line.
@@ -35,9 +38,10 @@ impl ProcStat {
         Some(line.rsplit_once(") ")?.0.split_once(" (")?.1)
     }
 
-    /// It has ended; only its parent has not looked yet.
+    /// It has ended; only its parent has not looked yet. A killed process shows the state of its first thread, which may
+    /// have ended while another one still hangs in the kernel.
     pub const fn is_over(&self) -> bool {
-        matches!(self.state, 'Z' | 'X')
+        matches!(self.state, 'Z' | 'X') && self.threads <= 1
     }
 }
 
@@ -54,11 +58,30 @@ mod tests {
         let stat = ProcStat::parse(LINE).unwrap();
         assert_eq!(
             stat,
-            ProcStat { pid: 7182, state: 'S', parent: 7170, group: 7180, session: 7171, start_ticks: 123_456 }
+            ProcStat {
+                pid: 7182,
+                state: 'S',
+                parent: 7170,
+                group: 7180,
+                session: 7171,
+                threads: 1,
+                start_ticks: 123_456
+            }
         );
         assert!(!stat.is_over());
         assert_eq!(ProcStat::name(LINE), Some("a) S (b"));
         assert!(ProcStat::parse(&LINE.replace(") S 7170", ") Z 7170")).unwrap().is_over());
+    }
+
+    // Linux 6.18, 2026-11-15: fio, killed while one of its threads waited for a frozen file system.
+    const HALF_DEAD: &str = "23109 (fio) Z 23084 23084 12948 0 -1 4228108 6688 0 0 0 34 9 0 0 20 0 2 0 2389860 0 0 \
+        18446744073709551615 0 0 0 0 0 0 0 4 16898 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 9";
+
+    #[test]
+    fn a_process_is_not_over_while_one_of_its_threads_hangs() {
+        let stat = ProcStat::parse(HALF_DEAD).unwrap();
+        assert_eq!((stat.state, stat.threads), ('Z', 2));
+        assert!(!stat.is_over());
     }
 
     #[test]

@@ -63,11 +63,18 @@ profiles![
 /// If a file compiled into this program is not a profile; a test reads them all.
 pub fn built_in() -> MachineTypes {
     let mut types = MachineTypes::default();
-    for (name, text) in BUILT_IN {
-        let file = ProfileFile::read(text).unwrap_or_else(|error| panic!("the compiled-in profile {name}: {error}"));
+    for file in crate::compiled::profiles().unwrap_or_else(as_written) {
         types.lay_over(file).expect("what a compiled-in profile builds on comes before it");
     }
     types
+}
+
+/// The files as people read them.
+pub(crate) fn as_written() -> Vec<ProfileFile> {
+    let read = |(name, text): &(&str, &str)| {
+        ProfileFile::read(text).unwrap_or_else(|error| panic!("the compiled-in profile {name}: {error}"))
+    };
+    BUILT_IN.iter().map(read).collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! How checks read their parameters. One of the wrong kind is told, with what would be accepted: it is never as if it
 //! had not been written.
 
-use doctor_core::observation::{FailureKind, Observation, ProbeFailure};
+use doctor_core::{
+    observation::{FailureKind, Observation, ProbeFailure},
+    time::Span,
+};
 
 use crate::spec::Params;
 
@@ -15,6 +18,16 @@ pub fn words(params: &Params, name: &str, example: &str) -> Result<Option<Vec<St
     list.filter(|list: &Vec<String>| !list.is_empty()).map(Some).ok_or_else(|| refused(name, example))
 }
 
+/// One word, such as `program = "/usr/sbin/nhc"`. `None` where it is not set.
+///
+/// # Errors
+/// With the observation that the check should return.
+pub fn word(params: &Params, name: &str, example: &str) -> Result<Option<String>, Observation> {
+    let Some(value) = params.get(name) else { return Ok(None) };
+    let word = value.as_str().filter(|word| !word.is_empty());
+    word.map(|word| Some(word.to_owned())).ok_or_else(|| refused(name, example))
+}
+
 /// A number, whole or not. `None` where it is not set.
 ///
 /// # Errors
@@ -23,6 +36,55 @@ pub fn number(params: &Params, name: &str, example: &str) -> Result<Option<f64>,
     let Some(value) = params.get(name) else { return Ok(None) };
     let number = value.as_float().or_else(|| value.as_integer().map(|whole| whole as f64));
     number.filter(|number| number.is_finite()).map(Some).ok_or_else(|| refused(name, example))
+}
+
+/// Yes or no. `None` where it is not set.
+///
+/// # Errors
+/// With the observation that the check should return.
+pub fn flag(params: &Params, name: &str, example: &str) -> Result<Option<bool>, Observation> {
+    let Some(value) = params.get(name) else { return Ok(None) };
+    value.as_bool().map(Some).ok_or_else(|| refused(name, example))
+}
+
+/// A length of time that is not zero, such as `timeout = "5m"`. `None` where it is not set.
+///
+/// # Errors
+/// With the observation that the check should return.
+pub fn span(params: &Params, name: &str, example: &str) -> Result<Option<Span>, Observation> {
+    let Some(value) = params.get(name) else { return Ok(None) };
+    let span = value.as_str().and_then(|text| text.parse::<Span>().ok()).filter(|span| *span > Span::ZERO);
+    span.map(Some).ok_or_else(|| refused(name, example))
+}
+
+/// A number of bytes, such as `size = "1GiB"` or `size = 1073741824`. `None` where it is not set.
+///
+/// # Errors
+/// With the observation that the check should return.
+pub fn bytes(params: &Params, name: &str, example: &str) -> Result<Option<u64>, Observation> {
+    let Some(value) = params.get(name) else { return Ok(None) };
+    let bytes = match value {
+        toml::Value::Integer(whole) => u64::try_from(*whole).ok(),
+        toml::Value::String(text) => bytes_of(text),
+        _ => None,
+    };
+    bytes.filter(|bytes| *bytes > 0).map(Some).ok_or_else(|| refused(name, example))
+}
+
+fn bytes_of(text: &str) -> Option<u64> {
+    const UNITS: [(&str, u64); 8] = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("TiB", 1 << 40),
+        ("kB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+        ("TB", 1_000_000_000_000),
+    ];
+    UNITS
+        .iter()
+        .find_map(|(unit, factor)| text.strip_suffix(unit)?.trim_end().parse::<u64>().ok()?.checked_mul(*factor))
 }
 
 /// What a check says of a parameter that it does not understand.
@@ -44,7 +106,27 @@ mod tests {
             let Err(Observation::CouldNot(failure)) = words(&params, name, "b = [\"x\"]") else { panic!("{name}") };
             assert!(failure.text.contains(name) && failure.text.contains("[\"x\"]"), "{}", failure.text);
         }
+        assert_eq!(word(&params, "b", ""), Ok(Some("x".to_owned())));
+        assert!(word(&params, "e", "").is_err());
         assert_eq!(number(&params, "e", ""), Ok(Some(3.0)));
         assert!(number(&params, "f", "").is_err());
+    }
+
+    #[test]
+    fn sizes_and_times_have_units() {
+        let params: Params = toml::from_str(
+            "a = '2GiB'\nb = '3 MB'\nc = 7\nd = '2 giga'\ne = -1\nf = '99999999TiB'\ng = '5m'\nh = '0s'\ni = true",
+        )
+        .unwrap();
+        assert_eq!(bytes(&params, "a", ""), Ok(Some(2 << 30)));
+        assert_eq!(bytes(&params, "b", ""), Ok(Some(3_000_000)));
+        assert_eq!(bytes(&params, "c", ""), Ok(Some(7)));
+        for name in ["d", "e", "f", "i"] {
+            assert!(bytes(&params, name, "").is_err(), "{name}");
+        }
+        assert_eq!(span(&params, "g", ""), Ok(Some(Span::minutes(5))));
+        assert!(span(&params, "h", "").is_err() && span(&params, "c", "").is_err());
+        assert_eq!(flag(&params, "i", ""), Ok(Some(true)));
+        assert!(flag(&params, "a", "").is_err());
     }
 }

@@ -4,7 +4,11 @@
 //! [tests.scratch-quota.params]
 //! command = ["/usr/local/bin/check-quota", "--limit", "90"]
 //! timeout = "30s"                  # without it: 1 minute
+//! quick = true                     # it only looks: an agent runs it every 6 minutes, also on a node at work
 //! ```
+//!
+//! Without `quick` it runs in validation runs and by `doctor-node test NAME`, on a node that is free. An agent takes
+//! commands only from its own policy file, and that file only where nobody but root can write it.
 //!
 //! The command answers as Nagios plugins do: 0 is well, 1 is a warning and 2 is critical, and both fail; 3 and
 //! everything else, a timeout included, says nothing about the node. Its first line is the text that people see. A
@@ -26,42 +30,44 @@ use doctor_core::{
 use crate::{
     measurements::ended_badly,
     probe::{Probe, ProbeOutput},
-    spec::{Check, Depth, Params, Spec, page_of},
+    spec::{Check, Params, Spec, page_of},
 };
 
 /// The parameter that makes a test of the policy a site's own check.
 pub const COMMAND: &str = "command";
+
+/// The parameter that says that it may run at any time.
+const QUICK: &str = "quick";
 
 const TIMEOUT: Span = Span::minutes(1);
 
 /// The site's own checks of a policy: its tests with a `command`.
 pub fn site_checks(policy: &Policy) -> Vec<Check> {
     let own = policy.tests.iter().filter(|(_, settings)| settings.params.contains_key(COMMAND));
-    own.map(|(id, _)| site_check(id)).collect()
+    own.map(|(id, settings)| site_check(id, settings.params.get(QUICK) == Some(&true.into()))).collect()
 }
 
 /// A check's figures live as long as the program, because nearly all of them are compiled in. A site's are made once
 /// per name and kept; a policy that is read again finds them.
-fn site_check(id: &CheckId) -> Check {
-    static MADE: Mutex<BTreeMap<CheckId, Check>> = Mutex::new(BTreeMap::new());
+fn site_check(id: &CheckId, quick: bool) -> Check {
+    static MADE: Mutex<BTreeMap<(CheckId, bool), Check>> = Mutex::new(BTreeMap::new());
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    *made.entry(id.clone()).or_insert_with(|| Check {
-        spec: Spec {
-            id: String::leak(id.to_string()),
-            title: "a check of this site",
-            depth: Depth::Deep,
-            exclusive: true,
-            every: Span::minutes(5),
-            cutoff: Span::days(7),
-            limit: Span::minutes(30),
-            usual: Span::minutes(1),
-            shares: &[],
-        },
+    *made.entry((id.clone(), quick)).or_insert_with(|| Check {
+        spec: spec(String::leak(id.to_string()), quick),
         page: page_of(include_str!("site.rs")),
         rules: String::leak(rules(id)),
         probes,
         interpret,
     })
+}
+
+fn spec(id: &'static str, quick: bool) -> Spec {
+    const TITLE: &str = "a check of this site";
+    match quick {
+        // Longer than the fast checks' period: it starts a program, and hooks of schedulers run only what does not.
+        true => Spec::quick(id, TITLE).every(Span::minutes(6)),
+        false => Spec::deep(id, TITLE, Span::minutes(1), Span::minutes(30)),
+    }
 }
 
 fn rules(id: &CheckId) -> String {
@@ -125,7 +131,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Catalogue;
+    use crate::{Catalogue, Depth};
     use doctor_core::{classify::judge, finding::Verdict};
 
     fn policy() -> Policy {
@@ -154,6 +160,19 @@ mod tests {
             let output = ProbeOutput::Ran { exit, stdout: "93 % used\n".into(), stderr: String::new() };
             let judged = judge(&rules, None, &id, &(check.interpret)(&Params::new(), &[output]));
             assert_eq!(judged.verdict, verdict, "{exit:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_command_that_is_said_to_be_quick_runs_on_a_node_at_work() {
+        let spec = |more: &str| {
+            let text = format!("[tests.quota.params]\ncommand = [\"/bin/quota\"]\n{more}");
+            site_checks(&Policy::over_defaults(&text).unwrap())[0].spec
+        };
+        for (more, quick) in [("", false), ("quick = false", false), ("quick = \"yes\"", false), ("quick = true", true)]
+        {
+            let spec = spec(more);
+            assert_eq!((spec.depth == Depth::Quick, spec.exclusive), (quick, !quick), "{more}");
         }
     }
 

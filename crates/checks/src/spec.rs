@@ -10,6 +10,7 @@ use doctor_core::{
 };
 
 use crate::{
+    compiled::CompiledRules,
     document::TestEvidence,
     probe::{Probe, ProbeOutput},
 };
@@ -88,6 +89,10 @@ pub struct Spec {
     pub usual: Span,
     /// Shared things it loads by default.
     pub shares: &'static [&'static str],
+    /// The parameter that lists what it loads and what others may share, where there is one.
+    pub loads: Option<&'static str>,
+    /// Whether it waits for the policy to switch it on: it runs a program of somebody else, which may do more than look.
+    pub opt_in: bool,
 }
 
 impl Spec {
@@ -103,7 +108,35 @@ impl Spec {
             limit: Span::minutes(1),
             usual: Span::from_secs(1),
             shares: &[],
+            loads: None,
+            opt_in: false,
         }
+    }
+
+    /// Of a test that loads the node and needs it to itself. It ends by itself well within `limit`.
+    pub const fn deep(id: &'static str, title: &'static str, usual: Span, limit: Span) -> Self {
+        Self { depth: Depth::Deep, exclusive: true, cutoff: Span::days(7), limit, usual, ..Self::quick(id, title) }
+    }
+
+    /// The same, only where the policy says `enabled = true`, or when named.
+    #[must_use]
+    pub const fn opt_in(mut self) -> Self {
+        self.opt_in = true;
+        self
+    }
+
+    /// The same, which loads what this parameter lists.
+    #[must_use]
+    pub const fn loads(mut self, parameter: &'static str) -> Self {
+        self.loads = Some(parameter);
+        self
+    }
+
+    /// What it loads that others may share, as far as the parameters say.
+    fn shared(&self, params: &Params) -> Vec<String> {
+        let listed = self.loads.and_then(|name| params.get(name)).and_then(toml::Value::as_array);
+        let listed = listed.into_iter().flatten().filter_map(toml::Value::as_str);
+        self.shares.iter().copied().chain(listed).map(str::to_owned).collect()
     }
 
     /// The same, looked at less often.
@@ -167,16 +200,13 @@ impl Catalogue {
                 let id = CheckId::new(check.spec.id).ok()?;
                 let none = TestSettings::default();
                 let site = policy.tests.get(&id).unwrap_or(&none);
-                site.enabled.unwrap_or(true).then(|| TestPolicy {
+                site.enabled.unwrap_or(!check.spec.opt_in).then(|| TestPolicy {
                     cutoff: site.cutoff.unwrap_or(check.spec.cutoff),
                     limit: site.limit.unwrap_or(check.spec.limit),
                     usual: check.spec.usual,
                     exclusive: check.spec.exclusive,
                     at_once: site.at_once,
-                    shares: site
-                        .shares
-                        .clone()
-                        .unwrap_or_else(|| check.spec.shares.iter().map(|&share| share.to_owned()).collect()),
+                    shares: site.shares.clone().unwrap_or_else(|| check.spec.shared(&site.params)),
                     pools: site.pools.clone(),
                     id,
                 })
@@ -189,14 +219,13 @@ impl Catalogue {
     /// # Errors
     /// If a check's own rules do not parse, which its tests would have shown.
     pub fn rules(&self, policy: &Policy) -> Result<Vec<Rule>, toml::de::Error> {
-        #[derive(serde::Deserialize)]
-        struct Own {
-            #[serde(default)]
-            rules: Vec<Rule>,
-        }
+        let compiled = CompiledRules::new();
         let mut rules = Vec::new();
         for check in &self.checks {
-            rules.extend(toml::from_str::<Own>(check.rules)?.rules);
+            rules.extend(match compiled.of(check) {
+                Some(own) => own,
+                None => rules_as_written(check)?,
+            });
         }
         for rule in &policy.rules {
             match rules.iter_mut().find(|own| own.id == rule.id) {
@@ -206,6 +235,16 @@ impl Catalogue {
         }
         Ok(rules)
     }
+}
+
+/// A check's own rules, from the text that people read.
+pub(crate) fn rules_as_written(check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
+    #[derive(serde::Deserialize)]
+    struct Own {
+        #[serde(default)]
+        rules: Vec<Rule>,
+    }
+    toml::from_str::<Own>(check.rules).map(|own| own.rules)
 }
 
 #[cfg(test)]

@@ -83,7 +83,9 @@ fn with_text(probe: &Probe, texts: &[String]) -> ProbeOutput {
         gone: Vec::new(),
     };
     match probe {
-        Probe::Read { .. } | Probe::Kmsg | Probe::ClockDiscipline => ProbeOutput::Text(texts.concat()),
+        Probe::Read { .. } | Probe::Kmsg | Probe::ClockDiscipline | Probe::DcgmHealth { .. } => {
+            ProbeOutput::Text(texts.concat())
+        }
         Probe::List { .. } => ProbeOutput::Names(texts.to_vec()),
         Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => ProbeOutput::Files(vec![file(pattern, 0)]),
         Probe::Links { pattern } => ProbeOutput::Links(vec![(path_of(pattern), text(0))]),
@@ -108,7 +110,9 @@ fn with_text(probe: &Probe, texts: &[String]) -> ProbeOutput {
                 fields: fields.iter().map(|name| (name.replace('*', "0"), Reading::Text(text(0)))).collect(),
             }],
         }),
-        Probe::Exec { .. } => ProbeOutput::Ran { exit: Some(0), stdout: text(0), stderr: text(1) },
+        Probe::Exec { .. } | Probe::ExecWhere { .. } => {
+            ProbeOutput::Ran { exit: Some(0), stdout: text(0), stderr: text(1) }
+        }
         Probe::StatFs { .. } | Probe::Builtin { .. } => ProbeOutput::Failed(denied()),
     }
 }

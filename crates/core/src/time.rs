@@ -182,6 +182,11 @@ impl fmt::Debug for Span {
     }
 }
 
+impl Span {
+    /// Ten thousand years. One that is twice as long would be written in days that nobody reads back.
+    const LONGEST_WRITTEN: i64 = 3_652_500 * 86_400_000;
+}
+
 impl FromStr for Span {
     type Err = BadTime;
     fn from_str(text: &str) -> Result<Self, BadTime> {
@@ -196,10 +201,7 @@ impl FromStr for Span {
             + parsed.get_minutes().saturating_mul(60_000)
             + parsed.get_seconds().saturating_mul(1000)
             + parsed.get_milliseconds();
-        if millis < 0 {
-            return Err(bad());
-        }
-        Ok(Self(millis))
+        if (0..=Self::LONGEST_WRITTEN).contains(&millis) { Ok(Self(millis)) } else { Err(bad()) }
     }
 }
 
@@ -274,6 +276,15 @@ mod tests {
         assert_eq!(moment.to_string().parse::<Timestamp>().unwrap(), moment);
         assert_eq!(Span::days(8).to_string(), "8d");
         assert_eq!(Span::hours(36).to_string(), "1d 12h");
+    }
+
+    #[test]
+    fn a_duration_that_could_not_be_written_again_is_not_read() {
+        let longest: Span = "3652500d".parse().unwrap();
+        assert_eq!(longest.to_string().parse::<Span>().unwrap(), longest);
+        for text in ["3652500d 1ms", "2:30:0001611494565230", "7304484d 7304484d"] {
+            assert!(text.parse::<Span>().is_err(), "{text}");
+        }
     }
 
     #[test]

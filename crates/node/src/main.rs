@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsString,
+    io::IsTerminal as _,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -14,13 +15,15 @@ use doctor_core::{
     time::Span,
 };
 use doctor_node::{
-    agent, check,
+    agent, builtin, check,
     job::{self, Order},
+    memory,
     policy::load_policy,
     profile::{self, MachineArgs},
     profile_command,
-    runner::{self, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
+    runner::{self, BUILTIN_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
     stop::Stop,
+    test,
 };
 
 /// Cluster Doctor on a node: checks this machine and runs validation jobs.
@@ -36,6 +39,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Sub {
     Check(CheckArgs),
+    Test(TestArgs),
     Record(RecordArgs),
     Agent(AgentArgs),
     Job(JobArgs),
@@ -68,6 +72,27 @@ struct CheckArgs {
     /// that is not 0 only where a finding takes the node out of service.
     #[arg(long, value_enum, conflicts_with = "json")]
     hook: Option<Hook>,
+    #[command(flatten, next_help_heading = "Machine type")]
+    machine: MachineArgs,
+    #[command(flatten, next_help_heading = "Place")]
+    place: Place,
+}
+
+/// Run a test that loads the node, and judge it on the spot.
+///
+/// Nothing else should use the node meanwhile. What a program prints appears on a terminal as it comes.
+/// `doctor explain NAME` tells what a test does; exit codes are those of `check`.
+#[derive(Debug, Args)]
+struct TestArgs {
+    /// Tests to run, one after the other, such as `aznhc`.
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<CheckId>,
+    /// Set a parameter for this time, such as `mounts=["/data"]` or `pattern_time=30s`. It goes before the policy's.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    set: Vec<test::Setting>,
+    /// Print JSON instead of a table: one object for each finding, and one for each test that found nothing.
+    #[arg(long)]
+    json: bool,
     #[command(flatten, next_help_heading = "Machine type")]
     machine: MachineArgs,
     #[command(flatten, next_help_heading = "Place")]
@@ -180,21 +205,29 @@ struct Place {
     /// NVIDIA's management library, where it is not found by its name.
     #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_NVML", default_value = doctor_gpu::nvml::LIBRARY)]
     nvml: OsString,
+    /// DCGM's library, where it is not found by its name: libdcgm.so.4, then libdcgm.so.3.
+    #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_DCGM")]
+    dcgm: Option<OsString>,
 }
 
 impl Place {
     fn runner<'a>(&self, stop: &'a Stop) -> LocalRunner<'a> {
-        LocalRunner::new(&self.root, stop).state(self.state.as_deref()).library(self.nvml.clone())
+        let runner = LocalRunner::new(&self.root, stop).state(self.state.as_deref()).library(self.nvml.clone());
+        runner.dcgm(self.dcgm.clone().unwrap_or_default())
     }
 }
 
 fn main() -> ExitCode {
+    memory::one_heap();
     let mut args = std::env::args_os();
-    if args.nth(1).is_some_and(|argument| argument == HELPER_ARGUMENT) {
-        return helper(args);
+    match args.nth(1) {
+        Some(argument) if argument == HELPER_ARGUMENT => return helper(args),
+        Some(argument) if argument == BUILTIN_ARGUMENT => return builtin::run(args),
+        _ => {}
     }
     let (result, failure) = match Cli::try_parse() {
         Ok(Cli { command: Sub::Check(args) }) => (check(&args), check::exit::UNKNOWN),
+        Ok(Cli { command: Sub::Test(args) }) => (test(&args), check::exit::UNKNOWN),
         Ok(Cli { command: Sub::Record(args) }) => (record(&args), check::exit::UNKNOWN),
         Ok(Cli { command: Sub::Agent(args) }) => (watch(&args), 1),
         Ok(Cli { command: Sub::Job(args) }) => (job(args), job_file::exit::NOT_BEGUN),
@@ -229,12 +262,30 @@ fn check(args: &CheckArgs) -> anyhow::Result<u8> {
     if let Some(hook) = args.hook {
         return Ok(said_to_hook(hook, &answers));
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&check::rows(&answers))?);
-    } else {
-        print!("{}", check::table(&answers, args.all));
+    shown(&answers, args.json, args.all)
+}
+
+fn test(args: &TestArgs) -> anyhow::Result<u8> {
+    let mut policy = load_policy(args.place.policy.as_deref())?;
+    test::set(&mut policy, &args.names, &args.set);
+    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let say = |line: &str| eprintln!("{line}");
+    let mut runner = args.place.runner(&stop);
+    if std::io::stderr().is_terminal() {
+        runner = runner.echo(&say);
     }
-    Ok(check::exit_code(&answers))
+    let profile = profile::choose(&args.machine, args.place.state.as_deref(), &runner)?.profile;
+    let answers = test::test(&args.names, &policy, profile.as_ref(), &runner)?;
+    shown(&answers, args.json, true)
+}
+
+fn shown(answers: &[check::Answer], json: bool, every_line: bool) -> anyhow::Result<u8> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(&check::rows(answers))?);
+    } else {
+        print!("{}", check::table(answers, every_line));
+    }
+    Ok(check::exit_code(answers))
 }
 
 fn record(args: &RecordArgs) -> anyhow::Result<u8> {

@@ -6,7 +6,7 @@
 mod diff;
 mod facts;
 mod learn;
-mod metadata;
+pub mod metadata;
 
 use std::{
     fs, io,

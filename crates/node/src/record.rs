@@ -159,8 +159,9 @@ fn scene(answer: &GpuAnswer) -> String {
     match &answer.driver {
         Ok(driver) => {
             let cuda = driver.cuda.as_deref().and_then(|text| text.split_once('.'));
-            let cuda =
-                cuda.and_then(|(high, low)| Some(high.parse::<i32>().ok()? * 1000 + low.parse::<i32>().ok()? * 10));
+            let cuda = cuda.and_then(|(high, low)| {
+                Some(u32::from(high.parse::<u16>().ok()?) * 1000 + u32::from(low.parse::<u8>().ok()?) * 10)
+            });
             let _infallible = writeln!(out, "driver = {:?}\ncuda = {}", driver.version, cuda.unwrap_or(0));
         }
         // The code stands at the end of what was said of it.

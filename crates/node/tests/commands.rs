@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::process::ExitStatusExt,
+    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt},
     path::Path,
     process::{Child, Command, Output, Stdio},
     time::Duration,
@@ -78,6 +78,43 @@ fn check_prints_a_table_or_json_of_the_same() {
     let damaged = rows.iter().find(|row| row["reason"] == "file-system-error").unwrap();
     assert_eq!((damaged["severity"].as_str(), damaged["verdict"].as_str()), (Some("reboot"), Some("fail")));
     assert_eq!(damaged["entity"], "disk:sda1");
+}
+
+/// AzNHC as `doctor-node test` finds it: a program at a place that the policy names.
+fn aznhc(script: &str) -> Output {
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("run-health-checks.sh");
+    let policy = directory.path().join("policy.toml");
+    fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let params = format!("[tests.aznhc.params]\nprogram = {:?}\n", program.to_str().unwrap());
+    fs::write(&policy, params).unwrap();
+    let root = tree(GOOD_MEMORY, QUIET);
+    let mut command = Command::new(PROGRAM);
+    command.args(["test", "aznhc", "--json", "--root"]).arg(root.path()).arg("--policy").arg(&policy);
+    command.output().unwrap()
+}
+
+#[test]
+fn test_aznhc_runs_it_and_finds_by_fault_code() {
+    let failed = "ERROR:  nhc:  Health check failed:  check_gpu_count: Expected 8 and found 7. FaultCode: NHC2009";
+    let missing = "ERROR:  nhc:  Health check failed:  check_gpu_bw: nvbandwidth not found. FaultCode: NHCNA";
+    let well = "Running health checks for Standard_nd96isr_h100_v5 SKU...\nHealth checks completed with exit code: 0.";
+    for (script, code, verdict, reason) in [
+        (format!("echo '{failed}' >&2; exit 1"), 2, "fail", "nhc-2009"),
+        (format!("echo '{missing}' >&2; exit 1"), 3, "inconclusive", "failed"),
+        (format!("echo '{well}'"), 0, "pass", "within-limits"),
+        ("exit 0".to_owned(), 3, "inconclusive", "empty"),
+    ] {
+        let output = aznhc(&script);
+        assert_eq!(output.status.code(), Some(code), "{script}: {output:?}");
+        let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((rows[0]["verdict"].as_str(), rows[0]["reason"].as_str()), (Some(verdict), Some(reason)), "{rows}");
+    }
+    let root = tree(GOOD_MEMORY, QUIET);
+    let bare = Command::new(PROGRAM).args(["test", "aznhc", "--root"]).arg(root.path()).output().unwrap();
+    assert_eq!(bare.status.code(), Some(3), "not installed here: {bare:?}");
+    assert!(String::from_utf8_lossy(&bare.stdout).contains("no-aznhc"), "{bare:?}");
 }
 
 #[test]

@@ -110,7 +110,7 @@ fn a_missing_or_forbidden_program_is_told_apart() {
     let exec = |program: &str| Probe::Exec { program: program.into(), args: vec![], timeout: Span::from_secs(5) };
     assert_eq!(failure(&run(&exec("/no/such/program"))), FailureKind::Missing);
     assert_eq!(failure(&run(&exec("/etc/passwd"))), FailureKind::Denied);
-    let builtin = Probe::Builtin { test: "nccl".into(), timeout: Span::from_secs(5) };
+    let builtin = Probe::Builtin { test: "nccl".into(), args: Vec::new(), timeout: Span::from_secs(5) };
     assert_eq!(failure(&run(&builtin)), FailureKind::Missing);
 }
 

@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{assumptions::Assumptions, hostile::Hostile};
 
+/// Every node takes memory from the beginning; more than any cluster has are a slip of the pen.
+const MOST_NODES: f64 = 1e6;
+
 /// Everything that distinguishes one world from another. Two worlds of equal configuration that are asked the same
 /// things at the same times are equal to the last byte.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -117,7 +120,7 @@ pub enum BadWorld {
 }
 
 impl WorldConfig {
-    /// Values that would make time stand still or never pass.
+    /// Values that would make time stand still or never pass, and worlds that no memory holds.
     pub(crate) fn check(&self) -> Result<(), BadWorld> {
         let a = &self.assumptions;
         let within = |name, value: f64, low: f64, high: f64, accepted| {
@@ -150,6 +153,8 @@ impl WorldConfig {
         if self.pools.iter().all(|pool| pool.nodes == 0) {
             return Err(BadWorld::Empty);
         }
+        let nodes = self.pools.iter().map(|pool| f64::from(pool.nodes)).sum();
+        within("nodes", nodes, 1.0, MOST_NODES, "1 to 1000000 in all pools together are accepted")?;
         Ok(())
     }
 }

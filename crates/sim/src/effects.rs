@@ -222,13 +222,17 @@ pub enum BadEffects {
 pub fn read_effects(path: &Path) -> Result<Vec<Effect>, BadEffects> {
     let shown = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|source| BadEffects::Read { path: shown.clone(), source })?;
+    parse(&text, &shown)
+}
+
+pub(crate) fn parse(text: &str, shown: &str) -> Result<Vec<Effect>, BadEffects> {
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     whole
         .lines()
         .enumerate()
         .map(|(place, line)| {
             serde_json::from_str(line).map_err(|source| BadEffects::Line {
-                path: shown.clone(),
+                path: shown.to_owned(),
                 line: place + 1,
                 source,
             })

@@ -13,6 +13,8 @@ pub mod config;
 pub mod drive;
 pub mod effects;
 pub mod fault;
+#[doc(hidden)]
+pub mod fuzzed;
 pub mod hostile;
 pub mod judge;
 mod machine;

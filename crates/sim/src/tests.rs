@@ -133,6 +133,8 @@ static CHECKS: [Check; 4] = [
             limit: Span::minutes(30),
             usual: Span::minutes(10),
             shares: &["/data"],
+            loads: None,
+            opt_in: false,
         },
         page: include_str!("pages/storage.md"),
         rules: include_str!("pages/storage.toml"),
@@ -150,6 +152,8 @@ static CHECKS: [Check; 4] = [
             limit: Span::minutes(30),
             usual: Span::minutes(10),
             shares: &[],
+            loads: None,
+            opt_in: false,
         },
         page: include_str!("pages/dl.md"),
         rules: include_str!("pages/dl.toml"),
@@ -167,6 +171,8 @@ static CHECKS: [Check; 4] = [
             limit: Span::minutes(30),
             usual: Span::minutes(10),
             shares: &[],
+            loads: None,
+            opt_in: false,
         },
         page: include_str!("pages/nccl.md"),
         rules: include_str!("pages/nccl.toml"),
@@ -184,6 +190,8 @@ static CHECKS: [Check; 4] = [
             limit: Span::minutes(2),
             usual: Span::from_secs(5),
             shares: &[],
+            loads: None,
+            opt_in: false,
         },
         page: include_str!("pages/gpu-health.md"),
         rules: include_str!("pages/gpu-health.toml"),
@@ -193,7 +201,7 @@ static CHECKS: [Check; 4] = [
 ];
 
 fn builtin(test: &str) -> Probe {
-    Probe::Builtin { test: test.to_owned(), timeout: Span::minutes(30) }
+    Probe::Builtin { test: test.to_owned(), args: Vec::new(), timeout: Span::minutes(30) }
 }
 
 #[cfg(test)]

@@ -1,59 +1,41 @@
-//! The file, read once, and looked up by GPU and field.
+//! The scene of this process, looked up by GPU and field.
 
-use std::{collections::BTreeMap, sync::OnceLock};
+use std::sync::{Mutex, PoisonError};
 
-use serde::Deserialize;
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Scene {
-    #[serde(default)]
-    pub(crate) driver: String,
-    #[serde(default)]
-    pub(crate) cuda: i32,
-    #[serde(default)]
-    pub(crate) init: u32,
-    #[serde(default)]
-    pub(crate) hang: String,
-    #[serde(default)]
-    pub(crate) gpu: Vec<Card>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Card {
-    pub(crate) bus: String,
-    #[serde(default)]
-    pub(crate) handle: u32,
-    #[serde(default)]
-    fields: BTreeMap<String, Field>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Field {
-    Error { error: u32 },
-    Number(f64),
-    Whole(i64),
-    Text(String),
-}
+use crate::scene::{Card, Field, Scene};
 
 pub(crate) const NOT_SUPPORTED: u32 = 3;
 
-/// The scene of this process. A file that cannot be read is a driver that does not work.
+/// Read when the first function is called, and again after a shutdown: a program that stays opens a session for each look,
+/// and must neither see an old file nor pile up what it has read.
+static SCENE: Mutex<Option<&'static Scene>> = Mutex::new(None);
+
+/// A file that cannot be read is a driver that does not work.
 pub(crate) fn scene() -> &'static Scene {
-    static SCENE: OnceLock<Scene> = OnceLock::new();
-    SCENE.get_or_init(|| {
+    let mut kept = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.get_or_insert_with(|| {
         let text = std::env::var_os("DOCTOR_STANDIN").and_then(|path| std::fs::read_to_string(path).ok());
-        match text.map(|text| toml::from_str(&text)) {
+        let scene = match text.map(|text| Scene::read(&text)) {
             Some(Ok(scene)) => scene,
             Some(Err(error)) => {
                 eprintln!("stand-in for NVML: {error}");
                 Scene { init: 999, ..Scene::default() }
             }
             None => Scene { init: 999, ..Scene::default() },
-        }
+        };
+        Box::leak(Box::new(scene))
     })
+}
+
+/// Forgets the scene.
+///
+/// # Safety
+/// No function of this library is being called, which NVML asks of whoever shuts it down.
+pub(crate) unsafe fn forget() {
+    if let Some(scene) = SCENE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // SAFETY: it was made by `Box::leak`, has just been taken out of its place, and nobody uses it, as the caller says.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(scene).cast_mut()) });
+    }
 }
 
 /// Waits for ever where the scene says so.
@@ -64,19 +46,23 @@ pub(crate) fn maybe_hang(function: &str) {
 }
 
 impl Card {
+    fn field(&self, name: &str) -> Option<&Field> {
+        let place = self.fields.binary_search_by(|(field, _)| (**field).cmp(name)).ok()?;
+        Some(&self.fields[place].1)
+    }
+
     pub(crate) fn number(&self, field: &str) -> Result<f64, u32> {
-        match self.fields.get(field) {
+        match self.field(field) {
             None | Some(Field::Text(_)) => Err(NOT_SUPPORTED),
-            Some(Field::Error { error }) => Err(*error),
+            Some(Field::Error(code)) => Err(*code),
             Some(Field::Number(number)) => Ok(*number),
-            Some(Field::Whole(number)) => Ok(*number as f64),
         }
     }
 
     pub(crate) fn text(&self, field: &str) -> Result<&str, u32> {
-        match self.fields.get(field) {
-            None | Some(Field::Number(_) | Field::Whole(_)) => Err(NOT_SUPPORTED),
-            Some(Field::Error { error }) => Err(*error),
+        match self.field(field) {
+            None | Some(Field::Number(_)) => Err(NOT_SUPPORTED),
+            Some(Field::Error(code)) => Err(*code),
             Some(Field::Text(text)) => Ok(text),
         }
     }

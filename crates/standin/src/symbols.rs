@@ -11,7 +11,10 @@ use nvml_wrapper_sys::bindings::{
     nvmlViolationTime_t,
 };
 
-use crate::answers::{Card, NOT_SUPPORTED, maybe_hang, place, scene};
+use crate::{
+    answers::{NOT_SUPPORTED, forget, maybe_hang, place, scene},
+    scene::Card,
+};
 
 const INVALID_ARGUMENT: u32 = 2;
 const INSUFFICIENT_SIZE: u32 = 7;
@@ -88,7 +91,11 @@ macro_rules! numbers {
 plain! {
     nvmlInit_v2() { match scene().init { 0 => Ok(()), code => Err(code) } }
     nvmlInitWithFlags(_flags: c_uint) { match scene().init { 0 => Ok(()), code => Err(code) } }
-    nvmlShutdown() { Ok(()) }
+    nvmlShutdown() {
+        // SAFETY: as NVIDIA's header says, nobody else calls meanwhile.
+        unsafe { forget() };
+        Ok(())
+    }
     nvmlSystemGetDriverVersion(to: *mut c_char, length: c_uint) {
         // SAFETY: as NVIDIA's header says.
         unsafe { put_text(&scene().driver, to, length) }

@@ -11,6 +11,7 @@ use std::{
     collections::BTreeMap,
     fmt::Write as _,
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -450,7 +451,8 @@ impl Machine {
 }
 
 impl Standing {
-    fn at(&self, name: &str) -> PathBuf {
+    /// A file of it: `policy.toml`, `profile.toml`, `scene.toml`; or of its own below `root`.
+    pub fn at(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -465,6 +467,23 @@ impl Standing {
         let mut command = Command::new(&self.program);
         command.arg("check").arg("--root").arg(self.at("root")).arg("--state").arg(self.at("state"));
         command.arg("--policy").arg(self.at("policy.toml")).arg("--nvml").arg(&self.library).args(arguments);
+        command.env("DOCTOR_STANDIN", self.at("scene.toml"));
+        command
+    }
+
+    /// `doctor-node agent` with the machine's profile and this credential, not yet started.
+    ///
+    /// # Panics
+    /// If the credential cannot be written.
+    pub fn agent(&self, credential: &str) -> Command {
+        let key = self.at("agent.key");
+        fs::write(&key, credential)
+            .and_then(|()| fs::set_permissions(&key, fs::Permissions::from_mode(0o600)))
+            .expect("a test bed that cannot be written is no test bed");
+        let mut command = Command::new(&self.program);
+        command.arg("agent").arg("--credential").arg(key).arg("--state").arg(self.at("agent-state"));
+        command.arg("--root").arg(self.at("root")).arg("--nvml").arg(&self.library);
+        command.arg("--policy").arg(self.at("policy.toml")).arg("--profile").arg(self.at("profile.toml"));
         command.env("DOCTOR_STANDIN", self.at("scene.toml"));
         command
     }

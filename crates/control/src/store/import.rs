@@ -29,6 +29,8 @@ use super::{
 
 /// Rows in one transaction.
 const ROWS: usize = 5000;
+/// The last second that a run's number can begin with: in the year 2109. What is later is something else than seconds.
+const LATEST: i64 = (1 << 42) / 1000 - 1;
 /// Rows that are quoted when they cannot be understood.
 const EXAMPLES: usize = 5;
 
@@ -74,11 +76,11 @@ impl Source {
 
 /// A row that was understood.
 #[derive(Debug, Clone, PartialEq)]
-struct Found {
-    node: NodeName,
+pub(super) struct Found {
+    pub(super) node: NodeName,
     test: TestId,
-    at: Timestamp,
-    run: RunId,
+    pub(super) at: Timestamp,
+    pub(super) run: RunId,
     verdict: Verdict,
     reason: ReasonCode,
     /// Whether it says anything that could be believed.
@@ -140,7 +142,7 @@ fn refused(file: &Path, why: &str) -> StoreError {
     }
 }
 
-fn read_file(file: &Path, report: &mut Imported) -> Result<Vec<Found>> {
+pub(super) fn read_file(file: &Path, report: &mut Imported) -> Result<Vec<Found>> {
     let cannot = |error: rusqlite::Error| refused(file, &error.to_string());
     let database = open_read_only(file).map_err(|error| refused(file, &error.to_string()))?;
     let tables: BTreeSet<String> = database
@@ -224,8 +226,7 @@ fn understand(row: &rusqlite::Row<'_>, source: Source) -> rusqlite::Result<std::
             .trim()
             .parse()
             .ok()
-            // Seconds since 1970, until about the year 5138: more than that is something else.
-            .filter(|seconds| (1..100_000_000_000_i64).contains(seconds))
+            .filter(|seconds| (1..=LATEST).contains(seconds))
             .map(Timestamp::from_secs)
             .ok_or_else(|| format!("{name}: `{at}` is not a time in seconds since 1970"))?;
         let (verdict, reason) = match result.as_deref().map(|word| word.trim().to_ascii_lowercase()).as_deref() {

@@ -164,7 +164,7 @@ fn is_dead_neighbour(holder: &str, us: &str) -> bool {
     host == our_host && host == split(&this_process()).map_or("", |(host, ..)| host) && start_time(pid) != Some(start)
 }
 
-fn split(holder: &str) -> Option<(&str, u32, u64)> {
+pub(super) fn split(holder: &str) -> Option<(&str, u32, u64)> {
     let (rest, start) = holder.rsplit_once(':')?;
     let (host, pid) = rest.rsplit_once(':')?;
     Some((host, pid.parse().ok()?, start.parse().ok()?))

@@ -16,6 +16,8 @@
 //! Calls block and may come from any thread. Reading does not wait for writing, except in memory.
 
 pub mod error;
+#[doc(hidden)]
+pub mod fuzzed;
 pub mod records;
 
 mod accept;

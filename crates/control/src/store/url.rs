@@ -46,26 +46,24 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
-/// A URL is printed in errors and logs; its password is not.
+/// A URL is printed in errors and logs; its password is not. In doubt more is hidden: a password that was not escaped
+/// may hold what ends the part it stands in.
 fn hide_password(url: &str) -> String {
+    const PARAMETER: &str = "password=";
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let authority_end = rest.find(['/', '?']).unwrap_or(rest.len());
-    let (authority, tail) = rest.split_at(authority_end);
-    let authority = match authority.rsplit_once('@') {
+    let mut parts = rest.split(PARAMETER);
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let after = part.find('&').map_or("", |end| &part[end..]);
+        shown = format!("{shown}{PARAMETER}…{after}");
+    }
+    match shown.rsplit_once('@') {
         Some((user, host)) => {
             let user = user.split_once(':').map_or_else(|| user.to_owned(), |(name, _)| format!("{name}:…"));
-            format!("{user}@{host}")
+            format!("{scheme}://{user}@{host}")
         }
-        None => authority.to_owned(),
-    };
-    let tail = match tail.split_once("password=") {
-        Some((before, after)) => {
-            let after = after.find('&').map_or("", |end| &after[end..]);
-            format!("{before}password=…{after}")
-        }
-        None => tail.to_owned(),
-    };
-    format!("{scheme}://{authority}{tail}")
+        None => format!("{scheme}://{shown}"),
+    }
 }
 
 #[cfg(test)]
@@ -96,9 +94,14 @@ mod tests {
 
     #[test]
     fn a_password_is_never_printed() {
-        for text in
-            ["postgres://doctor:secret@db.example/doctor", "postgres://db.example/doctor?user=d&password=secret&x=1"]
-        {
+        for text in [
+            "postgres://doctor:secret@db.example/doctor",
+            "postgres://doctor:se/secret@db.example/doctor",
+            "postgres://doctor:se?x=secret@db.example/doctor",
+            "postgres://db.example/doctor?user=d&password=secret&x=1",
+            "postgres://db.example/doctor?password=a&password=secret",
+            "postgres://db.example/doctor?password=se@secret",
+        ] {
             let url: StoreUrl = text.parse().unwrap();
             assert!(!url.to_string().contains("secret") && !format!("{url:?}").contains("secret"), "{url}");
             assert!(url.to_string().contains("db.example/doctor"), "{url}");

@@ -4,6 +4,8 @@
 //! is not signed with that node's key before it is parsed, and everything has a limit and a deadline. A report is answered
 //! with 200 only when the engine has kept it; a sign of life is answered at once and written down with others.
 
+#[doc(hidden)]
+pub mod fuzzed;
 mod ingest;
 mod mail;
 
@@ -26,6 +28,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     sync::{Semaphore, oneshot},
     time::timeout,
 };
@@ -158,11 +161,23 @@ async fn serve(listener: TcpListener, desk: Desk) {
         };
         let service = service.clone();
         tokio::spawn(async move {
-            let mut http = http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(64 << 10);
-            // How a connection ends is its agent's business: what was not answered comes again.
-            let _over = timeout(CONNECTION, http.serve_connection(TokioIo::new(stream), service)).await;
+            converse(&http(), stream, service).await;
             drop(place);
         });
     }
+}
+
+fn http() -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(64 << 10);
+    http
+}
+
+async fn converse(
+    http: &http1::Builder,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    service: TowerToHyperService<Router>,
+) {
+    // How a connection ends is its agent's business: what was not answered comes again.
+    let _over = timeout(CONNECTION, http.serve_connection(TokioIo::new(stream), service)).await;
 }

@@ -1,4 +1,4 @@
-//! `doctor docs`: writes the reference pages, or checks that the committed ones are up to date.
+//! `doctor docs`: writes the reference pages and the compiled rules, or checks that the committed ones are up to date.
 
 use std::{fs, path::PathBuf};
 
@@ -6,43 +6,59 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{list, plural},
+    output::plural,
     pages,
 };
 
-/// Write the reference pages that are made from the code (for developers of the doctor).
+/// Write what is made from the code: the reference pages, and the built-in rules and machine types in the form that the
+/// programs read fastest (for developers of the doctor).
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where the pages are.
     #[arg(default_value = "docs/reference")]
     dir: PathBuf,
-    /// Write nothing; exit code 1 if a page differs from what the code says.
+    /// Where the compiled rules and machine types are.
+    #[arg(long, value_name = "DIR", default_value = "crates/checks/src/compiled")]
+    compiled: PathBuf,
+    /// Write nothing; exit code 1 if a file differs from what the code says.
     #[arg(long)]
     check: bool,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    let pages = pages::all();
+    let files = args.files();
     if args.check {
-        let differs =
-            |page: &&pages::Written| fs::read_to_string(args.dir.join(page.name)).ok().as_ref() != Some(&page.text);
-        let old: Vec<&str> = pages.iter().filter(differs).map(|page| page.name).collect();
+        let differs = |(path, text): &&(PathBuf, String)| fs::read_to_string(path).ok().as_ref() != Some(text);
+        let old: Vec<String> = files.iter().filter(differs).map(|(path, _)| path.display().to_string()).collect();
         context.out.show(&serde_json::json!({ "differ": old }), |page| {
             match old.len() {
-                0 => page.line("The reference pages say what the code says."),
-                _ => page.line(format!("These pages differ from the code: {}. `doctor docs` writes them.", list(&old))),
+                0 => page.line("The files made from the code say what the code says."),
+                _ => page.line(format!("These differ from the code: {}. `doctor docs` writes them.", old.join(", "))),
             };
         })?;
         return Ok(if old.is_empty() { Exit::Ok } else { Exit::Trouble });
     }
-    let failed = |source| Failure::File { operation: "writing pages to", path: args.dir.clone(), source };
-    fs::create_dir_all(&args.dir).map_err(failed)?;
-    for page in &pages {
-        fs::write(args.dir.join(page.name), &page.text).map_err(failed)?;
+    for (path, text) in &files {
+        let failed = |source| Failure::File { operation: "writing", path: path.clone(), source };
+        path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(path, text)).map_err(failed)?;
     }
-    let names: Vec<&str> = pages.iter().map(|page| page.name).collect();
-    context.out.show(&serde_json::json!({ "written": names }), |page| {
-        page.line(format!("Wrote {} to {}.", plural(names.len(), "page"), args.dir.display()));
+    let written: Vec<String> = files.iter().map(|(path, _)| path.display().to_string()).collect();
+    context.out.show(&serde_json::json!({ "written": written }), |page| {
+        page.line(format!(
+            "Wrote {} below {} and {}.",
+            plural(files.len(), "file"),
+            args.dir.display(),
+            args.compiled.display()
+        ));
     })?;
     Ok(Exit::Ok)
+}
+
+impl Args {
+    /// Every file that is made from the code.
+    fn files(&self) -> Vec<(PathBuf, String)> {
+        let pages = pages::all().into_iter().map(|page| (self.dir.join(page.name), page.text));
+        let compiled = doctor_checks::compiled::files().map(|(name, text)| (self.compiled.join(name), text));
+        pages.chain(compiled).collect()
+    }
 }

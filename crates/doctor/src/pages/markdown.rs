@@ -4,6 +4,7 @@ use clap::{Arg, Command};
 use doctor_checks::{
     Catalogue, Depth,
     coverage::{COVERAGE, Here},
+    regressions::{Answer, REGRESSIONS},
 };
 use doctor_core::policy::{Policy, Rule, When};
 
@@ -28,6 +29,7 @@ pub(crate) fn all() -> Vec<Written> {
         Written { name: "coverage.md", text: coverage() },
         Written { name: "exit-codes.md", text: exit_codes() },
         Written { name: "reasons.md", text: reason_codes() },
+        Written { name: "regressions.md", text: regressions() },
     ]
 }
 
@@ -88,6 +90,27 @@ fn coverage() -> String {
     text
 }
 
+/// Defects of others, and what keeps them out of here.
+fn regressions() -> String {
+    let mut text = page(
+        "Regressions",
+        "Defects that were seen in other systems, and the tests that keep them out of this one. A number is the row of our \
+         survey of users' complaints.",
+    );
+    text.push_str("| of | defect | kept out by |\n|---|---|---|\n");
+    for row in REGRESSIONS {
+        let answer = match row.answer {
+            Answer::Tested(tests) => {
+                let test = |(file, name): &(&str, &str)| format!("[{name}](../../{file})");
+                tests.iter().map(test).collect::<Vec<_>>().join(", ")
+            }
+            Answer::Later(issue) => format!("comes with issue {issue}"),
+        };
+        text.push_str(&format!("| {} | {} | {answer} |\n", row.of, escaped(row.defect)));
+    }
+    text
+}
+
 fn checks() -> String {
     let mut text = page(
         "Checks",
@@ -103,8 +126,9 @@ fn checks() -> String {
         };
         text.push_str(&format!("## {}\n\n{}\n\n", spec.id, check.page_text().trim()));
         text.push_str(&format!(
-            "{depth}; {}; a result is good for {}; cancelled after {}; usually takes {}.\n\n",
+            "{depth}; {}{}; a result is good for {}; cancelled after {}; usually takes {}.\n\n",
             if spec.exclusive { "needs the node to itself" } else { "rides along with others" },
+            if spec.opt_in { "; planned only where the policy has `enabled = true`" } else { "" },
             spec.cutoff,
             spec.limit,
             spec.usual

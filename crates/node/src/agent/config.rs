@@ -280,6 +280,11 @@ mod tests {
         assert!(matches!(site.load(&text), Err(ConfigError::NotOurs { .. })));
         site.write("policy.toml", "", 0o644);
         site.load(&text).unwrap();
+        // Only root can give a file away.
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&policy, Some(12_345), None).unwrap();
+            assert!(matches!(site.load(&text), Err(ConfigError::NotOurs { owner: 12_345, .. })));
+        }
         let open = fs::Permissions::from_mode(0o644);
         fs::set_permissions(site.0.path().join("agent.key"), open).unwrap();
         assert!(matches!(site.load(""), Err(ConfigError::OpenSecret(_))));

@@ -72,6 +72,18 @@ pub struct Reply {
     pub text: String,
 }
 
+impl Reply {
+    /// Reads an answer that has come to its end. `None`: it is not HTTP.
+    pub fn read(answer: &[u8]) -> Option<Self> {
+        let text = String::from_utf8_lossy(answer);
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let status = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.get(..3)?.parse().ok()?;
+        let retry_after = header(head, "retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+        let line = body.lines().next().unwrap_or_default();
+        Some(Self { status, retry_after, text: line.chars().filter(|c| !c.is_control()).take(300).collect() })
+    }
+}
+
 /// Sends one signed report. `limit` is for everything together; connecting gets a quarter of it.
 ///
 /// # Errors
@@ -136,10 +148,12 @@ fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is longer than anything we expect"));
         }
     }
-    parse(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "what answers there does not speak HTTP"))
+    Reply::read(&answer)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "what answers there does not speak HTTP"))
 }
 
-fn is_whole(answer: &[u8]) -> bool {
+/// Whether as much has come as the answer says that it has.
+pub fn is_whole(answer: &[u8]) -> bool {
     let text = String::from_utf8_lossy(answer);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
     header(head, "content-length")
@@ -150,15 +164,6 @@ fn is_whole(answer: &[u8]) -> bool {
 fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     let mut fields = head.lines().skip(1).filter_map(|line| line.split_once(':'));
     fields.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
-}
-
-fn parse(answer: &[u8]) -> Option<Reply> {
-    let text = String::from_utf8_lossy(answer);
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let status = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.get(..3)?.parse().ok()?;
-    let retry_after = header(head, "retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-    let line = body.lines().next().unwrap_or_default();
-    Some(Reply { status, retry_after, text: line.chars().filter(|c| !c.is_control()).take(300).collect() })
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! The kernel's log, followed live: a new record of the kernel's own makes the checks that read the log due at once.
 //!
-//! On a machine this is a wait in poll(2) that costs nothing while nothing happens. In a recorded tree the log is a plain
-//! file, and its length is looked at every so often.
+//! This is a wait in poll(2) that costs nothing while nothing happens. In a recorded tree the log is a plain file, and
+//! the kernel says when its directory changes.
 
 use std::{
     fs::File,
     io::{self, Read},
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::{FileTypeExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
@@ -15,7 +15,10 @@ use std::{
 };
 
 use rustix::{
-    fs::{OFlags, SeekFrom},
+    fs::{
+        OFlags, SeekFrom,
+        inotify::{self, CreateFlags, WatchFlags},
+    },
     io::Errno,
 };
 
@@ -23,8 +26,6 @@ use rustix::{
 const GATHER: Duration = Duration::from_millis(200);
 /// A kernel that does not stop complaining is looked at this often.
 const APART: Duration = Duration::from_secs(1);
-/// How often the length of a plain file is looked at.
-const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub struct KernelLog {
@@ -40,6 +41,8 @@ enum Source {
     Plain {
         path: PathBuf,
         length: u64,
+        /// Readable when something in its directory has changed: the file may be replaced.
+        changes: OwnedFd,
     },
     /// Nobody lets us read it; the checks say so.
     None,
@@ -59,7 +62,10 @@ impl KernelLog {
             rustix::fs::seek(&file, SeekFrom::End(0))?;
             Source::Device(file)
         } else {
-            Source::Plain { path, length: metadata.len() }
+            // Watched first and measured then: what comes in between is seen.
+            let changes = watch(&root.join("dev"))?;
+            let length = path.metadata()?.len();
+            Source::Plain { path, length, changes }
         };
         Ok(Self { source, news: None, looked: None })
     }
@@ -73,7 +79,8 @@ impl KernelLog {
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
             Source::Device(file) => Some(file.as_fd()),
-            Source::Plain { .. } | Source::None => None,
+            Source::Plain { changes, .. } => Some(changes.as_fd()),
+            Source::None => None,
         }
     }
 
@@ -91,7 +98,8 @@ impl KernelLog {
                     return Err(error);
                 }
             },
-            Source::Plain { path, length } => {
+            Source::Plain { path, length, changes } => {
+                quiet(changes);
                 // Gone or shorter: it was replaced, and what is in it now is new.
                 let found = path.metadata().map_or(0, |found| found.len());
                 std::mem::replace(length, found) != found
@@ -105,12 +113,8 @@ impl KernelLog {
     }
 
     /// When the agent has to look again at the latest.
-    pub fn next(&self, now: Instant) -> Option<Instant> {
-        match (self.due(), &self.source) {
-            (Some(due), _) => Some(due),
-            (None, Source::Plain { .. }) => Some(now + LOOK),
-            (None, Source::Device(_) | Source::None) => None,
-        }
+    pub fn next(&self) -> Option<Instant> {
+        self.due()
     }
 
     /// Whether the checks that read the log are due; they count as done then.
@@ -126,6 +130,19 @@ impl KernelLog {
         let gathered = self.news? + GATHER;
         Some(self.looked.map_or(gathered, |looked| gathered.max(looked + APART)))
     }
+}
+
+fn watch(folder: &Path) -> io::Result<OwnedFd> {
+    let changes = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+    let which = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
+    inotify::add_watch(&changes, folder, which)?;
+    Ok(changes)
+}
+
+/// What has changed is found out by looking; only the word that something has is taken away here.
+fn quiet(changes: &OwnedFd) {
+    let mut buffer = [0; 4 << 10];
+    while rustix::io::read(changes, &mut buffer).is_ok_and(|count| count > 0) {}
 }
 
 /// Reads what is there, so that the descriptor is quiet again. True if the kernel itself wrote any of it: programs write
@@ -147,7 +164,7 @@ fn drain(file: &mut File) -> io::Result<bool> {
 }
 
 /// `PRIORITY,…`: the low three bits are the level, the rest says who wrote it, and 0 is the kernel.
-fn is_kernels(record: &[u8]) -> bool {
+pub fn is_kernels(record: &[u8]) -> bool {
     let digits: Vec<u8> = record.iter().copied().take_while(u8::is_ascii_digit).collect();
     std::str::from_utf8(&digits)
         .ok()
@@ -158,7 +175,13 @@ fn is_kernels(record: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::io::Write;
+
+    fn is_readable(log: &KernelLog) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(log.descriptor().unwrap(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+    }
 
     #[test]
     fn a_grown_file_is_news_once_and_bursts_are_gathered() {
@@ -172,8 +195,11 @@ mod tests {
         log.notice(start).unwrap();
         assert!(!log.take_due(start + Duration::from_secs(60)), "what was there before is no news");
 
+        assert!(!is_readable(&log), "nothing to wake up for");
         writeln!(file, "4,2,0,-;new").unwrap();
+        assert!(is_readable(&log));
         log.notice(start).unwrap();
+        assert!(!is_readable(&log), "it was noticed");
         writeln!(file, "4,3,0,-;newer").unwrap();
         log.notice(start + GATHER / 2).unwrap();
         assert!(!log.take_due(start + GATHER / 2));
@@ -182,7 +208,7 @@ mod tests {
 
         writeln!(file, "4,4,0,-;again").unwrap();
         log.notice(start + GATHER).unwrap();
-        assert_eq!(log.next(start), Some(start + GATHER + APART), "not more often than that");
+        assert_eq!(log.next(), Some(start + GATHER + APART), "not more often than that");
     }
 
     #[test]

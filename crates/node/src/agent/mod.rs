@@ -7,7 +7,6 @@
 pub mod config;
 pub mod http;
 pub mod kernel;
-mod memory;
 pub mod said;
 pub mod schedule;
 pub mod sender;
@@ -54,6 +53,7 @@ use crate::{
     clock::now,
     hardware,
     job::{EVIDENCE_ROOM, keep_within},
+    memory,
     runner::{LocalRunner, ProbeRunner},
     stop::Stop,
 };
@@ -311,7 +311,7 @@ impl<'a> Agent<'a> {
         if let Some(due) = self.schedule.next() {
             until = until.min(self.started + due);
         }
-        if let Some(due) = self.log.next(at) {
+        if let Some(due) = self.log.next() {
             until = until.min(due);
         }
         let wait = until.saturating_duration_since(at);
@@ -319,7 +319,7 @@ impl<'a> Agent<'a> {
         let mut fds = vec![PollFd::new(&self.hung_up, PollFlags::IN)];
         fds.extend(wake.as_ref().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
         // While it is known that there is news, more of it is no reason to wake.
-        let log = self.log.descriptor().filter(|_| self.log.next(at).is_none());
+        let log = self.log.descriptor().filter(|_| self.log.next().is_none());
         fds.extend(log.map(|log| PollFd::from_borrowed_fd(log, PollFlags::IN)));
         let wait = Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: i64::from(wait.subsec_nanos()) };
         // Whatever ended it: the loop looks at everything.

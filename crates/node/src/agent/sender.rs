@@ -16,11 +16,10 @@ use doctor_core::node::Hardware;
 
 use super::{
     http::{self, Address, Reply},
-    memory,
     schedule::spread,
     spool::{Next, Spool},
 };
-use crate::clock::now;
+use crate::{clock::now, memory};
 
 /// A node that says nothing for this long says that it is there.
 const HEARTBEAT: Duration = Duration::from_secs(60);

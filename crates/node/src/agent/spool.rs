@@ -38,6 +38,9 @@ const MEMORY_ROOM: Room = Room { bytes: 4 << 20, reports: 64 };
 /// Numbers are taken from the file in blocks: a number is never given twice, and a heartbeat costs no write.
 const BLOCK: u64 = 1024;
 
+/// No node ever counts that far, and a file that says so was damaged.
+const MOST_NUMBER: u64 = 1 << 62;
+
 #[derive(Debug)]
 pub struct Spool {
     directory: PathBuf,
@@ -94,12 +97,14 @@ impl Spool {
                 // Half written when somebody pulled the plug.
                 let _gone = fs::remove_file(entry.path());
             }
-            let number = name.strip_suffix(".report").and_then(|number| number.parse::<u64>().ok());
+            // Only as we write them: one of another spelling would be counted as lost and never removed.
+            let number = name.strip_suffix(".report").and_then(to_number).filter(|number| file_name(*number) == name);
             numbers.extend(number.map(|number| (number, entry.metadata().map_or(0, |file| file.len()))));
         }
         numbers.sort_unstable();
         let lost: Option<Lost> =
             fs::read(directory.join(LOST)).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let lost = lost.filter(|lost| lost.through <= MOST_NUMBER);
         let counted = lost.as_ref().map_or(0, |lost| lost.through);
         let spared = lost.as_ref().and_then(|lost| lost.spared);
         let mut spool = Self { directory: directory.to_owned(), room, lost, ..Self::empty() };
@@ -110,7 +115,7 @@ impl Spool {
                 spool.waiting.push_back(Waiting { number, bytes, body: None });
             }
         }
-        let known = fs::read_to_string(directory.join(NUMBER)).ok().and_then(|text| text.trim().parse().ok());
+        let known = fs::read_to_string(directory.join(NUMBER)).ok().and_then(|text| to_number(text.trim()));
         let newest = spool.waiting.back().map_or(0, |waiting| waiting.number).max(counted);
         spool.next = known.unwrap_or(0).max(newest + 1);
         spool.reserved = spool.next;
@@ -221,7 +226,7 @@ impl Spool {
     }
 
     fn path(&self, number: u64) -> PathBuf {
-        self.directory.join(format!("{number:020}.report"))
+        self.directory.join(file_name(number))
     }
 
     fn read(&self, number: u64) -> Option<AgentReport> {
@@ -312,6 +317,14 @@ impl Spool {
 
 const LOST: &str = "lost.json";
 const NUMBER: &str = "number";
+
+fn file_name(number: u64) -> String {
+    format!("{number:020}.report")
+}
+
+fn to_number(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|number| *number <= MOST_NUMBER)
+}
 
 fn over(waiting: &VecDeque<Waiting>, room: Room, which: impl Fn(&&Waiting) -> bool) -> bool {
     let (mut reports, mut bytes) = (0, 0);

@@ -111,8 +111,9 @@ pub fn summary(answers: &[Answer]) -> String {
     let count = |verdict: Verdict| answers.iter().filter(|answer| answer.verdict == verdict).count();
     let took = answers.iter().fold(Span::ZERO, |sum, answer| Span::from_millis(sum.millis() + answer.took.millis()));
     format!(
-        "\n{} checks: {} fail, {} inconclusive, {} pass, {} not applicable; {took}\n",
+        "\n{} {}: {} fail, {} inconclusive, {} pass, {} not applicable; {took}\n",
         answers.len(),
+        if answers.len() == 1 { "check" } else { "checks" },
         count(Verdict::Fail),
         count(Verdict::Inconclusive),
         count(Verdict::Pass),

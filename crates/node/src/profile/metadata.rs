@@ -53,8 +53,20 @@ pub fn instance_type(cloud: Cloud, url: &str) -> Result<String, MetadataError> {
             service.ask("GET", path, ("Metadata-Flavor", "Google"))?
         }
     };
+    machine_type(&word)
+}
+
+/// What a whole answer of the service says this machine is, as [`instance_type`] reads it.
+///
+/// # Errors
+/// If it is no answer, or names no machine type.
+pub fn read_answer(answer: &[u8]) -> Result<String, MetadataError> {
+    machine_type(&body(answer)?)
+}
+
+fn machine_type(text: &str) -> Result<String, MetadataError> {
     // Google's is a path: projects/1234/machineTypes/a3-highgpu-8g.
-    let word = word.rsplit('/').next().unwrap_or_default();
+    let word = text.rsplit('/').next().unwrap_or_default();
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     if word.is_empty() || word.len() > 64 || !word.bytes().all(plain) {
         return Err(MetadataError::Word(shown(word)));
@@ -117,7 +129,7 @@ fn split(answer: &[u8]) -> Option<(String, &[u8])> {
 }
 
 /// Whether as much has come as the answer says that it has. One that does not say ends with the connection.
-fn complete(answer: &[u8]) -> bool {
+pub fn complete(answer: &[u8]) -> bool {
     let Some((head, body)) = split(answer) else { return false };
     let length = head.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;

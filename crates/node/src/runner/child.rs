@@ -13,22 +13,31 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::ioctl_fionbio,
-    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid},
+    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, pidfd_open, waitid},
 };
 
 use super::abandoned::processes;
 use crate::stop::{Stop, StopWhy};
 
-pub(super) struct Limits {
-    pub(super) timeout: Duration,
+pub(crate) struct Limits {
+    pub(crate) timeout: Duration,
     /// Bytes on each of stdout and stderr.
-    pub(super) stream: usize,
+    pub(crate) stream: usize,
+    /// How long a process that is told to stop may take over its last things before it is killed.
+    pub(crate) grace: Duration,
     /// How long a killed process may take to be gone.
-    pub(super) kill_grace: Duration,
+    pub(crate) kill_grace: Duration,
+}
+
+/// Who hears each line of a stream as it is printed.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Echo<'a> {
+    pub(crate) stdout: Option<&'a dyn Fn(&str)>,
+    pub(crate) stderr: Option<&'a dyn Fn(&str)>,
 }
 
 /// How it went.
-pub(super) enum Ended {
+pub(crate) enum Ended {
     Exited {
         status: ExitStatus,
         stdout: Vec<u8>,
@@ -52,20 +61,18 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Runs a command to its end or to a limit.
-pub(super) fn run(
-    command: &mut Command,
-    limits: &Limits,
-    stop: &Stop,
-    echo: Option<&dyn Fn(&str)>,
-) -> io::Result<Ended> {
+pub(crate) fn run(command: &mut Command, limits: &Limits, stop: &Stop, echo: Echo<'_>) -> io::Result<Ended> {
     if let Some(why) = stop.told() {
         return Ok(Ended::Stopped(why));
     }
     let mut child =
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let mut stdout = Stream::new(child.stdout.take(), limits.stream, echo);
-    let mut stderr = Stream::new(child.stderr.take(), limits.stream, echo);
+    let mut stdout = Stream::new(child.stdout.take(), limits.stream, echo.stdout);
+    let mut stderr = Stream::new(child.stderr.take(), limits.stream, echo.stderr);
     let heard = listen(&child, &mut stdout, &mut stderr, limits.timeout, stop);
+    if !limits.grace.is_zero() && matches!(heard, Ok(Some(_))) {
+        ask_to_end(&child, limits.grace);
+    }
     // Also after an ordinary end: what the program left in its group has no business to go on. The group cannot be
     // another's, because the child was not yet reaped.
     kill_group(&child);
@@ -129,6 +136,17 @@ fn pid(child: &Child) -> io::Result<Pid> {
 fn has_exited(child: &Child) -> io::Result<bool> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     Ok(waitid(WaitId::Pid(pid(child)?), options)?.is_some())
+}
+
+/// SIGTERM to the child alone: what it started is its own to end.
+fn ask_to_end(child: &Child, grace: Duration) {
+    let Ok(pid) = pid(child) else { return };
+    // An error means that there is nobody left to ask.
+    let _asked = kill_process(pid, Signal::TERM);
+    let deadline = Instant::now() + grace;
+    while Instant::now() < deadline && matches!(has_exited(child), Ok(false)) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 fn kill_group(child: &Child) {

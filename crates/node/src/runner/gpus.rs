@@ -1,11 +1,14 @@
-//! The GPUs of this machine: what the bus says, and what the driver says through NVML.
+//! The GPUs of this machine: what the bus says, and what the driver says through NVML, or through `nvidia-smi` where the
+//! library cannot be loaded.
 
 use std::{ffi::OsStr, fs, path::Path};
 
 use doctor_checks::{
-    gpu::{GpuAnswer, bus_id},
+    gpu::{Gpu, GpuAnswer, Reading, bus_id},
+    nvidia_smi,
     probe::ProbeOutput,
 };
+use doctor_core::observation::FailureKind;
 use doctor_gpu::nvml::Nvml;
 
 const NVIDIA: &str = "0x10de";
@@ -20,34 +23,79 @@ pub(super) fn ask(root: &Path, library: &OsStr, fields: &[String]) -> GpuAnswer 
     }
 }
 
-/// Of an answer to more, what was asked here.
-pub(super) fn only(output: ProbeOutput, fields: &[String]) -> ProbeOutput {
-    let ProbeOutput::Gpus(mut answer) = output else { return output };
-    for gpu in &mut answer.gpus {
-        let mut all = std::mem::take(&mut gpu.fields);
-        for field in fields {
-            let (these, others) = all.into_iter().partition(|(name, _)| fits(field, name));
-            let these: Vec<_> = these;
-            gpu.fields.extend(these);
-            all = others;
+/// The answer itself; or what `nvidia-smi` says where there are GPUs and no library to ask. `exec` runs a program within
+/// its limits.
+pub(super) fn or_by_nvidia_smi(
+    output: ProbeOutput,
+    fields: &[String],
+    exec: impl FnOnce(&str, &[String]) -> ProbeOutput,
+) -> ProbeOutput {
+    let ProbeOutput::Gpus(GpuAnswer { on_pci, driver: Err(failure), gpus }) = output else { return output };
+    let is_worth_it = failure.kind == FailureKind::Missing && !on_pci.is_empty();
+    let said = is_worth_it.then(|| exec("nvidia-smi", &["-q".to_owned(), "-x".to_owned()]));
+    let driver = match said {
+        Some(ProbeOutput::Ran { stdout, .. }) => match nvidia_smi::read(&stdout, fields, on_pci.clone()) {
+            Ok(answer) => return ProbeOutput::Gpus(answer),
+            Err(_) => failure,
+        },
+        // A driver that hangs is told as such: that it has no library is the smaller trouble.
+        Some(ProbeOutput::Failed(hangs)) if matches!(hangs.kind, FailureKind::TimedOut | FailureKind::Abandoned) => {
+            hangs
         }
-    }
-    ProbeOutput::Gpus(answer)
+        _ => failure,
+    };
+    ProbeOutput::Gpus(GpuAnswer { on_pci, driver: Err(driver), gpus })
 }
 
-/// Whether this is one of the fields that such a name brings.
-fn fits(asked: &str, name: &str) -> bool {
-    match asked.split_once(".*.") {
-        _ if asked == name => true,
-        None => false,
-        Some((family, what)) => {
-            let number = name
-                .strip_prefix(family)
-                .and_then(|rest| rest.strip_prefix('.'))
-                .and_then(|rest| rest.strip_suffix(what));
-            number
-                .and_then(|rest| rest.strip_suffix('.'))
-                .is_some_and(|number| number.bytes().all(|b| b.is_ascii_digit()))
+/// Of an answer to more, what was asked here.
+pub(super) fn only(all: &GpuAnswer, asked: &[String]) -> GpuAnswer {
+    let asked: Vec<Asked<'_>> = asked.iter().map(|name| Asked::of(name)).collect();
+    let mut places = Vec::new();
+    let mut gpus = Vec::with_capacity(all.gpus.len());
+    // GPUs of one kind answer in the same order: where the first has its fields, the others have theirs.
+    let mut before: &[(String, Reading)] = &[];
+    for gpu in &all.gpus {
+        if !before.iter().map(|(name, _)| name).eq(gpu.fields.iter().map(|(name, _)| name)) {
+            places.clear();
+            for one in &asked {
+                let fitting = gpu.fields.iter().enumerate().filter(|(_, (name, _))| one.brings(name));
+                places.extend(fitting.map(|(place, _)| place));
+            }
+        }
+        before = &gpu.fields;
+        let fields = places.iter().filter_map(|place| gpu.fields.get(*place).cloned()).collect();
+        gpus.push(Gpu { index: gpu.index, bus: gpu.bus.clone(), fields });
+    }
+    GpuAnswer { on_pci: all.on_pci.clone(), driver: all.driver.clone(), gpus }
+}
+
+/// A name of a field as a check asks for it.
+enum Asked<'a> {
+    One(&'a str),
+    /// `nvlink.*.state`: one for each link. Where the driver knows none of them, it answers under this name itself.
+    Each {
+        whole: &'a str,
+        family: &'a str,
+        what: &'a str,
+    },
+}
+
+impl<'a> Asked<'a> {
+    fn of(name: &'a str) -> Self {
+        match name.split_once(".*.") {
+            None => Self::One(name),
+            Some((family, what)) => Self::Each { whole: name, family, what },
+        }
+    }
+
+    /// Whether this is one of the fields that such a question brings.
+    fn brings(&self, name: &str) -> bool {
+        match self {
+            Self::One(asked) => name == *asked,
+            Self::Each { whole, family, what } => {
+                let number = || name.strip_prefix(family)?.strip_prefix('.')?.strip_suffix(what)?.strip_suffix('.');
+                name == *whole || number().is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+            }
         }
     }
 }
@@ -76,10 +124,11 @@ mod tests {
             ("nvlink.*.state", "nvlink.17.state", true),
             ("nvlink.*.state", "nvlink.17.remote_bus", false),
             ("nvlink.*.state", "nvlink.x.state", false),
+            ("nvlink.*.state", "nvlink.*.state", true),
             ("power.limit", "power.limit", true),
             ("power.limit", "power.default_limit", false),
         ] {
-            assert_eq!(fits(asked, name), is, "{asked} {name}");
+            assert_eq!(Asked::of(asked).brings(name), is, "{asked} {name}");
         }
     }
 

@@ -1,82 +1,155 @@
 //! Files by a pattern: those of /sys that there are several of, read in the order of their paths.
 
 use std::{
+    collections::HashMap,
     fs::{self, File},
     io::{self, Read},
-    os::unix::fs::OpenOptionsExt,
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
+    rc::Rc,
 };
 
 use doctor_checks::probe::FileText;
 use doctor_core::observation::{FailureKind, ProbeFailure};
+use rustix::fs::OFlags;
 
 use super::{kind_of, reading};
 
 /// A check that means more files means something else.
 const MOST_FILES: usize = 16_384;
+/// Nor does it mean to go through a directory with more names.
+const MOST_NAMES: usize = 100_000;
 /// Of one file. Those of /sys have a page at most.
 const MOST_BYTES: u64 = 64 << 10;
 /// Of all together.
 const MOST_TOGETHER: usize = 4 << 20;
+/// A file of /sys comes with one read(2) of this size.
+const PAGE: usize = 4 << 10;
 
-pub(super) fn texts(root: &Path, pattern: &str) -> io::Result<Vec<FileText>> {
-    read(root, pattern, MOST_BYTES, |bytes| String::from_utf8_lossy(bytes).into_owned())
+/// The files below a root, for one pass: directories that several patterns lead through are listed once.
+#[derive(Debug)]
+pub(super) struct Tree {
+    root: PathBuf,
+    listed: HashMap<PathBuf, Rc<[String]>>,
 }
 
-pub(super) fn bytes(root: &Path, pattern: &str, most: u32) -> io::Result<Vec<FileText>> {
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let most = u64::from(most).min(MOST_BYTES);
-    // Only the beginning was asked for: what comes after it is no reason to refuse.
-    let mut together = 0;
-    let one = |(path, place): (String, PathBuf)| {
-        let text = begin(&place, most).map(|bytes| hex(&bytes)).map_err(|error| failure(&path, &error));
-        together += text.as_ref().map_or(0, String::len);
-        if together > MOST_TOGETHER { Err(too_much()) } else { Ok(FileText { path, text }) }
-    };
-    expand(root, pattern)?.into_iter().map(one).collect()
-}
-
-/// Where each link leads in the end.
-pub(super) fn links(root: &Path, pattern: &str) -> io::Result<Vec<(String, String)>> {
-    let real_root = root.canonicalize()?;
-    let lead = |(path, place): (String, PathBuf)| {
-        let is_link = place.symlink_metadata().is_ok_and(|found| found.file_type().is_symlink());
-        let target = is_link.then(|| place.canonicalize().ok()).flatten()?;
-        let inside = target.strip_prefix(&real_root).map_or_else(|_| target.clone(), |rest| Path::new("/").join(rest));
-        Some((path, inside.to_string_lossy().into_owned()))
-    };
-    Ok(expand(root, pattern)?.into_iter().filter_map(lead).collect())
-}
-
-fn read(root: &Path, pattern: &str, most: u64, form: impl Fn(&[u8]) -> String) -> io::Result<Vec<FileText>> {
-    let mut together = 0;
-    let mut files = Vec::new();
-    for (path, place) in expand(root, pattern)? {
-        let text = match begin(&place, most + 1) {
-            Ok(bytes) if bytes.len() as u64 > most => {
-                Err(ProbeFailure::new(FailureKind::TooLong, format!("{path} is longer than {most} bytes")))
-            }
-            Ok(bytes) => Ok(form(&bytes)),
-            // A directory that fits is no file.
-            Err(error) if error.kind() == io::ErrorKind::IsADirectory => continue,
-            // It went away between listing and reading: then it is not there.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => Err(failure(&path, &error)),
-        };
-        together += text.as_ref().map_or(0, String::len);
-        if together > MOST_TOGETHER {
-            return Err(too_much());
-        }
-        files.push(FileText { path, text });
+impl Tree {
+    pub(super) fn below(root: &Path) -> Self {
+        Self { root: root.to_owned(), listed: HashMap::new() }
     }
-    Ok(files)
+
+    pub(super) fn texts(&mut self, pattern: &str) -> io::Result<Vec<FileText>> {
+        let mut together = 0;
+        let mut files = Vec::new();
+        for (path, place) in self.expand(pattern)? {
+            let text = match begin(&place, MOST_BYTES + 1) {
+                Ok(bytes) if bytes.len() as u64 > MOST_BYTES => {
+                    Err(ProbeFailure::new(FailureKind::TooLong, format!("{path} is longer than {MOST_BYTES} bytes")))
+                }
+                Ok(bytes) => Ok(reading::in_words(bytes)),
+                // A directory that fits is no file.
+                Err(error) if error.kind() == io::ErrorKind::IsADirectory => continue,
+                Err(_) if is_absent(&place) => continue,
+                Err(error) => Err(failure(&path, &error)),
+            };
+            together += text.as_ref().map_or(0, String::len);
+            if together > MOST_TOGETHER {
+                return Err(too_much());
+            }
+            files.push(FileText { path, text });
+        }
+        Ok(files)
+    }
+
+    /// Only the beginning of each is asked for: what comes after it is no reason to refuse.
+    pub(super) fn bytes(&mut self, pattern: &str, most: u32) -> io::Result<Vec<FileText>> {
+        let most = u64::from(most).min(MOST_BYTES);
+        let mut together = 0;
+        let mut files = Vec::new();
+        for (path, place) in self.expand(pattern)? {
+            let text = match begin(&place, most) {
+                Ok(bytes) => Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()),
+                Err(_) if is_absent(&place) => continue,
+                Err(error) => Err(failure(&path, &error)),
+            };
+            together += text.as_ref().map_or(0, String::len);
+            if together > MOST_TOGETHER {
+                return Err(too_much());
+            }
+            files.push(FileText { path, text });
+        }
+        Ok(files)
+    }
+
+    /// Where each link leads in the end.
+    pub(super) fn links(&mut self, pattern: &str) -> io::Result<Vec<(String, String)>> {
+        let real_root = self.root.canonicalize()?;
+        let lead = |(path, place): (String, PathBuf)| {
+            let is_link = place.symlink_metadata().is_ok_and(|found| found.file_type().is_symlink());
+            let target = is_link.then(|| end_of(&place).ok()).flatten()?;
+            let inside =
+                target.strip_prefix(&real_root).map_or_else(|_| target.clone(), |rest| Path::new("/").join(rest));
+            Some((path, inside.to_string_lossy().into_owned()))
+        };
+        Ok(self.expand(pattern)?.into_iter().filter_map(lead).collect())
+    }
+
+    /// Paths that may fit, as the check calls them and as they are here, in order. Whether there is anything at the end
+    /// of one is found out by reading it.
+    fn expand(&mut self, pattern: &str) -> io::Result<Vec<(String, PathBuf)>> {
+        let mut found = vec![(String::new(), self.root.clone())];
+        for part in pattern.trim_start_matches('/').split('/') {
+            let mut next = Vec::new();
+            for (mut path, mut place) in found {
+                if part.contains('*') {
+                    for name in self.list(&place)?.iter().filter(|name| is_meant(part, name)) {
+                        next.push((format!("{path}/{name}"), place.join(name)));
+                    }
+                } else {
+                    path.push('/');
+                    path.push_str(part);
+                    place.push(part);
+                    next.push((path, place));
+                }
+                if next.len() > MOST_FILES {
+                    return Err(too_much());
+                }
+            }
+            found = next;
+        }
+        Ok(found)
+    }
+
+    /// The names in a directory, in their order.
+    fn list(&mut self, place: &Path) -> io::Result<Rc<[String]>> {
+        if let Some(names) = self.listed.get(place) {
+            return Ok(Rc::clone(names));
+        }
+        let names: Rc<[String]> = list(place)?.into();
+        self.listed.insert(place.to_owned(), Rc::clone(&names));
+        Ok(names)
+    }
 }
 
 fn begin(place: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = File::options().read(true).custom_flags(reading::nonblocking()).open(place)?;
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(PAGE.min(usize::try_from(most).unwrap_or(PAGE)));
     file.take(most).read_to_end(&mut bytes)?;
+    bytes.shrink_to_fit();
     Ok(bytes)
+}
+
+/// Nothing is at this place; or it went away between listing and reading, and then nothing is. A link that leads nowhere
+/// is there, and cannot be read.
+fn is_absent(place: &Path) -> bool {
+    place.symlink_metadata().is_err()
+}
+
+/// Where a link leads in the end. The kernel knows: asking it for each directory on the way would take ten times as long.
+fn end_of(link: &Path) -> io::Result<PathBuf> {
+    let flags = i32::try_from(OFlags::PATH.bits()).unwrap_or(0);
+    let there = File::options().read(true).custom_flags(flags).open(link)?;
+    fs::read_link(format!("/proc/self/fd/{}", there.as_raw_fd())).or_else(|_no_proc| link.canonicalize())
 }
 
 fn failure(path: &str, error: &io::Error) -> ProbeFailure {
@@ -87,30 +160,7 @@ fn too_much() -> io::Error {
     io::ErrorKind::FileTooLarge.into()
 }
 
-/// Paths that fit, as the check calls them and as they are here, in order.
-fn expand(root: &Path, pattern: &str) -> io::Result<Vec<(String, PathBuf)>> {
-    let mut found = vec![(String::new(), root.to_path_buf())];
-    for part in pattern.trim_start_matches('/').split('/') {
-        let mut next = Vec::new();
-        for (path, place) in found {
-            if part.contains('*') {
-                for name in fitting(&place, part)? {
-                    next.push((format!("{path}/{name}"), place.join(&name)));
-                }
-            } else {
-                next.push((format!("{path}/{part}"), place.join(part)));
-            }
-            if next.len() > MOST_FILES {
-                return Err(too_much());
-            }
-        }
-        found = next;
-    }
-    found.retain(|(_, place)| place.symlink_metadata().is_ok());
-    Ok(found)
-}
-
-fn fitting(place: &Path, pattern: &str) -> io::Result<Vec<String>> {
+fn list(place: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(place) {
         Ok(entries) => entries,
         // Nothing of that kind is here, which is what was asked.
@@ -121,16 +171,18 @@ fn fitting(place: &Path, pattern: &str) -> io::Result<Vec<String>> {
     };
     let mut names = Vec::new();
     for entry in entries {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if fits(pattern, &name) && (pattern.starts_with('.') || !name.starts_with('.')) {
-            names.push(name);
-        }
-        if names.len() > MOST_FILES {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+        if names.len() > MOST_NAMES {
             return Err(too_much());
         }
     }
     names.sort_by(|a, b| by_number(a, b));
     Ok(names)
+}
+
+/// Hidden files are meant only by a pattern that says so.
+fn is_meant(pattern: &str, name: &str) -> bool {
+    fits(pattern, name) && (pattern.starts_with('.') || !name.starts_with('.'))
 }
 
 /// Whether a name fits a pattern in which each `*` stands for any text.
@@ -146,11 +198,11 @@ fn fits(pattern: &str, name: &str) -> bool {
 /// `mlx5_2` before `mlx5_10`.
 fn by_number(a: &str, b: &str) -> std::cmp::Ordering {
     let key = |text: &str| {
-        let digits = text.len() - text.trim_end_matches(|c: char| c.is_ascii_digit()).len();
-        let (name, number) = text.split_at(text.len() - digits);
-        (name.to_owned(), number.parse::<u64>().unwrap_or(0))
+        let name = text.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        (name, text[name..].parse::<u64>().unwrap_or(0))
     };
-    key(a).cmp(&key(b)).then_with(|| a.cmp(b))
+    let ((a_name, a_number), (b_name, b_number)) = (key(a), key(b));
+    a[..a_name].cmp(&b[..b_name]).then(a_number.cmp(&b_number)).then_with(|| a.cmp(b))
 }
 
 #[cfg(test)]
@@ -177,7 +229,7 @@ mod tests {
     #[test]
     fn what_fits_is_read_in_the_order_of_numbers() {
         let root = tree();
-        let files = texts(root.path(), "/sys/class/infiniband/*/ports/*/state").unwrap();
+        let files = Tree::below(root.path()).texts("/sys/class/infiniband/*/ports/*/state").unwrap();
         let seen: Vec<_> =
             files.iter().map(|file| (file.path.as_str(), file.text.as_deref().unwrap().trim())).collect();
         assert_eq!(
@@ -206,20 +258,20 @@ mod tests {
     #[test]
     fn nothing_that_fits_is_an_answer_and_a_file_that_cannot_be_read_is_told() {
         let root = tree();
-        assert_eq!(texts(root.path(), "/sys/class/nvme/*/state").unwrap(), []);
-        assert_eq!(texts(root.path(), "/sys/class/infiniband/*").unwrap(), [], "directories are no files");
+        assert_eq!(Tree::below(root.path()).texts("/sys/class/nvme/*/state").unwrap(), []);
+        assert_eq!(Tree::below(root.path()).texts("/sys/class/infiniband/*").unwrap(), [], "directories are no files");
         let big = root.path().join("sys/big");
         fs::write(&big, vec![b'x'; MOST_BYTES as usize + 1]).unwrap();
-        let files = texts(root.path(), "/sys/b*g").unwrap();
+        let files = Tree::below(root.path()).texts("/sys/b*g").unwrap();
         assert_eq!(files[0].text.as_ref().unwrap_err().kind, FailureKind::TooLong);
     }
 
     #[test]
     fn bytes_come_in_hexadecimal_and_links_lead_somewhere() {
         let root = tree();
-        let files = bytes(root.path(), "/sys/devices/*/config", 3).unwrap();
+        let files = Tree::below(root.path()).bytes("/sys/devices/*/config", 3).unwrap();
         assert_eq!(files[0].text.as_deref(), Ok("010261"));
-        let found = links(root.path(), "/sys/class/l*").unwrap();
+        let found = Tree::below(root.path()).links("/sys/class/l*").unwrap();
         assert_eq!(found, [("/sys/class/link".to_owned(), "/sys/devices/pci0".to_owned())]);
     }
 }

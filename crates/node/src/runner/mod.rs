@@ -8,33 +8,38 @@
 //!
 //! The rest, file systems of the kernel and local disks, is read here on a thread that is watched ([`watched`]), because
 //! a child takes longer than everything that a fast check reads. A driver that answered a moment ago is asked here too.
+//! A pass that says beforehand what it will ask ([`ProbeRunner::prepare`]) has all of that read in one go.
 
-mod abandoned;
-mod child;
+pub(crate) mod abandoned;
+mod apart;
+pub(crate) mod child;
 mod clock_discipline;
+#[doc(hidden)]
+pub mod fuzzed;
 mod gpus;
 mod many;
-mod mounts;
+pub(crate) mod mounts;
 mod processes;
 mod reading;
+mod recorded;
 mod samples;
 mod trusted;
 mod watched;
+mod words;
 
 use std::{
     cell::{OnceCell, RefCell},
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ffi::OsString,
     io,
     path::{Path, PathBuf},
-    process::Command,
     time::Duration,
 };
 
 use doctor_checks::probe::{Probe, ProbeOutput};
 use doctor_core::{
     observation::{FailureKind, ProbeFailure},
-    time::Span,
+    time::{Span, Timestamp},
 };
 
 use crate::{
@@ -42,25 +47,32 @@ use crate::{
     stop::{Stop, StopWhy},
 };
 use abandoned::AbandonedProbes;
-use child::{Ended, Limits};
+use child::Ended;
 use mounts::Mounts;
+use reading::Reader;
+use samples::Samples;
 use trusted::Trusted;
-use watched::{NoAnswer, WatchedReader};
+use watched::NoAnswer;
 
 pub use clock_discipline::CLOCK_FILE;
 pub use reading::answer_as_helper;
+pub use recorded::FixtureRunner;
+pub use words::describe;
 
 /// The hidden argument by which this program reads one thing in a process of its own.
 pub const HELPER_ARGUMENT: &str = "__probe";
 
+/// The hidden argument by which this program runs one built-in test in a process of its own.
+pub const BUILTIN_ARGUMENT: &str = "__test";
+
 /// The environment variable that holds the run's key. No child gets to see it.
 pub const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
 
+/// The environment variable that names the directory for what is to be remembered.
+pub const STATE_VARIABLE: &str = "DOCTOR_NODE_STATE";
+
 /// What a program may print on each of its two streams; evidence is kept and must stay readable.
 pub const MAX_STREAM_BYTES: usize = 1 << 20;
-
-/// The helper's answer is JSON, which may need several characters for one byte of what it read.
-const MAX_ANSWER_BYTES: usize = 8 << 20;
 
 /// A file of /proc or a statfs(2) that takes longer hangs.
 const FILE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -68,15 +80,21 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Without persistence mode the driver wakes each GPU first, which takes seconds for eight of them.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A killed process is gone within microseconds unless it is stuck in the kernel.
-const KILL_GRACE: Duration = Duration::from_secs(2);
+/// DCGM's engine keeps what it watches and answers at once; connecting has a limit of its own.
+const DCGM_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// As the driver's own, for its program, which asks for far more.
+const GPU_LOG_TIMEOUT: Span = Span::from_secs(60);
+
+/// Counters mean nothing without it.
+const UPTIME: &str = "/proc/uptime";
 
 /// Carries out what a check wants to know. Never fails and never blocks for longer than the probe's limit and a
 /// little: a failure is an answer too.
 pub trait ProbeRunner {
     fn run(&self, probe: &Probe) -> ProbeOutput;
 
-    /// Says beforehand what will be asked, so that what costs once is done once.
+    /// Says beforehand what will be asked, so that it can be read in one go.
     fn prepare(&self, _probes: &[Probe]) {}
 }
 
@@ -85,14 +103,19 @@ pub struct LocalRunner<'a> {
     root: PathBuf,
     helper: PathBuf,
     library: OsString,
+    dcgm: OsString,
     abandoned: AbandonedProbes,
     state: Option<PathBuf>,
+    samples: Samples,
     trusted: Trusted,
     mounts: OnceCell<Mounts>,
-    reader: RefCell<WatchedReader>,
     known: RefCell<HashMap<Probe, ProbeOutput>>,
     /// All fields that this pass will want of the driver: opening it takes longer than reading them.
     wanted: RefCell<Vec<String>>,
+    /// Its answer to those.
+    driver: RefCell<Option<ProbeOutput>>,
+    /// When this pass looked, and how long the machine had been up: one moment for all counters.
+    moment: OnceCell<Option<(Timestamp, Span)>>,
     stop: &'a Stop,
     echo: Option<&'a dyn Fn(&str)>,
 }
@@ -111,13 +134,16 @@ impl<'a> LocalRunner<'a> {
             // Also right when the program was replaced by an update while it runs.
             helper: PathBuf::from("/proc/self/exe"),
             library: doctor_gpu::nvml::LIBRARY.into(),
+            dcgm: OsString::new(),
             abandoned: AbandonedProbes::of_this_process(),
             state: None,
+            samples: Samples::default(),
             trusted: Trusted::default(),
             mounts: OnceCell::new(),
-            reader: RefCell::default(),
             known: RefCell::default(),
             wanted: RefCell::default(),
+            driver: RefCell::default(),
+            moment: OnceCell::new(),
             stop,
             echo: None,
         }
@@ -137,6 +163,13 @@ impl<'a> LocalRunner<'a> {
         self
     }
 
+    /// DCGM's library, where it is not one that the system finds by its name.
+    #[must_use]
+    pub fn dcgm(mut self, library: impl Into<OsString>) -> Self {
+        self.dcgm = library.into();
+        self
+    }
+
     /// Remembers here, for the processes that come after, which probes hang, whether the driver answers, and what
     /// counters stood at.
     #[must_use]
@@ -144,6 +177,7 @@ impl<'a> LocalRunner<'a> {
         if let Some(directory) = directory {
             self.abandoned = AbandonedProbes::kept_in(directory);
             self.trusted = Trusted::kept_in(directory);
+            self.samples = Samples::kept_in(directory);
             self.state = Some(directory.to_owned());
         }
         self
@@ -156,36 +190,50 @@ impl<'a> LocalRunner<'a> {
         self
     }
 
-    fn exec(&self, program: &str, args: &[String], timeout: Span) -> ProbeOutput {
-        let mut command = Command::new(program);
-        command.args(args).env_remove(KEY_VARIABLE).env("LC_ALL", "C").env("DOCTOR_ROOT", &self.root);
-        let limits = Limits { timeout: timeout.to_std(), stream: MAX_STREAM_BYTES, kill_grace: KILL_GRACE };
-        match child::run(&mut command, &limits, self.stop, self.echo) {
-            Ok(Ended::Exited { status, stdout, stderr }) => ProbeOutput::Ran {
-                exit: status.code(),
-                stdout: String::from_utf8_lossy(&stdout).into_owned(),
-                stderr: String::from_utf8_lossy(&stderr).into_owned(),
-            },
-            other => self.explain(&name_of(program, args), other, timeout),
-        }
-    }
-
     fn read(&self, probe: &Probe, what: &str) -> ProbeOutput {
-        if let Probe::Gpu { fields } = probe {
-            let wanted = self.wanted.borrow().clone();
-            if wanted != *fields && fields.iter().all(|field| wanted.contains(field)) {
-                return gpus::only(self.read(&Probe::Gpu { fields: wanted }, what), fields);
-            }
+        if let Probe::Gpu { fields } = probe
+            && self.is_wanted(fields)
+        {
+            return self.ask_driver(fields, what);
         }
         if let Some(output) = self.known.borrow().get(probe) {
             return output.clone();
         }
-        let output = if self.is_safe(probe) { self.read_here(probe, what) } else { self.read_apart(probe, what) };
-        if let Probe::Gpu { .. } = probe {
-            self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
-        }
+        let output = self.read_now(probe, what);
         self.known.borrow_mut().insert(probe.clone(), output.clone());
         output
+    }
+
+    fn is_wanted(&self, fields: &[String]) -> bool {
+        let wanted = self.wanted.borrow();
+        fields.iter().all(|field| wanted.contains(field))
+    }
+
+    /// What several checks want of the driver is asked once, and cut to what each of them asked.
+    fn ask_driver(&self, fields: &[String], what: &str) -> ProbeOutput {
+        let mut driver = self.driver.borrow_mut();
+        let all =
+            driver.get_or_insert_with(|| self.read_now(&Probe::Gpu { fields: self.wanted.borrow().clone() }, what));
+        match all {
+            ProbeOutput::Gpus(answer) => ProbeOutput::Gpus(gpus::only(answer, fields)),
+            other => other.clone(),
+        }
+    }
+
+    fn read_now(&self, probe: &Probe, what: &str) -> ProbeOutput {
+        let output = if self.is_safe(probe) {
+            self.read_here(std::slice::from_ref(probe)).pop().unwrap_or_else(|| self.told_to_stop(what))
+        } else {
+            self.read_apart(probe, what)
+        };
+        self.noted(probe, output)
+    }
+
+    /// A driver that has answered is trusted for a while; for one without its library, its program is asked.
+    fn noted(&self, probe: &Probe, output: ProbeOutput) -> ProbeOutput {
+        let Probe::Gpu { fields } = probe else { return output };
+        self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
+        gpus::or_by_nvidia_smi(output, fields, |program, args| self.exec(program, args, GPU_LOG_TIMEOUT))
     }
 
     /// Whether it may be read in this process.
@@ -207,97 +255,89 @@ impl<'a> LocalRunner<'a> {
                 let fixed = path.split('*').next().unwrap_or_default();
                 self.mounts.get_or_init(Mounts::now).is_local(&reading::below(&self.root, fixed))
             }
-            Probe::Sampled { .. } | Probe::Exec { .. } | Probe::Builtin { .. } => false,
+            // DCGM's library starts threads of its own and may wait for an engine that hangs in the driver.
+            Probe::DcgmHealth { .. }
+            | Probe::Sampled { .. }
+            | Probe::Exec { .. }
+            | Probe::ExecWhere { .. }
+            | Probe::Builtin { .. } => false,
         }
     }
 
-    fn read_here(&self, probe: &Probe, what: &str) -> ProbeOutput {
-        if let Some(why) = self.stop.told() {
-            return self.explain(what, Ok(Ended::Stopped(why)), Span::ZERO);
+    /// One answer for each probe; fewer if somebody says stop.
+    fn read_here(&self, probes: &[Probe]) -> Vec<ProbeOutput> {
+        if self.stop.told().is_some() {
+            return Vec::new();
         }
-        let (owned, root, library) = (probe.clone(), self.root.clone(), self.library.clone());
-        let limit = time_for(probe);
-        let answer = self.reader.borrow_mut().read(limit, move || reading::answer(&owned, &root, &library));
-        answer.unwrap_or_else(|why| match why {
-            NoAnswer::Hangs => {
-                let limit = Span::from_millis(limit.as_millis() as i64);
-                failed(FailureKind::TimedOut, format!("{what}: no answer within {limit}; it was left behind"))
+        let (root, library) = (self.root.clone(), self.library.clone());
+        let make = move || {
+            let mut reader = Reader::new(&root, &library);
+            move |probe: &Probe| reader.answer(probe)
+        };
+        let answers = watched::read_all(probes, time_for, make, || self.stop.told().is_some());
+        let said = |(probe, answer): (&Probe, Result<_, _>)| answer.unwrap_or_else(|why| no_answer(probe, why));
+        probes.iter().zip(answers).map(said).collect()
+    }
+
+    /// What the driver has to be asked for all of these, if that is more than before.
+    fn want(&self, probes: &[Probe]) -> Option<Probe> {
+        let mut wanted = self.wanted.borrow_mut();
+        let before = wanted.len();
+        for probe in probes {
+            if let Probe::Gpu { fields } = probe {
+                let new: Vec<_> = fields.iter().filter(|field| !wanted.contains(field)).cloned().collect();
+                wanted.extend(new);
             }
-            NoAnswer::NoThread => failed(FailureKind::Failed, format!("{what}: the reading came to nothing")),
+        }
+        (wanted.len() > before).then(|| {
+            *self.driver.borrow_mut() = None;
+            Probe::Gpu { fields: wanted.clone() }
         })
+    }
+
+    fn told_to_stop(&self, what: &str) -> ProbeOutput {
+        self.explain(what, Ok(Ended::Stopped(self.stop.told().unwrap_or(StopWhy::Signal))), Span::ZERO)
     }
 
     /// Now and at earlier looks.
     fn sample(&self, pattern: &str, keep: Span) -> ProbeOutput {
-        let glob = Probe::Glob { pattern: pattern.to_owned() };
+        let glob = Probe::glob(pattern);
         let files = match self.read(&glob, &describe(&glob)) {
             ProbeOutput::Files(files) => files,
             other => return other,
         };
-        let uptime = Probe::read("/proc/uptime");
-        let up = match self.read(&uptime, &describe(&uptime)) {
-            ProbeOutput::Text(text) => text.split(' ').next().and_then(|text| text.parse::<f64>().ok()),
-            _ => None,
-        };
-        let Some(up) = up else {
-            return failed(FailureKind::Unparseable, format!("{pattern}: /proc/uptime does not say how long"));
-        };
-        let up = Span::from_millis((up * 1000.0) as i64);
-        ProbeOutput::Samples(samples::add(self.state.as_deref(), pattern, keep, (now(), up), files))
-    }
-
-    fn read_apart(&self, probe: &Probe, what: &str) -> ProbeOutput {
-        let Ok(asked) = serde_json::to_string(probe) else {
-            return failed(FailureKind::Failed, format!("{what}: the probe cannot be written down"));
-        };
-        let mut command = Command::new(&self.helper);
-        command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).arg(&self.library).env_remove(KEY_VARIABLE);
-        let limit = time_for(probe);
-        let limits = Limits { timeout: limit, stream: MAX_ANSWER_BYTES, kill_grace: KILL_GRACE };
-        match child::run(&mut command, &limits, self.stop, None) {
-            Ok(Ended::Exited { status, stdout, .. }) if status.success() => serde_json::from_slice(&stdout)
-                .unwrap_or_else(|error| {
-                    failed(FailureKind::Unparseable, format!("{what}: the helper's answer: {error}"))
-                }),
-            Ok(Ended::Exited { status, stderr, .. }) => {
-                let said = String::from_utf8_lossy(&stderr).trim().to_owned();
-                failed(FailureKind::Failed, format!("{what}: the helper ended with {status}: {said}"))
-            }
-            other => self.explain(what, other, Span::from_millis(limit.as_millis() as i64)),
+        match self.moment.get_or_init(|| self.look_at_clock()) {
+            Some(moment) => ProbeOutput::Samples(self.samples.add(pattern, keep, *moment, files)),
+            None => failed(FailureKind::Unparseable, format!("{pattern}: /proc/uptime does not say how long")),
         }
     }
 
-    /// Why there is no answer.
-    fn explain(&self, what: &str, ended: io::Result<Ended>, timeout: Span) -> ProbeOutput {
-        let (kind, text) = match ended {
-            Err(error) => (kind_of(&error), format!("{what}: {error}")),
-            Ok(Ended::TimedOut) => {
-                (FailureKind::TimedOut, format!("{what}: no answer within {timeout}; it was killed"))
-            }
-            Ok(Ended::TooLong) => {
-                (FailureKind::TooLong, format!("{what}: it printed more than {MAX_STREAM_BYTES} bytes and was killed"))
-            }
-            Ok(Ended::Stopped(StopWhy::Signal)) => (FailureKind::Killed, format!("{what}: told to stop")),
-            Ok(Ended::Stopped(StopWhy::TimeLimit)) => {
-                (FailureKind::Killed, format!("{what}: the job's time limit was reached"))
-            }
-            Ok(Ended::Unkillable { pid, child }) => {
-                self.abandoned.add(what, pid, child);
-                (FailureKind::Abandoned, format!("{what}: process {pid} cannot be killed and was left behind"))
-            }
-            Ok(Ended::Exited { status, .. }) => (FailureKind::Failed, format!("{what}: it ended with {status}")),
-        };
-        failed(kind, text)
+    fn look_at_clock(&self) -> Option<(Timestamp, Span)> {
+        let uptime = Probe::read(UPTIME);
+        let ProbeOutput::Text(text) = self.read(&uptime, &describe(&uptime)) else { return None };
+        let up: f64 = text.split(' ').next()?.parse().ok()?;
+        Some((now(), Span::from_millis((up * 1000.0) as i64)))
     }
 }
 
 impl ProbeRunner for LocalRunner<'_> {
     fn prepare(&self, probes: &[Probe]) {
-        let mut wanted = self.wanted.borrow_mut();
-        for probe in probes {
-            if let Probe::Gpu { fields } = probe {
-                let new: Vec<_> = fields.iter().filter(|field| !wanted.contains(field)).cloned().collect();
-                wanted.extend(new);
+        let mut seen: HashSet<Probe> = self.known.borrow().keys().cloned().collect();
+        let mut ahead = Vec::new();
+        for probe in probes.iter().filter_map(read_for).chain([Probe::read(UPTIME)]) {
+            if seen.insert(probe.clone()) {
+                ahead.push(probe);
+            }
+        }
+        ahead.extend(self.want(probes));
+        ahead.retain(|probe| self.is_safe(probe) && self.abandoned.hanging(&describe(probe)).is_none());
+        let outputs = self.read_here(&ahead);
+        let (mut known, mut driver) = (self.known.borrow_mut(), self.driver.borrow_mut());
+        for (probe, output) in ahead.into_iter().zip(outputs) {
+            let output = self.noted(&probe, output);
+            match probe {
+                Probe::Gpu { .. } => *driver = Some(output),
+                _ => drop(known.insert(probe, output)),
             }
         }
     }
@@ -309,6 +349,11 @@ impl ProbeRunner for LocalRunner<'_> {
         }
         match probe {
             Probe::Exec { program, args, timeout } => self.exec(program, args, *timeout),
+            Probe::ExecWhere { path, program, args, timeout } => match reading::below(&self.root, path).try_exists() {
+                Ok(true) => self.exec(program, args, *timeout),
+                Ok(false) => failed(FailureKind::Missing, format!("{path} is not there")),
+                Err(error) => failed(kind_of(&error), format!("{path}: {error}")),
+            },
             Probe::Sampled { pattern, keep } => self.sample(pattern, *keep),
             Probe::Read { .. }
             | Probe::List { .. }
@@ -319,64 +364,39 @@ impl ProbeRunner for LocalRunner<'_> {
             | Probe::Kmsg
             | Probe::Processes
             | Probe::ClockDiscipline
+            | Probe::DcgmHealth { .. }
             | Probe::Gpu { .. } => self.read(probe, &what),
-            Probe::Builtin { test, .. } => {
-                failed(FailureKind::Missing, format!("this doctor-node has no built-in test `{test}`"))
-            }
+            Probe::Builtin { test, args, timeout } => self.builtin(test, args, *timeout),
         }
+    }
+}
+
+/// The file system's part of answering this one.
+fn read_for(probe: &Probe) -> Option<Probe> {
+    match probe {
+        Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } | Probe::Gpu { .. } => None,
+        Probe::Sampled { pattern, .. } => Some(Probe::glob(pattern)),
+        other => Some(other.clone()),
+    }
+}
+
+fn no_answer(probe: &Probe, why: NoAnswer) -> ProbeOutput {
+    let what = describe(probe);
+    match why {
+        NoAnswer::Hangs => {
+            let limit = Span::from_millis(time_for(probe).as_millis() as i64);
+            failed(FailureKind::TimedOut, format!("{what}: no answer within {limit}; it was left behind"))
+        }
+        NoAnswer::NoThread => failed(FailureKind::Failed, format!("{what}: the reading came to nothing")),
     }
 }
 
 const fn time_for(probe: &Probe) -> Duration {
     match probe {
         Probe::Gpu { .. } => DRIVER_TIMEOUT,
+        Probe::DcgmHealth { .. } => DCGM_TIMEOUT,
         _ => FILE_TIMEOUT,
     }
-}
-
-/// Answers from what was recorded: a result document's evidence, or a fixture.
-#[derive(Debug, Clone, Default)]
-pub struct FixtureRunner {
-    recorded: Vec<(Probe, ProbeOutput)>,
-}
-
-impl FixtureRunner {
-    pub fn new(recorded: impl IntoIterator<Item = (Probe, ProbeOutput)>) -> Self {
-        Self { recorded: recorded.into_iter().collect() }
-    }
-}
-
-impl ProbeRunner for FixtureRunner {
-    fn run(&self, probe: &Probe) -> ProbeOutput {
-        let found = self.recorded.iter().find(|(recorded, _)| recorded == probe);
-        found.map_or_else(
-            || failed(FailureKind::Missing, format!("{}: not in the recording", describe(probe))),
-            |(_, output)| output.clone(),
-        )
-    }
-}
-
-/// A probe in words, the same for the same probe.
-pub fn describe(probe: &Probe) -> String {
-    match probe {
-        Probe::Read { path } => format!("read {path}"),
-        Probe::List { path } => format!("list {path}"),
-        Probe::StatFs { path } => format!("statfs {path}"),
-        Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => format!("read {pattern}"),
-        Probe::Links { pattern } => format!("follow {pattern}"),
-        Probe::Sampled { pattern, .. } => format!("watch {pattern}"),
-        Probe::Kmsg => "read the kernel log".to_owned(),
-        Probe::Processes => "look at the processes".to_owned(),
-        Probe::ClockDiscipline => "look at the clock".to_owned(),
-        // The same whatever is asked: a driver that hangs for one question hangs for all.
-        Probe::Gpu { .. } => "ask the driver".to_owned(),
-        Probe::Exec { program, args, .. } => name_of(program, args),
-        Probe::Builtin { test, .. } => format!("test {test}"),
-    }
-}
-
-fn name_of(program: &str, args: &[String]) -> String {
-    std::iter::once(program).chain(args.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
 }
 
 pub(crate) fn failed(kind: FailureKind, text: impl Into<String>) -> ProbeOutput {

@@ -53,7 +53,7 @@ impl Mounts {
         Self::parse(&fs::read_to_string("/proc/self/mounts").unwrap_or_default())
     }
 
-    fn parse(text: &str) -> Self {
+    pub(super) fn parse(text: &str) -> Self {
         let point = |line: &str| {
             let mut fields = line.split(' ');
             let (_, place, kind) = (fields.next()?, fields.next()?, fields.next()?);
@@ -67,6 +67,11 @@ impl Mounts {
         let fits = self.points.iter().filter(|(place, _)| path.starts_with(place));
         fits.max_by_key(|(place, _)| place.as_os_str().len()).is_some_and(|(_, local)| *local)
     }
+}
+
+/// Where something is mounted, by a text of the form of /proc/mounts.
+pub(crate) fn points(text: &str) -> Vec<PathBuf> {
+    text.lines().filter_map(|line| Some(PathBuf::from(plain(line.split(' ').nth(1)?)))).collect()
 }
 
 /// Spaces and the like stand as `\040`.

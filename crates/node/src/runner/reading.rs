@@ -3,7 +3,7 @@
 
 use std::{
     collections::VecDeque,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs::{self, File},
     io::{self, Read},
     os::unix::fs::OpenOptionsExt,
@@ -12,43 +12,63 @@ use std::{
 
 use doctor_checks::probe::{FileSystemSpace, Probe, ProbeOutput};
 use doctor_core::observation::FailureKind;
+use doctor_gpu::dcgm;
 use rustix::{fs::OFlags, io::Errno, process::Signal};
 
-use super::{MAX_STREAM_BYTES, clock_discipline, failed, gpus, kind_of, many, processes};
+use super::{MAX_STREAM_BYTES, clock_discipline, failed, gpus, kind_of, many::Tree, processes};
 
 /// A directory with more names is not one that a check means.
 const MAX_NAMES: usize = 100_000;
+/// Most files of /proc and /sys are shorter, and come with one read(2) of this size.
+const USUAL_BYTES: usize = 4 << 10;
 
-/// What a helper process does: as [`answer`], and gone when nobody waits any more.
+/// What a helper process does: reads one thing, and is gone when nobody waits any more.
 pub fn answer_as_helper(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOutput {
     // Whoever asked may be killed; nobody would take the answer then. Where this fails, the time limit does it.
     let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    answer(probe, root, library)
+    Reader::new(root, library).answer(probe)
 }
 
-/// Carries out one reading probe in this process. `library` is NVML's.
-pub(super) fn answer(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOutput {
-    let (path, done) = match probe {
-        Probe::Read { path } => (path.as_str(), read(&below(root, path)).map(ProbeOutput::Text)),
-        Probe::List { path } => (path.as_str(), list(&below(root, path)).map(ProbeOutput::Names)),
-        Probe::StatFs { path } => (path.as_str(), stat_fs(&below(root, path)).map(ProbeOutput::StatFs)),
-        Probe::Glob { pattern } => (pattern.as_str(), many::texts(root, pattern).map(ProbeOutput::Files)),
-        Probe::Bytes { pattern, most } => (pattern.as_str(), many::bytes(root, pattern, *most).map(ProbeOutput::Files)),
-        Probe::Links { pattern } => (pattern.as_str(), many::links(root, pattern).map(ProbeOutput::Links)),
-        Probe::Processes => ("/proc", processes::all(root).map(ProbeOutput::Processes)),
-        Probe::ClockDiscipline => ("the kernel's clock", clock_discipline::read(root).map(ProbeOutput::Text)),
-        Probe::Gpu { fields } => return ProbeOutput::Gpus(gpus::ask(root, library, fields)),
-        Probe::Kmsg => ("/dev/kmsg", kernel_log(&below(root, "/dev/kmsg")).map(ProbeOutput::Text)),
-        Probe::Exec { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {
-            return failed(FailureKind::Failed, "this is no probe that reads");
-        }
-    };
-    match done {
-        Ok(output) => output,
-        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-            failed(FailureKind::TooLong, format!("{path} is longer than {MAX_STREAM_BYTES} bytes"))
-        }
-        Err(error) => failed(kind_of(&error), format!("{path}: {error}")),
+/// Carries out reading probes in this process, one after the other.
+#[derive(Debug)]
+pub(super) struct Reader {
+    root: PathBuf,
+    /// The one that the probe asks: NVML's or DCGM's.
+    library: OsString,
+    tree: Tree,
+}
+
+impl Reader {
+    pub(super) fn new(root: &Path, library: &OsStr) -> Self {
+        Self { root: root.to_owned(), library: library.to_owned(), tree: Tree::below(root) }
+    }
+
+    pub(super) fn answer(&mut self, probe: &Probe) -> ProbeOutput {
+        let (root, tree) = (self.root.as_path(), &mut self.tree);
+        let (path, done) = match probe {
+            Probe::Read { path } => (path.as_str(), read(&below(root, path)).map(ProbeOutput::Text)),
+            Probe::List { path } => (path.as_str(), list(&below(root, path)).map(ProbeOutput::Names)),
+            Probe::StatFs { path } => (path.as_str(), stat_fs(&below(root, path)).map(ProbeOutput::StatFs)),
+            Probe::Glob { pattern } => (pattern.as_str(), tree.texts(pattern).map(ProbeOutput::Files)),
+            Probe::Bytes { pattern, most } => (pattern.as_str(), tree.bytes(pattern, *most).map(ProbeOutput::Files)),
+            Probe::Links { pattern } => (pattern.as_str(), tree.links(pattern).map(ProbeOutput::Links)),
+            Probe::Processes => ("/proc", processes::all(root).map(ProbeOutput::Processes)),
+            Probe::ClockDiscipline => ("the kernel's clock", clock_discipline::read(root).map(ProbeOutput::Text)),
+            Probe::Gpu { fields } => return ProbeOutput::Gpus(gpus::ask(root, &self.library, fields)),
+            Probe::Kmsg => ("/dev/kmsg", kernel_log(&below(root, "/dev/kmsg")).map(ProbeOutput::Text)),
+            Probe::DcgmHealth { address } => {
+                return dcgm::health(&self.library, address).map_or_else(ProbeOutput::Failed, ProbeOutput::Text);
+            }
+            Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {
+                return failed(FailureKind::Failed, "this is no probe that reads");
+            }
+        };
+        done.unwrap_or_else(|error| match error.kind() {
+            io::ErrorKind::FileTooLarge => {
+                failed(FailureKind::TooLong, format!("{path} is longer than {MAX_STREAM_BYTES} bytes"))
+            }
+            _ => failed(kind_of(&error), format!("{path}: {error}")),
+        })
     }
 }
 
@@ -65,15 +85,21 @@ pub(super) fn below(root: &Path, path: &str) -> PathBuf {
 fn read(path: &Path) -> io::Result<String> {
     // Without blocking: a named pipe with nobody at the other end is an answer, not a reason to wait.
     let file = File::options().read(true).custom_flags(nonblocking()).open(path)?;
-    if file.metadata()?.is_dir() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a directory"));
-    }
-    let mut bytes = Vec::new();
-    file.take(MAX_STREAM_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    let mut bytes = Vec::with_capacity(USUAL_BYTES);
+    file.take(MAX_STREAM_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::IsADirectory => io::Error::new(io::ErrorKind::InvalidInput, "it is a directory"),
+        _ => error,
+    })?;
     if bytes.len() > MAX_STREAM_BYTES {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    bytes.shrink_to_fit();
+    Ok(in_words(bytes))
+}
+
+/// What is not UTF-8 is replaced.
+pub(super) fn in_words(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 pub(super) fn nonblocking() -> i32 {

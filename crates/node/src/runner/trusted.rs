@@ -48,14 +48,26 @@ fn is_fresh(mark: &Path) -> bool {
         .and_then(|found| found.modified())
         .ok()
         .and_then(|at| SystemTime::now().duration_since(at).ok());
-    let up = fs::read_to_string("/proc/uptime").ok();
-    let up = up.and_then(|text| text.split(' ').next()?.parse::<f64>().ok()).map(Duration::from_secs_f64);
+    let up = fs::read_to_string("/proc/uptime").ok().and_then(|text| up(&text));
     matches!((age, up), (Some(age), Some(up)) if age < GOOD_FOR && age < up)
+}
+
+/// The first number of /proc/uptime.
+pub(super) fn up(text: &str) -> Option<Duration> {
+    Duration::try_from_secs_f64(text.split(' ').next()?.parse().ok()?).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_uptime_that_no_machine_has_is_none() {
+        assert_eq!(up("90.50 12.00\n"), Some(Duration::from_millis(90_500)));
+        for text in ["", "soon", "-1 0", "inf 0", "nan 0", "1e300 0"] {
+            assert_eq!(up(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn an_answer_vouches_for_the_next_and_silence_ends_it() {

@@ -68,7 +68,7 @@ pub fn play(script: &str) -> Result<String, ScenarioError> {
     Ok(stage.out)
 }
 
-enum Trouble {
+pub(crate) enum Trouble {
     Said(String),
     Session(SessionError),
 }
@@ -467,7 +467,7 @@ fn lay_over(table: &mut toml::Table, more: toml::Table) {
     }
 }
 
-fn incident(words: &[&str]) -> Result<Incident, Trouble> {
+pub(crate) fn incident(words: &[&str]) -> Result<Incident, Trouble> {
     let secs = |text: &str| {
         text.trim_end_matches('s')
             .parse::<i64>()

@@ -41,7 +41,7 @@ pub(super) struct Jobs {
 /// A moment that something was decided.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Decided {
+pub(super) struct Decided {
     at: Timestamp,
 }
 

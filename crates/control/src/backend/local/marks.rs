@@ -28,7 +28,7 @@ pub(super) struct MarkFiles {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Ours {
+pub(super) struct Ours {
     marks: Vec<OurMark>,
     /// Operations that were done, newest last.
     done: Vec<OpId>,

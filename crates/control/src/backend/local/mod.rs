@@ -3,6 +3,8 @@
 
 mod config;
 mod files;
+#[doc(hidden)]
+pub mod fuzzed;
 mod jobs;
 mod load;
 mod marks;

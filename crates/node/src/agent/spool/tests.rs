@@ -49,6 +49,25 @@ fn numbers(spool: &mut Spool) -> Vec<u64> {
 }
 
 #[test]
+fn numbers_that_no_node_counts_to_are_not_counted_on_from() {
+    let directory = tempfile::tempdir().unwrap();
+    let most = u64::MAX;
+    let dropped = r#"{"reports":1,"checks":{},"from":"2026-11-15T08:00:00Z","to":"2026-11-15T08:00:00Z"}"#;
+    for (name, text) in [
+        (NUMBER.to_owned(), most.to_string()),
+        (LOST.to_owned(), format!(r#"{{"through":{most},"dropped":{dropped}}}"#)),
+        (file_name(most), "{}".to_owned()),
+        ("7.report".to_owned(), "{}".to_owned()),
+    ] {
+        fs::write(directory.path().join(name), text).unwrap();
+    }
+    let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
+    assert!(spool.is_empty());
+    let first = add(&mut spool, 10);
+    assert_eq!(numbers(&mut spool), [first]);
+}
+
+#[test]
 fn reports_come_back_in_order_after_a_restart_and_numbers_go_on() {
     let directory = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(directory.path(), PLENTY).unwrap();

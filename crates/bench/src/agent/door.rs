@@ -1,0 +1,65 @@
+//! A listener that takes reports as the controller's door does, and hands them over as they came.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+
+/// Longer than any report.
+const MOST_BYTES: usize = 64 << 20;
+
+pub(super) struct Door {
+    address: String,
+    reports: Receiver<Vec<u8>>,
+}
+
+impl Door {
+    pub(super) fn open() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").context("listening on the loopback")?;
+        let address = format!("http://{}", listener.local_addr().context("asking for the port")?);
+        let (give, reports) = channel();
+        // It ends with the process: nobody else is to listen there meanwhile.
+        thread::spawn(move || listener.incoming().flatten().all(|stream| answer(stream, &give)));
+        Ok(Self { address, reports })
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The next report, signed as it came.
+    pub(super) fn next(&self, within: Duration) -> Result<Vec<u8>> {
+        self.reports.recv_timeout(within).context("the agent does not report")
+    }
+}
+
+/// False when nobody wants more. A connection that breaks off is the agent's to try again.
+fn answer(mut stream: TcpStream, give: &Sender<Vec<u8>>) -> bool {
+    let Some(report) = body(&stream) else { return true };
+    let said = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nkept\n");
+    said.is_err() || give.send(report).is_ok()
+}
+
+fn body(stream: &TcpStream) -> Option<Vec<u8>> {
+    let mut reader = BufReader::new(stream);
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        match line.trim().split_once(": ") {
+            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => length = value.parse().ok()?,
+            Some(_) => {}
+            None if line.trim().is_empty() => break,
+            // The line of the request.
+            None => {}
+        }
+    }
+    let mut bytes = vec![0; Some(length).filter(|length| *length <= MOST_BYTES)?];
+    reader.read_exact(&mut bytes).ok()?;
+    Some(bytes)
+}

@@ -1,0 +1,124 @@
+//! aznhc: what do Azure's own health checks say?
+//!
+//! What it does: runs AzNHC's `run-health-checks.sh` where it is installed, as on Azure's HPC images, and reads the
+//! fault codes that it prints. AzNHC starts a container that measures GPU bandwidth, NCCL and InfiniBand: it occupies the
+//! node for minutes. So it runs when it is named (`doctor-node test aznhc`), or in validation runs where the policy says
+//! `[tests.aznhc] enabled = true`.
+//!
+//! Why it matters: Azure asks for AzNHC's fault code when a machine is handed back, and its limits are Azure's own for
+//! each machine type.
+//!
+//! What to do: AzNHC's log is beside its program, in `health.log`; the line with the code tells what was measured. What our
+//! own checks say of the same part is the second opinion.
+//! - `nhc-2008`, `nhc-2018`, `nhc-2019`, `nhc-2023`, `nhc-2005` and `nhc-2010` are `isolate`: infoROM, memory beyond repair, a
+//!   disk that is missing, a link that goes up and down, or Azure's "a person has to look". Hand the machine back.
+//! - `nhc-2007`, `nhc-2011`, `nhc-2014` and `nhc-2016` are `reset`: GPU memory or an NVLink that a reset brings back.
+//! - the other codes of machines are `reboot`, those of heat, of the processor and of contained errors `monitor`.
+//! - `nhc-failed` is `monitor`: a check without a code, or with one that is not in Azure's dictionary.
+//!
+//! `NHCNA` means that a check of AzNHC could not run: inconclusive, and no other fault is hidden by it. Not applicable where
+//! AzNHC is not installed or does not know this machine type, for which it ends with 0 without having looked.
+//!
+//! Parameters: `program`, where `run-health-checks.sh` is.
+
+use doctor_core::{
+    observation::{FailureKind, Observation},
+    time::Span,
+};
+
+use crate::{
+    gpu::not_applicable,
+    nhc,
+    probe::{Probe, ProbeOutput},
+    settings::word,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec =
+    Spec::deep("aznhc", "what Azure's own health checks say", Span::minutes(5), Span::minutes(20)).opt_in();
+
+// Fault codes are AzNHC's; their severities follow what our own checks say of the same faults. A failed check without a
+// code may be a site's own, and only the site knows what that proves.
+const RULES: &str = r#"
+rules = [
+  { id = "aznhc-failed", check = "aznhc", event = "nhc-failed", reason = "nhc-failed", severity = "monitor", text = "{value}" },
+  { id = "aznhc-2001", check = "aznhc", event = "nhc-2001", reason = "nhc-2001", severity = "reboot", text = "{value}" },
+  { id = "aznhc-2002", check = "aznhc", event = "nhc-2002", reason = "nhc-2002", severity = "reboot", text = "{value}" },
+  { id = "aznhc-2003", check = "aznhc", event = "nhc-2003", reason = "nhc-2003", severity = "reboot", text = "{value}" },
+  { id = "aznhc-2004", check = "aznhc", event = "nhc-2004", reason = "nhc-2004", severity = "reboot", text = "{value}" },
+  { id = "aznhc-2005", check = "aznhc", event = "nhc-2005", reason = "nhc-2005", severity = "isolate", text = "{value}" },
+  { id = "aznhc-2007", check = "aznhc", event = "nhc-2007", reason = "nhc-2007", severity = "reset", text = "{value}" },
+  { id = "aznhc-2008", check = "aznhc", event = "nhc-2008", reason = "nhc-2008", severity = "isolate", text = "{value}" },
+  { id = "aznhc-2009", check = "aznhc", event = "nhc-2009", reason = "nhc-2009", severity = "reboot", text = "{value}" },
+  { id = "aznhc-2010", check = "aznhc", event = "nhc-2010", reason = "nhc-2010", severity = "isolate", text = "{value}" },
+  { id = "aznhc-2011", check = "aznhc", event = "nhc-2011", reason = "nhc-2011", severity = "reset", text = "{value}" },
+  { id = "aznhc-2012", check = "aznhc", event = "nhc-2012", reason = "nhc-2012", severity = "monitor", text = "{value}" },
+  { id = "aznhc-2013", check = "aznhc", event = "nhc-2013", reason = "nhc-2013", severity = "reboot", text = "{value}" },
+  { id = "aznhc-2014", check = "aznhc", event = "nhc-2014", reason = "nhc-2014", severity = "reset", text = "{value}" },
+  { id = "aznhc-2015", check = "aznhc", event = "nhc-2015", reason = "nhc-2015", severity = "reboot", text = "{value}" },
+  { id = "aznhc-2016", check = "aznhc", event = "nhc-2016", reason = "nhc-2016", severity = "reset", text = "{value}" },
+  { id = "aznhc-2017", check = "aznhc", event = "nhc-2017", reason = "nhc-2017", severity = "monitor", text = "{value}" },
+  { id = "aznhc-2018", check = "aznhc", event = "nhc-2018", reason = "nhc-2018", severity = "isolate", text = "{value}" },
+  { id = "aznhc-2019", check = "aznhc", event = "nhc-2019", reason = "nhc-2019", severity = "isolate", text = "{value}" },
+  { id = "aznhc-2020", check = "aznhc", event = "nhc-2020", reason = "nhc-2020", severity = "reboot", text = "{value}" },
+  { id = "aznhc-2021", check = "aznhc", event = "nhc-2021", reason = "nhc-2021", severity = "reboot", text = "{value}" },
+  { id = "aznhc-2022", check = "aznhc", event = "nhc-2022", reason = "nhc-2022", severity = "monitor", text = "{value}" },
+  { id = "aznhc-2023", check = "aznhc", event = "nhc-2023", reason = "nhc-2023", severity = "isolate", text = "{value}" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("aznhc.rs")), rules: RULES, probes, interpret };
+
+/// Where Azure's HPC images have it.
+const PROGRAM: &str = "/opt/azurehpc/test/azurehpc-health-checks/run-health-checks.sh";
+
+/// NHC gives itself 500 s for all checks; the container may have to be fetched before.
+const TIMEOUT: Span = Span::minutes(15);
+
+fn program(params: &Params) -> Result<String, Observation> {
+    Ok(word(params, "program", "program = \"/opt/aznhc/run-health-checks.sh\"")?.unwrap_or_else(|| PROGRAM.to_owned()))
+}
+
+fn probes(params: &Params) -> Vec<Probe> {
+    let Ok(program) = program(params) else { return Vec::new() };
+    let folder = program.rsplit_once('/').map_or(".", |(folder, _)| folder);
+    // All checks, because it would stop at the first that fails; the log where it is looked for, because it would write
+    // into the current directory.
+    let args = ["-a".to_owned(), "-o".to_owned(), format!("{folder}/health.log")].to_vec();
+    vec![Probe::Exec { program, args, timeout: TIMEOUT }]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    match (program(params), outputs.first()) {
+        (Err(instead), _) => instead,
+        (Ok(program), Some(ProbeOutput::Failed(failure))) if failure.kind == FailureKind::Missing => {
+            not_applicable("no-aznhc", format!("AzNHC is not installed: there is no {program}"))
+        }
+        (Ok(_), output) => nhc::interpret(output),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judged::judged;
+    use doctor_core::observation::ProbeFailure;
+
+    #[test]
+    fn where_it_is_not_installed_nothing_is_judged() {
+        let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no such file"));
+        assert_eq!(judged(&CHECK, &[missing]), ["not-applicable no-aznhc"]);
+        let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "permission denied"));
+        assert_eq!(judged(&CHECK, &[denied]), ["inconclusive denied"]);
+    }
+
+    #[test]
+    fn its_log_stays_beside_it_wherever_the_site_has_it() {
+        let params: Params = [("program".to_owned(), "/opt/nhc/run.sh".into())].into();
+        let [Probe::Exec { program, args, .. }] = &probes(&params)[..] else { panic!("one program") };
+        assert_eq!((program.as_str(), args.join(" ").as_str()), ("/opt/nhc/run.sh", "-a -o /opt/nhc/health.log"));
+        let params: Params = [("program".to_owned(), 3.into())].into();
+        assert!(probes(&params).is_empty() && matches!(interpret(&params, &[]), Observation::CouldNot(_)));
+    }
+}

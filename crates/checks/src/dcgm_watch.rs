@@ -1,0 +1,145 @@
+//! What DCGM's health watches say, as lines that a person can read in the evidence:
+//!
+//! ```text
+//! watched 0x1d3
+//! gpu 0 0000:18:00.0
+//! incident 1 0 0x10 20 4 Detected 1 volatile double-bit ECC error(s) in GPU 0
+//! ```
+//!
+//! An incident has the kind and the number of its entity, the watched system, how bad the watch calls it, the number of
+//! DCGM's error, and its words. `engine none` stands alone where nothing listens at the engine's address; `cut` says that
+//! there were more incidents than DCGM hands over.
+
+use std::fmt::Write as _;
+
+/// One look at the watches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Watch {
+    /// Nobody listens where the host engine would.
+    NoEngine,
+    Asked(Answer),
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// The systems that were watched before this look, a bit for each. None: they were switched on by it.
+    pub watched: u32,
+    /// DCGM's number and the bus id of each GPU in the group; the latter is empty where DCGM does not tell.
+    pub gpus: Vec<(u32, String)>,
+    pub incidents: Vec<Incident>,
+    pub cut: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Incident {
+    /// As DCGM counts kinds of entity: 1 is a GPU, 3 an NVSwitch.
+    pub kind: u32,
+    pub entity: u32,
+    pub system: u32,
+    /// 0 pass, 10 warn, 20 fail.
+    pub health: u32,
+    pub error: u32,
+    pub text: String,
+}
+
+const NO_ENGINE: &str = "engine none";
+const CUT: &str = "cut";
+
+impl Watch {
+    pub fn text(&self) -> String {
+        let Self::Asked(Answer { watched, gpus, incidents, cut }) = self else { return format!("{NO_ENGINE}\n") };
+        let mut out = format!("watched {watched:#x}\n");
+        for (number, bus) in gpus {
+            let _infallible = writeln!(out, "{}", format!("gpu {number} {bus}").trim_end());
+        }
+        for Incident { kind, entity, system, health, error, text } in incidents {
+            let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            let _infallible = writeln!(out, "incident {kind} {entity} {system:#x} {health} {error} {text}");
+        }
+        if *cut {
+            let _infallible = writeln!(out, "{CUT}");
+        }
+        out
+    }
+
+    /// # Errors
+    /// With the first line that is none of these; the whole text where it says nothing.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.trim() == NO_ENGINE {
+            return Ok(Self::NoEngine);
+        }
+        let mut answer = Answer::default();
+        let mut asked = false;
+        for line in text.lines() {
+            let read = match line.split_once(' ').unwrap_or((line, "")) {
+                ("watched", rest) => hex(rest).map(|watched| {
+                    (answer.watched, asked) = (watched, true);
+                }),
+                ("gpu", rest) => gpu(rest).map(|gpu| answer.gpus.push(gpu)),
+                ("incident", rest) => incident(rest).map(|incident| answer.incidents.push(incident)),
+                (CUT, "") => {
+                    answer.cut = true;
+                    Some(())
+                }
+                _ => None,
+            };
+            read.ok_or_else(|| line.chars().take(200).collect::<String>())?;
+        }
+        asked.then_some(Self::Asked(answer)).ok_or_else(|| text.chars().take(200).collect())
+    }
+}
+
+fn hex(text: &str) -> Option<u32> {
+    u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+}
+
+fn gpu(rest: &str) -> Option<(u32, String)> {
+    let (number, bus) = rest.split_once(' ').unwrap_or((rest, ""));
+    Some((number.parse().ok()?, bus.to_owned()))
+}
+
+fn incident(rest: &str) -> Option<Incident> {
+    let mut words = rest.splitn(6, ' ');
+    Some(Incident {
+        kind: words.next()?.parse().ok()?,
+        entity: words.next()?.parse().ok()?,
+        system: hex(words.next()?)?,
+        health: words.next()?.parse().ok()?,
+        error: words.next()?.parse().ok()?,
+        text: words.next().unwrap_or_default().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_not_understood_is_not_taken_for_no_incident() {
+        for text in ["", "gpu 0 x", "watched 0x1\nincident 1", "watched 3", "watched 0x1\nall is well", "engine some"] {
+            assert!(Watch::parse(text).is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back(
+            watched: u32,
+            gpus in proptest::collection::vec((0..32_u32, "(0000:[0-9a-f]{2}:00.0)?"), 0..4),
+            numbers: [u32; 5],
+            words in proptest::collection::vec("[a-z():%]{1,8}", 0..6),
+            cut: bool,
+        ) {
+            let [kind, entity, system, health, error] = numbers;
+            let incident = Incident { kind, entity, system, health, error, text: words.join(" ") };
+            let watch = Watch::Asked(Answer { watched, gpus, incidents: vec![incident], cut });
+            prop_assert_eq!(Watch::parse(&watch.text()), Ok(watch));
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "(watched |gpu |incident |0x|[0-9]| |\n|.){0,60}") {
+            let _read = Watch::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! dl: do the GPUs compute what they should, as fast as they should, also when they are warm?
+//!
+//! What it does: on every GPU at the same time, with kernels of its own that need NVIDIA's driver (525 or newer) and no
+//! CUDA: patterns over all memory that is free; matrix products in bf16, fp16, tf32, fp32, int8 and, on Hopper, fp8, of
+//! which every number is checked against known sums; layers of deep learning forward and backward, by their exact bits
+//! on every multiprocessor and against formulas in double precision; copies to and from the host, within the GPU and
+//! between GPUs, with what arrives compared; then load until the temperature stands still. About 4 s cold and 15 to 25 s
+//! warm. It runs when it is named (`doctor-node test dl`), or in validation runs where the policy says
+//! `[tests.dl] enabled = true`.
+//!
+//! Each run begins with errors planted in the GPU's memory: a lost value, a turned bit, a NaN, and one that is the same in
+//! every repeat. If one of them is not found, the run is inconclusive: a test that cannot see proves nothing.
+//!
+//! Why it matters: a GPU that computes wrongly spoils a training run without a word in any log. One in a thousand does,
+//! and some only when they are warm.
+//!
+//! What to do: `doctor log RUN` names the place: the address and the bits, or the row, the column and the multiprocessor.
+//! - `memory-wrong` is `isolate`: a word was not what was written although ECC saw nothing. Replace the GPU.
+//! - `product-wrong` and `layer-wrong` are `isolate`: a unit computes wrongly. The same multiprocessor in several runs is
+//!   a defect of that unit; keep the log for the vendor and replace the GPU.
+//! - `copy-wrong` is `isolate`: data changed on PCIe or NVLink. Look at `gpu-pcie-replay`, `pcie-aer` and `nvlink-errors`.
+//! - `gpu-failed` is `reboot`: the driver gave the GPU up in the middle of the test. Its Xid is in the kernel's log.
+//! - `multiprocessor-slow` is `monitor`, seen twice: one takes 15 % longer than the others.
+//! - `gpu-slow` is `monitor`, seen twice: a rate below 93 % of what the machine type's profile expects, or of the median
+//!   of this node's own last results (five at least). `gpu-hot` is `monitor`, seen twice: the hardware slowed down for
+//!   heat or by the power brake during more than a tenth of the load. Look at fans, filters and power supplies.
+//! - `memory-not-tested` is `monitor`: less than 98 % of the free memory could be had.
+//!
+//! Without a GPU or without its driver it is inconclusive.
+//!
+//! Parameters: `heat`, how long the load may last, by default `"20s"`, `"0s"` for the cold test alone; `inject`, one of `"zero"`,
+//! `"bit-flip"`, `"nan"` or `"repeated"`, plants such an error into every product to try what follows from it; `trials = 10000`
+//! plants as many errors of each kind after the test and counts those that are found.
+
+use doctor_core::{observation::Observation, time::Span};
+
+use crate::{
+    measurements::interpret_measurements,
+    probe::{Probe, ProbeOutput},
+    settings::{number, refused, word},
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec =
+    Spec::deep("dl", "GPUs compute what they should, and fast", Span::from_secs(30), Span::minutes(15)).opt_in();
+
+macro_rules! rules {
+    ($($rate:literal,)*) => {
+        concat!(r#"
+rules = [
+  { id = "dl-memory-wrong", check = "dl", event = "memory-wrong", reason = "memory-wrong", severity = "isolate", text = "{entity}: {value}" },
+  { id = "dl-product-wrong", check = "dl", event = "product-wrong", reason = "product-wrong", severity = "isolate", text = "{entity}: {value}" },
+  { id = "dl-layer-wrong", check = "dl", event = "layer-wrong", reason = "layer-wrong", severity = "isolate", text = "{entity}: {value}" },
+  { id = "dl-copy-wrong", check = "dl", event = "copy-wrong", reason = "copy-wrong", severity = "isolate", text = "{entity}: {value}" },
+  { id = "dl-gpu-failed", check = "dl", event = "gpu-failed", reason = "gpu-failed", severity = "reboot", text = "{entity}: {value}" },
+  { id = "dl-multiprocessor-slow", check = "dl", event = "multiprocessor-slow", reason = "multiprocessor-slow",
+    severity = "monitor", confirm = 2, text = "{entity}: {value}" },
+  { id = "dl-memory-tested", check = "dl", metric = "memory_tested_percent", below = 98.0, reason = "memory-not-tested",
+    severity = "monitor", text = "{entity}: only {value} % of the free memory was tested" },
+  { id = "dl-layers-missed", check = "dl", metric = "layers_multiprocessors_missed", above = 0.0, reason = "multiprocessor-missed",
+    severity = "monitor", text = "{entity}: {value} multiprocessors did not run every layer" },
+  { id = "dl-slowed", check = "dl", metric = "load_slowed_percent", above = 10.0, reason = "gpu-hot", severity = "monitor",
+    confirm = 2, text = "{entity}: slowed down by its hardware during {value} % of the load" },
+"#, $(
+            "  { id = \"dl-", $rate, "-profile\", check = \"dl\", metric = \"", $rate, "\", below_percent_of_profile = 93.0,",
+            " reason = \"gpu-slow\",\n    severity = \"monitor\", confirm = 2, text = \"{entity}: ", $rate,
+            " is {value}, below {limit}\" },\n",
+            "  { id = \"dl-", $rate, "-own\", check = \"dl\", metric = \"", $rate, "\", below_percent_of_own = 93.0, own_at_least = 5,",
+            " reason = \"gpu-slow\",\n    severity = \"monitor\", confirm = 2, text = \"{entity}: ", $rate,
+            " is {value}, below {limit}\" },\n",
+        )* "]\n")
+    };
+}
+
+const RULES: &str = rules![
+    "gemm_bf16_flop_per_s",
+    "gemm_bf16_warm_flop_per_s",
+    "gemm_fp16_flop_per_s",
+    "gemm_tf32_flop_per_s",
+    "gemm_fp32_flop_per_s",
+    "gemm_fp8_flop_per_s",
+    "gemm_int8_flop_per_s",
+    "memory_bytes_per_s",
+    "h2d_bytes_per_s",
+    "d2h_bytes_per_s",
+    "d2d_bytes_per_s",
+    "p2p_bytes_per_s",
+];
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("dl.rs")), rules: RULES, probes, interpret };
+
+const HEAT: Span = Span::from_secs(20);
+
+/// Beside the load: opening eight GPUs without persistence mode takes the longest.
+const TIMEOUT: Span = Span::minutes(5);
+
+struct Order {
+    heat: Span,
+    inject: Option<String>,
+    trials: u64,
+}
+
+fn order(params: &Params) -> Result<Order, Observation> {
+    let example = "heat = \"20s\"";
+    let heat = match word(params, "heat", example)? {
+        Some(text) => text.parse().map_err(|_| refused("heat", example))?,
+        None => HEAT,
+    };
+    let trials = match number(params, "trials", "trials = 10000")? {
+        Some(count) if count >= 0.0 && count.fract() == 0.0 && count <= 1e7 => count as u64,
+        Some(_) => return Err(refused("trials", "trials = 10000")),
+        None => 0,
+    };
+    Ok(Order { heat, inject: word(params, "inject", "inject = \"bit-flip\"")?, trials })
+}
+
+fn probes(params: &Params) -> Vec<Probe> {
+    let Ok(Order { heat, inject, trials }) = order(params) else { return Vec::new() };
+    let mut args = vec![format!("--heat={heat}")];
+    args.extend(inject.map(|kind| format!("--inject={kind}")));
+    if trials > 0 {
+        args.push(format!("--trials={trials}"));
+    }
+    vec![Probe::Builtin { test: "dl".to_owned(), args, timeout: TIMEOUT + heat }]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    match order(params) {
+        Err(instead) => instead,
+        Ok(_) => interpret_measurements(params, outputs),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judged::judged;
+    use doctor_core::observation::{FailureKind, ProbeFailure};
+
+    fn measured(metrics: &str, events: &str) -> ProbeOutput {
+        ProbeOutput::Text(format!(r#"{{"metrics":[{metrics}],"events":[{events}]}}"#))
+    }
+
+    const TESTED: &str = r#"{"name":"memory_tested_percent","entity":"gpu:0000:1b:00.0","value":99.9,"unit":"percent"}"#;
+
+    #[test]
+    fn a_gpu_that_gave_right_answers_passes_without_a_profile() {
+        assert_eq!(judged(&CHECK, &[measured(TESTED, "")]), ["pass pass"]);
+    }
+
+    #[test]
+    fn one_wrong_number_takes_the_node_out() {
+        let event = r#"{"code":"product-wrong","entity":"gpu:0000:1b:00.0","at":null,"text":"bf16: row 3, column 5"}"#;
+        assert_eq!(judged(&CHECK, &[measured(TESTED, event)]), ["fail isolate product-wrong gpu:0000:1b:00.0"]);
+    }
+
+    #[test]
+    fn without_a_driver_nothing_is_known() {
+        let missing = ProbeFailure::new(FailureKind::Missing, "libcuda.so.1 cannot be loaded");
+        assert_eq!(judged(&CHECK, &[ProbeOutput::Failed(missing)]), ["inconclusive missing"]);
+    }
+
+    #[test]
+    fn settings_reach_the_test_and_wrong_ones_are_told() {
+        let params: Params = toml::from_str("heat = '1m'\ninject = 'nan'\ntrials = 5").unwrap();
+        let [Probe::Builtin { args, timeout, .. }] = &probes(&params)[..] else { panic!("one test") };
+        assert_eq!(args.join(" "), "--heat=1m --inject=nan --trials=5");
+        assert_eq!(*timeout, Span::minutes(6));
+        for wrong in ["heat = 5", "heat = 'long'", "trials = -1", "trials = 0.5", "inject = 3"] {
+            let params: Params = toml::from_str(wrong).unwrap();
+            assert!(matches!(interpret(&params, &[]), Observation::CouldNot(_)), "{wrong}");
+        }
+    }
+}

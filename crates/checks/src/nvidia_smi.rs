@@ -1,0 +1,469 @@
+//! Reads `nvidia-smi -q -x`, for a machine whose management library cannot be loaded while its driver works.
+//!
+//! The fields get the names and units that NVML's have ([`crate::gpu`]), so that no check knows who was asked. What
+//! nvidia-smi does not tell is a failure to read, never a part that is not there: a check that needs it is inconclusive.
+
+use doctor_core::observation::{FailureKind, ProbeFailure};
+
+use crate::gpu::{Driver, Gpu, GpuAnswer, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, Reading, bus_id};
+
+/// NVML's number for an error without a kind, which nvidia-smi shows as a word.
+const UNKNOWN_ERROR: u32 = 999;
+
+/// Deeper than any version of the log goes.
+const MOST_DEPTH: usize = 16;
+
+/// What a log of nvidia-smi says in these fields. `on_pci` is what the bus says.
+///
+/// # Errors
+/// If it is not a whole log.
+pub fn read(log: &str, fields: &[String], on_pci: Vec<String>) -> Result<GpuAnswer, ProbeFailure> {
+    let bad = |what: &str| ProbeFailure::new(FailureKind::Unparseable, format!("nvidia-smi -q -x: {what}"));
+    let log = Log::parse(log).ok_or_else(|| bad("the log is not complete"))?;
+    let version = log.text("driver_version").ok_or_else(|| bad("it tells no version of the driver"))?;
+    let attached: usize = log
+        .text("attached_gpus")
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| bad("it tells no number of GPUs"))?;
+    if attached != log.gpus.len() {
+        return Err(bad(&format!("{attached} GPUs are attached and {} are told of", log.gpus.len())));
+    }
+    let driver = Driver {
+        version: version.to_owned(),
+        cuda: log.text("cuda_version").map(str::to_owned),
+        asked: "nvidia-smi".to_owned(),
+    };
+    let gpus = log.gpus.iter().enumerate().map(|(index, card)| Gpu {
+        index: u32::try_from(index).unwrap_or(u32::MAX),
+        bus: bus_id(card.id).unwrap_or_default(),
+        fields: fields.iter().flat_map(|field| card.field(field)).collect(),
+    });
+    let gpus = gpus.collect();
+    Ok(GpuAnswer { on_pci, driver: Ok(driver), gpus })
+}
+
+/// The log, flat: the path of names above each text.
+#[derive(Default)]
+struct Log<'a> {
+    own: Vec<(String, &'a str)>,
+    gpus: Vec<Card<'a>>,
+}
+
+struct Card<'a> {
+    id: &'a str,
+    texts: Vec<(String, &'a str)>,
+    /// An empty list of processes has no text, and is not the same as none.
+    lists_processes: bool,
+}
+
+impl<'a> Log<'a> {
+    /// `None` if it does not end as it began. The log has elements and texts, and attributes only of `gpu`.
+    fn parse(text: &'a str) -> Option<Self> {
+        let mut log = Self::default();
+        let mut open: Vec<&str> = Vec::new();
+        let mut ended = false;
+        let mut rest = text;
+        while let Some(at) = rest.find('<') {
+            let (said, tag) = (rest[..at].trim(), &rest[at + 1..]);
+            let (tag, after) = tag.split_once('>')?;
+            if !said.is_empty() {
+                log.note(&open, said);
+            }
+            rest = after;
+            if tag.starts_with(['?', '!']) || tag.ends_with('/') {
+                continue;
+            }
+            if let Some(name) = tag.strip_prefix('/') {
+                (open.pop()? == name).then_some(())?;
+                ended = open.is_empty();
+                continue;
+            }
+            let name = tag.split_ascii_whitespace().next()?;
+            open.push(name);
+            (open.len() <= MOST_DEPTH).then_some(())?;
+            if open[1..] == ["gpu"] {
+                let id = tag.split('"').nth(1).unwrap_or_default();
+                log.gpus.push(Card { id, texts: Vec::new(), lists_processes: false });
+            }
+            if let ([_, "gpu", "processes"], Some(card)) = (&open[..], log.gpus.last_mut()) {
+                card.lists_processes = true;
+            }
+        }
+        ended.then_some(log)
+    }
+
+    fn note(&mut self, open: &[&str], said: &'a str) {
+        match (open, self.gpus.last_mut()) {
+            ([_, "gpu", path @ ..], Some(card)) => card.texts.push((path.join("/"), said)),
+            ([_, path @ ..], _) => self.own.push((path.join("/"), said)),
+            ([], _) => {}
+        }
+    }
+
+    fn text(&self, path: &str) -> Option<&'a str> {
+        self.own.iter().find(|(known, _)| known == path).map(|(_, text)| *text)
+    }
+}
+
+impl<'a> Card<'a> {
+    /// The text at this path; or what stands in the place of the whole branch, such as `N/A`.
+    fn text(&self, path: &str) -> Option<&'a str> {
+        let above = |known: &str| path.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        self.texts.iter().find(|(known, _)| above(known)).map(|(_, text)| *text)
+    }
+
+    /// The first of these paths that is there: names change with the version.
+    fn first(&self, paths: &[&str]) -> Option<&'a str> {
+        paths.iter().find_map(|path| self.text(path))
+    }
+
+    /// One field; or each of a numbered family.
+    fn field(&self, name: &str) -> Vec<(String, Reading)> {
+        if let Some(what) = name.strip_prefix("process.*.") {
+            return self.processes(what);
+        }
+        vec![(name.to_owned(), self.reading(name).unwrap_or_else(|| not_told(name)))]
+    }
+
+    fn processes(&self, what: &str) -> Vec<(String, Reading)> {
+        let asked = format!("process.*.{what}");
+        let name = match what {
+            "pid" if self.lists_processes => "pid",
+            "memory" if self.lists_processes => "used_memory",
+            _ => return vec![(asked.clone(), not_told(&asked))],
+        };
+        let all = |name: &str| {
+            let path = format!("processes/process_info/{name}");
+            self.texts.iter().filter(move |(known, _)| *known == path).map(|(_, text)| *text)
+        };
+        if let (None, Some(instead)) = (all("pid").next(), self.text("processes")) {
+            return vec![(asked, words(instead))];
+        }
+        // `C` and `C+G` compute; what only draws is not asked for.
+        let computing = all(name).zip(all("type")).filter(|(_, kind)| kind.contains('C'));
+        computing.enumerate().map(|(n, (text, _))| (format!("process.{n}.{what}"), number(text))).collect()
+    }
+
+    fn reading(&self, name: &str) -> Option<Reading> {
+        if let Some((_, path)) = TEXTS.iter().find(|(known, _)| *known == name) {
+            return Some(words(self.text(path)?));
+        }
+        if let Some((_, paths)) = NUMBERS.iter().find(|(known, _)| *known == name) {
+            return Some(number(self.first(paths)?));
+        }
+        if let Some((_, paths, of)) = CHOICES.iter().find(|(known, ..)| *known == name) {
+            return choice(self.first(paths)?, of);
+        }
+        match name {
+            "clocks_event_reasons.active" => self.clock_reasons(),
+            _ => self.ecc_errors(name.strip_prefix("ecc.errors.")?),
+        }
+    }
+
+    /// Bits by NVML's numbers. The names were changed with driver 535.
+    fn clock_reasons(&self) -> Option<Reading> {
+        const BITS: [(&str, f64); 9] = [
+            ("gpu_idle", 1.0),
+            ("applications_clocks_setting", 2.0),
+            ("sw_power_cap", 4.0),
+            ("hw_slowdown", 8.0),
+            ("sync_boost", 16.0),
+            ("sw_thermal_slowdown", 32.0),
+            ("hw_thermal_slowdown", 64.0),
+            ("hw_power_brake_slowdown", 128.0),
+            ("display_clocks_setting", 256.0),
+        ];
+        let mut mask = 0.0;
+        for (name, bit) in BITS {
+            let newer = format!("clocks_event_reasons/clocks_event_reason_{name}");
+            let older = format!("clocks_throttle_reasons/clocks_throttle_reason_{name}");
+            match self.first(&[&newer, &older])? {
+                "Active" => mask += bit,
+                "Not Active" => {}
+                other => return Some(words(other)),
+            }
+        }
+        Some(Reading::Number(mask))
+    }
+
+    /// `uncorrected.volatile.sram`
+    fn ecc_errors(&self, rest: &str) -> Option<Reading> {
+        let mut parts = rest.split('.');
+        let (kind, since, place) = (parts.next()?, parts.next()?, parts.next()?);
+        let names: &[&str] = match (kind, place) {
+            ("corrected", "sram") => &["sram_correctable"],
+            ("corrected", "dram") => &["dram_correctable"],
+            ("corrected", "total") => &["sram_correctable", "dram_correctable"],
+            ("uncorrected", "sram") => &["sram_uncorrectable"],
+            ("uncorrected", "dram") => &["dram_uncorrectable"],
+            ("uncorrected", "total") => &["sram_uncorrectable", "dram_uncorrectable"],
+            _ => return None,
+        };
+        let mut sum = 0.0;
+        for name in names {
+            let path = format!("ecc_errors/{since}/{name}");
+            let each = match self.text(&path) {
+                Some(text) => vec![text],
+                // Newer drivers tell uncorrectable errors of SRAM by how they were noticed.
+                None => vec![self.text(&format!("{path}_parity"))?, self.text(&format!("{path}_secded"))?],
+            };
+            for text in each {
+                match number(text) {
+                    Reading::Number(count) => sum += count,
+                    other => return Some(other),
+                }
+            }
+        }
+        Some(Reading::Number(sum))
+    }
+}
+
+fn not_told(name: &str) -> Reading {
+    Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi does not tell {name}") }
+}
+
+/// A text, or what nvidia-smi writes in the place of one.
+fn words(text: &str) -> Reading {
+    let plain = text.trim_matches(['[', ']']);
+    let failed = |code| Reading::Failed { code, text: format!("nvidia-smi says: {plain}") };
+    match plain {
+        "N/A" | "Not Supported" | "Requested functionality has been deprecated" => Reading::NotSupported,
+        "GPU is lost" => failed(NVML_GPU_IS_LOST),
+        "GPU requires reset" => failed(NVML_RESET_REQUIRED),
+        "Unknown Error" | "ERR!" | "Insufficient Permissions" => failed(UNKNOWN_ERROR),
+        other => Reading::Text(other.to_owned()),
+    }
+}
+
+/// A number with its unit, in the unit that NVML has.
+fn number(text: &str) -> Reading {
+    let Reading::Text(text) = words(text) else { return words(text) };
+    let (digits, unit) = text.split_once(' ').unwrap_or((&text, ""));
+    let digits = digits.trim_start_matches('P').trim_end_matches('x');
+    // Words such as `inf` and `nan` would be numbers to the parser.
+    let value = digits.parse::<f64>().ok().filter(|value| value.is_finite());
+    match (value, unit) {
+        (Some(value), "MiB") => Reading::Number(value * 1_048_576.0),
+        (Some(value), "" | "%" | "C" | "W" | "MHz") => Reading::Number(value),
+        _ => Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi says {text:?}, which is no number") },
+    }
+}
+
+/// A word that NVML has as a number. One that is not known is not told.
+fn choice(text: &str, of: &[(&str, f64)]) -> Option<Reading> {
+    match words(text) {
+        Reading::Text(word) => of.iter().find(|(known, _)| *known == word).map(|(_, number)| Reading::Number(*number)),
+        other => Some(other),
+    }
+}
+
+const TEXTS: &[(&str, &str)] = &[
+    ("name", "product_name"),
+    ("uuid", "uuid"),
+    ("serial", "serial"),
+    ("board_part", "board_part_number"),
+    ("vbios_version", "vbios_version"),
+    ("inforom.image", "inforom_version/img_version"),
+];
+
+const NUMBERS: &[(&str, &[&str])] = &[
+    ("minor_number", &["minor_number"]),
+    ("pstate", &["performance_state"]),
+    ("utilization.gpu", &["utilization/gpu_util"]),
+    ("memory.total", &["fb_memory_usage/total"]),
+    ("memory.used", &["fb_memory_usage/used"]),
+    ("memory.reserved", &["fb_memory_usage/reserved"]),
+    ("temperature.gpu", &["temperature/gpu_temp"]),
+    ("temperature.memory", &["temperature/memory_temp"]),
+    ("temperature.gpu.tlimit", &["temperature/gpu_temp_tlimit"]),
+    ("temperature.slowdown", &["temperature/gpu_temp_slow_threshold"]),
+    ("temperature.shutdown", &["temperature/gpu_temp_max_threshold"]),
+    (
+        "power.draw",
+        &["gpu_power_readings/instant_power_draw", "gpu_power_readings/power_draw", "power_readings/power_draw"],
+    ),
+    ("power.limit", &["gpu_power_readings/current_power_limit", "power_readings/power_limit"]),
+    ("power.default_limit", &["gpu_power_readings/default_power_limit", "power_readings/default_power_limit"]),
+    ("power.max_limit", &["gpu_power_readings/max_power_limit", "power_readings/max_power_limit"]),
+    ("clocks.sm", &["clocks/sm_clock"]),
+    ("clocks.mem", &["clocks/mem_clock"]),
+    ("clocks.max.sm", &["max_clocks/sm_clock"]),
+    ("clocks.max.mem", &["max_clocks/mem_clock"]),
+    ("clocks.applications.graphics", &["applications_clocks/graphics_clock"]),
+    ("clocks.applications.memory", &["applications_clocks/mem_clock"]),
+    ("clocks.default_applications.graphics", &["default_applications_clocks/graphics_clock"]),
+    ("clocks.default_applications.memory", &["default_applications_clocks/mem_clock"]),
+    ("pcie.link.gen.current", &["pci/pci_gpu_link_info/pcie_gen/current_link_gen"]),
+    ("pcie.link.gen.max", &["pci/pci_gpu_link_info/pcie_gen/max_link_gen"]),
+    ("pcie.link.width.current", &["pci/pci_gpu_link_info/link_widths/current_link_width"]),
+    ("pcie.link.width.max", &["pci/pci_gpu_link_info/link_widths/max_link_width"]),
+    ("pcie.replay", &["pci/replay_counter"]),
+    ("remapped_rows.correctable", &["remapped_rows/remapped_row_corr"]),
+    ("remapped_rows.uncorrectable", &["remapped_rows/remapped_row_unc"]),
+    ("retired_pages.single_bit_ecc.count", &["retired_pages/multiple_single_bit_retirement/retired_count"]),
+    ("retired_pages.double_bit.count", &["retired_pages/double_bit_retirement/retired_count"]),
+    ("fabric.clique", &["fabric/cliqueId"]),
+];
+
+const ON_OFF: &[(&str, f64)] = &[("Disabled", 0.0), ("Enabled", 1.0)];
+const YES_NO: &[(&str, f64)] = &[("No", 0.0), ("Yes", 1.0)];
+
+/// Words, with NVML's numbers for them.
+type Choice = (&'static str, &'static [&'static str], &'static [(&'static str, f64)]);
+
+const CHOICES: &[Choice] = &[
+    ("persistence_mode", &["persistence_mode"], ON_OFF),
+    ("mig.mode.current", &["mig_mode/current_mig"], ON_OFF),
+    ("mig.mode.pending", &["mig_mode/pending_mig"], ON_OFF),
+    ("ecc.mode.current", &["ecc_mode/current_ecc"], ON_OFF),
+    ("ecc.mode.pending", &["ecc_mode/pending_ecc"], ON_OFF),
+    ("ecc.sram.threshold_exceeded", &["ecc_errors/aggregate/sram_threshold_exceeded"], YES_NO),
+    ("remapped_rows.pending", &["remapped_rows/remapped_row_pending"], YES_NO),
+    ("remapped_rows.failure", &["remapped_rows/remapped_row_failure"], YES_NO),
+    ("retired_pages.pending", &["retired_pages/pending_retirement", "retired_pages/pending_blacklist"], YES_NO),
+    (
+        "compute_mode",
+        &["compute_mode"],
+        &[("Default", 0.0), ("Exclusive_Thread", 1.0), ("Prohibited", 2.0), ("Exclusive_Process", 3.0)],
+    ),
+    (
+        "architecture",
+        &["product_architecture"],
+        &[
+            ("Volta", 5.0),
+            ("Turing", 6.0),
+            ("Ampere", 7.0),
+            ("Ada Lovelace", 8.0),
+            ("Hopper", 9.0),
+            ("Blackwell", 10.0),
+        ],
+    ),
+    (
+        "recovery_action",
+        &["gpu_recovery_action"],
+        &[("None", 0.0), ("Reset", 1.0), ("Reboot", 2.0), ("Drain P2P", 3.0), ("Drain and Reset", 4.0)],
+    ),
+    ("fabric.state", &["fabric/state"], &[("Not Started", 1.0), ("In Progress", 2.0), ("Completed", 3.0)]),
+    ("fabric.status", &["fabric/status"], &[("Success", 0.0)]),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    // nvidia-smi 580.159.04 on an H200, 2026-11-15.
+    const H200: &str = include_str!("../fixtures/nvidia-smi/h200.xml");
+
+    fn gpu(log: &str, fields: &[&str]) -> Gpu {
+        let fields: Vec<_> = fields.iter().map(|&field| field.to_owned()).collect();
+        read(log, &fields, Vec::new()).unwrap().gpus.remove(0)
+    }
+
+    #[test]
+    fn the_fields_of_a_real_log_have_the_units_of_nvml() {
+        let numbers = [
+            ("memory.total", 150_754_820_096.0),
+            ("power.limit", 700.0),
+            ("temperature.gpu", 40.0),
+            ("temperature.gpu.tlimit", 47.0),
+            ("clocks.max.sm", 1980.0),
+            ("clocks_event_reasons.active", 1.0),
+            ("pstate", 0.0),
+            ("pcie.link.gen.max", 5.0),
+            ("pcie.link.width.current", 16.0),
+            ("persistence_mode", 1.0),
+            ("mig.mode.current", 0.0),
+            ("architecture", 9.0),
+            ("recovery_action", 0.0),
+            ("ecc.mode.current", 1.0),
+            ("ecc.errors.corrected.aggregate.dram", 51.0),
+            ("ecc.errors.corrected.aggregate.total", 51.0),
+            ("ecc.errors.uncorrected.volatile.total", 0.0),
+            ("ecc.sram.threshold_exceeded", 0.0),
+            ("remapped_rows.correctable", 6.0),
+            ("remapped_rows.pending", 0.0),
+        ];
+        let gpu = gpu(H200, &numbers.map(|(name, _)| name));
+        for (name, value) in numbers {
+            assert_eq!(gpu.number(name), Some(value), "{name}");
+        }
+        assert_eq!((gpu.index, gpu.bus.as_str()), (0, "0000:00:06.0"));
+        let answer = read(H200, &[], vec!["0000:00:06.0".to_owned()]).unwrap();
+        let driver = answer.driver.unwrap();
+        assert_eq!((driver.version.as_str(), driver.cuda.as_deref()), ("580.159.04", Some("13.0")));
+        assert_eq!(driver.asked, "nvidia-smi");
+    }
+
+    #[test]
+    fn what_it_does_not_have_and_what_it_does_not_tell_are_different() {
+        let gpu = gpu(H200, &["retired_pages.pending", "fabric.state", "nvlink.*.state", "inforom.valid", "serial"]);
+        for name in ["retired_pages.pending", "fabric.state"] {
+            assert_eq!(gpu.get(name), Some(&Reading::NotSupported), "{name}");
+        }
+        for name in ["nvlink.*.state", "inforom.valid"] {
+            assert!(matches!(gpu.get(name), Some(Reading::Failed { .. })), "{name}");
+        }
+        assert_eq!(gpu.text("serial"), Some("1650000000000"));
+    }
+
+    #[test]
+    fn words_in_the_place_of_a_number_are_no_number() {
+        for (word, reading) in [
+            ("N/A", Reading::NotSupported),
+            ("[Not Supported]", Reading::NotSupported),
+            ("GPU is lost", Reading::Failed { code: 15, text: "nvidia-smi says: GPU is lost".into() }),
+            ("[GPU requires reset]", Reading::Failed { code: 16, text: "nvidia-smi says: GPU requires reset".into() }),
+            ("ERR!", Reading::Failed { code: 999, text: "nvidia-smi says: ERR!".into() }),
+            ("inf", Reading::Failed { code: 999, text: "nvidia-smi says \"inf\", which is no number".into() }),
+            ("hot", Reading::Failed { code: 999, text: "nvidia-smi says \"hot\", which is no number".into() }),
+        ] {
+            let log = H200.replace("<gpu_temp>40 C<", &format!("<gpu_temp>{word}<"));
+            assert_eq!(gpu(&log, &["temperature.gpu"]).get("temperature.gpu"), Some(&reading), "{word}");
+        }
+        let log = H200.replace("<persistence_mode>Enabled<", "<persistence_mode>Perhaps<");
+        assert!(matches!(gpu(&log, &["persistence_mode"]).get("persistence_mode"), Some(Reading::Failed { .. })));
+    }
+
+    #[test]
+    fn processes_that_compute_are_listed_and_no_list_is_not_an_empty_one() {
+        let fields = ["process.*.pid", "process.*.memory"];
+        assert_eq!(gpu(H200, &fields).fields, [], "an empty list is an answer");
+        let one = |pid: u32, kind: &str| {
+            format!("<process_info><pid>{pid}</pid><type>{kind}</type><used_memory>2 MiB</used_memory></process_info>")
+        };
+        let two = one(7, "G") + &one(8, "C");
+        let log = H200.replace("<processes>", &format!("<processes>{two}"));
+        let gpu_with = gpu(&log, &fields);
+        assert_eq!(gpu_with.number("process.0.pid"), Some(8.0));
+        assert_eq!(gpu_with.number("process.0.memory"), Some(2_097_152.0));
+        assert_eq!(gpu_with.fields.len(), 2);
+        let none = H200.replace("processes>", "others>");
+        assert!(matches!(gpu(&none, &fields).get("process.*.pid"), Some(Reading::Failed { .. })));
+    }
+
+    #[test]
+    fn a_log_that_is_not_whole_is_no_log() {
+        for (log, what) in [
+            (H200[..H200.len() / 2].to_owned(), "not complete"),
+            (String::new(), "not complete"),
+            (
+                "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.".to_owned(),
+                "not complete",
+            ),
+            (H200.replace("<attached_gpus>1<", "<attached_gpus>8<"), "8 GPUs are attached and 1 are told of"),
+            (H200.replace("<driver_version>580.159.04</driver_version>", ""), "no version"),
+        ] {
+            let failure = read(&log, &[], Vec::new()).unwrap_err();
+            assert!(failure.text.contains(what), "{}", failure.text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(<gpu id=\"|<a>|</a>|<processes>|<nvidia_smi_log>|</nvidia_smi_log>|[<>/\"]|.|\n){0,80}") {
+            let _read = read(&text, &["memory.total".to_owned(), "process.*.pid".to_owned()], Vec::new());
+            let _whole = read(&H200.replace("40 C", &text), &["temperature.gpu".to_owned()], Vec::new());
+        }
+    }
+}

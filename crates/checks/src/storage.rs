@@ -1,0 +1,360 @@
+//! storage: does every mount give back what was written, and as fast as it used to?
+//!
+//! What it does: runs fio on each mount. First it writes a file, reads it back and compares checksums. Then it measures
+//! seven patterns, a few seconds each, past the page cache (direct I/O): one large file and eight at a time, written and
+//! read in blocks of 1 MiB; random reads, random writes and both (70 % reads) in blocks of 4 KiB. It takes about 45 s for
+//! each mount, and never more than a tenth of the space that is free. Its files are in `MOUNT/.cluster-doctor/`, in a
+//! directory of this node and this run, and go when it ends, also when it is killed. It runs when it is named
+//! (`doctor-node test storage`), or in validation runs where the policy says `[tests.storage] enabled = true`.
+//!
+//! Why it matters: data loading and checkpoints wait for the slowest node. A mount that hangs keeps a job from ending,
+//! and one that gives back other bytes than were written spoils a checkpoint that nobody looks at for weeks.
+//!
+//! What to do: `doctor log RUN` shows each pass. Are other nodes on the same mount slow too? Then it is the server or the
+//! network; if only this one is, its disk, its network card or its mount options.
+//! - `storage-corrupt` is `isolate`: what was read back is not what was written. Let no job write from this node.
+//! - `storage-io-error` is `reboot`, seen twice: the kernel gave an error instead of data. Read `dmesg`; a disk that does
+//!   it again after a boot is to be replaced.
+//! - `storage-read-only` is `reboot`: nothing can be written. A file system that found itself damaged does that; see
+//!   `mounts`.
+//! - `storage-stalled` is `monitor`, seen twice: fio, or the making of a directory, did not come back in time. What cannot
+//!   be killed is left behind, and the mount is not tried again while it hangs.
+//! - `storage-no-space` is `monitor`: less than 360 MiB are free, or the quota is used up.
+//! - `storage-missing` is `monitor`: nothing is mounted there, or there is no such directory.
+//! - `storage-slow` is `monitor`, seen twice: less than half of the median of this mount's own last results (five at
+//!   least), less than 70 % of what the machine type's profile expects, or slower than one hard disk.
+//!
+//! What is judged without any setting is errors, wrong bytes, stalls, and the floor of one hard disk: a mount that keeps
+//! these passes, as no more is known of it. Every further result makes its own past a limit. Give the profile the
+//! numbers below `[expect]`, such as `randread_iops = 50000`, where all mounts of this test should reach them. A rule with
+//! `below_percent_of_peers` compares with other nodes of the type; it is not among the default rules because it takes all
+//! mounts of a node together, which is right only where there is one.
+//!
+//! Latencies (`_p50`, `_p99`, `_p999`) are kept and not judged: they follow from the depth of the queue. Where a file
+//! system refuses direct I/O, `storage_direct` is 0 and the numbers are those of the page cache. Without fio (3.0 or newer)
+//! the test is inconclusive.
+//!
+//! Parameters, below `[tests.storage.params]` in the policy or by `doctor-node test storage --set NAME=VALUE`:
+//! - `mounts`, a list of mount points, by default `["/"]`; `directories`, a list of directories that need be none.
+//! - `size` of each of the two sets of files, by default `"1GiB"`; `pattern_time`, by default `"5s"`.
+//! - `rate = "500MB"` and `iops = 5000` cap what it loads a second in each direction. A capped result is judged as it is.
+//! - `verify = false` leaves the comparison out.
+//! - `stall`, by default `"30s"`: how long a pass may take beyond its time. `timeout` of the whole, by default what all
+//!   this adds up to.
+//!
+//! A mount in `mounts` counts as shared by all nodes: by default one node at a time tests it. For local disks write
+//! `[tests.storage] shares = []`.
+
+use doctor_core::{
+    observation::{FailureKind, Observation, ProbeFailure},
+    time::Span,
+};
+
+use crate::{
+    measurements::interpret_measurements,
+    probe::{Probe, ProbeOutput},
+    settings,
+    spec::{Check, Params, Spec, page_of},
+    storage_order::{LEAST_SIZE, Place, StorageOrder},
+};
+
+const SPEC: Spec =
+    Spec::deep("storage", "mounts give back what was written, and fast", Span::from_secs(45), Span::minutes(30))
+        .opt_in()
+        .loads("mounts");
+
+macro_rules! rules {
+    ($($metric:literal floor $floor:literal $unit:literal,)*) => {
+        concat!(r#"
+rules = [
+  { id = "storage-corrupt", check = "storage", event = "storage-corrupt", reason = "storage-corrupt",
+    severity = "isolate", text = "{entity}: {value}" },
+  { id = "storage-io-error", check = "storage", event = "storage-io-error", reason = "storage-io-error",
+    severity = "reboot", confirm = 2, text = "{entity}: {value}" },
+  { id = "storage-read-only", check = "storage", event = "storage-read-only", reason = "storage-read-only",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "storage-stalled", check = "storage", event = "storage-stalled", reason = "storage-stalled",
+    severity = "monitor", confirm = 2, text = "{entity}: {value}" },
+  { id = "storage-no-space", check = "storage", event = "storage-no-space", reason = "storage-no-space",
+    severity = "monitor", text = "{entity}: {value}" },
+  { id = "storage-missing", check = "storage", event = "storage-missing", reason = "storage-missing",
+    severity = "monitor", text = "{entity}: {value}" },
+"#, $(
+            "  { id = \"storage-", $metric, "-floor\", check = \"storage\", metric = \"", $metric, "\", below = ", $floor,
+            ",\n    reason = \"storage-slow\", severity = \"monitor\", confirm = 2,\n    text = \"{entity}: ", $metric,
+            " is {value}", $unit, ", slower than one hard disk ({limit}", $unit, ")\" },\n",
+            "  { id = \"storage-", $metric, "-own\", check = \"storage\", metric = \"", $metric,
+            "\", below_percent_of_own = 50.0,\n    reason = \"storage-slow\", severity = \"monitor\", confirm = 2,\n",
+            "    text = \"{entity}: ", $metric, " is {value}", $unit, ", less than half of its own median ({limit}", $unit,
+            ")\" },\n",
+            "  { id = \"storage-", $metric, "-profile\", check = \"storage\", metric = \"", $metric,
+            "\", below_percent_of_profile = 70.0,\n    reason = \"storage-slow\", severity = \"monitor\", confirm = 2,\n",
+            "    text = \"{entity}: ", $metric, " is {value}", $unit, ", below 70 % of the profile ({limit}", $unit,
+            ")\" },\n",
+        )* "]\n")
+    };
+}
+
+// In blocks of 1 MiB the bandwidth is what counts, in blocks of 4 KiB the operations; the other follows from it.
+const RULES: &str = rules![
+    "iodepth_write_1file_bw" floor "10000000.0" "B/s",
+    "iodepth_read_1file_bw" floor "10000000.0" "B/s",
+    "numjobs_write_nfiles_bw" floor "10000000.0" "B/s",
+    "numjobs_read_nfiles_bw" floor "10000000.0" "B/s",
+    "randwrite_iops" floor "50.0" " IOPS",
+    "randread_iops" floor "50.0" " IOPS",
+    "randrw_iops" floor "50.0" " IOPS",
+];
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("storage.rs")), rules: RULES, probes, interpret };
+
+const SIZE: u64 = 1 << 30;
+const PATTERN_TIME: Span = Span::from_secs(5);
+/// In less than this nothing is measured but how fio begins.
+const LEAST_TIME: Span = Span::from_millis(100);
+const STALL: Span = Span::from_secs(30);
+/// What a pass takes beyond its time: starting fio, and waiting for what is under way.
+const AROUND_A_PASS: Span = Span::from_secs(5);
+/// For starting, and for the last words.
+const AROUND_THE_TEST: Span = Span::from_secs(15);
+/// The patterns and the verification.
+const PASSES: i64 = 8;
+
+const PARAMETERS: [(&str, &str); 9] = [
+    ("mounts", "mounts = [\"/data\", \"/scratch\"]"),
+    ("directories", "directories = [\"/var/tmp\"]"),
+    ("size", "size = \"1GiB\""),
+    ("pattern_time", "pattern_time = \"5s\""),
+    ("stall", "stall = \"30s\""),
+    ("verify", "verify = true"),
+    ("rate", "rate = \"500MB\""),
+    ("iops", "iops = 5000"),
+    ("timeout", "timeout = \"5m\""),
+];
+
+fn order(params: &Params) -> Result<StorageOrder, Observation> {
+    let example = |name: &str| PARAMETERS.iter().find(|(known, _)| *known == name).map_or("", |(_, example)| *example);
+    if let Some(unknown) = params.keys().find(|name| example(name).is_empty()) {
+        let known: Vec<_> = PARAMETERS.iter().map(|(_, example)| *example).collect();
+        return Err(settings::refused(unknown, &known.join("`, `")));
+    }
+    let mounts = settings::words(params, "mounts", example("mounts"))?;
+    let directories = settings::words(params, "directories", example("directories"))?;
+    let places: Vec<_> = match (mounts, directories) {
+        (None, None) => vec![Place::Mount("/".to_owned())],
+        (mounts, directories) => {
+            let mounts = mounts.into_iter().flatten().map(Place::Mount);
+            mounts.chain(directories.into_iter().flatten().map(Place::Directory)).collect()
+        }
+    };
+    if let Some(place) = places.iter().find(|place| !place.path().starts_with('/')) {
+        let name = if matches!(place, Place::Mount(_)) { "mounts" } else { "directories" };
+        return Err(settings::refused(name, example(name)));
+    }
+    let span = |name, default| Ok::<_, Observation>(settings::span(params, name, example(name))?.unwrap_or(default));
+    let (pattern_time, stall) = (span("pattern_time", PATTERN_TIME)?, span("stall", STALL)?);
+    if pattern_time < LEAST_TIME {
+        return Err(too_little("pattern_time", "100ms"));
+    }
+    let each = (pattern_time.millis() + AROUND_A_PASS.millis()) * PASSES + stall.millis() * 2;
+    let all = Span::from_millis(each.saturating_mul(i64::try_from(places.len()).unwrap_or(i64::MAX)));
+    let size = settings::bytes(params, "size", example("size"))?.unwrap_or(SIZE);
+    if size < LEAST_SIZE {
+        return Err(too_little("size", "16MiB"));
+    }
+    let iops = settings::number(params, "iops", example("iops"))?;
+    if iops.is_some_and(|iops| iops < 1.0) {
+        return Err(too_little("iops", "1"));
+    }
+    Ok(StorageOrder {
+        places,
+        size,
+        pattern_time,
+        stall,
+        verify: settings::flag(params, "verify", example("verify"))?.unwrap_or(true),
+        rate: settings::bytes(params, "rate", example("rate"))?,
+        iops: iops.map(|iops| iops as u64),
+        timeout: span("timeout", all)?,
+    })
+}
+
+fn too_little(name: &str, least: &str) -> Observation {
+    let text = format!("the parameter `{name}` is too little; it is {least} at least");
+    Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))
+}
+
+fn probes(params: &Params) -> Vec<Probe> {
+    let Ok(order) = order(params) else { return Vec::new() };
+    let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
+    // The test keeps its own time. This is only for one that does not come back although it touches no mount itself.
+    let millis = order.timeout.millis() + order.stall.millis() * 2 + AROUND_THE_TEST.millis();
+    let timeout = Span::from_millis(millis);
+    vec![Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    match order(params) {
+        Ok(_) => interpret_measurements(params, outputs),
+        Err(instead) => instead,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        document::Measurements,
+        judged::judged_with,
+        spec::Catalogue,
+        storage_order::{Direction, Pattern},
+    };
+    use doctor_core::{
+        classify::{Past, judge_with},
+        ids::CheckId,
+        observation::{Entity, EntityKind, Event, Metric, Unit},
+        policy::Policy,
+        profile::Profile,
+    };
+
+    fn params(text: &str) -> Params {
+        toml::from_str(text).unwrap()
+    }
+
+    fn data() -> Entity {
+        Entity::new(EntityKind::Mount, "/data")
+    }
+
+    /// A whole run, with every rate times this.
+    fn measured(factor: f64, events: Vec<Event>) -> ProbeOutput {
+        let metrics = Pattern::ALL.iter().flat_map(|pattern| {
+            let name = |what: &str| format!("{}_{what}", pattern.code());
+            [
+                Metric::new(&name("bw"), data(), 2e9 * factor, Unit::BytesPerSecond),
+                Metric::new(&name("iops"), data(), 50_000.0 * factor, Unit::OperationsPerSecond),
+            ]
+        });
+        let measurements = Measurements { metrics: metrics.collect(), events, unread: Vec::new() };
+        ProbeOutput::Text(serde_json::to_string(&measurements).unwrap())
+    }
+
+    fn judged(output: ProbeOutput) -> Vec<String> {
+        judged_with(&CHECK, &Params::new(), None, &[output])
+    }
+
+    #[test]
+    fn a_verified_mount_without_peers_past_or_profile_passes() {
+        assert_eq!(judged(measured(1.0, Vec::new())), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn every_event_has_its_finding() {
+        for (code, finding) in [
+            ("storage-corrupt", "isolate"),
+            ("storage-io-error", "reboot"),
+            ("storage-read-only", "reboot"),
+            ("storage-stalled", "monitor"),
+            ("storage-no-space", "monitor"),
+            ("storage-missing", "monitor"),
+        ] {
+            let event = vec![Event::seen(code, data(), "what fio said")];
+            assert_eq!(judged(measured(1.0, event)), [format!("fail {code} {finding} mount:/data")]);
+        }
+    }
+
+    #[test]
+    fn slowness_is_judged_by_the_floor_the_profile_and_the_mounts_own_past() {
+        let slow = judged(measured(1e-3, Vec::new()));
+        assert_eq!(slow.len(), 4, "2 MB/s in four patterns: {slow:?}");
+        let expect = [("randread_iops".to_owned(), 80_000.0)].into();
+        let profile = Profile { sku: "hgx".parse().unwrap(), version: 1, expect };
+        let judge = judged_with(&CHECK, &Params::new(), Some(&profile), &[measured(1.0, Vec::new())]);
+        assert_eq!(judge, ["fail storage-slow monitor mount:/data"]);
+        let rules = Catalogue::new([CHECK]).rules(&Policy::standard()).unwrap();
+        let id = CheckId::new("storage").unwrap();
+        let observation = interpret(&Params::new(), &[measured(1.0, Vec::new())]);
+        let own = |values: &[f64]| Past {
+            own: [(("iodepth_read_1file_bw".to_owned(), data()), values.to_vec())].into(),
+            ..Past::default()
+        };
+        let faster = judge_with(&rules, None, &own(&[5e9; 5]), &id, &observation);
+        assert_eq!(faster.findings.len(), 1);
+        assert!(faster.text.contains("iodepth_read_1file_bw is 2 GB/s, less than half"), "{}", faster.text);
+        assert!(judge_with(&rules, None, &own(&[5e9; 4]), &id, &observation).findings.is_empty(), "too few to say");
+    }
+
+    #[test]
+    fn every_pattern_is_judged() {
+        for pattern in Pattern::ALL {
+            let what = if pattern.facts().block == 1 << 20 { "bw" } else { "iops" };
+            assert!(RULES.contains(&format!("metric = \"{}_{what}\"", pattern.code())), "{}", pattern.code());
+            assert_eq!(pattern.facts().direction == Direction::Both, pattern.facts().rw == "randrw");
+        }
+    }
+
+    #[test]
+    fn a_run_that_could_not_be_made_is_inconclusive() {
+        let missing = ProbeFailure::new(FailureKind::Missing, "fio is not installed");
+        assert_eq!(judged(ProbeOutput::Failed(missing)), ["inconclusive missing"]);
+        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[]), ["inconclusive empty"]);
+        let half = Measurements {
+            metrics: vec![Metric::new("randread_iops", data(), 9e4, Unit::OperationsPerSecond)],
+            ..Measurements::default()
+        };
+        let half = ProbeOutput::Text(serde_json::to_string(&half).unwrap());
+        assert_eq!(judged(half), ["inconclusive metric-missing"]);
+    }
+
+    #[test]
+    fn an_order_is_what_the_parameters_say() {
+        let default = order(&Params::new()).unwrap();
+        assert_eq!(default.places, [Place::Mount("/".to_owned())]);
+        assert_eq!((default.size, default.verify, default.timeout), (1 << 30, true, Span::from_secs(140)));
+        let set = order(&params(
+            "mounts = ['/data']\ndirectories = ['/var/tmp']\nsize = '64MiB'\npattern_time = '30s'\nrate = '500MB'",
+        ));
+        let set = set.unwrap();
+        assert_eq!(set.places, [Place::Mount("/data".to_owned()), Place::Directory("/var/tmp".to_owned())]);
+        assert_eq!((set.size, set.rate, set.timeout), (64 << 20, Some(500_000_000), Span::from_secs(680)));
+        let [Probe::Builtin { args, timeout, .. }] = &probes(&params("timeout = '1m'"))[..] else { panic!("one probe") };
+        assert_eq!(serde_json::from_str::<StorageOrder>(&args[0]).unwrap().timeout, Span::minutes(1));
+        assert!(*timeout > Span::minutes(2), "the test itself answers first");
+    }
+
+    #[test]
+    fn a_parameter_that_is_not_understood_is_told() {
+        for text in [
+            "mounts = '/data'",
+            "mounts = []",
+            "mounts = ['data']",
+            "size = '1kB'",
+            "size = '1 giga'",
+            "pattern_time = 5",
+            "pattern_time = '10ms'",
+            "verify = 'no'",
+            "rate = -1",
+            "iops = 0",
+            "iops = 'many'",
+            "sizes = '1GiB'",
+        ] {
+            let answer = judged_with(&CHECK, &params(text), None, &[measured(1.0, Vec::new())]);
+            assert_eq!(answer, ["inconclusive unparseable"], "{text}");
+            assert!(probes(&params(text)).is_empty(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_named_mount_is_shared_until_the_site_says_otherwise() {
+        let shares = |text: &str| {
+            let policy = Policy::over_defaults(text).unwrap();
+            let tests = Catalogue::built_in().tests(&policy);
+            tests.into_iter().find(|test| test.id.as_str() == "storage").map(|test| test.shares)
+        };
+        let mounts = "[tests.storage.params]\nmounts = [\"/data\"]\n";
+        assert_eq!(shares(mounts), None, "it waits to be switched on");
+        assert_eq!(shares("[tests.storage]\nenabled = true\n"), Some(Vec::new()));
+        assert_eq!(shares(&format!("[tests.storage]\nenabled = true\n{mounts}")), Some(vec!["/data".to_owned()]));
+        let local = format!("[tests.storage]\nenabled = true\nshares = []\n{mounts}");
+        assert_eq!(shares(&local), Some(Vec::new()));
+    }
+}

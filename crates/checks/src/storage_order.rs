@@ -1,0 +1,213 @@
+//! What the storage test is told to do: on which mounts, how much, how long. And its patterns, by the names under which
+//! results of the first storage tests of this kind are kept.
+//!
+//! The check writes the order, the test on the node reads it; it stands in the evidence as the probe's argument.
+
+use doctor_core::time::Span;
+use serde::{Deserialize, Serialize};
+
+/// One test.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StorageOrder {
+    pub places: Vec<Place>,
+    /// Bytes of each of the two sets of files. Where little is free the test takes less.
+    pub size: u64,
+    /// How long each pattern runs.
+    pub pattern_time: Span,
+    /// How long after its time a pass, or anything else on the mount, may take before it counts as stalled.
+    pub stall: Span,
+    /// Whether what is written is read back and compared.
+    pub verify: bool,
+    /// At most so many bytes a second in each direction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
+    /// At most so many operations a second in each direction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u64>,
+    /// Nothing new is begun after this long.
+    pub timeout: Span,
+}
+
+/// Where to test.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// Something must be mounted there: else another disk would be measured under its name.
+    Mount(String),
+    /// Any directory.
+    Directory(String),
+}
+
+impl Place {
+    pub fn path(&self) -> &str {
+        match self {
+            Self::Mount(path) | Self::Directory(path) => path,
+        }
+    }
+}
+
+/// How the mount is used for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pattern {
+    IodepthWrite1File,
+    IodepthRead1File,
+    NumjobsWriteNFiles,
+    NumjobsReadNFiles,
+    Randwrite,
+    Randread,
+    Randrw,
+}
+
+/// What a pattern does, as fio says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PatternFacts {
+    pub rw: &'static str,
+    /// Bytes.
+    pub block: u64,
+    pub depth: u32,
+    pub jobs: u32,
+    pub files: Files,
+    pub direction: Direction,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    Read,
+    Write,
+    /// 70 % of the operations read.
+    Both,
+}
+
+/// Which files a pattern works on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Files {
+    One,
+    /// One for each job.
+    Many,
+}
+
+impl Pattern {
+    /// In the order in which they run: what is read was written before, so that no time is spent on making files.
+    pub const ALL: &'static [Self] = &[
+        Self::IodepthWrite1File,
+        Self::IodepthRead1File,
+        Self::NumjobsWriteNFiles,
+        Self::NumjobsReadNFiles,
+        Self::Randwrite,
+        Self::Randread,
+        Self::Randrw,
+    ];
+
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::IodepthWrite1File => "iodepth_write_1file",
+            Self::IodepthRead1File => "iodepth_read_1file",
+            Self::NumjobsWriteNFiles => "numjobs_write_nfiles",
+            Self::NumjobsReadNFiles => "numjobs_read_nfiles",
+            Self::Randwrite => "randwrite",
+            Self::Randread => "randread",
+            Self::Randrw => "randrw",
+        }
+    }
+
+    pub const fn facts(self) -> PatternFacts {
+        let (rw, direction) = match self {
+            Self::IodepthWrite1File | Self::NumjobsWriteNFiles => ("write", Direction::Write),
+            Self::IodepthRead1File | Self::NumjobsReadNFiles => ("read", Direction::Read),
+            Self::Randwrite => ("randwrite", Direction::Write),
+            Self::Randread => ("randread", Direction::Read),
+            Self::Randrw => ("randrw", Direction::Both),
+        };
+        match self {
+            Self::IodepthWrite1File | Self::IodepthRead1File => {
+                PatternFacts { rw, block: 1 << 20, depth: 128, jobs: 1, files: Files::One, direction }
+            }
+            Self::NumjobsWriteNFiles | Self::NumjobsReadNFiles => {
+                PatternFacts { rw, block: 1 << 20, depth: 16, jobs: 8, files: Files::Many, direction }
+            }
+            Self::Randwrite | Self::Randread | Self::Randrw => {
+                PatternFacts { rw, block: 4 << 10, depth: 64, jobs: 1, files: Files::One, direction }
+            }
+        }
+    }
+}
+
+/// In the files of [`Files::Many`].
+pub const MANY: u64 = 8;
+/// What the verification pass writes and reads back, where there is room.
+const VERIFIED: u64 = 64 << 20;
+/// Of what is free the test takes at most one part in so many.
+const SHARE_OF_FREE: u64 = 10;
+/// A file system that does not say how much is free (ramfs) may take it from memory.
+const WITHOUT_BEING_TOLD: u64 = 256 << 20;
+/// Below this, nothing that is measured means anything.
+pub const LEAST_SIZE: u64 = 16 << 20;
+
+/// How much is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Of the one file, and of the many together.
+    pub set: u64,
+    pub verified: u64,
+}
+
+impl Sizes {
+    /// So much as was asked for and as there is room for; none where there is too little. The files of a set are
+    /// multiples of a block.
+    pub fn within(asked: u64, free: Option<u64>) -> Option<Self> {
+        // Two sets, and a quarter of one to verify.
+        let room = free.map_or(WITHOUT_BEING_TOLD, |free| free / SHARE_OF_FREE / 9 * 4);
+        let set = asked.min(room) / (MANY << 20) * (MANY << 20);
+        (set >= LEAST_SIZE).then(|| Self { set, verified: VERIFIED.min(set / 4) })
+    }
+
+    pub const fn needs_free() -> u64 {
+        LEAST_SIZE / 4 * 9 * SHARE_OF_FREE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_small_share_of_what_is_free_is_taken() {
+        const GIB: u64 = 1 << 30;
+        let of = |asked, free| Sizes::within(asked, free).map(|sizes| (sizes.set >> 20, sizes.verified >> 20));
+        assert_eq!(of(GIB, Some(100 * GIB)), Some((1024, 64)));
+        assert_eq!(of(GIB, Some(GIB)), Some((40, 10)));
+        assert_eq!(of(GIB, Some(300 << 20)), None);
+        assert_eq!(of(GIB, Some(0)), None);
+        assert_eq!(of(GIB, None), Some((256, 64)));
+        assert_eq!(of(16 << 20, Some(Sizes::needs_free() + (1 << 20))), Some((16, 4)));
+    }
+
+    #[test]
+    fn an_order_says_the_same_after_a_trip() {
+        let order = StorageOrder {
+            places: vec![Place::Mount("/data".to_owned()), Place::Directory("/var/tmp".to_owned())],
+            size: 1 << 30,
+            pattern_time: Span::from_secs(5),
+            stall: Span::from_secs(30),
+            verify: true,
+            rate: Some(500_000_000),
+            iops: None,
+            timeout: Span::minutes(3),
+        };
+        let text = serde_json::to_string(&order).unwrap();
+        assert!(text.starts_with(r#"{"places":[{"mount":"/data"},{"directory":"/var/tmp"}]"#), "{text}");
+        assert_eq!(serde_json::from_str::<StorageOrder>(&text).unwrap(), order);
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_than_a_tenth_of_what_is_free(asked: u64, free: u64) {
+            if let Some(sizes) = Sizes::within(asked, Some(free)) {
+                prop_assert!(sizes.set <= asked && sizes.set % (MANY << 20) == 0);
+                prop_assert!(2 * sizes.set + sizes.verified <= free / SHARE_OF_FREE);
+            }
+        }
+    }
+}

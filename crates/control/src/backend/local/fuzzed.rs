@@ -1,0 +1,23 @@
+//! Ways in for the fuzzer to the state files of this backend, which a job, an operator or a full disk may have changed.
+
+use doctor_checks::job_file::{JobFile, JobProcess};
+use doctor_core::node::ForeignMark;
+
+use super::{files, jobs::Decided, load, marks::Ours};
+
+/// As which of the state files these bytes would be taken.
+pub fn taken_as(bytes: &[u8]) -> Vec<&'static str> {
+    let kinds = [
+        ("job", files::parse::<JobFile>(bytes).is_ok()),
+        ("process", files::parse::<JobProcess>(bytes).is_ok()),
+        ("decision", files::parse::<Decided>(bytes).is_ok()),
+        ("our marks", files::parse::<Ours>(bytes).is_ok()),
+        ("foreign marks", files::parse::<Vec<ForeignMark>>(bytes).is_ok()),
+    ];
+    kinds.into_iter().filter_map(|(kind, fits)| fits.then_some(kind)).collect()
+}
+
+/// The load average that such a `/proc/loadavg` says.
+pub fn load(text: &str) -> Option<f64> {
+    load::one_minute(text)
+}

@@ -1,0 +1,265 @@
+//! Kernels: PTX that the driver compiles for the device it finds, and their launches.
+
+use std::{
+    ffi::{CString, c_int, c_void},
+    fmt, ptr, thread,
+};
+
+use super::{Buffer, CudaError, Gpu, TensorMap, symbols::Handle};
+
+/// `CU_JIT_ERROR_LOG_BUFFER` and the size of it: what the compiler says when it refuses.
+const JIT_ERROR_LOG: c_int = 5;
+const JIT_ERROR_LOG_BYTES: c_int = 6;
+const LOG_BYTES: usize = 8 << 10;
+
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+const MOST_SHARED: c_int = 8;
+
+/// Compiled kernels, loaded into a device.
+pub struct Module<'g> {
+    gpu: &'g Gpu<'g>,
+    handle: Handle,
+}
+
+impl fmt::Debug for Module<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Module")
+    }
+}
+
+impl<'c> Gpu<'c> {
+    /// Compiles and loads PTX.
+    pub fn module(&self, ptx: &str) -> Result<Module<'_>, CudaError> {
+        let handle = self.load(ptx)?.0;
+        Ok(Module { gpu: self, handle })
+    }
+
+    /// The same for several at once: compiling takes a second each, and the host has many processors.
+    pub fn modules(&self, sources: &[&str]) -> Result<Vec<Module<'_>>, CudaError> {
+        let this = Shared(self);
+        let loaded = thread::scope(|scope| {
+            let threads: Vec<_> = sources.iter().map(|ptx| scope.spawn(move || this.load_here(ptx))).collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("loading does not panic");
+            threads.into_iter().map(join).collect::<Vec<Result<Loaded, CudaError>>>()
+        });
+        // Those that did load are given back when another did not.
+        let modules = loaded.into_iter().map(|loaded| loaded.map(|Loaded(handle)| Module { gpu: self, handle }));
+        modules.collect()
+    }
+
+    fn load(&self, ptx: &str) -> Result<Loaded, CudaError> {
+        let text = CString::new(ptx).expect("PTX is text without a zero byte in it");
+        let mut log = vec![0u8; LOG_BYTES];
+        let mut options = [JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
+        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), LOG_BYTES as *mut c_void];
+        let mut handle = ptr::null_mut();
+        // SAFETY: the text ends with a zero; two options with two values, of which the first leads to a live buffer of
+        // the size that the second gives.
+        let code = unsafe {
+            (self.cuda.symbols.module_load)(
+                &raw mut handle,
+                text.as_ptr().cast(),
+                2,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        self.check("cuModuleLoadDataEx", code).map_err(|error| with_log(error, &log))?;
+        Ok(Loaded(handle))
+    }
+}
+
+/// A module of the driver's, which belongs to its context and to no thread.
+struct Loaded(Handle);
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Loaded {}
+
+/// A device for the threads that load modules into it.
+#[derive(Clone, Copy)]
+struct Shared<'a>(&'a Gpu<'a>);
+// SAFETY: the other threads use only the driver's functions and the context's handle, which any thread may, and make the
+// context their own before that.
+unsafe impl Send for Shared<'_> {}
+
+impl Shared<'_> {
+    fn load_here(self, ptx: &str) -> Result<Loaded, CudaError> {
+        // SAFETY: the context lives as long as the device that is borrowed here.
+        let code = unsafe { (self.0.cuda.symbols.context_set)(self.0.context) };
+        self.0.check("cuCtxSetCurrent", code)?;
+        self.0.load(ptx)
+    }
+}
+
+fn with_log(error: CudaError, log: &[u8]) -> CudaError {
+    let said = String::from_utf8_lossy(log);
+    let said = said.trim_end_matches('\0').lines().next().unwrap_or_default();
+    match error {
+        CudaError::Driver(mut error) if !said.is_empty() => {
+            error.name = format!("{}: {said}", error.name);
+            CudaError::Driver(error)
+        }
+        other => other,
+    }
+}
+
+impl Module<'_> {
+    pub fn function(&self, name: &str) -> Result<Function<'_>, CudaError> {
+        let text = CString::new(name).expect("a kernel's name has no zero byte in it");
+        let mut handle = ptr::null_mut();
+        let symbols = &self.gpu.cuda.symbols;
+        // SAFETY: a live variable, a loaded module, and a text that ends with a zero.
+        let code = unsafe { (symbols.module_function)(&raw mut handle, self.handle, text.as_ptr()) };
+        self.gpu.check("cuModuleGetFunction", code)?;
+        Ok(Function { gpu: self.gpu, handle })
+    }
+}
+
+impl Drop for Module<'_> {
+    fn drop(&mut self) {
+        // SAFETY: loaded by this context; its functions borrow it and are gone.
+        let _given_back = unsafe { (self.gpu.cuda.symbols.module_unload)(self.handle) };
+    }
+}
+
+/// One kernel.
+#[derive(Clone, Copy)]
+pub struct Function<'g> {
+    gpu: &'g Gpu<'g>,
+    handle: Handle,
+}
+
+impl fmt::Debug for Function<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Function")
+    }
+}
+
+/// How many blocks of how many threads, and the shared memory of each block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch {
+    pub grid: [u32; 3],
+    pub block: u32,
+    pub shared: u32,
+}
+
+impl Launch {
+    pub const fn of(grid: u32, block: u32) -> Self {
+        Self { grid: [grid, 1, 1], block, shared: 0 }
+    }
+
+    #[must_use]
+    pub const fn shared(mut self, bytes: u32) -> Self {
+        self.shared = bytes;
+        self
+    }
+}
+
+/// One argument of a kernel, in the order and of the types of its source.
+#[derive(Debug, Clone, Copy)]
+pub enum Argument<'a> {
+    Buffer(&'a Buffer<'a>),
+    /// An address within a buffer, or none.
+    Address(u64),
+    U32(u32),
+    U64(u64),
+    F32(f32),
+    Tensor(&'a TensorMap),
+}
+
+impl<'a> From<&'a Buffer<'a>> for Argument<'a> {
+    fn from(buffer: &'a Buffer<'a>) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
+impl From<u32> for Argument<'_> {
+    fn from(value: u32) -> Self {
+        Self::U32(value)
+    }
+}
+
+impl From<u64> for Argument<'_> {
+    fn from(value: u64) -> Self {
+        Self::U64(value)
+    }
+}
+
+impl From<f32> for Argument<'_> {
+    fn from(value: f32) -> Self {
+        Self::F32(value)
+    }
+}
+
+impl Function<'_> {
+    /// Lets a block have more shared memory than every device gives.
+    pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
+        let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+        // SAFETY: a function of a loaded module; too large a number is answered with an error.
+        let code = unsafe { (self.gpu.cuda.symbols.function_attribute)(self.handle, MOST_SHARED, bytes) };
+        self.gpu.check("cuFuncSetAttribute", code)
+    }
+
+    /// How many such blocks one multiprocessor holds at a time.
+    pub fn blocks_per_multiprocessor(&self, launch: Launch) -> Result<u32, CudaError> {
+        let mut blocks = 0;
+        let block = c_int::try_from(launch.block).unwrap_or(c_int::MAX);
+        // SAFETY: a live variable and a function of a loaded module.
+        let code = unsafe {
+            (self.gpu.cuda.symbols.blocks_per_multiprocessor)(
+                &raw mut blocks,
+                self.handle,
+                block,
+                launch.shared as usize,
+            )
+        };
+        self.gpu.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
+        Ok(u32::try_from(blocks).unwrap_or_default())
+    }
+
+    /// Asks for a run and does not wait.
+    ///
+    /// The arguments must be those of the kernel's source. That is not checked here: a kernel and its one caller stand
+    /// in this crate and are tested together on a GPU.
+    pub fn launch(&self, launch: Launch, arguments: &[Argument<'_>]) -> Result<(), CudaError> {
+        // The driver wants a pointer to each value; these live until the call returns, when it has copied them.
+        let values: Vec<u64> = arguments.iter().map(bits).collect();
+        let mut pointers: Vec<*mut c_void> = arguments
+            .iter()
+            .zip(&values)
+            .map(|(argument, value)| match argument {
+                Argument::Tensor(map) => map.as_ptr().cast_mut(),
+                _ => ptr::from_ref(value).cast_mut().cast(),
+            })
+            .collect();
+        let [x, y, z] = launch.grid;
+        // SAFETY: a function of a loaded module with as many live values as it takes, as said above. Buffers are borrowed
+        // here and given back only after the driver has waited for what uses them.
+        let code = unsafe {
+            (self.gpu.cuda.symbols.launch)(
+                self.handle,
+                x,
+                y,
+                z,
+                launch.block,
+                1,
+                1,
+                launch.shared,
+                ptr::null_mut(),
+                pointers.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        self.gpu.check("cuLaunchKernel", code)
+    }
+}
+
+/// The value's bytes, first in memory as every machine with such a GPU stores them.
+fn bits(argument: &Argument<'_>) -> u64 {
+    match argument {
+        Argument::Buffer(buffer) => buffer.address(),
+        Argument::Address(value) | Argument::U64(value) => *value,
+        Argument::U32(value) => u64::from(*value),
+        Argument::F32(value) => u64::from(value.to_bits()),
+        Argument::Tensor(_) => 0,
+    }
+}

@@ -1,0 +1,349 @@
+//! DCGM's health watches, from a host engine that runs already.
+//!
+//! The library only carries questions to the engine (`nv-hostengine`): none is started here, neither embedded nor as a
+//! process. Health watches that nobody has switched on are switched on and left on, because a check of watches that are
+//! off passes whatever is wrong. Sizes of structs and numbers are those of DCGM's public header, 3.x and 4.x; a version
+//! that does not agree refuses the struct by its first word, and that is told.
+
+use std::{
+    ffi::{CString, OsStr, c_char, c_int, c_uint},
+    net::{SocketAddr, TcpStream, ToSocketAddrs as _},
+    time::Duration,
+};
+
+use doctor_checks::{
+    dcgm_watch::{Answer, Incident, Watch},
+    gpu::bus_id,
+};
+use doctor_core::observation::{FailureKind, ProbeFailure};
+use libloading::Library;
+
+/// Newest first.
+pub const LIBRARIES: [&str; 2] = ["libdcgm.so.4", "libdcgm.so.3"];
+
+/// How long the engine may take to let us in, and to show that it is there at all.
+const CONNECT: Duration = Duration::from_secs(5);
+
+type Handle = usize;
+type Group = usize;
+
+/// Numbers of DCGM's header.
+const OK: c_int = 0;
+const VERSION_MISMATCH: c_int = -12;
+const ALL_GPUS: Group = 0x7fff_ffff;
+const ALL_SYSTEMS: c_uint = 0xffff_ffff;
+const MOST_GPUS: usize = 32;
+/// Incidents in a response: version 4 is DCGM 2 and 3, version 5 is DCGM 4.
+const INCIDENTS_4: usize = 64;
+const INCIDENTS_5: usize = 1024;
+
+#[repr(C)]
+struct ConnectParams {
+    version: c_uint,
+    persist_after_disconnect: c_uint,
+    timeout_ms: c_uint,
+    address_is_unix_socket: c_uint,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawIncident {
+    system: c_uint,
+    health: c_uint,
+    text: [u8; 1024],
+    error: c_uint,
+    entity_kind: c_uint,
+    entity: c_uint,
+}
+
+#[repr(C)]
+struct Response<const MOST: usize> {
+    version: c_uint,
+    overall: c_uint,
+    count: c_uint,
+    incidents: [RawIncident; MOST],
+}
+
+/// What DCGM knows of a GPU. Of all that, the bus id is wanted.
+#[repr(C)]
+struct Attributes {
+    version: c_uint,
+    clock_sets: [c_uint; 2 + 3 * 256],
+    thermals: [c_uint; 3],
+    power_limits: [c_uint; 6],
+    identifiers_version: c_uint,
+    brand: [u8; 256],
+    name: [u8; 256],
+    bus: [u8; 256],
+    serial_uuid_vbios_inforom: [u8; 4 * 256],
+    pci_ids: [c_uint; 2],
+    driver: [u8; 256],
+    virtualization: c_uint,
+    memory: [c_uint; 5],
+    settings: [c_uint; 4],
+}
+
+/// A struct's first word: its size and its version.
+const fn version<T>(number: usize) -> c_uint {
+    (size_of::<T>() | number << 24) as c_uint
+}
+
+/// What the watches of the engine at `address` say, as [`Watch::text`]. An empty `library` is looked for by its names.
+///
+/// # Errors
+/// `Missing` without the library, `Failed` with DCGM's number for all else.
+pub fn health(library: &OsStr, address: &str) -> Result<String, ProbeFailure> {
+    let dcgm = Dcgm::load(library)?;
+    if !is_listening(address)? {
+        return Ok(Watch::NoEngine.text());
+    }
+    let session = Session::open(&dcgm, address)?;
+    let watched = session.watched()?;
+    let mut answer = Answer { watched, gpus: session.gpus()?, ..Answer::default() };
+    if watched == 0 {
+        session.watch()?;
+    } else {
+        (answer.incidents, answer.cut) = session.incidents()?;
+    }
+    Ok(Watch::Asked(answer).text())
+}
+
+/// Whether somebody listens there. The library itself does not tell an engine that is not there from one that hangs.
+fn is_listening(address: &str) -> Result<bool, ProbeFailure> {
+    let failed = |error: std::io::Error| ProbeFailure::new(FailureKind::Failed, format!("{address}: {error}"));
+    let places: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
+    let mut refused = None;
+    for place in places {
+        match TcpStream::connect_timeout(&place, CONNECT) {
+            Ok(_) => return Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => refused = Some(()),
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    match refused {
+        Some(()) => Ok(false),
+        None => Err(ProbeFailure::new(FailureKind::Failed, format!("{address} is no address"))),
+    }
+}
+
+struct Dcgm {
+    library: Library,
+}
+
+impl Dcgm {
+    fn load(library: &OsStr) -> Result<Self, ProbeFailure> {
+        let names: Vec<&OsStr> =
+            if library.is_empty() { LIBRARIES.iter().map(OsStr::new).collect() } else { vec![library] };
+        let mut why = String::new();
+        for name in names {
+            // SAFETY: loading runs the library's initialisers. It is NVIDIA's, installed by root, and every program that
+            // uses DCGM does the same.
+            match unsafe { Library::new(name) } {
+                Ok(library) => return Ok(Self { library }),
+                Err(error) => why = format!("{} cannot be loaded: {error}", name.to_string_lossy()),
+            }
+        }
+        Err(ProbeFailure::new(FailureKind::Missing, why))
+    }
+
+    fn symbol<T: Copy>(&self, name: &str) -> Result<T, ProbeFailure> {
+        // SAFETY: each caller gives the function the type that DCGM's header gives it, and keeps it no longer than this.
+        let found = unsafe { self.library.get::<T>(name.as_bytes()) };
+        found
+            .map(|symbol| *symbol)
+            .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("DCGM's library has no {name}: {error}")))
+    }
+}
+
+/// Calls a function of the library, whose arguments are of the types that stand with them.
+macro_rules! call {
+    ($dcgm:expr, $function:ident ( $($argument:expr => $type:ty),* $(,)? )) => {{
+        let name = stringify!($function);
+        let function: unsafe extern "C" fn($($type),*) -> c_int = $dcgm.symbol(name)?;
+        // SAFETY: the function has the type that DCGM's header gives it, and pointers lead to live variables of the types
+        // and sizes that their first words say.
+        match unsafe { function($($argument),*) } {
+            OK => Ok(()),
+            code => Err((name, code)),
+        }
+    }};
+}
+
+fn told((function, code): (&str, c_int)) -> ProbeFailure {
+    let words = match code {
+        -3 => "a generic error",
+        -6 => "not supported",
+        -7 => "it cannot be initialised",
+        -11 => "it timed out",
+        VERSION_MISMATCH => "versions of library, engine and this program do not agree",
+        -17 | -29 => "no permission",
+        -18 => "a GPU is lost",
+        -19 => "a GPU needs a reset",
+        -21 => "the connection to the host engine is not valid",
+        -33 => "the module for health is not loaded",
+        -35 => "there is no GPU in its group",
+        -57 => "the driver timed out",
+        _ => "an error",
+    };
+    let kind = match code {
+        -11 | -57 => FailureKind::TimedOut,
+        -17 | -29 => FailureKind::Denied,
+        _ => FailureKind::Failed,
+    };
+    ProbeFailure::new(kind, format!("{function}: {words} (DCGM {code})"))
+}
+
+/// A connection to the engine.
+struct Session<'a> {
+    dcgm: &'a Dcgm,
+    handle: Handle,
+}
+
+impl<'a> Session<'a> {
+    fn open(dcgm: &'a Dcgm, address: &str) -> Result<Self, ProbeFailure> {
+        let no_address = |_| ProbeFailure::new(FailureKind::Failed, "the engine's address is no text of C");
+        let address = CString::new(address).map_err(no_address)?;
+        call!(dcgm, dcgmInit()).map_err(told)?;
+        let mut params = ConnectParams {
+            version: version::<ConnectParams>(2),
+            // What is watched stays watched: a look a quarter of an hour later wants to see it.
+            persist_after_disconnect: 1,
+            timeout_ms: CONNECT.as_millis() as c_uint,
+            address_is_unix_socket: 0,
+        };
+        let mut handle: Handle = 0;
+        let connected = call!(dcgm, dcgmConnect_v2(
+            address.as_ptr() => *const c_char, &mut params => *mut ConnectParams, &mut handle => *mut Handle
+        ));
+        match connected {
+            Ok(()) => Ok(Self { dcgm, handle }),
+            Err(error) => {
+                // Nobody is left to tell if it will not shut down.
+                let _closed = call!(dcgm, dcgmShutdown());
+                Err(told(error))
+            }
+        }
+    }
+
+    fn watched(&self) -> Result<u32, ProbeFailure> {
+        let mut systems: c_uint = 0;
+        call!(self.dcgm, dcgmHealthGet(
+            self.handle => Handle, ALL_GPUS => Group, &mut systems => *mut c_uint
+        ))
+        .map_err(told)?;
+        Ok(systems)
+    }
+
+    fn watch(&self) -> Result<(), ProbeFailure> {
+        call!(self.dcgm, dcgmHealthSet(
+            self.handle => Handle, ALL_GPUS => Group, ALL_SYSTEMS => c_uint
+        ))
+        .map_err(told)
+    }
+
+    fn gpus(&self) -> Result<Vec<(u32, String)>, ProbeFailure> {
+        let mut ids: [c_uint; MOST_GPUS] = [0; MOST_GPUS];
+        let mut count: c_int = 0;
+        call!(self.dcgm, dcgmGetAllDevices(
+            self.handle => Handle, ids.as_mut_ptr() => *mut c_uint, &mut count => *mut c_int
+        ))
+        .map_err(told)?;
+        let count = usize::try_from(count).unwrap_or(0).min(MOST_GPUS);
+        ids[..count].iter().map(|id| Ok((*id, self.bus(*id)?))).collect()
+    }
+
+    /// Empty where DCGM does not tell: the incident is told all the same, by DCGM's number.
+    fn bus(&self, gpu: c_uint) -> Result<String, ProbeFailure> {
+        // SAFETY: a struct of numbers and of arrays of numbers, for which zeroes are a value.
+        let mut attributes: Box<Attributes> = Box::new(unsafe { std::mem::zeroed() });
+        attributes.version = version::<Attributes>(3);
+        let answer = call!(self.dcgm, dcgmGetDeviceAttributes(
+            self.handle => Handle, gpu => c_uint, &mut *attributes => *mut Attributes
+        ));
+        Ok(answer.ok().and_then(|()| bus_id(&words(&attributes.bus))).unwrap_or_default())
+    }
+
+    fn incidents(&self) -> Result<(Vec<Incident>, bool), ProbeFailure> {
+        match self.check::<INCIDENTS_5>(5)? {
+            Err((_, VERSION_MISMATCH)) => self.check::<INCIDENTS_4>(4)?,
+            answer => answer,
+        }
+        .map_err(told)
+    }
+
+    /// What a response of this size and version says; a library of the other one refuses it.
+    #[expect(
+        clippy::type_complexity,
+        reason = "a refusal of the version is told apart from a library without the function"
+    )]
+    fn check<const MOST: usize>(
+        &self,
+        number: usize,
+    ) -> Result<Result<(Vec<Incident>, bool), (&'static str, c_int)>, ProbeFailure> {
+        // SAFETY: a struct of numbers and of arrays of numbers, for which zeroes are a value. A megabyte: not on the stack.
+        let mut response: Box<Response<MOST>> = unsafe { Box::new_zeroed().assume_init() };
+        response.version = version::<Response<MOST>>(number);
+        let answer = call!(self.dcgm, dcgmHealthCheck(
+            self.handle => Handle, ALL_GPUS => Group, &mut *response => *mut Response<MOST>
+        ));
+        let incident = |raw: &RawIncident| Incident {
+            kind: raw.entity_kind,
+            entity: raw.entity,
+            system: raw.system,
+            health: raw.health,
+            error: raw.error,
+            text: words(&raw.text),
+        };
+        Ok(answer.map(|()| {
+            let count = response.count as usize;
+            (response.incidents.iter().take(count).map(incident).collect(), count >= MOST)
+        }))
+    }
+
+    /// Errors on the way out change nothing of what was learnt.
+    fn close(&self) -> Result<(), ProbeFailure> {
+        let _disconnected = call!(self.dcgm, dcgmDisconnect(self.handle => Handle));
+        let _shut = call!(self.dcgm, dcgmShutdown());
+        Ok(())
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        let _closed = self.close();
+    }
+}
+
+/// A text of C in a buffer.
+fn words(buffer: &[u8]) -> String {
+    let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
+    String::from_utf8_lossy(&buffer[..end]).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structs_have_the_sizes_of_dcgms_header() {
+        assert_eq!(version::<ConnectParams>(2), 2 << 24 | 16);
+        assert_eq!(size_of::<RawIncident>(), 4 + 4 + 1024 + 4 + 4 + 4);
+        assert_eq!(version::<Response<INCIDENTS_4>>(4), 4 << 24 | (12 + 64 * 1044));
+        assert_eq!(version::<Response<INCIDENTS_5>>(5), 5 << 24 | (12 + 1024 * 1044));
+        assert_eq!(size_of::<Attributes>(), 4 + 3080 + 12 + 24 + 2064 + 20 + 16);
+        assert_eq!(std::mem::offset_of!(Attributes, bus), 3636);
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_is_told_by_its_name() {
+        let failure = health(OsStr::new("libdoctor-has-none.so.4"), "127.0.0.1:1").unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Missing);
+        assert!(failure.text.contains("libdoctor-has-none.so.4"), "{}", failure.text);
+    }
+
+    #[test]
+    fn an_address_where_nobody_listens_is_told_from_one_that_is_none() {
+        assert_eq!(is_listening("127.0.0.1:1"), Ok(false));
+        assert!(is_listening("no port").is_err());
+    }
+}

@@ -1,0 +1,231 @@
+//! The negative control: whether the test still sees errors.
+//!
+//! A checker that has lost its sight passes everything. So errors are planted in device memory by kernels that have
+//! nothing to do with the checkers, the checkers run exactly as they always do, and every error must be found where it
+//! was put. Without that the run says nothing about the GPU.
+
+use std::collections::BTreeSet;
+
+use super::{
+    layers::{self, Layers, Pass, PlantedError, Replicas},
+    memory::{MemoryTester, Pattern},
+    products::Product,
+};
+use crate::cuda::{CudaError, Gpu};
+
+/// A kind of error, as hardware makes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Planted {
+    /// A value is lost: zero stands in its place.
+    Zero,
+    BitFlip,
+    NotANumber,
+    /// The same wrong value in every repeat, which comparing repeats would never show.
+    Repeated,
+}
+
+impl Planted {
+    pub const ALL: &[Self] = &[Self::Zero, Self::BitFlip, Self::NotANumber, Self::Repeated];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Zero => "zero",
+            Self::BitFlip => "bit-flip",
+            Self::NotANumber => "nan",
+            Self::Repeated => "repeated",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|planted| planted.name() == name)
+    }
+
+    /// As `plant_words` and `plant_numbers` have it.
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::Zero => 0,
+            Self::BitFlip => 1,
+            Self::NotANumber => 2,
+            Self::Repeated => 3,
+        }
+    }
+}
+
+/// What came of planted errors.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Trial {
+    pub planted: u64,
+    pub caught: u64,
+    /// Places that were said to be wrong and were not.
+    pub false_alarms: u64,
+}
+
+impl Trial {
+    pub const fn is_clear(self) -> bool {
+        self.planted > 0 && self.caught == self.planted && self.false_alarms == 0
+    }
+
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            planted: self.planted + other.planted,
+            caught: self.caught + other.caught,
+            false_alarms: self.false_alarms + other.false_alarms,
+        }
+    }
+}
+
+/// A sequence that looks random and is always the same.
+#[derive(Debug)]
+struct Places(u64);
+
+impl Places {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((u128::from(self.0) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+/// Of a product's rows, this many get an error at a time: few enough that untouched rows lie between them.
+const ROWS_AT_A_TIME: u32 = 1024;
+
+/// Plants at least `count` errors into products, at most one in a row, and counts the rows that the check names.
+pub fn products(product: &Product<'_>, kind: Planted, count: u64, seed: u64) -> Result<Trial, CudaError> {
+    let mut trial = Trial::default();
+    let mut places = Places(seed);
+    let shape = product.shape;
+    let at_a_time = ROWS_AT_A_TIME.min(shape.m / 2);
+    while trial.planted < count {
+        let step = shape.m / at_a_time;
+        let planted: Vec<_> = (0..at_a_time)
+            .map(|row| {
+                (row * step * shape.n + places.below(shape.n.into()) as u32, kind.code(), places.below(32) as u32)
+            })
+            .collect();
+        // The same error twice over: both times it must be seen.
+        let repeats = if kind == Planted::Repeated { 2 } else { 1 };
+        for _ in 0..repeats {
+            product.multiply()?;
+            let changed = product.plant(&planted)?;
+            product.check()?;
+            let flagged: BTreeSet<u32> = product.take_wrong_rows()?.into_iter().collect();
+            let expected: BTreeSet<u32> = planted
+                .iter()
+                .zip(changed)
+                .filter(|(_, changed)| *changed)
+                .map(|((place, ..), _)| place / shape.n)
+                .collect();
+            trial = trial.and(Trial {
+                planted: expected.len() as u64,
+                caught: expected.intersection(&flagged).count() as u64,
+                false_alarms: flagged.difference(&expected).count() as u64,
+            });
+        }
+    }
+    // And the way from a wrong row to the wrong number in it.
+    let place = places.below(u64::from(shape.m) * u64::from(shape.n)) as u32;
+    product.multiply()?;
+    if product.plant(&[(place, Planted::BitFlip.code(), 9)])? == [true] {
+        product.check()?;
+        let rows = product.take_wrong_rows()?;
+        let found = match rows.as_slice() {
+            [row] => product.locate(*row)?,
+            _ => Vec::new(),
+        };
+        let right = matches!(found.as_slice(), [wrong] if wrong.row * shape.n + wrong.column == place);
+        trial = trial.and(Trial { planted: 1, caught: right.into(), false_alarms: 0 });
+    }
+    Ok(trial)
+}
+
+/// Plants `count` errors into words of memory and counts those that are found where they are.
+pub fn memory(
+    gpu: &Gpu<'_>,
+    tester: &MemoryTester<'_>,
+    kind: Planted,
+    count: u64,
+    seed: u64,
+) -> Result<Trial, CudaError> {
+    let pattern = Pattern::random(seed);
+    let buffer = gpu.allocate(64 << 20)?;
+    let words = (buffer.bytes() / 8) as u64;
+    let mut places = Places(seed);
+    let chosen: BTreeSet<u64> = (0..count).map(|_| places.below(words)).collect();
+    let planted: Vec<_> = chosen.iter().map(|&place| (place, kind.code(), 0xdead_beef_0bad_f00d ^ place)).collect();
+    let repeats = if kind == Planted::Repeated { 2 } else { 1 };
+    let mut trial = Trial::default();
+    for _ in 0..repeats {
+        tester.fill(pattern, &buffer)?;
+        tester.plant(&buffer, &planted)?;
+        tester.verify(pattern, &buffer)?;
+        let (_, wrong) = tester.take_found(pattern, std::slice::from_ref(&buffer))?;
+        let flagged: BTreeSet<u64> = wrong.iter().map(|wrong| wrong.offset / 8).collect();
+        trial = trial.and(Trial {
+            planted: chosen.len() as u64,
+            caught: chosen.intersection(&flagged).count() as u64,
+            false_alarms: flagged.difference(&chosen).count() as u64,
+        });
+    }
+    Ok(trial)
+}
+
+/// Plants errors into the outputs of layers, in every replica of every pass, at least `count` of each kind, and counts the
+/// replicas that are said to be wrong.
+pub fn layers(layers: &Layers<'_>, kinds: &[Planted], count: u64) -> Result<Trial, CudaError> {
+    let mut trial = Trial::default();
+    for &kind in kinds {
+        let mut places = Places(kind.code().into());
+        let mut of_kind = Trial::default();
+        while of_kind.planted < count {
+            of_kind = of_kind.and(layers_once(layers, kind, &mut places)?);
+        }
+        trial = trial.and(of_kind);
+    }
+    Ok(trial)
+}
+
+fn layers_once(layers: &Layers<'_>, kind: Planted, places: &mut Places) -> Result<Trial, CudaError> {
+    let replicas = layers.replicas();
+    let mut planted = Vec::new();
+    for pass in Pass::ALL {
+        let numbers = pass.known().numbers as u64;
+        let error = |places: &mut Places| match kind {
+            Planted::Zero => PlantedError::Lost,
+            Planted::BitFlip | Planted::Repeated => PlantedError::Flipped { bit: places.below(32) as u32 },
+            Planted::NotANumber => PlantedError::NotANumber,
+        };
+        if kind == Planted::Repeated {
+            let error = error(places);
+            planted.push(layers::Planted {
+                pass,
+                replicas: Replicas::All,
+                place: places.below(numbers) as usize,
+                error,
+            });
+        } else {
+            planted.extend((0..replicas).map(|replica| {
+                let error = error(places);
+                let replicas = Replicas::One(replica);
+                layers::Planted { pass, replicas, place: places.below(numbers) as usize, error }
+            }));
+        }
+    }
+    let report = layers.run(1, &planted)?;
+    let mut trial = Trial::default();
+    for pass in &report.passes {
+        let of_pass = planted.iter().zip(&report.planted_changed).filter(|(one, _)| one.pass == pass.pass);
+        let changed = of_pass.filter(|(_, changed)| **changed).flat_map(|(one, _)| match one.replicas {
+            Replicas::One(replica) => replica..replica + 1,
+            Replicas::All => 0..replicas,
+        });
+        let chosen: BTreeSet<usize> = changed.collect();
+        // The first replica is also held against the reference, where no NaN is ever within the tolerance.
+        let blind = kind == Planted::NotANumber && pass.deviation.is_allowed();
+        trial = trial.and(Trial {
+            planted: chosen.len() as u64,
+            caught: if blind { 0 } else { chosen.intersection(&pass.flagged).count() as u64 },
+            false_alarms: pass.flagged.difference(&chosen).count() as u64,
+        });
+    }
+    Ok(trial)
+}

@@ -1,0 +1,93 @@
+//! Copies between host and device, within a device and between devices: how fast, and whether what arrives is what left.
+
+use super::memory::{MemoryTester, Pattern, word_at};
+use crate::cuda::{CudaError, Gpu, HostBuffer};
+
+/// Bytes a second, and how many 64-bit words arrived wrong.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Copied {
+    pub rate: f64,
+    pub wrong: u64,
+}
+
+/// How the copies of one GPU did.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct CopyReport {
+    pub to_device: Copied,
+    pub to_host: Copied,
+    pub on_device: Copied,
+}
+
+/// Long enough for the full rate of PCIe 5, short enough to pin quickly.
+const BYTES: usize = 128 << 20;
+const REPEATS: usize = 5;
+
+/// Runs the three kinds of copies that need no other GPU.
+pub fn run<'g>(gpu: &'g Gpu<'g>, tester: &MemoryTester<'g>) -> Result<CopyReport, CudaError> {
+    let mut host = gpu.allocate_host(BYTES / 8)?;
+    Ok(CopyReport {
+        to_device: to_device(gpu, tester, &mut host)?,
+        to_host: to_host(gpu, tester, &mut host)?,
+        on_device: on_device(gpu, tester)?,
+    })
+}
+
+fn to_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>, host: &mut HostBuffer<'_>) -> Result<Copied, CudaError> {
+    let (device, pattern) = (gpu.allocate(BYTES)?, Pattern::random(1));
+    for (index, word) in host.iter_mut().enumerate() {
+        *word = word_at(device.address() + index as u64 * 8, pattern);
+    }
+    let rate = median_rate(BYTES, || gpu.timed(|| device.load(host)))?;
+    tester.verify(pattern, &device)?;
+    Ok(Copied { rate, wrong: tester.take_found(pattern, &[device])?.0 })
+}
+
+fn to_host(gpu: &Gpu<'_>, tester: &MemoryTester<'_>, host: &mut HostBuffer<'_>) -> Result<Copied, CudaError> {
+    let (device, pattern) = (gpu.allocate(BYTES)?, Pattern::random(2));
+    tester.fill(pattern, &device)?;
+    let rate = median_rate(BYTES, || gpu.timed(|| device.store(host)))?;
+    gpu.synchronize()?;
+    let right = |(index, word): (usize, &u64)| *word == word_at(device.address() + index as u64 * 8, pattern);
+    Ok(Copied { rate, wrong: host.iter().enumerate().filter(|word| !right(*word)).count() as u64 })
+}
+
+/// What a word must be depends on its address: after the way there and back it must be right where it came from.
+fn on_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<Copied, CudaError> {
+    // Well beyond the cache.
+    let bytes = 16 * BYTES;
+    let (here, there, pattern) = (gpu.allocate(bytes)?, gpu.allocate(bytes)?, Pattern::random(3));
+    tester.fill(pattern, &here)?;
+    // Each byte is read and written.
+    let rate = median_rate(2 * bytes, || gpu.timed(|| there.copy_from(&here, bytes)))?;
+    here.fill(0)?;
+    here.copy_from(&there, bytes)?;
+    tester.verify(pattern, &here)?;
+    Ok(Copied { rate, wrong: tester.take_found(pattern, &[here])?.0 })
+}
+
+/// From one GPU to another and back. Both are open on this thread; `testers` belong to them.
+pub fn between(from: &MemoryTester<'_>, to: &MemoryTester<'_>) -> Result<Copied, CudaError> {
+    let (near, far, pattern) = (from.gpu(), to.gpu(), Pattern::random(4));
+    far.make_current()?;
+    far.open_to(near)?;
+    let there = far.allocate(BYTES)?;
+    near.make_current()?;
+    near.open_to(far)?;
+    let here = near.allocate(BYTES)?;
+    from.fill(pattern, &here)?;
+    let rate = median_rate(BYTES, || near.timed(|| there.copy_from_peer(&here, BYTES)))?;
+    here.fill(0)?;
+    here.copy_from_peer(&there, BYTES)?;
+    from.verify(pattern, &here)?;
+    let wrong = from.take_found(pattern, std::slice::from_ref(&here))?.0;
+    Ok(Copied { rate, wrong })
+}
+
+fn median_rate(bytes: usize, mut copy: impl FnMut() -> Result<f64, CudaError>) -> Result<f64, CudaError> {
+    // The first one also pays for the way being opened.
+    copy()?;
+    let mut rates =
+        (0..REPEATS).map(|_| copy().map(|seconds| bytes as f64 / seconds)).collect::<Result<Vec<_>, _>>()?;
+    rates.sort_by(f64::total_cmp);
+    Ok(rates[REPEATS / 2])
+}

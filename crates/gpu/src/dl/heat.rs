@@ -1,0 +1,132 @@
+//! Load until the GPU is as warm as it gets, with every product checked: some errors come only with heat, and a cooler that
+//! fails shows only then.
+
+use std::{
+    ffi::OsStr,
+    time::{Duration, Instant},
+};
+
+use super::products::Product;
+use crate::{
+    cuda::{CudaError, Gpu},
+    nvml::Nvml,
+};
+
+/// What the driver said at one moment under load.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Sample {
+    /// Since the load began.
+    pub seconds: f64,
+    pub celsius: Option<f64>,
+    pub watts: Option<f64>,
+    pub megahertz: Option<f64>,
+    /// Bits of NVML's clock event reasons.
+    pub reasons: Option<u64>,
+}
+
+/// How the GPU did under load.
+#[derive(Debug, Clone, Default)]
+pub struct HeatReport {
+    pub samples: Vec<Sample>,
+    pub seconds: f64,
+    /// Products and checks together, over the last third, when it is warm.
+    pub flop_per_s: f64,
+    /// Each of them checked; the rows that were wrong wait on the device.
+    pub products: u64,
+    /// Whether the temperature had stopped rising.
+    pub plateau: bool,
+}
+
+/// Reasons for low clocks that are faults: the hardware slows down (8), for heat (64, in software 32), by the power brake
+/// (128). That the power limit is reached (4) is how a GPU under full load is meant to run.
+pub const FAULTY_REASONS: u64 = 8 | 32 | 64 | 128;
+
+/// Warm enough when it has risen by no more than this over the window.
+const RISE: f64 = 1.0;
+const WINDOW: f64 = 5.0;
+const LEAST: f64 = 8.0;
+
+/// Runs products one after the other, each with its check, until the temperature stands still or the time is over.
+pub fn run(
+    gpu: &Gpu<'_>,
+    product: &Product<'_>,
+    nvml: &OsStr,
+    bus: &str,
+    most: Duration,
+) -> Result<HeatReport, CudaError> {
+    let driver = Nvml::open(nvml).ok();
+    let once = gpu.timed(|| round(product))?;
+    let batch = (0.1 / once).clamp(1.0, 10_000.0) as u32;
+    let began = Instant::now();
+    let mut report = HeatReport::default();
+    let mut rates = Vec::new();
+    while began.elapsed() < most {
+        let seconds = gpu.timed(|| (0..batch).try_for_each(|_| round(product)))?;
+        rates.push(product.shape.flop() * f64::from(batch) / seconds);
+        report.products += u64::from(batch);
+        let seconds = began.elapsed().as_secs_f64();
+        report.samples.push(sample(driver.as_ref(), bus, seconds));
+        if is_plateau(&report.samples) {
+            report.plateau = true;
+            break;
+        }
+    }
+    report.seconds = began.elapsed().as_secs_f64();
+    let warm = &rates[rates.len() - rates.len().div_ceil(3)..];
+    report.flop_per_s = if warm.is_empty() { 0.0 } else { warm.iter().sum::<f64>() / warm.len() as f64 };
+    Ok(report)
+}
+
+fn round(product: &Product<'_>) -> Result<(), CudaError> {
+    product.multiply()?;
+    product.check()
+}
+
+fn sample(driver: Option<&Nvml>, bus: &str, seconds: f64) -> Sample {
+    let fields = ["temperature.gpu", "power.draw", "clocks.sm", "clocks_event_reasons.active"].map(str::to_owned);
+    let answer = driver.map(|driver| driver.answer(&fields, Vec::new()));
+    let gpu = answer.as_ref().and_then(|answer| answer.gpus.iter().find(|gpu| gpu.bus == bus));
+    let number = |name: &str| gpu.and_then(|gpu| gpu.number(name));
+    Sample {
+        seconds,
+        celsius: number("temperature.gpu"),
+        watts: number("power.draw"),
+        megahertz: number("clocks.sm"),
+        reasons: number("clocks_event_reasons.active").map(|mask| mask as u64),
+    }
+}
+
+fn is_plateau(samples: &[Sample]) -> bool {
+    let Some(last) = samples.last() else { return false };
+    if last.seconds < LEAST {
+        return false;
+    }
+    let window = samples.iter().filter(|sample| sample.seconds >= last.seconds - WINDOW);
+    let (low, high) = window
+        .filter_map(|sample| sample.celsius)
+        .fold((f64::MAX, f64::MIN), |(low, high), celsius| (low.min(celsius), high.max(celsius)));
+    low <= high && high - low <= RISE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(celsius: impl Fn(f64) -> Option<f64>) -> Vec<Sample> {
+        let at = |tenth: u32| f64::from(tenth) / 10.0;
+        (0..150).map(|tenth| Sample { seconds: at(tenth), celsius: celsius(at(tenth)), ..Sample::default() }).collect()
+    }
+
+    #[test]
+    fn a_temperature_that_stands_still_is_a_plateau_and_one_that_rises_is_none() {
+        assert!(is_plateau(&samples(|_| Some(60.0))));
+        assert!(is_plateau(&samples(|seconds| Some(if seconds < 9.0 { 40.0 + seconds } else { 50.0 }))));
+        assert!(!is_plateau(&samples(|seconds| Some(40.0 + seconds))));
+    }
+
+    #[test]
+    fn a_temperature_that_nobody_knows_is_no_plateau() {
+        assert!(!is_plateau(&samples(|_| None)));
+        assert!(!is_plateau(&[]));
+    }
+}

@@ -1,0 +1,50 @@
+//! The layers as the kernels compute them, in single precision, operation by operation: the bits that every right GPU
+//! must give. Read each function beside the kernel of its name.
+//!
+//! That is possible because the kernels use no operation whose result IEEE 754 leaves open. The tests hold these
+//! bits against the reference in double precision; the fingerprints of [`super::passes`] are theirs.
+
+mod functions;
+mod matrices;
+mod points;
+mod rows;
+
+use super::passes::Pass;
+
+/// All outputs of a pass, in the order of memory.
+pub fn outputs(pass: Pass) -> Vec<f32> {
+    match pass {
+        Pass::LinearForward => matrices::linear_forward(),
+        Pass::LinearBackward => matrices::linear_backward(),
+        Pass::Conv2dForward => matrices::conv2d_forward(),
+        Pass::Conv2dBackward => matrices::conv2d_backward(),
+        Pass::LayerNormForward => rows::layernorm_forward(),
+        Pass::LayerNormBackward => rows::layernorm_backward(),
+        Pass::RmsNormForward => rows::rmsnorm_forward(),
+        Pass::RmsNormBackward => rows::rmsnorm_backward(),
+        Pass::SoftmaxForward => rows::softmax_forward(),
+        Pass::SoftmaxBackward => rows::softmax_backward(),
+        Pass::CrossEntropyForward => rows::cross_entropy_forward(),
+        Pass::CrossEntropyBackward => rows::cross_entropy_backward(),
+        Pass::GeluForward => points::gelu_forward(),
+        Pass::GeluBackward => points::gelu_backward(),
+        Pass::AttentionForward => matrices::attention_forward(),
+        Pass::AttentionBackward => matrices::attention_backward(),
+        Pass::EmbeddingForward => points::embedding_forward(),
+        Pass::EmbeddingBackward => points::embedding_backward(),
+        Pass::AdamStep => points::adam_step(),
+    }
+}
+
+/// One number for all bits and their places; the kernel `fingerprint` says why.
+pub fn fingerprint(numbers: &[f32]) -> u64 {
+    numbers.iter().zip(0u64..).fold(0, |sum, (number, place)| {
+        let mut x = place << 32 | u64::from(number.to_bits());
+        x ^= x >> 32;
+        x = x.wrapping_mul(0xd6e8_feb8_6659_fd93);
+        x ^= x >> 32;
+        x = x.wrapping_mul(0xd6e8_feb8_6659_fd93);
+        x ^= x >> 32;
+        sum.wrapping_add(x)
+    })
+}

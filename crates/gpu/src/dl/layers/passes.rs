@@ -1,0 +1,252 @@
+//! The passes: each layer's forward and backward kernel, how many numbers it gives, how far they may be from the truth,
+//! and the fingerprint of the right ones.
+
+use std::fmt;
+
+use super::problem::{Layer, sizes::*};
+
+/// One kernel of the test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pass {
+    LinearForward,
+    LinearBackward,
+    Conv2dForward,
+    Conv2dBackward,
+    LayerNormForward,
+    LayerNormBackward,
+    RmsNormForward,
+    RmsNormBackward,
+    SoftmaxForward,
+    SoftmaxBackward,
+    GeluForward,
+    GeluBackward,
+    AttentionForward,
+    AttentionBackward,
+    EmbeddingForward,
+    EmbeddingBackward,
+    CrossEntropyForward,
+    CrossEntropyBackward,
+    AdamStep,
+}
+
+/// How far an output may be from its reference: `absolute + relative * |reference|`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tolerance {
+    pub absolute: f64,
+    pub relative: f64,
+}
+
+/// What one rounding in single precision may change, in parts of the number.
+const UNIT: f64 = 1.0 / 16_777_216.0;
+
+impl Tolerance {
+    /// Nothing is rounded.
+    const EXACT: Self = Self { absolute: 0.0, relative: 0.0 };
+
+    /// In roundings of numbers of size 1 and of the output's own size.
+    const fn roundings(absolute: f64, relative: f64) -> Self {
+        Self { absolute: absolute * UNIT, relative: relative * UNIT }
+    }
+
+    /// A sum of `root`² terms whose sizes sum up to `size`. Roundings go up as often as down, so their sum grows as the
+    /// root of their number.
+    const fn sum(root: f64, size: f64) -> Self {
+        Self::roundings(root * size, 0.0)
+    }
+
+    pub fn allows(self, expected: f64) -> f64 {
+        self.relative.mul_add(expected.abs(), self.absolute)
+    }
+}
+
+/// What is known of a pass beforehand.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Known {
+    /// The kernel's name, and the pass's in reports.
+    pub name: &'static str,
+    /// Outputs of one replica.
+    pub numbers: usize,
+    pub tolerance: Tolerance,
+    /// Of the right outputs, on every architecture.
+    pub fingerprint: u64,
+}
+
+const fn known(name: &'static str, numbers: usize, tolerance: Tolerance, fingerprint: u64) -> Known {
+    Known { name, numbers, tolerance, fingerprint }
+}
+
+impl Pass {
+    pub const ALL: [Self; 19] = [
+        Self::LinearForward,
+        Self::LinearBackward,
+        Self::Conv2dForward,
+        Self::Conv2dBackward,
+        Self::LayerNormForward,
+        Self::LayerNormBackward,
+        Self::RmsNormForward,
+        Self::RmsNormBackward,
+        Self::SoftmaxForward,
+        Self::SoftmaxBackward,
+        Self::GeluForward,
+        Self::GeluBackward,
+        Self::AttentionForward,
+        Self::AttentionBackward,
+        Self::EmbeddingForward,
+        Self::EmbeddingBackward,
+        Self::CrossEntropyForward,
+        Self::CrossEntropyBackward,
+        Self::AdamStep,
+    ];
+
+    pub const fn known(self) -> Known {
+        use Tolerance as T;
+        match self {
+            // Small multiples of 1/16: all sums are exact.
+            Self::LinearForward => known("linear_forward", LINEAR_Y, T::EXACT, 0x0bfe_a20a_2806_7bb1),
+            Self::LinearBackward => {
+                known("linear_backward", LINEAR_X + LINEAR_W + LINEAR_OUTPUTS, T::EXACT, 0x48d0_1a49_5b38_7c7a)
+            }
+            // 72 products and the bias.
+            Self::Conv2dForward => known("conv2d_forward", CONV_Y, T::sum(8.6, 16.0), 0xbbc3_b043_11b9_711f),
+            // The gradient of a weight is the longest: a product for each of 512 points.
+            Self::Conv2dBackward => {
+                known("conv2d_backward", CONV_X + CONV_W + CONV_OUTPUTS, T::sum(22.7, 160.0), 0x83a8_f75c_4b63_9899)
+            }
+            // The mean and the deviation are sums over 512 columns and go into numbers of at most 5.
+            Self::LayerNormForward => known("layernorm_forward", NORM_X, T::sum(22.7, 5.0), 0xee63_f63f_8eff_2144),
+            // The gradient of gamma sums such numbers over 128 rows.
+            Self::LayerNormBackward => {
+                known("layernorm_backward", NORM_X + 2 * NORM_COLUMNS, T::sum(22.7, 64.0), 0x01de_fa30_bf33_dd2e)
+            }
+            Self::RmsNormForward => known("rmsnorm_forward", NORM_X, T::sum(22.7, 5.0), 0x8d2c_7c13_c9f7_a27a),
+            Self::RmsNormBackward => {
+                known("rmsnorm_backward", NORM_X + NORM_COLUMNS, T::sum(22.7, 64.0), 0x03e0_052b_6b04_ff80)
+            }
+            // A quotient by a sum over 512 columns, with a few roundings in each exponential.
+            Self::SoftmaxForward => known("softmax_forward", SOFTMAX_X, T::roundings(0.0, 32.0), 0x6077_e8a1_d073_1181),
+            // No share is over 1/50, and what it is multiplied with comes of such a sum.
+            Self::SoftmaxBackward => known("softmax_backward", SOFTMAX_X, T::sum(22.7, 0.04), 0xc0a9_f77a_3b76_c19a),
+            // The exponent goes up to 11 and is rounded three times: so much is the exponential off, in parts of itself.
+            Self::GeluForward => known("gelu_forward", GELU_NUMBERS, T::roundings(0.0, 48.0), 0x71e3_a544_91b3_f9b8),
+            // The same, where the slope goes through zero.
+            Self::GeluBackward => known("gelu_backward", GELU_NUMBERS, T::roundings(48.0, 0.0), 0x36fb_7904_31e5_65cc),
+            // Scores are sums of 32 products and up to 6 large, sums over up to 64 shares follow.
+            Self::AttentionForward => {
+                known("attention_forward", ATTENTION_X, T::roundings(64.0, 0.0), 0xcef9_efa3_6c72_0744)
+            }
+            // The same once more, times numbers up to 4.
+            Self::AttentionBackward => {
+                known("attention_backward", 3 * ATTENTION_X, T::roundings(256.0, 0.0), 0x80e8_7d1f_746b_4dd1)
+            }
+            // A copy.
+            Self::EmbeddingForward => known("embedding_forward", EMBEDDING_Y, T::EXACT, 0xefc2_cdde_262d_fe19),
+            // No word comes more than 9 times.
+            Self::EmbeddingBackward => {
+                known("embedding_backward", EMBEDDING_TABLE, T::sum(3.0, 9.0), 0xac39_5451_c731_5e1f)
+            }
+            // A logarithm of a sum and an input, up to 16.
+            Self::CrossEntropyForward => {
+                known("cross_entropy_forward", ENTROPY_ROWS, T::roundings(32.0, 4.0), 0x00b2_47d2_4495_9bee)
+            }
+            Self::CrossEntropyBackward => {
+                known("cross_entropy_backward", ENTROPY_X, T::roundings(0.0, 48.0), 0xf82a_ee41_3cf3_de76)
+            }
+            // A few roundings of numbers up to 1, and a quotient of them times the rate.
+            Self::AdamStep => known("adam_step", 3 * ADAM_NUMBERS, T::roundings(4.0, 4.0), 0x52e0_15bf_c9c9_8a2d),
+        }
+    }
+
+    pub const fn layer(self) -> Layer {
+        match self {
+            Self::LinearForward | Self::LinearBackward => Layer::Linear,
+            Self::Conv2dForward | Self::Conv2dBackward => Layer::Conv2d,
+            Self::LayerNormForward | Self::LayerNormBackward => Layer::LayerNorm,
+            Self::RmsNormForward | Self::RmsNormBackward => Layer::RmsNorm,
+            Self::SoftmaxForward | Self::SoftmaxBackward => Layer::Softmax,
+            Self::GeluForward | Self::GeluBackward => Layer::Gelu,
+            Self::AttentionForward | Self::AttentionBackward => Layer::Attention,
+            Self::EmbeddingForward | Self::EmbeddingBackward => Layer::Embedding,
+            Self::CrossEntropyForward | Self::CrossEntropyBackward => Layer::CrossEntropy,
+            Self::AdamStep => Layer::Adam,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        self.known().name
+    }
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt::Write, thread};
+
+    use super::*;
+    use crate::dl::layers::{compare::Deviation, exact, reference};
+
+    const SOURCES: [&str; 3] = [
+        include_str!("../../../kernels/layers_matrices.cuh"),
+        include_str!("../../../kernels/layers_points.cuh"),
+        include_str!("../../../kernels/layers_rows.cuh"),
+    ];
+
+    #[test]
+    fn every_kernel_has_its_pass() {
+        let lines = SOURCES.into_iter().flat_map(str::lines);
+        let kernels: Vec<&str> =
+            lines.filter_map(|line| line.strip_prefix("LAYER(")?.split_once(')')).map(|(name, _)| name).collect();
+        for pass in Pass::ALL {
+            assert!(kernels.contains(&pass.name()), "the kernels have no {pass}");
+        }
+        assert_eq!(kernels.len(), Pass::ALL.len());
+    }
+
+    #[test]
+    fn the_guide_states_the_tolerances_and_fingerprints() {
+        let page = include_str!("../../../../../docs/guide/gpu-layers.md");
+        let size = |x: f64| if x == 0.0 { "0".to_owned() } else { format!("{x:.1e}") };
+        for pass in Pass::ALL {
+            let Known { name, numbers, tolerance, fingerprint } = pass.known();
+            let (absolute, relative) = (size(tolerance.absolute), size(tolerance.relative));
+            let row = format!("| `{name}` | {numbers} | {absolute} | {relative} | `{fingerprint:016x}` |");
+            assert!(page.lines().any(|line| line == row), "docs/guide/gpu-layers.md has not this row:\n{row}");
+        }
+    }
+
+    /// All passes at once: they take a while without optimisation.
+    #[test]
+    fn the_exact_bits_have_the_known_fingerprints_and_are_within_the_tolerances() {
+        let wrong: Vec<String> = thread::scope(|scope| {
+            let each = Pass::ALL.map(|pass| scope.spawn(move || what_is_wrong(pass)));
+            each.into_iter().flat_map(|one| one.join().expect("no pass panics")).collect()
+        });
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
+    fn what_is_wrong(pass: Pass) -> Option<String> {
+        let (known, exact, expected) = (pass.known(), exact::outputs(pass), reference::outputs(pass));
+        assert_eq!((exact.len(), expected.len()), (known.numbers, known.numbers), "{pass}");
+        let mut wrong = String::new();
+        let found = exact::fingerprint(&exact);
+        if found != known.fingerprint {
+            writeln!(wrong, "{pass}: the fingerprint is {found:#018x}").expect("a string takes it");
+        }
+        let deviation = Deviation::between(&exact, &expected, known.tolerance);
+        // As the guide says.
+        if deviation.of_tolerance >= 0.4 {
+            writeln!(wrong, "{pass}: {deviation:?} over {:?}", known.tolerance).expect("a string takes it");
+        }
+        // A tolerance that hides a lost number would be none.
+        let typical = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
+        if known.tolerance.allows(typical) > typical / 1000.0 {
+            writeln!(wrong, "{pass}: typical numbers are {typical:e}, too small for {:?}", known.tolerance)
+                .expect("a string takes it");
+        }
+        (!wrong.is_empty()).then_some(wrong)
+    }
+}

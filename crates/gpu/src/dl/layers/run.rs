@@ -1,0 +1,239 @@
+//! The layers on a device: kernels loaded and inputs made once, then any number of runs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    thread,
+};
+
+use crate::{
+    cuda::{Argument, Attribute, Buffer, CudaError, Gpu, Launch, Module},
+    dl::kernels::LAYERS,
+};
+
+use super::{
+    compare::{Deviation, wrong_numbers},
+    exact,
+    passes::Pass,
+    plant::{Errors, Planted},
+    problem::Layer,
+    reference,
+    report::{LayersReport, PassReport, WrongReplica, most_common},
+};
+
+/// As in kernels/layers.cuh.
+const THREADS: u32 = 256;
+
+/// One would do if the blocks were spread evenly; nothing promises that.
+const REPLICAS_PER_MULTIPROCESSOR: usize = 2;
+
+/// Not a number: an output that nobody wrote is wrong.
+const POISON: u32 = !0;
+
+/// So many wrong replicas of a pass are looked at closely.
+const WRONG_SHOWN: usize = 16;
+
+/// Compiles and runs all passes, so many times, with at most one planted error.
+pub fn run(gpu: &Gpu<'_>, repeats: u32, planted: Option<Planted>) -> Result<LayersReport, CudaError> {
+    Layers::load(gpu)?.run(repeats, planted.as_slice())
+}
+
+/// The kernels and inputs, on a device.
+#[derive(Debug)]
+pub struct Layers<'g> {
+    gpu: &'g Gpu<'g>,
+    module: Module<'g>,
+    multiprocessors: usize,
+    replicas: u32,
+    /// Of all layers, one after the other.
+    inputs: Buffer<'g>,
+    outputs: Buffer<'g>,
+    fingerprints: Buffer<'g>,
+    /// Which multiprocessor made which replica.
+    places: Buffer<'g>,
+    /// In the order of [`Pass::ALL`].
+    expected: Vec<Expected>,
+}
+
+/// What the outputs of a pass must be.
+#[derive(Debug)]
+struct Expected {
+    reference: Vec<f64>,
+    exact: Vec<f32>,
+}
+
+impl Expected {
+    fn of(pass: Pass) -> Self {
+        Self { reference: reference::outputs(pass), exact: exact::outputs(pass) }
+    }
+}
+
+impl<'g> Layers<'g> {
+    /// Compiles the kernels, makes the inputs, and computes on the host meanwhile what must come out.
+    pub fn load(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
+        thread::scope(|scope| {
+            let expected = scope.spawn(|| Pass::ALL.map(Expected::of).into());
+            let module = gpu.module(LAYERS)?;
+            let multiprocessors = usize::try_from(gpu.attribute(Attribute::Multiprocessors)?).unwrap_or_default();
+            let replicas = multiprocessors * REPLICAS_PER_MULTIPROCESSOR;
+            let largest = Pass::ALL.iter().map(|pass| pass.known().numbers).max().unwrap_or_default();
+            let count = Layer::ALL.iter().map(|layer| layer.count()).sum::<usize>();
+            let inputs = gpu.allocate(count * size_of::<f32>())?;
+            make_inputs(&module, &inputs)?;
+            Ok(Self {
+                gpu,
+                module,
+                multiprocessors,
+                replicas: u32::try_from(replicas).expect("a device has far fewer multiprocessors"),
+                inputs,
+                outputs: gpu.allocate(replicas * largest * size_of::<f32>())?,
+                fingerprints: gpu.allocate(replicas * size_of::<u64>())?,
+                places: gpu.allocate(replicas * size_of::<u32>())?,
+                expected: expected.join().expect("what is computed from constants does not panic"),
+            })
+        })
+    }
+
+    /// How many there are of each pass: two for each multiprocessor.
+    pub const fn replicas(&self) -> usize {
+        self.replicas as usize
+    }
+
+    /// All passes, so many times.
+    ///
+    /// # Panics
+    /// At an error planted where no output is.
+    pub fn run(&self, repeats: u32, planted: &[Planted]) -> Result<LayersReport, CudaError> {
+        let mut changed = vec![false; planted.len()];
+        let mut passes = Vec::with_capacity(Pass::ALL.len());
+        for (pass, expected) in Pass::ALL.into_iter().zip(&self.expected) {
+            passes.push(self.pass(pass, expected, repeats, planted, &mut changed)?);
+        }
+        let (replicas, multiprocessors) = (self.replicas(), self.multiprocessors);
+        Ok(LayersReport { passes, replicas, repeats, multiprocessors, planted_changed: changed })
+    }
+
+    fn pass(
+        &self,
+        pass: Pass,
+        expected: &Expected,
+        repeats: u32,
+        planted: &[Planted],
+        changed: &mut [bool],
+    ) -> Result<PassReport, CudaError> {
+        let known = pass.known();
+        let kernel = self.module.function("plant_outputs")?;
+        let errors = Errors::of(self.gpu, kernel, pass, self.replicas(), planted)?;
+        let mut counts = BTreeMap::new();
+        let mut report = PassReport {
+            pass,
+            fingerprint: 0,
+            deviation: Deviation::NONE,
+            seconds: 0.0,
+            multiprocessors: BTreeSet::new(),
+            wrong_replicas: 0,
+            flagged: BTreeSet::new(),
+            wrong: Vec::new(),
+        };
+        for repeat in 0..repeats {
+            report.seconds += self.compute(pass)?;
+            if let Some(errors) = &errors {
+                errors.plant(&self.outputs, changed)?;
+            }
+            let found = self.fingerprints(known.numbers)?;
+            let places: Vec<u32> = self.places.read(self.replicas())?;
+            if repeat == 0 {
+                let outputs: Vec<f32> = self.outputs.read(known.numbers)?;
+                report.deviation = Deviation::between(&outputs, &expected.reference, known.tolerance);
+            }
+            for (replica, (fingerprint, multiprocessor)) in found.into_iter().zip(places).enumerate() {
+                *counts.entry(fingerprint).or_insert(0) += 1;
+                report.multiprocessors.insert(multiprocessor);
+                if fingerprint == known.fingerprint {
+                    continue;
+                }
+                report.wrong_replicas += 1;
+                report.flagged.insert(replica);
+                if report.wrong.len() < WRONG_SHOWN {
+                    let outputs: Vec<f32> = self.outputs.read_from(replica * known.numbers, known.numbers)?;
+                    let (numbers, first) = wrong_numbers(&outputs, &expected.exact);
+                    report.wrong.push(WrongReplica { repeat, replica, multiprocessor, fingerprint, numbers, first });
+                }
+            }
+        }
+        report.fingerprint = most_common(counts);
+        Ok(report)
+    }
+
+    /// One run of a pass by every replica; the seconds that it took.
+    fn compute(&self, pass: Pass) -> Result<f64, CudaError> {
+        let known = pass.known();
+        let kernel = self.module.function(known.name)?;
+        self.outputs.fill(POISON)?;
+        let before: usize = Layer::ALL[..pass.layer() as usize].iter().map(|layer| layer.count()).sum();
+        let inputs = self.inputs.address() + (before * size_of::<f32>()) as u64;
+        let stride = known.numbers as u32;
+        self.gpu.timed(|| {
+            kernel.launch(
+                Launch::of(self.replicas, THREADS),
+                &[Argument::Address(inputs), (&self.outputs).into(), stride.into(), (&self.places).into()],
+            )
+        })
+    }
+
+    fn fingerprints(&self, numbers: usize) -> Result<Vec<u64>, CudaError> {
+        let (kernel, numbers) = (self.module.function("fingerprint")?, numbers as u32);
+        kernel.launch(
+            Launch::of(self.replicas, THREADS),
+            &[(&self.outputs).into(), numbers.into(), numbers.into(), (&self.fingerprints).into()],
+        )?;
+        self.fingerprints.read(self.replicas())
+    }
+}
+
+/// Asks for the inputs of all layers, one after the other.
+fn make_inputs(module: &Module<'_>, to: &Buffer<'_>) -> Result<(), CudaError> {
+    let kernel = module.function("make_values")?;
+    let mut address = to.address();
+    for layer in Layer::ALL {
+        for (index, tensor) in layer.tensors().iter().enumerate() {
+            let count = tensor.count as u32;
+            let (kind, range, scale) = tensor.spread.words();
+            kernel.launch(
+                Launch::of(count.div_ceil(THREADS), THREADS),
+                &[
+                    Argument::Address(address),
+                    count.into(),
+                    layer.seed(index).into(),
+                    kind.into(),
+                    range.into(),
+                    scale.into(),
+                ],
+            )?;
+            address += (tensor.count * size_of::<f32>()) as u64;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A multiplication and an addition without `.rn` may be made one by the driver's compiler, which rounds otherwise;
+    /// approximations differ between architectures; sums by atomics have no order.
+    #[test]
+    fn every_operation_rounds_in_one_way_only() {
+        let arithmetic = ["add", "sub", "mul", "fma", "mad", "div", "sqrt", "rcp", "rsqrt", "ex2", "lg2", "tanh"];
+        let mut seen = 0;
+        for line in LAYERS.lines() {
+            let name = line.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
+            let operation = name.split('.').next().unwrap_or_default();
+            assert!(!["atom", "red"].contains(&operation), "{line}");
+            if name.ends_with(".f32") && arithmetic.contains(&operation) {
+                assert!(name.contains(".rn.") && !name.contains(".ftz"), "{line}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 100, "{seen} operations");
+    }
+}

@@ -1,0 +1,239 @@
+//! The memory of a GPU: patterns over all of it that is free, written and read back.
+
+use super::kernels;
+use crate::cuda::{Argument, Attribute, Buffer, CudaError, Function, Gpu, Launch, Module};
+
+/// One pass: what is written everywhere and must be read again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pattern {
+    pub name: &'static str,
+    kernel: &'static str,
+    seed: u64,
+}
+
+const fn pattern(name: &'static str, kernel: &'static str, seed: u64) -> Pattern {
+    Pattern { name, kernel, seed }
+}
+
+impl Pattern {
+    /// Random words, others for each number.
+    pub const fn random(number: u64) -> Self {
+        pattern("random", "random", 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(number + 5))
+    }
+}
+
+/// What a random pattern has at an address. `kernels/memory.cu` says the same.
+pub const fn word_at(address: u64, random: Pattern) -> u64 {
+    let mut x = address ^ random.seed;
+    x ^= x >> 32;
+    x = x.wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^= x >> 32;
+    x = x.wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^ (x >> 32)
+}
+
+/// Address and inverse find lines that are stuck or joined; the walking bit finds neighbours that disturb each other;
+/// the checkerboards charge every cell against its neighbours; random words find the rest.
+pub const PATTERNS: &[Pattern] = &[
+    pattern("address in address", "address", 0),
+    pattern("inverse address", "inverse", 0),
+    pattern("walking one", "walk_one", 0),
+    pattern("walking zero", "walk_zero", 17),
+    pattern("checkerboard", "checker", 0),
+    pattern("inverse checkerboard", "checker", 1),
+    pattern("random 1", "random", 0x9e37_79b9_7f4a_7c15),
+    pattern("random 2", "random", 0xbf58_476d_1ce4_e5b9),
+    pattern("random 3", "random", 0x94d0_49bb_1331_11eb),
+    pattern("random 4", "random", 0xd6e8_feb8_6659_fd93),
+];
+
+/// A word that was not what was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrongWord {
+    pub pattern: &'static str,
+    /// As the GPU's programs see it.
+    pub address: u64,
+    /// Bytes from the beginning of the tested memory.
+    pub offset: u64,
+    pub expected: u64,
+    pub got: u64,
+}
+
+/// How the memory did.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryReport {
+    pub free_before: usize,
+    pub tested: usize,
+    pub seconds: f64,
+    pub passes: usize,
+    /// All of them; of the first some it is known where.
+    pub errors: u64,
+    pub wrong: Vec<WrongWord>,
+    /// Bytes read and written a second when the device copies within itself.
+    pub copy_rate: f64,
+}
+
+impl MemoryReport {
+    /// Bytes written and read a second.
+    pub fn rate(&self) -> f64 {
+        if self.seconds > 0.0 { 2.0 * self.passes as f64 * self.tested as f64 / self.seconds } else { 0.0 }
+    }
+
+    pub fn percent_tested(&self) -> f64 {
+        if self.free_before == 0 { 0.0 } else { 100.0 * self.tested as f64 / self.free_before as f64 }
+    }
+}
+
+/// More wrong words than this are counted and not listed.
+pub const LISTED: u32 = 1 << 16;
+
+/// The driver gives out memory in pages of this size.
+const PAGE: usize = 2 << 20;
+
+/// What is left when no more can be had: not worth another buffer.
+const REST: usize = 64 << 20;
+
+/// The kernels of this test on one GPU.
+#[derive(Debug)]
+pub struct MemoryTester<'g> {
+    gpu: &'g Gpu<'g>,
+    module: Module<'g>,
+    launch: Launch,
+    count: Buffer<'g>,
+    found: Buffer<'g>,
+}
+
+impl<'g> MemoryTester<'g> {
+    pub fn new(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
+        let module = gpu.module(kernels::MEMORY)?;
+        let multiprocessors = gpu.attribute(Attribute::Multiprocessors)?.unsigned_abs();
+        let count = gpu.allocate(8)?;
+        count.fill(0)?;
+        Ok(Self {
+            gpu,
+            module,
+            launch: Launch::of(multiprocessors * 16, 256),
+            count,
+            found: gpu.allocate(LISTED as usize * 24)?,
+        })
+    }
+
+    pub const fn gpu(&self) -> &'g Gpu<'g> {
+        self.gpu
+    }
+
+    /// Takes all the memory that can be had, and tests it. Gives it back.
+    pub fn run(&self, patterns: &[Pattern]) -> Result<MemoryReport, CudaError> {
+        let (free_before, _) = self.gpu.memory()?;
+        let buffers = take_all(self.gpu)?;
+        let tested = buffers.iter().map(Buffer::bytes).sum();
+        let mut report = MemoryReport { free_before, tested, passes: patterns.len(), ..MemoryReport::default() };
+        for pattern in patterns {
+            report.seconds += self.gpu.timed(|| buffers.iter().try_for_each(|buffer| self.fill(*pattern, buffer)))?;
+            report.seconds += self.gpu.timed(|| buffers.iter().try_for_each(|buffer| self.verify(*pattern, buffer)))?;
+            let (errors, wrong) = self.take_found(*pattern, &buffers)?;
+            report.errors += errors;
+            report.wrong.extend(wrong);
+        }
+        report.copy_rate = self.copy_rate(&buffers)?;
+        Ok(report)
+    }
+
+    pub fn fill(&self, pattern: Pattern, buffer: &Buffer<'_>) -> Result<(), CudaError> {
+        let kernel = self.kernel("fill", pattern)?;
+        let pairs = (buffer.bytes() / 16) as u64;
+        kernel.launch(self.launch, &[buffer.into(), pairs.into(), pattern.seed.into()])
+    }
+
+    /// Compares every word; what is wrong is listed on the device until [`Self::take_found`].
+    pub fn verify(&self, pattern: Pattern, buffer: &Buffer<'_>) -> Result<(), CudaError> {
+        let kernel = self.kernel("verify", pattern)?;
+        let pairs = (buffer.bytes() / 16) as u64;
+        let (count, found) = (Argument::Buffer(&self.count), Argument::Buffer(&self.found));
+        kernel.launch(self.launch, &[buffer.into(), pairs.into(), pattern.seed.into(), count, found, LISTED.into()])
+    }
+
+    /// How many words were wrong since the last call, and which.
+    pub fn take_found(&self, pattern: Pattern, buffers: &[Buffer<'_>]) -> Result<(u64, Vec<WrongWord>), CudaError> {
+        let errors = self.count.read::<u64>(1)?[0];
+        if errors == 0 {
+            return Ok((0, Vec::new()));
+        }
+        let listed = errors.min(u64::from(LISTED)) as usize;
+        let words = self.found.read::<u64>(listed * 3)?;
+        self.count.fill(0)?;
+        let wrong = words.chunks_exact(3).map(|word| WrongWord {
+            pattern: pattern.name,
+            address: word[0],
+            offset: offset_of(word[0], buffers),
+            expected: word[1],
+            got: word[2],
+        });
+        Ok((errors, wrong.collect()))
+    }
+
+    /// Puts errors into words of a buffer, by a kernel of its own. See `plant_words` for what the kinds do.
+    pub fn plant(&self, buffer: &Buffer<'_>, planted: &[(u64, u32, u64)]) -> Result<(), CudaError> {
+        let places: Vec<u64> = planted.iter().map(|(place, _, _)| *place).collect();
+        let kinds: Vec<u32> = planted.iter().map(|(_, kind, _)| *kind).collect();
+        let values: Vec<u64> = planted.iter().map(|(_, _, value)| *value).collect();
+        let (places, kinds, values) = (self.gpu.upload(&places)?, self.gpu.upload(&kinds)?, self.gpu.upload(&values)?);
+        let count = planted.len() as u32;
+        let arguments = [buffer.into(), (&places).into(), (&kinds).into(), (&values).into(), count.into()];
+        self.module.function("plant_words")?.launch(Launch::of(count.div_ceil(256), 256), &arguments)?;
+        self.gpu.synchronize()
+    }
+
+    fn kernel(&self, verb: &str, pattern: Pattern) -> Result<Function<'_>, CudaError> {
+        self.module.function(&format!("{verb}_{}", pattern.kernel))
+    }
+
+    /// Half of the largest buffer onto its other half would overlap nothing; the driver's own copy, for comparison.
+    fn copy_rate(&self, buffers: &[Buffer<'_>]) -> Result<f64, CudaError> {
+        let Some(largest) = buffers.iter().max_by_key(|buffer| buffer.bytes()) else { return Ok(0.0) };
+        let half = largest.bytes() / 2 / PAGE * PAGE;
+        let bytes = half.min(8 << 30);
+        if bytes == 0 {
+            return Ok(0.0);
+        }
+        let mut rates = Vec::new();
+        for _ in 0..5 {
+            let seconds = self.gpu.timed(|| largest.copy_within(half, bytes))?;
+            rates.push(2.0 * bytes as f64 / seconds);
+        }
+        rates.sort_by(f64::total_cmp);
+        Ok(rates[rates.len() / 2])
+    }
+}
+
+/// All free memory, in as few buffers as the driver will give it.
+fn take_all<'g>(gpu: &'g Gpu<'g>) -> Result<Vec<Buffer<'g>>, CudaError> {
+    let mut buffers = Vec::new();
+    loop {
+        let (free, _) = gpu.memory()?;
+        let mut size = free / PAGE * PAGE;
+        let taken = loop {
+            if size < REST {
+                return Ok(buffers);
+            }
+            match gpu.allocate(size) {
+                Ok(buffer) => break buffer,
+                Err(error) if error.is_out_of_memory() => size = (size - size / 256).saturating_sub(PAGE) / PAGE * PAGE,
+                Err(error) => return Err(error),
+            }
+        };
+        buffers.push(taken);
+    }
+}
+
+fn offset_of(address: u64, buffers: &[Buffer<'_>]) -> u64 {
+    let mut before = 0;
+    for buffer in buffers {
+        let range = buffer.address()..buffer.address() + buffer.bytes() as u64;
+        if range.contains(&address) {
+            return before + (address - range.start);
+        }
+        before += buffer.bytes() as u64;
+    }
+    before
+}

@@ -1,0 +1,167 @@
+//! The deep-learning test: memory, products, layers, copies and heat of every GPU, checked value by value.
+//!
+//! It needs NVIDIA's driver and nothing else. Answers are known beforehand, so that one GPU is judged by itself and not by
+//! comparison with others, which may be wrong in the same way. Each run begins with planted errors that must be seen.
+
+pub mod control;
+pub mod copies;
+pub mod heat;
+mod kernels;
+pub mod known;
+pub mod layers;
+pub mod memory;
+mod one_gpu;
+pub mod products;
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use doctor_checks::document::Measurements;
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
+
+use crate::cuda::{self, Cuda, CudaError};
+use control::Planted;
+use memory::MemoryTester;
+use products::{Number, Shape};
+
+/// The first driver whose CUDA understands the kernels.
+const CUDA_12_0: i32 = 12_000;
+
+/// What to do, and with which libraries.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// libcuda, by name or path.
+    pub cuda: OsString,
+    /// NVML, for temperatures and clocks.
+    pub nvml: OsString,
+    /// Load until warm, for at most this long. Zero: the cold test alone.
+    pub heat: Duration,
+    /// Plants one such error into each product that is measured, as a trial of everything that follows.
+    pub inject: Option<Planted>,
+    /// Plants this many errors of each kind after the test, and counts those that are found.
+    pub trials: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cuda: cuda::LIBRARY.into(),
+            nvml: crate::nvml::LIBRARY.into(),
+            heat: Duration::from_secs(20),
+            inject: None,
+            trials: 0,
+        }
+    }
+}
+
+/// Whoever listens while the test runs.
+pub type Say<'a> = dyn Fn(&str) + Sync + 'a;
+
+/// Tests every GPU of the machine, all at the same time.
+///
+/// # Errors
+/// If there is no GPU to test, or no driver to reach it by.
+pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailure> {
+    let cuda = Cuda::open(&options.cuda).map_err(|error| error.failure())?;
+    let version = cuda.version().map_err(|error| error.failure())?;
+    if version < CUDA_12_0 {
+        let text =
+            format!("the driver knows CUDA {}.{}; driver 525 or newer is needed", version / 1000, version % 1000 / 10);
+        return Err(ProbeFailure::new(FailureKind::Missing, text));
+    }
+    let count = cuda.count().map_err(|error| error.failure())?;
+    if count == 0 {
+        return Err(ProbeFailure::new(FailureKind::Missing, "the CUDA driver sees no GPU on this machine"));
+    }
+    let known = KnownSums::default();
+    let mut all = Measurements::default();
+    let parts = thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|index| {
+                let (cuda, known) = (&cuda, &known);
+                scope.spawn(move || one_gpu::test(cuda, index, options, known, say))
+            })
+            .collect();
+        threads.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>()
+    });
+    for (index, part) in parts.into_iter().enumerate() {
+        match part {
+            Ok(part) => {
+                all.metrics.extend(part.metrics);
+                all.events.extend(part.events);
+                all.unread.extend(part.unread);
+            }
+            Err(_) => {
+                all.unread.push(ProbeFailure::new(FailureKind::Failed, format!("GPU {index}: the test broke off")))
+            }
+        }
+    }
+    if count > 1 && all.events.is_empty() {
+        between_gpus(&cuda, count, &mut all, say);
+    }
+    Ok(all)
+}
+
+/// Each GPU to the next one around: every GPU sends once and receives once.
+fn between_gpus(cuda: &Cuda, count: usize, all: &mut Measurements, say: &Say<'_>) {
+    for index in 0..count {
+        let pair = (index, (index + 1) % count);
+        if let Err(error) = between(cuda, pair, all, say) {
+            let text = format!("copies from GPU {} to GPU {}: {error}", pair.0, pair.1);
+            if error.is_hardware() {
+                all.events.push(Event::seen("gpu-failed", Entity::new(EntityKind::Gpu, pair.0.to_string()), text));
+            } else {
+                all.unread.push(ProbeFailure::new(FailureKind::Failed, text));
+            }
+        }
+    }
+}
+
+fn between(cuda: &Cuda, pair: (usize, usize), all: &mut Measurements, say: &Say<'_>) -> Result<(), CudaError> {
+    let far = cuda.gpu(pair.1)?;
+    let far_tester = MemoryTester::new(&far)?;
+    let near = cuda.gpu(pair.0)?;
+    let near_tester = MemoryTester::new(&near)?;
+    let copied = copies::between(&near_tester, &far_tester)?;
+    let link = Entity::new(EntityKind::Link, format!("{}-{}", one_gpu::bus(&near), one_gpu::bus(&far)));
+    say(&format!("{link}: {:.1} GB/s, {} words wrong", copied.rate / 1e9, copied.wrong));
+    all.metrics.push(Metric::new("p2p_bytes_per_s", link.clone(), copied.rate, Unit::BytesPerSecond));
+    all.metrics.push(Metric::count("copy_wrong_words", link.clone(), copied.wrong as f64));
+    if copied.wrong > 0 {
+        let text = format!("{} of the 64-bit words that were copied arrived wrong", copied.wrong);
+        all.events.push(Event::seen("copy-wrong", link, text));
+    }
+    Ok(())
+}
+
+/// The checksums of the products, by shape and range of numbers, computed once for all GPUs.
+#[derive(Debug, Default)]
+struct KnownSums(Mutex<HashMap<(Shape, u32), Sums>>);
+
+type Sums = Arc<Vec<u32>>;
+
+impl KnownSums {
+    fn of(&self, number: Number, shape: Shape) -> Sums {
+        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let compute = || Arc::new(known::row_sums(shape.m, shape.n, shape.k, number.range()));
+        Arc::clone(sums.entry((shape, number.range())).or_insert_with(compute))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_driver_there_is_no_measurement_and_the_reason_says_so() {
+        let options = Options { cuda: "libcuda-that-is-not-there.so".into(), ..Options::default() };
+        let failure = run(&options, &|_| {}).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Missing);
+        assert!(failure.text.contains("libcuda-that-is-not-there.so cannot be loaded"), "{}", failure.text);
+    }
+}

@@ -1,0 +1,365 @@
+//! The whole test on one GPU, in order: sight first, then memory, products, layers, copies, and heat at the end.
+
+use std::time::Instant;
+
+use doctor_checks::{document::Measurements, gpu::bus_id};
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
+
+use super::{
+    KnownSums, Options, Say, control,
+    control::{Planted, Trial},
+    copies::{self, CopyReport},
+    heat::{self, FAULTY_REASONS, HeatReport},
+    layers::{Layers, LayersReport},
+    memory::{MemoryReport, MemoryTester, PATTERNS},
+    products::{Multipliers, Number, Product, Shape},
+};
+use crate::cuda::{Cuda, CudaError, Gpu};
+
+/// Fits the tiles of every kernel, and the multiprocessors of an H100 or H200 have 13 tiles each.
+const ROWS: u32 = 8448;
+const COLUMNS: u32 = 8320;
+
+/// Deep enough that looking at every number costs little beside making it.
+const fn shape_of(number: Number) -> Shape {
+    let k = match number {
+        Number::Bf16 => 16384,
+        _ => 8192,
+    };
+    Shape { m: ROWS, n: COLUMNS, k }
+}
+
+/// Errors of each kind that are planted at the beginning.
+const CONTROLS: u64 = 256;
+
+/// The list of what is wrong stays readable.
+const MOST_EVENTS: usize = 16;
+
+/// The oldest that the kernels are for: Ampere.
+const OLDEST: i32 = 80;
+
+/// The driver's name for the place of a GPU, as all checks write it.
+pub(super) fn bus(gpu: &Gpu<'_>) -> String {
+    gpu.bus_id().ok().and_then(|text| bus_id(&text)).unwrap_or_else(|| "unknown".to_owned())
+}
+
+/// Everything that was seen of one GPU. What it could not look at, it says.
+pub(super) fn test(cuda: &Cuda, index: usize, options: &Options, known: &KnownSums, say: &Say<'_>) -> Measurements {
+    let began = Instant::now();
+    let gpu = match cuda.gpu(index) {
+        Ok(gpu) => gpu,
+        Err(error) => {
+            let unread = vec![ProbeFailure::new(FailureKind::Failed, format!("GPU {index}: {error}"))];
+            return Measurements { unread, ..Measurements::default() };
+        }
+    };
+    let entity = Entity::new(EntityKind::Gpu, bus(&gpu));
+    let mut seen = Seen { entity, began, say, all: Measurements::default() };
+    if let Err(error) = look(&gpu, options, known, &mut seen) {
+        seen.broke_off(&error);
+    }
+    seen.all
+}
+
+fn look(gpu: &Gpu<'_>, options: &Options, known: &KnownSums, seen: &mut Seen<'_>) -> Result<(), CudaError> {
+    let capability = gpu.capability()?;
+    seen.line(&format!("{}, compute capability {}.{}", gpu.name()?, capability / 10, capability % 10));
+    if capability < OLDEST {
+        let text = format!("{}: its compute capability is {}.{}", seen.entity, capability / 10, capability % 10);
+        seen.all.unread.push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is needed")));
+        return Ok(());
+    }
+    let multipliers = Multipliers::new(gpu)?;
+    let tester = MemoryTester::new(gpu)?;
+    let layers = Layers::load(gpu)?;
+    seen.line("kernels are ready");
+    {
+        let product = multipliers.product(Number::Bf16, CONTROL_SHAPE, &known.of(Number::Bf16, CONTROL_SHAPE))?;
+        let mut trial = trials(gpu, &product, &tester, CONTROLS, 1)?;
+        trial = trial.and(control::layers(&layers, Planted::ALL, 1)?);
+        seen.control(trial);
+        if !trial.is_clear() {
+            return Ok(());
+        }
+    }
+    seen.memory(&tester.run(PATTERNS)?);
+    for number in multipliers.numbers() {
+        let shape = shape_of(number);
+        let product = multipliers.product(number, shape, &known.of(number, shape))?;
+        products(gpu, &product, options, seen)?;
+    }
+    seen.layers(&layers.run(LAYER_REPEATS, &[])?);
+    seen.copies(copies::run(gpu, &tester)?);
+    if !options.heat.is_zero() {
+        let shape = shape_of(Number::Bf16);
+        let product = multipliers.product(Number::Bf16, shape, &known.of(Number::Bf16, shape))?;
+        seen.heat(&heat::run(gpu, &product, &options.nvml, &seen.entity.id.clone(), options.heat)?);
+        seen.wrong_rows(&product)?;
+    }
+    if options.trials > 0 {
+        let shape = shape_of(Number::Bf16);
+        let product = multipliers.product(Number::Bf16, shape, &known.of(Number::Bf16, shape))?;
+        for &kind in Planted::ALL {
+            seen.trials(kind, "products", control::products(&product, kind, options.trials, 7)?);
+            seen.trials(kind, "memory", control::memory(gpu, &tester, kind, options.trials, 11)?);
+            seen.trials(kind, "layers", control::layers(&layers, &[kind], options.trials)?);
+        }
+    }
+    seen.line("done");
+    Ok(())
+}
+
+/// Small: it is there to be checked, not to be measured.
+const CONTROL_SHAPE: Shape = Shape { m: 1280, n: 1280, k: 2048 };
+
+const LAYER_REPEATS: u32 = 3;
+
+fn trials(
+    gpu: &Gpu<'_>,
+    product: &Product<'_>,
+    tester: &MemoryTester<'_>,
+    count: u64,
+    seed: u64,
+) -> Result<Trial, CudaError> {
+    let mut all = Trial::default();
+    for &kind in Planted::ALL {
+        all = all.and(control::products(product, kind, count, seed)?);
+        all = all.and(control::memory(gpu, tester, kind, count, seed)?);
+    }
+    Ok(all)
+}
+
+/// One type of number: its rate with every product checked, and who was slow.
+fn products(gpu: &Gpu<'_>, product: &Product<'_>, options: &Options, seen: &mut Seen<'_>) -> Result<(), CudaError> {
+    let checked = || {
+        product.multiply()?;
+        product.check()
+    };
+    // Once to wake up, and to know how long it takes.
+    let once = gpu.timed(checked)?;
+    let repeats = (0.1 / once).clamp(2.0, 64.0) as u32;
+    let seconds = gpu.timed(|| (0..repeats).try_for_each(|_| checked()))?;
+    if let Some(planted) = options.inject {
+        product.multiply()?;
+        product.plant(&[(product.shape.n * 77 + 123, planted.code(), 12)])?;
+        product.check()?;
+    }
+    let rate = product.shape.flop() * f64::from(repeats) / seconds;
+    let name = product.number.name();
+    seen.metric(&format!("gemm_{name}_flop_per_s"), rate, Unit::FlopPerSecond);
+    let slowest = slowest(product)?;
+    seen.line(&format!(
+        "{name}: {:.1} Tflop/s, checked; slowest multiprocessor {} takes {:.3} of the median",
+        rate / 1e12,
+        slowest.0,
+        slowest.1
+    ));
+    if product.number == Number::Bf16 {
+        seen.metric("multiprocessor_slowest_ratio", slowest.1, Unit::Ratio);
+        if slowest.1 > SLOW {
+            let text = format!("multiprocessor {} takes {:.2} times as long as the others", slowest.0, slowest.1);
+            seen.event("multiprocessor-slow", text);
+        }
+    }
+    seen.wrong_rows(product)
+}
+
+/// On a healthy H200 the slowest of 132 takes at most 1.05 of the median.
+const SLOW: f64 = 1.15;
+
+/// The slowest multiprocessor and its time as a part of the median.
+fn slowest(product: &Product<'_>) -> Result<(u32, f64), CudaError> {
+    let paces = product.paces()?;
+    Ok(match (paces.first(), paces.get(paces.len() / 2)) {
+        (Some(slowest), Some(median)) if median.ticks > 0.0 => (slowest.multiprocessor, slowest.ticks / median.ticks),
+        _ => (0, 1.0),
+    })
+}
+
+/// What has been seen of one GPU, and a voice to say it.
+struct Seen<'a> {
+    entity: Entity,
+    began: Instant,
+    say: &'a Say<'a>,
+    all: Measurements,
+}
+
+impl Seen<'_> {
+    fn line(&self, text: &str) {
+        (self.say)(&format!("{} {:6.2} s  {text}", self.entity, self.began.elapsed().as_secs_f64()));
+    }
+
+    fn metric(&mut self, name: &str, value: f64, unit: Unit) {
+        self.all.metrics.push(Metric::new(name, self.entity.clone(), value, unit));
+    }
+
+    fn count(&mut self, name: &str, value: u64) {
+        self.metric(name, value as f64, Unit::Count);
+    }
+
+    fn event(&mut self, code: &'static str, text: String) {
+        self.line(&format!("{code}: {text}"));
+        self.all.events.push(Event::seen(code, self.entity.clone(), text));
+    }
+
+    /// A GPU that fails in the middle of a test is a finding; a question that was not answered for another reason is none.
+    fn broke_off(&mut self, error: &CudaError) {
+        if error.is_hardware() {
+            self.event("gpu-failed", format!("the GPU failed under the test: {error}"));
+        } else {
+            self.line(&format!("broke off: {error}"));
+            let failure = error.failure();
+            self.all.unread.push(ProbeFailure::new(failure.kind, format!("{}: {}", self.entity, failure.text)));
+        }
+    }
+
+    fn control(&mut self, trial: Trial) {
+        self.line(&format!("negative control: {} of {} planted errors found", trial.caught, trial.planted));
+        if trial.is_clear() {
+            self.count("control_errors_found", trial.caught);
+            return;
+        }
+        let Trial { planted, caught, false_alarms } = trial;
+        let text = format!(
+            "{}: the test does not see what it should: {caught} of {planted} planted errors found, {false_alarms} false",
+            self.entity
+        );
+        self.all.unread.push(ProbeFailure::new(FailureKind::Failed, text));
+    }
+
+    fn memory(&mut self, report: &MemoryReport) {
+        self.line(&format!(
+            "memory: {:.1} GB, {:.2} % of what was free, {} patterns at {:.0} GB/s ({:.0} % of a copy), {} words wrong",
+            report.tested as f64 / 1e9,
+            report.percent_tested(),
+            report.passes,
+            report.rate() / 1e9,
+            100.0 * report.rate() / report.copy_rate,
+            report.errors
+        ));
+        self.metric("memory_tested_percent", report.percent_tested(), Unit::Percent);
+        self.metric("memory_bytes_per_s", report.rate(), Unit::BytesPerSecond);
+        self.metric("memory_copy_bytes_per_s", report.copy_rate, Unit::BytesPerSecond);
+        self.count("memory_wrong_words", report.errors);
+        for wrong in report.wrong.iter().take(MOST_EVENTS) {
+            let text = format!(
+                "{}: at byte {:#x} of the tested memory (address {:#x}) {:#018x} became {:#018x}, bits {:#x}; {} wrong words in all",
+                wrong.pattern,
+                wrong.offset,
+                wrong.address,
+                wrong.expected,
+                wrong.got,
+                wrong.expected ^ wrong.got,
+                report.errors
+            );
+            self.event("memory-wrong", text);
+        }
+    }
+
+    fn wrong_rows(&mut self, product: &Product<'_>) -> Result<(), CudaError> {
+        let rows = product.take_wrong_rows()?;
+        let name = product.number.name();
+        self.count(&format!("gemm_{name}_wrong_rows"), rows.len() as u64);
+        let mut named = 0;
+        for &row in rows.iter().take(MOST_EVENTS) {
+            for wrong in product.locate(row)?.iter().take(MOST_EVENTS - named) {
+                named += 1;
+                let got = if product.number == Number::Int8 {
+                    (wrong.got as i32).to_string()
+                } else {
+                    f32::from_bits(wrong.got).to_string()
+                };
+                let text = format!(
+                    "{name}: row {row}, column {}: {got} instead of {} (bits {:#x}), made by multiprocessor {}",
+                    wrong.column, wrong.expected, wrong.got, wrong.multiprocessor
+                );
+                self.event("product-wrong", text);
+            }
+        }
+        if named == 0 && !rows.is_empty() {
+            self.event(
+                "product-wrong",
+                format!("{name}: {} rows had wrong sums, and later none was wrong", rows.len()),
+            );
+        }
+        Ok(())
+    }
+
+    fn layers(&mut self, report: &LayersReport) {
+        let worst = report.passes.iter().map(|pass| pass.deviation.of_tolerance).fold(0.0, f64::max);
+        let wrong: usize = report.passes.iter().map(|pass| pass.wrong_replicas).sum();
+        self.line(&format!(
+            "layers: {} passes on {} of {} multiprocessors, {wrong} replicas wrong, largest error {worst:.2} of what is allowed",
+            report.passes.len(),
+            report.covered(),
+            report.multiprocessors
+        ));
+        self.count("layers_wrong_replicas", wrong as u64);
+        self.metric("layers_error_ratio", worst.min(f64::MAX), Unit::Ratio);
+        self.count("layers_multiprocessors_missed", (report.multiprocessors - report.covered()) as u64);
+        for pass in report.passes.iter().filter(|pass| !pass.is_right()).take(MOST_EVENTS) {
+            let who = match pass.wrong.first() {
+                Some(wrong) => format!("first by multiprocessor {}", wrong.multiprocessor),
+                None => format!("off by {:.3} of what is allowed", pass.deviation.of_tolerance),
+            };
+            self.event("layer-wrong", format!("{}: {} replicas wrong, {who}", pass.pass.name(), pass.wrong_replicas));
+        }
+    }
+
+    fn copies(&mut self, report: CopyReport) {
+        let parts = [
+            ("h2d_bytes_per_s", "to the device", report.to_device),
+            ("d2h_bytes_per_s", "to the host", report.to_host),
+            ("d2d_bytes_per_s", "within the device", report.on_device),
+        ];
+        let mut wrong = 0;
+        for (name, words, copied) in parts {
+            self.line(&format!("copies {words}: {:.1} GB/s, {} words wrong", copied.rate / 1e9, copied.wrong));
+            self.metric(name, copied.rate, Unit::BytesPerSecond);
+            wrong += copied.wrong;
+            if copied.wrong > 0 {
+                self.event("copy-wrong", format!("{} words copied {words} arrived wrong", copied.wrong));
+            }
+        }
+        self.count("copy_wrong_words", wrong);
+    }
+
+    fn heat(&mut self, report: &HeatReport) {
+        let over = |pick: fn(&heat::Sample) -> Option<f64>| report.samples.iter().filter_map(pick);
+        let celsius = over(|sample| sample.celsius).fold(f64::NAN, f64::max);
+        let watts = over(|sample| sample.watts).fold(f64::NAN, f64::max);
+        let clock = over(|sample| sample.megahertz).fold(f64::NAN, f64::min);
+        self.line(&format!(
+            "load for {:.1} s: {} products at {:.1} Tflop/s when warm, up to {celsius} °C and {watts:.0} W, clock never below {clock} MHz{}",
+            report.seconds,
+            report.products,
+            report.flop_per_s / 1e12,
+            if report.plateau { "" } else { "; it was still getting warmer" }
+        ));
+        self.metric("gemm_bf16_warm_flop_per_s", report.flop_per_s, Unit::FlopPerSecond);
+        self.metric("load_seconds", report.seconds, Unit::Seconds);
+        for (name, value, unit) in [
+            ("load_temperature", celsius, Unit::Celsius),
+            ("load_power", watts, Unit::Watts),
+            ("load_clock_least", clock * 1e6, Unit::Hertz),
+        ] {
+            if value.is_finite() {
+                self.metric(name, value, unit);
+            }
+        }
+        let faulty = |sample: &&heat::Sample| sample.reasons.is_some_and(|reasons| reasons & FAULTY_REASONS != 0);
+        let slowed = report.samples.iter().filter(faulty).count();
+        if !report.samples.is_empty() {
+            self.metric("load_slowed_percent", 100.0 * slowed as f64 / report.samples.len() as f64, Unit::Percent);
+        }
+    }
+
+    fn trials(&mut self, kind: Planted, part: &str, trial: Trial) {
+        let Trial { planted, caught, false_alarms } = trial;
+        self.line(&format!("trial: {part}, {}: {caught} of {planted} found, {false_alarms} false alarms", kind.name()));
+        let name = kind.name().replace('-', "_");
+        self.count(&format!("trial_{part}_{name}_planted"), planted);
+        self.count(&format!("trial_{part}_{name}_caught"), caught);
+        self.count(&format!("trial_{part}_{name}_false_alarms"), false_alarms);
+    }
+}

@@ -1,0 +1,43 @@
+//! The deep-learning test of the GPUs, as a built-in test.
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use doctor_checks::document::Measurements;
+use doctor_core::{
+    observation::{FailureKind, ProbeFailure},
+    time::Span,
+};
+use doctor_gpu::dl::{self, Options, control::Planted};
+
+/// What the check asks for, and what a person may add.
+#[derive(Debug, Parser)]
+#[command(name = "dl", no_binary_name = true)]
+struct Arguments {
+    /// Load until warm, for at most this long; "0s" for the cold test alone.
+    #[arg(long, default_value = "20s")]
+    heat: Span,
+    /// Plant one error of this kind into each product: zero, bit-flip, nan or repeated.
+    #[arg(long, value_parser = kind)]
+    inject: Option<Planted>,
+    /// Plant this many errors of each kind after the test, and count those that are found.
+    #[arg(long, default_value_t = 0)]
+    trials: u64,
+    /// The CUDA driver, where it is not found by its name.
+    #[arg(long, env = "DOCTOR_CUDA", default_value = doctor_gpu::cuda::LIBRARY)]
+    cuda: OsString,
+    #[arg(long, env = "DOCTOR_NVML", default_value = doctor_gpu::nvml::LIBRARY)]
+    nvml: OsString,
+}
+
+fn kind(name: &str) -> Result<Planted, String> {
+    let known = || Planted::ALL.iter().map(|planted| planted.name()).collect::<Vec<_>>().join(", ");
+    Planted::from_name(name).ok_or_else(|| format!("expected one of {}", known()))
+}
+
+pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
+    let Arguments { heat, inject, trials, cuda, nvml } = Arguments::try_parse_from(args)
+        .map_err(|error| ProbeFailure::new(FailureKind::Failed, error.to_string().trim().to_owned()))?;
+    let options = Options { cuda, nvml, heat: heat.to_std(), inject, trials };
+    dl::run(&options, &|line| eprintln!("{line}"))
+}

@@ -1,0 +1,61 @@
+//! Tests that this program brings along. Each runs in a process of its own, started by the runner.
+//!
+//! A test occupies the machine, loads drivers and leaves files while it works; all three can hang or be killed. In its own
+//! process it can be ended, and what it leaves is its own to remove: told to stop (SIGTERM) it has a moment for that.
+//! People read what it writes on standard error while it runs, in the log of the run. On standard output it answers
+//! once, with measurements or with the reason why there are none.
+
+mod dl;
+mod storage;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use doctor_checks::{document::Measurements, probe::ProbeOutput};
+use doctor_core::observation::ProbeFailure;
+use rustix::process::Signal;
+
+/// A test that comes with the program.
+#[derive(Debug, Clone, Copy)]
+pub struct Builtin {
+    pub name: &'static str,
+    run: fn(Vec<OsString>) -> Result<Measurements, ProbeFailure>,
+}
+
+/// The visible list.
+static BUILTINS: &[Builtin] = &[Builtin { name: "dl", run: dl::run }, Builtin { name: "storage", run: storage::run }];
+
+/// What a test does in a further process of its own, because it may hang there: a name and its work.
+type Hand = (&'static str, fn(&[OsString]) -> ExitCode);
+static HANDS: &[Hand] = &[(storage::KEEP, storage::keep), (storage::ENTER, storage::enter)];
+
+pub fn find(name: &str) -> Option<&'static Builtin> {
+    BUILTINS.iter().find(|builtin| builtin.name == name)
+}
+
+/// What the process of a test does.
+pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
+    let name = args.next().and_then(|name| name.into_string().ok());
+    if let Some((_, work)) = HANDS.iter().find(|(hand, _)| name.as_deref() == Some(hand)) {
+        return work(&args.collect::<Vec<_>>());
+    }
+    // Whoever asked may be killed; nobody would take the answer then.
+    let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
+    let Some(builtin) = name.as_deref().and_then(find) else {
+        eprintln!("this argument is for doctor-node itself");
+        return ExitCode::FAILURE;
+    };
+    let answer = match (builtin.run)(args.collect()) {
+        Ok(measurements) => match serde_json::to_string(&measurements) {
+            Ok(text) => ProbeOutput::Text(text),
+            Err(error) => {
+                eprintln!("the measurements cannot be written down: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
+        Err(failure) => ProbeOutput::Failed(failure),
+    };
+    match serde_json::to_writer(std::io::stdout().lock(), &answer) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}

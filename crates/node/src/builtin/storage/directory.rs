@@ -1,0 +1,374 @@
+//! The directory in which a test works: made, and removed with all that is in it.
+//!
+//! It is `MOUNT/.cluster-doctor/HOST-BOOT-NAMESPACE-PROCESS-START`, so that its name alone says whose it is, also when
+//! the process that made it was killed in between. Only what is inside such a directory is ever removed, by names
+//! relative to open directories; no link is followed and nothing is removed recursively, as a test makes no directories.
+//!
+//! Others may be able to write to the mount. So the directory is ours alone (mode 0700), its parent may not be writable
+//! for others, and both must belong to whom a file made by us belongs to: root is somebody else on some network mounts.
+
+use std::{
+    fs::File,
+    io::{self, Write as _},
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    time::{Duration, Instant, SystemTime},
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, Mode, OFlags, Stat, fstat, fstatvfs, mkdirat, open, openat, statat, unlinkat},
+    io::Errno,
+    system::uname,
+};
+use serde::{Deserialize, Serialize};
+
+use super::told::words;
+use crate::runner::abandoned::{boot_id, stat_of};
+
+const PARENT: &str = ".cluster-doctor";
+const TRIAL: &str = "trial";
+
+/// Whether a process lives cannot be said from another boot, another container, or another machine of the same name.
+/// No test runs for so long.
+const SURELY_DEAD: Duration = Duration::from_secs(86_400);
+
+/// Network file systems keep a removed file for as long as somebody has it open; a process that was killed lets go soon.
+const LETS_GO: Duration = Duration::from_secs(5);
+
+/// Another run may remove the empty parent at the very moment at which it is found.
+const TRIES: u32 = 20;
+
+/// What could not be done, and the kernel's word for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{what}: {}", words(*.errno))]
+pub(super) struct Trouble {
+    pub(super) what: String,
+    pub(super) errno: i32,
+}
+
+fn trouble(what: impl Into<String>) -> impl FnOnce(Errno) -> Trouble {
+    let what = what.into();
+    move |errno| Trouble { what, errno: errno.raw_os_error() }
+}
+
+/// Of an error of the standard library.
+fn trouble_io(what: &str) -> impl FnOnce(io::Error) -> Trouble {
+    move |error| Trouble { what: what.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
+}
+
+/// A directory that was made for one test.
+#[derive(Debug)]
+pub(super) struct Directory {
+    mount: OwnedFd,
+    parent: OwnedFd,
+    name: String,
+    pub(super) itself: OwnedFd,
+    /// Whether files in it can be opened for direct I/O.
+    pub(super) direct: bool,
+    /// Bytes, where the file system says.
+    pub(super) free: Option<u64>,
+    /// Directories of dead runs that were removed before.
+    pub(super) swept: usize,
+}
+
+impl Directory {
+    /// Makes it below a mount, and removes what dead runs of this machine left there.
+    pub(super) fn make(mount: &Path, owner: &Owner) -> Result<Self, Trouble> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = open(mount, flags, Mode::empty()).map_err(trouble("opening it"))?;
+        let name = owner.name();
+        let made = make_inside(&opened, &name, owner);
+        let Made { itself, parent, swept } = made.inspect_err(|_| {
+            // The parent may be there already, and empty.
+            let _in_use = unlinkat(&opened, PARENT, AtFlags::REMOVEDIR);
+        })?;
+        let mut made = Self { mount: opened, parent, name, itself, direct: false, free: None, swept };
+        match made.try_out() {
+            Ok(()) => Ok(made),
+            Err(trouble) => {
+                // The first trouble is the one to tell.
+                let _tidied = made.remove();
+                Err(trouble)
+            }
+        }
+    }
+
+    fn try_out(&mut self) -> Result<(), Trouble> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = openat(&self.itself, TRIAL, flags, Mode::RUSR | Mode::WUSR).map_err(trouble("creating a file"))?;
+        self.is_ours(&fstat(&file).map_err(trouble("looking at a file"))?)?;
+        let mut file = File::from(file);
+        let written = file.write_all(&[0x5a; 4096]).and_then(|()| file.sync_all());
+        written.map_err(trouble_io("writing to a file"))?;
+        let direct = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+        self.direct = match openat(&self.itself, TRIAL, direct, Mode::empty()) {
+            Ok(_) => true,
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => false,
+            Err(errno) => return Err(trouble("opening a file for direct I/O")(errno)),
+        };
+        unlinkat(&self.itself, TRIAL, AtFlags::empty()).map_err(trouble("removing a file"))?;
+        let space = fstatvfs(&self.itself).map_err(trouble("asking for free space"))?;
+        self.free = (space.f_blocks > 0).then(|| space.f_bavail.saturating_mul(space.f_frsize));
+        Ok(())
+    }
+
+    /// Whoever could exchange the directory for another could have us write through a link.
+    fn is_ours(&self, file: &Stat) -> Result<(), Trouble> {
+        let (itself, parent) = (fstat(&self.itself), fstat(&self.parent));
+        let itself = itself.map_err(trouble("looking at the directory"))?;
+        let parent = parent.map_err(trouble("looking at the directory"))?;
+        let of_us = itself.st_uid == file.st_uid && (parent.st_uid == file.st_uid || parent.st_uid == 0);
+        let for_others = Mode::WGRP | Mode::WOTH;
+        if of_us && !Mode::from_raw_mode(parent.st_mode).intersects(for_others) {
+            return Ok(());
+        }
+        let what = format!("{PARENT} belongs to user {} or others may write to it; remove it", parent.st_uid);
+        Err(trouble(what)(Errno::PERM))
+    }
+
+    /// Removes it, and the parent if nobody else uses it.
+    pub(super) fn remove(&self) -> Result<(), Trouble> {
+        let begun = Instant::now();
+        loop {
+            match empty(&self.itself).and_then(|()| {
+                unlinkat(&self.parent, self.name.as_str(), AtFlags::REMOVEDIR)
+                    .map_err(trouble("removing the directory"))
+            }) {
+                Err(left) if left.errno == Errno::NOTEMPTY.raw_os_error() && begun.elapsed() < LETS_GO => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                other => {
+                    let _in_use = unlinkat(&self.mount, PARENT, AtFlags::REMOVEDIR);
+                    return other;
+                }
+            }
+        }
+    }
+}
+
+/// A new directory, open together with its parent, and how many dead ones went.
+struct Made {
+    itself: OwnedFd,
+    parent: OwnedFd,
+    swept: usize,
+}
+
+fn make_inside(mount: &OwnedFd, name: &str, owner: &Owner) -> Result<Made, Trouble> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH;
+    let mut swept = 0;
+    for _ in 0..TRIES {
+        match mkdirat(mount, PARENT, mode) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(trouble(format!("making {PARENT}"))(errno)),
+        }
+        let parent = match openat(mount, PARENT, flags, Mode::empty()) {
+            Ok(parent) => parent,
+            Err(Errno::NOENT) => continue,
+            Err(errno) => return Err(trouble(format!("opening {PARENT}"))(errno)),
+        };
+        swept += sweep(&parent, owner);
+        match mkdirat(&parent, name, Mode::RWXU) {
+            Ok(()) => {}
+            Err(Errno::NOENT) => continue,
+            Err(errno) => return Err(trouble("making a directory")(errno)),
+        }
+        let itself = openat(&parent, name, flags, Mode::empty()).map_err(trouble("opening the directory"))?;
+        return Ok(Made { itself, parent, swept });
+    }
+    Err(trouble(format!("making {PARENT}, which others remove all the time"))(Errno::BUSY))
+}
+
+/// Removes every file in it.
+fn empty(directory: &OwnedFd) -> Result<(), Trouble> {
+    for name in names(directory)? {
+        match unlinkat(directory, name.as_str(), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(trouble(format!("removing {name}"))(errno)),
+        }
+    }
+    Ok(())
+}
+
+fn names(directory: impl AsFd) -> Result<Vec<String>, Trouble> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory).map_err(trouble("listing the directory"))? {
+        let entry = entry.map_err(trouble("listing the directory"))?;
+        match entry.file_name().to_str() {
+            Ok("." | "..") => {}
+            Ok(name) => names.push(name.to_owned()),
+            // No name that we give.
+            Err(_) => {}
+        }
+    }
+    Ok(names)
+}
+
+/// Removes the directories of runs that are dead; how many. One that cannot be removed waits for the next run.
+fn sweep(parent: &OwnedFd, owner: &Owner) -> usize {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let of_dead = |name: &String| -> Option<()> {
+        let left_by = Owner::read(name)?;
+        let directory = openat(parent, name.as_str(), flags, Mode::empty()).ok()?;
+        let is_dead = match left_by.is_alive_seen_by(owner) {
+            Some(alive) => !alive,
+            None => left_by.host == owner.host && untouched_for(&directory)? > SURELY_DEAD,
+        };
+        if !is_dead {
+            return None;
+        }
+        empty(&directory).ok()?;
+        unlinkat(parent, name.as_str(), AtFlags::REMOVEDIR).ok()
+    };
+    names(parent).unwrap_or_default().iter().filter_map(of_dead).count()
+}
+
+/// Since it or a file in it was last written.
+fn untouched_for(directory: &OwnedFd) -> Option<Duration> {
+    let written = |stat: Stat| {
+        let since = Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or(0));
+        SystemTime::UNIX_EPOCH + since
+    };
+    let mut newest = written(fstat(directory).ok()?);
+    for name in names(directory).ok()? {
+        newest = newest.max(written(statat(directory, name.as_str(), AtFlags::SYMLINK_NOFOLLOW).ok()?));
+    }
+    SystemTime::now().duration_since(newest).ok()
+}
+
+/// The process that a directory belongs to, as its name has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Owner {
+    host: String,
+    boot: String,
+    /// The kernel's number for the namespace in which `process` is one.
+    namespace: u64,
+    process: u32,
+    start_ticks: u64,
+}
+
+impl Owner {
+    /// This process.
+    pub(super) fn here() -> Option<Self> {
+        let host = uname().nodename().to_string_lossy().into_owned();
+        let plain = |letter: char| if letter.is_ascii_alphanumeric() || ".-".contains(letter) { letter } else { '_' };
+        let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
+        let digits: String = namespace.to_str()?.chars().filter(char::is_ascii_digit).collect();
+        let process = std::process::id();
+        Some(Self {
+            host: host.chars().take(100).map(plain).collect(),
+            boot: boot_id().replace('-', ""),
+            namespace: digits.parse().ok()?,
+            process,
+            start_ticks: stat_of(process)?.start_ticks,
+        })
+    }
+
+    fn name(&self) -> String {
+        let Self { host, boot, namespace, process, start_ticks } = self;
+        format!("{host}-{boot}-{namespace}-{process}-{start_ticks}")
+    }
+
+    fn read(name: &str) -> Option<Self> {
+        let mut parts = name.rsplitn(5, '-');
+        let start_ticks = parts.next()?.parse().ok()?;
+        let process = parts.next()?.parse().ok()?;
+        let namespace = parts.next()?.parse().ok()?;
+        let (boot, host) = (parts.next()?.to_owned(), parts.next()?.to_owned());
+        let read = Self { host, boot, namespace, process, start_ticks };
+        // What is not written as we write it is not ours.
+        (read.name() == name && !read.host.is_empty() && read.boot.len() == 32).then_some(read)
+    }
+
+    /// None: it cannot be said from there.
+    fn is_alive_seen_by(&self, other: &Self) -> Option<bool> {
+        let same = |owner: &Self| (owner.host.clone(), owner.boot.clone(), owner.namespace);
+        (same(self) == same(other))
+            .then(|| stat_of(self.process).is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.is_over()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        fs,
+        os::unix::fs::{PermissionsExt as _, symlink},
+    };
+
+    fn owner() -> Owner {
+        Owner::here().unwrap()
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_directory_and_its_files() {
+        let mount = tempfile::tempdir().unwrap();
+        let made = Directory::make(mount.path(), &owner()).unwrap();
+        let place = mount.path().join(PARENT).join(owner().name());
+        assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o700);
+        fs::write(place.join("one"), "x").unwrap();
+        assert!(made.free.is_some_and(|free| free > 0));
+        made.remove().unwrap();
+        assert_eq!(fs::read_dir(mount.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_dead_runs_left_goes_and_what_is_of_others_stays() {
+        let mount = tempfile::tempdir().unwrap();
+        let place = |name: &str| mount.path().join(PARENT).join(name);
+        let left = |owner: Owner| {
+            fs::create_dir_all(place(&owner.name())).unwrap();
+            fs::write(place(&owner.name()).join("one"), "x").unwrap();
+            owner.name()
+        };
+        let dead = left(Owner { start_ticks: 1, ..owner() });
+        let alive = left(Owner { process: 1, start_ticks: stat_of(1).unwrap().start_ticks, ..owner() });
+        let of_other_host = left(Owner { host: "other".to_owned(), start_ticks: 1, ..owner() });
+        let of_fresh_boot = left(Owner { boot: "0".repeat(32), ..owner() });
+        let of_old_boot = left(Owner { boot: "1".repeat(32), ..owner() });
+        let long_ago = SystemTime::now() - SURELY_DEAD * 2;
+        for path in [place(&of_old_boot).join("one"), place(&of_old_boot)] {
+            File::open(path).unwrap().set_modified(long_ago).unwrap();
+        }
+        let with_directory = left(Owner { start_ticks: 2, ..owner() });
+        fs::create_dir(place(&with_directory).join("deep")).unwrap();
+        fs::create_dir_all(place("somebody-elses")).unwrap();
+        fs::write(mount.path().join("precious"), "x").unwrap();
+        symlink(mount.path(), place(&Owner { start_ticks: 3, ..owner() }.name())).unwrap();
+
+        let made = Directory::make(mount.path(), &owner()).unwrap();
+        assert_eq!(made.swept, 2);
+        made.remove().unwrap();
+        assert!(!place(&dead).exists() && !place(&of_old_boot).exists());
+        for stays in [&alive, &of_other_host, &of_fresh_boot, &with_directory, "somebody-elses"] {
+            assert!(place(stays).exists(), "{stays}");
+        }
+        assert!(mount.path().join("precious").exists());
+    }
+
+    #[test]
+    fn a_link_in_place_of_our_directory_or_one_that_others_may_write_to_is_refused() {
+        let mount = tempfile::tempdir().unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        symlink(elsewhere.path(), mount.path().join(PARENT)).unwrap();
+        let refused = Directory::make(mount.path(), &owner()).unwrap_err();
+        assert!([libc::ELOOP, libc::ENOTDIR].contains(&refused.errno), "{refused}");
+        assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+
+        fs::remove_file(mount.path().join(PARENT)).unwrap();
+        fs::create_dir(mount.path().join(PARENT)).unwrap();
+        fs::set_permissions(mount.path().join(PARENT), fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = Directory::make(mount.path(), &owner()).unwrap_err();
+        assert_eq!(refused.errno, libc::EPERM, "{refused}");
+        assert!(refused.to_string().contains("remove it"), "{refused}");
+    }
+
+    #[test]
+    fn a_name_says_whose_it_is() {
+        let of_a_host_with_hyphens = Owner { host: "gpu-node-07".to_owned(), ..owner() };
+        assert_eq!(Owner::read(&of_a_host_with_hyphens.name()), Some(of_a_host_with_hyphens));
+        for name in ["", "x", "a-b-c-d-e", "h-0123-1-1-1", &format!("h-{}-1-01-1", "0".repeat(32))] {
+            assert_eq!(Owner::read(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The keeper: the one process that touches the mount beside fio.
+//!
+//! It makes the test's directory, says so, and removes it when its standard input ends: when the test is done, and also
+//! when the test is killed. Whatever it does may hang for ever on a sick mount, which is why it is a process of its own
+//! with which the test speaks by lines, and for which it waits no longer than it must.
+
+use std::{
+    ffi::OsString,
+    io::{self, Read as _, Write as _},
+    os::fd::{AsFd, AsRawFd as _},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
+    sync::{Arc, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::os::unix::process::CommandExt as _;
+
+use super::{
+    OURSELVES,
+    directory::{Directory, Owner, Trouble},
+};
+use crate::{
+    runner::{BUILTIN_ARGUMENT, abandoned::AbandonedProbes},
+    stop::{Stop, StopWhy},
+};
+
+/// The name under which this program becomes the keeper.
+pub(in crate::builtin) const KEEP: &str = "storage-keep";
+
+/// A line of the keeper's.
+#[derive(Debug, Serialize, Deserialize)]
+enum Said {
+    Ready(Ready),
+    Removed,
+    Cannot(Trouble),
+}
+
+/// The directory is there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Ready {
+    /// The keeper's own descriptor of it. By that it is found whatever becomes of the names that lead to it.
+    descriptor: i32,
+    pub(super) direct: bool,
+    pub(super) free: Option<u64>,
+    pub(super) swept: usize,
+}
+
+/// What the keeper's process does.
+pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
+    // Told to stop together with the test, it must outlive it: the end of the input is the word to go.
+    let heard = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        if signal_hook::flag::register(signal, Arc::clone(&heard)).is_err() {
+            return ExitCode::FAILURE;
+        }
+    }
+    let (Some(mount), Some(owner)) = (args.first(), Owner::here()) else {
+        eprintln!("{KEEP} is for doctor-node itself");
+        return ExitCode::FAILURE;
+    };
+    match Directory::make(Path::new(mount), &owner) {
+        Ok(made) => {
+            let Directory { direct, free, swept, .. } = made;
+            say(&Said::Ready(Ready { descriptor: made.itself.as_raw_fd(), direct, free, swept }));
+            let _until_it_ends = io::stdin().lock().read_to_end(&mut Vec::new());
+            say(&made.remove().map_or_else(Said::Cannot, |()| Said::Removed));
+        }
+        Err(trouble) => say(&Said::Cannot(trouble)),
+    }
+    ExitCode::SUCCESS
+}
+
+fn say(said: &Said) {
+    let line = serde_json::to_string(said).unwrap_or_default();
+    // Nobody may listen any more; the work is the same.
+    let _heard = writeln!(io::stdout(), "{line}");
+}
+
+/// Why the keeper did not do as told.
+#[derive(Debug)]
+pub(super) enum NotKept {
+    Trouble(Trouble),
+    /// No word within this time. It was killed.
+    Stalled(Duration),
+    /// This process was left behind: it cannot be killed, or has still files to remove.
+    LeftBehind(u32),
+    /// It ended without a word, or could not be started.
+    Gone(String),
+    Stopped(StopWhy),
+}
+
+/// The keeper as the test sees it.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    child: Child,
+    /// Dropped to let it go.
+    input: Option<ChildStdin>,
+    output: ChildStdout,
+    heard: Vec<u8>,
+}
+
+/// A killed process is gone within this time unless it hangs in the kernel.
+const KILL_GRACE: Duration = Duration::from_millis(500);
+
+impl Keeper {
+    /// Starts one and waits for the directory.
+    pub(super) fn start(
+        mount: &Path,
+        patience: Duration,
+        stop: &Stop,
+        left: &Left<'_>,
+    ) -> Result<(Self, Ready), NotKept> {
+        let gone = |error: io::Error| NotKept::Gone(format!("the keeper cannot be started: {error}"));
+        let mut command = Command::new(OURSELVES);
+        command.args([BUILTIN_ARGUMENT, KEEP]).arg(mount).process_group(0);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(gone)?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(NotKept::Gone("the keeper has no pipes".to_owned()));
+        };
+        let mut keeper = Self { child, input: Some(input), output, heard: Vec::new() };
+        match keeper.hear(patience, Some(stop)) {
+            Ok(Said::Ready(ready)) => Ok((keeper, ready)),
+            Ok(Said::Cannot(trouble)) => Err(NotKept::Trouble(trouble)),
+            Ok(Said::Removed) => Err(NotKept::Gone("the keeper spoke out of turn".to_owned())),
+            Err(why @ (NotKept::Stalled(_) | NotKept::Stopped(_))) => Err(keeper.kill(why, left)),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// By which a process enters the directory.
+    pub(super) fn directory(&self, ready: &Ready) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{}", self.child.id(), ready.descriptor))
+    }
+
+    /// Lets it remove the directory. If that takes longer it goes on by itself, and the files go when the mount answers.
+    pub(super) fn finish(mut self, patience: Duration, left: &Left<'_>) -> Result<(), NotKept> {
+        drop(self.input.take());
+        match self.hear(patience, None) {
+            Ok(Said::Removed) => {
+                self.is_gone_soon();
+                Ok(())
+            }
+            Ok(Said::Cannot(trouble)) => Err(NotKept::Trouble(trouble)),
+            Ok(Said::Ready(_)) => Err(NotKept::Gone("the keeper spoke out of turn".to_owned())),
+            Err(NotKept::Stalled(_)) => {
+                let pid = self.child.id();
+                left.note(pid, self.child);
+                Err(NotKept::LeftBehind(pid))
+            }
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Its next line.
+    fn hear(&mut self, patience: Duration, stop: Option<&Stop>) -> Result<Said, NotKept> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.heard.drain(..=end).collect();
+                return serde_json::from_slice(&line)
+                    .map_err(|error| NotKept::Gone(format!("the keeper's word: {error}")));
+            }
+            if let Some(why) = stop.and_then(Stop::told) {
+                return Err(NotKept::Stopped(why));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(NotKept::Stalled(patience));
+            }
+            let wait = stop.map_or(left, |stop| stop.at_most(left));
+            if !self.has_word_within(wait, stop).map_err(|error| NotKept::Gone(error.to_string()))? {
+                continue;
+            }
+            let mut buffer = [0; 4096];
+            match self.output.read(&mut buffer) {
+                Ok(0) => return Err(NotKept::Gone("the keeper ended without a word".to_owned())),
+                Ok(count) => self.heard.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(NotKept::Gone(format!("the keeper's word: {error}"))),
+            }
+        }
+    }
+
+    fn has_word_within(&self, wait: Duration, stop: Option<&Stop>) -> io::Result<bool> {
+        let wake = stop.and_then(Stop::wake);
+        let mut fds = vec![PollFd::new(&self.output, PollFlags::IN)];
+        fds.extend(wake.as_ref().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
+        let timeout = Timespec::try_from(wait).map_err(io::Error::other)?;
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) => Ok(!fds[0].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Ends it if that can be done, and remembers it if not.
+    fn kill(mut self, why: NotKept, left: &Left<'_>) -> NotKept {
+        let _killed = self.child.kill();
+        if self.is_gone_soon() {
+            return why;
+        }
+        let pid = self.child.id();
+        left.note(pid, self.child);
+        NotKept::LeftBehind(pid)
+    }
+
+    /// Reaps it when it has ended, and waits a little for that.
+    fn is_gone_soon(&mut self) -> bool {
+        let deadline = Instant::now() + KILL_GRACE;
+        while !matches!(self.child.try_wait(), Ok(Some(_))) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
+    }
+}
+
+/// Where it is remembered what was left behind on one mount.
+#[derive(Debug)]
+pub(super) struct Left<'a> {
+    pub(super) probes: &'a AbandonedProbes,
+    pub(super) what: String,
+}
+
+impl Left<'_> {
+    pub(super) fn note(&self, pid: u32, child: Child) {
+        self.probes.add(&self.what, pid, child);
+    }
+
+    /// A process of an earlier test that still hangs.
+    pub(super) fn hanging(&self) -> Option<u32> {
+        self.probes.hanging(&self.what)
+    }
+}

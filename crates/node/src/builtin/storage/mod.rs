@@ -1,0 +1,236 @@
+//! `doctor-node test storage`: fio on each mount, with what goes wrong as findings.
+//!
+//! The process of the test touches no mount itself, because nobody could end it while it hangs there. The directory is
+//! the keeper's ([`keeper`]), the reading and writing fio's ([`passes`]); both are waited for no longer than the order
+//! allows, and left behind when they cannot be killed. What is left behind is remembered by mount, and the mount is not
+//! tried again while it hangs. The first error ends the test of a mount and is told; what was measured before stands.
+
+mod directory;
+mod keeper;
+mod passes;
+mod told;
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use doctor_checks::{
+    document::Measurements,
+    fio::{FioRun, Side},
+    storage_order::{Direction, Pattern, Place, Sizes, StorageOrder},
+};
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
+
+use crate::{
+    runner::{STATE_VARIABLE, abandoned::AbandonedProbes, mounts},
+    stop::{Stop, StopWhy},
+};
+use keeper::{Keeper, Left, NotKept, Ready};
+use passes::{Fio, Outcome, Pass, Track};
+use told::{Told, Wrong, bytes, of_errno, of_pass};
+
+pub(super) use keeper::{KEEP, keep};
+pub(super) use passes::{ENTER, enter};
+
+/// Also right when the program was replaced by an update while it runs.
+const OURSELVES: &str = "/proc/self/exe";
+
+/// How long the keeper is waited for where the test was told to stop, for which the runner gives it not much more, and
+/// where the mount hangs, so that it will hardly come.
+const HURRY: Duration = Duration::from_millis(600);
+
+/// What the process of the test does.
+pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
+    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<StorageOrder>(text.to_str()?).ok());
+    let Some(order) = order else {
+        return Err(ProbeFailure::new(FailureKind::Unparseable, "the order of the storage test is not understood"));
+    };
+    let stop = Stop::on_signals()
+        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot watch for signals: {error}")))?
+        .after(order.timeout.to_std());
+    let fio = Fio::find(&stop)?;
+    eprintln!("{} with engine {}", fio.version, fio.engine);
+    let probes = env::var_os(STATE_VARIABLE)
+        .map_or_else(AbandonedProbes::of_this_process, |directory| AbandonedProbes::kept_in(Path::new(&directory)));
+    let root = env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from);
+    let mut all = Measurements::default();
+    for place in &order.places {
+        let entity = Entity::new(EntityKind::Mount, place.path());
+        let left = Left { probes: &probes, what: format!("storage {}", place.path()) };
+        let mut test = PlaceTest { fio: &fio, order: &order, stop: &stop, left, entity, seen: &mut all };
+        if let Err(told) = test.run(place, &root.join(place.path().trim_start_matches('/'))) {
+            test.tell(told);
+        }
+        if stop.told() == Some(StopWhy::Signal) {
+            return Err(ProbeFailure::new(FailureKind::Killed, "told to stop"));
+        }
+    }
+    Ok(all)
+}
+
+/// The test of one place.
+struct PlaceTest<'a> {
+    fio: &'a Fio,
+    order: &'a StorageOrder,
+    stop: &'a Stop,
+    left: Left<'a>,
+    entity: Entity,
+    seen: &'a mut Measurements,
+}
+
+impl PlaceTest<'_> {
+    fn tell(&mut self, told: Told) {
+        match told {
+            Told::Wrong(wrong, text) => {
+                eprintln!("{}: {}: {text}", self.entity.id, wrong.code());
+                self.seen.events.push(Event::seen(wrong.code(), self.entity.clone(), text));
+            }
+            Told::Unread(kind, text) => {
+                let text = format!("{}: {text}", self.entity.id);
+                eprintln!("{text}");
+                self.seen.unread.push(ProbeFailure::new(kind, text));
+            }
+        }
+    }
+
+    fn measured(&mut self, name: &str, value: f64, unit: Unit) {
+        self.seen.metrics.push(Metric::new(name, self.entity.clone(), value, unit));
+    }
+
+    /// From the making of the directory to its removal.
+    fn run(&mut self, place: &Place, path: &Path) -> Result<(), Told> {
+        if let Some(pid) = self.left.hanging() {
+            let text = format!("process {pid} of an earlier test still hangs on it; it is not tried again");
+            return Err(Told::Wrong(Wrong::Stalled, text));
+        }
+        let mounted = || mounts::points(&fs::read_to_string("/proc/self/mounts").unwrap_or_default());
+        if matches!(place, Place::Mount(_)) && !mounted().iter().any(|point| point == path) {
+            return Err(Told::Wrong(Wrong::Missing, "nothing is mounted there".to_owned()));
+        }
+        let patience = self.order.stall.to_std();
+        let (keeper, ready) =
+            Keeper::start(path, patience, self.stop, &self.left).map_err(|why| not_kept(why, "making a directory"))?;
+        let result = self.passes(&keeper, &ready);
+        let in_a_hurry =
+            self.stop.told() == Some(StopWhy::Signal) || matches!(result, Err(Told::Wrong(Wrong::Stalled, _)));
+        let removed = keeper.finish(if in_a_hurry { HURRY } else { patience }, &self.left);
+        // Why the test ended early says more than that its files did not go.
+        result.and_then(|()| removed.map_err(|why| not_kept(why, "removing the files")))
+    }
+
+    fn passes(&mut self, keeper: &Keeper, ready: &Ready) -> Result<(), Told> {
+        let Some(sizes) = Sizes::within(self.order.size, ready.free) else {
+            let free = ready.free.map_or_else(String::new, bytes);
+            let needed = bytes(Sizes::needs_free());
+            let text = format!("{free} are free; the test takes a tenth of it at most, and needs {needed} for that");
+            return Err(Told::Wrong(Wrong::NoSpace, text));
+        };
+        let free =
+            ready.free.map_or_else(|| "does not say what is free".to_owned(), |free| format!("{} free", bytes(free)));
+        let how = if ready.direct { "direct I/O" } else { "through the page cache: it refuses direct I/O" };
+        eprintln!("{}: {free}; 2 x {} of files, {how}", self.entity.id, bytes(sizes.set));
+        if ready.swept > 0 {
+            eprintln!("{}: removed what {} earlier tests left", self.entity.id, ready.swept);
+        }
+        let directory = keeper.directory(ready);
+        let track = Track { fio: self.fio, order: self.order, directory: &directory, sizes, stop: self.stop };
+        let mut direct = ready.direct;
+        if self.order.verify {
+            let run = self.pass(&track, Pass::Verify, &mut direct)?;
+            if run.read.bytes < sizes.verified {
+                let text = format!("verify: fio compared {} of {}", bytes(run.read.bytes), bytes(sizes.verified));
+                return Err(Told::Unread(FailureKind::Empty, text));
+            }
+            self.measured("storage_verified", run.read.bytes as f64, Unit::Bytes);
+        }
+        for pattern in Pattern::ALL {
+            let run = self.pass(&track, Pass::Measure(*pattern), &mut direct)?;
+            self.keep(*pattern, &run);
+        }
+        self.measured("storage_direct", f64::from(u8::from(direct)), Unit::Count);
+        Ok(())
+    }
+
+    /// Runs one pass. Direct I/O that is refused only when it is used is given up for this mount.
+    fn pass(&mut self, track: &Track<'_>, pass: Pass, direct: &mut bool) -> Result<FioRun, Told> {
+        let begun = Instant::now();
+        let name = pass.name();
+        loop {
+            match track.run(pass, *direct) {
+                Outcome::Ran(run) if run.error == libc::EINVAL && *direct => {
+                    eprintln!("{}: direct I/O is refused; now through the page cache", self.entity.id);
+                    *direct = false;
+                }
+                Outcome::Ran(run) if run.error == 0 => {
+                    let took = begun.elapsed().as_secs_f64();
+                    eprintln!("{}: {name:20} {:4.1} s  {}", self.entity.id, took, of_pass(pass, &run));
+                    return Ok(run);
+                }
+                Outcome::Ran(run) => return Err(of_errno(run.error, &format!("{name}: fio"))),
+                Outcome::Stalled(limit) => {
+                    let text = format!("{name}: fio did not come back within {limit:.0?} and was killed");
+                    return Err(Told::Wrong(Wrong::Stalled, text));
+                }
+                Outcome::LeftBehind { pid, child } => {
+                    self.left.note(pid, child);
+                    let text = format!("{name}: fio hangs in the kernel and was left behind as process {pid}");
+                    return Err(Told::Wrong(Wrong::Stalled, text));
+                }
+                Outcome::Failed(ProbeFailure { kind, text }) => return Err(Told::Unread(kind, text)),
+                Outcome::Stopped(why) => return Err(stopped(why, self.order)),
+            }
+        }
+    }
+
+    /// By the names under which the first tests of this kind kept their results.
+    fn keep(&mut self, pattern: Pattern, run: &FioRun) {
+        let name = |what: &str| format!("{}_{what}", pattern.code());
+        let both = run.read.and(run.write);
+        self.measured(&name("bw"), both.bytes_per_second, Unit::BytesPerSecond);
+        self.measured(&name("iops"), both.per_second, Unit::OperationsPerSecond);
+        let mut latencies = |prefix: &str, side: &Side| {
+            let Some(latency) = side.latency else { return };
+            for (what, value) in [("p50", latency.p50), ("p99", latency.p99), ("p999", latency.p999)] {
+                self.measured(&name(&format!("{prefix}{what}")), value, Unit::Seconds);
+            }
+        };
+        match pattern.facts().direction {
+            Direction::Read => latencies("", &run.read),
+            Direction::Write => latencies("", &run.write),
+            Direction::Both => {
+                latencies("read_", &run.read);
+                latencies("write_", &run.write);
+            }
+        }
+    }
+}
+
+fn stopped(why: StopWhy, order: &StorageOrder) -> Told {
+    match why {
+        StopWhy::Signal => Told::Unread(FailureKind::Killed, "told to stop".to_owned()),
+        StopWhy::TimeLimit => {
+            let text = format!("the test was not done within {}; give it more `timeout`", order.timeout);
+            Told::Unread(FailureKind::TimedOut, text)
+        }
+    }
+}
+
+fn not_kept(why: NotKept, doing: &str) -> Told {
+    match why {
+        NotKept::Trouble(trouble) => of_errno(trouble.errno, &trouble.what),
+        NotKept::Stalled(patience) => {
+            Told::Wrong(Wrong::Stalled, format!("{doing} did not come back within {patience:.0?}"))
+        }
+        NotKept::LeftBehind(pid) => {
+            let text = format!("{doing} hangs and was left behind as process {pid}");
+            Told::Wrong(Wrong::Stalled, text)
+        }
+        NotKept::Gone(text) => Told::Unread(FailureKind::Failed, format!("{doing}: {text}")),
+        NotKept::Stopped(StopWhy::Signal) => Told::Unread(FailureKind::Killed, "told to stop".to_owned()),
+        NotKept::Stopped(StopWhy::TimeLimit) => Told::Unread(FailureKind::TimedOut, format!("{doing}: out of time")),
+    }
+}

@@ -1,0 +1,293 @@
+//! One pass of fio: how it is called, and what came of it.
+//!
+//! fio runs all its jobs as threads, so that one process number stands for all of it, and dies with the test. It is
+//! started by a small step of our own that enters the directory first: entering may hang, and a process that is being
+//! started would hang whoever starts it.
+
+use std::{
+    cell::Cell,
+    ffi::OsString,
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use doctor_checks::{
+    fio::{BadFio, FioRun, parse},
+    measurements::ended_badly,
+    storage_order::{Files, MANY, Pattern, Sizes, StorageOrder},
+};
+use doctor_core::observation::{FailureKind, ProbeFailure};
+use rustix::process::Signal;
+
+use super::OURSELVES;
+use crate::{
+    runner::{
+        BUILTIN_ARGUMENT, KEY_VARIABLE, MAX_STREAM_BYTES,
+        child::{self, Echo, Ended, Limits},
+    },
+    stop::{Stop, StopWhy},
+};
+
+/// The name under which this program enters a directory and becomes fio.
+pub(in crate::builtin) const ENTER: &str = "storage-enter";
+
+const FIO: &str = "fio";
+
+/// Each can have many operations under way at once. Some distributions have them in packages of their own.
+const ENGINES: [&str; 3] = ["libaio", "io_uring", "posixaio"];
+
+/// For questions to fio that touch no mount.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// fio says of every single operation that it failed.
+const REMARKS: u32 = 5;
+const KILL_GRACE: Duration = Duration::from_secs(1);
+
+/// What the process that becomes fio does: enters the directory, and runs fio there.
+pub(in crate::builtin) fn enter(args: &[OsString]) -> ExitCode {
+    // fio does not outlive the test that nobody will ask any more.
+    let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    let [directory, args @ ..] = args else { return ExitCode::FAILURE };
+    if let Err(error) = std::env::set_current_dir(directory) {
+        eprintln!("cannot enter the test's directory: {error}");
+        return ExitCode::FAILURE;
+    }
+    let error = Command::new(FIO).args(args).exec();
+    eprintln!("cannot run {FIO}: {error}");
+    ExitCode::FAILURE
+}
+
+/// fio as it is installed here.
+#[derive(Debug, Clone)]
+pub(super) struct Fio {
+    pub(super) version: String,
+    pub(super) engine: &'static str,
+}
+
+impl Fio {
+    /// # Errors
+    /// If there is none, or none that can be used.
+    pub(super) fn find(stop: &Stop) -> Result<Self, ProbeFailure> {
+        let ask = |argument: &str| {
+            let mut command = Command::new(FIO);
+            command.arg(argument);
+            listen(&mut command, ANSWER_TIME, stop, Echo::default())
+        };
+        let missing = |text: &str| ProbeFailure::new(FailureKind::Missing, text);
+        let version = match ask("--version") {
+            Ok(Ended::Exited { status, stdout, .. }) if status.success() => {
+                String::from_utf8_lossy(&stdout).trim().to_owned()
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(missing("fio is not installed; its package is called `fio`"));
+            }
+            _ => return Err(ProbeFailure::new(FailureKind::Failed, "`fio --version` does not answer")),
+        };
+        let has = |engine: &&str| {
+            let answer = ask(&format!("--enghelp={engine}"));
+            matches!(answer, Ok(Ended::Exited { status, .. }) if status.success())
+        };
+        let engine = ENGINES.into_iter().find(|engine| has(engine));
+        let engine = engine.ok_or_else(|| missing("fio has none of the engines libaio, io_uring and posixaio"))?;
+        Ok(Self { version, engine })
+    }
+}
+
+fn listen(command: &mut Command, timeout: Duration, stop: &Stop, echo: Echo<'_>) -> std::io::Result<Ended> {
+    command.env("LC_ALL", "C").env_remove(KEY_VARIABLE);
+    let limits = Limits { timeout, stream: MAX_STREAM_BYTES, grace: Duration::ZERO, kill_grace: KILL_GRACE };
+    child::run(command, &limits, stop, echo)
+}
+
+/// One use of fio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Writes and reads back, with checksums in every block.
+    Verify,
+    Measure(Pattern),
+}
+
+impl Pass {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Verify => "verify",
+            Self::Measure(pattern) => pattern.code(),
+        }
+    }
+
+    /// fio's command line.
+    fn args(self, fio: &Fio, direct: bool, order: &StorageOrder, sizes: Sizes) -> Vec<String> {
+        let mut args: Vec<String> = ["--thread", "--group_reporting", "--output-format=json", "--eta=never"]
+            .into_iter()
+            // Space that is only set aside would be read back without asking the disk.
+            .chain(["--fallocate=none", "--percentile_list=50:99:99.9"])
+            .map(str::to_owned)
+            .collect();
+        let mut set = |name: &str, value: &dyn std::fmt::Display| args.push(format!("--{name}={value}"));
+        set("name", &self.name());
+        set("ioengine", &fio.engine);
+        set("direct", &u8::from(direct));
+        let (block, jobs) = match self {
+            Self::Verify => {
+                set("filename", &"verify");
+                set("rw", &"write");
+                set("iodepth", &16);
+                set("size", &sizes.verified);
+                set("verify", &"crc32c");
+                set("verify_fatal", &1);
+                // Else it leaves a file of its own, and does so in the current directory.
+                set("verify_state_save", &0);
+                (1 << 20, 1)
+            }
+            Self::Measure(pattern) => {
+                let facts = pattern.facts();
+                match facts.files {
+                    Files::One => set("filename", &"one"),
+                    Files::Many => set("filename_format", &"many.$jobnum"),
+                }
+                set("rw", &facts.rw);
+                set("rwmixread", &70);
+                set("iodepth", &facts.depth);
+                set("numjobs", &facts.jobs);
+                match (pattern, facts.files) {
+                    (Pattern::IodepthWrite1File, _) => set("size", &sizes.set),
+                    (Pattern::NumjobsWriteNFiles, _) => set("size", &(sizes.set / MANY)),
+                    // What the writing pattern before it had time to write.
+                    _ => set("size", &"100%"),
+                }
+                set("runtime", &format!("{}ms", order.pattern_time.millis()));
+                set("time_based", &1);
+                (facts.block, u64::from(facts.jobs))
+            }
+        };
+        set("bs", &block);
+        let by_operations = order.iops.map(|iops| iops.saturating_mul(block));
+        if let Some(rate) = order.rate.into_iter().chain(by_operations).min() {
+            set("rate", &(rate / jobs).max(1));
+        }
+        args
+    }
+}
+
+/// What came of a pass.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Ran(FioRun),
+    /// It did not come back within this time, and was killed.
+    Stalled(Duration),
+    /// It did not come back, and cannot be killed.
+    LeftBehind {
+        pid: u32,
+        child: std::process::Child,
+    },
+    Failed(ProbeFailure),
+    Stopped(StopWhy),
+}
+
+/// Where and with what passes run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Track<'a> {
+    pub(super) fio: &'a Fio,
+    pub(super) order: &'a StorageOrder,
+    pub(super) directory: &'a Path,
+    pub(super) sizes: Sizes,
+    pub(super) stop: &'a Stop,
+}
+
+impl Track<'_> {
+    pub(super) fn run(&self, pass: Pass, direct: bool) -> Outcome {
+        let mut command = Command::new(OURSELVES);
+        command.args([BUILTIN_ARGUMENT, ENTER]).arg(self.directory);
+        command.args(pass.args(self.fio, direct, self.order, self.sizes));
+        let limit = self.order.pattern_time.to_std() + self.order.stall.to_std();
+        let said = Cell::new(0);
+        let say = |line: &str| {
+            said.set(said.get() + 1);
+            if said.get() <= REMARKS {
+                eprintln!("  fio: {}", line.trim_start_matches("fio: "));
+            }
+        };
+        let echo = Echo { stdout: None, stderr: Some(&say) };
+        let failed = |kind, text: String| Outcome::Failed(ProbeFailure::new(kind, format!("{}: {text}", pass.name())));
+        match listen(&mut command, limit, self.stop, echo) {
+            Ok(Ended::Exited { status, stdout, stderr }) => {
+                match (parse(&String::from_utf8_lossy(&stdout)), status.code()) {
+                    (Ok(run), _) => Outcome::Ran(run),
+                    (Err(BadFio::NoJson(_)), code) if code != Some(0) => {
+                        let ProbeFailure { kind, text } = ended_badly(code, &String::from_utf8_lossy(&stderr));
+                        failed(kind, format!("fio: {text}"))
+                    }
+                    (Err(error @ BadFio::TooLong(_)), _) => failed(FailureKind::TooLong, error.to_string()),
+                    (Err(error), _) => failed(FailureKind::Unparseable, error.to_string()),
+                }
+            }
+            Ok(Ended::TimedOut) => Outcome::Stalled(limit),
+            Ok(Ended::Unkillable { pid, child }) => Outcome::LeftBehind { pid, child },
+            Ok(Ended::TooLong) => failed(FailureKind::TooLong, "fio printed more than is read".to_owned()),
+            Ok(Ended::Stopped(why)) => Outcome::Stopped(why),
+            Err(error) => failed(FailureKind::Failed, format!("fio cannot be started: {error}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_checks::storage_order::Place;
+    use doctor_core::time::Span;
+
+    fn order() -> StorageOrder {
+        StorageOrder {
+            places: vec![Place::Mount("/data".to_owned())],
+            size: 1 << 30,
+            pattern_time: Span::from_secs(30),
+            stall: Span::from_secs(30),
+            verify: true,
+            rate: None,
+            iops: None,
+            timeout: Span::minutes(9),
+        }
+    }
+
+    fn args(pass: Pass, order: &StorageOrder) -> Vec<String> {
+        let fio = Fio { version: "fio-3.33".to_owned(), engine: "libaio" };
+        pass.args(&fio, true, order, Sizes::within(order.size, None).unwrap())
+    }
+
+    #[test]
+    fn the_patterns_are_those_that_results_are_known_by() {
+        let has = |pattern, wanted: &[&str]| {
+            let args = args(Pass::Measure(pattern), &order());
+            for wanted in wanted.iter().chain(&["--direct=1", "--runtime=30000ms", "--time_based=1", "--thread"]) {
+                assert!(args.iter().any(|arg| arg == wanted), "{wanted} in {args:?}");
+            }
+        };
+        let one = ["--bs=1048576", "--iodepth=128", "--numjobs=1", "--filename=one"];
+        has(Pattern::IodepthWrite1File, &[&one[..], &["--rw=write", "--size=268435456"]].concat());
+        has(Pattern::IodepthRead1File, &[&one[..], &["--rw=read", "--size=100%"]].concat());
+        let many = ["--bs=1048576", "--iodepth=16", "--numjobs=8", "--filename_format=many.$jobnum"];
+        has(Pattern::NumjobsWriteNFiles, &[&many[..], &["--rw=write", "--size=33554432"]].concat());
+        has(Pattern::NumjobsReadNFiles, &[&many[..], &["--rw=read", "--size=100%"]].concat());
+        let random = ["--bs=4096", "--iodepth=64", "--numjobs=1", "--filename=one", "--size=100%"];
+        has(Pattern::Randread, &[&random[..], &["--rw=randread"]].concat());
+        has(Pattern::Randwrite, &[&random[..], &["--rw=randwrite"]].concat());
+        has(Pattern::Randrw, &[&random[..], &["--rw=randrw", "--rwmixread=70"]].concat());
+    }
+
+    #[test]
+    fn caps_are_shared_by_the_jobs_of_a_pattern_and_the_lower_one_holds() {
+        let rate = |pass, rate, iops| {
+            let args = args(pass, &StorageOrder { rate, iops, ..order() });
+            args.iter().find_map(|arg| arg.strip_prefix("--rate=")?.parse::<u64>().ok())
+        };
+        let (one, many) = (Pass::Measure(Pattern::IodepthRead1File), Pass::Measure(Pattern::NumjobsReadNFiles));
+        assert_eq!(rate(one, None, None), None);
+        assert_eq!(rate(one, Some(800), None), Some(800));
+        assert_eq!(rate(many, Some(800), None), Some(100));
+        assert_eq!(rate(one, Some(800 << 20), Some(100)), Some(100 << 20));
+        assert_eq!(rate(Pass::Measure(Pattern::Randread), Some(800 << 20), Some(100)), Some(409_600));
+        assert_eq!(rate(Pass::Verify, Some(800), Some(1)), Some(800));
+        assert_eq!(rate(many, Some(1), None), Some(1), "0 would be no cap");
+    }
+}

@@ -1,0 +1,123 @@
+//! Probes in a process of their own: programs, and readings that the kernel could make wait for ever.
+
+use std::{io, process::Command, time::Duration};
+
+use doctor_checks::{
+    measurements::ended_badly,
+    probe::{Probe, ProbeOutput},
+};
+use doctor_core::{observation::FailureKind, time::Span};
+
+use super::{
+    BUILTIN_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner, MAX_STREAM_BYTES, STATE_VARIABLE,
+    child::{self, Echo, Ended, Limits},
+    failed, kind_of, time_for,
+    words::name_of,
+};
+use crate::{builtin, stop::StopWhy};
+
+/// The helper's answer is JSON, which may need several characters for one byte of what it read.
+const MAX_ANSWER_BYTES: usize = 8 << 20;
+
+/// What a built-in test may take to remove its files once it is told to stop. A job that was told to stop itself has two
+/// seconds for everything.
+const BUILTIN_GRACE: Duration = Duration::from_millis(800);
+
+/// A killed process is gone within microseconds unless it is stuck in the kernel.
+const KILL_GRACE: Duration = Duration::from_secs(2);
+
+impl LocalRunner<'_> {
+    pub(super) fn exec(&self, program: &str, args: &[String], timeout: Span) -> ProbeOutput {
+        let mut command = Command::new(program);
+        command.args(args).env("LC_ALL", "C").env("DOCTOR_ROOT", &self.root);
+        let echo = Echo { stdout: self.echo, stderr: self.echo };
+        self.listen_to(command, &name_of(program, args), timeout, Duration::ZERO, echo)
+    }
+
+    /// What it prints on its standard error goes into the log; on its standard output it answers as a helper does.
+    pub(super) fn builtin(&self, test: &str, args: &[String], timeout: Span) -> ProbeOutput {
+        let what = format!("test {test}");
+        if builtin::find(test).is_none() {
+            return failed(FailureKind::Missing, format!("this doctor-node has no built-in test `{test}`"));
+        }
+        let mut command = Command::new(&self.helper);
+        command.arg(BUILTIN_ARGUMENT).arg(test).args(args);
+        command.env("DOCTOR_ROOT", &self.root).env("DOCTOR_NVML", &self.library);
+        if let Some(state) = &self.state {
+            command.env(STATE_VARIABLE, state);
+        }
+        let echo = Echo { stdout: None, stderr: self.echo };
+        match self.listen_to(command, &what, timeout, BUILTIN_GRACE, echo) {
+            ProbeOutput::Ran { exit: Some(0), stdout, .. } => serde_json::from_str(&stdout)
+                .unwrap_or_else(|error| failed(FailureKind::Unparseable, format!("{what}: its answer: {error}"))),
+            ProbeOutput::Ran { exit, stderr, .. } => ProbeOutput::Failed(ended_badly(exit, &stderr)),
+            other => other,
+        }
+    }
+
+    /// Runs a program to its end. At a limit it is told to stop and has `grace` to clean up, before it is killed.
+    fn listen_to(
+        &self,
+        mut command: Command,
+        what: &str,
+        timeout: Span,
+        grace: Duration,
+        echo: Echo<'_>,
+    ) -> ProbeOutput {
+        command.env_remove(KEY_VARIABLE);
+        let limits = Limits { timeout: timeout.to_std(), stream: MAX_STREAM_BYTES, grace, kill_grace: KILL_GRACE };
+        match child::run(&mut command, &limits, self.stop, echo) {
+            Ok(Ended::Exited { status, stdout, stderr }) => ProbeOutput::Ran {
+                exit: status.code(),
+                stdout: String::from_utf8_lossy(&stdout).into_owned(),
+                stderr: String::from_utf8_lossy(&stderr).into_owned(),
+            },
+            other => self.explain(what, other, timeout),
+        }
+    }
+
+    pub(super) fn read_apart(&self, probe: &Probe, what: &str) -> ProbeOutput {
+        let Ok(asked) = serde_json::to_string(probe) else {
+            return failed(FailureKind::Failed, format!("{what}: the probe cannot be written down"));
+        };
+        let mut command = Command::new(&self.helper);
+        let library = if matches!(probe, Probe::DcgmHealth { .. }) { &self.dcgm } else { &self.library };
+        command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).arg(library).env_remove(KEY_VARIABLE);
+        let limit = time_for(probe);
+        let limits = Limits { timeout: limit, stream: MAX_ANSWER_BYTES, grace: Duration::ZERO, kill_grace: KILL_GRACE };
+        match child::run(&mut command, &limits, self.stop, Echo::default()) {
+            Ok(Ended::Exited { status, stdout, .. }) if status.success() => serde_json::from_slice(&stdout)
+                .unwrap_or_else(|error| {
+                    failed(FailureKind::Unparseable, format!("{what}: the helper's answer: {error}"))
+                }),
+            Ok(Ended::Exited { status, stderr, .. }) => {
+                let said = String::from_utf8_lossy(&stderr).trim().to_owned();
+                failed(FailureKind::Failed, format!("{what}: the helper ended with {status}: {said}"))
+            }
+            other => self.explain(what, other, Span::from_millis(limit.as_millis() as i64)),
+        }
+    }
+
+    /// Why there is no answer.
+    pub(super) fn explain(&self, what: &str, ended: io::Result<Ended>, timeout: Span) -> ProbeOutput {
+        let (kind, text) = match ended {
+            Err(error) => (kind_of(&error), format!("{what}: {error}")),
+            Ok(Ended::TimedOut) => {
+                (FailureKind::TimedOut, format!("{what}: no answer within {timeout}; it was killed"))
+            }
+            Ok(Ended::TooLong) => {
+                (FailureKind::TooLong, format!("{what}: it printed more than {MAX_STREAM_BYTES} bytes and was killed"))
+            }
+            Ok(Ended::Stopped(StopWhy::Signal)) => (FailureKind::Killed, format!("{what}: told to stop")),
+            Ok(Ended::Stopped(StopWhy::TimeLimit)) => {
+                (FailureKind::Killed, format!("{what}: the job's time limit was reached"))
+            }
+            Ok(Ended::Unkillable { pid, child }) => {
+                self.abandoned.add(what, pid, child);
+                (FailureKind::Abandoned, format!("{what}: process {pid} cannot be killed and was left behind"))
+            }
+            Ok(Ended::Exited { status, .. }) => (FailureKind::Failed, format!("{what}: it ended with {status}")),
+        };
+        failed(kind, text)
+    }
+}

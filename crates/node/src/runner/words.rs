@@ -1,0 +1,27 @@
+//! Probes in words, for people and to know one again.
+
+use doctor_checks::probe::Probe;
+
+/// A probe in words, the same for the same probe.
+pub fn describe(probe: &Probe) -> String {
+    match probe {
+        Probe::Read { path } => format!("read {path}"),
+        Probe::List { path } => format!("list {path}"),
+        Probe::StatFs { path } => format!("statfs {path}"),
+        Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => format!("read {pattern}"),
+        Probe::Links { pattern } => format!("follow {pattern}"),
+        Probe::Sampled { pattern, .. } => format!("watch {pattern}"),
+        Probe::Kmsg => "read the kernel log".to_owned(),
+        Probe::Processes => "look at the processes".to_owned(),
+        Probe::ClockDiscipline => "look at the clock".to_owned(),
+        // The same whatever is asked: a driver that hangs for one question hangs for all.
+        Probe::Gpu { .. } => "ask the driver".to_owned(),
+        Probe::DcgmHealth { address } => format!("ask DCGM at {address}"),
+        Probe::Exec { program, args, .. } | Probe::ExecWhere { program, args, .. } => name_of(program, args),
+        Probe::Builtin { test, .. } => format!("test {test}"),
+    }
+}
+
+pub(super) fn name_of(program: &str, args: &[String]) -> String {
+    std::iter::once(program).chain(args.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+}

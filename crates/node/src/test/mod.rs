@@ -1,0 +1,148 @@
+//! `doctor-node test NAME`: runs one test that loads the node, and judges it on the spot.
+//!
+//! A test is a check of the catalogue that is deep: it takes minutes, and it may occupy the GPUs. That is why it has a
+//! command of its own, which has to be given its name, while `check` runs what may run at any time. All the rest is
+//! the same: probes, interpretation, rules, table, JSON and exit codes.
+
+use std::str::FromStr;
+
+use doctor_checks::{Catalogue, Depth};
+use doctor_core::{ids::CheckId, policy::Policy, profile::Profile};
+
+use crate::{
+    check::{self, Answer, CheckError, Suite},
+    runner::ProbeRunner,
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum TestError {
+    #[error("there is no test `{name}`; there are: {known}")]
+    NoSuchTest { name: String, known: String },
+    #[error("`{name}` is a check that only reads: `doctor-node check {name}`")]
+    IsQuick { name: String },
+    #[error(transparent)]
+    Check(#[from] CheckError),
+}
+
+/// A parameter from the command line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Setting {
+    name: String,
+    value: toml::Value,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is no setting; write NAME=VALUE, such as `pattern_time=30s` or `mounts=[\"/data\"]`")]
+pub struct BadSetting(String);
+
+impl FromStr for Setting {
+    type Err = BadSetting;
+
+    /// The value is one of TOML. What is none is taken as it is, so that a word needs no quotes through a shell.
+    fn from_str(text: &str) -> Result<Self, BadSetting> {
+        let (name, value) = text.split_once('=').ok_or_else(|| BadSetting(text.to_owned()))?;
+        let (name, value) = (name.trim(), value.trim());
+        if name.is_empty() || !name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-".contains(letter)) {
+            return Err(BadSetting(text.to_owned()));
+        }
+        let read = toml::from_str::<toml::Table>(&format!("value = {value}")).ok();
+        let value = read.and_then(|mut table| table.remove("value")).unwrap_or_else(|| value.into());
+        Ok(Self { name: name.to_owned(), value })
+    }
+}
+
+/// Lays parameters from the command line over those of the policy.
+pub fn set(policy: &mut Policy, names: &[CheckId], settings: &[Setting]) {
+    for name in names.iter().filter(|_| !settings.is_empty()) {
+        let params = &mut policy.tests.entry(name.clone()).or_default().params;
+        params.extend(settings.iter().map(|Setting { name, value }| (name.clone(), value.clone())));
+    }
+}
+
+/// Runs these tests, one after the other, and judges what they saw.
+///
+/// # Errors
+/// If one of them is not a test. Then none is run.
+pub fn test(
+    names: &[CheckId],
+    policy: &Policy,
+    profile: Option<&Profile>,
+    runner: &dyn ProbeRunner,
+) -> Result<Vec<Answer>, TestError> {
+    let catalogue = Catalogue::with_site_checks(policy);
+    for name in names {
+        is_test(&catalogue, name)?;
+    }
+    // With names, the suite is not asked.
+    Ok(check::check(names, Suite::Quick, policy, profile, runner)?)
+}
+
+fn is_test(catalogue: &Catalogue, name: &CheckId) -> Result<(), TestError> {
+    match catalogue.get(name).map(|check| check.spec.depth) {
+        Some(Depth::Deep) => Ok(()),
+        Some(Depth::Quick) => Err(TestError::IsQuick { name: name.to_string() }),
+        None => {
+            let deep = catalogue.iter().filter(|check| check.spec.depth == Depth::Deep);
+            let known = deep.map(|check| check.spec.id).collect::<Vec<_>>().join(", ");
+            Err(TestError::NoSuchTest { name: name.to_string(), known })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        check::{exit, exit_code},
+        runner::FixtureRunner,
+    };
+    use doctor_checks::probe::{Probe, ProbeOutput};
+    use doctor_core::{finding::Verdict, time::Span};
+
+    fn site() -> Policy {
+        let text = "[tests.quota.params]\ncommand = [\"/bin/quota\"]\ntimeout = \"5s\"\n";
+        Policy::over_defaults(text).unwrap()
+    }
+
+    fn run(name: &str, exit: i32) -> Result<Vec<Answer>, TestError> {
+        let probe = Probe::Exec { program: "/bin/quota".into(), args: Vec::new(), timeout: Span::from_secs(5) };
+        let output = ProbeOutput::Ran { exit: Some(exit), stdout: "93 % used\n".into(), stderr: String::new() };
+        test(&[CheckId::new(name).unwrap()], &site(), None, &FixtureRunner::new([(probe, output)]))
+    }
+
+    #[test]
+    fn a_test_is_judged_as_a_check_is() {
+        for (code, verdict, exit) in
+            [(0, Verdict::Pass, exit::OK), (1, Verdict::Fail, exit::WARNING), (3, Verdict::Inconclusive, exit::UNKNOWN)]
+        {
+            let answers = run("quota", code).unwrap();
+            assert_eq!((answers[0].verdict, exit_code(&answers)), (verdict, exit), "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn a_setting_of_the_command_line_goes_before_the_policys() {
+        let mut policy = site();
+        let settings: Vec<Setting> =
+            ["timeout=9s", "mounts = [\"/data\"]", "rate=500", "verify=false"].map(|text| text.parse().unwrap()).into();
+        set(&mut policy, &[CheckId::new("quota").unwrap()], &settings);
+        let params = &policy.tests["quota"].params;
+        assert_eq!(params["timeout"].as_str(), Some("9s"));
+        assert_eq!(params["mounts"][0].as_str(), Some("/data"));
+        assert_eq!((params["rate"].as_integer(), params["verify"].as_bool()), (Some(500), Some(false)));
+        assert!(params.contains_key("command"), "the others stay");
+        for wrong in ["timeout", "=9s", "a b=1", "a.b=1"] {
+            let error = wrong.parse::<Setting>().unwrap_err().to_string();
+            assert!(error.contains("NAME=VALUE"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_test_is_not_run_and_the_message_says_what_would_be() {
+        let unknown = run("quotas", 0).unwrap_err().to_string();
+        assert!(unknown.contains("`quotas`") && unknown.contains("aznhc") && unknown.contains("quota"), "{unknown}");
+        assert!(!unknown.contains("disk-space"), "checks that only read are no tests: {unknown}");
+        let quick = run("memory", 0).unwrap_err().to_string();
+        assert!(quick.contains("doctor-node check memory"), "{quick}");
+    }
+}

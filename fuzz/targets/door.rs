@@ -1,0 +1,30 @@
+//! The controller's door: bytes as anybody on the network may send them.
+//!
+//! The server's own parser is in the way, as it is in production. Nobody gets in without the key of a node: whatever is
+//! answered is a refusal, or the page that says whether this controller leads.
+
+#![no_main]
+
+use std::sync::LazyLock;
+
+use doctor_checks::document::RunKey;
+use doctor_control::web::fuzzed::DoorOfOne;
+use doctor_core::ids::NodeName;
+use libfuzzer_sys::fuzz_target;
+
+static DOOR: LazyLock<DoorOfOne> = LazyLock::new(|| {
+    let node = NodeName::new("n1").expect("a fixed name");
+    DoorOfOne::new(&node, &RunKey::new([7; 32])).expect("a store in memory and a server on a socket")
+});
+
+fuzz_target!(|said: &[u8]| {
+    let answer = DOOR.hear(said).expect("a connection to itself");
+    assert!(answer.len() <= (said.len() + 1) * 512, "an answer that is much longer than the question");
+    let Some(status) = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5)) else {
+        assert!(answer.is_empty(), "what is answered is HTTP: {}", String::from_utf8_lossy(&answer));
+        return;
+    };
+    let body_said = |words: &[u8]| answer.windows(words.len()).any(|window| window == words);
+    assert!(!body_said(b"kept\n") && !body_said(b"heard\n"), "a report was taken without its signature");
+    assert!(status[0] != b'5' || status == b"505", "{}", String::from_utf8_lossy(&answer));
+});

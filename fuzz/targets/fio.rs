@@ -1,0 +1,25 @@
+//! fio prints JSON with remarks before it, and a version that nobody has seen yet may print it otherwise.
+//!
+//! What is read holds only numbers from 0 on, whatever stands behind it, and of a text that is cut nothing is made up.
+
+#![no_main]
+
+use doctor_checks::fio::parse;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let Ok(run) = parse(text) else { return };
+    for side in [run.read, run.write] {
+        let latency = side.latency.map_or([0.0; 3], |latency| [latency.p50, latency.p99, latency.p999]);
+        let numbers = [side.bytes_per_second, side.per_second].into_iter().chain(latency);
+        for number in numbers {
+            assert!(number >= 0.0 && number.is_finite(), "{number}");
+        }
+    }
+    assert!(run.version.starts_with("fio-"), "{}", run.version);
+    assert_eq!(parse(&format!("{text}\nfio: a last remark\n")).as_ref(), Ok(&run));
+    // Of a text that is cut, nothing is made up.
+    if let Some(cut) = text.trim_end().strip_suffix('}') {
+        assert!(parse(cut).is_err() || parse(cut).as_ref() == Ok(&run));
+    }
+});

@@ -1,0 +1,30 @@
+//! Databases of the system that we replace, as `doctor import` finds them: any file somebody calls `validation.db`.
+//!
+//! A row that was understood is of a moment that its run number holds, so that no two rows of different times are taken
+//! for the same one.
+
+#![no_main]
+
+use std::{collections::BTreeMap, fs, path::PathBuf, sync::LazyLock};
+
+use doctor_control::store::fuzzed::old_rows;
+use doctor_fuzz::scratch;
+use libfuzzer_sys::fuzz_target;
+
+static FILE: LazyLock<PathBuf> = LazyLock::new(|| scratch().keep().join("validation.db"));
+
+fuzz_target!(|data: &[u8]| {
+    fs::write(&*FILE, data).expect("memory can be written");
+    match old_rows(&FILE) {
+        Ok((rows, skipped)) => {
+            // A row has a byte at least; SQLite does not make any up.
+            assert!(rows.len() as u64 + skipped <= data.len() as u64);
+            let mut moments = BTreeMap::new();
+            for (node, at, run) in rows {
+                assert_eq!(run.born(), at);
+                assert!(*moments.entry((node, run)).or_insert(at) == at);
+            }
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+});

@@ -1,0 +1,96 @@
+//! What the node's program reads beside its checks: answers of the controller and of a cloud's metadata service, tables of
+//! the kernel, and its own files of yesterday.
+
+#![no_main]
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use doctor_checks::probe::{FileText, Probe, ProbeOutput};
+use doctor_core::time::{Span, Timestamp};
+use doctor_fuzz::{pick, scratch, text};
+use doctor_node::{
+    agent::{http, kernel},
+    check, hardware,
+    profile::metadata,
+    runner::{FixtureRunner, fuzzed},
+};
+use libfuzzer_sys::fuzz_target;
+
+static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| scratch().keep());
+
+const PARSERS: &[fn(&[u8])] = &[reply, machine_type, mounts, up, samples, machine, record, note];
+
+fn reply(answer: &[u8]) {
+    let _whole = http::is_whole(answer);
+    if let Some(reply) = http::Reply::read(answer) {
+        assert!(reply.status <= 999 && reply.text.chars().count() <= 300 && !reply.text.contains(char::is_control));
+    }
+}
+
+fn machine_type(answer: &[u8]) {
+    let _complete = metadata::complete(answer);
+    match metadata::read_answer(answer) {
+        Ok(word) => {
+            assert!((1..=64).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/'));
+        }
+        Err(error) => assert!(error.to_string().len() < 1200, "{error}"),
+    }
+}
+
+fn mounts(bytes: &[u8]) {
+    let table = text(bytes);
+    // What is not mounted is not local.
+    assert!(!fuzzed::is_local("", Path::new("/")));
+    for line in table.lines() {
+        let place = line.split(' ').nth(1).unwrap_or_default();
+        let _local = fuzzed::is_local(&table, Path::new(place));
+    }
+}
+
+fn up(bytes: &[u8]) {
+    let said = text(bytes);
+    let _up = fuzzed::up(&said);
+    let runner = FixtureRunner::new([(Probe::read("/proc/uptime"), ProbeOutput::Text(said.into_owned()))]);
+    assert!(check::uptime(&runner).is_none_or(|up| up >= Span::ZERO));
+}
+
+/// Whatever was kept, the last look is this one, and there are never more than were asked for.
+fn samples(kept: &[u8]) {
+    let now = (Timestamp::from_secs(1_800_000_000), Span::days(1));
+    let file = FileText { path: "/sys/fuzzed/a".to_owned(), text: Ok("1".to_owned()) };
+    let samples = fuzzed::look_after(&FOLDER, kept, Span::hours(1), now, vec![file]).expect("memory can be written");
+    let last = samples.last().expect("at least this look is there");
+    assert!(last.at == now.0 && samples.len() <= 400);
+    assert!(samples.is_sorted_by_key(|sample| sample.at) || samples.iter().all(|sample| sample.at <= now.0));
+}
+
+fn machine(bytes: &[u8]) {
+    const GPUS: &str = "/proc/driver/nvidia/gpus";
+    let said = text(bytes).into_owned();
+    let files = [
+        "/sys/class/dmi/id/board_serial".to_owned(),
+        "/proc/sys/kernel/random/boot_id".to_owned(),
+        format!("{GPUS}/0000:18:00.0/information"),
+    ];
+    let recorded = files.iter().map(|path| (Probe::read(path), ProbeOutput::Text(said.clone())));
+    let names = ProbeOutput::Names(vec!["0000:18:00.0".to_owned()]);
+    let list = (Probe::List { path: GPUS.to_owned() }, names);
+    let found = hardware::collect(&FixtureRunner::new(recorded.chain([list])));
+    assert!(found.gpu_uuids.iter().all(|uuid| uuid.starts_with("GPU-")));
+    assert!(found.board_serial.is_none_or(|serial| !serial.is_empty()));
+}
+
+fn record(bytes: &[u8]) {
+    let _wakes = kernel::is_kernels(bytes);
+}
+
+fn note(bytes: &[u8]) {
+    let _left = fuzzed::is_note(bytes);
+}
+
+fuzz_target!(|data: &[u8]| {
+    if let Some((read, rest)) = pick(PARSERS, data) {
+        read(rest);
+    }
+});

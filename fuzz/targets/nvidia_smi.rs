@@ -1,0 +1,25 @@
+//! nvidia-smi writes what the driver, and whoever named a process, say.
+//!
+//! Every field that was asked for has an answer of every GPU, and none is a number that is none.
+
+#![no_main]
+
+use doctor_checks::{gpu::Reading, nvidia_smi};
+use libfuzzer_sys::fuzz_target;
+
+const FIELDS: [&str; 5] =
+    ["memory.total", "ecc.errors.uncorrected.volatile.total", "clocks_event_reasons.active", "mig.mode.current", "name"];
+
+fuzz_target!(|text: &str| {
+    let mut fields: Vec<String> = FIELDS.iter().map(|&field| field.to_owned()).collect();
+    fields.push("process.*.pid".to_owned());
+    let Ok(answer) = nvidia_smi::read(text, &fields, Vec::new()) else { return };
+    for gpu in &answer.gpus {
+        assert!(FIELDS.iter().all(|field| gpu.get(field).is_some()), "a field has no answer");
+        for (name, reading) in &gpu.fields {
+            if let Reading::Number(value) = reading {
+                assert!(value.is_finite(), "{name} is {value}");
+            }
+        }
+    }
+});

@@ -1,0 +1,52 @@
+//! The simulated cluster: the lines that it and a controller exchange, lines of scenarios, and its record of effects.
+//!
+//! What is read and written again is read as the same.
+
+#![no_main]
+
+use doctor_core::hostlist::MOST_NODES;
+use doctor_fuzz::{pick, text};
+use doctor_sim::{Incident, fuzzed};
+use libfuzzer_sys::{Corpus, fuzz_target};
+
+const PARSERS: &[fn(&[u8]) -> Corpus] = &[ask, answer, incident, effects];
+
+fn ask(line: &[u8]) -> Corpus {
+    if let Some(again) = fuzzed::ask(line) {
+        assert_eq!(fuzzed::ask(&again), Some(again));
+    }
+    Corpus::Keep
+}
+
+fn answer(line: &[u8]) -> Corpus {
+    if let Some(again) = fuzzed::answer(line) {
+        assert_eq!(fuzzed::answer(&again), Some(again));
+    }
+    Corpus::Keep
+}
+
+fn incident(bytes: &[u8]) -> Corpus {
+    let mut kept = Corpus::Keep;
+    for line in text(bytes).lines().take(4) {
+        if let Some(Incident::UserJob { nodes, .. }) = fuzzed::incident(line) {
+            assert!(nodes.len() <= MOST_NODES);
+            // Long lists are only slow: nothing is to be built upon them.
+            if nodes.len() > 2000 {
+                kept = Corpus::Reject;
+            }
+        }
+    }
+    kept
+}
+
+fn effects(bytes: &[u8]) -> Corpus {
+    let text = text(bytes);
+    let Some(effects) = fuzzed::effects(&text) else { return Corpus::Keep };
+    assert!(effects.len() <= text.lines().count());
+    let written =
+        effects.iter().map(|effect| serde_json::to_string(effect).expect("what was read can be written") + "\n");
+    assert_eq!(fuzzed::effects(&written.collect::<String>()), Some(effects));
+    Corpus::Keep
+}
+
+fuzz_target!(|data: &[u8]| -> Corpus { pick(PARSERS, data).map_or(Corpus::Keep, |(read, rest)| read(rest)) });

@@ -1,0 +1,49 @@
+//! The directory where an agent's reports wait, after somebody changed its files.
+//!
+//! The input is cut into files: the numbers that were given out, what was lost, and reports. However they look, the
+//! directory opens, is emptied in bounded steps, and gives a new report a number of its own.
+
+#![no_main]
+
+use std::{fs, path::PathBuf, sync::LazyLock};
+
+use doctor_fuzz::scratch;
+use doctor_node::agent::spool::{Room, Spool};
+use libfuzzer_sys::fuzz_target;
+
+static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| scratch().keep());
+const ROOM: Room = Room { bytes: 4096, reports: 3 };
+
+/// Of each part the first line is the file's name, where it is a plain one.
+fn fill(data: &[u8]) -> usize {
+    let parts = data.split(|byte| *byte == 0xff).take(6);
+    let mut written = 0;
+    for part in parts {
+        let (name, body) = part.split_at(part.iter().position(|byte| *byte == b'\n').unwrap_or(part.len()));
+        let name = String::from_utf8_lossy(name);
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'+' | b'-');
+        if (1..=40).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.') {
+            let body = body.strip_prefix(b"\n").unwrap_or(body);
+            fs::write(FOLDER.join(&*name), body).expect("memory can be written");
+            written += 1;
+        }
+    }
+    written
+}
+
+fuzz_target!(|data: &[u8]| {
+    let files = fill(data);
+    let mut spool = Spool::open(&FOLDER, ROOM).expect("a directory opens whatever is in it");
+    let mut steps = 0;
+    while let Some(next) = spool.first() {
+        spool.taken(&next);
+        steps += 1;
+        assert!(steps <= files + 2, "more comes out than was put in");
+    }
+    assert!(spool.is_empty());
+    let (first, second) = (spool.number(), spool.number());
+    assert!(first < second);
+    for entry in fs::read_dir(&*FOLDER).expect("it was just opened").flatten() {
+        fs::remove_file(entry.path()).expect("only files were put there");
+    }
+});
