@@ -1,7 +1,8 @@
 //! The kernels as they are shipped: PTX, which the driver compiles for the GPU it finds. `scripts/kernels.sh` makes it
 //! from the CUDA sources.
 
-use super::products::Number;
+use super::products::{Number, is_hopper};
+use crate::cuda::{CudaError, Gpu, Module};
 
 pub(super) const MEMORY: &str = include_str!("../../kernels/memory.ptx");
 pub(super) const CHECKS: &str = include_str!("../../kernels/checks.ptx");
@@ -23,6 +24,29 @@ pub(super) const fn product(number: Number, hopper: bool) -> Option<&'static str
         (Number::Int8, false) => include_str!("../../kernels/products_ampere_int8.ptx"),
         (Number::Fp8, false) => return None,
     })
+}
+
+/// Every kernel that fits a GPU, compiled.
+#[derive(Debug)]
+pub(super) struct Kernels<'g> {
+    pub(super) memory: Module<'g>,
+    pub(super) layers: Module<'g>,
+    pub(super) checks: Module<'g>,
+    pub(super) products: Vec<(Number, Module<'g>)>,
+}
+
+impl<'g> Kernels<'g> {
+    /// All at the same time: the driver takes a second and more over some of them.
+    pub(super) fn load(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
+        let hopper = is_hopper(gpu)?;
+        let products = Number::ALL.iter().filter_map(|&number| Some((number, product(number, hopper)?)));
+        let (numbers, mut sources): (Vec<_>, Vec<_>) = products.unzip();
+        sources.extend([MEMORY, LAYERS, CHECKS]);
+        let mut modules = gpu.modules(&sources)?;
+        let mut last = || modules.pop().expect("as many modules as sources");
+        let (checks, layers, memory) = (last(), last(), last());
+        Ok(Self { memory, layers, checks, products: numbers.into_iter().zip(modules).collect() })
+    }
 }
 
 #[cfg(test)]

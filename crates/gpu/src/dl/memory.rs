@@ -105,7 +105,11 @@ pub struct MemoryTester<'g> {
 
 impl<'g> MemoryTester<'g> {
     pub fn new(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
-        let module = gpu.module(kernels::MEMORY)?;
+        Self::with_module(gpu, gpu.module(kernels::MEMORY)?)
+    }
+
+    /// With kernels that are compiled already.
+    pub(super) fn with_module(gpu: &'g Gpu<'g>, module: Module<'g>) -> Result<Self, CudaError> {
         let multiprocessors = gpu.attribute(Attribute::Multiprocessors)?.unsigned_abs();
         let count = gpu.allocate(8)?;
         count.fill(0)?;

@@ -16,7 +16,7 @@ pub mod products;
 use std::{
     collections::HashMap,
     ffi::OsString,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     thread,
     time::Duration,
 };
@@ -81,6 +81,8 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
     let known = KnownSums::default();
     let mut all = Measurements::default();
     let parts = thread::scope(|scope| {
+        // While the driver compiles.
+        scope.spawn(|| Number::ALL.iter().for_each(|&number| drop(known.of(number, one_gpu::shape_of(number)))));
         let threads: Vec<_> = (0..count)
             .map(|index| {
                 let (cuda, known) = (&cuda, &known);
@@ -141,15 +143,19 @@ fn between(cuda: &Cuda, pair: (usize, usize), all: &mut Measurements, say: &Say<
 
 /// The checksums of the products, by shape and range of numbers, computed once for all GPUs.
 #[derive(Debug, Default)]
-struct KnownSums(Mutex<HashMap<(Shape, u32), Sums>>);
+struct KnownSums(Mutex<HashMap<(Shape, u32), SumsOnce>>);
 
 type Sums = Arc<Vec<u32>>;
+type SumsOnce = Arc<OnceLock<Sums>>;
 
 impl KnownSums {
     fn of(&self, number: Number, shape: Shape) -> Sums {
-        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let compute = || Arc::new(known::row_sums(shape.m, shape.n, shape.k, number.range()));
-        Arc::clone(sums.entry((shape, number.range())).or_insert_with(compute))
+        let place = {
+            let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(sums.entry((shape, number.range())).or_default())
+        };
+        // Whoever comes second waits for these sums, and not for others.
+        Arc::clone(place.get_or_init(|| Arc::new(known::row_sums(shape.m, shape.n, shape.k, number.range()))))
     }
 }
 

@@ -10,6 +10,7 @@ use super::{
     control::{Planted, Trial},
     copies::{self, CopyReport},
     heat::{self, FAULTY_REASONS, HeatReport},
+    kernels::Kernels,
     layers::{Layers, LayersReport},
     memory::{MemoryReport, MemoryTester, PATTERNS},
     products::{Multipliers, Number, Product, Shape},
@@ -21,7 +22,7 @@ const ROWS: u32 = 8448;
 const COLUMNS: u32 = 8320;
 
 /// Deep enough that looking at every number costs little beside making it.
-const fn shape_of(number: Number) -> Shape {
+pub(super) const fn shape_of(number: Number) -> Shape {
     let k = match number {
         Number::Bf16 => 16384,
         _ => 8192,
@@ -69,9 +70,10 @@ fn look(gpu: &Gpu<'_>, options: &Options, known: &KnownSums, seen: &mut Seen<'_>
         seen.all.unread.push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is needed")));
         return Ok(());
     }
-    let multipliers = Multipliers::new(gpu)?;
-    let tester = MemoryTester::new(gpu)?;
-    let layers = Layers::load(gpu)?;
+    let kernels = Kernels::load(gpu)?;
+    let multipliers = Multipliers::new(gpu, kernels.checks, kernels.products)?;
+    let tester = MemoryTester::with_module(gpu, kernels.memory)?;
+    let layers = Layers::with_module(gpu, kernels.layers)?;
     seen.line("kernels are ready");
     {
         let product = multipliers.product(Number::Bf16, CONTROL_SHAPE, &known.of(Number::Bf16, CONTROL_SHAPE))?;
