@@ -36,7 +36,9 @@ fn failure(kind: u8, said: &[u8]) -> ProbeFailure {
 
 fn natural(probe: &Probe, kind: u8, bytes: &[u8]) -> ProbeOutput {
     match probe {
-        Probe::Read { .. } | Probe::Kmsg | Probe::ClockDiscipline => ProbeOutput::Text(text(bytes).into_owned()),
+        Probe::Read { .. } | Probe::Kmsg | Probe::ClockDiscipline | Probe::DcgmHealth { .. } => {
+            ProbeOutput::Text(text(bytes).into_owned())
+        }
         Probe::List { .. } => ProbeOutput::Names(text(bytes).lines().map(str::to_owned).collect()),
         Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => ProbeOutput::Files(files(pattern, bytes)),
         Probe::Links { pattern } => {
@@ -55,7 +57,7 @@ fn natural(probe: &Probe, kind: u8, bytes: &[u8]) -> ProbeOutput {
         }
         Probe::Processes => ProbeOutput::Processes(bytes.split(|byte| *byte == NEXT).map(process).collect()),
         Probe::Gpu { fields } => ProbeOutput::Gpus(gpus(fields, kind, bytes)),
-        Probe::Exec { .. } | Probe::Builtin { .. } => {
+        Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } => {
             let (out, err) = bytes.split_at(bytes.iter().position(|byte| *byte == NEXT).unwrap_or(bytes.len()));
             let exit = (kind < 240).then(|| i32::from(kind.saturating_sub(200)));
             ProbeOutput::Ran { exit, stdout: text(out).into_owned(), stderr: text(err).into_owned() }

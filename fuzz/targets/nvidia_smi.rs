@@ -7,8 +7,13 @@
 use doctor_checks::{gpu::Reading, nvidia_smi};
 use libfuzzer_sys::fuzz_target;
 
-const FIELDS: [&str; 5] =
-    ["memory.total", "ecc.errors.uncorrected.volatile.total", "clocks_event_reasons.active", "mig.mode.current", "name"];
+const FIELDS: [&str; 5] = [
+    "memory.total",
+    "ecc.errors.uncorrected.volatile.total",
+    "clocks_event_reasons.active",
+    "mig.mode.current",
+    "name",
+];
 
 fuzz_target!(|text: &str| {
     let mut fields: Vec<String> = FIELDS.iter().map(|&field| field.to_owned()).collect();

@@ -11,6 +11,7 @@ use std::{
 
 use doctor_checks::{
     cpu_list,
+    dcgm_watch::Watch,
     document::{RunKey, Schema},
     files, pci,
     probe::ProbeOutput,
@@ -54,6 +55,7 @@ const PARSERS: &[fn(&str)] = &[
     rate,
     place,
     wild,
+    watch,
 ];
 
 fn same<T>(text: &str)
@@ -128,6 +130,13 @@ fn wild(text: &str) {
         })
         .collect();
     assert_eq!(filled.join("/"), path);
+}
+
+/// What DCGM's watches say, in lines of ours.
+fn watch(text: &str) {
+    if let Ok(watch) = Watch::parse(text) {
+        assert_eq!(Watch::parse(&watch.text()), Ok(watch));
+    }
 }
 
 fuzz_target!(|data: &[u8]| {

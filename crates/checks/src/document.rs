@@ -76,7 +76,8 @@ impl RunKey {
 
     pub fn from_hex(text: &str) -> Option<Self> {
         let mut bytes = [0; 32];
-        if text.len() != 64 || !text.is_ascii() {
+        // Digits only: a number may also be written with a sign.
+        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;
         }
         for (i, byte) in bytes.iter_mut().enumerate() {
@@ -355,6 +356,7 @@ mod tests {
         assert_eq!(Document::open(&bytes, &RunKey::new([2; 32])), Err(BadDocument::WrongSignature));
         assert_eq!(Document::open_kept(&bytes).unwrap(), document());
         assert_eq!(Document::open_kept(&bytes[..20]), Err(BadDocument::NoSignature));
+        assert_eq!(RunKey::from_hex(&key.to_hex().replacen('0', "+", 1)), None);
         assert_eq!(RunKey::from_hex(&key.to_hex()), Some(key));
     }
 

@@ -47,23 +47,26 @@ impl fmt::Debug for StoreUrl {
 }
 
 /// A URL is printed in errors and logs; its password is not. In doubt more is hidden: a password that was not escaped
-/// may hold what ends the part it stands in.
+/// may hold what ends the part it stands in, and each of the two places may look like the other.
 fn hide_password(url: &str) -> String {
-    const PARAMETER: &str = "password=";
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let mut parts = rest.split(PARAMETER);
-    let mut shown = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let after = part.find('&').map_or("", |end| &part[end..]);
-        shown = format!("{shown}{PARAMETER}…{after}");
-    }
-    match shown.rsplit_once('@') {
-        Some((user, host)) => {
-            let user = user.split_once(':').map_or_else(|| user.to_owned(), |(name, _)| format!("{name}:…"));
-            format!("{scheme}://{user}@{host}")
+    let user = rest.rfind('@').and_then(|at| Some(rest[..at].find(':')? + 1..at));
+    let parameters = rest.match_indices("password=").map(|(place, word)| {
+        let start = place + word.len();
+        start..rest[start..].find('&').map_or(rest.len(), |end| start + end)
+    });
+    let mut secrets: Vec<_> = user.into_iter().chain(parameters).collect();
+    secrets.sort_by_key(|secret| secret.start);
+    let (mut shown, mut told) = (format!("{scheme}://"), 0);
+    for secret in secrets {
+        if secret.start >= told {
+            shown.push_str(&rest[told..secret.start]);
+            shown.push('…');
         }
-        None => format!("{scheme}://{shown}"),
+        told = told.max(secret.end);
     }
+    shown.push_str(&rest[told..]);
+    shown
 }
 
 #[cfg(test)]
@@ -101,10 +104,11 @@ mod tests {
             "postgres://db.example/doctor?user=d&password=secret&x=1",
             "postgres://db.example/doctor?password=a&password=secret",
             "postgres://db.example/doctor?password=se@secret",
+            "postgres://doctor:secret&password=@db.example/doctor",
         ] {
             let url: StoreUrl = text.parse().unwrap();
             assert!(!url.to_string().contains("secret") && !format!("{url:?}").contains("secret"), "{url}");
-            assert!(url.to_string().contains("db.example/doctor"), "{url}");
+            assert!(url.to_string().contains("db.example/doctor") || text.contains("&password=@"), "{url}");
         }
     }
 }
