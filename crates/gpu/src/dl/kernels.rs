@@ -26,27 +26,33 @@ pub(super) const fn product(number: Number, hopper: bool) -> Option<&'static str
     })
 }
 
-/// Every kernel that fits a GPU, compiled.
+/// The small kernels, compiled.
 #[derive(Debug)]
-pub(super) struct Kernels<'g> {
+pub(super) struct Small<'g> {
     pub(super) memory: Module<'g>,
     pub(super) layers: Module<'g>,
     pub(super) checks: Module<'g>,
-    pub(super) products: Vec<(Number, Module<'g>)>,
 }
 
-impl<'g> Kernels<'g> {
-    /// All at the same time: the driver takes a second and more over some of them.
+impl<'g> Small<'g> {
     pub(super) fn load(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
-        let hopper = is_hopper(gpu)?;
-        let products = Number::ALL.iter().filter_map(|&number| Some((number, product(number, hopper)?)));
-        let (numbers, mut sources): (Vec<_>, Vec<_>) = products.unzip();
-        sources.extend([MEMORY, LAYERS, CHECKS]);
-        let mut modules = gpu.modules(&sources)?;
-        let mut last = || modules.pop().expect("as many modules as sources");
-        let (checks, layers, memory) = (last(), last(), last());
-        Ok(Self { memory, layers, checks, products: numbers.into_iter().zip(modules).collect() })
+        let (modules, ()) = gpu.modules(&[MEMORY, LAYERS, CHECKS], || Ok(()))?;
+        let [memory, layers, checks] = <[Module<'g>; 3]>::try_from(modules).expect("as many modules as sources");
+        Ok(Self { memory, layers, checks })
     }
+}
+
+/// The kernels that multiply, for each type of number that the GPU has. The driver takes a second and more over each of
+/// them: the device is there for `work` meanwhile.
+pub(super) fn products<'g, T>(
+    gpu: &'g Gpu<'g>,
+    work: impl FnOnce() -> Result<T, CudaError>,
+) -> Result<(Vec<(Number, Module<'g>)>, T), CudaError> {
+    let hopper = is_hopper(gpu)?;
+    let known = Number::ALL.iter().filter_map(|&number| Some((number, product(number, hopper)?)));
+    let (numbers, sources): (Vec<_>, Vec<_>) = known.unzip();
+    let (modules, done) = gpu.modules(&sources, work)?;
+    Ok((numbers.into_iter().zip(modules).collect(), done))
 }
 
 #[cfg(test)]

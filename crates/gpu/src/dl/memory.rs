@@ -90,6 +90,9 @@ pub const LISTED: u32 = 1 << 16;
 /// The driver gives out memory in pages of this size.
 const PAGE: usize = 2 << 20;
 
+/// For kernels that are loaded meanwhile.
+const LEFT: usize = 256 << 20;
+
 /// What is left when no more can be had: not worth another buffer.
 const REST: usize = 64 << 20;
 
@@ -215,7 +218,7 @@ fn take_all<'g>(gpu: &'g Gpu<'g>) -> Result<Vec<Buffer<'g>>, CudaError> {
     let mut buffers = Vec::new();
     loop {
         let (free, _) = gpu.memory()?;
-        let mut size = free / PAGE * PAGE;
+        let mut size = free.saturating_sub(LEFT) / PAGE * PAGE;
         let taken = loop {
             if size < REST {
                 return Ok(buffers);

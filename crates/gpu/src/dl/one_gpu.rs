@@ -10,7 +10,7 @@ use super::{
     control::{Planted, Trial},
     copies::{self, CopyReport},
     heat::{self, FAULTY_REASONS, HeatReport},
-    kernels::Kernels,
+    kernels,
     layers::{Layers, LayersReport},
     memory::{MemoryReport, MemoryTester, PATTERNS},
     products::{Multipliers, Number, Product, Shape},
@@ -70,21 +70,27 @@ fn look(gpu: &Gpu<'_>, options: &Options, known: &KnownSums, seen: &mut Seen<'_>
         seen.all.unread.push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is needed")));
         return Ok(());
     }
-    let kernels = Kernels::load(gpu)?;
-    let multipliers = Multipliers::new(gpu, kernels.checks, kernels.products)?;
-    let tester = MemoryTester::with_module(gpu, kernels.memory)?;
-    let layers = Layers::with_module(gpu, kernels.layers)?;
-    seen.line("kernels are ready");
+    let small = kernels::Small::load(gpu)?;
+    let tester = MemoryTester::with_module(gpu, small.memory)?;
+    let layers = Layers::with_module(gpu, small.layers)?;
+    seen.line("the first kernels are ready");
+    let (products, (mut trial, memory)) = kernels::products(gpu, || {
+        let trial = control::layers(&layers, Planted::ALL, 1)?.and(memory_trials(gpu, &tester)?);
+        Ok((trial, tester.run(PATTERNS)?))
+    })?;
+    let multipliers = Multipliers::new(gpu, small.checks, products)?;
+    seen.line("all kernels are ready");
     {
         let product = multipliers.product(Number::Bf16, CONTROL_SHAPE, &known.of(Number::Bf16, CONTROL_SHAPE))?;
-        let mut trial = trials(gpu, &product, &tester, CONTROLS, 1)?;
-        trial = trial.and(control::layers(&layers, Planted::ALL, 1)?);
+        for &kind in Planted::ALL {
+            trial = trial.and(control::products(&product, kind, CONTROLS, SEED)?);
+        }
         seen.control(trial);
         if !trial.is_clear() {
             return Ok(());
         }
     }
-    seen.memory(&tester.run(PATTERNS)?);
+    seen.memory(&memory);
     for number in multipliers.numbers() {
         let shape = shape_of(number);
         let product = multipliers.product(number, shape, &known.of(number, shape))?;
@@ -116,17 +122,12 @@ const CONTROL_SHAPE: Shape = Shape { m: 1280, n: 1280, k: 2048 };
 
 const LAYER_REPEATS: u32 = 3;
 
-fn trials(
-    gpu: &Gpu<'_>,
-    product: &Product<'_>,
-    tester: &MemoryTester<'_>,
-    count: u64,
-    seed: u64,
-) -> Result<Trial, CudaError> {
+const SEED: u64 = 1;
+
+fn memory_trials(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<Trial, CudaError> {
     let mut all = Trial::default();
     for &kind in Planted::ALL {
-        all = all.and(control::products(product, kind, count, seed)?);
-        all = all.and(control::memory(gpu, tester, kind, count, seed)?);
+        all = all.and(control::memory(gpu, tester, kind, CONTROLS, SEED)?);
     }
     Ok(all)
 }
