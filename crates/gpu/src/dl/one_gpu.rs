@@ -74,11 +74,11 @@ fn look(gpu: &Gpu<'_>, options: &Options, known: &KnownSums, seen: &mut Seen<'_>
     let tester = MemoryTester::with_module(gpu, small.memory)?;
     let layers = Layers::with_module(gpu, small.layers)?;
     seen.line("the first kernels are ready");
-    let (products, (mut trial, memory)) = kernels::products(gpu, || {
+    let (multiplying, (mut trial, memory)) = kernels::products(gpu, || {
         let trial = control::layers(&layers, Planted::ALL, 1)?.and(memory_trials(gpu, &tester)?);
         Ok((trial, tester.run(PATTERNS)?))
     })?;
-    let multipliers = Multipliers::new(gpu, small.checks, products)?;
+    let multipliers = Multipliers::new(gpu, small.checks, multiplying)?;
     seen.line("all kernels are ready");
     {
         let product = multipliers.product(Number::Bf16, CONTROL_SHAPE, &known.of(Number::Bf16, CONTROL_SHAPE))?;
