@@ -25,6 +25,7 @@ longest() {
     words) echo 256 ;;
     hostlist | control) echo 512 ;;
     profile | settings | nhc | measurements | sim | node | spool) echo 2048 ;;
+    fio) echo 8192 ;;
     legacy) echo 16384 ;;
     *) echo 4096 ;;
   esac

@@ -24,7 +24,7 @@ declare -A may_see=(
   [doctor-control]="doctor-core doctor-checks"
   [doctor-sim]="doctor-core doctor-checks doctor-control"
   [doctor]="doctor-core doctor-checks doctor-control doctor-sim"
-  [doctor-bench]="doctor-core doctor-checks doctor-control doctor-sim doctor-bed"
+  [doctor-bench]="doctor-core doctor-checks doctor-gpu doctor-control doctor-sim doctor-bed"
   [doctor-bed]=""
 )
 arrows=""

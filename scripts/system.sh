@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Brings what the tests need from outside Cargo: compilers of C (SQLite and zstd are built from source) and C++ (the
 # fuzzer is), and PostgreSQL's programs, which the test set-up starts by itself in a temporary directory. No system service
-# is started. fio is what the storage test runs, and bindfs serves a mount for it that stops answering.
+# is started. fio is what the storage test runs, and bindfs serves a mount for it that stops answering. pip brings the
+# compiler that the GPU kernels were made with, to see that they are what their sources give.
 #
 # What is there already is left alone. Without root nothing is installed: what is missing is named, the tests that
 # need it say NOT RUN, and in CI that is a failure.
@@ -11,6 +12,7 @@ missing=()
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
 command -v c++ >/dev/null || missing+=(g++)
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null || missing+=(postgresql)
+python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
 command -v fio >/dev/null || missing+=(fio)
 command -v bindfs >/dev/null || missing+=(bindfs)
 command -v mkfs.ext4 >/dev/null || missing+=(e2fsprogs)

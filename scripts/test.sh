@@ -84,5 +84,6 @@ part scenarios "$cargo" test --quiet -p doctor-sim --test scenarios
 part kill scripts/kill.sh
 part fuzz scripts/fuzz.sh 10
 part generated scripts/generated.sh check
+part kernels scripts/kernels.sh check
 part deny deny
 report

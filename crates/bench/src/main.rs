@@ -7,6 +7,7 @@ mod agent;
 mod cache;
 mod checks;
 mod figure;
+mod gpu;
 mod history;
 mod ingest;
 mod plan;
@@ -31,7 +32,7 @@ enum Measured {
     NotHere(String),
 }
 
-const BENCHMARKS: [Benchmark; 7] = [
+const BENCHMARKS: [Benchmark; 10] = [
     Benchmark { metric: "M1", what: "planning", run: plan::run },
     Benchmark { metric: "M4", what: "history on SQLite", run: history::run_sqlite },
     Benchmark { metric: "M4", what: "history on PostgreSQL", run: history::run_postgres },
@@ -39,6 +40,9 @@ const BENCHMARKS: [Benchmark; 7] = [
     Benchmark { metric: "M5", what: "ingest on PostgreSQL", run: ingest::run_postgres },
     Benchmark { metric: "M6", what: "the agent on stand-in hardware", run: agent::run },
     Benchmark { metric: "M7", what: "fast checks on stand-in hardware", run: checks::run },
+    Benchmark { metric: "M8", what: "a verdict on a GPU", run: gpu::run_verdict },
+    Benchmark { metric: "M9", what: "rates on a GPU", run: gpu::run_rates },
+    Benchmark { metric: "M10", what: "planted errors on a GPU", run: gpu::run_sight },
 ];
 
 fn main() -> ExitCode {

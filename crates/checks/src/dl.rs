@@ -22,7 +22,7 @@
 //! - `gpu-failed` is `reboot`: the driver gave the GPU up in the middle of the test. Its Xid is in the kernel's log.
 //! - `multiprocessor-slow` is `monitor`, seen twice: one takes 15 % longer than the others.
 //! - `gpu-slow` is `monitor`, seen twice: a rate below 93 % of what the machine type's profile expects, or of the median
-//!   of this node's own last results (five at least). `gpu-hot` is `monitor`, seen twice: the hardware slowed down for
+//!   of this node's own last results (five at least), or below what the smallest such GPU reaches. `gpu-hot` is `monitor`, seen twice: the hardware slowed down for
 //!   heat or by the power brake during more than a tenth of the load. Look at fans, filters and power supplies.
 //! - `memory-not-tested` is `monitor`: less than 98 % of the free memory could be had.
 //!
@@ -45,7 +45,7 @@ const SPEC: Spec =
     Spec::deep("dl", "GPUs compute what they should, and fast", Span::from_secs(30), Span::minutes(15)).opt_in();
 
 macro_rules! rules {
-    ($($rate:literal,)*) => {
+    ($($rate:literal floor $floor:literal,)*) => {
         concat!(r#"
 rules = [
   { id = "dl-memory-wrong", check = "dl", event = "memory-wrong", reason = "memory-wrong", severity = "isolate", text = "{entity}: {value}" },
@@ -60,31 +60,35 @@ rules = [
   { id = "dl-layers-missed", check = "dl", metric = "layers_multiprocessors_missed", above = 0.0, reason = "multiprocessor-missed",
     severity = "monitor", text = "{entity}: {value} multiprocessors did not run every layer" },
   { id = "dl-slowed", check = "dl", metric = "load_slowed_percent", above = 10.0, reason = "gpu-hot", severity = "monitor",
-    confirm = 2, text = "{entity}: slowed down by its hardware during {value} % of the load" },
+    where_measured = true, confirm = 2, text = "{entity}: slowed down by its hardware during {value} % of the load" },
 "#, $(
+            "  { id = \"dl-", $rate, "-floor\", check = \"dl\", metric = \"", $rate, "\", below = ", $floor,
+            ", where_measured = true,\n    reason = \"gpu-slow\", severity = \"monitor\", confirm = 2, text = \"{entity}: ", $rate,
+            " is {value}, less than any such GPU reaches ({limit})\" },\n",
             "  { id = \"dl-", $rate, "-profile\", check = \"dl\", metric = \"", $rate, "\", below_percent_of_profile = 93.0,",
-            " reason = \"gpu-slow\",\n    severity = \"monitor\", confirm = 2, text = \"{entity}: ", $rate,
-            " is {value}, below {limit}\" },\n",
-            "  { id = \"dl-", $rate, "-own\", check = \"dl\", metric = \"", $rate, "\", below_percent_of_own = 93.0, own_at_least = 5,",
-            " reason = \"gpu-slow\",\n    severity = \"monitor\", confirm = 2, text = \"{entity}: ", $rate,
-            " is {value}, below {limit}\" },\n",
+            " where_measured = true,\n    reason = \"gpu-slow\", severity = \"monitor\", confirm = 2, text = \"{entity}: ", $rate,
+            " is {value}, below 93 % of the profile ({limit})\" },\n",
+            "  { id = \"dl-", $rate, "-own\", check = \"dl\", metric = \"", $rate, "\", below_percent_of_own = 93.0,",
+            " where_measured = true,\n    reason = \"gpu-slow\", severity = \"monitor\", confirm = 2, text = \"{entity}: ", $rate,
+            " is {value}, below 93 % of its own median ({limit})\" },\n",
         )* "]\n")
     };
 }
 
+// The floors are well below the smallest GPU that the kernels are for: what is under them is broken, whatever it is.
 const RULES: &str = rules![
-    "gemm_bf16_flop_per_s",
-    "gemm_bf16_warm_flop_per_s",
-    "gemm_fp16_flop_per_s",
-    "gemm_tf32_flop_per_s",
-    "gemm_fp32_flop_per_s",
-    "gemm_fp8_flop_per_s",
-    "gemm_int8_flop_per_s",
-    "memory_bytes_per_s",
-    "h2d_bytes_per_s",
-    "d2h_bytes_per_s",
-    "d2d_bytes_per_s",
-    "p2p_bytes_per_s",
+    "gemm_bf16_flop_per_s" floor "1e13",
+    "gemm_bf16_warm_flop_per_s" floor "1e13",
+    "gemm_fp16_flop_per_s" floor "1e13",
+    "gemm_tf32_flop_per_s" floor "5e12",
+    "gemm_fp32_flop_per_s" floor "2e12",
+    "gemm_fp8_flop_per_s" floor "1e14",
+    "gemm_int8_flop_per_s" floor "1e13",
+    "memory_bytes_per_s" floor "1e11",
+    "h2d_bytes_per_s" floor "2e9",
+    "d2h_bytes_per_s" floor "2e9",
+    "d2d_bytes_per_s" floor "1e11",
+    "p2p_bytes_per_s" floor "1e9",
 ];
 
 pub(crate) const CHECK: Check =
@@ -142,11 +146,21 @@ mod tests {
         ProbeOutput::Text(format!(r#"{{"metrics":[{metrics}],"events":[{events}]}}"#))
     }
 
-    const TESTED: &str = r#"{"name":"memory_tested_percent","entity":"gpu:0000:1b:00.0","value":99.9,"unit":"percent"}"#;
+    const TESTED: &str = concat!(
+        r#"{"name":"memory_tested_percent","entity":"gpu:0000:1b:00.0","value":99.9,"unit":"percent"},"#,
+        r#"{"name":"layers_multiprocessors_missed","entity":"gpu:0000:1b:00.0","value":0,"unit":"count"}"#
+    );
 
     #[test]
     fn a_gpu_that_gave_right_answers_passes_without_a_profile() {
         assert_eq!(judged(&CHECK, &[measured(TESTED, "")]), ["pass pass"]);
+    }
+
+    #[test]
+    fn a_rate_that_no_gpu_has_is_slow_without_a_profile() {
+        let slow = r#",{"name":"gemm_bf16_flop_per_s","entity":"gpu:0000:1b:00.0","value":3e12,"unit":"flop/s"}"#;
+        let said = judged(&CHECK, &[measured(&format!("{TESTED}{slow}"), "")]);
+        assert_eq!(said, ["fail monitor gpu-slow gpu:0000:1b:00.0"]);
     }
 
     #[test]

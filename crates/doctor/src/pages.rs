@@ -4,6 +4,6 @@ mod markdown;
 mod reasons;
 
 pub(crate) use self::{
-    markdown::{Written, all, rule_condition},
+    markdown::{all, rule_condition},
     reasons::{Reason, reasons},
 };

@@ -23,6 +23,8 @@ pub struct Rule {
     pub text: String,
     /// Failing runs in a row before anything is done about it.
     pub confirm: u32,
+    /// The check knows by itself where there is nothing to measure; that its metric is missing is no doubt then.
+    pub where_measured: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -134,6 +136,8 @@ struct WrittenRule {
     text: String,
     #[serde(default = "once")]
     confirm: u32,
+    #[serde(default, skip_serializing_if = "is_false")]
+    where_measured: bool,
 }
 
 const fn once() -> u32 {
@@ -161,6 +165,7 @@ impl TryFrom<WrittenRule> for Rule {
             reason: written.reason,
             text: written.text,
             confirm: written.confirm,
+            where_measured: written.where_measured,
         })
     }
 }
@@ -175,7 +180,7 @@ impl WrittenRule {
     }
 
     fn of_event(&self, code: &ReasonCode) -> Result<When, String> {
-        if self.conditions("").next().is_some() || self.n_of_last_m.is_some() {
+        if self.conditions("").next().is_some() || self.n_of_last_m.is_some() || self.where_measured {
             return Err("is about an `event`: a limit is for a `metric`".to_owned());
         }
         match (self.times, self.within) {
@@ -282,6 +287,7 @@ impl From<Rule> for WrittenRule {
             reason: rule.reason,
             text: rule.text,
             confirm: rule.confirm,
+            where_measured: rule.where_measured,
         };
         written.write_condition(rule.when);
         written

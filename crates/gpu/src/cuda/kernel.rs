@@ -34,17 +34,23 @@ impl<'c> Gpu<'c> {
         Ok(Module { gpu: self, handle })
     }
 
-    /// The same for several at once: compiling takes a second each, and the host has many processors.
-    pub fn modules(&self, sources: &[&str]) -> Result<Vec<Module<'_>>, CudaError> {
+    /// The same for several at once: compiling takes a second each, and the host has many processors. Meanwhile the
+    /// device is there for `work`, which leaves a little of its memory for them.
+    pub fn modules<T>(
+        &self,
+        sources: &[&str],
+        work: impl FnOnce() -> Result<T, CudaError>,
+    ) -> Result<(Vec<Module<'_>>, T), CudaError> {
         let this = Shared(self);
-        let loaded = thread::scope(|scope| {
+        let (loaded, done) = thread::scope(|scope| {
             let threads: Vec<_> = sources.iter().map(|ptx| scope.spawn(move || this.load_here(ptx))).collect();
+            let done = work();
             let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("loading does not panic");
-            threads.into_iter().map(join).collect::<Vec<Result<Loaded, CudaError>>>()
+            (threads.into_iter().map(join).collect::<Vec<Result<Loaded, CudaError>>>(), done)
         });
         // Those that did load are given back when another did not.
         let modules = loaded.into_iter().map(|loaded| loaded.map(|Loaded(handle)| Module { gpu: self, handle }));
-        modules.collect()
+        Ok((modules.collect::<Result<_, _>>()?, done?))
     }
 
     fn load(&self, ptx: &str) -> Result<Loaded, CudaError> {

@@ -1,7 +1,8 @@
 //! The kernels as they are shipped: PTX, which the driver compiles for the GPU it finds. `scripts/kernels.sh` makes it
 //! from the CUDA sources.
 
-use super::products::Number;
+use super::products::{Number, is_hopper};
+use crate::cuda::{CudaError, Gpu, Module};
 
 pub(super) const MEMORY: &str = include_str!("../../kernels/memory.ptx");
 pub(super) const CHECKS: &str = include_str!("../../kernels/checks.ptx");
@@ -23,6 +24,35 @@ pub(super) const fn product(number: Number, hopper: bool) -> Option<&'static str
         (Number::Int8, false) => include_str!("../../kernels/products_ampere_int8.ptx"),
         (Number::Fp8, false) => return None,
     })
+}
+
+/// The small kernels, compiled.
+#[derive(Debug)]
+pub(super) struct Small<'g> {
+    pub(super) memory: Module<'g>,
+    pub(super) layers: Module<'g>,
+    pub(super) checks: Module<'g>,
+}
+
+impl<'g> Small<'g> {
+    pub(super) fn load(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
+        let (modules, ()) = gpu.modules(&[MEMORY, LAYERS, CHECKS], || Ok(()))?;
+        let [memory, layers, checks] = <[Module<'g>; 3]>::try_from(modules).expect("as many modules as sources");
+        Ok(Self { memory, layers, checks })
+    }
+}
+
+/// The kernels that multiply, for each type of number that the GPU has. The driver takes a second and more over each of
+/// them: the device is there for `work` meanwhile.
+pub(super) fn products<'g, T>(
+    gpu: &'g Gpu<'g>,
+    work: impl FnOnce() -> Result<T, CudaError>,
+) -> Result<(Vec<(Number, Module<'g>)>, T), CudaError> {
+    let hopper = is_hopper(gpu)?;
+    let known = Number::ALL.iter().filter_map(|&number| Some((number, product(number, hopper)?)));
+    let (numbers, sources): (Vec<_>, Vec<_>) = known.unzip();
+    let (modules, done) = gpu.modules(&sources, work)?;
+    Ok((numbers.into_iter().zip(modules).collect(), done))
 }
 
 #[cfg(test)]

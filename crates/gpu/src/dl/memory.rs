@@ -90,6 +90,9 @@ pub const LISTED: u32 = 1 << 16;
 /// The driver gives out memory in pages of this size.
 const PAGE: usize = 2 << 20;
 
+/// For kernels that are loaded meanwhile.
+const LEFT: usize = 256 << 20;
+
 /// What is left when no more can be had: not worth another buffer.
 const REST: usize = 64 << 20;
 
@@ -105,7 +108,11 @@ pub struct MemoryTester<'g> {
 
 impl<'g> MemoryTester<'g> {
     pub fn new(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
-        let module = gpu.module(kernels::MEMORY)?;
+        Self::with_module(gpu, gpu.module(kernels::MEMORY)?)
+    }
+
+    /// With kernels that are compiled already.
+    pub(super) fn with_module(gpu: &'g Gpu<'g>, module: Module<'g>) -> Result<Self, CudaError> {
         let multiprocessors = gpu.attribute(Attribute::Multiprocessors)?.unsigned_abs();
         let count = gpu.allocate(8)?;
         count.fill(0)?;
@@ -211,7 +218,7 @@ fn take_all<'g>(gpu: &'g Gpu<'g>) -> Result<Vec<Buffer<'g>>, CudaError> {
     let mut buffers = Vec::new();
     loop {
         let (free, _) = gpu.memory()?;
-        let mut size = free / PAGE * PAGE;
+        let mut size = free.saturating_sub(LEFT) / PAGE * PAGE;
         let taken = loop {
             if size < REST {
                 return Ok(buffers);

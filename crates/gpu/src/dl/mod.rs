@@ -15,8 +15,9 @@ pub mod products;
 
 use std::{
     collections::HashMap,
+    error::Error,
     ffi::OsString,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     thread,
     time::Duration,
 };
@@ -24,7 +25,10 @@ use std::{
 use doctor_checks::document::Measurements;
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
 
-use crate::cuda::{self, Cuda, CudaError};
+use crate::{
+    cublas::Cublas,
+    cuda::{self, Cuda, CudaError, Gpu},
+};
 use control::Planted;
 use memory::MemoryTester;
 use products::{Number, Shape};
@@ -81,6 +85,8 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
     let known = KnownSums::default();
     let mut all = Measurements::default();
     let parts = thread::scope(|scope| {
+        // While the driver compiles.
+        scope.spawn(|| Number::ALL.iter().for_each(|&number| drop(known.of(number, one_gpu::shape_of(number)))));
         let threads: Vec<_> = (0..count)
             .map(|index| {
                 let (cuda, known) = (&cuda, &known);
@@ -105,6 +111,49 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
         between_gpus(&cuda, count, &mut all, say);
     }
     Ok(all)
+}
+
+/// Products a second by our checked kernel and by cuBLAS, in turns, in flop/s. For benchmarks.
+///
+/// # Errors
+/// If the driver or cuBLAS refuses.
+pub fn against_cublas(
+    gpu: &Gpu<'_>,
+    cublas: &Cublas,
+    repeats: usize,
+) -> Result<Vec<(f64, f64)>, Box<dyn Error + Send + Sync>> {
+    const TIMES: u32 = 10;
+    let (products, ()) = kernels::products(gpu, || Ok(()))?;
+    let multipliers = products::Multipliers::new(gpu, kernels::Small::load(gpu)?.checks, products)?;
+    let shape = one_gpu::shape_of(Number::Bf16);
+    let sums = known::row_sums(shape.m, shape.n, shape.k, Number::Bf16.range());
+    let product = multipliers.product(Number::Bf16, shape, &sums)?;
+    let rate = |seconds: f64| shape.flop() * f64::from(TIMES) / seconds;
+    let mut pairs = Vec::new();
+    // The first turn wakes both up.
+    for turn in 0..=repeats {
+        let ours = gpu.timed(|| {
+            (0..TIMES).try_for_each(|_| {
+                product.multiply()?;
+                product.check()
+            })
+        })?;
+        if !product.take_wrong_rows()?.is_empty() {
+            return Err("a product is wrong".into());
+        }
+        let mut refused = None;
+        let theirs = gpu.timed(|| {
+            refused = (0..TIMES).try_for_each(|_| product.multiply_by(cublas)).err();
+            Ok(())
+        })?;
+        if let Some(error) = refused {
+            return Err(error.into());
+        }
+        if turn > 0 {
+            pairs.push((rate(ours), rate(theirs)));
+        }
+    }
+    Ok(pairs)
 }
 
 /// Each GPU to the next one around: every GPU sends once and receives once.
@@ -141,15 +190,19 @@ fn between(cuda: &Cuda, pair: (usize, usize), all: &mut Measurements, say: &Say<
 
 /// The checksums of the products, by shape and range of numbers, computed once for all GPUs.
 #[derive(Debug, Default)]
-struct KnownSums(Mutex<HashMap<(Shape, u32), Sums>>);
+struct KnownSums(Mutex<HashMap<(Shape, u32), SumsOnce>>);
 
 type Sums = Arc<Vec<u32>>;
+type SumsOnce = Arc<OnceLock<Sums>>;
 
 impl KnownSums {
     fn of(&self, number: Number, shape: Shape) -> Sums {
-        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let compute = || Arc::new(known::row_sums(shape.m, shape.n, shape.k, number.range()));
-        Arc::clone(sums.entry((shape, number.range())).or_insert_with(compute))
+        let place = {
+            let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(sums.entry((shape, number.range())).or_default())
+        };
+        // Whoever comes second waits for these sums, and not for others.
+        Arc::clone(place.get_or_init(|| Arc::new(known::row_sums(shape.m, shape.n, shape.k, number.range()))))
     }
 }
 

@@ -10,6 +10,7 @@ use super::{
     control::{Planted, Trial},
     copies::{self, CopyReport},
     heat::{self, FAULTY_REASONS, HeatReport},
+    kernels,
     layers::{Layers, LayersReport},
     memory::{MemoryReport, MemoryTester, PATTERNS},
     products::{Multipliers, Number, Product, Shape},
@@ -21,7 +22,7 @@ const ROWS: u32 = 8448;
 const COLUMNS: u32 = 8320;
 
 /// Deep enough that looking at every number costs little beside making it.
-const fn shape_of(number: Number) -> Shape {
+pub(super) const fn shape_of(number: Number) -> Shape {
     let k = match number {
         Number::Bf16 => 16384,
         _ => 8192,
@@ -69,20 +70,27 @@ fn look(gpu: &Gpu<'_>, options: &Options, known: &KnownSums, seen: &mut Seen<'_>
         seen.all.unread.push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is needed")));
         return Ok(());
     }
-    let multipliers = Multipliers::new(gpu)?;
-    let tester = MemoryTester::new(gpu)?;
-    let layers = Layers::load(gpu)?;
-    seen.line("kernels are ready");
+    let small = kernels::Small::load(gpu)?;
+    let tester = MemoryTester::with_module(gpu, small.memory)?;
+    let layers = Layers::with_module(gpu, small.layers)?;
+    seen.line("the first kernels are ready");
+    let (multiplying, (mut trial, memory)) = kernels::products(gpu, || {
+        let trial = control::layers(&layers, Planted::ALL, 1)?.and(memory_trials(gpu, &tester)?);
+        Ok((trial, tester.run(PATTERNS)?))
+    })?;
+    let multipliers = Multipliers::new(gpu, small.checks, multiplying)?;
+    seen.line("all kernels are ready");
     {
         let product = multipliers.product(Number::Bf16, CONTROL_SHAPE, &known.of(Number::Bf16, CONTROL_SHAPE))?;
-        let mut trial = trials(gpu, &product, &tester, CONTROLS, 1)?;
-        trial = trial.and(control::layers(&layers, Planted::ALL, 1)?);
+        for &kind in Planted::ALL {
+            trial = trial.and(control::products(&product, kind, CONTROLS, SEED)?);
+        }
         seen.control(trial);
         if !trial.is_clear() {
             return Ok(());
         }
     }
-    seen.memory(&tester.run(PATTERNS)?);
+    seen.memory(&memory);
     for number in multipliers.numbers() {
         let shape = shape_of(number);
         let product = multipliers.product(number, shape, &known.of(number, shape))?;
@@ -114,17 +122,12 @@ const CONTROL_SHAPE: Shape = Shape { m: 1280, n: 1280, k: 2048 };
 
 const LAYER_REPEATS: u32 = 3;
 
-fn trials(
-    gpu: &Gpu<'_>,
-    product: &Product<'_>,
-    tester: &MemoryTester<'_>,
-    count: u64,
-    seed: u64,
-) -> Result<Trial, CudaError> {
+const SEED: u64 = 1;
+
+fn memory_trials(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<Trial, CudaError> {
     let mut all = Trial::default();
     for &kind in Planted::ALL {
-        all = all.and(control::products(product, kind, count, seed)?);
-        all = all.and(control::memory(gpu, tester, kind, count, seed)?);
+        all = all.and(control::memory(gpu, tester, kind, CONTROLS, SEED)?);
     }
     Ok(all)
 }

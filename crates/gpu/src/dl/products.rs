@@ -1,9 +1,7 @@
 //! Matrix products in each type of number, of which every result is checked.
 
-use super::{
-    kernels,
-    known::{self, SEED_A, SEED_B},
-};
+use super::known::{self, SEED_A, SEED_B};
+use crate::cublas::{Cublas, CublasError};
 use crate::cuda::{Argument, Attribute, Buffer, CudaError, Function, Gpu, Launch, Module, TensorMap, Tile};
 
 /// A type of number that the GPU multiplies.
@@ -81,6 +79,11 @@ impl Shape {
     }
 }
 
+/// Whether it has Hopper's own instructions, which nothing after it has.
+pub(super) fn is_hopper(gpu: &Gpu<'_>) -> Result<bool, CudaError> {
+    Ok(gpu.capability()? == 90)
+}
+
 /// The multiplying kernels that fit a GPU.
 #[derive(Debug)]
 pub struct Multipliers<'g> {
@@ -96,21 +99,9 @@ const HOPPER_SHARED: u32 = 4 * (128 + 320) * 128 + 1024;
 const AMPERE_SHARED: u32 = 4 * 2 * 128 * 64;
 
 impl<'g> Multipliers<'g> {
-    pub fn new(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
-        // Its own instructions are those of Hopper and of nothing after it.
-        let hopper = gpu.capability()? == 90;
-        let known = Number::ALL.iter().filter_map(|&number| Some((number, kernels::product(number, hopper)?)));
-        let (numbers, mut sources): (Vec<_>, Vec<_>) = known.unzip();
-        sources.push(kernels::CHECKS);
-        let mut modules = gpu.modules(&sources)?;
-        let checks = modules.pop().expect("as many modules as sources");
-        Ok(Self {
-            gpu,
-            checks,
-            products: numbers.into_iter().zip(modules).collect(),
-            hopper,
-            multiprocessors: gpu.attribute(Attribute::Multiprocessors)?.unsigned_abs(),
-        })
+    pub fn new(gpu: &'g Gpu<'g>, checks: Module<'g>, products: Vec<(Number, Module<'g>)>) -> Result<Self, CudaError> {
+        let multiprocessors = gpu.attribute(Attribute::Multiprocessors)?.unsigned_abs();
+        Ok(Self { gpu, checks, products, hopper: is_hopper(gpu)?, multiprocessors })
     }
 
     /// The types of numbers that this GPU has, as far as these kernels know how to ask for them.
@@ -236,6 +227,12 @@ impl Product<'_> {
         let (m, n) = (self.shape.m, self.shape.n);
         let arguments = [a, b, (&self.c).into(), (&self.records).into(), m.into(), n.into(), row_bytes.into()];
         self.kernel.launch(self.launch, &arguments)
+    }
+
+    /// Asks cuBLAS for the same multiplication, in bf16 and without a look at what comes out.
+    pub(super) fn multiply_by(&self, cublas: &Cublas) -> Result<(), CublasError> {
+        let Shape { m, n, k } = self.shape;
+        cublas.multiply([m, n, k], self.a.address(), self.b.address(), self.c.address())
     }
 
     /// Asks for a look at every number of the product.

@@ -68,11 +68,15 @@ impl Expected {
 }
 
 impl<'g> Layers<'g> {
-    /// Compiles the kernels, makes the inputs, and computes on the host meanwhile what must come out.
+    /// Compiles the kernels, makes the inputs, and computes on the host what must come out.
     pub fn load(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
+        Self::with_module(gpu, gpu.module(LAYERS)?)
+    }
+
+    /// The same with kernels that are compiled already.
+    pub(in crate::dl) fn with_module(gpu: &'g Gpu<'g>, module: Module<'g>) -> Result<Self, CudaError> {
         thread::scope(|scope| {
             let expected = scope.spawn(|| Pass::ALL.map(Expected::of).into());
-            let module = gpu.module(LAYERS)?;
             let multiprocessors = usize::try_from(gpu.attribute(Attribute::Multiprocessors)?).unwrap_or_default();
             let replicas = multiprocessors * REPLICAS_PER_MULTIPROCESSOR;
             let largest = Pass::ALL.iter().map(|pass| pass.known().numbers).max().unwrap_or_default();

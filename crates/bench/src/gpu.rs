@@ -1,0 +1,148 @@
+//! M8 to M10: the deep-learning test on a real GPU, by the program as it is shipped. Only where there is one.
+//!
+//! M8 is how long a verdict takes, M9 how near its kernels come to what the chip can do, M10 whether it sees errors. Its
+//! twins are in the test itself: every number is checked, and errors are planted at the beginning of each run.
+
+use std::{
+    ffi::OsString,
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use doctor_checks::{document::Measurements, probe::ProbeOutput};
+use doctor_gpu::{
+    cublas::Cublas,
+    cuda::{Cuda, LIBRARY},
+    dl::{against_cublas, control::Planted},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Measured,
+    figure::Figure,
+    stopwatch::{median, spread},
+};
+
+/// Cold verdicts take seconds each.
+const REPEATS: usize = 9;
+
+/// Errors of each kind, in each part of the test.
+const TRIALS: u64 = 10_000;
+
+fn figure(name: &str, value: f64, unit: &'static str, inputs: &Value, note: String) -> Figure {
+    Figure { name: name.to_owned(), value, unit, inputs: inputs.clone(), note }
+}
+
+/// A GPU, or why there is none to measure.
+fn gpu_or_not() -> Result<Cuda, String> {
+    Cuda::open(LIBRARY.as_ref()).map_err(|error| error.failure().text)
+}
+
+/// Beside this program, where it was built, or where somebody carried both.
+fn program() -> Result<PathBuf> {
+    let here = std::env::current_exe().context("where am I")?;
+    let program = here.with_file_name("doctor-node");
+    ensure!(program.exists(), "there is no {}: build it (`make build`)", program.display());
+    Ok(program)
+}
+
+/// The test in a process of its own, with the driver compiling every kernel anew.
+fn test(args: &[&str]) -> Result<(f64, Measurements)> {
+    let began = Instant::now();
+    let ran = Command::new(program()?)
+        .arg("__test")
+        .arg("dl")
+        .args(args)
+        .env("CUDA_CACHE_DISABLE", "1")
+        .stderr(Stdio::null())
+        .output()
+        .context("starting doctor-node")?;
+    let seconds = began.elapsed().as_secs_f64();
+    let answer: ProbeOutput = serde_json::from_slice(&ran.stdout).context("the test's answer")?;
+    let ProbeOutput::Text(text) = answer else { bail!("the test brought nothing: {answer:?}") };
+    let seen: Measurements = serde_json::from_str(&text).context("the test's measurements")?;
+    ensure!(seen.unread.is_empty(), "the test could not look at everything: {:?}", seen.unread);
+    ensure!(seen.events.is_empty(), "the test found this GPU bad: {:?}", seen.events);
+    Ok((seconds, seen))
+}
+
+fn value(seen: &Measurements, name: &str) -> Result<f64> {
+    let metric = seen.metrics.iter().find(|metric| metric.name == name);
+    metric.map(|metric| metric.value).with_context(|| format!("the test did not report `{name}`"))
+}
+
+pub(crate) fn run_verdict() -> Result<Measured> {
+    let name = match gpu_or_not() {
+        Ok(cuda) => cuda.gpu(0)?.name()?,
+        Err(why) => return Ok(Measured::NotHere(why)),
+    };
+    let inputs = json!({ "gpu": name });
+    let mut cold = Vec::new();
+    for _ in 0..REPEATS {
+        cold.push(test(&["--heat=0s"])?.0);
+    }
+    let (warm, seen) = test(&["--heat=20s"])?;
+    let note = format!("until the temperature stood still, {:.1} s of load", value(&seen, "load_seconds")?);
+    Ok(Measured::Figures(vec![
+        figure("verdict_s", warm, "s", &inputs, note),
+        figure("cold_verdict_s", median(&cold), "s", &inputs, format!("no compiled kernels kept; {}", spread(&cold))),
+    ]))
+}
+
+pub(crate) fn run_rates() -> Result<Measured> {
+    let cuda = match gpu_or_not() {
+        Ok(cuda) => cuda,
+        Err(why) => return Ok(Measured::NotHere(why)),
+    };
+    let gpu = cuda.gpu(0)?;
+    let inputs = json!({ "gpu": gpu.name()? });
+    let (_, seen) = test(&["--heat=0s"])?;
+    let (ours, copy) = (value(&seen, "memory_bytes_per_s")?, value(&seen, "memory_copy_bytes_per_s")?);
+    let note = format!("{:.0} GB/s written and read, the driver's copy moves {:.0}", ours / 1e9, copy / 1e9);
+    let mut figures = vec![
+        figure("hbm_ratio_copy", ours / copy, "ratio", &inputs, note),
+        figure("hbm_covered_percent", value(&seen, "memory_tested_percent")?, "percent", &inputs, String::new()),
+    ];
+    let library: OsString = std::env::var_os("DOCTOR_CUBLAS").unwrap_or_else(|| "libcublas.so.13".into());
+    match Cublas::open(&library) {
+        Ok(cublas) => {
+            let pairs = against_cublas(&gpu, &cublas, REPEATS).map_err(|error| anyhow::anyhow!(error))?;
+            let ratios: Vec<f64> = pairs.iter().map(|(ours, theirs)| ours / theirs).collect();
+            let of = |pick: fn(&(f64, f64)) -> f64| median(&pairs.iter().map(pick).collect::<Vec<_>>()) / 1e12;
+            let note = format!(
+                "bf16 with every number checked {:.0} Tflop/s, cuBLAS without {:.0}, interleaved; {}",
+                of(|pair| pair.0),
+                of(|pair| pair.1),
+                spread(&ratios)
+            );
+            figures.push(figure("gemm_ratio_cublas", median(&ratios), "ratio", &inputs, note));
+        }
+        Err(why) => eprintln!("NOT RUN: M9: gemm_ratio_cublas: {why}; name the library in DOCTOR_CUBLAS"),
+    }
+    Ok(Measured::Figures(figures))
+}
+
+pub(crate) fn run_sight() -> Result<Measured> {
+    let name = match gpu_or_not() {
+        Ok(cuda) => cuda.gpu(0)?.name()?,
+        Err(why) => return Ok(Measured::NotHere(why)),
+    };
+    let inputs = json!({ "gpu": name, "errors_of_each_kind_and_part": TRIALS });
+    let (_, seen) = test(&["--heat=0s", &format!("--trials={TRIALS}")])?;
+    let (mut planted, mut caught, mut false_alarms) = (0.0, 0.0, 0.0);
+    for kind in Planted::ALL {
+        for part in ["products", "memory", "layers"] {
+            let of = |what: &str| value(&seen, &format!("trial_{part}_{}_{what}", kind.name().replace('-', "_")));
+            planted += of("planted")?;
+            caught += of("caught")?;
+            false_alarms += of("false_alarms")?;
+        }
+    }
+    let note = format!("{caught} of {planted} planted errors found, in products, memory and layers");
+    Ok(Measured::Figures(vec![
+        figure("caught_percent", 100.0 * caught / planted, "percent", &inputs, note),
+        figure("false_alarms", false_alarms, "count", &inputs, String::new()),
+    ]))
+}

@@ -1,0 +1,124 @@
+//! cuBLAS, where a machine has it: what others multiply matrices with, to compare our own kernels with. No test needs it.
+
+use std::{
+    ffi::{OsStr, c_int, c_void},
+    fmt, ptr,
+};
+
+use libloading::Library;
+
+type GemmEx = unsafe extern "C" fn(
+    *mut c_void,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+    *const c_void,
+    *const c_void,
+    c_int,
+    c_int,
+    *const c_void,
+    c_int,
+    c_int,
+    *const c_void,
+    *mut c_void,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+) -> c_int;
+
+/// The library with a handle for the context that is current.
+pub struct Cublas {
+    handle: *mut c_void,
+    gemm: GemmEx,
+    destroy: unsafe extern "C" fn(*mut c_void) -> c_int,
+    _library: Library,
+}
+
+impl fmt::Debug for Cublas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cublas")
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CublasError {
+    #[error("cuBLAS cannot be loaded: {0}")]
+    NoLibrary(#[from] libloading::Error),
+    #[error("{call} answered {code}")]
+    Failed { call: &'static str, code: i32 },
+}
+
+/// Numbers of `cublasOperation_t`, `cudaDataType` and `cublasComputeType_t`.
+const AS_IT_IS: c_int = 0;
+const TRANSPOSED: c_int = 1;
+const BF16: c_int = 14;
+const IN_FP32: c_int = 68;
+const CHOOSE: c_int = -1;
+
+impl Cublas {
+    /// For the GPU whose context is current on this thread.
+    pub fn open(library: &OsStr) -> Result<Self, CublasError> {
+        // SAFETY: NVIDIA's library, loaded as any program that multiplies matrices loads it.
+        let library = unsafe { Library::new(library) }?;
+        // SAFETY: the symbols have the types that NVIDIA's header gives them.
+        let (create, destroy, gemm) = unsafe {
+            (
+                *library.get::<unsafe extern "C" fn(*mut *mut c_void) -> c_int>(b"cublasCreate_v2\0")?,
+                *library.get::<unsafe extern "C" fn(*mut c_void) -> c_int>(b"cublasDestroy_v2\0")?,
+                *library.get::<GemmEx>(b"cublasGemmEx\0")?,
+            )
+        };
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer leads to a live variable.
+        done("cublasCreate", unsafe { create(&raw mut handle) })?;
+        Ok(Self { handle, gemm, destroy, _library: library })
+    }
+
+    /// Asks for C = A Bᵀ in bf16: A of m rows, B of n rows, of k numbers each, all at these addresses of the device.
+    ///
+    /// The matrices must be there: the device's memory is all that can be harmed.
+    pub(crate) fn multiply(&self, shape: [u32; 3], a: u64, b: u64, c: u64) -> Result<(), CublasError> {
+        let [m, n, k] = shape.map(|size| c_int::try_from(size).unwrap_or(c_int::MAX));
+        let (one, zero) = (1.0f32, 0.0f32);
+        // SAFETY: it takes matrices by columns: rows of ours are its columns, and it is asked for the transposed product.
+        // The two factors live until the call returns; the addresses are the device's.
+        let code = unsafe {
+            (self.gemm)(
+                self.handle,
+                TRANSPOSED,
+                AS_IT_IS,
+                n,
+                m,
+                k,
+                ptr::from_ref(&one).cast(),
+                b as *const c_void,
+                BF16,
+                k,
+                a as *const c_void,
+                BF16,
+                k,
+                ptr::from_ref(&zero).cast(),
+                c as *mut c_void,
+                BF16,
+                n,
+                IN_FP32,
+                CHOOSE,
+            )
+        };
+        done("cublasGemmEx", code)
+    }
+}
+
+impl Drop for Cublas {
+    fn drop(&mut self) {
+        // SAFETY: made by `open` and used by nobody else.
+        let _given_back = unsafe { (self.destroy)(self.handle) };
+    }
+}
+
+const fn done(call: &'static str, code: c_int) -> Result<(), CublasError> {
+    if code == 0 { Ok(()) } else { Err(CublasError::Failed { call, code }) }
+}
