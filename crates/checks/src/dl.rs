@@ -153,20 +153,20 @@ mod tests {
 
     #[test]
     fn a_gpu_that_gave_right_answers_passes_without_a_profile() {
-        assert_eq!(judged(&CHECK, &[measured(TESTED, "")]), ["pass pass"]);
+        assert_eq!(judged(&CHECK, &[measured(TESTED, "")]), ["pass within-limits"]);
     }
 
     #[test]
     fn a_rate_that_no_gpu_has_is_slow_without_a_profile() {
         let slow = r#",{"name":"gemm_bf16_flop_per_s","entity":"gpu:0000:1b:00.0","value":3e12,"unit":"flop/s"}"#;
         let said = judged(&CHECK, &[measured(&format!("{TESTED}{slow}"), "")]);
-        assert_eq!(said, ["fail monitor gpu-slow gpu:0000:1b:00.0"]);
+        assert_eq!(said, ["fail gpu-slow monitor gpu:0000:1b:00.0"]);
     }
 
     #[test]
     fn one_wrong_number_takes_the_node_out() {
         let event = r#"{"code":"product-wrong","entity":"gpu:0000:1b:00.0","at":null,"text":"bf16: row 3, column 5"}"#;
-        assert_eq!(judged(&CHECK, &[measured(TESTED, event)]), ["fail isolate product-wrong gpu:0000:1b:00.0"]);
+        assert_eq!(judged(&CHECK, &[measured(TESTED, event)]), ["fail product-wrong isolate gpu:0000:1b:00.0"]);
     }
 
     #[test]
