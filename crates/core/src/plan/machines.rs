@@ -39,6 +39,37 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     draft.left_alone.insert(node);
 }
 
+/// Cases whose machine has been known under another name for a while. That name may have stood beside the old one for a
+/// moment, when nobody could say which of them was the machine.
+pub(super) fn find_lost(draft: &mut Draft<'_>) {
+    let snapshot = draft.snapshot;
+    let is_gone = |case: &&Case| {
+        let record = draft.record(&case.node);
+        record.is_none_or(|record| matches!(record.node.occupancy, Occupancy::Unknown { .. }))
+    };
+    let lost: Vec<&Case> = snapshot.cases.iter().filter(|case| case.is_open()).filter(is_gone).collect();
+    if lost.is_empty() {
+        return;
+    }
+    for (node, record) in (0..).zip(&snapshot.nodes) {
+        let Some(hardware) = record.node.hardware.as_ref().filter(|hardware| hardware.is_known()) else { continue };
+        let is_there = !matches!(record.node.occupancy, Occupancy::Unknown { .. }) && !is_new_machine(record);
+        let is_free = record.case.is_none() && !draft.left_alone.contains(&node);
+        let Some(case) = lost.iter().find(|case| hardware.is(&case.hardware) && case.node != record.node.name) else {
+            continue;
+        };
+        let taken = draft.actions.iter().any(|act| match &act.what {
+            Action::Follow { case: other, .. } | Action::CloseCase { case: other, .. } => *other == case.id,
+            _ => false,
+        });
+        if is_there && is_free && !taken {
+            draft.touched.insert(node);
+            follow(draft, node, record, &record.life, case);
+            draft.left_alone.insert(node);
+        }
+    }
+}
+
 /// Another machine bears the name. The old one's case ends here, unless that machine turns up elsewhere right now.
 fn exchanged(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, now: &HardwareId) {
     let name = &record.node.name;

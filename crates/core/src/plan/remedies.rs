@@ -27,6 +27,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             machines::plan(draft, node, &draft.snapshot.nodes[node as usize]);
         }
     }
+    machines::find_lost(draft);
     for &node in &index.troubled {
         let record = &draft.snapshot.nodes[node as usize];
         if draft.left_alone.contains(&node) {

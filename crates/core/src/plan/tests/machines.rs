@@ -94,6 +94,20 @@ fn a_machine_that_comes_back_under_another_name_brings_its_case() {
 }
 
 #[test]
+fn a_case_finds_its_machine_although_both_names_were_there_for_a_while() {
+    let mut cluster = lone(free("b").fresh().machine("J1")).case(out("a").case.unwrap());
+    let lines = cluster.cycle();
+    assert_eq!(
+        lines,
+        ["follow b: machine-followed", "settle failed: machine-followed", "move b quarantined: machine-followed"]
+    );
+    let case = cluster.snapshot.cases[0].id;
+    assert_eq!(cluster.record("b").case, Some(case));
+    cluster.wait(1.minutes());
+    assert_eq!(cluster.cycle(), ["step b mark try 2: case"], "out under the new name too");
+}
+
+#[test]
 fn two_machines_that_change_places_take_their_cases_along() {
     for (first, second) in [("a", "b"), ("b", "a")] {
         let mut cluster =
