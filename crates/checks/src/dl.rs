@@ -29,7 +29,7 @@
 //! Without a GPU or without its driver it is inconclusive.
 //!
 //! Parameters: `heat`, how long the load may last, by default `"20s"`, `"0s"` for the cold test alone; `inject`, one of `"zero"`,
-//! `"bit-flip"`, `"nan"` or `"repeated"`, plants such an error into every product to try what follows from it; `trials = 10000`
+//! `"bit-flip"`, `"not-a-number"` or `"repeated"`, plants such an error into every product to try what follows from it; `trials = 10000`
 //! plants as many errors of each kind after the test and counts those that are found.
 
 use doctor_core::{observation::Observation, time::Span};
@@ -177,9 +177,9 @@ mod tests {
 
     #[test]
     fn settings_reach_the_test_and_wrong_ones_are_told() {
-        let params: Params = toml::from_str("heat = '1m'\ninject = 'nan'\ntrials = 5").unwrap();
+        let params: Params = toml::from_str("heat = '1m'\ninject = 'not-a-number'\ntrials = 5").unwrap();
         let [Probe::Builtin { args, timeout, .. }] = &probes(&params)[..] else { panic!("one test") };
-        assert_eq!(args.join(" "), "--heat=1m --inject=nan --trials=5");
+        assert_eq!(args.join(" "), "--heat=1m --inject=not-a-number --trials=5");
         assert_eq!(*timeout, Span::minutes(6));
         for wrong in ["heat = 5", "heat = 'long'", "trials = -1", "trials = 0.5", "inject = 3"] {
             let params: Params = toml::from_str(wrong).unwrap();

@@ -43,6 +43,7 @@ __device__ __forceinline__ void fill(ulonglong2 *memory, u64 pairs, u64 seed) {
     const u64 step = (u64)gridDim.x * blockDim.x;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u64 at = first;
+#pragma unroll 1
     for (; at + (UNROLL - 1) * step < pairs; at += UNROLL * step) {
 #pragma unroll
         for (int i = 0; i < UNROLL; i++) {
@@ -51,6 +52,7 @@ __device__ __forceinline__ void fill(ulonglong2 *memory, u64 pairs, u64 seed) {
             __stcs(memory + place, make_ulonglong2(word_at<PATTERN>(address, seed), word_at<PATTERN>(address + 8, seed)));
         }
     }
+#pragma unroll 1
     for (; at < pairs; at += step) {
         const u64 address = (u64)(memory + at);
         memory[at] = make_ulonglong2(word_at<PATTERN>(address, seed), word_at<PATTERN>(address + 8, seed));
@@ -75,6 +77,7 @@ __device__ __forceinline__ void verify(const ulonglong2 *memory, u64 pairs, u64 
     const u64 step = (u64)gridDim.x * blockDim.x;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u64 at = first;
+#pragma unroll 1
     for (; at + (UNROLL - 1) * step < pairs; at += UNROLL * step) {
         ulonglong2 got[UNROLL];
 #pragma unroll
@@ -82,6 +85,7 @@ __device__ __forceinline__ void verify(const ulonglong2 *memory, u64 pairs, u64 
 #pragma unroll
         for (int i = 0; i < UNROLL; i++) compare<PATTERN>(memory + at + i * step, got[i], seed, count, found, room);
     }
+#pragma unroll 1
     for (; at < pairs; at += step) compare<PATTERN>(memory + at, __ldcs(memory + at), seed, count, found, room);
 }
 

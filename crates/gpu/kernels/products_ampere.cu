@@ -66,6 +66,7 @@ __device__ __forceinline__ void product(const unsigned char *a, const unsigned c
     const u32 columns = n / TILE, tiles = m / TILE * columns, steps = k_bytes / STAGE_BYTES;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_m = warp / 4 * 64, warp_n = warp % 4 * 32;
 
+#pragma unroll 1
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const long long began = clock64();
         const u32 tile_m = tile / columns, tile_n = tile % columns;
@@ -78,6 +79,7 @@ __device__ __forceinline__ void product(const unsigned char *a, const unsigned c
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
         }
+#pragma unroll 1
         for (u32 step = 0; step < steps; step++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
             __syncthreads();

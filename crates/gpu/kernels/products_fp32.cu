@@ -19,6 +19,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     __shared__ __align__(16) float y[2][DEPTH][PITCH];
     const u32 k = k_bytes / 4, columns = n / TILE, tiles = m / TILE * columns, steps = k / DEPTH;
     const u32 row = threadIdx.x / 2, part = threadIdx.x % 2 * 8, ty = threadIdx.x / 16 * 4, tx = threadIdx.x % 16 * 4;
+#pragma unroll 1
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const long long began = clock64();
         const u32 tile_m = tile / columns, tile_n = tile % columns;
@@ -26,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         const float4 *from_b = (const float4 *)(b + (u64)(tile_n * TILE + row) * k + part);
         float d[8][8] = {};
         float4 next_a[2] = {from_a[0], from_a[1]}, next_b[2] = {from_b[0], from_b[1]};
+#pragma unroll 1
         for (u32 step = 0; step < steps; step++) {
             float(*xs)[PITCH] = x[step % 2], (*ys)[PITCH] = y[step % 2];
 #pragma unroll

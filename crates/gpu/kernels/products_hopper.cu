@@ -165,6 +165,7 @@ __device__ __forceinline__ void product(const TensorMap *a, const TensorMap *b, 
                 const Tile pair = pair_at(turn, rows, columns);
                 const u32 a_row = (pair.m * CLUSTER + rank) * TILE_M;
                 const u32 b_row = pair.n * TILE_N + rank * (TILE_N / CLUSTER);
+#pragma unroll 1
                 for (u32 step = 0; step < steps; step++) {
                     const u32 arrived = shared_address(&full[stage]);
                     barrier_wait(shared_address(&empty[stage]), parity);
@@ -182,10 +183,12 @@ __device__ __forceinline__ void product(const TensorMap *a, const TensorMap *b, 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const u32 half = group - 1, lane = threadIdx.x % 128;
         u32 stage = 0, parity = 0, before = 0;
+#pragma unroll 1
         for (u32 turn = cluster; turn < turns; turn += clusters) {
             const Tile pair = pair_at(turn, rows, columns);
             const long long began = clock64();
             typename Type::Number d[2][80];
+#pragma unroll 1
             for (u32 step = 0; step < steps; step++) {
                 barrier_wait(shared_address(&full[stage]), parity);
                 const u64 x = described(a_tiles + stage * A_BYTES + half * (A_BYTES / 2));

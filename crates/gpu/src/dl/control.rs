@@ -31,7 +31,7 @@ impl Planted {
         match self {
             Self::Zero => "zero",
             Self::BitFlip => "bit-flip",
-            Self::NotANumber => "nan",
+            Self::NotANumber => "not-a-number",
             Self::Repeated => "repeated",
         }
     }

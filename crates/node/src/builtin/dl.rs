@@ -17,7 +17,7 @@ struct Arguments {
     /// Load until warm, for at most this long; "0s" for the cold test alone.
     #[arg(long, default_value = "20s")]
     heat: Span,
-    /// Plant one error of this kind into each product: zero, bit-flip, nan or repeated.
+    /// Plant one error of this kind into each product: zero, bit-flip, not-a-number or repeated.
     #[arg(long, value_parser = kind)]
     inject: Option<Planted>,
     /// Plant this many errors of each kind after the test, and count those that are found.
