@@ -41,8 +41,10 @@ RUSTFLAGS="--cfg fuzzing $counters" \
 built=$("$cargo" metadata --format-version 1 --no-deps --manifest-path fuzz/Cargo.toml |
   sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/$host/release
 
-logs=$(mktemp -d)
+# In memory where there is one to be had: some targets write files for each input.
+logs=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$logs"' EXIT
+mkdir "$logs/scratch"
 
 fuzz() { # target; its log and the seconds it took
   local target=$1 began=$SECONDS
@@ -51,7 +53,7 @@ fuzz() { # target; its log and the seconds it took
   local seeds=()
   [ -d "fuzz/seeds/$target" ] && seeds=("fuzz/seeds/$target")
   # What is told about single inputs would hide what matters; an input that fails is kept with its trace.
-  "$built/$target" "fuzz/corpus/$target" "${seeds[@]}" \
+  TMPDIR=$logs/scratch "$built/$target" "fuzz/corpus/$target" "${seeds[@]}" \
     -runs="$enough" -max_total_time="$cap" -max_len="$(longest "$target")" -timeout=10 -rss_limit_mb=1024 \
     -print_final_stats=1 -artifact_prefix="fuzz/artifacts/$target/" >"$logs/$target" 2>&1 || echo failed >"$logs/$target.failed"
   echo $((SECONDS - began)) >"$logs/$target.seconds"
