@@ -28,8 +28,9 @@ use super::{
 /// The most results in one transaction. Short batches keep all hands busy: some prepare results while others' are
 /// written.
 const MOST: usize = 32;
-/// Threads that write, where a commit and its sync are one.
-const LANES: usize = 2;
+/// Threads that write, where a commit and its sync are one. Two of them wait for each other's rows: batches of different
+/// runs count up the same hours, and on PostgreSQL that came to a standstill under load.
+const LANES: usize = 1;
 
 /// What became of a batch, in its order. Whoever is in it waits for this.
 type Written = OnceLock<Result<Vec<Accepted>, Arc<StoreError>>>;
