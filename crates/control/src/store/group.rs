@@ -28,9 +28,6 @@ use super::{
 /// The most results in one transaction. Short batches keep all hands busy: some prepare results while others' are
 /// written.
 const MOST: usize = 32;
-/// Threads that write, where a commit and its sync are one. Two of them wait for each other's rows: batches of different
-/// runs count up the same hours, and on PostgreSQL that came to a standstill under load.
-const LANES: usize = 1;
 
 /// What became of a batch, in its order. Whoever is in it waits for this.
 type Written = OnceLock<Result<Vec<Accepted>, Arc<StoreError>>>;
@@ -40,7 +37,7 @@ type Unsynced = (Batch, Vec<Accepted>);
 /// The shared writer of results. Dropping it waits for what is under way.
 #[derive(Debug)]
 pub struct GroupCommit {
-    lanes: Vec<Arc<Queue>>,
+    queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -49,18 +46,16 @@ impl GroupCommit {
     /// If the operating system has no thread to give.
     pub fn start(store: &Store, lease: &Lease) -> Result<Self, StoreError> {
         let apart = store.shared.db.syncs_apart();
-        let mut group = Self { lanes: Vec::new(), threads: Vec::new() };
+        let mut group = Self { queue: Arc::default(), threads: Vec::new() };
         let (written, unsynced) = channel();
         if apart {
             let store = store.clone();
             group.spawn("doctor-sync", move || sync_what_is_written(&store, &unsynced))?;
         }
-        for _ in 0..if apart { 1 } else { LANES } {
-            let queue = Arc::new(Queue::default());
-            group.lanes.push(Arc::clone(&queue));
-            let (store, lease, written) = (store.clone(), lease.clone(), apart.then(|| written.clone()));
-            group.spawn("doctor-results", move || write_what_waits(&store, &lease, &queue, written.as_ref()))?;
-        }
+        // One thread: two batches at a time wait for each other's rows, and on PostgreSQL came to a standstill.
+        let (store, lease, queue) = (store.clone(), lease.clone(), Arc::clone(&group.queue));
+        let written = apart.then_some(written);
+        group.spawn("doctor-results", move || write_what_waits(&store, &lease, &queue, written.as_ref()))?;
         Ok(group)
     }
 
@@ -78,17 +73,14 @@ impl GroupCommit {
     pub fn submit(&self, mut result: JudgedResult) -> Result<Accepted, Arc<StoreError>> {
         let packed = Packed::new(&result.evidence).map_err(Arc::new)?;
         result.evidence = Vec::new();
-        // Runs born at one moment have numbers that follow each other.
-        let lane = result.run.number() % self.lanes.len() as u64;
-        let lane = usize::try_from(lane).expect("there are few lanes");
-        let (written, place) = self.lanes[lane].join(result, packed).ok_or_else(stopped)?;
+        let (written, place) = self.queue.join(result, packed).ok_or_else(stopped)?;
         written.wait().as_ref().map(|accepted| accepted[place]).map_err(Arc::clone)
     }
 }
 
 impl Drop for GroupCommit {
     fn drop(&mut self) {
-        self.lanes.iter().for_each(|queue| queue.close());
+        self.queue.close();
         for thread in self.threads.drain(..) {
             // One that panicked has told so on standard error, and those who waited got an error.
             drop(thread.join());
