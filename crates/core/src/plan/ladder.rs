@@ -12,6 +12,8 @@ use crate::{
     time::Span,
 };
 
+const MAY_WORK: &str = "it does not answer and may have user work on it; a person has to decide";
+
 pub(super) fn climb(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     if let Life::Proving { run } = record.life {
         proof::conclude(draft, node, record, case, run);
@@ -112,11 +114,42 @@ fn drained(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -
     if !matches!(record.node.occupancy, Occupancy::Busy { .. }) {
         return true;
     }
+    stuck(draft, node, record, case, "user work does not end; a person has to decide");
+    false
+}
+
+/// A person is asked when user work does not end, or cannot be ruled out, for too long.
+fn stuck(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
     let since = case.step(StepKind::Drain).map_or(record.since, |step| step.at);
     if draft.snapshot.at.since(since) > draft.snapshot.policy.repair.drain_deadline {
-        propose(draft, node, record, case, StepKind::Drain, "user work does not end; a person has to decide");
+        propose(draft, node, record, case, StepKind::Drain, why);
     }
-    false
+}
+
+/// Whether no user work would be ended. One that does not answer may still work for somebody: it must have been seen
+/// free since we drained it. And it cannot be reset.
+fn is_empty(record: &NodeRecord, case: &Case, kind: StepKind) -> bool {
+    match record.node.occupancy {
+        Occupancy::Free => true,
+        Occupancy::Unknown { .. } => kind != StepKind::Reset && was_empty(case),
+        Occupancy::Busy { .. } => false,
+    }
+}
+
+/// Whether a step that is only taken on a free node was taken since it was drained; nothing new can have come then.
+fn was_empty(case: &Case) -> bool {
+    let (mut drained, mut empty) = (false, false);
+    for step in case.steps.iter().filter(|step| step.state != StepState::Proposed) {
+        match step.what {
+            StepKind::Drain | StepKind::Undrain => {
+                drained = step.what == StepKind::Drain && step.state == StepState::Done;
+                empty = false;
+            }
+            StepKind::KeepEvidence | StepKind::Prove => empty = drained,
+            _ => {}
+        }
+    }
+    empty
 }
 
 /// Whether this is a time for steps that disturb.
@@ -145,20 +178,20 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
         }
         _ => {}
     }
-    if !kept_evidence(draft, node, record, case) {
+    let (ours, empty) = (may(draft, kind), is_empty(record, case, kind));
+    if ours && !empty {
+        stuck(draft, node, record, case, MAY_WORK);
         return false;
     }
-    if !may(draft, kind) {
+    // Evidence that was kept is what says later that the node was empty.
+    if empty && !kept_evidence(draft, node, record, case) {
+        return false;
+    }
+    if !ours {
         propose(draft, node, record, case, kind, "the policy leaves it to a person");
         return false;
     }
-    let ready = match record.node.occupancy {
-        Occupancy::Free => true,
-        // A node that does not answer cannot be reset, but it can be rebooted.
-        Occupancy::Unknown { .. } => kind == StepKind::Reboot,
-        Occupancy::Busy { .. } => false,
-    };
-    if ready && may_disturb(draft, record) && !draft.active.contains(&node) {
+    if may_disturb(draft, record) && !draft.active.contains(&node) {
         drive(draft, node, record, case, kind);
     }
     false
@@ -219,8 +252,11 @@ fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
             return hand_over(draft, node, record, case, "replacing it failed");
         }
         _ => {
-            let busy = matches!(record.node.occupancy, Occupancy::Busy { .. });
-            let ready = !busy && may_disturb(draft, record) && !draft.active.contains(&node);
+            if !is_empty(record, case, StepKind::Replace) {
+                stuck(draft, node, record, case, MAY_WORK);
+                return false;
+            }
+            let ready = may_disturb(draft, record) && !draft.active.contains(&node);
             if kept_evidence(draft, node, record, case) && ready {
                 drive(draft, node, record, case, StepKind::Replace);
             }

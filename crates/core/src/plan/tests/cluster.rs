@@ -252,6 +252,13 @@ impl NodeFixture {
         self.life(Life::Quarantined).since(1.hours()).marked()
     }
 
+    /// Out of service, drained by us, and seen without user work after that.
+    pub(super) fn emptied(self, severity: Severity, rung: Rung) -> Self {
+        let mut emptied = self.out(severity, rung).step(done(StepKind::Drain, rung, 1.hours()));
+        emptied.record.node.marks.ours.push(OurMark { kind: MarkKind::Cordon, case: None });
+        emptied.step(done(StepKind::KeepEvidence, rung, 50.minutes()))
+    }
+
     pub(super) fn step(mut self, step: Step) -> Self {
         self.case.as_mut().expect("a step belongs to a case").steps.push(step);
         self

@@ -109,13 +109,8 @@ fn a_step_that_was_interrupted_is_asked_for_again_with_the_same_operation() {
 }
 
 fn rebooting(node: super::cluster::NodeFixture, ago: i64) -> Cluster {
-    let node = node.out(Severity::Reboot, Rung::Reboot).life(Life::Repairing { step: StepKind::Reboot, tries: 1 });
-    let node = node.step(done(StepKind::KeepEvidence, Rung::Reboot, (ago + 1).minutes())).step(done(
-        StepKind::Reboot,
-        Rung::Reboot,
-        ago.minutes(),
-    ));
-    lone(node).policy(|policy| policy.allow.drain = false)
+    let node = node.emptied(Severity::Reboot, Rung::Reboot).life(Life::Repairing { step: StepKind::Reboot, tries: 1 });
+    lone(node.step(done(StepKind::Reboot, Rung::Reboot, ago.minutes())))
 }
 
 #[test]
@@ -179,11 +174,26 @@ fn a_node_is_not_reset_or_replaced_under_user_work_or_under_a_run() {
 
 #[test]
 fn a_node_that_does_not_answer_can_be_rebooted_but_not_reset() {
-    let out =
-        |severity, rung| unknown("a").fresh().out(severity, rung).step(done(StepKind::KeepEvidence, rung, 1.minutes()));
-    assert!(lone(out(Severity::Reset, Rung::Reset)).lines().is_empty());
-    let reboot = lone(out(Severity::Reboot, Rung::Reboot)).policy(|policy| policy.allow.drain = false);
-    assert_eq!(reboot.lines(), ["step a reboot: case", "move a repairing: case"]);
+    let out = |severity, rung| lone(unknown("a").fresh().emptied(severity, rung));
+    assert!(out(Severity::Reset, Rung::Reset).lines().is_empty());
+    assert_eq!(out(Severity::Reboot, Rung::Reboot).lines(), ["step a reboot: case", "move a repairing: case"]);
+}
+
+/// Found by the kill test: a node that nobody could reach was drained and booted at once, under a user's job.
+#[test]
+fn a_node_that_never_was_seen_empty_is_not_disturbed_while_it_does_not_answer() {
+    for (severity, rung) in [(Severity::Reboot, Rung::Reboot), (Severity::Isolate, Rung::Replace)] {
+        let mut cluster = lone(unknown("a").fresh().out(severity, rung));
+        assert_eq!(cluster.cycle(), ["step a drain: case"], "{rung}");
+        assert!(cluster.cycle().is_empty(), "{rung}");
+        cluster.wait(25.hours());
+        assert_eq!(cluster.cycle(), ["propose a drain: not-allowed"], "{rung}");
+        assert!(cluster.cycle().is_empty(), "{rung}");
+        cluster.record("a").node.occupancy = crate::node::Occupancy::Free;
+        assert_eq!(cluster.cycle(), ["step a keep-evidence: case"], "{rung}");
+        cluster.record("a").node.occupancy = crate::node::Occupancy::Unknown { why: "outage".into() };
+        assert_eq!(cluster.cycle().len(), 2, "{rung}: once seen empty, it may be rebooted or replaced");
+    }
 }
 
 #[test]
