@@ -3,14 +3,12 @@
 use std::collections::BTreeMap;
 
 use doctor_core::{
-    ids::CheckId,
     observation::{FailureKind, Observation, ProbeFailure},
-    policy::{Policy, Rule, TestPolicy, TestSettings},
+    policy::Rule,
     time::Span,
 };
 
 use crate::{
-    compiled::CompiledRules,
     document::TestEvidence,
     probe::{Probe, ProbeOutput},
 };
@@ -133,7 +131,7 @@ impl Spec {
     }
 
     /// What it loads that others may share, as far as the parameters say.
-    fn shared(&self, params: &Params) -> Vec<String> {
+    pub(crate) fn shared(&self, params: &Params) -> Vec<String> {
         let listed = self.loads.and_then(|name| params.get(name)).and_then(toml::Value::as_array);
         let listed = listed.into_iter().flatten().filter_map(toml::Value::as_str);
         self.shares.iter().copied().chain(listed).map(str::to_owned).collect()
@@ -155,88 +153,6 @@ pub enum Depth {
     Deep,
 }
 
-/// The checks in force, with the site's settings laid over: what the planner, the classifier and the pages use.
-#[derive(Debug, Clone)]
-pub struct Catalogue {
-    checks: Vec<Check>,
-}
-
-impl Catalogue {
-    pub fn new(checks: impl IntoIterator<Item = Check>) -> Self {
-        let mut checks: Vec<_> = checks.into_iter().collect();
-        checks.sort_by_key(|check| check.spec.id);
-        checks.dedup_by_key(|check| check.spec.id);
-        Self { checks }
-    }
-
-    /// All checks built into this program.
-    pub fn built_in() -> Self {
-        Self::new(crate::CHECKS.iter().copied())
-    }
-
-    /// Those, and the commands that this site's policy names as checks of its own.
-    pub fn with_site_checks(policy: &Policy) -> Self {
-        Self::new(crate::CHECKS.iter().copied().chain(crate::site::site_checks(policy)))
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = &Check> {
-        self.checks.iter()
-    }
-
-    pub fn get(&self, id: &CheckId) -> Option<&Check> {
-        self.checks.iter().find(|check| check.spec.id == id.as_str())
-    }
-
-    /// Parameters of a check under this policy.
-    pub fn params<'a>(&self, policy: &'a Policy, id: &CheckId) -> std::borrow::Cow<'a, Params> {
-        policy.tests.get(id).map_or_else(Default::default, |settings| std::borrow::Cow::Borrowed(&settings.params))
-    }
-
-    /// What the planner may plan, in the order of names.
-    pub fn tests(&self, policy: &Policy) -> Vec<TestPolicy> {
-        self.checks
-            .iter()
-            .filter_map(|check| {
-                let id = CheckId::new(check.spec.id).ok()?;
-                let none = TestSettings::default();
-                let site = policy.tests.get(&id).unwrap_or(&none);
-                site.enabled.unwrap_or(!check.spec.opt_in).then(|| TestPolicy {
-                    cutoff: site.cutoff.unwrap_or(check.spec.cutoff),
-                    limit: site.limit.unwrap_or(check.spec.limit),
-                    usual: check.spec.usual,
-                    exclusive: check.spec.exclusive,
-                    at_once: site.at_once,
-                    shares: site.shares.clone().unwrap_or_else(|| check.spec.shared(&site.params)),
-                    pools: site.pools.clone(),
-                    id,
-                })
-            })
-            .collect()
-    }
-
-    /// The rules in force: each check's own, with the policy's laid over by id.
-    ///
-    /// # Errors
-    /// If a check's own rules do not parse, which its tests would have shown.
-    pub fn rules(&self, policy: &Policy) -> Result<Vec<Rule>, toml::de::Error> {
-        let compiled = CompiledRules::new();
-        let mut rules = Vec::new();
-        for check in &self.checks {
-            rules.extend(match compiled.of(check) {
-                Some(own) => own,
-                None => rules_as_written(check)?,
-            });
-        }
-        for rule in &policy.rules {
-            match rules.iter_mut().find(|own| own.id == rule.id) {
-                Some(own) => *own = rule.clone(),
-                None => rules.push(rule.clone()),
-            }
-        }
-        Ok(rules)
-    }
-}
-
 /// A check's own rules, from the text that people read.
 pub(crate) fn rules_as_written(check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
     #[derive(serde::Deserialize)]
@@ -245,44 +161,4 @@ pub(crate) fn rules_as_written(check: &Check) -> Result<Vec<Rule>, toml::de::Err
         rules: Vec<Rule>,
     }
     toml::from_str::<Own>(check.rules).map(|own| own.rules)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use doctor_core::time::Timestamp;
-
-    #[test]
-    fn every_check_has_its_page_and_rules_that_parse() {
-        let catalogue = Catalogue::built_in();
-        let rules = catalogue.rules(&Policy::standard()).unwrap();
-        for check in catalogue.iter() {
-            let id = CheckId::new(check.spec.id).unwrap();
-            assert!(rules.iter().any(|rule| rule.check == id), "{id} has no rule");
-            let page = check.page_text();
-            assert!(page.starts_with(&format!("{id}: ")), "{id}: {page}");
-            assert!(page.contains("\nWhy it matters: ") && page.contains("\nWhat to do:"), "{id}: {page}");
-            assert!(!page.contains("//!") && !page.contains("use doctor_core"), "{id}: {page}");
-            assert!(!(check.probes)(&Params::new()).is_empty(), "{id} looks at nothing");
-        }
-        assert!(rules.iter().all(|rule| catalogue.get(&rule.check).is_some()));
-        assert_eq!(catalogue.iter().count(), crate::CHECKS.len(), "two checks have the same id");
-    }
-
-    #[test]
-    fn evidence_of_other_probes_is_not_read_as_something_else() {
-        let moment = Timestamp::from_secs(1);
-        let catalogue = Catalogue::built_in();
-        let check = catalogue.get(&CheckId::new("memory").unwrap()).unwrap();
-        let text = ProbeOutput::Text("MemTotal: 1000 kB\nMemAvailable: 500 kB\n".to_owned());
-        let evidence = |path: &str| TestEvidence {
-            test: CheckId::new("memory").unwrap(),
-            started: moment,
-            ended: moment,
-            probes: vec![(Probe::Read { path: path.to_owned() }, text.clone())],
-        };
-        let observe = |path| check.observe(&Params::new(), &evidence(path));
-        assert!(matches!(observe("/proc/meminfo"), Observation::Measured { .. }));
-        assert!(matches!(observe("/etc/passwd"), Observation::CouldNot(_)));
-    }
 }

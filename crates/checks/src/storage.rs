@@ -206,7 +206,7 @@ mod tests {
     use crate::{
         document::Measurements,
         judged::judged_with,
-        spec::Catalogue,
+        Catalogue,
         storage_order::{Direction, Pattern},
     };
     use doctor_core::{

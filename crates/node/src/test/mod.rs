@@ -16,7 +16,7 @@ use crate::{
 
 #[derive(Debug, thiserror::Error)]
 pub enum TestError {
-    #[error("there is no test `{name}`; there are: {known}")]
+    #[error("there is no test or suite `{name}`; there are: {known}")]
     NoSuchTest { name: String, known: String },
     #[error("`{name}` is a check that only reads: `doctor-node check {name}`")]
     IsQuick { name: String },
@@ -51,6 +51,11 @@ impl FromStr for Setting {
     }
 }
 
+/// The tests that are meant, where a suite stands for its tests.
+pub fn named(names: &[CheckId], policy: &Policy) -> Vec<CheckId> {
+    Catalogue::with_site_checks(policy).named(names)
+}
+
 /// Lays parameters from the command line over those of the policy.
 pub fn set(policy: &mut Policy, names: &[CheckId], settings: &[Setting]) {
     for name in names.iter().filter(|_| !settings.is_empty()) {
@@ -83,7 +88,8 @@ fn is_test(catalogue: &Catalogue, name: &CheckId) -> Result<(), TestError> {
         Some(Depth::Quick) => Err(TestError::IsQuick { name: name.to_string() }),
         None => {
             let deep = catalogue.iter().filter(|check| check.spec.depth == Depth::Deep);
-            let known = deep.map(|check| check.spec.id).collect::<Vec<_>>().join(", ");
+            let suites = catalogue.suites().keys().map(CheckId::as_str);
+            let known = deep.map(|check| check.spec.id).chain(suites).collect::<Vec<_>>().join(", ");
             Err(TestError::NoSuchTest { name: name.to_string(), known })
         }
     }
