@@ -190,35 +190,51 @@ impl Catalogue {
         })
     }
 
-    /// The rules in force: each check's own, with the policy's laid over by id. A form's rules are its test's under names
-    /// of their own, `FORM-RULE`.
+    /// The rules in force, check by check.
     ///
     /// # Errors
     /// If a check's own rules do not parse, which its tests would have shown.
     pub fn rules(&self, policy: &Policy) -> Result<Vec<Rule>, toml::de::Error> {
-        let compiled = CompiledRules::new();
+        let book = self.rule_book(policy);
         let mut rules = Vec::new();
-        for check in self.checks.iter().filter(|check| !self.forms.contains_key(check.spec.id)) {
-            rules.extend(match compiled.of(check) {
-                Some(own) => own,
-                None => rules_as_written(check)?,
-            });
-        }
-        let lay_over = |rules: &mut Vec<Rule>| {
-            for rule in &policy.rules {
-                match rules.iter_mut().find(|own| own.id == rule.id) {
-                    Some(own) => *own = rule.clone(),
-                    None => rules.push(rule.clone()),
-                }
-            }
-        };
-        lay_over(&mut rules);
-        let forms: Vec<Rule> = self.forms.iter().flat_map(|(id, form)| form_rules(&rules, id, form)).collect();
-        if !forms.is_empty() {
-            rules.extend(forms);
-            lay_over(&mut rules);
+        for check in &self.checks {
+            rules.extend(book.of(check)?);
         }
         Ok(rules)
+    }
+
+    /// The rules in force, for whoever needs those of some checks only: reading all of them takes milliseconds.
+    pub fn rule_book<'a>(&'a self, policy: &'a Policy) -> RuleBook<'a> {
+        RuleBook { catalogue: self, policy, compiled: CompiledRules::new() }
+    }
+}
+
+/// The rules of each check: its own, with the policy's laid over by id. A form's are its test's under names of their own,
+/// `FORM-RULE`.
+#[derive(Debug)]
+pub struct RuleBook<'a> {
+    catalogue: &'a Catalogue,
+    policy: &'a Policy,
+    compiled: CompiledRules,
+}
+
+impl RuleBook<'_> {
+    /// # Errors
+    /// If the check's own rules do not parse, which its tests would have shown.
+    pub fn of(&self, check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
+        let base = CheckId::new(check.spec.id).ok().and_then(|id| Some((self.catalogue.form_of(&id)?.clone(), id)));
+        let own = match base.as_ref().and_then(|(of, id)| Some((self.catalogue.get(of)?, id))) {
+            Some((base, id)) => form_rules(self.of(base)?, id),
+            None => match self.compiled.of(check) {
+                Some(own) => own,
+                None => rules_as_written(check)?,
+            },
+        };
+        let site = self.policy.rules.iter();
+        let added = site.clone().filter(|rule| rule.check.as_str() == check.spec.id);
+        // A rule of the policy with the id of one of ours stands in its place, also where it is about another check.
+        let kept = own.into_iter().filter(|own| !site.clone().any(|rule| rule.id == own.id));
+        Ok(kept.chain(added.cloned()).collect())
     }
 }
 
@@ -237,12 +253,12 @@ fn form_of(base: &Check, id: &CheckId) -> Check {
     })
 }
 
-fn form_rules<'a>(rules: &'a [Rule], id: &'a CheckId, form: &'a TestSettings) -> impl Iterator<Item = Rule> + 'a {
-    let of_base = rules.iter().filter(|rule| form.of.as_ref() == Some(&rule.check));
-    of_base.filter_map(move |rule| {
+fn form_rules(rules: Vec<Rule>, id: &CheckId) -> Vec<Rule> {
+    let renamed = rules.into_iter().filter_map(|rule| {
         let name = format!("{id}-{}", rule.id).parse().ok()?;
-        Some(Rule { id: name, check: id.clone(), ..rule.clone() })
-    })
+        Some(Rule { id: name, check: id.clone(), ..rule })
+    });
+    renamed.collect()
 }
 
 #[cfg(test)]
