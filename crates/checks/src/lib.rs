@@ -9,6 +9,7 @@ pub mod coverage;
 pub mod cpu_list;
 pub mod credential;
 pub mod dcgm_diag;
+pub mod dcgm_order;
 pub mod dcgm_watch;
 pub mod document;
 pub mod files;
@@ -57,6 +58,7 @@ checks![
     cpu_governor,
     cpu_online,
     cpu_throttle,
+    dcgm,
     dcgm_health,
     disk_errors,
     disk_space,

@@ -135,7 +135,13 @@ pub static REGRESSIONS: &[Row] = &[
     row(
         AWS,
         "4: the time limit of short checks kills the long test",
-        Tested(&[(HERE, "no_check_is_killed_by_the_limit_of_another")]),
+        Tested(&[
+            (HERE, "no_check_is_killed_by_the_limit_of_another"),
+            (
+                "crates/checks/src/dcgm.rs",
+                "an_order_is_what_the_parameters_say_and_the_run_lasts_longer_than_the_diagnosis",
+            ),
+        ]),
     ),
     row(
         AWS,
