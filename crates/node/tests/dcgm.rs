@@ -283,7 +283,7 @@ fn without_an_engine_or_a_way_to_start_one_nothing_is_diagnosed() {
 
 #[test]
 fn a_diagnosis_that_hangs_is_told_to_stop_and_then_ended_with_all_it_started() {
-    let polite = Bed::new("echo $$ > dcgmi\ntrap 'echo yes > asked; kill $!; exit 3' TERM\nsleep 3600 & wait");
+    let polite = Bed::new("trap 'echo yes > asked; kill $!; exit 3' TERM\nsleep 3600 & echo $$ > dcgmi; wait");
     let polite = polite.set("timeout=500ms").without_engine();
     assert!(polite.says(2, "inconclusive timed-out").contains("did not end within 500ms"));
     assert!(polite.at("asked").exists(), "it may have something to tidy up");
@@ -297,7 +297,8 @@ fn a_diagnosis_that_hangs_is_told_to_stop_and_then_ended_with_all_it_started() {
 
 /// A test that hangs in its diagnosis, with its number and that of the process that runs it.
 fn hanging() -> (Bed, Child, u32) {
-    let bed = Bed::new("trap 'echo yes > asked; exit 3' TERM\necho $$ > dcgmi\nsleep 3600 & wait").without_engine();
+    let bed =
+        Bed::new("trap 'echo yes > asked; kill $!; exit 3' TERM\nsleep 3600 & echo $$ > dcgmi; wait").without_engine();
     let mut command = bed.command(2);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let dcgmi = wait("dcgmi to run", || bed.number("dcgmi"));

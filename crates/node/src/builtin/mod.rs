@@ -7,6 +7,7 @@
 
 mod dcgm;
 mod dl;
+mod fabric;
 mod program;
 mod storage;
 
@@ -27,6 +28,7 @@ pub struct Builtin {
 static BUILTINS: &[Builtin] = &[
     Builtin { name: "dcgm", run: dcgm::run },
     Builtin { name: "dl", run: |args| measured(dl::run(args)) },
+    Builtin { name: "fabric", run: |args| measured(fabric::run(args)) },
     Builtin { name: "storage", run: |args| measured(storage::run(args)) },
 ];
 

@@ -254,8 +254,8 @@ fn engine_in(folder: &Path, engine: &Program, arguments: &[OsString]) -> io::Res
         if poll(&mut told, Some(&wait)).is_ok_and(|ready| ready > 0) && !matches!(input.read(&mut [0; 64]), Ok(1..)) {
             break;
         }
-        if let Some(status) = running.try_wait()? {
-            eprintln!("{ENGINE} ended with {status}");
+        if child::has_exited(&running)? {
+            eprintln!("{ENGINE} ended by itself");
             break;
         }
     }
