@@ -160,11 +160,13 @@ impl Catalogue {
     /// What the planner may plan, in the order of names.
     pub fn tests(&self, policy: &Policy) -> Vec<TestPolicy> {
         let ids = self.checks.iter().filter_map(|check| Some((CheckId::new(check.spec.id).ok()?, check)));
-        ids.filter_map(|(id, check)| self.test(policy, id, &check.spec)).collect()
+        ids.filter_map(|(id, check)| self.test(policy, id, check)).collect()
     }
 
     /// One of them, if the policy lets it run: by itself, or because a suite or the proof of a repaired node names it.
-    fn test(&self, policy: &Policy, id: CheckId, spec: &Spec) -> Option<TestPolicy> {
+    fn test(&self, policy: &Policy, id: CheckId, check: &Check) -> Option<TestPolicy> {
+        let spec = &check.spec;
+        let params = self.params(policy, &id);
         let none = TestSettings::default();
         let site = policy.tests.get(&id).unwrap_or(&none);
         let form = self.forms.get(&id).unwrap_or(&none);
@@ -175,16 +177,12 @@ impl Catalogue {
         let named = suites().next().is_some() || self.named(&policy.repair.proving).contains(&id);
         (routine || (named && site.enabled != Some(false))).then(|| TestPolicy {
             cutoff: site.cutoff.or(every).or(form.cutoff).unwrap_or(spec.cutoff),
-            limit: site.limit.or(form.limit).unwrap_or(spec.limit),
-            usual: site.usual.or(form.usual).unwrap_or(spec.usual),
+            limit: site.limit.or(form.limit).unwrap_or_else(|| check.limit(&params)),
+            usual: site.usual.or(form.usual).unwrap_or_else(|| spec.usually(&params)),
             exclusive: spec.exclusive,
             routine,
             at_once: site.at_once.or(base.at_once),
-            shares: site
-                .shares
-                .clone()
-                .or_else(|| base.shares.clone())
-                .unwrap_or_else(|| spec.shared(&self.params(policy, &id))),
+            shares: site.shares.clone().or_else(|| base.shares.clone()).unwrap_or_else(|| spec.shared(&params)),
             pools: site.pools.clone().or_else(|| base.pools.clone()),
             id,
         })

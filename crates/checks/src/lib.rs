@@ -10,8 +10,11 @@ pub mod coverage;
 pub mod cpu_list;
 pub mod credential;
 pub mod dcgm_diag;
+pub mod dcgm_order;
 pub mod dcgm_watch;
 pub mod document;
+pub mod fabric_growth;
+pub mod fabric_order;
 pub mod files;
 pub mod fio;
 pub mod gpu;
@@ -25,6 +28,8 @@ pub mod nhc;
 pub mod nvidia_smi;
 pub mod odd_ones;
 pub mod pci;
+pub mod perftest;
+pub mod pingpong;
 pub mod probe;
 pub mod proc_stat;
 pub mod profiles;
@@ -32,6 +37,7 @@ pub mod rdma;
 pub mod regressions;
 pub mod settings;
 pub mod site;
+pub mod sockets;
 pub mod spec;
 pub mod storage_order;
 pub mod sxid_record;
@@ -59,6 +65,7 @@ checks![
     cpu_governor,
     cpu_online,
     cpu_throttle,
+    dcgm,
     dcgm_health,
     disk_errors,
     disk_space,
@@ -68,6 +75,7 @@ checks![
     efa_counters,
     efa_devices,
     efa_provider,
+    fabric,
     fabric_manager,
     fs_errors,
     gpu_clocks,

@@ -44,6 +44,22 @@ impl Check {
         (self.interpret)(params, &outputs)
     }
 
+    /// How long a run of it may take: what its file says, and never less than its own probes may. A run that is ended
+    /// from outside before the test has given up by itself cannot say what took so long.
+    pub fn limit(&self, params: &Params) -> Span {
+        let own = |probe: Probe| match probe {
+            Probe::Exec { timeout, .. } | Probe::ExecWhere { timeout, .. } | Probe::Builtin { timeout, .. } => timeout,
+            _ => Span::ZERO,
+        };
+        match self.spec.depth {
+            Depth::Quick => self.spec.limit,
+            Depth::Deep => {
+                let probes: Span = (self.probes)(params).into_iter().map(own).sum();
+                self.spec.limit.max(probes + AROUND_THE_PROBES)
+            }
+        }
+    }
+
     /// The operators' page as plain text.
     pub fn page_text(&self) -> String {
         let lines = self.page.lines().map(|line| {
@@ -53,6 +69,9 @@ impl Check {
         lines.collect::<Vec<_>>().join("\n")
     }
 }
+
+/// What a job needs beside its tests: to begin, to give up what hangs, and to write its result.
+const AROUND_THE_PROBES: Span = Span::minutes(2);
 
 /// The `//!` lines at the top of a check's own file: its page is written once, where the code is.
 pub const fn page_of(source: &'static str) -> &'static str {
@@ -85,6 +104,8 @@ pub struct Spec {
     pub cutoff: Span,
     pub limit: Span,
     pub usual: Span,
+    /// A parameter that says how long it usually takes: its whole numbers, from 1 on, count these.
+    pub usual_by: Option<(&'static str, &'static [Span])>,
     /// Shared things it loads by default.
     pub shares: &'static [&'static str],
     /// The parameter that lists what it loads and what others may share, where there is one.
@@ -105,6 +126,7 @@ impl Spec {
             cutoff: Span::days(1),
             limit: Span::minutes(1),
             usual: Span::from_secs(1),
+            usual_by: None,
             shares: &[],
             loads: None,
             opt_in: false,
@@ -128,6 +150,22 @@ impl Spec {
     pub const fn loads(mut self, parameter: &'static str) -> Self {
         self.loads = Some(parameter);
         self
+    }
+
+    /// The same, which takes as long as this parameter says.
+    #[must_use]
+    pub const fn usual_by(mut self, parameter: &'static str, usual: &'static [Span]) -> Self {
+        self.usual_by = Some((parameter, usual));
+        self
+    }
+
+    pub(crate) fn usually(&self, params: &Params) -> Span {
+        let by_parameter = || {
+            let (parameter, usual) = self.usual_by?;
+            let number = params.get(parameter)?.as_integer()?;
+            usual.get(usize::try_from(number).ok()?.checked_sub(1)?).copied()
+        };
+        by_parameter().unwrap_or(self.usual)
     }
 
     /// What it loads that others may share, as far as the parameters say.

@@ -90,6 +90,9 @@ struct TestArgs {
     /// Set a parameter for this time, such as `mounts=["/data"]` or `pattern_time=30s`. It goes before the policy's.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     set: Vec<test::Setting>,
+    /// How deep `dcgm` looks: the same as `--set level=N`.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=4))]
+    level: Option<u8>,
     /// Print JSON instead of a table: one object for each finding, and one for each test that found nothing.
     #[arg(long)]
     json: bool,
@@ -274,6 +277,9 @@ fn test(args: &TestArgs) -> anyhow::Result<u8> {
     let mut policy = load_policy(args.place.policy.as_deref())?;
     let names = test::named(&args.names, &policy);
     test::set(&mut policy, &names, &args.set);
+    if let Some(level) = args.level {
+        test::set_level(&mut policy, &names, level)?;
+    }
     let stop = Stop::on_signals().context("cannot watch for signals")?;
     let say = |line: &str| eprintln!("{line}");
     let mut runner = args.place.runner(&stop);

@@ -20,6 +20,8 @@ pub enum TestError {
     NoSuchTest { name: String, known: String },
     #[error("`{name}` is a check that only reads: `doctor-node check {name}`")]
     IsQuick { name: String },
+    #[error("--level is for the test `dcgm`, which is not among those that were named")]
+    NoLevels,
     #[error(transparent)]
     Check(#[from] CheckError),
 }
@@ -62,6 +64,17 @@ pub fn set(policy: &mut Policy, names: &[CheckId], settings: &[Setting]) {
         let params = &mut policy.tests.entry(name.clone()).or_default().params;
         params.extend(settings.iter().map(|Setting { name, value }| (name.clone(), value.clone())));
     }
+}
+
+/// Lays a level of DCGM over that of the policy. Other tests know no levels.
+///
+/// # Errors
+/// If DCGM's test is not one of those that were named.
+pub fn set_level(policy: &mut Policy, names: &[CheckId], level: u8) -> Result<(), TestError> {
+    let dcgm = names.iter().find(|name| name.as_str() == "dcgm").ok_or(TestError::NoLevels)?;
+    let level = Setting { name: "level".to_owned(), value: i64::from(level).into() };
+    set(policy, std::slice::from_ref(dcgm), &[level]);
+    Ok(())
 }
 
 /// Runs these tests, one after the other, and judges what they saw.
