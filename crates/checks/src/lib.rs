@@ -4,6 +4,7 @@
 //! the rules by which that is judged. It never reads anything itself, so every one of them is tested on captured
 //! output. The word in [`CHECKS`] is all that registers it.
 
+pub mod collective_order;
 pub mod compiled;
 pub mod coverage;
 pub mod cpu_list;
@@ -20,6 +21,8 @@ pub mod job_file;
 mod judged;
 pub mod kmsg;
 pub mod measurements;
+pub mod nccl_log;
+pub mod nccl_tests;
 pub mod nhc;
 pub mod nvidia_smi;
 pub mod odd_ones;
@@ -53,6 +56,7 @@ macro_rules! checks {
 checks![
     aznhc,
     clock_source,
+    collective,
     cpu_count,
     cpu_governor,
     cpu_online,
