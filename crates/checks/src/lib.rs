@@ -5,6 +5,7 @@
 //! output. The word in [`CHECKS`] is all that registers it.
 
 pub mod collective_order;
+pub mod collective_report;
 pub mod compiled;
 pub mod coverage;
 pub mod cpu_list;
