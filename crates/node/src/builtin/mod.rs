@@ -5,6 +5,7 @@
 //! People read what it writes on standard error while it runs, in the log of the run. On standard output it answers
 //! once, with measurements or with the reason why there are none.
 
+mod collective;
 mod dl;
 mod storage;
 
@@ -22,11 +23,16 @@ pub struct Builtin {
 }
 
 /// The visible list.
-static BUILTINS: &[Builtin] = &[Builtin { name: "dl", run: dl::run }, Builtin { name: "storage", run: storage::run }];
+static BUILTINS: &[Builtin] = &[
+    Builtin { name: "collective", run: collective::run },
+    Builtin { name: "dl", run: dl::run },
+    Builtin { name: "storage", run: storage::run },
+];
 
 /// What a test does in a further process of its own, because it may hang there: a name and its work.
 type Hand = (&'static str, fn(&[OsString]) -> ExitCode);
-static HANDS: &[Hand] = &[(storage::KEEP, storage::keep), (storage::ENTER, storage::enter)];
+static HANDS: &[Hand] =
+    &[(collective::WORK, collective::work), (storage::KEEP, storage::keep), (storage::ENTER, storage::enter)];
 
 pub fn find(name: &str) -> Option<&'static Builtin> {
     BUILTINS.iter().find(|builtin| builtin.name == name)
