@@ -61,6 +61,8 @@ pub enum Broken {
     Gpu(String),
     /// A library refused.
     Failed(String),
+    /// It lost another rank, whose own word says more.
+    Lost(String),
     /// Planted errors were not found.
     Blind(String),
     /// Somebody else's trouble ended it.
@@ -144,6 +146,7 @@ enum Told {
 fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
     let mut told = Vec::new();
     let mut hung: Option<(&NodeReport, &String)> = None;
+    let mut lost = None;
     for (place, report) in nodes.iter().enumerate() {
         for gpu in &report.gpus {
             let entity = Entity::new(EntityKind::Gpu, &gpu.gpu);
@@ -158,6 +161,9 @@ fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
                 Some(Broken::Gpu(text) | Broken::Failed(text)) => told.push(unread(FailureKind::Failed, text)),
                 Some(Broken::Blind(text)) => told.push(unread(FailureKind::Failed, text)),
                 Some(Broken::Hung(text)) => drop(hung.get_or_insert((report, text))),
+                Some(Broken::Lost(text)) => {
+                    lost.get_or_insert_with(|| unread(FailureKind::Failed, text));
+                }
             }
         }
     }
@@ -167,6 +173,9 @@ fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
             1 => Told::Event(Event::seen("collective-hung", Entity::node(), text)),
             _ => Told::Unread(ProbeFailure::new(FailureKind::TimedOut, of_node(nodes, report, text))),
         });
+    }
+    if told.is_empty() {
+        told.extend(lost);
     }
     told
 }
@@ -351,6 +360,17 @@ mod tests {
         two[1].gpus[0].broken = Some(Broken::Gpu("CUDA_ERROR_ECC_UNCORRECTABLE".to_owned()));
         assert!(said(&two, 0).unread[0].text.starts_with("node n1: GPU 0000:1a:00.0: CUDA_ERROR"), "{two:?}");
         assert_eq!(said(&two, 1).events[0].code.as_str(), "gpu-failed");
+    }
+
+    #[test]
+    fn who_only_lost_another_is_heard_where_that_one_says_nothing() {
+        let mut nodes = job(2, 1);
+        nodes[0].gpus[0].broken = Some(Broken::Lost("remote process exited".to_owned()));
+        nodes[1].gpus[0].broken = Some(Broken::Stopped);
+        assert!(said(&nodes, 0).unread[0].text.contains("remote process exited"));
+        nodes[1].gpus[0].broken = Some(Broken::Failed("its worker was ended by signal 6".to_owned()));
+        let all = said(&nodes, 0);
+        assert!(all.unread.len() == 1 && all.unread[0].text.contains("signal 6"), "{all:?}");
     }
 
     #[test]

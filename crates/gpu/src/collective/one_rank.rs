@@ -39,6 +39,7 @@ impl Ended {
         let text = self.to_string();
         match self {
             Self::Cuda(error) if error.is_hardware() => Broken::Gpu(text),
+            Self::Nccl(error) if error.is_of_another_rank() => Broken::Lost(text),
             Self::Cuda(_) | Self::Nccl(_) => Broken::Failed(text),
             Self::Hung { .. } => Broken::Hung(text),
             Self::Blind(_) => Broken::Blind(text),

@@ -17,7 +17,15 @@ pub enum NcclError {
     GivenUp { call: &'static str },
 }
 
+/// `ncclRemoteError`.
+const REMOTE_ERROR: i32 = 6;
+
 impl NcclError {
+    /// Whether another rank went away, or the network to it.
+    pub const fn is_of_another_rank(&self) -> bool {
+        matches!(self, Self::Failed { code: REMOTE_ERROR, .. })
+    }
+
     /// Why there is no measurement.
     pub fn failure(&self) -> ProbeFailure {
         let kind = match self {

@@ -52,10 +52,13 @@ struct Config {
     magic: c_uint,
     version: c_uint,
     blocking: c_int,
+    /// The struct ends here in 2.14; newer ones have a number at this place and read it as not set.
+    not_set: c_int,
 }
 
 const MAGIC: c_uint = 0xcafe_beef;
 const VERSION_2_14: c_uint = 21_400;
+const NOT_SET: c_int = c_int::MIN;
 
 /// `ncclFloat32` and `ncclSum`.
 const FLOAT: c_int = 7;
@@ -105,7 +108,8 @@ impl Nccl {
         rank: u32,
         ranks: u32,
     ) -> Result<Communicator<'n>, NcclError> {
-        let mut config = Config { size: size_of::<Config>(), magic: MAGIC, version: VERSION_2_14, blocking: 0 };
+        let mut config =
+            Config { size: size_of::<Config>(), magic: MAGIC, version: VERSION_2_14, blocking: 0, not_set: NOT_SET };
         let number = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
         let mut handle = ptr::null_mut();
         // SAFETY: the pointers lead to live variables, the configuration is as long as it says; the GPU's context is the

@@ -2,9 +2,11 @@
 
 use std::{
     io::{self, BufRead as _, BufReader, Read, Write as _},
+    os::unix::process::ExitStatusExt as _,
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::Sender,
     thread,
+    time::{Duration, Instant},
 };
 
 use doctor_checks::collective_order::CollectiveOrder;
@@ -23,6 +25,9 @@ const OURSELVES: &str = "/proc/self/exe";
 /// What of NCCL's log goes into the log of the run. All of it is read; a large job's would be too long to keep.
 const KEPT_LOG: usize = 256 << 10;
 
+/// Between the last word of a process and its end.
+const TO_BE_OVER: Duration = Duration::from_secs(1);
+
 /// A line longer than this is none that anybody needs.
 const MOST_LINE: u64 = 16 << 20;
 
@@ -30,6 +35,8 @@ const MOST_LINE: u64 = 16 << 20;
 pub(super) struct Worker {
     child: Child,
     input: ChildStdin,
+    /// By this node itself.
+    killed: bool,
 }
 
 impl Worker {
@@ -57,7 +64,7 @@ impl Worker {
             let _listened = listener.join();
             let _told = last.send(News::WorkerEnded);
         });
-        Ok(Self { child, input })
+        Ok(Self { child, input, killed: false })
     }
 
     /// An end that is not there any more tells of itself.
@@ -67,7 +74,22 @@ impl Worker {
     }
 
     pub(super) fn kill(&mut self) {
+        self.killed = true;
         let _killed = self.child.kill();
+    }
+
+    /// The signal that ended it, where that was not this node's. It has said its last word: it is over, or nearly.
+    pub(super) fn crashed(&mut self) -> Option<String> {
+        let deadline = Instant::now() + TO_BE_OVER;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    return status.signal().filter(|_| !self.killed).map(|number| format!("signal {number}"));
+                }
+                Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(2)),
+                Ok(None) | Err(_) => return None,
+            }
+        }
     }
 }
 

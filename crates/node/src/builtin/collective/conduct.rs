@@ -301,7 +301,7 @@ impl<'a> Conduct<'a> {
             Ok(()) => {
                 peers[node] = Some(writing);
                 thread::spawn(move || {
-                    forward(reading, &queue, move |up| News::Up(node, up), move |why| News::PeerGone(node, why))
+                    forward(reading, &queue, |up| News::Up(node, up), |why| News::PeerGone(node, why));
                 });
             }
             Err(error) => drop(queue.send(News::PeerGone(node, error))),
@@ -366,13 +366,17 @@ impl<'a> Conduct<'a> {
 
     /// A GPU of which nothing was heard.
     fn complete(&mut self) {
+        let crashed = self.worker.crashed();
         let Some(opened) = &self.opened else { return };
         let first = self.begin.as_ref().map_or(0, |begin| begin.first_rank);
         for (index, gpu) in opened.gpus.iter().enumerate() {
             let rank = first + index as u32;
             if self.gpus.iter().all(|report| report.rank != rank) {
-                let text = "its worker ended without a word of it".to_owned();
-                let broken = if self.stopping.is_some() { Broken::Stopped } else { Broken::Failed(text) };
+                let broken = match (&crashed, self.stopping) {
+                    (Some(how), _) => Broken::Failed(format!("its worker was ended by {how}")),
+                    (None, Some(_)) => Broken::Stopped,
+                    (None, None) => Broken::Failed("its worker ended without a word of it".to_owned()),
+                };
                 self.gpus.push(GpuReport { rank, gpu: gpu.clone(), sizes: Vec::new(), broken: Some(broken) });
             }
         }
@@ -516,7 +520,9 @@ fn forward<T: serde::de::DeserializeOwned>(
 
 fn words(broken: &Broken) -> &str {
     match broken {
-        Broken::Hung(text) | Broken::Gpu(text) | Broken::Failed(text) | Broken::Blind(text) => text,
+        Broken::Hung(text) | Broken::Gpu(text) | Broken::Failed(text) | Broken::Lost(text) | Broken::Blind(text) => {
+            text
+        }
         Broken::Stopped => "stopped",
     }
 }
