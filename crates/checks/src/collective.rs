@@ -15,6 +15,8 @@
 //! Each run begins with errors planted in what is compared: a zero, a turned bit, a NaN, the lost share of one rank. If one
 //! is not found, the run is inconclusive: a test that cannot see proves nothing.
 //!
+//! Then the GPUs pass a message around, each to the next: of three or more, a link that is slower than the others is named.
+//!
 //! Why it matters: training waits for its slowest link in every step, and a sum that is wrong on one of eight GPUs spoils all
 //! of them without a word in any log. Neither shows when each GPU is tested by itself.
 //!
@@ -27,6 +29,8 @@
 //!   `nccl_ib_loopback_busbw_bytes_per_s`, `nccl_nodes_busbw_bytes_per_s`), less than 93 % of the median of this node's own last
 //!   results (not for several nodes: the others are not always the same), or less than any such machine reaches. Inside a
 //!   node look at `nvlink-state` and `gpu-clocks`; through the network at `ib-rate`, `ib-counters` and `pcie-link`.
+//! - `link-slow` is `monitor`, seen twice: after the sums each GPU sends to the next one while it receives from the one before,
+//!   and this link carries less than 70 % of the median of the others. It is where a slow sum is lost.
 //! - `no-gpu-direct` is `monitor`: network cards do not reach the GPUs' memory by themselves; see `peermem`.
 //!
 //! Inconclusive without a GPU, its driver or NCCL; not applicable where there is one GPU, as nothing would move.
@@ -72,6 +76,9 @@ rules = [
   { id = "collective-no-gpu-direct", check = "collective", metric = "nccl_without_gpu_direct", above = 0.0,
     where_measured = true, reason = "no-gpu-direct", severity = "monitor",
     text = "{value} connections take a detour over the host's memory" },
+  { id = "collective-link-slow", check = "collective", metric = "nccl_link_percent_of_median", below = 70.0,
+    where_measured = true, reason = "link-slow", severity = "monitor", confirm = 2,
+    text = "{entity}: {value} % of what the other links carry" },
 "#, $(
             "  { id = \"collective-", $metric, "-floor\", check = \"collective\", metric = \"", $metric, "\", below = ", $floor,
             ", where_measured = true,\n    reason = \"collective-slow\", severity = \"monitor\", confirm = 2,\n    text = \"",

@@ -7,6 +7,7 @@ use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, P
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    collective_links,
     collective_order::{GPUS, Mode},
     document::Measurements,
     nccl_log::Paths,
@@ -21,6 +22,9 @@ pub struct GpuReport {
     pub gpu: String,
     /// As far as it came.
     pub sizes: Vec<SizeReport>,
+    /// What it sent to the next rank, while it received from the one before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<SizeReport>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub broken: Option<Broken>,
 }
@@ -30,7 +34,7 @@ pub struct GpuReport {
 #[serde(deny_unknown_fields)]
 pub struct SizeReport {
     pub bytes: u64,
-    /// One all-reduce.
+    /// One of them.
     pub seconds: f64,
     /// Elements that are not the sum.
     pub wrong: u64,
@@ -130,6 +134,7 @@ pub fn measurements(mode: Mode, nodes: &[NodeReport], own: usize, paths: Option<
         if paths.network > 0 {
             said.metrics.push(Metric::count("nccl_without_gpu_direct", node(), paths.without_gpu_direct as f64));
         }
+        said.metrics.extend(collective_links::metrics(nodes, own));
         if let Some((_, seconds, ..)) = table(nodes).first() {
             said.metrics.push(Metric::new("nccl_latency", node(), *seconds, Unit::Seconds));
         }
@@ -242,7 +247,7 @@ impl Wrongs<'_> {
 }
 
 fn wrong(gpu: &GpuReport) -> u64 {
-    gpu.sizes.iter().map(|size| size.wrong).sum()
+    gpu.sizes.iter().chain(&gpu.exchange).map(|size| size.wrong).sum()
 }
 
 /// The rank whose share is missing in every element that is listed.
@@ -275,7 +280,8 @@ mod tests {
     fn gpu(rank: u32) -> GpuReport {
         let size = |bytes: u64, seconds| SizeReport { bytes, seconds, wrong: 0, listed: Vec::new() };
         let sizes = vec![size(MIB, 1e-5), size(1024 * MIB, 4e-3 + f64::from(rank) * 1e-4)];
-        GpuReport { rank, gpu: format!("0000:{:02x}:00.0", 0x18 + rank), sizes, broken: None }
+        let exchange = Some(size(64 * MIB, 1e-3));
+        GpuReport { rank, gpu: format!("0000:{:02x}:00.0", 0x18 + rank), sizes, exchange, broken: None }
     }
 
     fn job(nodes: u32, gpus: u32) -> Vec<NodeReport> {

@@ -4,6 +4,7 @@
 //! the rules by which that is judged. It never reads anything itself, so every one of them is tested on captured
 //! output. The word in [`CHECKS`] is all that registers it.
 
+pub mod collective_links;
 pub mod collective_order;
 pub mod collective_report;
 pub mod compiled;

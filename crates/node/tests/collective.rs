@@ -39,7 +39,10 @@ impl Bench {
                  severity = \"monitor\"\ntext = \"{{value}}\"\n"
             )
         });
-        fs::write(folder.path().join("policy.toml"), rules.concat()).unwrap();
+        // Messages of microseconds on a busy machine: only what is far off is slow here.
+        let link = "[[rules]]\nid = \"collective-link-slow\"\ncheck = \"collective\"\nmetric = \"nccl_link_percent_of_median\"\n\
+                    below = 15.0\nwhere_measured = true\nreason = \"link-slow\"\nseverity = \"monitor\"\ntext = \"{value}\"\n";
+        fs::write(folder.path().join("policy.toml"), rules.concat() + link).unwrap();
         Self { folder }
     }
 
@@ -131,6 +134,19 @@ fn every_planted_fault_is_found_for_what_it_is() {
         bench.run(faults, &[]).is(code, &row, words);
     }
     bench.run("hang:1", &["stall=1s"]).is(1, "fail collective-hung node", "not through within 1s");
+}
+
+#[test]
+fn a_rank_that_is_slow_to_send_is_named_by_its_link() {
+    let bench = Bench::new();
+    let mut command = bench.command("slow:2:25", &["most=1024"]);
+    let said = Said::of(&command.env("DOCTOR_STANDIN_GPUS", "4").output().unwrap());
+    said.is(1, "fail link-slow link:0000:38:00.0-0000:48:00.0", "");
+    // Of three nodes with two GPUs each, rank 3 sends to the third node.
+    let said = Job::of(&bench, 3).run("slow:3:25", &["most=1024"]);
+    said[0].is(0, "pass within-limits node", "");
+    assert!(said[1].row.starts_with("fail link-slow link:0000:28:00.0-"), "{said:?}");
+    said[2].is(0, "pass within-limits node", "");
 }
 
 #[test]
@@ -232,7 +248,7 @@ fn who_does_not_know_the_secret_or_is_of_another_job_is_not_let_in() {
     let job = Job::of(&bench, 2);
     let mut stranger = job.command(1, "", &["gather=1s"]);
     let stranger = stranger.env("DOCTOR_RENDEZVOUS_SECRET", "not the secret of this job").spawn().unwrap();
-    let first = job.start(0, "", &["gather=1s"]);
+    let first = job.start(0, "", &["gather=2s"]);
     end(stranger).is(3, "inconclusive timed-out node", "is the secret the same there?");
     end(first).is(3, "inconclusive timed-out node", "rank 1 never came");
     let job = Job::of(&bench, 2);

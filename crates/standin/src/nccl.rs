@@ -4,6 +4,7 @@
 //! log is in NCCL's words, by the same variables; which way a connection is said to go follows from them, too.
 
 use std::{
+    cell::Cell,
     env,
     ffi::{CStr, c_char, c_int, c_void},
     fs::OpenOptions,
@@ -11,7 +12,7 @@ use std::{
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicI32, Ordering},
+        atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering},
     },
     thread,
     time::Duration,
@@ -51,6 +52,10 @@ struct Comm {
     state: AtomicI32,
     aborted: AtomicBool,
     stream: Mutex<Option<TcpStream>>,
+    /// For the ring: where the rank before comes, and where the next one waits.
+    door: TcpListener,
+    next: AtomicU32,
+    ring: Mutex<Option<(TcpStream, TcpStream)>>,
 }
 
 /// # Safety
@@ -82,21 +87,22 @@ fn log(device: usize, level: &str, text: &str) {
 
 /// Where the ranks meet.
 fn hub(listener: &TcpListener) -> io::Result<()> {
-    let mut ranks: Vec<Option<(TcpStream, u32)>> = Vec::new();
+    let mut ranks: Vec<Option<(TcpStream, [u32; 2])>> = Vec::new();
     loop {
         let (mut stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
-        let [rank, all, node] = [word(&mut stream)?, word(&mut stream)?, word(&mut stream)?];
+        let [rank, all] = [word(&mut stream)?, word(&mut stream)?];
+        let place = [word(&mut stream)?, word(&mut stream)?];
         ranks.resize_with(all as usize, || None);
-        ranks[rank as usize] = Some((stream, node));
+        ranks[rank as usize] = Some((stream, place));
         if ranks.iter().all(Option::is_some) {
             break;
         }
     }
     let mut ranks: Vec<_> = ranks.into_iter().flatten().collect();
-    let nodes: Vec<u8> = ranks.iter().flat_map(|(_, node)| node.to_le_bytes()).collect();
+    let places: Vec<u8> = ranks.iter().flat_map(|(_, place)| place.map(u32::to_le_bytes).concat()).collect();
     for (stream, _) in &mut ranks {
-        stream.write_all(&nodes)?;
+        stream.write_all(&places)?;
     }
     loop {
         let mut sum: Vec<f32> = Vec::new();
@@ -127,10 +133,13 @@ impl Comm {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
         *self.stream.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream.try_clone()?);
-        for word in [self.rank as u32, self.ranks as u32, node()] {
+        let door = u32::from(self.door.local_addr()?.port());
+        for word in [self.rank as u32, self.ranks as u32, node(), door] {
             stream.write_all(&word.to_le_bytes())?;
         }
-        let nodes = (0..self.ranks).map(|_| word(&mut stream)).collect::<io::Result<Vec<_>>>()?;
+        let places = (0..2 * self.ranks).map(|_| word(&mut stream)).collect::<io::Result<Vec<_>>>()?;
+        let nodes: Vec<u32> = places.iter().step_by(2).copied().collect();
+        self.next.store(places[((self.rank + 1) % self.ranks * 2 + 1) as usize], Ordering::SeqCst);
         if !faults::is_planted("mute") {
             self.name_connections(&nodes);
         }
@@ -172,12 +181,48 @@ impl Comm {
 
     /// One sum, on the GPU's own thread.
     fn add_up(&self, from: u64, to: u64, count: usize) {
+        if self.is_well() && self.exchange(from, to, count).is_err() && !self.aborted.load(Ordering::SeqCst) {
+            self.state.store(REMOTE_ERROR, Ordering::SeqCst);
+        }
+    }
+
+    /// To the next rank and from the one before, on the GPU's own thread.
+    fn pass_on(&self, from: u64, to: u64, count: usize) {
+        if self.is_well() && self.around(from, to, count).is_err() && !self.aborted.load(Ordering::SeqCst) {
+            self.state.store(REMOTE_ERROR, Ordering::SeqCst);
+        }
+    }
+
+    fn around(&self, from: u64, to: u64, count: usize) -> io::Result<()> {
+        let (mut next, mut before) = {
+            let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+            if ring.is_none() {
+                let next = TcpStream::connect(("127.0.0.1", self.next.load(Ordering::SeqCst) as u16))?;
+                next.set_nodelay(true)?;
+                *ring = Some((next, self.door.accept()?.0));
+            }
+            let (next, before) = ring.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+            (next.try_clone()?, before.try_clone()?)
+        };
+        // SAFETY: memory that the stand-in driver gave out, as long as the caller says.
+        let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, count * 4) };
+        // SAFETY: as above; nobody else uses it while this is under way.
+        let received = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, count * 4) };
+        thread::scope(|scope| {
+            let sent = scope.spawn(move || next.write_all(bytes));
+            before.read_exact(received)?;
+            sent.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+        })
+    }
+
+    /// Does what is planted before a message. `false`: there is none.
+    fn is_well(&self) -> bool {
         if let Some(milliseconds) = faults::of_rank("slow", self.rank) {
             thread::sleep(Duration::from_millis(milliseconds));
         }
         while faults::of_rank("hang", self.rank).is_some() {
             if self.aborted.load(Ordering::SeqCst) {
-                return;
+                return false;
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -186,11 +231,9 @@ impl Comm {
         }
         if faults::of_rank("ecc", self.rank).is_some() {
             devices()[self.device].failed.store(ECC_UNCORRECTABLE, Ordering::SeqCst);
-            return;
+            return false;
         }
-        if self.exchange(from, to, count).is_err() && !self.aborted.load(Ordering::SeqCst) {
-            self.state.store(REMOTE_ERROR, Ordering::SeqCst);
-        }
+        true
     }
 
     fn exchange(&self, from: u64, to: u64, count: usize) -> io::Result<()> {
@@ -273,6 +316,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     if !understood || config.blocking != 0 {
         return INVALID_USAGE;
     }
+    let Ok(door) = TcpListener::bind(("127.0.0.1", 0)) else { return SYSTEM_ERROR };
     let comm = Arc::new(Comm {
         rank,
         ranks,
@@ -280,6 +324,9 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
         state: AtomicI32::new(IN_PROGRESS),
         aborted: AtomicBool::new(false),
         stream: Mutex::new(None),
+        door,
+        next: AtomicU32::new(0),
+        ring: Mutex::new(None),
     });
     // SAFETY: see above.
     unsafe { to.write(Arc::into_raw(Arc::clone(&comm)).cast()) };
@@ -314,6 +361,62 @@ pub unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> i32 {
     if let Some(stream) = comm.stream.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
         let _closed = stream.shutdown(Shutdown::Both);
     }
+    if let Some((next, before)) = comm.ring.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        let _closed = (next.shutdown(Shutdown::Both), before.shutdown(Shutdown::Both));
+    }
+    SUCCESS
+}
+
+thread_local! {
+    /// What a group is to send, and where from.
+    static SENT: Cell<Option<(u64, usize)>> = const { Cell::new(None) };
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupStart() -> i32 {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupEnd() -> i32 {
+    SUCCESS
+}
+
+/// A send is always to the next rank here, and a receive from the one before follows it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclSend(
+    from: u64,
+    count: usize,
+    _kind: c_int,
+    to: c_int,
+    handle: *mut c_void,
+    _stream: *mut c_void,
+) -> i32 {
+    // SAFETY: see above.
+    let comm = unsafe { comm(handle) };
+    if to != (comm.rank + 1) % comm.ranks {
+        return INVALID_USAGE;
+    }
+    SENT.set(Some((from, count)));
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRecv(
+    to: u64,
+    count: usize,
+    _kind: c_int,
+    from: c_int,
+    handle: *mut c_void,
+    _stream: *mut c_void,
+) -> i32 {
+    // SAFETY: see above.
+    let comm = unsafe { comm(handle) };
+    let Some((sent, _)) = SENT.take().filter(|(_, sent)| *sent == count) else { return INVALID_USAGE };
+    if from != (comm.rank + comm.ranks - 1) % comm.ranks {
+        return INVALID_USAGE;
+    }
+    devices()[comm.device].ask(move || comm.pass_on(sent, to, count));
     SUCCESS
 }
 

@@ -19,6 +19,13 @@ use crate::{
 /// What no sum is: every bit set, which is a NaN. What is not written stays wrong.
 const POISON: u32 = u32::MAX;
 
+/// Milliseconds on the fastest link: long against the moments by which ranks begin apart.
+const MOST_PASSED_ON: u64 = 1 << 30;
+/// The first one also pays for the way being opened.
+const ROUNDS: usize = 6;
+/// Numbers of these messages are no numbers of a sum.
+const PASSED_ON: u32 = 1 << 31;
+
 /// Why a rank did not come to its end.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
@@ -50,7 +57,7 @@ impl Ended {
 
 pub(super) fn run(cuda: &Cuda, nccl: &Nccl, index: usize, bus: &str, task: &Task, steps: &Steps<'_>) {
     let number = task.first_rank + index as u32;
-    let mut report = GpuReport { rank: number, gpu: bus.to_owned(), sizes: Vec::new(), broken: None };
+    let mut report = GpuReport { rank: number, gpu: bus.to_owned(), sizes: Vec::new(), exchange: None, broken: None };
     let gpu = match cuda.gpu(index) {
         Ok(gpu) => gpu,
         Err(error) => {
@@ -65,7 +72,7 @@ pub(super) fn run(cuda: &Cuda, nccl: &Nccl, index: usize, bus: &str, task: &Task
             return (steps.report)(report);
         }
     };
-    report.broken = rank.sizes(&mut report.sizes).err().map(Ended::broken);
+    report.broken = rank.work(&mut report).err().map(Ended::broken);
     // Told before the rank is let go: ending a communicator that hangs may hang.
     (steps.report)(report);
 }
@@ -101,47 +108,86 @@ impl<'a> Rank<'a> {
         Ok(Self { communicator, share, sum, values, gpu, task, steps, number })
     }
 
-    fn sizes(&self, done: &mut Vec<SizeReport>) -> Result<(), Ended> {
+    fn work(&self, report: &mut GpuReport) -> Result<(), Ended> {
         let deadline = Instant::now() + self.task.stall;
         self.communicator
             .ready(&|| self.goes_on(deadline))
             .map_err(|error| self.or_hung(error, "finding each other"))?;
         for (number, bytes) in self.task.sizes.iter().enumerate() {
             step(self.steps, number + 1)?;
-            done.push(self.one_size(number as u32, *bytes)?);
+            report.sizes.push(self.one_size(number as u32, *bytes)?);
         }
+        let sums = self.task.sizes.len() + 1;
+        report.exchange = Some(self.pass_on(sums)?);
         // Nobody leaves while another still needs what this one holds.
-        step(self.steps, self.task.sizes.len() + 1)
+        step(self.steps, sums + ROUNDS)
+    }
+
+    /// To the next rank, and from the one before: where a sum is slow, this says between which two.
+    ///
+    /// All begin together, and once in each round: one after the other, every rank would soon go at the pace of the slowest.
+    /// The best round counts, as a rank that begins a little earlier than its neighbour waits for it.
+    fn pass_on(&self, first_step: usize) -> Result<SizeReport, Ended> {
+        let ranks = self.task.ranks;
+        let (next, before) = ((self.number + 1) % ranks, (self.number + ranks - 1) % ranks);
+        let bytes = self.task.sizes.last().copied().unwrap_or_default().min(MOST_PASSED_ON);
+        let count = bytes as usize / size_of::<f32>();
+        // A sum of one share; each rank's message is another.
+        let message = |rank: u32| Numbers::new(1, PASSED_ON ^ rank);
+        let shares = || self.values.fill(message(self.number), 0, &self.share, count);
+        let exchange = |go_on: &dyn Fn() -> bool| {
+            self.communicator.exchange((&self.share, next), (&self.sum, before), count, go_on)
+        };
+        let mut seconds = f64::INFINITY;
+        for round in 0..ROUNDS {
+            step(self.steps, first_step + round)?;
+            seconds = seconds.min(self.pass(bytes, 1, shares, exchange)?);
+        }
+        let (wrong, listed) = self.values.check(message(before), &self.sum, count)?;
+        // Nothing of a sum is in it that a rank could have left out.
+        let listed = listed.into_iter().map(|element| WrongElement { lost: None, ..element }).collect();
+        Ok(SizeReport { bytes, seconds, wrong, listed })
     }
 
     /// Compared before and after the time is taken, with other numbers each time: what is left of the first pass is wrong in
     /// the second.
     fn one_size(&self, number: u32, bytes: u64) -> Result<SizeReport, Ended> {
-        let (first, mut listed, _) = self.pass(2 * number, bytes, 1)?;
-        let (second, more, seconds) = self.pass(2 * number + 1, bytes, CollectiveOrder::repeats(bytes))?;
+        let (first, mut listed, _) = self.sum(2 * number, bytes, 1)?;
+        let (second, more, seconds) = self.sum(2 * number + 1, bytes, CollectiveOrder::repeats(bytes))?;
         listed.extend(more);
         Ok(SizeReport { bytes, seconds, wrong: first + second, listed })
     }
 
-    fn pass(&self, seed: u32, bytes: u64, repeats: u32) -> Result<(u64, Vec<WrongElement>, f64), Ended> {
+    fn sum(&self, seed: u32, bytes: u64, repeats: u32) -> Result<(u64, Vec<WrongElement>, f64), Ended> {
         let count = bytes as usize / size_of::<f32>();
         let numbers = Numbers::new(self.task.ranks, seed);
-        self.values.fill(numbers, self.number, &self.share, count)?;
+        let shares = || self.values.fill(numbers, self.number, &self.share, count);
+        let add_up = |go_on: &dyn Fn() -> bool| self.communicator.all_reduce(&self.share, &self.sum, count, go_on);
+        let seconds = self.pass(bytes, repeats, shares, add_up)?;
+        let (wrong, listed) = self.values.check(numbers, &self.sum, count)?;
+        Ok((wrong, listed, seconds))
+    }
+
+    /// Seconds of one of so many, with nothing of before in what is received.
+    fn pass(
+        &self,
+        bytes: u64,
+        repeats: u32,
+        fill: impl FnOnce() -> Result<(), CudaError>,
+        once: impl Fn(&dyn Fn() -> bool) -> Result<(), NcclError>,
+    ) -> Result<f64, Ended> {
+        fill()?;
         self.sum.fill(POISON)?;
         self.gpu.synchronize()?;
         let deadline = Instant::now() + self.task.stall;
         let what = || format!("a message of {bytes} bytes");
-        let add_up = || {
-            let once = || self.communicator.all_reduce(&self.share, &self.sum, count, &|| self.goes_on(deadline));
-            (0..repeats).try_for_each(|_| once().map_err(|error| self.or_hung(error, &what())))
-        };
-        let seconds = self.gpu.timed_while(add_up, || {
+        let go_on = || self.goes_on(deadline);
+        let ask = || (0..repeats).try_for_each(|_| once(&go_on).map_err(|error| self.or_hung(error, &what())));
+        let seconds = self.gpu.timed_while(ask, || {
             self.communicator.trouble()?;
             Ok::<_, Ended>(self.goes_on(deadline))
         })?;
-        let Some(seconds) = seconds else { return Err(self.given_up(&what())) };
-        let (wrong, listed) = self.values.check(numbers, &self.sum, count)?;
-        Ok((wrong, listed, seconds / f64::from(repeats)))
+        seconds.map(|seconds| seconds / f64::from(repeats)).ok_or_else(|| self.given_up(&what()))
     }
 
     fn goes_on(&self, deadline: Instant) -> bool {

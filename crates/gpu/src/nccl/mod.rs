@@ -195,6 +195,35 @@ impl Communicator<'_> {
         self.settle("ncclAllReduce", code, go_on)
     }
 
+    /// Asks for `count` floats to go to one rank while as many come from another, and does not wait for it.
+    ///
+    /// # Panics
+    /// If a buffer is shorter.
+    pub fn exchange(
+        &self,
+        (from, next): (&Buffer<'_>, u32),
+        (to, before): (&Buffer<'_>, u32),
+        count: usize,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<(), NcclError> {
+        assert!(count <= from.len::<f32>() && count <= to.len::<f32>(), "a message within both buffers");
+        let symbols = &self.nccl.symbols;
+        let number = |rank: u32| c_int::try_from(rank).unwrap_or(c_int::MAX);
+        let grouped = |code| if code == symbols::IN_PROGRESS { Ok(()) } else { self.nccl.check("ncclSend", code) };
+        // SAFETY: takes nothing; ended below, whatever is asked in between.
+        self.nccl.check("ncclGroupStart", unsafe { (symbols.group_start)() })?;
+        // SAFETY: as for `all_reduce`; a rank that is none is answered with an error.
+        let sent = unsafe { (symbols.send)(from.address(), count, FLOAT, number(next), self.handle, ptr::null_mut()) };
+        // SAFETY: as above.
+        let received =
+            unsafe { (symbols.receive)(to.address(), count, FLOAT, number(before), self.handle, ptr::null_mut()) };
+        // SAFETY: ends the group that was begun above on this thread.
+        let ended = unsafe { (symbols.group_end)() };
+        grouped(sent)?;
+        grouped(received)?;
+        self.settle("ncclGroupEnd", ended, go_on)
+    }
+
     /// What went wrong since, if anything did.
     pub fn trouble(&self) -> Result<(), NcclError> {
         match self.state()? {

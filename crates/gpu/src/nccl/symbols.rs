@@ -51,6 +51,10 @@ symbols! {
     init = "ncclCommInitRankConfig": fn(*mut CommHandle, c_int, UniqueId, c_int, *mut c_void) -> c_int;
     async_error = "ncclCommGetAsyncError": fn(CommHandle, *mut c_int) -> c_int;
     abort = "ncclCommAbort": fn(CommHandle) -> c_int;
+    group_start = "ncclGroupStart": fn() -> c_int;
+    group_end = "ncclGroupEnd": fn() -> c_int;
+    send = "ncclSend": fn(u64, usize, c_int, c_int, CommHandle, *mut c_void) -> c_int;
+    receive = "ncclRecv": fn(u64, usize, c_int, c_int, CommHandle, *mut c_void) -> c_int;
     all_reduce = "ncclAllReduce": fn(u64, u64, usize, c_int, c_int, CommHandle, *mut c_void) -> c_int;
 }
 

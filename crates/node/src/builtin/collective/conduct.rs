@@ -4,13 +4,12 @@
 //! logs, what other nodes say, and that time has passed. Whatever hangs, this does not.
 
 use std::{
-    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
-    thread,
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
     time::{Duration, Instant},
 };
 
 use doctor_checks::{
-    collective_order::{CollectiveOrder, Mode},
+    collective_order::CollectiveOrder,
     collective_report::{Broken, GpuReport, NodeReport},
     nccl_log::{Asked, NcclLog, Paths},
 };
@@ -19,8 +18,8 @@ use doctor_core::observation::{FailureKind, ProbeFailure};
 use super::{
     child::{Shown, Worker},
     launcher::Place,
-    rendezvous::{self, Hello, NoRendezvous, Reading, Welcome, Writing},
-    steps::{Steps, Tell},
+    link::Link,
+    rendezvous::{Hello, NoRendezvous, Reading, Writing},
     told::{Begin, Down, Opened, Said, Told, Up},
 };
 use crate::stop::{Stop, StopWhy};
@@ -66,18 +65,6 @@ pub(super) struct Outcome {
     pub(super) warnings: Vec<String>,
 }
 
-/// How this node speaks with the others.
-enum Link {
-    /// It is the first, and keeps all in step. One writing end for each of the others that has come.
-    First {
-        steps: Steps,
-        peers: Vec<Option<Writing>>,
-    },
-    Other {
-        first: Writing,
-    },
-}
-
 pub(super) struct Conduct<'a> {
     order: &'a CollectiveOrder,
     stop: &'a Stop,
@@ -85,7 +72,6 @@ pub(super) struct Conduct<'a> {
     name: String,
     worker: Worker,
     news: Receiver<News>,
-    queue: Sender<News>,
     link: Link,
     log: NcclLog,
     shown: Shown,
@@ -111,7 +97,7 @@ impl<'a> Conduct<'a> {
         stop: &'a Stop,
     ) -> Result<Self, ProbeFailure> {
         let (queue, news) = mpsc::channel();
-        let link = link(order, place, &name, stop, &queue).map_err(|error| {
+        let link = Link::open(order, place, &name, stop, &queue).map_err(|error| {
             let kind = match error {
                 NoRendezvous::Stopped => FailureKind::Killed,
                 NoRendezvous::NotReached { .. } => FailureKind::TimedOut,
@@ -129,7 +115,6 @@ impl<'a> Conduct<'a> {
             name,
             worker,
             news,
-            queue,
             link,
             log: NcclLog::default(),
             shown: Shown::default(),
@@ -177,17 +162,9 @@ impl<'a> Conduct<'a> {
                 self.ended = true;
                 return self.report_if_done();
             }
-            News::Came { hello, reading, writing } => self.came(&hello, reading, writing),
-            News::Up(node, up) => {
-                let Link::First { steps, .. } = &mut self.link else { return None };
-                let tell = steps.hear(node, up);
-                return self.tell(tell);
-            }
-            News::PeerGone(node, why) => {
-                let Link::First { steps, .. } = &mut self.link else { return None };
-                let tell = steps.gone(node, &why);
-                return self.tell(tell);
-            }
+            News::Came { hello, reading, writing } => self.link.came(&hello, reading, writing),
+            News::Up(node, up) => return self.link.with_steps(|steps| steps.hear(node, up)),
+            News::PeerGone(node, why) => return self.link.with_steps(|steps| steps.gone(node, &why)),
             News::Down(down) => return Some(down),
             News::FirstGone(why) => {
                 self.failure.get_or_insert_with(|| {
@@ -203,7 +180,7 @@ impl<'a> Conduct<'a> {
         match said {
             Said::Opened(opened) => {
                 let up = Up::Opened { gpus: opened.gpus.len() as u32, room: opened.room };
-                let alone = opened.gpus.len() == 1 && self.is_only_node();
+                let alone = opened.gpus.len() == 1 && self.link.is_only_node();
                 let gpu = opened.gpus.first().cloned().unwrap_or_default();
                 self.opened = Some(opened);
                 if alone { Some(self.nothing_to_move(gpu)) } else { self.up(up) }
@@ -224,87 +201,17 @@ impl<'a> Conduct<'a> {
         }
     }
 
-    const fn is_only_node(&self) -> bool {
-        matches!(&self.link, Link::First { peers, .. } if peers.len() == 1)
-    }
-
     /// A sum over one GPU is what it has already.
     fn nothing_to_move(&self, gpu: String) -> Down {
-        let gpu = GpuReport { rank: 0, gpu, sizes: Vec::new(), broken: None };
+        let gpu = GpuReport { rank: 0, gpu, sizes: Vec::new(), exchange: None, broken: None };
         Down::All { reports: vec![NodeReport { node: self.name.clone(), gpus: vec![gpu], other_way: None }], why: None }
     }
 
     /// A word of this node to the first one, which may be this one.
     fn up(&mut self, up: Up) -> Option<Down> {
-        match &mut self.link {
-            Link::First { steps, .. } => {
-                let tell = steps.hear(0, up);
-                self.tell(tell)
-            }
-            Link::Other { first } => match first.write(&up) {
-                Ok(()) => None,
-                Err(error) => self.hear(News::FirstGone(error.to_string())),
-            },
-        }
-    }
-
-    /// Hands out words to the nodes they are for; what is for this one is returned, of several the last, as each makes those
-    /// before it void: an end follows a stop.
-    fn tell(&mut self, tell: Vec<Tell>) -> Option<Down> {
-        let mut own = None;
-        let mut lost = Vec::new();
-        for tell in tell {
-            let Link::First { peers, .. } = &mut self.link else { return None };
-            let (to, down) = match tell {
-                Tell::One(node, down) => (node..node + 1, down),
-                Tell::All(down) => (0..peers.len(), down),
-            };
-            for node in to {
-                if node == 0 {
-                    own = Some(down.clone());
-                } else if let Some(peer) = peers[node].as_mut()
-                    && let Err(error) = peer.write(&down)
-                {
-                    peers[node] = None;
-                    lost.push(News::PeerGone(node, error.to_string()));
-                }
-            }
-        }
-        for news in lost {
-            let _queued = self.queue.send(news);
-        }
-        own
-    }
-
-    fn came(&mut self, hello: &Hello, reading: Reading, mut writing: Writing) {
-        let Link::First { steps, peers } = &mut self.link else { return };
-        let node = hello.rank as usize;
-        let refused = if hello.nodes as usize != peers.len() {
-            Some(format!("the first node waits for {} nodes, and this one is of a job of {}", peers.len(), hello.nodes))
-        } else if steps.is_stopped() || !steps.came(node, &hello.name) {
-            Some(format!("{} is there already, or the test has ended", steps.words(node)))
-        } else {
-            None
-        };
-        let welcome = refused.clone().map_or(Welcome::In, Welcome::Refused);
-        let written = writing.write(&welcome);
-        if let Some(text) = refused {
-            eprintln!("node {} was sent away: {text}", hello.name);
-            return;
-        }
-        eprintln!("rank {node} is {}", hello.name);
-        let queue = self.queue.clone();
-        match written
-            .map_err(|error| error.to_string())
-            .and_then(|()| rendezvous::unhurried(&reading).map_err(|error| error.to_string()))
-        {
-            Ok(()) => {
-                peers[node] = Some(writing);
-                thread::spawn(move || {
-                    forward(reading, &queue, |up| News::Up(node, up), |why| News::PeerGone(node, why));
-                });
-            }
-            Err(error) => drop(queue.send(News::PeerGone(node, error))),
+        match self.link.up(up) {
+            Ok(down) => down,
+            Err(error) => self.hear(News::FirstGone(error.to_string())),
         }
     }
 
@@ -377,7 +284,13 @@ impl<'a> Conduct<'a> {
                     (None, Some(_)) => Broken::Stopped,
                     (None, None) => Broken::Failed("its worker ended without a word of it".to_owned()),
                 };
-                self.gpus.push(GpuReport { rank, gpu: gpu.clone(), sizes: Vec::new(), broken: Some(broken) });
+                self.gpus.push(GpuReport {
+                    rank,
+                    gpu: gpu.clone(),
+                    sizes: Vec::new(),
+                    exchange: None,
+                    broken: Some(broken),
+                });
             }
         }
         self.gpus.sort_by_key(|gpu| gpu.rank);
@@ -414,17 +327,7 @@ impl<'a> Conduct<'a> {
         };
         let Some(why) = why.filter(|_| self.stopping.is_none()) else { return Ok(None) };
         self.failure.get_or_insert_with(|| ProbeFailure::new(FailureKind::TimedOut, why.clone()));
-        let down = match &mut self.link {
-            Link::First { steps, .. } => {
-                let mut tell = steps.stop(why);
-                for node in steps.missing() {
-                    tell.extend(steps.gone(node, "it never came"));
-                }
-                self.tell(tell)
-            }
-            Link::Other { .. } => Some(Down::Stop(why)),
-        };
-        match down {
+        match self.link.stop(why) {
             Some(down) => self.obey(down),
             None => Ok(None),
         }
@@ -432,7 +335,7 @@ impl<'a> Conduct<'a> {
 
     /// Only the first node knows who it is that the others wait for.
     fn who_is_late(&mut self) -> Option<String> {
-        let Link::First { steps, .. } = &self.link else { return None };
+        let steps = self.link.steps()?;
         let (gather, stall) = (self.order.gather, self.order.stall);
         let missing = steps.missing();
         if !missing.is_empty() {
@@ -456,64 +359,18 @@ impl<'a> Conduct<'a> {
 
     /// Some have not even told how it went. The first node ends the test for those that have.
     fn without_last_words(&mut self) -> Result<Option<Outcome>, ProbeFailure> {
-        let Link::First { steps, .. } = &mut self.link else {
-            let text = "the first node did not say how the test ended";
-            return Err(self.failure.take().unwrap_or_else(|| ProbeFailure::new(FailureKind::TimedOut, text)));
-        };
-        let mut tell = Vec::new();
-        for node in steps.silent() {
-            tell.extend(steps.gone(node, "it said nothing more after it was told to stop"));
-        }
-        match self.tell(tell) {
+        let down = self.link.with_steps(|steps| {
+            let silent = steps.silent();
+            silent
+                .into_iter()
+                .flat_map(|node| steps.gone(node, "it said nothing more after it was told to stop"))
+                .collect()
+        });
+        match down {
             Some(down) => self.obey(down),
             None => Err(self.failure.take().unwrap_or_else(|| {
-                ProbeFailure::new(FailureKind::TimedOut, "the test did not end after it was told to stop")
+                ProbeFailure::new(FailureKind::TimedOut, "the first node did not say how the test ended")
             })),
-        }
-    }
-}
-
-fn link(
-    order: &CollectiveOrder,
-    place: Option<&Place>,
-    name: &str,
-    stop: &Stop,
-    queue: &Sender<News>,
-) -> Result<Link, NoRendezvous> {
-    let place = match place {
-        Some(place) if order.mode == Mode::Nodes => place,
-        _ => {
-            let mut steps = Steps::new(1);
-            steps.came(0, name);
-            return Ok(Link::First { steps, peers: vec![None] });
-        }
-    };
-    if place.rank > 0 {
-        let (reading, first) = rendezvous::join(place, name, order.gather, stop)?;
-        let queue = queue.clone();
-        thread::spawn(move || forward(reading, &queue, News::Down, News::FirstGone));
-        return Ok(Link::Other { first });
-    }
-    rendezvous::listen(place, queue)?;
-    let mut steps = Steps::new(place.nodes as usize);
-    steps.came(0, name);
-    Ok(Link::First { steps, peers: std::iter::repeat_with(|| None).take(place.nodes as usize).collect() })
-}
-
-/// From a connection into the queue, until either ends.
-fn forward<T: serde::de::DeserializeOwned>(
-    mut reading: Reading,
-    queue: &Sender<News>,
-    news: impl Fn(T) -> News,
-    gone: impl Fn(String) -> News,
-) {
-    loop {
-        let (news, last) = match reading.read::<T>() {
-            Ok(word) => (news(word), false),
-            Err(error) => (gone(error.to_string()), true),
-        };
-        if queue.send(news).is_err() || last {
-            return;
         }
     }
 }

@@ -9,6 +9,7 @@ mod child;
 mod conduct;
 mod environment;
 mod launcher;
+mod link;
 mod rendezvous;
 mod seal;
 mod steps;
@@ -19,6 +20,7 @@ mod worker;
 use std::{env, ffi::OsString};
 
 use doctor_checks::{
+    collective_links::{End, links},
     collective_order::{CollectiveOrder, Mode},
     collective_report::{measurements, table},
     document::Measurements,
@@ -75,6 +77,10 @@ fn print(outcome: &Outcome) {
     eprintln!("{:>14} {:>12} {:>12} {:>8}", "bytes", "us", "bus GB/s", "wrong");
     for (bytes, seconds, bandwidth, wrong) in table(&outcome.reports) {
         eprintln!("{bytes:>14} {:>12.1} {:>12.2} {wrong:>8}", seconds * 1e6, bandwidth / 1e9);
+    }
+    for link in links(&outcome.reports) {
+        let end = |(node, gpu): End<'_>| format!("{} {}", node.node, gpu.gpu);
+        eprintln!("{} to {}: {:.2} GB/s", end(link.from), end(link.to), link.rate / 1e9);
     }
 }
 

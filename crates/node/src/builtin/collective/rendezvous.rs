@@ -34,6 +34,10 @@ const TO_CONNECT: Duration = Duration::from_secs(5);
 /// Connections that have not said who they are, at a time.
 const STRANGERS: usize = 256;
 
+/// How it looks when the other side does not go on.
+const HUNG_UP: [io::ErrorKind; 3] =
+    [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
+
 pub(super) type Reading = Channel<TcpStream>;
 pub(super) type Writing = Channel<TcpStream>;
 
@@ -148,14 +152,17 @@ pub(super) fn unhurried(reading: &Reading) -> io::Result<()> {
 pub(super) fn join(place: &Place, name: &str, within: Span, stop: &Stop) -> Result<(Reading, Writing), NoRendezvous> {
     let deadline = Instant::now() + within.to_std();
     let hello = Hello { rank: place.rank, nodes: place.nodes, name: name.to_owned() };
+    // That somebody was there and hung up says more than that nobody was there in the end.
+    let mut hung_up = None;
     loop {
         let last = match knock(place, &hello) {
             Ok((reading, writing, Welcome::In)) => return Ok((reading, writing)),
             Ok((_, _, Welcome::Refused(text))) => {
                 return Err(NoRendezvous::Refused { address: place.address.clone(), text });
             }
-            Err(SealError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                "it hung up; is the secret the same there?".to_owned()
+            Err(SealError::Io(error)) if HUNG_UP.contains(&error.kind()) => {
+                hung_up = Some("it hung up; is the secret the same there?".to_owned());
+                error.to_string()
             }
             Err(error) => error.to_string(),
         };
@@ -163,6 +170,7 @@ pub(super) fn join(place: &Place, name: &str, within: Span, stop: &Stop) -> Resu
             return Err(NoRendezvous::Stopped);
         }
         if Instant::now() >= deadline {
+            let last = hung_up.unwrap_or(last);
             return Err(NoRendezvous::NotReached { address: place.address.clone(), within, last });
         }
         thread::sleep(TRY_AGAIN);

@@ -104,8 +104,13 @@ impl Steps {
             Vec::new()
         } else {
             let text = format!("it went away: {why}");
-            let gpu =
-                GpuReport { rank: u32::MAX, gpu: "?".to_owned(), sizes: Vec::new(), broken: Some(Broken::Stopped) };
+            let gpu = GpuReport {
+                rank: u32::MAX,
+                gpu: "?".to_owned(),
+                sizes: Vec::new(),
+                exchange: None,
+                broken: Some(Broken::Stopped),
+            };
             let name = member.name.clone().unwrap_or_else(|| format!("rank {node}"));
             member.report = Some(NodeReport { node: name, gpus: vec![gpu], other_way: None });
             self.stop(format!("{}: {text}", self.words(node)))
