@@ -85,7 +85,7 @@ pub static COVERAGE: &[Row] = &[
     row(NET, "firmware and OFED versions", Checked(&["ib-firmware"])),
     row(NET, "partition key", Checked(&["ib-pkey"])),
     row(NET, "loop-back bandwidth", Checked(&["fabric"])),
-    row(NET, "NCCL over the network in one node", Not("occupies the GPU: a test, not a check")),
+    row(NET, "NCCL over the network in one node", Checked(&["collective"])),
     row(NET, "EFA presence", Checked(&["efa-devices", "efa-count", "efa-provider"])),
     row(NET, "EFA loop-back", Checked(&["fabric"])),
     row(NET, "memory lock limit, gdrcopy", Checked(&["memlock", "kernel-modules"])),

@@ -5,6 +5,9 @@
 //! output. The word in [`CHECKS`] is all that registers it.
 
 pub mod catalogue;
+pub mod collective_links;
+pub mod collective_order;
+pub mod collective_report;
 pub mod compiled;
 pub mod coverage;
 pub mod cpu_list;
@@ -24,6 +27,8 @@ pub mod job_file;
 mod judged;
 pub mod kmsg;
 pub mod measurements;
+pub mod nccl_log;
+pub mod nccl_tests;
 pub mod nhc;
 pub mod nvidia_smi;
 pub mod odd_ones;
@@ -61,6 +66,7 @@ macro_rules! checks {
 checks![
     aznhc,
     clock_source,
+    collective,
     cpu_count,
     cpu_governor,
     cpu_online,

@@ -5,6 +5,7 @@
 //! People read what it writes on standard error while it runs, in the log of the run. On standard output it answers
 //! once, with measurements or with the reason why there are none.
 
+mod collective;
 mod dcgm;
 mod dl;
 mod fabric;
@@ -26,6 +27,7 @@ pub struct Builtin {
 
 /// The visible list.
 static BUILTINS: &[Builtin] = &[
+    Builtin { name: "collective", run: |args| measured(collective::run(args)) },
     Builtin { name: "dcgm", run: dcgm::run },
     Builtin { name: "dl", run: |args| measured(dl::run(args)) },
     Builtin { name: "fabric", run: |args| measured(fabric::run(args)) },
@@ -38,6 +40,7 @@ const OURSELVES: &str = "/proc/self/exe";
 /// What a test does in a further process of its own, because it may hang there: a name and its work.
 type Hand = (&'static str, fn(&[OsString]) -> ExitCode);
 static HANDS: &[Hand] = &[
+    (collective::WORK, collective::work),
     (dcgm::KEEP, dcgm::keep),
     (program::BOUND, program::bound),
     (storage::KEEP, storage::keep),
