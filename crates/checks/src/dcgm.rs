@@ -141,10 +141,10 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     };
     let diagnosis = outputs.get(1);
     match (diagnosis, gpus(outputs.first())) {
+        (_, Err(Observation::NotApplicable(why))) => Observation::NotApplicable(why),
         (Some(ProbeOutput::Failed(failure)), _) if failure.kind == FailureKind::Missing => {
             Observation::CouldNot(failure.clone())
         }
-        (_, Err(Observation::NotApplicable(why))) => Observation::NotApplicable(why),
         (diagnosis, gpus) => {
             let scope = Scope { promised: order.level.promises(), excused: &excused };
             // A driver that does not answer names no GPU; what DCGM says of them by number is no less true.
@@ -203,7 +203,7 @@ mod tests {
     fn what_could_not_run_is_told_as_such() {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "dcgmi is not installed"));
         assert_eq!(judge("", missing()), ["inconclusive missing"]);
-        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[none(), missing()]), ["inconclusive missing"]);
+        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[none(), missing()]), ["not-applicable no-gpu"]);
         let failed = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Failed, "no GPU"));
         assert_eq!(judged_with(&CHECK, &Params::new(), None, &[none(), failed()]), ["not-applicable no-gpu"]);
         assert_eq!(judge("", failed()), ["inconclusive failed"]);
