@@ -286,15 +286,31 @@ fn a_node_that_dies_is_named_by_the_others() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let workers = workers_of(second.id());
+    assert!(!workers.is_empty(), "it had begun");
     second.kill().unwrap();
     second.wait().unwrap();
     end(first).is(3, "inconclusive failed node", "rank 1 (");
-    assert!(!workers.is_empty(), "it had begun");
     let gone = || workers.iter().all(|pid| !Path::new(&format!("/proc/{pid}/cmdline")).exists() || is_over(*pid));
     while !gone() && begun.elapsed() < Duration::from_secs(40) {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(gone(), "what it had started is gone with it");
+}
+
+#[test]
+fn without_the_first_node_the_others_end_at_once() {
+    let bench = Bench::new();
+    let job = Job::of(&bench, 2);
+    let (mut first, second) = (job.start(0, "hang:1", &[]), job.start(1, "hang:1", &[]));
+    let begun = Instant::now();
+    while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let killed = Instant::now();
+    end(second).is(3, "inconclusive failed node", "the first node went away");
+    assert!(killed.elapsed() < Duration::from_secs(15), "{:?}", killed.elapsed());
 }
 
 /// Processes below this one that are a test's worker.

@@ -9,6 +9,9 @@ mod collective;
 mod dl;
 mod storage;
 
+#[doc(hidden)]
+pub use collective::fuzzed;
+
 use std::{ffi::OsString, process::ExitCode};
 
 use doctor_checks::{document::Measurements, probe::ProbeOutput};

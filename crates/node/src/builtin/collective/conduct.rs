@@ -82,6 +82,8 @@ pub(super) struct Conduct<'a> {
     reported: bool,
     paths: Option<Paths>,
     failure: Option<ProbeFailure>,
+    /// Nobody will say how it ended.
+    first_gone: bool,
     began: Instant,
     /// When somebody said stop.
     stopping: Option<Instant>,
@@ -125,6 +127,7 @@ impl<'a> Conduct<'a> {
             reported: false,
             paths: None,
             failure: None,
+            first_gone: false,
             began: Instant::now(),
             stopping: None,
             waiting: None,
@@ -167,6 +170,7 @@ impl<'a> Conduct<'a> {
             News::PeerGone(node, why) => return self.link.with_steps(|steps| steps.gone(node, &why)),
             News::Down(down) => return Some(down),
             News::FirstGone(why) => {
+                self.first_gone = true;
                 self.failure.get_or_insert_with(|| {
                     ProbeFailure::new(FailureKind::Failed, format!("the first node went away: {why}"))
                 });
@@ -317,7 +321,8 @@ impl<'a> Conduct<'a> {
             // It hangs in a library or in the driver.
             self.worker.kill();
         }
-        if self.stopping.is_some_and(|since| since.elapsed() > 2 * LAST_WORDS) {
+        let is_over = self.first_gone && self.reported;
+        if is_over || self.stopping.is_some_and(|since| since.elapsed() > 2 * LAST_WORDS) {
             return self.without_last_words();
         }
         let why = if self.began.elapsed() > self.order.timeout.to_std() {
