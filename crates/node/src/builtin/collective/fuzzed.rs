@@ -27,11 +27,10 @@ pub fn said_by_the_other(bytes: &[u8]) -> Option<usize> {
     steps.came(0, "first");
     steps.came(1, "other");
     steps.hear(1, up);
-    let told = steps.gone(0, "the end").into_iter().chain(steps.gone(1, "the end"));
-    let all = told.filter_map(|tell| match tell {
+    let mut told = steps.gone(0, "the end").into_iter().chain(steps.gone(1, "the end"));
+    let reports = told.find_map(|tell| match tell {
         Tell::All(Down::All { reports, .. }) => Some(reports),
         Tell::One(..) | Tell::All(_) => None,
-    });
-    let reports = all.last()?;
+    })?;
     Some(measurements(Mode::Nodes, &reports, 0, None, 0).events.len())
 }
