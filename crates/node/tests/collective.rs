@@ -162,6 +162,9 @@ fn a_fall_back_is_inconclusive_and_never_a_figure() {
     ] {
         bench.run(faults, &[mode]).is(3, "inconclusive failed node", words);
     }
+    // So slow that it seems to hang, which is no finding then.
+    let slow = bench.run("socket hang:1", &["mode=loopback", "stall=1s"]);
+    slow.is(3, "inconclusive failed node", "8 through sockets");
     bench.run("shm", &["shared_memory=true"]).is(0, "pass within-limits node", "");
     bench.run("", &["mode=loopback", "net=AWS Libfabric"]).is(0, "pass within-limits node", "");
 }

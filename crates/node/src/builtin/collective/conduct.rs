@@ -11,7 +11,7 @@ use std::{
 use doctor_checks::{
     collective_order::CollectiveOrder,
     collective_report::{Broken, GpuReport, NodeReport},
-    nccl_log::{Asked, NcclLog, Paths},
+    nccl_log::{Asked, NcclLog, NotAsAsked, Paths},
 };
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
@@ -259,15 +259,18 @@ impl<'a> Conduct<'a> {
             self.failure.get_or_insert_with(|| ProbeFailure::new(FailureKind::Failed, text));
         }
         self.complete();
-        let mut other_way = None;
-        if self.gpus.iter().all(|gpu| gpu.broken.is_none()) {
-            match self.judge() {
-                Ok(paths) => self.paths = paths,
-                Err(why) => other_way = Some(why),
-            }
-        }
         let gpus = std::mem::take(&mut self.gpus);
         let broken = self.failure.is_some() || gpus.iter().any(|gpu| gpu.broken.is_some());
+        let other_way = match self.judge(gpus.len()) {
+            Ok(paths) => {
+                self.paths = paths.filter(|_| !broken);
+                None
+            }
+            // Sockets may be so slow that the test seems to hang: then this is why.
+            Err(why @ NotAsAsked::OtherWay { .. }) => Some(why.to_string()),
+            // The log of a test that broke off is not whole.
+            Err(why) => (!broken).then(|| why.to_string()),
+        };
         let text = "its worker ended early".to_owned();
         let report = NodeReport { node: self.name.clone(), gpus, other_way };
         // Whoever ends without having been stopped stops the others; who was named before stays the reason.
@@ -300,16 +303,16 @@ impl<'a> Conduct<'a> {
         self.gpus.sort_by_key(|gpu| gpu.rank);
     }
 
-    fn judge(&self) -> Result<Option<Paths>, String> {
+    fn judge(&self, gpus: usize) -> Result<Option<Paths>, NotAsAsked> {
         let Some(begin) = &self.begin else { return Ok(None) };
-        let last = begin.first_rank + self.gpus.len() as u32;
+        let last = begin.first_rank + gpus as u32;
         let asked = Asked {
             mode: self.order.mode,
             net: &self.order.net,
             shared_memory: self.order.shared_memory,
             ranks: begin.first_rank..last,
         };
-        self.log.judge(&asked).map(Some).map_err(|error| error.to_string())
+        self.log.judge(&asked).map(Some)
     }
 
     fn look_at_clock(&mut self) -> Result<Option<Outcome>, ProbeFailure> {
