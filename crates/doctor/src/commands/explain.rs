@@ -79,7 +79,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         (Some(family), Some(number)) if number::FAMILIES.contains(&family) => {
             Explained::Number(number::explain(family, number, &own.rules)?)
         }
-        (Some(family), None) if number::FAMILIES.contains(&family) => {
+        // `dcgm` alone is the test of that name.
+        (Some(family), None) if number::FAMILIES.contains(&family) && explain(own, family).is_none() => {
             return Err(Failure::Usage(format!("which one? Such as `doctor explain {family} 79`")));
         }
         (Some(name), Some(_)) => {
