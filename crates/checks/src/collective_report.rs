@@ -73,6 +73,15 @@ pub enum Broken {
     Stopped,
 }
 
+impl Broken {
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Hung(text) | Self::Gpu(text) | Self::Failed(text) | Self::Lost(text) | Self::Blind(text) => text,
+            Self::Stopped => "told to stop",
+        }
+    }
+}
+
 /// One node of the job, in the order of ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

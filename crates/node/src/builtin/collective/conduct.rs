@@ -46,6 +46,8 @@ pub(super) enum News {
 
 /// How often the clock and signals are looked at.
 const TICK: Duration = Duration::from_millis(20);
+/// Ranks join at step 0, and add up the smallest message at step 1.
+const AFTER_THE_FIRST_SIZE: usize = 2;
 /// How long everybody has for last words once all were told to stop: NCCL is given up, GPUs are let go.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 /// Beyond what a rank gives itself: it says better what hangs.
@@ -190,10 +192,13 @@ impl<'a> Conduct<'a> {
                 if alone { Some(self.nothing_to_move(gpu)) } else { self.up(up) }
             }
             Said::Id(id) => self.up(Up::Id(id)),
-            Said::At(step) => self.up(Up::At(step)),
+            Said::At(step) => {
+                let up = self.astray(step).map_or(Up::At(step), Up::Broken);
+                self.up(up)
+            }
             Said::Report(report) => {
                 let broken = report.broken.clone().filter(|broken| *broken != Broken::Stopped);
-                let text = format!("GPU {}: {}", report.gpu, broken.as_ref().map_or("", words));
+                let text = format!("GPU {}: {}", report.gpu, broken.as_ref().map_or("", Broken::text));
                 self.gpus.push(report);
                 broken.and_then(|_| self.up(Up::Broken(text)))
             }
@@ -203,6 +208,14 @@ impl<'a> Conduct<'a> {
                 self.up(Up::Broken(text))
             }
         }
+    }
+
+    /// After the first size the log says which way the data goes. By another way than was asked for, the larger sizes could
+    /// take minutes, and would be worth nothing.
+    fn astray(&self, step: usize) -> Option<String> {
+        let gpus = self.opened.as_ref().map_or(0, |opened| opened.gpus.len());
+        let judged = if step < AFTER_THE_FIRST_SIZE { None } else { self.judge(gpus).err() };
+        judged.filter(|why| matches!(why, NotAsAsked::OtherWay { .. })).map(|why| why.to_string())
     }
 
     /// A sum over one GPU is what it has already.
@@ -380,14 +393,5 @@ impl<'a> Conduct<'a> {
                 ProbeFailure::new(FailureKind::TimedOut, "the first node did not say how the test ended")
             })),
         }
-    }
-}
-
-fn words(broken: &Broken) -> &str {
-    match broken {
-        Broken::Hung(text) | Broken::Gpu(text) | Broken::Failed(text) | Broken::Lost(text) | Broken::Blind(text) => {
-            text
-        }
-        Broken::Stopped => "stopped",
     }
 }
