@@ -4,6 +4,7 @@
 //! (or whoever runs it) can write.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     fs, io,
     os::unix::fs::MetadataExt,
@@ -12,7 +13,7 @@ use std::{
 };
 
 use doctor_checks::{
-    Catalogue, Depth,
+    Catalogue, Check, Depth,
     credential::Credential,
     document::{Schema, Versions},
 };
@@ -101,7 +102,8 @@ pub struct Config {
     pub policy: Policy,
     pub profile: Option<Profile>,
     pub catalogue: Catalogue,
-    pub rules: Vec<Rule>,
+    /// Of what an agent runs.
+    rules: BTreeMap<CheckId, Vec<Rule>>,
     files: Vec<Stamp>,
 }
 
@@ -152,11 +154,16 @@ impl Config {
                 reports: written.spool_reports.unwrap_or(room.reports).max(1),
             },
             profile: load_profile(written.profile.as_deref())?,
-            rules: catalogue.rules(&policy).map_err(ConfigError::Rules)?,
+            rules: rules(&catalogue, &policy)?,
             policy,
             catalogue,
             files,
         })
+    }
+
+    /// The rules of one check.
+    pub fn rules_of(&self, check: &CheckId) -> &[Rule] {
+        self.rules.get(check).map_or(&[], Vec::as_slice)
     }
 
     /// Whether a file is not what it was.
@@ -204,6 +211,14 @@ impl Written {
 fn read(path: &Path) -> Result<Written, ConfigError> {
     let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     toml_text::read(&text, &[]).map_err(|source| ConfigError::Bad { path: path.to_owned(), source })
+}
+
+/// The rules of the checks that only read.
+fn rules(catalogue: &Catalogue, policy: &Policy) -> Result<BTreeMap<CheckId, Vec<Rule>>, ConfigError> {
+    let book = catalogue.rule_book(policy);
+    let quick = catalogue.iter().filter(|check| check.spec.depth == Depth::Quick);
+    let of = |check: &Check| Some((CheckId::new(check.spec.id).ok()?, book.of(check)));
+    quick.filter_map(of).map(|(id, rules)| Ok((id, rules.map_err(ConfigError::Rules)?))).collect()
 }
 
 fn read_credential(path: &Path) -> Result<Credential, ConfigError> {

@@ -230,7 +230,7 @@ impl<'a> Agent<'a> {
             }
             let observation = (check.interpret)(&params, &outputs);
             let past = Past::at(now());
-            let judgement = judge_with(&config.rules, config.profile.as_ref(), &past, id, &observation);
+            let judgement = judge_with(config.rules_of(id), config.profile.as_ref(), &past, id, &observation);
             // Its answer changes when the grace ends, and is said then.
             let judgement = after_boot(judgement, up, config.policy.agents.boot_grace);
             if self.said.is_news(id, &observation, &judgement) {
