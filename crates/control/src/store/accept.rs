@@ -1,7 +1,7 @@
 //! The door for results: each run's result from each node once, a whole batch in one transaction.
 //!
 //! Everything a batch needs is read in two statements, decided in memory, and written in a handful, so that PostgreSQL is
-//! asked twice per batch and SQLite touches each page once. A result leaves a row of history, its evidence and where its
+//! asked twice per batch and SQLite touches each page once. A result leaves a row of history, its document and where its
 //! test stands now; what its run waited for is struck off. The run itself is not written: it has ended when nobody waits
 //! for it any more.
 
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use doctor_core::{
     finding::{Severity, Verdict},
-    ids::{CaseId, RunId},
+    ids::{CaseId, NodeName, RunId},
     node::Hardware,
     run::Outcome,
     time::{Span, Timestamp},
@@ -18,9 +18,10 @@ use doctor_core::{
 use super::{
     Store,
     audit::{self, Counter},
+    bundle::{self, Arrival},
     db::{Access, Kind, Tx, Val, vals},
     error::Result,
-    evidence::{self, Kept, Packed},
+    evidence::Packed,
     findings::{Changes, Open, Shown},
     lease::Lease,
     ledger::{self, Before, Posting},
@@ -33,52 +34,85 @@ use super::{
 impl Store {
     /// Keeps results. When this returns, they are durable; a result that was here before changes nothing.
     pub fn accept(&self, lease: &Lease, results: &[JudgedResult]) -> Result<Vec<Accepted>> {
-        let packed: Result<Vec<Packed>> = results.iter().map(|result| Packed::new(&result.evidence)).collect();
-        let packed = packed?;
-        let batch: Vec<(&JudgedResult, &Packed)> = results.iter().zip(&packed).collect();
-        self.accept_packed(Access::Write, lease, &batch)
+        let alone: Vec<Option<Packed>> = results.iter().map(bundle::pack_alone).collect::<Result<_>>()?;
+        let asked = Asked::of(results.iter());
+        self.write_foreseeing(
+            Access::Write,
+            lease,
+            |tx| asked.foresee(tx),
+            |tx| {
+                let mut expected = Expected::load(tx, &asked.runs)?;
+                let accepted: Vec<Accepted> = results.iter().map(|result| expected.admit(tx, result)).collect();
+                let arrivals = expected.arrivals(tx, results.iter().zip(&alone).zip(&accepted));
+                let bundles = bundle::keep(tx, &arrivals)?;
+                let kept: Vec<Entry<'_>> = arrivals
+                    .iter()
+                    .zip(bundles)
+                    .map(|(arrival, bundle)| Entry { node: arrival.node, result: arrival.result, bundle })
+                    .collect();
+                keep(tx, &expected, &asked, &kept)?;
+                count_kept(tx, kept.len(), expected.ended.len())?;
+                count_turned_away(tx, &accepted)?;
+                Ok(accepted)
+            },
+        )
+    }
+}
+
+/// Enters results whose documents are kept already, each in its bundle. They have been admitted; one that has been
+/// entered since changes nothing.
+pub(super) fn enter(tx: &mut Tx<'_>, asked: &Asked, results: &[(&JudgedResult, i64)]) -> Result<()> {
+    let mut expected = Expected::load(tx, &asked.runs)?;
+    let kept: Vec<Entry<'_>> = results
+        .iter()
+        .filter(|(result, _)| expected.admit(tx, result) == Accepted::Kept)
+        .filter_map(|(result, bundle)| {
+            Some(Entry { node: tx.names.node_number(&result.node)?, result, bundle: *bundle })
+        })
+        .collect();
+    keep(tx, &expected, asked, &kept)?;
+    count_kept(tx, kept.len(), expected.ended.len())
+}
+
+/// A result that history has not yet.
+#[derive(Debug)]
+struct Entry<'a> {
+    node: i64,
+    result: &'a JudgedResult,
+    bundle: i64,
+}
+
+/// What is asked of the database for a batch.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) runs: Vec<i64>,
+    nodes: BTreeSet<NodeName>,
+}
+
+impl Asked {
+    pub(super) fn of<'a>(results: impl Iterator<Item = &'a JudgedResult> + Clone) -> Self {
+        let runs: BTreeSet<i64> = results.clone().map(|result| number_of(result.run)).collect();
+        Self { runs: runs.into_iter().collect(), nodes: results.map(|result| result.node.clone()).collect() }
     }
 
-    /// As [`Self::accept`], where somebody else has done the compressing.
-    pub(super) fn accept_packed(
-        &self,
-        access: Access,
-        lease: &Lease,
-        batch: &[(&JudgedResult, &Packed)],
-    ) -> Result<Vec<Accepted>> {
-        let runs: Vec<i64> =
-            batch.iter().map(|(result, _)| number_of(result.run)).collect::<BTreeSet<_>>().into_iter().collect();
-        let foresee = |tx: &mut Tx<'_>| {
-            tx.foresee(READING_RUNS, AWAITED, &runs);
-            ledger::foresee(tx, &nodes_of(tx, batch));
-        };
-        self.write_foreseeing(access, lease, foresee, |tx| {
-            let mut expected = Expected::load(tx, &runs)?;
-            let accepted: Vec<Accepted> = batch.iter().map(|(result, _)| expected.admit(tx, result)).collect();
-            let kept: Vec<(i64, &JudgedResult, &Packed)> = batch
-                .iter()
-                .zip(&accepted)
-                .filter(|(_, accepted)| **accepted == Accepted::Kept)
-                .filter_map(|((result, packed), _)| Some((tx.names.node_number(&result.node)?, *result, *packed)))
-                .collect();
-            if !kept.is_empty() {
-                let before = ledger::before(tx, &nodes_of(tx, batch))?;
-                keep(tx, &before, &expected, &kept)?;
-            }
-            count(tx, &accepted, expected.ended.len())?;
-            Ok(accepted)
-        })
+    /// The nodes that the batch speaks for, as far as they are known.
+    fn nodes(&self, tx: &Tx<'_>) -> Vec<i64> {
+        self.nodes.iter().filter_map(|name| tx.names.node_number(name)).collect()
+    }
+
+    /// All of it will be asked.
+    pub(super) fn foresee(&self, tx: &mut Tx<'_>) {
+        self.foresee_runs(tx);
+        ledger::foresee(tx, &self.nodes(tx));
+    }
+
+    pub(super) fn foresee_runs(&self, tx: &mut Tx<'_>) {
+        tx.foresee(READING_RUNS, AWAITED, &self.runs);
     }
 }
 
 fn number_of(run: RunId) -> i64 {
     run.number().cast_signed()
-}
-
-/// The nodes that a batch speaks for, as far as they are known.
-fn nodes_of(tx: &Tx<'_>, batch: &[(&JudgedResult, &Packed)]) -> Vec<i64> {
-    let nodes: BTreeSet<i64> = batch.iter().filter_map(|(result, _)| tx.names.node_number(&result.node)).collect();
-    nodes.into_iter().collect()
 }
 
 const READING_RUNS: &str = "reading runs";
@@ -87,7 +121,7 @@ const AWAITED: &str = "SELECT a.run, a.node, a.answered, a.whole, r.case_id, r.s
 
 /// What the runs of a batch wait for.
 #[derive(Debug, Default)]
-struct Expected {
+pub(super) struct Expected {
     runs: HashMap<RunId, Waiting>,
     /// Runs that the batch completes, and when that was.
     ended: BTreeMap<RunId, Spell>,
@@ -113,7 +147,7 @@ enum Answer {
 }
 
 impl Expected {
-    fn load(tx: &mut Tx<'_>, runs: &[i64]) -> Result<Self> {
+    pub(super) fn load(tx: &mut Tx<'_>, runs: &[i64]) -> Result<Self> {
         let mut expected = Self::default();
         tx.keyed(READING_RUNS, AWAITED, runs, |row| {
             let waiting = expected.runs.entry(row.run(0)?).or_default();
@@ -137,7 +171,7 @@ impl Expected {
         Ok(expected)
     }
 
-    fn admit(&mut self, tx: &Tx<'_>, result: &JudgedResult) -> Accepted {
+    pub(super) fn admit(&mut self, tx: &Tx<'_>, result: &JudgedResult) -> Accepted {
         let Some(node) = tx.names.node_number(&result.node) else { return Accepted::UnknownRun };
         if self.over.contains(&(result.run, node)) {
             return Accepted::Duplicate;
@@ -157,40 +191,50 @@ impl Expected {
         }
         Accepted::Kept
     }
+
+    /// Those that were admitted, with what is to be known when their documents are kept.
+    pub(super) fn arrivals<'a>(
+        &self,
+        tx: &Tx<'_>,
+        all: impl Iterator<Item = ((&'a JudgedResult, &'a Option<Packed>), &'a Accepted)>,
+    ) -> Vec<Arrival<'a>> {
+        all.filter(|(_, accepted)| **accepted == Accepted::Kept)
+            .filter_map(|((result, alone), _)| {
+                let case = self.runs.get(&result.run).and_then(|waiting| waiting.case);
+                Some(Arrival { node: tx.names.node_number(&result.node)?, result, alone: alone.as_ref(), case })
+            })
+            .collect()
+    }
 }
 
-fn keep(tx: &mut Tx<'_>, before: &Before, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
+fn keep(tx: &mut Tx<'_>, expected: &Expected, asked: &Asked, kept: &[Entry<'_>]) -> Result<()> {
+    if kept.is_empty() {
+        return Ok(());
+    }
+    let before = &ledger::before(tx, &asked.nodes(tx))?;
     let entries = entries(tx, kept)?;
     ledger::post(tx, before, &entries)?;
     // Only proofs belong to a case.
     let proofs: BTreeSet<RunId> =
         expected.runs.iter().filter(|(_, waiting)| waiting.case.is_some()).map(|(run, _)| *run).collect();
     show_findings(tx, before, kept, &proofs)?;
-    let evidence: Vec<Kept<'_>> = kept
-        .iter()
-        .map(|(node, result, packed)| {
-            let case = expected.runs.get(&result.run).and_then(|waiting| waiting.case);
-            Kept { node: *node, result, packed, case }
-        })
-        .collect();
-    evidence::keep(tx, &evidence)?;
     strike_off(tx, expected, kept)?;
     let spells: Vec<Spell> = expected.ended.values().copied().collect();
     spent::add(tx, &spells)?;
     let spoke: Vec<Spoke<'_>> = kept
         .iter()
-        .map(|(node, result, _)| Spoke { node: *node, hardware: &result.hardware, at: result.received })
+        .map(|Entry { node, result, .. }| Spoke { node: *node, hardware: &result.hardware, at: result.received })
         .collect();
     nodes::note_hardware(tx, |node| before.hardware(node), &spoke)?;
     // A result is proof that the job started.
-    let spoken_for: BTreeSet<i64> = kept.iter().map(|(node, ..)| *node).collect();
+    let spoken_for: BTreeSet<i64> = kept.iter().map(|entry| entry.node).collect();
     let backing_off: Vec<i64> = before.backing_off().into_iter().filter(|node| spoken_for.contains(node)).collect();
     nodes::clear_back_off(tx, &backing_off)
 }
 
-fn entries(tx: &mut Tx<'_>, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<Vec<Posting>> {
+fn entries(tx: &mut Tx<'_>, kept: &[Entry<'_>]) -> Result<Vec<Posting>> {
     let mut entries = Vec::with_capacity(kept.len());
-    for (node, result, _) in kept {
+    for Entry { node, result, bundle } in kept {
         let first = entries.len();
         for outcome in &result.outcomes {
             let test = tx.test_id(&outcome.test)?;
@@ -199,7 +243,8 @@ fn entries(tx: &mut Tx<'_>, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<Ve
                 continue;
             }
             let kind = OutcomeKind::new(outcome.verdict, worst(outcome), outcome.reason.clone());
-            entries.push(Posting { node: *node, run: result.run, test, kind, at: outcome.at, took: outcome.took });
+            let (run, at, took) = (result.run, outcome.at, outcome.took);
+            entries.push(Posting { node: *node, run, test, kind, at, took, bundle: Some(*bundle) });
         }
     }
     Ok(entries)
@@ -211,18 +256,13 @@ fn worst(outcome: &Outcome) -> Option<Severity> {
 }
 
 /// Only a pass or a fail says anything about what is open, and only if no newer one has spoken.
-fn show_findings(
-    tx: &mut Tx<'_>,
-    before: &Before,
-    kept: &[(i64, &JudgedResult, &Packed)],
-    proofs: &BTreeSet<RunId>,
-) -> Result<()> {
+fn show_findings(tx: &mut Tx<'_>, before: &Before, kept: &[Entry<'_>], proofs: &BTreeSet<RunId>) -> Result<()> {
     let mut open = Open::load(tx, &before.with_findings())?;
     let mut changes = Changes::default();
     let mut newest: HashMap<(i64, i64), Timestamp> = HashMap::new();
     let mut in_order: Vec<(i64, RunId, &Outcome, &Hardware)> = kept
         .iter()
-        .flat_map(|(node, result, _)| {
+        .flat_map(|Entry { node, result, .. }| {
             result.outcomes.iter().map(|outcome| (*node, result.run, outcome, &result.hardware))
         })
         .filter(|(_, _, outcome, _)| outcome.verdict.is_conclusive())
@@ -241,20 +281,20 @@ fn show_findings(
         open.show(&shown, &mut changes);
     }
     changes.write(tx)?;
-    let at = kept.first().map_or(Timestamp::MIN, |(_, result, _)| result.received);
+    let at = kept.first().map_or(Timestamp::MIN, |entry| entry.result.received);
     audit::append(tx, at, None, &changes.lines)
 }
 
 /// A run that has all its answers is awaited no more. A node that has answered before the others of its run waits for
 /// them before it is free for another run.
-fn strike_off(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
+fn strike_off(tx: &mut Tx<'_>, expected: &Expected, kept: &[Entry<'_>]) -> Result<()> {
     let operation = "noting answers";
     let over: Vec<Val<'_>> = expected.ended.keys().map(|run| (*run).into()).collect();
     let sqlite = "DELETE FROM awaited WHERE run = $1";
     let postgres = "DELETE FROM awaited WHERE run = ANY ($1::int8[])";
     tx.each(operation, (sqlite, postgres), &[Kind::Int], &over)?;
     let mut rows: Vec<Val<'_>> = Vec::new();
-    for (node, result, _) in kept.iter().filter(|(_, result, _)| !expected.ended.contains_key(&result.run)) {
+    for Entry { node, result, .. } in kept.iter().filter(|entry| !expected.ended.contains_key(&entry.result.run)) {
         rows.extend_from_slice(vals![result.run, *node, result.received, result.complete]);
     }
     let sqlite = "UPDATE awaited SET answered = $3, whole = $4 WHERE run = $1 AND node = $2";
@@ -264,17 +304,12 @@ fn strike_off(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult,
     tx.each(operation, (sqlite, postgres), &[Kind::Int; 4], &rows)
 }
 
-fn count(tx: &mut Tx<'_>, accepted: &[Accepted], ended: usize) -> Result<()> {
+fn count_kept(tx: &mut Tx<'_>, kept: usize, ended: usize) -> Result<()> {
+    let (kept, ended) = (kept as u64, ended as u64);
+    audit::count(tx, &[(Counter::Kept, kept), (Counter::Changes, kept), (Counter::RunsEnded, ended)])
+}
+
+pub(super) fn count_turned_away(tx: &mut Tx<'_>, accepted: &[Accepted]) -> Result<()> {
     let of = |kind: Accepted| accepted.iter().filter(|one| **one == kind).count() as u64;
-    let kept = of(Accepted::Kept);
-    audit::count(
-        tx,
-        &[
-            (Counter::Kept, kept),
-            (Counter::Changes, kept),
-            (Counter::Duplicate, of(Accepted::Duplicate)),
-            (Counter::UnknownRun, of(Accepted::UnknownRun)),
-            (Counter::RunsEnded, ended as u64),
-        ],
-    )
+    audit::count(tx, &[(Counter::Duplicate, of(Accepted::Duplicate)), (Counter::UnknownRun, of(Accepted::UnknownRun))])
 }

@@ -35,6 +35,8 @@ pub(super) struct Posting {
     pub(super) kind: OutcomeKind,
     pub(super) at: Timestamp,
     pub(super) took: Span,
+    /// Where its document is, if there is one.
+    pub(super) bundle: Option<i64>,
 }
 
 /// Where tests stood before entries were posted.
@@ -130,14 +132,22 @@ pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Posting]) -> Res
     for entry in entries {
         numbered.push((entry, tx.outcome_id(&entry.kind)?));
     }
-    let mut rows = Vec::with_capacity(entries.len() * 6);
+    let mut rows = Vec::with_capacity(entries.len() * 7);
     let mut longest = USUAL_RUN.millis();
     for (entry, outcome) in &numbered {
         let since_birth = entry.at.millis().saturating_sub(entry.run.born().millis());
         longest = longest.max(since_birth);
-        rows.extend_from_slice(vals![entry.node, entry.run, entry.test, *outcome, since_birth, entry.took]);
+        rows.extend_from_slice(vals![
+            entry.node,
+            entry.run,
+            entry.test,
+            *outcome,
+            since_birth,
+            entry.took,
+            entry.bundle
+        ]);
     }
-    tx.bulk("adding history", "history (node, run, test, outcome, at, took)", &[Kind::Int; 6], &rows, "")?;
+    tx.bulk("adding history", "history (node, run, test, outcome, at, took, bundle)", &[Kind::Int; 7], &rows, "")?;
     if longest > USUAL_RUN.millis() {
         let sql = "INSERT INTO counter (name, n) VALUES ($1, $2) \
                    ON CONFLICT (name) DO UPDATE SET n = excluded.n WHERE counter.n < excluded.n";

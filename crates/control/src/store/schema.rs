@@ -9,14 +9,18 @@ use super::{
 };
 
 /// In order; the first brings an empty database to schema 1.
-const MIGRATIONS: [&str; 3] =
-    [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql"), include_str!("migrations/0003.sql")];
+const MIGRATIONS: [&str; 4] = [
+    include_str!("migrations/0001.sql"),
+    include_str!("migrations/0002.sql"),
+    include_str!("migrations/0003.sql"),
+    include_str!("migrations/0004.sql"),
+];
 
 /// The schema this program reads and writes.
 pub(super) const KNOWN: i64 = MIGRATIONS.len() as i64;
 
 /// Every table, in an order in which rows may be inserted: what is referred to comes first.
-pub(super) const TABLES: [&str; 25] = [
+pub(super) const TABLES: [&str; 27] = [
     "meta",
     "counter",
     "node",
@@ -31,6 +35,8 @@ pub(super) const TABLES: [&str; 25] = [
     "finding",
     "case_file",
     "evidence",
+    "bundle",
+    "inbox",
     "cycle",
     "reason",
     "audit",
@@ -129,7 +135,7 @@ mod tests {
              INSERT INTO run_node VALUES (10, 1, 660000, 1, 0), (11, 1, 700001, 1, 1), (11, 2, NULL, 0, 1);",
         )
         .unwrap();
-        let mut tx = Tx { conn: Conn::Sqlite(&old), names: std::sync::Arc::default() };
+        let mut tx = Tx::new(Conn::Sqlite(&old), std::sync::Arc::default());
         migrate(&mut tx).unwrap();
         let awaited = "SELECT run, node, secret, answered, whole FROM awaited ORDER BY node";
         let awaited = tx.all("test", awaited, &[], |row| {

@@ -10,7 +10,7 @@ mod row;
 mod sqlite;
 mod tx;
 
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio_postgres::Config;
 
@@ -32,18 +32,8 @@ const IDLE: usize = 4;
 
 /// Writers and a few readers, of one of two kinds.
 pub(super) enum Db {
-    Sqlite {
-        writer: Mutex<rusqlite::Connection>,
-        readers: Mutex<Vec<rusqlite::Connection>>,
-        file: Option<SqliteFile>,
-    },
-    Postgres {
-        writers: Mutex<Vec<PgSession>>,
-        readers: Mutex<Vec<PgSession>>,
-        /// Open to many batches of results at once, or to one other write of this process.
-        gate: RwLock<()>,
-        config: Box<Config>,
-    },
+    Sqlite { writer: Mutex<rusqlite::Connection>, readers: Mutex<Vec<rusqlite::Connection>>, file: Option<SqliteFile> },
+    Postgres { writers: Mutex<Vec<PgSession>>, readers: Mutex<Vec<PgSession>>, config: Box<Config> },
 }
 
 /// How much of the others a transaction keeps out.
@@ -55,9 +45,10 @@ pub(super) enum Access {
     ReadOnce,
     /// Beside other writers of other rows.
     Write,
-    /// As `Write`, and beside other batches of results that have nothing to do with this one. Where
-    /// [`Db::syncs_apart`], durable only after [`Db::sync`].
+    /// As `Write`, for results that come in. Where [`Db::syncs_apart`], durable only after [`Db::sync`].
     WriteResults,
+    /// As `Write`, for results that are durable elsewhere: durable some time later.
+    EnterResults,
     /// Nobody else writes meanwhile.
     WriteAlone,
 }
@@ -73,12 +64,7 @@ impl Db {
             StoreUrl::Postgres(text) => {
                 let config = postgres::config(text, &url.to_string())?;
                 let writers = Mutex::new(vec![PgSession::connect(&config)?]);
-                Ok(Self::Postgres {
-                    writers,
-                    readers: Mutex::default(),
-                    gate: RwLock::default(),
-                    config: Box::new(config),
-                })
+                Ok(Self::Postgres { writers, readers: Mutex::default(), config: Box::new(config) })
             }
         }
     }
@@ -113,20 +99,12 @@ impl Db {
                 }
                 _ => sqlite::transaction(&lock(writer), access, names, body),
             },
-            Self::Postgres { writers, readers, gate, config } => {
-                let mut in_session =
-                    |idle| in_session(idle, config, |session| session.transaction(access, names, body));
-                match access {
-                    Access::Read | Access::ReadOnce => in_session(readers),
-                    Access::WriteResults => {
-                        let _beside_others = gate.read().unwrap_or_else(PoisonError::into_inner);
-                        in_session(writers)
-                    }
-                    Access::Write | Access::WriteAlone => {
-                        let _alone = gate.write().unwrap_or_else(PoisonError::into_inner);
-                        in_session(writers)
-                    }
-                }
+            Self::Postgres { writers, readers, config } => {
+                let idle = match access {
+                    Access::Read | Access::ReadOnce => readers,
+                    Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => writers,
+                };
+                in_session(idle, config, |session| session.transaction(access, names, body))
             }
         }
     }

@@ -149,13 +149,14 @@ impl PgSession {
         body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
         let begin = match access {
-            Access::ReadOnce => return body(&mut Tx { conn: Conn::Postgres(self), names: Arc::clone(names) }),
+            Access::ReadOnce => return body(&mut Tx::new(Conn::Postgres(self), Arc::clone(names))),
             Access::Read => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
             Access::Write | Access::WriteResults | Access::WriteAlone => "BEGIN",
+            Access::EnterResults => "BEGIN; SET LOCAL synchronous_commit TO off",
         };
         self.forget();
         self.waiting.push(Waiting { operation: "beginning a transaction", what: What::Script(begin) });
-        let mut tx = Tx { conn: Conn::Postgres(self), names: Arc::clone(names) };
+        let mut tx = Tx::new(Conn::Postgres(self), Arc::clone(names));
         let result = body(&mut tx);
         let known = Arc::clone(&tx.names);
         match result {

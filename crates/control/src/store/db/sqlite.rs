@@ -151,7 +151,7 @@ pub(super) fn transaction<T>(
         connection.execute_batch("ROLLBACK").map_err(sqlite_error("rolling back what a panic left"))?;
         set_sync(connection, "FULL")?;
     }
-    if access != Access::WriteResults {
+    if !matches!(access, Access::WriteResults | Access::EnterResults) {
         return attempt(connection, access, names, body);
     }
     set_sync(connection, "NORMAL")?;
@@ -173,12 +173,12 @@ fn attempt<T>(
     body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
 ) -> Result<T> {
     let begin = match access {
-        Access::ReadOnce => return body(&mut Tx { conn: Conn::Sqlite(connection), names: Arc::clone(names) }),
+        Access::ReadOnce => return body(&mut Tx::new(Conn::Sqlite(connection), Arc::clone(names))),
         Access::Read => "BEGIN",
-        Access::Write | Access::WriteResults | Access::WriteAlone => "BEGIN IMMEDIATE",
+        Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => "BEGIN IMMEDIATE",
     };
     run(connection, "beginning a transaction", begin)?;
-    let mut tx = Tx { conn: Conn::Sqlite(connection), names: Arc::clone(names) };
+    let mut tx = Tx::new(Conn::Sqlite(connection), Arc::clone(names));
     let result = body(&mut tx).and_then(|value| {
         run(connection, "committing", "COMMIT")?;
         Ok(value)

@@ -18,6 +18,14 @@ pub(in crate::store) enum Conn<'a> {
 pub(in crate::store) struct Tx<'a> {
     pub(in crate::store) conn: Conn<'a>,
     pub(in crate::store) names: Arc<Names>,
+    /// The highest number of a bundle, in a write of the controller.
+    pub(in crate::store) last_bundle: i64,
+}
+
+impl<'a> Tx<'a> {
+    pub(in crate::store) const fn new(conn: Conn<'a>, names: Arc<Names>) -> Self {
+        Self { conn, names, last_bundle: 0 }
+    }
 }
 
 impl Tx<'_> {
