@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use doctor_core::{
     finding::{Severity, Verdict},
-    ids::{CaseId, NodeName, RunId},
+    ids::{CaseId, RunId},
     node::Hardware,
     run::Outcome,
     time::{Span, Timestamp},
@@ -35,43 +35,63 @@ impl Store {
     /// Keeps results. When this returns, they are durable; a result that was here before changes nothing.
     pub fn accept(&self, lease: &Lease, results: &[JudgedResult]) -> Result<Vec<Accepted>> {
         let alone: Vec<Option<Packed>> = results.iter().map(bundle::pack_alone).collect::<Result<_>>()?;
-        let asked = Asked::of(results.iter());
+        let asked = Asked::of(results.iter().collect());
         self.write_foreseeing(
             Access::Write,
             lease,
             |tx| asked.foresee(tx),
             |tx| {
                 let mut expected = Expected::load(tx, &asked.runs)?;
-                let accepted: Vec<Accepted> = results.iter().map(|result| expected.admit(tx, result)).collect();
-                let arrivals = expected.arrivals(tx, results.iter().zip(&alone).zip(&accepted));
+                let admitted: Vec<_> = results.iter().map(|result| expected.admit(tx, result)).collect();
+                let arrivals: Vec<Arrival<'_>> = results
+                    .iter()
+                    .zip(&alone)
+                    .zip(&admitted)
+                    .filter_map(|((result, alone), admitted)| {
+                        let &Admitted { node, case, .. } = admitted.as_ref().ok()?;
+                        Some(Arrival { node, result, alone: alone.as_ref(), case })
+                    })
+                    .collect();
                 let bundles = bundle::keep(tx, &arrivals)?;
                 let kept: Vec<Entry<'_>> = arrivals
                     .iter()
                     .zip(bundles)
                     .map(|(arrival, bundle)| Entry { node: arrival.node, result: arrival.result, bundle })
                     .collect();
-                keep(tx, &expected, &asked, &kept)?;
-                count_kept(tx, kept.len(), expected.ended.len())?;
-                count_turned_away(tx, &accepted)?;
-                Ok(accepted)
+                keep(tx, &expected.conclusions, &asked, &kept)?;
+                count_turned_away(tx, &admitted)?;
+                Ok(admitted.into_iter().map(|one| one.map_or_else(Accepted::from, |_| Accepted::Kept)).collect())
             },
         )
     }
 }
 
-/// Enters results whose documents are kept already, each in its bundle. They have been admitted; one that has been
-/// entered since changes nothing.
-pub(super) fn enter(tx: &mut Tx<'_>, asked: &Asked, results: &[(&JudgedResult, i64)]) -> Result<()> {
+/// A result that was admitted and whose document is in a bundle.
+#[derive(Debug)]
+pub(super) struct Admission {
+    pub(super) result: JudgedResult,
+    pub(super) bundle: i64,
+    /// What was found when it was admitted; `None` if that is not known any more.
+    pub(super) admitted: Option<Admitted>,
+}
+
+/// Enters results that were admitted. One that has been entered since changes nothing.
+pub(super) fn enter(tx: &mut Tx<'_>, asked: &Asked<'_>, results: &[&Admission]) -> Result<()> {
     let mut expected = Expected::load(tx, &asked.runs)?;
-    let kept: Vec<Entry<'_>> = results
-        .iter()
-        .filter(|(result, _)| expected.admit(tx, result) == Accepted::Kept)
-        .filter_map(|(result, bundle)| {
-            Some(Entry { node: tx.names.node_number(&result.node)?, result, bundle: *bundle })
-        })
-        .collect();
-    keep(tx, &expected, asked, &kept)?;
-    count_kept(tx, kept.len(), expected.ended.len())
+    let mut kept = Vec::with_capacity(results.len());
+    for Admission { result, bundle, admitted } in results {
+        let admitted = match *admitted {
+            Some(admitted) if admitted.is_sole => {
+                expected.conclusions.add(result.run, &admitted);
+                Ok(admitted)
+            }
+            _ => expected.admit(tx, result),
+        };
+        if let Ok(Admitted { node, .. }) = admitted {
+            kept.push(Entry { node, result, bundle: *bundle });
+        }
+    }
+    keep(tx, &expected.conclusions, asked, &kept)
 }
 
 /// A result that history has not yet.
@@ -84,20 +104,27 @@ struct Entry<'a> {
 
 /// What is asked of the database for a batch.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct Asked<'a> {
     pub(super) runs: Vec<i64>,
-    nodes: BTreeSet<NodeName>,
+    results: Vec<&'a JudgedResult>,
 }
 
-impl Asked {
-    pub(super) fn of<'a>(results: impl Iterator<Item = &'a JudgedResult> + Clone) -> Self {
-        let runs: BTreeSet<i64> = results.clone().map(|result| number_of(result.run)).collect();
-        Self { runs: runs.into_iter().collect(), nodes: results.map(|result| result.node.clone()).collect() }
+impl<'a> Asked<'a> {
+    pub(super) fn of(results: Vec<&'a JudgedResult>) -> Self {
+        let runs = sorted(results.iter().map(|result| number_of(result.run)));
+        Self { runs, results }
+    }
+
+    /// For [`enter`], which need not ask for what a run waits for that has one node.
+    pub(super) fn to_enter(admissions: &[&'a Admission]) -> Self {
+        let sole = |one: &Admission| one.admitted.is_some_and(|admitted| admitted.is_sole);
+        let runs = sorted(admissions.iter().filter(|one| !sole(one)).map(|one| number_of(one.result.run)));
+        Self { runs, results: admissions.iter().map(|one| &one.result).collect() }
     }
 
     /// The nodes that the batch speaks for, as far as they are known.
     fn nodes(&self, tx: &Tx<'_>) -> Vec<i64> {
-        self.nodes.iter().filter_map(|name| tx.names.node_number(name)).collect()
+        sorted(self.results.iter().filter_map(|result| tx.names.node_number(&result.node)))
     }
 
     /// All of it will be asked.
@@ -109,6 +136,14 @@ impl Asked {
     pub(super) fn foresee_runs(&self, tx: &mut Tx<'_>) {
         tx.foresee(READING_RUNS, AWAITED, &self.runs);
     }
+}
+
+/// Each once.
+fn sorted(numbers: impl Iterator<Item = i64>) -> Vec<i64> {
+    let mut numbers: Vec<i64> = numbers.collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
 }
 
 fn number_of(run: RunId) -> i64 {
@@ -123,10 +158,52 @@ const AWAITED: &str = "SELECT a.run, a.node, a.answered, a.whole, r.case_id, r.s
 #[derive(Debug, Default)]
 pub(super) struct Expected {
     runs: HashMap<RunId, Waiting>,
-    /// Runs that the batch completes, and when that was.
-    ended: BTreeMap<RunId, Spell>,
+    conclusions: Conclusions,
     /// Nodes of runs that had ended before.
     over: HashSet<(RunId, i64)>,
+}
+
+/// What the results of a batch mean for their runs.
+#[derive(Debug, Default)]
+struct Conclusions {
+    /// Runs that the batch completes, and when that was.
+    ended: BTreeMap<RunId, Spell>,
+    /// Runs of a case: only proofs belong to one.
+    proofs: BTreeSet<RunId>,
+}
+
+impl Conclusions {
+    fn add(&mut self, run: RunId, admitted: &Admitted) {
+        self.ended.extend(admitted.ended.map(|spell| (run, spell)));
+        self.proofs.extend(admitted.case.map(|_| run));
+    }
+}
+
+/// A result that is new, for a run that waits for it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Admitted {
+    pub(super) node: i64,
+    /// A run of a case keeps its evidence with the case.
+    pub(super) case: Option<CaseId>,
+    /// Its run waits for nobody else: nothing but this result can change how it ends.
+    is_sole: bool,
+    ended: Option<Spell>,
+}
+
+/// Why a result is not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TurnedAway {
+    Duplicate,
+    UnknownRun,
+}
+
+impl From<TurnedAway> for Accepted {
+    fn from(why: TurnedAway) -> Self {
+        match why {
+            TurnedAway::Duplicate => Self::Duplicate,
+            TurnedAway::UnknownRun => Self::UnknownRun,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -171,55 +248,45 @@ impl Expected {
         Ok(expected)
     }
 
-    pub(super) fn admit(&mut self, tx: &Tx<'_>, result: &JudgedResult) -> Accepted {
-        let Some(node) = tx.names.node_number(&result.node) else { return Accepted::UnknownRun };
+    pub(super) fn admit(&mut self, tx: &Tx<'_>, result: &JudgedResult) -> std::result::Result<Admitted, TurnedAway> {
+        let node = tx.names.node_number(&result.node).ok_or(TurnedAway::UnknownRun)?;
         if self.over.contains(&(result.run, node)) {
-            return Accepted::Duplicate;
+            return Err(TurnedAway::Duplicate);
         }
-        let Some(waiting) = self.runs.get_mut(&result.run) else { return Accepted::UnknownRun };
-        let Some(answer) = waiting.nodes.get_mut(&node) else { return Accepted::UnknownRun };
+        let waiting = self.runs.get_mut(&result.run).ok_or(TurnedAway::UnknownRun)?;
+        let answer = waiting.nodes.get_mut(&node).ok_or(TurnedAway::UnknownRun)?;
         if waiting.over || *answer != Answer::None {
-            return Accepted::Duplicate;
+            return Err(TurnedAway::Duplicate);
         }
         *answer = if result.complete { Answer::Whole } else { Answer::Partial };
-        if waiting.nodes.values().all(|answer| *answer == Answer::Whole) {
-            waiting.over = true;
-            // By the node's clock, which may say anything.
-            let took = result.outcomes.iter().map(|outcome| outcome.took).sum::<Span>().min(Span::days(1));
-            let began = waiting.started.unwrap_or_else(|| result.received.minus(took));
-            self.ended.insert(result.run, Spell { began, ended: result.received, nodes: waiting.node_count });
-        }
-        Accepted::Kept
-    }
-
-    /// Those that were admitted, with what is to be known when their documents are kept.
-    pub(super) fn arrivals<'a>(
-        &self,
-        tx: &Tx<'_>,
-        all: impl Iterator<Item = ((&'a JudgedResult, &'a Option<Packed>), &'a Accepted)>,
-    ) -> Vec<Arrival<'a>> {
-        all.filter(|(_, accepted)| **accepted == Accepted::Kept)
-            .filter_map(|((result, alone), _)| {
-                let case = self.runs.get(&result.run).and_then(|waiting| waiting.case);
-                Some(Arrival { node: tx.names.node_number(&result.node)?, result, alone: alone.as_ref(), case })
-            })
-            .collect()
+        waiting.over = waiting.nodes.values().all(|answer| *answer == Answer::Whole);
+        let ended = waiting.over.then(|| waiting.spell(result));
+        let admitted = Admitted { node, case: waiting.case, is_sole: waiting.nodes.len() == 1, ended };
+        self.conclusions.add(result.run, &admitted);
+        Ok(admitted)
     }
 }
 
-fn keep(tx: &mut Tx<'_>, expected: &Expected, asked: &Asked, kept: &[Entry<'_>]) -> Result<()> {
+impl Waiting {
+    /// The time of a run that ends with this result.
+    fn spell(&self, last: &JudgedResult) -> Spell {
+        // By the node's clock, which may say anything.
+        let took = last.outcomes.iter().map(|outcome| outcome.took).sum::<Span>().min(Span::days(1));
+        let began = self.started.unwrap_or_else(|| last.received.minus(took));
+        Spell { began, ended: last.received, nodes: self.node_count }
+    }
+}
+
+fn keep(tx: &mut Tx<'_>, conclusions: &Conclusions, asked: &Asked<'_>, kept: &[Entry<'_>]) -> Result<()> {
     if kept.is_empty() {
         return Ok(());
     }
     let before = &ledger::before(tx, &asked.nodes(tx))?;
     let entries = entries(tx, kept)?;
     ledger::post(tx, before, &entries)?;
-    // Only proofs belong to a case.
-    let proofs: BTreeSet<RunId> =
-        expected.runs.iter().filter(|(_, waiting)| waiting.case.is_some()).map(|(run, _)| *run).collect();
-    show_findings(tx, before, kept, &proofs)?;
-    strike_off(tx, expected, kept)?;
-    let spells: Vec<Spell> = expected.ended.values().copied().collect();
+    show_findings(tx, before, kept, &conclusions.proofs)?;
+    strike_off(tx, &conclusions.ended, kept)?;
+    let spells: Vec<Spell> = conclusions.ended.values().copied().collect();
     spent::add(tx, &spells)?;
     let spoke: Vec<Spoke<'_>> = kept
         .iter()
@@ -229,7 +296,9 @@ fn keep(tx: &mut Tx<'_>, expected: &Expected, asked: &Asked, kept: &[Entry<'_>])
     // A result is proof that the job started.
     let spoken_for: BTreeSet<i64> = kept.iter().map(|entry| entry.node).collect();
     let backing_off: Vec<i64> = before.backing_off().into_iter().filter(|node| spoken_for.contains(node)).collect();
-    nodes::clear_back_off(tx, &backing_off)
+    nodes::clear_back_off(tx, &backing_off)?;
+    let (kept, ended) = (kept.len() as u64, conclusions.ended.len() as u64);
+    audit::count(tx, &[(Counter::Kept, kept), (Counter::Changes, kept), (Counter::RunsEnded, ended)])
 }
 
 fn entries(tx: &mut Tx<'_>, kept: &[Entry<'_>]) -> Result<Vec<Posting>> {
@@ -287,14 +356,14 @@ fn show_findings(tx: &mut Tx<'_>, before: &Before, kept: &[Entry<'_>], proofs: &
 
 /// A run that has all its answers is awaited no more. A node that has answered before the others of its run waits for
 /// them before it is free for another run.
-fn strike_off(tx: &mut Tx<'_>, expected: &Expected, kept: &[Entry<'_>]) -> Result<()> {
+fn strike_off(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, Spell>, kept: &[Entry<'_>]) -> Result<()> {
     let operation = "noting answers";
-    let over: Vec<Val<'_>> = expected.ended.keys().map(|run| (*run).into()).collect();
+    let over: Vec<Val<'_>> = ended.keys().map(|run| (*run).into()).collect();
     let sqlite = "DELETE FROM awaited WHERE run = $1";
     let postgres = "DELETE FROM awaited WHERE run = ANY ($1::int8[])";
     tx.each(operation, (sqlite, postgres), &[Kind::Int], &over)?;
     let mut rows: Vec<Val<'_>> = Vec::new();
-    for Entry { node, result, .. } in kept.iter().filter(|entry| !expected.ended.contains_key(&entry.result.run)) {
+    for Entry { node, result, .. } in kept.iter().filter(|entry| !ended.contains_key(&entry.result.run)) {
         rows.extend_from_slice(vals![result.run, *node, result.received, result.complete]);
     }
     let sqlite = "UPDATE awaited SET answered = $3, whole = $4 WHERE run = $1 AND node = $2";
@@ -304,12 +373,8 @@ fn strike_off(tx: &mut Tx<'_>, expected: &Expected, kept: &[Entry<'_>]) -> Resul
     tx.each(operation, (sqlite, postgres), &[Kind::Int; 4], &rows)
 }
 
-fn count_kept(tx: &mut Tx<'_>, kept: usize, ended: usize) -> Result<()> {
-    let (kept, ended) = (kept as u64, ended as u64);
-    audit::count(tx, &[(Counter::Kept, kept), (Counter::Changes, kept), (Counter::RunsEnded, ended)])
-}
-
-pub(super) fn count_turned_away(tx: &mut Tx<'_>, accepted: &[Accepted]) -> Result<()> {
-    let of = |kind: Accepted| accepted.iter().filter(|one| **one == kind).count() as u64;
-    audit::count(tx, &[(Counter::Duplicate, of(Accepted::Duplicate)), (Counter::UnknownRun, of(Accepted::UnknownRun))])
+pub(super) fn count_turned_away(tx: &mut Tx<'_>, admitted: &[std::result::Result<Admitted, TurnedAway>]) -> Result<()> {
+    let of = |kind| admitted.iter().filter(|one| one.as_ref().err() == Some(&kind)).count() as u64;
+    let (again, unknown) = (of(TurnedAway::Duplicate), of(TurnedAway::UnknownRun));
+    audit::count(tx, &[(Counter::Duplicate, again), (Counter::UnknownRun, unknown)])
 }

@@ -104,6 +104,7 @@ fn write_what_waits(store: &Store, lease: &Lease, queue: &Queue, unsynced: Optio
 /// What cannot be entered now is tried again when more has come, and before anybody reads or writes anything else: they
 /// are told why it cannot.
 fn enter_what_is_kept(store: &Store, queue: &Queue) {
+    let mut checkpoints = store.shared.db.checkpoints();
     while store.inbox().wait(|| queue.is_over()) {
         if let Err(error) = store.enter_some() {
             tracing::warn!(%error, "results that are kept could not be entered yet");
@@ -111,6 +112,9 @@ fn enter_what_is_kept(store: &Store, queue: &Queue) {
                 return;
             }
             store.inbox().rest();
+        }
+        if let Err(error) = checkpoints.when_due() {
+            tracing::warn!(%error, "the log could not be brought into the database; whoever writes next will");
         }
     }
 }

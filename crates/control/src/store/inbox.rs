@@ -22,12 +22,12 @@ use std::{
     time::Duration,
 };
 
-use doctor_core::ids::{NodeName, RunId};
+use doctor_core::ids::RunId;
 
 use super::{
     Store,
-    accept::{self, Asked, Expected},
-    bundle,
+    accept::{self, Admission, Admitted, Asked, Expected, TurnedAway},
+    bundle::{self, Arrival},
     db::{Access, Kind, Tx, Val},
     error::Result,
     evidence::Packed,
@@ -35,19 +35,29 @@ use super::{
     records::{Accepted, JudgedResult},
 };
 
-/// So many results are entered at once. More share more, and keep the next batch waiting for longer.
-const ENTERED_AT_ONCE: usize = 512;
-/// With so many waiting, a batch is not kept before some of them are entered.
-const MOST_WAITING: usize = 4 * ENTERED_AT_ONCE;
-/// Fewer than are entered at once wait no longer than this for more.
+/// Fewer than are worth it wait no longer than this for more.
 const LINGER: Duration = Duration::from_millis(50);
 
 /// After a failure.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// How many wait for how long.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// So many results are entered at once.
+    at_once: usize,
+    /// With so many waiting, a batch is not kept before some of them are entered.
+    most: usize,
+}
+
+/// Who keeps results also enters them, as only one can write at a time; others wait for that.
+const ON_SQLITE: Limits = Limits { at_once: 256, most: 256 };
+const ON_POSTGRES: Limits = Limits { at_once: 1024, most: 4096 };
+
 /// What this process has kept and not entered.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Inbox {
+    limits: Limits,
     /// Shared by those who keep results, alone for other writes.
     gate: RwLock<()>,
     waiting: Mutex<Waiting>,
@@ -60,7 +70,7 @@ pub(super) struct Inbox {
 struct Waiting {
     batches: VecDeque<Arc<Batch>>,
     results: usize,
-    known: HashSet<(RunId, NodeName)>,
+    known: HashSet<(RunId, i64)>,
     /// Batches there ever were.
     kept: u64,
 }
@@ -70,7 +80,7 @@ struct Waiting {
 struct Batch {
     number: u64,
     lease: Lease,
-    results: Vec<(JudgedResult, i64)>,
+    results: Vec<Admission>,
 }
 
 /// A result on its way in.
@@ -82,19 +92,29 @@ pub(super) struct Handed {
 }
 
 impl Inbox {
+    pub(super) fn new(sqlite: bool) -> Self {
+        Self {
+            limits: if sqlite { ON_SQLITE } else { ON_POSTGRES },
+            gate: RwLock::default(),
+            waiting: Mutex::default(),
+            arrived: Condvar::new(),
+            entering: Mutex::default(),
+        }
+    }
+
     /// While this is held no results come in.
     pub(super) fn close(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until it is worth while to enter some, or `ended`. `false`: it has ended and nothing waits.
+    /// Waits until it is worth while to look what can be entered. `false`: it has `ended` and nothing waits.
     pub(super) fn wait(&self, ended: impl Fn() -> bool) -> bool {
         let none_yet = |waiting: &mut Waiting| waiting.results == 0 && !ended();
-        let few = |waiting: &mut Waiting| waiting.results < ENTERED_AT_ONCE && !ended();
+        let few = |waiting: &mut Waiting| waiting.results < self.limits.at_once && !ended();
         let waiting = self.arrived.wait_while(self.lock(), none_yet).unwrap_or_else(PoisonError::into_inner);
         let (waiting, _) =
             self.arrived.wait_timeout_while(waiting, LINGER, few).unwrap_or_else(PoisonError::into_inner);
-        waiting.results > 0
+        waiting.results > 0 || !ended()
     }
 
     /// After a failure: waits for a while, or until more has come.
@@ -109,14 +129,14 @@ impl Inbox {
         self.arrived.notify_all();
     }
 
-    fn add(&self, lease: &Lease, results: Vec<(JudgedResult, i64)>) {
+    fn add(&self, lease: &Lease, results: Vec<Admission>) {
         let mut waiting = self.lock();
         waiting.kept += 1;
         waiting.results += results.len();
-        waiting.known.extend(results.iter().map(|(result, _)| (result.run, result.node.clone())));
+        waiting.known.extend(results.iter().filter_map(identity));
         let number = waiting.kept;
         waiting.batches.push_back(Arc::new(Batch { number, lease: lease.clone(), results }));
-        if waiting.results >= ENTERED_AT_ONCE || waiting.batches.len() == 1 {
+        if waiting.results >= self.limits.at_once || waiting.batches.len() == 1 {
             self.arrived.notify_all();
         }
     }
@@ -127,7 +147,7 @@ impl Inbox {
         let Some(first) = waiting.batches.front() else { return Vec::new() };
         let mut results = 0;
         let some = waiting.batches.iter().take_while(|batch| {
-            let fits = results == 0 || results + batch.results.len() <= ENTERED_AT_ONCE;
+            let fits = results == 0 || results + batch.results.len() <= self.limits.at_once;
             results += batch.results.len();
             fits && batch.lease == first.lease
         });
@@ -139,8 +159,8 @@ impl Inbox {
         for batch in entered {
             waiting.batches.retain(|other| other.number != batch.number);
             waiting.results -= batch.results.len();
-            for (result, _) in &batch.results {
-                waiting.known.remove(&(result.run, result.node.clone()));
+            for one in batch.results.iter().filter_map(identity) {
+                waiting.known.remove(&one);
             }
         }
     }
@@ -158,29 +178,42 @@ impl Store {
 
     /// Keeps results, to be entered later. Where syncing is apart they are not durable yet.
     pub(super) fn keep_for_later(&self, lease: &Lease, batch: Vec<Handed>) -> Result<Vec<Accepted>> {
-        while self.inbox().lock().results >= MOST_WAITING {
+        while self.inbox().lock().results >= self.inbox().limits.most {
             self.enter_some()?;
         }
         let _others_wait = self.inbox().gate.read().unwrap_or_else(PoisonError::into_inner);
         // Before the database is asked: what is entered meanwhile is gone from here and answered there.
-        let known: Vec<bool> = {
-            let waiting = self.inbox().lock();
-            batch.iter().map(|one| waiting.known.contains(&(one.result.run, one.result.node.clone()))).collect()
-        };
-        let asked = Asked::of(batch.iter().map(|one| &one.result));
-        let (accepted, bundles) = self.write_beside_results(
+        let known = self.known(&batch);
+        let asked = Asked::of(batch.iter().map(|one| &one.result).collect());
+        let (admitted, bundles) = self.write_beside_results(
             Access::WriteResults,
             lease,
             |tx| asked.foresee_runs(tx),
             |tx| keep(tx, &asked, &batch, &known),
         )?;
-        let kept = batch.into_iter().zip(&accepted).filter(|(_, accepted)| **accepted == Accepted::Kept);
-        let kept: Vec<(JudgedResult, i64)> =
-            kept.zip(bundles).map(|((one, _), bundle)| (without_document(one.result), bundle)).collect();
+        let mut bundles = bundles.into_iter();
+        let mut kept = Vec::with_capacity(bundles.len());
+        let mut accepted = Vec::with_capacity(batch.len());
+        for (Handed { mut result, .. }, admitted) in batch.into_iter().zip(admitted) {
+            accepted.push(admitted.map_or_else(Accepted::from, |_| Accepted::Kept));
+            let Ok(admitted) = admitted else { continue };
+            if let Some(bundle) = bundles.next() {
+                result.evidence = Vec::new();
+                kept.push(Admission { result, bundle, admitted: Some(admitted) });
+            }
+        }
         if !kept.is_empty() {
             self.inbox().add(lease, kept);
         }
         Ok(accepted)
+    }
+
+    /// Which of these are in the inbox of this process.
+    fn known(&self, batch: &[Handed]) -> Vec<bool> {
+        let names = Arc::clone(&self.shared.names.read().unwrap_or_else(PoisonError::into_inner));
+        let waiting = self.inbox().lock();
+        let known = |result: &JudgedResult| Some((result.run, names.node_number(&result.node)?));
+        batch.iter().map(|one| known(&one.result).is_some_and(|one| waiting.known.contains(&one))).collect()
     }
 
     /// Enters all that this process had kept before this call.
@@ -192,21 +225,20 @@ impl Store {
         Ok(())
     }
 
-    /// Enters the oldest of what waits.
-    pub(super) fn enter_some(&self) -> Result<()> {
+    /// Enters the oldest of what waits, and says how many results that were.
+    pub(super) fn enter_some(&self) -> Result<usize> {
         let _one_at_a_time = self.inbox().entering.lock().unwrap_or_else(PoisonError::into_inner);
         let batches = self.inbox().oldest();
-        let Some(first) = batches.first() else { return Ok(()) };
-        let results: Vec<(&JudgedResult, i64)> =
-            batches.iter().flat_map(|batch| &batch.results).map(|(result, bundle)| (result, *bundle)).collect();
-        let asked = Asked::of(results.iter().map(|(result, _)| *result));
+        let Some(first) = batches.first() else { return Ok(0) };
+        let results: Vec<&Admission> = batches.iter().flat_map(|batch| &batch.results).collect();
+        let asked = Asked::to_enter(&results);
         let entered = self.write_beside_results(
             Access::EnterResults,
             &first.lease,
             |tx| asked.foresee(tx),
             |tx| {
                 let there = still_there(tx, &results)?;
-                let results: Vec<_> = results.iter().copied().filter(|(_, bundle)| there.contains(bundle)).collect();
+                let results: Vec<_> = results.iter().copied().filter(|one| there.contains(&one.bundle)).collect();
                 accept::enter(tx, &asked, &results)?;
                 take_out(tx, &there)
             },
@@ -217,7 +249,7 @@ impl Store {
             other => other?,
         }
         self.inbox().remove(&batches);
-        Ok(())
+        Ok(results.len())
     }
 
     /// Enters what is in the inbox and this process knows nothing of.
@@ -228,33 +260,40 @@ impl Store {
     }
 }
 
-fn without_document(mut result: JudgedResult) -> JudgedResult {
-    result.evidence = Vec::new();
-    result
+fn identity(one: &Admission) -> Option<(RunId, i64)> {
+    Some((one.result.run, one.admitted?.node))
 }
 
-/// What became of each, and the bundles of those that were admitted.
-fn keep(tx: &mut Tx<'_>, asked: &Asked, batch: &[Handed], known: &[bool]) -> Result<(Vec<Accepted>, Vec<i64>)> {
+/// What became of each of a batch, and the bundles of those that were admitted.
+type Kept = (Vec<std::result::Result<Admitted, TurnedAway>>, Vec<i64>);
+
+fn keep(tx: &mut Tx<'_>, asked: &Asked<'_>, batch: &[Handed], known: &[bool]) -> Result<Kept> {
     let mut expected = Expected::load(tx, &asked.runs)?;
-    let accepted: Vec<Accepted> = batch
+    let admitted: Vec<_> = batch
         .iter()
         .zip(known)
-        .map(|(one, known)| if *known { Accepted::Duplicate } else { expected.admit(tx, &one.result) })
+        .map(|(one, known)| if *known { Err(TurnedAway::Duplicate) } else { expected.admit(tx, &one.result) })
         .collect();
-    let with_documents = batch.iter().map(|one| (&one.result, &one.alone));
-    let arrivals = expected.arrivals(tx, with_documents.zip(&accepted));
+    let arrivals: Vec<Arrival<'_>> = batch
+        .iter()
+        .zip(&admitted)
+        .filter_map(|(Handed { result, alone }, admitted)| {
+            let &Admitted { node, case, .. } = admitted.as_ref().ok()?;
+            Some(Arrival { node, result, alone: alone.as_ref(), case })
+        })
+        .collect();
     let bundles = bundle::keep(tx, &arrivals)?;
     let mut new = bundles.clone();
     new.dedup();
     let rows: Vec<Val<'_>> = new.into_iter().map(Val::Int).collect();
     tx.bulk("keeping results", "inbox (bundle)", &[Kind::Int], &rows, "")?;
-    accept::count_turned_away(tx, &accepted)?;
-    Ok((accepted, bundles))
+    accept::count_turned_away(tx, &admitted)?;
+    Ok((admitted, bundles))
 }
 
 /// Which of their bundles nobody else has entered.
-fn still_there(tx: &mut Tx<'_>, results: &[(&JudgedResult, i64)]) -> Result<HashSet<i64>> {
-    let mut bundles: Vec<i64> = results.iter().map(|(_, bundle)| *bundle).collect();
+fn still_there(tx: &mut Tx<'_>, results: &[&Admission]) -> Result<HashSet<i64>> {
+    let mut bundles: Vec<i64> = results.iter().map(|one| one.bundle).collect();
     bundles.dedup();
     let mut there = HashSet::with_capacity(bundles.len());
     tx.keyed("reading the inbox", "SELECT bundle FROM inbox WHERE bundle IN {keys}", &bundles, |row| {
@@ -278,10 +317,10 @@ pub(super) fn enter_what_is_left(tx: &mut Tx<'_>) -> Result<()> {
     for bundle in left {
         let sql = "SELECT body FROM bundle WHERE id = $1";
         let results = tx.first(operation, sql, &[bundle.into()], |row| bundle::results(row.blob(0)?))?;
-        let results = results.unwrap_or_default();
-        let asked = Asked::of(results.iter());
-        let results: Vec<(&JudgedResult, i64)> = results.iter().map(|result| (result, bundle)).collect();
-        accept::enter(tx, &asked, &results)?;
+        let results = results.unwrap_or_default().into_iter();
+        let results: Vec<_> = results.map(|result| Admission { result, bundle, admitted: None }).collect();
+        let results: Vec<&Admission> = results.iter().collect();
+        accept::enter(tx, &Asked::to_enter(&results), &results)?;
         take_out(tx, &HashSet::from([bundle]))?;
     }
     Ok(())

@@ -100,7 +100,8 @@ impl Store {
     }
 
     fn over(db: Db) -> Result<Self> {
-        let shared = Shared { db, names: RwLock::default(), last_copy: Mutex::default(), inbox: Inbox::default() };
+        let inbox = Inbox::new(db.is_sqlite());
+        let shared = Shared { db, names: RwLock::default(), last_copy: Mutex::default(), inbox };
         let store = Self { shared: Arc::new(shared) };
         store.transaction(Access::WriteAlone, &mut |tx| {
             schema::migrate(tx)?;

@@ -5,6 +5,7 @@
 //! Statements are prepared once per connection and kept.
 
 mod batch;
+mod checkpoint;
 mod postgres;
 mod row;
 mod sqlite;
@@ -14,13 +15,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio_postgres::Config;
 
-use self::{postgres::PgSession, sqlite::SqliteFile};
 pub(super) use self::{
+    checkpoint::Checkpoints,
     postgres::When,
     row::{Kind, Row, Val, vals},
     sqlite::open_read_only,
     tx::{Conn, Tx},
 };
+use self::{postgres::PgSession, sqlite::SqliteFile};
 use super::{
     error::{Result, StoreError},
     names::Names,
@@ -119,6 +121,14 @@ impl Db {
         match self {
             Self::Sqlite { file: Some(file), .. } => file.sync_log(),
             Self::Sqlite { file: None, .. } | Self::Postgres { .. } => Ok(()),
+        }
+    }
+
+    /// Who brings the log into the database file beside the writer, where there is such a log.
+    pub(super) const fn checkpoints(&self) -> Checkpoints<'_> {
+        match self {
+            Self::Sqlite { file, .. } => Checkpoints::new(file.as_ref()),
+            Self::Postgres { .. } => Checkpoints::new(None),
         }
     }
 

@@ -75,11 +75,12 @@ impl SqliteFile {
         }
         prepare(&connection)?;
         // Results are durable when they are acknowledged, hence FULL. A longer log than usual is kept between
-        // checkpoints, because the same pages of `latest` are written over and over. The page cache is small: SQLite
+        // checkpoints, because the same pages of `latest` are written over and over. Where many results come in most of
+        // a checkpoint is done beside the writer (checkpoint.rs); this is where it does the rest itself. The page cache is small: SQLite
         // walks all of it in every commit that has split a page, and the system has the file in its own.
         connection
             .execute_batch(
-                "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 8000; \
+                "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000; \
                  PRAGMA journal_size_limit = 67108864; PRAGMA cache_size = -8192;",
             )
             .map_err(sqlite_error("setting up"))?;
