@@ -29,7 +29,7 @@ use super::{
     accept::{self, Admission, Admitted, Asked, Expected, TurnedAway},
     bundle::{self, Arrival},
     db::{Access, Kind, Tx, Val},
-    error::Result,
+    error::{Result, StoreError},
     evidence::Packed,
     lease::Lease,
     records::{Accepted, JudgedResult},
@@ -317,7 +317,8 @@ pub(super) fn enter_what_is_left(tx: &mut Tx<'_>) -> Result<()> {
     for bundle in left {
         let sql = "SELECT body FROM bundle WHERE id = $1";
         let results = tx.first(operation, sql, &[bundle.into()], |row| bundle::results(row.blob(0)?))?;
-        let results = results.unwrap_or_default().into_iter();
+        let lost = || StoreError::Unreadable { what: "bundle", why: format!("number {bundle} is not there") };
+        let results = results.ok_or_else(lost)?.into_iter();
         let results: Vec<_> = results.map(|result| Admission { result, bundle, admitted: None }).collect();
         let results: Vec<&Admission> = results.iter().collect();
         accept::enter(tx, &Asked::to_enter(&results), &results)?;

@@ -6,6 +6,7 @@
 
 mod batch;
 mod checkpoint;
+mod copied;
 mod postgres;
 mod row;
 mod sqlite;

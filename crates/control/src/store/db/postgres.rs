@@ -111,6 +111,9 @@ impl PgSession {
         let (client, connection) = runtime.block_on(config.connect(NoTls)).map_err(postgres_error("connecting"))?;
         // Whatever ends the connection is told to whoever waits for an answer.
         runtime.spawn(async move { drop(connection.await) });
+        // Each statement looks rows up by their keys, whatever the values are: it need not be planned for them.
+        let settings = client.batch_execute("SET plan_cache_mode TO force_generic_plan");
+        runtime.block_on(settings).map_err(postgres_error("setting up"))?;
         Ok(Self {
             runtime,
             client,
@@ -258,6 +261,19 @@ impl PgSession {
         let statement = self.prepare(operation, sql)?;
         let params = params(vals);
         self.ask(operation, async |client| client.query(&statement, &params).await)
+    }
+
+    /// The whole answer to a question that takes no values, in the server's binary form.
+    pub(super) fn copy_out(&mut self, operation: &'static str, sql: &str) -> Result<Vec<u8>> {
+        let statement = self.prepare(operation, &format!("COPY ({sql}) TO STDOUT (FORMAT binary)"))?;
+        self.ask(operation, async |client| {
+            let mut copied = Vec::new();
+            let mut pieces = pin!(client.copy_out(&statement).await?);
+            while let Some(piece) = pieces.next().await {
+                copied.extend_from_slice(&piece?);
+            }
+            Ok(copied)
+        })
     }
 
     pub(super) fn query_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) -> Result<Vec<Row>> {

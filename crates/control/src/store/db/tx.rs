@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Kind, Row, Val, When, postgres::PgSession, sqlite_error};
+use super::{Kind, Row, Val, When, copied, postgres::PgSession, sqlite_error};
 use crate::store::{
     error::{Result, StoreError},
     names::Names,
@@ -91,6 +91,25 @@ impl Tx<'_> {
             found.push(read(row)?);
             Ok(())
         })?;
+        Ok(found)
+    }
+
+    /// As [`Self::all`], for a long answer of whole numbers to a question that takes no values.
+    pub(in crate::store) fn all_numbers<T>(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        mut read: impl FnMut(&Row<'_>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut found = Vec::new();
+        let mut add = |row: &Row<'_>| {
+            found.push(read(row)?);
+            Ok(())
+        };
+        match &mut self.conn {
+            Conn::Sqlite(_) => self.rows(operation, sql, &[], add)?,
+            Conn::Postgres(session) => copied::each_row(&session.copy_out(operation, sql)?, &mut add)?,
+        }
         Ok(found)
     }
 
