@@ -50,7 +50,9 @@ pub(super) enum Access {
     Write,
     /// As `Write`, for results that come in. Where [`Db::syncs_apart`], durable only after [`Db::sync`].
     WriteResults,
-    /// As `Write`, for results that are durable elsewhere: durable some time later.
+    /// As `Write`, for results that are in the inbox. Where the machine cannot go down without this process, durable some
+    /// time later: what is lost then is in the inbox again. A server that goes down alone must not forget it, because this
+    /// process would not know.
     EnterResults,
     /// Nobody else writes meanwhile.
     WriteAlone,

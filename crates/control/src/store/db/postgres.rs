@@ -154,8 +154,7 @@ impl PgSession {
         let begin = match access {
             Access::ReadOnce => return body(&mut Tx::new(Conn::Postgres(self), Arc::clone(names))),
             Access::Read => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            Access::Write | Access::WriteResults | Access::WriteAlone => "BEGIN",
-            Access::EnterResults => "BEGIN; SET LOCAL synchronous_commit TO off",
+            Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => "BEGIN",
         };
         self.forget();
         self.waiting.push(Waiting { operation: "beginning a transaction", what: What::Script(begin) });
