@@ -5,6 +5,7 @@
 #   make bench [M=M1]        benchmarks; standard output is JSON lines only
 #   make fuzz  [T=60]        a million inputs for every parser of outside text; with T, at most T seconds each
 #   make kill                the controller is killed 200 times on each database; nothing may be lost or doubled
+#   make portable            doctor-node for x86-64 and aarch64, glibc 2.28 or newer, into target/portable
 #   make demo                a simulated month in the terminal
 #   make fmt | lint | docs   format; clippy; rewrite the pages that are generated from code
 
@@ -18,7 +19,7 @@ M ?=
 # Seconds per fuzz target; empty: as long as its million inputs take, ten minutes at most.
 T ?=
 
-.PHONY: build test bench fuzz kill demo fmt lint docs
+.PHONY: build test bench fuzz kill portable demo fmt lint docs
 
 build:
 	$(CARGO) build --release --workspace --bins
@@ -34,6 +35,9 @@ fuzz:
 
 kill:
 	@scripts/kill.sh
+
+portable:
+	@scripts/portable.sh dist
 
 demo:
 	@$(CARGO) run --release --quiet -- demo

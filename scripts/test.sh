@@ -85,5 +85,6 @@ part kill scripts/kill.sh
 part fuzz scripts/fuzz.sh 10
 part generated scripts/generated.sh check
 part kernels scripts/kernels.sh check
+part portable scripts/portable.sh check
 part deny deny
 report

@@ -4,14 +4,17 @@
 
 #![no_main]
 
-use doctor_checks::{dcgm_diag, probe::ProbeOutput};
+use doctor_checks::{
+    dcgm_diag::{self, Scope},
+    probe::ProbeOutput,
+};
 use doctor_core::observation::Observation;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
     for exit in [Some(0), Some(226), None] {
         let ran = ProbeOutput::Ran { exit, stdout: text.to_owned(), stderr: String::new() };
-        if let Observation::Measured { metrics, events, .. } = dcgm_diag::interpret(Some(&ran), &[]) {
+        if let Observation::Measured { metrics, events, .. } = dcgm_diag::interpret(Some(&ran), &[], Scope::default()) {
             let results: f64 = metrics.iter().filter(|m| m.name != "dcgm_results_skipped").map(|m| m.value).sum();
             assert!(results >= 1.0, "a diagnosis without a result is none");
             for event in events {

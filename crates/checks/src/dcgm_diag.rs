@@ -1,11 +1,11 @@
 //! Reads what `dcgmi diag -j` prints, in each of the three shapes that DCGM has had.
 //!
 //! Up to 3.1 a warning is one text and nothing says how bad it is; from 3.2 on each has a number and a severity; from 4.0
-//! on results are told by entity under another name at the root. Whatever the shape: a test that was skipped or did not run
-//! has not passed, a list without results is not healthy, a severity that nobody knows is not harmless, and a later pass
-//! takes back no earlier failure. The exit code alone says nothing.
+//! on results are told by entity under another name at the root. Whatever the shape: a test that was skipped, did not run or
+//! is not there has not passed, a list without results is not healthy, a severity that nobody knows is not harmless, and a
+//! later pass takes back no earlier failure. The exit code alone fails nothing, but one that is not 0 lets nothing pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use doctor_core::{
     observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
@@ -14,17 +14,27 @@ use doctor_core::{
 use serde_json::Value;
 
 use crate::{
+    dcgm_order::canonical,
     gpu::Gpu,
     measurements::{MAX_MEASUREMENTS_BYTES, ended_badly},
     probe::ProbeOutput,
     tables::{self, DcgmSeverity},
 };
 
-/// Default rules of a check `dcgm-diag` that uses [`interpret`].
+/// Default rules of the check that uses [`interpret`].
 pub const RULES: &str = include_str!("tables/dcgm_rules.toml");
 
+/// What a diagnosis was asked for, so that what it left out is missed. Tests by their [`canonical`] names.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Scope<'a> {
+    /// Those that must have a result.
+    pub promised: &'a [&'a str],
+    /// Those that may be left out.
+    pub excused: &'a [String],
+}
+
 /// `gpus` are those of the machine, so that a GPU is told by its bus id here as everywhere; DCGM counts as NVML does.
-pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu]) -> Observation {
+pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu], scope: Scope<'_>) -> Observation {
     let (text, exit, stderr) = match output {
         Some(ProbeOutput::Ran { exit, stdout, stderr }) => (stdout, *exit, stderr.as_str()),
         Some(ProbeOutput::Text(text)) => (text, Some(0), ""),
@@ -35,8 +45,18 @@ pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu]) -> Observation {
         return could_not(FailureKind::TooLong, "dcgmi printed more than is read");
     }
     let Some(document) = document(text) else { return without_document(text, exit, stderr) };
-    let mut reading = Reading { gpus, look: Look::default(), tally: Tally::default(), events: BTreeMap::new() };
+    let mut reading = Reading {
+        gpus,
+        look: Look::default(),
+        tally: Tally::default(),
+        events: BTreeMap::new(),
+        ran: BTreeSet::new(),
+        parts: BTreeSet::new(),
+        skipped: BTreeMap::new(),
+    };
     reading.walk(&document, 0);
+    reading.miss(scope);
+    reading.doubt(exit, stderr);
     reading.conclude()
 }
 
@@ -44,17 +64,19 @@ fn could_not(kind: FailureKind, text: impl Into<String>) -> Observation {
     Observation::CouldNot(ProbeFailure::new(kind, text))
 }
 
-/// The first JSON object that is about a diagnosis; text may stand before and behind it.
+/// The first JSON object that is about a diagnosis; text may stand before and behind it. None where an object breaks off:
+/// a whole one inside it is a part of the diagnosis and would pass for all of it.
 fn document(text: &str) -> Option<Value> {
+    const ROOTS: [&str; 4] = ["DCGM Diagnostic", "DCGM GPU Diagnostic", CATEGORIES, RUNTIME_ERROR];
     // Nobody prints so many braces before the answer; without a limit, a hostile text would be read over and over.
-    let starts = text.match_indices('{').map(|(at, _)| at).take(64);
-    starts.filter_map(|at| serde_json::Deserializer::from_str(&text[at..]).into_iter().next()?.ok()).find(
-        |value: &Value| {
-            ["DCGM Diagnostic", "DCGM GPU Diagnostic", CATEGORIES, RUNTIME_ERROR]
-                .iter()
-                .any(|key| value.get(key).is_some())
-        },
-    )
+    for (at, _) in text.match_indices('{').take(64) {
+        match serde_json::Deserializer::from_str(&text[at..]).into_iter::<Value>().next()? {
+            Ok(value) if ROOTS.iter().any(|key| value.get(key).is_some()) => return Some(value),
+            Err(error) if error.is_eof() => return None,
+            Ok(_) | Err(_) => {}
+        }
+    }
+    None
 }
 
 const CATEGORIES: &str = "test_categories";
@@ -86,6 +108,12 @@ struct Reading<'a> {
     look: Look,
     tally: Tally,
     events: BTreeMap<(ReasonCode, Entity), Vec<String>>,
+    /// Tests with a result that says how it went.
+    ran: BTreeSet<String>,
+    /// Parts of which such a result tells.
+    parts: BTreeSet<Entity>,
+    /// Tests that were skipped, each with where and, if it was told, why.
+    skipped: BTreeMap<String, (BTreeSet<Entity>, Option<String>)>,
 }
 
 impl Reading<'_> {
@@ -126,9 +154,19 @@ impl Reading<'_> {
     }
 
     fn result(&mut self, name: &str, result: &Value) {
+        if matches!(status(result), Some(Status::Pass | Status::Warn | Status::Fail)) {
+            self.ran.insert(canonical(name));
+            self.parts.extend(self.entities(result));
+        }
         match status(result) {
             Some(Status::Pass) => self.tally.passed += 1,
-            Some(Status::Skip) => self.tally.skipped += 1,
+            Some(Status::Skip) => {
+                self.tally.skipped += 1;
+                let entities = self.entities(result);
+                let (parts, why) = self.skipped.entry(canonical(name)).or_default();
+                parts.extend(entities);
+                *why = why.take().or_else(|| warnings(result).into_iter().map(|warning| warning.text).next());
+            }
             Some(Status::NotRun) => {
                 self.look.could_not(ProbeFailure::new(FailureKind::Failed, format!("{name} did not run")));
             }
@@ -191,6 +229,38 @@ impl Reading<'_> {
         };
         let all: Vec<_> = ids.split(',').map(str::trim).filter(|id| !id.is_empty()).map(entity).collect();
         if all.is_empty() { vec![Entity::node()] } else { all }
+    }
+
+    /// What was asked for and left out has not passed.
+    fn miss(&mut self, scope: Scope<'_>) {
+        let excused = |name: &str| scope.excused.iter().any(|other| other == name);
+        for (name, (parts, why)) in self.skipped.iter().filter(|(name, _)| !excused(name)) {
+            let parts = parts.iter().map(Entity::to_string).collect::<Vec<_>>().join(", ");
+            let why = why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+            let text = format!("DCGM skipped {name} on {parts}{why}");
+            self.look.could_not(ProbeFailure::new(FailureKind::Empty, text));
+        }
+        let has_result = |name: &str| self.ran.contains(name) || self.skipped.contains_key(name);
+        // A diagnosis that has nothing at all says so in one word.
+        let is_about_something = !self.ran.is_empty() || !self.skipped.is_empty();
+        for name in scope.promised.iter().filter(|name| is_about_something && !has_result(name) && !excused(name)) {
+            let text = format!("{name} belongs to this level and has no result");
+            self.look.could_not(ProbeFailure::new(FailureKind::Empty, text));
+        }
+        // The checks of libraries and settings name no GPU at all up to 3.3.
+        let names_gpus = self.parts.iter().any(|part| part.kind == EntityKind::Gpu);
+        for gpu in self.gpus.iter().map(Gpu::entity).filter(|gpu| names_gpus && !self.parts.contains(gpu)) {
+            let text = format!("{gpu} has no result, and others have");
+            self.look.could_not(ProbeFailure::new(FailureKind::Empty, text));
+        }
+    }
+
+    /// A program that ended badly without telling of a failure has not finished what it was asked.
+    fn doubt(&mut self, exit: Option<i32>, stderr: &str) {
+        if exit != Some(0) && self.tally.failed == 0 {
+            let ProbeFailure { kind, text } = ended_badly(exit, stderr);
+            self.look.could_not(ProbeFailure::new(kind, format!("no result failed, and yet {text}")));
+        }
     }
 
     fn conclude(mut self) -> Observation {
@@ -308,11 +378,14 @@ mod tests {
     use proptest::prelude::*;
 
     const CHECK: Check = Check {
-        spec: Spec::quick("dcgm-diag", "for these tests"),
+        spec: Spec::quick("dcgm", "for these tests"),
         page: "",
         rules: RULES,
         probes: |_| Vec::new(),
-        interpret: |_, outputs| interpret(outputs.first(), &gpus()),
+        interpret: |_, outputs| {
+            let excused = ["eud".to_owned()];
+            interpret(outputs.first(), &gpus(), Scope { promised: &[], excused: &excused })
+        },
     };
 
     fn gpus() -> Vec<Gpu> {
@@ -422,10 +495,58 @@ mod tests {
         assert_eq!(ran(0, &warned), ["fail dcgm-warned monitor gpu:0000:18:00.0"]);
     }
 
+    #[test]
+    fn a_bad_exit_code_lets_no_pass_through_and_hides_no_failure() {
+        let healthy = include_str!("../fixtures/dcgm/v4.1-healthy.json");
+        for exit in [1, 205, 226] {
+            assert_eq!(ran(exit, healthy), ["inconclusive failed"], "exit code {exit}");
+        }
+        let killed = ProbeOutput::Ran { exit: None, stdout: healthy.to_owned(), stderr: String::new() };
+        assert_eq!(judged(&CHECK, &[killed]), ["inconclusive killed"]);
+    }
+
+    #[test]
+    fn a_part_of_a_torn_answer_does_not_pass_for_the_whole() {
+        let whole = include_str!("../fixtures/dcgm/iterations.json").replace("Fail", "Pass");
+        let whole = whole.replacen("\"entity_id\":1", "\"entity_id\":0", 1);
+        assert_eq!(ran(0, &whole), ["pass within-limits"]);
+        let torn = &whole[..whole.rfind("\"iteration\":1").unwrap()];
+        assert_eq!(ran(0, torn), ["inconclusive unparseable"]);
+    }
+
+    #[test]
+    fn a_gpu_that_dcgm_does_not_tell_of_has_not_passed() {
+        let one = include_str!("../fixtures/dcgm/v4.1-healthy.json").replace("\"entity_id\":1", "\"entity_id\":0");
+        assert_eq!(ran(0, &one), ["inconclusive empty"]);
+    }
+
+    #[test]
+    fn what_was_skipped_or_left_out_has_not_passed_unless_it_was_excused() {
+        let text = include_str!("../fixtures/dcgm/v4.1-level-3-skipped.json");
+        let output = ProbeOutput::Ran { exit: Some(0), stdout: text.to_owned(), stderr: String::new() };
+        let unread = |promised: &[&str], excused: &[&str]| {
+            let excused: Vec<String> = excused.iter().map(|&name| name.to_owned()).collect();
+            match interpret(Some(&output), &gpus(), Scope { promised, excused: &excused }) {
+                Observation::Measured { unread, .. } => {
+                    unread.into_iter().map(|failure| failure.text).collect::<Vec<_>>()
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        let said = unread(&["memory", "pcie", "targeted_stress", "diagnostic"], &[]);
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(
+            said[0].starts_with("DCGM skipped targeted_stress on gpu:0000:18:00.0, gpu:0000:19:00.0: "),
+            "{said:?}"
+        );
+        assert_eq!(said[1], "diagnostic belongs to this level and has no result");
+        assert!(unread(&["memory", "targeted_stress", "diagnostic"], &["targeted_stress", "diagnostic"]).is_empty());
+    }
+
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "([{}\\[\\]\",:]|DCGM Diagnostic|test_categories|tests|status|Fail|.){0,120}") {
-            interpret(Some(&ProbeOutput::Text(text)), &[]);
+            interpret(Some(&ProbeOutput::Text(text)), &[], Scope::default());
         }
     }
 }

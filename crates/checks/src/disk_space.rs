@@ -37,6 +37,7 @@ const SPEC: Spec = Spec {
     cutoff: Span::days(7),
     limit: Span::minutes(2),
     usual: Span::from_secs(1),
+    usual_by: None,
     shares: &[],
     loads: None,
     opt_in: false,

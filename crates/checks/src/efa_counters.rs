@@ -41,15 +41,16 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("efa_counters.rs")), rules: RULES, probes, interpret };
 
-struct Counter {
-    pattern: &'static str,
+/// One counter of an adapter, and how much of it is too much in a second.
+pub(crate) struct Counter {
+    pub(crate) pattern: &'static str,
     metric: &'static str,
-    code: &'static str,
-    what: &'static str,
-    most: f64,
+    pub(crate) code: &'static str,
+    pub(crate) what: &'static str,
+    pub(crate) most: f64,
 }
 
-const COUNTERS: [Counter; 2] = [
+pub(crate) const COUNTERS: [Counter; 2] = [
     Counter {
         pattern: "/sys/class/infiniband/*/ports/*/hw_counters/retrans_timeout_events",
         metric: "timeouts_per_second",

@@ -77,8 +77,8 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("ib_counters.rs")), rules: RULES, probes, interpret };
 
 /// Over which time a limit counts.
-#[derive(Clone, Copy, PartialEq)]
-enum Per {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Per {
     Second,
     Hour,
 }
@@ -99,11 +99,12 @@ impl Per {
     }
 }
 
-struct Counter {
-    name: &'static str,
-    code: &'static str,
-    most: f64,
-    per: Per,
+/// One counter of a port, and how much of it is too much.
+pub(crate) struct Counter {
+    pub(crate) name: &'static str,
+    pub(crate) code: &'static str,
+    pub(crate) most: f64,
+    pub(crate) per: Per,
     is_of_link: bool,
 }
 
@@ -113,7 +114,7 @@ const fn counter(name: &'static str, code: &'static str, most: f64, per: Per, is
 
 /// Counters of the link lie in `counters`, those of the transport in `hw_counters`. "Any" is more than a half in an
 /// hour, so that one event of a long past shared out over the time since the boot is none.
-const COUNTERS: [Counter; 10] = [
+pub(crate) const COUNTERS: [Counter; 10] = [
     counter("symbol_error", "symbol-errors", 120.0, Per::Hour, true),
     counter("excessive_buffer_overrun_errors", "buffer-overruns", 0.5, Per::Hour, true),
     counter("local_link_integrity_errors", "link-integrity-errors", 0.5, Per::Hour, true),
@@ -127,7 +128,7 @@ const COUNTERS: [Counter; 10] = [
 ];
 
 impl Counter {
-    fn pattern(&self) -> String {
+    pub(crate) fn pattern(&self) -> String {
         let folder = if self.is_of_link { "counters" } else { "hw_counters" };
         format!("/sys/class/infiniband/*/ports/*/{folder}/{}", self.name)
     }

@@ -4,9 +4,14 @@
 //! process for the same run finds it and goes away; a controller that cancels a job before it began makes the file
 //! itself, and the job that comes late finds that nothing is wanted of it any more.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
-use doctor_core::{ids::RunId, time::Timestamp};
+use doctor_core::{
+    ids::{NodeName, RunId, TestId},
+    time::Timestamp,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,4 +55,11 @@ pub mod exit {
     pub const OVER_LIMIT: u8 = 124;
     /// Told to stop; what had finished was written. As a shell would say it: 128 and SIGTERM.
     pub const STOPPED: u8 = 143;
+}
+
+/// The log of one test of a run on one node, below the shared directory. The run's result document stands beside the log
+/// of its first test, with `.json` in the place of `.log`.
+pub fn log_path(test: &TestId, node: &NodeName, planned: Timestamp) -> PathBuf {
+    let name = format!("{test}_{node}_{}.log", planned.secs());
+    [test.as_str(), node.as_str(), &name].iter().collect()
 }

@@ -3,8 +3,9 @@
 use doctor_core::{classify::judge, ids::CheckId, policy::Policy, profile::Profile};
 
 use crate::{
+    Catalogue,
     probe::ProbeOutput,
-    spec::{Catalogue, Check, Params},
+    spec::{Check, Params},
 };
 
 /// `fail REASON SEVERITY ENTITY` for each finding, worst first; or one line `VERDICT REASON`.

@@ -4,13 +4,20 @@
 //! the rules by which that is judged. It never reads anything itself, so every one of them is tested on captured
 //! output. The word in [`CHECKS`] is all that registers it.
 
+pub mod catalogue;
+pub mod collective_links;
+pub mod collective_order;
+pub mod collective_report;
 pub mod compiled;
 pub mod coverage;
 pub mod cpu_list;
 pub mod credential;
 pub mod dcgm_diag;
+pub mod dcgm_order;
 pub mod dcgm_watch;
 pub mod document;
+pub mod fabric_growth;
+pub mod fabric_order;
 pub mod files;
 pub mod fio;
 pub mod gpu;
@@ -20,10 +27,14 @@ pub mod job_file;
 mod judged;
 pub mod kmsg;
 pub mod measurements;
+pub mod nccl_log;
+pub mod nccl_tests;
 pub mod nhc;
 pub mod nvidia_smi;
 pub mod odd_ones;
 pub mod pci;
+pub mod perftest;
+pub mod pingpong;
 pub mod probe;
 pub mod proc_stat;
 pub mod profiles;
@@ -31,6 +42,7 @@ pub mod rdma;
 pub mod regressions;
 pub mod settings;
 pub mod site;
+pub mod sockets;
 pub mod spec;
 pub mod storage_order;
 pub mod sxid_record;
@@ -38,8 +50,9 @@ pub mod tables;
 pub mod uptime;
 pub mod xid_record;
 
+pub use catalogue::{Catalogue, Suite};
 pub use measurements::interpret_measurements;
-pub use spec::{Catalogue, Check, Depth, Params, Spec, page_of};
+pub use spec::{Check, Depth, Params, Spec, page_of};
 
 /// The visible list. A new check is its file and its word here.
 macro_rules! checks {
@@ -53,10 +66,12 @@ macro_rules! checks {
 checks![
     aznhc,
     clock_source,
+    collective,
     cpu_count,
     cpu_governor,
     cpu_online,
     cpu_throttle,
+    dcgm,
     dcgm_health,
     disk_errors,
     disk_space,
@@ -66,6 +81,7 @@ checks![
     efa_counters,
     efa_devices,
     efa_provider,
+    fabric,
     fabric_manager,
     fs_errors,
     gpu_clocks,

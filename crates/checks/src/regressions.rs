@@ -135,7 +135,13 @@ pub static REGRESSIONS: &[Row] = &[
     row(
         AWS,
         "4: the time limit of short checks kills the long test",
-        Tested(&[(HERE, "no_check_is_killed_by_the_limit_of_another")]),
+        Tested(&[
+            (HERE, "no_check_is_killed_by_the_limit_of_another"),
+            (
+                "crates/checks/src/dcgm.rs",
+                "an_order_is_what_the_parameters_say_and_the_run_lasts_longer_than_the_diagnosis",
+            ),
+        ]),
     ),
     row(
         AWS,
@@ -196,7 +202,14 @@ pub static REGRESSIONS: &[Row] = &[
             (HERE, "without_a_machine_type_no_count_passes"),
         ]),
     ),
-    row(AWS, "a test that cannot fail is not noticed (no negative control)", Later(4)),
+    row(
+        AWS,
+        "a test that cannot fail is not noticed (no negative control)",
+        Tested(&[
+            ("crates/node/tests/fabric.rs", "a_program_that_does_not_look_at_its_device_proves_nothing"),
+            ("crates/node/tests/fabric.rs", "libfabrics_own_program_that_ignores_its_device_is_found_out"),
+        ]),
+    ),
     row(
         AWS,
         "HyperPod: a severity that is not expected becomes healthy",

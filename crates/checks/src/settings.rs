@@ -87,6 +87,21 @@ fn bytes_of(text: &str) -> Option<u64> {
         .find_map(|(unit, factor)| text.strip_suffix(unit)?.trim_end().parse::<u64>().ok()?.checked_mul(*factor))
 }
 
+/// Refuses a parameter that a test does not have, and hands out the example of each that it has.
+///
+/// # Errors
+/// With the observation that the check should return.
+pub fn only<'a>(params: &Params, known: &'a [(&'a str, &'a str)]) -> Result<impl Fn(&str) -> &'a str, Observation> {
+    let example = |name: &str| known.iter().find(|(known, _)| *known == name).map_or("", |(_, example)| *example);
+    match params.keys().find(|name| example(name).is_empty()) {
+        None => Ok(example),
+        Some(unknown) => {
+            let known: Vec<_> = known.iter().map(|(_, example)| *example).collect();
+            Err(refused(unknown, &known.join("`, `")))
+        }
+    }
+}
+
 /// What a check says of a parameter that it does not understand.
 pub fn refused(name: &str, example: &str) -> Observation {
     let text = format!("the parameter `{name}` is not understood; write it as `{example}`");

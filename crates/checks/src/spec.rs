@@ -3,14 +3,12 @@
 use std::collections::BTreeMap;
 
 use doctor_core::{
-    ids::CheckId,
     observation::{FailureKind, Observation, ProbeFailure},
-    policy::{Policy, Rule, TestPolicy, TestSettings},
+    policy::Rule,
     time::Span,
 };
 
 use crate::{
-    compiled::CompiledRules,
     document::TestEvidence,
     probe::{Probe, ProbeOutput},
 };
@@ -46,6 +44,22 @@ impl Check {
         (self.interpret)(params, &outputs)
     }
 
+    /// How long a run of it may take: what its file says, and never less than its own probes may. A run that is ended
+    /// from outside before the test has given up by itself cannot say what took so long.
+    pub fn limit(&self, params: &Params) -> Span {
+        let own = |probe: Probe| match probe {
+            Probe::Exec { timeout, .. } | Probe::ExecWhere { timeout, .. } | Probe::Builtin { timeout, .. } => timeout,
+            _ => Span::ZERO,
+        };
+        match self.spec.depth {
+            Depth::Quick => self.spec.limit,
+            Depth::Deep => {
+                let probes: Span = (self.probes)(params).into_iter().map(own).sum();
+                self.spec.limit.max(probes + AROUND_THE_PROBES)
+            }
+        }
+    }
+
     /// The operators' page as plain text.
     pub fn page_text(&self) -> String {
         let lines = self.page.lines().map(|line| {
@@ -55,6 +69,9 @@ impl Check {
         lines.collect::<Vec<_>>().join("\n")
     }
 }
+
+/// What a job needs beside its tests: to begin, to give up what hangs, and to write its result.
+const AROUND_THE_PROBES: Span = Span::minutes(2);
 
 /// The `//!` lines at the top of a check's own file: its page is written once, where the code is.
 pub const fn page_of(source: &'static str) -> &'static str {
@@ -87,6 +104,8 @@ pub struct Spec {
     pub cutoff: Span,
     pub limit: Span,
     pub usual: Span,
+    /// A parameter that says how long it usually takes: its whole numbers, from 1 on, count these.
+    pub usual_by: Option<(&'static str, &'static [Span])>,
     /// Shared things it loads by default.
     pub shares: &'static [&'static str],
     /// The parameter that lists what it loads and what others may share, where there is one.
@@ -107,6 +126,7 @@ impl Spec {
             cutoff: Span::days(1),
             limit: Span::minutes(1),
             usual: Span::from_secs(1),
+            usual_by: None,
             shares: &[],
             loads: None,
             opt_in: false,
@@ -132,8 +152,24 @@ impl Spec {
         self
     }
 
+    /// The same, which takes as long as this parameter says.
+    #[must_use]
+    pub const fn usual_by(mut self, parameter: &'static str, usual: &'static [Span]) -> Self {
+        self.usual_by = Some((parameter, usual));
+        self
+    }
+
+    pub(crate) fn usually(&self, params: &Params) -> Span {
+        let by_parameter = || {
+            let (parameter, usual) = self.usual_by?;
+            let number = params.get(parameter)?.as_integer()?;
+            usual.get(usize::try_from(number).ok()?.checked_sub(1)?).copied()
+        };
+        by_parameter().unwrap_or(self.usual)
+    }
+
     /// What it loads that others may share, as far as the parameters say.
-    fn shared(&self, params: &Params) -> Vec<String> {
+    pub(crate) fn shared(&self, params: &Params) -> Vec<String> {
         let listed = self.loads.and_then(|name| params.get(name)).and_then(toml::Value::as_array);
         let listed = listed.into_iter().flatten().filter_map(toml::Value::as_str);
         self.shares.iter().copied().chain(listed).map(str::to_owned).collect()
@@ -155,89 +191,6 @@ pub enum Depth {
     Deep,
 }
 
-/// The checks in force, with the site's settings laid over: what the planner, the classifier and the pages use.
-#[derive(Debug, Clone)]
-pub struct Catalogue {
-    checks: Vec<Check>,
-}
-
-impl Catalogue {
-    pub fn new(checks: impl IntoIterator<Item = Check>) -> Self {
-        let mut checks: Vec<_> = checks.into_iter().collect();
-        checks.sort_by_key(|check| check.spec.id);
-        checks.dedup_by_key(|check| check.spec.id);
-        Self { checks }
-    }
-
-    /// All checks built into this program.
-    pub fn built_in() -> Self {
-        Self::new(crate::CHECKS.iter().copied())
-    }
-
-    /// Those, and the commands that this site's policy names as checks of its own.
-    pub fn with_site_checks(policy: &Policy) -> Self {
-        Self::new(crate::CHECKS.iter().copied().chain(crate::site::site_checks(policy)))
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = &Check> {
-        self.checks.iter()
-    }
-
-    pub fn get(&self, id: &CheckId) -> Option<&Check> {
-        let place = self.checks.binary_search_by_key(&id.as_str(), |check| check.spec.id).ok()?;
-        Some(&self.checks[place])
-    }
-
-    /// Parameters of a check under this policy.
-    pub fn params<'a>(&self, policy: &'a Policy, id: &CheckId) -> std::borrow::Cow<'a, Params> {
-        policy.tests.get(id).map_or_else(Default::default, |settings| std::borrow::Cow::Borrowed(&settings.params))
-    }
-
-    /// What the planner may plan, in the order of names.
-    pub fn tests(&self, policy: &Policy) -> Vec<TestPolicy> {
-        self.checks
-            .iter()
-            .filter_map(|check| {
-                let id = CheckId::new(check.spec.id).ok()?;
-                let none = TestSettings::default();
-                let site = policy.tests.get(&id).unwrap_or(&none);
-                site.enabled.unwrap_or(!check.spec.opt_in).then(|| TestPolicy {
-                    cutoff: site.cutoff.unwrap_or(check.spec.cutoff),
-                    limit: site.limit.unwrap_or(check.spec.limit),
-                    usual: check.spec.usual,
-                    exclusive: check.spec.exclusive,
-                    at_once: site.at_once,
-                    shares: site.shares.clone().unwrap_or_else(|| check.spec.shared(&site.params)),
-                    pools: site.pools.clone(),
-                    id,
-                })
-            })
-            .collect()
-    }
-
-    /// The rules in force: each check's own, with the policy's laid over by id.
-    ///
-    /// # Errors
-    /// If a check's own rules do not parse, which its tests would have shown.
-    pub fn rules(&self, policy: &Policy) -> Result<Vec<Rule>, toml::de::Error> {
-        let compiled = CompiledRules::new();
-        let mut rules = Vec::new();
-        for check in &self.checks {
-            rules.extend(match compiled.of(check) {
-                Some(own) => own,
-                None => rules_as_written(check)?,
-            });
-        }
-        for rule in &policy.rules {
-            match rules.iter_mut().find(|own| own.id == rule.id) {
-                Some(own) => *own = rule.clone(),
-                None => rules.push(rule.clone()),
-            }
-        }
-        Ok(rules)
-    }
-}
-
 /// A check's own rules, from the text that people read.
 pub(crate) fn rules_as_written(check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
     #[derive(serde::Deserialize)]
@@ -246,44 +199,4 @@ pub(crate) fn rules_as_written(check: &Check) -> Result<Vec<Rule>, toml::de::Err
         rules: Vec<Rule>,
     }
     toml::from_str::<Own>(check.rules).map(|own| own.rules)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use doctor_core::time::Timestamp;
-
-    #[test]
-    fn every_check_has_its_page_and_rules_that_parse() {
-        let catalogue = Catalogue::built_in();
-        let rules = catalogue.rules(&Policy::standard()).unwrap();
-        for check in catalogue.iter() {
-            let id = CheckId::new(check.spec.id).unwrap();
-            assert!(rules.iter().any(|rule| rule.check == id), "{id} has no rule");
-            let page = check.page_text();
-            assert!(page.starts_with(&format!("{id}: ")), "{id}: {page}");
-            assert!(page.contains("\nWhy it matters: ") && page.contains("\nWhat to do:"), "{id}: {page}");
-            assert!(!page.contains("//!") && !page.contains("use doctor_core"), "{id}: {page}");
-            assert!(!(check.probes)(&Params::new()).is_empty(), "{id} looks at nothing");
-        }
-        assert!(rules.iter().all(|rule| catalogue.get(&rule.check).is_some()));
-        assert_eq!(catalogue.iter().count(), crate::CHECKS.len(), "two checks have the same id");
-    }
-
-    #[test]
-    fn evidence_of_other_probes_is_not_read_as_something_else() {
-        let moment = Timestamp::from_secs(1);
-        let catalogue = Catalogue::built_in();
-        let check = catalogue.get(&CheckId::new("memory").unwrap()).unwrap();
-        let text = ProbeOutput::Text("MemTotal: 1000 kB\nMemAvailable: 500 kB\n".to_owned());
-        let evidence = |path: &str| TestEvidence {
-            test: CheckId::new("memory").unwrap(),
-            started: moment,
-            ended: moment,
-            probes: vec![(Probe::Read { path: path.to_owned() }, text.clone())],
-        };
-        let observe = |path| check.observe(&Params::new(), &evidence(path));
-        assert!(matches!(observe("/proc/meminfo"), Observation::Measured { .. }));
-        assert!(matches!(observe("/etc/passwd"), Observation::CouldNot(_)));
-    }
 }

@@ -134,11 +134,7 @@ const PARAMETERS: [(&str, &str); 9] = [
 ];
 
 fn order(params: &Params) -> Result<StorageOrder, Observation> {
-    let example = |name: &str| PARAMETERS.iter().find(|(known, _)| *known == name).map_or("", |(_, example)| *example);
-    if let Some(unknown) = params.keys().find(|name| example(name).is_empty()) {
-        let known: Vec<_> = PARAMETERS.iter().map(|(_, example)| *example).collect();
-        return Err(settings::refused(unknown, &known.join("`, `")));
-    }
+    let example = settings::only(params, &PARAMETERS)?;
     let mounts = settings::words(params, "mounts", example("mounts"))?;
     let directories = settings::words(params, "directories", example("directories"))?;
     let places: Vec<_> = match (mounts, directories) {
@@ -206,7 +202,7 @@ mod tests {
     use crate::{
         document::Measurements,
         judged::judged_with,
-        spec::Catalogue,
+        Catalogue,
         storage_order::{Direction, Pattern},
     };
     use doctor_core::{

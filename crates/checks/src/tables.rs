@@ -299,11 +299,7 @@ mod tests {
                 rules("nvswitch-sxid", "sxid", sxids, &SXIDS.variants),
                 include_str!("tables/sxid_rules.toml"),
             ),
-            (
-                "dcgm_rules.toml",
-                rules("dcgm-diag", "dcgm", errors, &DCGM.variants),
-                include_str!("tables/dcgm_rules.toml"),
-            ),
+            ("dcgm_rules.toml", rules("dcgm", "dcgm", errors, &DCGM.variants), include_str!("tables/dcgm_rules.toml")),
         ]
     }
 

@@ -30,6 +30,12 @@ pub enum BadSettings {
     TooManyTests(usize),
     #[error("the policy sets `tests.{0}`, and there is no such test; known: {1}")]
     UnknownTest(String, String),
+    #[error("the policy sets `tests.{0}` as a form of `{1}`, which is no test or a form itself; known: {2}")]
+    UnknownBase(String, String, String),
+    #[error("{0} names `{1}`, and there is no such test; known: {2}")]
+    UnknownName(String, String, String),
+    #[error("there is a test `{0}`; give the suite another name")]
+    SuiteAsTest(String),
     #[error("rule `{0}` is about `{1}`, and there is no such check; known: {2}")]
     UnknownCheck(String, String, String),
 }
@@ -41,14 +47,17 @@ impl Settings {
     /// If the policy names what is not there.
     pub fn with_policy(&self, policy: Policy) -> Result<Self, BadSettings> {
         let own = doctor_checks::site::site_checks(&policy);
-        let catalogue = Catalogue::new(self.catalogue.iter().copied().chain(own));
-        Self::new(policy, catalogue, (*self.profiles).clone())
+        Self::new(policy, self.catalogue.with_checks(own), (*self.profiles).clone())
     }
 
     /// # Errors
     /// If the policy names what is not there.
-    pub fn new(policy: Policy, catalogue: Catalogue, profiles: Profiles) -> Result<Self, BadSettings> {
+    pub fn new(mut policy: Policy, catalogue: Catalogue, profiles: Profiles) -> Result<Self, BadSettings> {
+        let catalogue = catalogue.under(&policy);
         let known = || catalogue.iter().map(|check| check.spec.id).collect::<Vec<_>>().join(", ");
+        check_names(&policy, &catalogue, &known)?;
+        // The planner knows tests only.
+        policy.repair.proving = catalogue.named(&policy.repair.proving);
         if let Some(id) = policy.tests.keys().find(|id| catalogue.get(id).is_none()) {
             return Err(BadSettings::UnknownTest(id.to_string(), known()));
         }
@@ -75,5 +84,27 @@ impl Settings {
         let first = self.rules.partition_point(|rule| rule.check < *check);
         let count = self.rules[first..].partition_point(|rule| rule.check == *check);
         &self.rules[first..first + count]
+    }
+}
+
+/// Forms, suites and the proof name what is there.
+fn check_names(policy: &Policy, catalogue: &Catalogue, known: &dyn Fn() -> String) -> Result<(), BadSettings> {
+    for (id, settings) in &policy.tests {
+        if let Some(of) = settings.of.as_ref().filter(|of| catalogue.form_of(id) != Some(*of)) {
+            return Err(BadSettings::UnknownBase(id.to_string(), of.to_string(), known()));
+        }
+    }
+    for (name, suite) in catalogue.suites() {
+        if catalogue.get(name).is_some() {
+            return Err(BadSettings::SuiteAsTest(name.to_string()));
+        }
+        if let Some(test) = suite.tests.iter().find(|test| catalogue.get(test).is_none()) {
+            return Err(BadSettings::UnknownName(format!("suite `{name}`"), test.to_string(), known()));
+        }
+    }
+    let proving = catalogue.named(&policy.repair.proving);
+    match proving.iter().find(|test| catalogue.get(test).is_none()) {
+        Some(test) => Err(BadSettings::UnknownName("`repair.proving`".to_owned(), test.to_string(), known())),
+        None => Ok(()),
     }
 }

@@ -13,7 +13,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use doctor_checks::document::MAX_DOCUMENT_BYTES;
+use doctor_checks::{document::MAX_DOCUMENT_BYTES, job_file};
 use doctor_core::{
     ids::{NodeName, TestId},
     run::Run,
@@ -87,8 +87,7 @@ impl Share {
 
     /// The log of one test of a run on one node, below the shared directory.
     pub fn log_path(test: &TestId, node: &NodeName, planned: Timestamp) -> PathBuf {
-        let name = format!("{test}_{node}_{}.log", planned.secs());
-        [test.as_str(), node.as_str(), &name].iter().collect()
+        job_file::log_path(test, node, planned)
     }
 
     /// The result document of a run on one node, below the shared directory.

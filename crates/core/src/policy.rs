@@ -4,6 +4,7 @@
 //! key, rules by their id. Unknown keys are errors with line and column.
 
 mod rule;
+mod suite;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +20,7 @@ use crate::{
 };
 
 pub use rule::{Rule, When};
+pub use suite::SuiteSettings;
 
 coded! {
     /// How far we may go by ourselves.
@@ -49,6 +51,9 @@ pub struct Policy {
     /// Settings of tests, by name, over what each test's own file says.
     #[serde(default)]
     pub tests: BTreeMap<TestId, TestSettings>,
+    /// Named sets of tests, over those that the program brings along.
+    #[serde(default)]
+    pub suites: BTreeMap<TestId, SuiteSettings>,
     /// Added to, or replacing by id, the rules that checks bring along.
     #[serde(default)]
     pub rules: Vec<Rule>,
@@ -120,7 +125,7 @@ pub struct Repair {
     pub prove_deadline: Span,
     /// Tries of one step before the next rung.
     pub tries: u32,
-    /// Tests of a proving run, beside those that had failed. Empty: every test that applies.
+    /// Tests of a proving run, beside those that had failed. Empty: every routine test that applies.
     #[serde(default)]
     pub proving: Vec<TestId>,
     /// Steps by severity.
@@ -212,9 +217,15 @@ impl From<TimeOfDay> for String {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TestSettings {
+    /// The test that this is a form of: the same under another name, with other parameters and results of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<TestId>,
     pub enabled: Option<bool>,
     pub cutoff: Option<Span>,
     pub limit: Option<Span>,
+    /// How long it takes as a rule, for budgets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usual: Option<Span>,
     pub at_once: Option<u32>,
     pub shares: Option<Vec<String>>,
     pub pools: Option<Vec<PoolName>>,
@@ -235,6 +246,8 @@ pub struct TestPolicy {
     pub usual: Span,
     /// Whether it occupies the node. Others ride along.
     pub exclusive: bool,
+    /// Whether it is run by itself when it is stale. Others run when they are asked for, or to prove a node.
+    pub routine: bool,
     /// Runs of this test at a time over the whole cluster.
     pub at_once: Option<u32>,
     /// Shared things it loads, such as mounts.

@@ -86,20 +86,21 @@ impl Facts {
         self.nodes().filter(|(record, _)| wanted(record)).map(|(record, _)| record.node.name.clone()).collect()
     }
 
-    /// The tests that this node's pool is meant to have, with their newest results.
+    /// The tests that this node's pool is meant to have and others that it had, with their newest results.
     fn tests_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, Option<&'a Latest>)> {
         let latest = self.latest.get(&record.node.name);
         let applies = |test: &&TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
         let tests = self.snapshot.tests.iter().filter(applies);
-        tests.map(move |test| (test, latest.and_then(|latest| latest.get(&test.id))))
+        let tests = tests.map(move |test| (test, latest.and_then(|latest| latest.get(&test.id))));
+        tests.filter(|(test, latest)| test.routine || latest.is_some())
     }
 
-    /// When each of those tests is due.
+    /// When each test that is run regularly is due.
     fn due_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, Due)> {
         let known = self.snapshot.tests.iter().zip(&record.records);
         let applies = |test: &TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
         known
-            .filter(move |(test, _)| applies(test))
+            .filter(move |(test, _)| applies(test) && test.routine)
             .map(|(test, known)| (test, Due::of(&self.snapshot, record, test, known, self.now)))
     }
 

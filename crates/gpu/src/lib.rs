@@ -4,8 +4,10 @@
 //! A call into a driver may hang for ever. Nothing here guards against that: whoever calls does so where it may hang
 //! without harm.
 
+pub mod collective;
 pub mod cublas;
 pub mod cuda;
 pub mod dcgm;
 pub mod dl;
+pub mod nccl;
 pub mod nvml;

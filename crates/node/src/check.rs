@@ -96,15 +96,21 @@ pub fn check(
     profile: Option<&Profile>,
     runner: &dyn ProbeRunner,
 ) -> Result<Vec<Answer>, CheckError> {
-    let rules = Catalogue::with_site_checks(policy).rules(policy).map_err(CheckError::Rules)?;
-    let looked = look(names, suite, policy, runner)?;
+    let catalogue = Catalogue::with_site_checks(policy);
+    let book = catalogue.rule_book(policy);
+    let looked = look_by(&catalogue, names, suite, policy, runner)?;
     let (past, up) = (Past::at(now()), uptime(runner));
     let judged = looked.into_iter().map(|Looked { check, observation, took }| {
+        // What was not measured needs no rules.
+        let rules = match (&observation, catalogue.get(&check)) {
+            (Observation::Measured { .. }, Some(of)) => book.of(of).map_err(CheckError::Rules)?,
+            _ => Vec::new(),
+        };
         let judgement = judge_with(&rules, profile, &past, &check, &observation);
         let Judgement { verdict, reason, text, findings } = after_boot(judgement, up, policy.agents.boot_grace);
-        Answer { check, verdict, reason, text, took, findings }
+        Ok(Answer { check, verdict, reason, text, took, findings })
     });
-    Ok(judged.collect())
+    judged.collect()
 }
 
 /// Runs the named checks, or those of the suite that the policy has not switched off.
@@ -114,8 +120,17 @@ pub fn look(
     policy: &Policy,
     runner: &dyn ProbeRunner,
 ) -> Result<Vec<Looked>, CheckError> {
-    let catalogue = Catalogue::with_site_checks(policy);
-    let chosen = choose(&catalogue, names, suite, policy)?;
+    look_by(&Catalogue::with_site_checks(policy), names, suite, policy, runner)
+}
+
+fn look_by(
+    catalogue: &Catalogue,
+    names: &[CheckId],
+    suite: Suite,
+    policy: &Policy,
+    runner: &dyn ProbeRunner,
+) -> Result<Vec<Looked>, CheckError> {
+    let chosen = choose(catalogue, names, suite, policy)?;
     let params = |id: &CheckId| catalogue.params(policy, id);
     // What is read for all of them together counts as the first one's time.
     let mut started = now();

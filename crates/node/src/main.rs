@@ -16,7 +16,7 @@ use doctor_core::{
 };
 use doctor_node::{
     agent, builtin, check,
-    job::{self, Order},
+    job::{self, Order, place},
     memory,
     policy::load_policy,
     profile::{self, MachineArgs},
@@ -84,12 +84,15 @@ struct CheckArgs {
 /// `doctor explain NAME` tells what a test does; exit codes are those of `check`.
 #[derive(Debug, Args)]
 struct TestArgs {
-    /// Tests to run, one after the other, such as `aznhc`.
+    /// Tests or suites to run, one after the other, such as `dl` or `standard`.
     #[arg(value_name = "NAME", required = true)]
     names: Vec<CheckId>,
     /// Set a parameter for this time, such as `mounts=["/data"]` or `pattern_time=30s`. It goes before the policy's.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     set: Vec<test::Setting>,
+    /// How deep `dcgm` looks: the same as `--set level=N`.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=4))]
+    level: Option<u8>,
     /// Print JSON instead of a table: one object for each finding, and one for each test that found nothing.
     #[arg(long)]
     json: bool,
@@ -130,26 +133,31 @@ struct RecordArgs {
 ///
 /// This is what a backend starts on the node. The run's key comes from the environment variable DOCTOR_RUN_KEY or
 /// from --key-file. Told to stop (SIGTERM), it signs what had finished and exits with 143.
+/// By hand: `doctor-node job --suite standard --data DIR`.
 ///
 /// Exit codes: 0 every test ran, whatever it found; 1 the result could not be written; 2 the job could not begin;
 /// 3 another process has this run or it was cancelled; 124 over its time limit; 143 told to stop.
 #[derive(Debug, Args)]
 struct JobArgs {
     /// The run, as the controller calls it.
-    #[arg(long, value_name = "ID")]
-    run: RunId,
-    /// This node, as its cluster calls it.
-    #[arg(long, value_name = "NAME")]
-    node: NodeName,
-    /// Tests to run, in this order, separated by commas.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', required = true)]
+    #[arg(long, value_name = "ID", required_unless_present = "data")]
+    run: Option<RunId>,
+    /// This node, as its cluster calls it. With --data, its host name by default.
+    #[arg(long, value_name = "NAME", required_unless_present = "data")]
+    node: Option<NodeName>,
+    /// Tests or suites to run, in this order, separated by commas.
+    #[arg(long, visible_alias = "suite", value_name = "NAMES", value_delimiter = ',', required = true)]
     tests: Vec<TestId>,
     /// Where the log grows while the tests run: one for all tests, or one for each, in their order.
-    #[arg(long = "log", value_name = "FILE", required = true)]
+    #[arg(long = "log", value_name = "FILE", required_unless_present = "data")]
     logs: Vec<PathBuf>,
     /// Where the result document appears at the end.
-    #[arg(long, value_name = "FILE")]
-    document: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "data")]
+    document: Option<PathBuf>,
+    /// Write as into a shared directory: DIR/TEST/NODE/TEST_NODE_TIME.log for each test, and the document beside the
+    /// first. Without a key the document is signed by one that nobody keeps: for people, not for a controller.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["logs", "document"])]
+    data: Option<PathBuf>,
     /// A file that holds the run's key in hexadecimal; it is read once.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
@@ -267,7 +275,11 @@ fn check(args: &CheckArgs) -> anyhow::Result<u8> {
 
 fn test(args: &TestArgs) -> anyhow::Result<u8> {
     let mut policy = load_policy(args.place.policy.as_deref())?;
-    test::set(&mut policy, &args.names, &args.set);
+    let names = test::named(&args.names, &policy);
+    test::set(&mut policy, &names, &args.set);
+    if let Some(level) = args.level {
+        test::set_level(&mut policy, &names, level)?;
+    }
     let stop = Stop::on_signals().context("cannot watch for signals")?;
     let say = |line: &str| eprintln!("{line}");
     let mut runner = args.place.runner(&stop);
@@ -275,7 +287,7 @@ fn test(args: &TestArgs) -> anyhow::Result<u8> {
         runner = runner.echo(&say);
     }
     let profile = profile::choose(&args.machine, args.place.state.as_deref(), &runner)?.profile;
-    let answers = test::test(&args.names, &policy, profile.as_ref(), &runner)?;
+    let answers = test::test(&names, &policy, profile.as_ref(), &runner)?;
     shown(&answers, args.json, true)
 }
 
@@ -329,14 +341,26 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
     if let Some(limit) = args.limit {
         stop = stop.after(limit.to_std());
     }
+    let policy = load_policy(args.place.policy.as_deref())?;
+    let tests = test::named(&args.tests, &policy);
+    let by_hand = args.data.is_some();
+    let (run, node) = (args.run.unwrap_or_else(place::new_run), args.node.map_or_else(place::this_node, Ok)?);
+    let (logs, document) = match (args.data, args.document) {
+        (Some(data), _) => place::below(&data, &tests, &node, run).context("--tests names no test")?,
+        (None, Some(document)) => (args.logs, document),
+        (None, None) => bail!("--document or --data is needed"),
+    };
+    if by_hand {
+        println!("{}", document.display());
+    }
     let order = Order {
-        run: args.run,
-        node: args.node,
-        tests: args.tests,
-        key: key(args.key_file.as_deref())?,
-        logs: args.logs,
-        document: args.document,
-        policy: load_policy(args.place.policy.as_deref())?,
+        run,
+        node,
+        tests,
+        key: key(args.key_file.as_deref(), by_hand)?,
+        logs,
+        document,
+        policy,
         root: args.place.root,
         library: args.place.nvml,
         state: args.place.state,
@@ -351,13 +375,14 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
     }
 }
 
-fn key(file: Option<&Path>) -> anyhow::Result<RunKey> {
+fn key(file: Option<&Path>, by_hand: bool) -> anyhow::Result<RunKey> {
     let text = match file {
         Some(path) => {
             std::fs::read_to_string(path).with_context(|| format!("cannot read the key file {}", path.display()))?
         }
         None => match std::env::var(KEY_VARIABLE) {
             Ok(text) => text,
+            Err(_) if by_hand => return place::passing_key(),
             Err(_) => bail!("no key for this run: set {KEY_VARIABLE} or give --key-file"),
         },
     };

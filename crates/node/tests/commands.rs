@@ -250,3 +250,36 @@ fn a_link_in_the_place_of_the_log_is_not_followed() {
     assert_eq!(fs::read_to_string(secret).unwrap(), "untouched");
     assert_eq!(job.tests(), ["memory"], "without a log the tests run all the same");
 }
+
+#[test]
+fn a_suite_by_hand_leaves_a_log_for_each_test_and_goes_on_after_a_failure() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = tree(GOOD_MEMORY, QUIET);
+    let policy = directory.path().join("policy.toml");
+    fs::write(
+        &policy,
+        "[tests.bad.params]\ncommand = [\"/bin/false\"]\n[tests.good.params]\ncommand = [\"/bin/echo\", \"well\"]\n\
+         [suites.both]\ntests = [\"bad\", \"good\"]\n",
+    )
+    .unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["job", "--suite", "both,memory", "--node", "n1", "--data"]).arg(directory.path().join("data"));
+    command.arg("--policy").arg(&policy).arg("--root").arg(root.path()).env_remove("DOCTOR_RUN_KEY");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(i32::from(exit::DONE)), "{}", String::from_utf8_lossy(&output.stderr));
+    let document = String::from_utf8(output.stdout).unwrap();
+    let document = Path::new(document.trim());
+    assert!(document.starts_with(directory.path().join("data/bad/n1")), "{}", document.display());
+    let text = fs::read_to_string(document).unwrap();
+    let body: serde_json::Value = serde_json::from_str(text.split_once('\n').unwrap().1).unwrap();
+    let ran: Vec<_> = body["tests"].as_array().unwrap().iter().map(|test| test["test"].as_str().unwrap()).collect();
+    assert_eq!(ran, ["bad", "good", "memory"]);
+    for test in ran {
+        let logs = fs::read_dir(directory.path().join("data").join(test).join("n1")).unwrap();
+        let logs: Vec<_> =
+            logs.map(|entry| entry.unwrap().path()).filter(|path| path.extension().unwrap() == "log").collect();
+        assert_eq!(logs.len(), 1, "{test}");
+        let log = fs::read_to_string(&logs[0]).unwrap();
+        assert!(log.contains(&format!(" {test}: ")), "{log}");
+    }
+}

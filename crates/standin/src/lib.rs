@@ -22,8 +22,17 @@
 //! ```
 //!
 //! A function whose struct carries a version refuses one it does not know, as the real library does.
+//!
+//! The same library stands in for the CUDA driver and for NCCL, as far as the collective test uses them ([`cuda`], [`nccl`]):
+//! memory of a GPU is memory of the process, kernels are functions here, and ranks really add up, over sockets of this
+//! machine. `DOCTOR_STANDIN_GPUS` says how many GPUs there are, `DOCTOR_STANDIN_NODE` which node of several this process
+//! plays, and `DOCTOR_STANDIN_FAULTS` what is wrong with them ([`faults`]).
 
 mod answers;
+mod cuda;
+mod cuda_kernels;
 mod dcgm;
+mod faults;
+mod nccl;
 mod scene;
 mod symbols;

@@ -217,6 +217,13 @@ impl Machine {
         self
     }
 
+    /// A symbolic link that leads to a place of this machine.
+    pub fn linked(mut self, path: &str, to: &str) -> Self {
+        let up = "../".repeat(path.matches('/').count() - 1);
+        self.link(path, &format!("{up}{}", to.trim_start_matches('/')));
+        self
+    }
+
     /// With everything below it.
     pub fn without(mut self, path: &str) -> Self {
         let below = format!("{path}/");

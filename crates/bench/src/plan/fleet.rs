@@ -74,6 +74,7 @@ fn test(place: usize) -> TestPolicy {
         limit: Span::minutes(30),
         usual: Span::minutes(10),
         exclusive: true,
+        routine: true,
         at_once: None,
         shares: if place < 2 { vec!["scratch".to_owned()] } else { Vec::new() },
         pools: None,

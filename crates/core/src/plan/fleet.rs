@@ -50,6 +50,7 @@ fn test(n: usize) -> TestPolicy {
         limit: Span::minutes(20),
         usual: Span::minutes(10),
         exclusive: true,
+        routine: true,
         at_once: None,
         shares: if n == 0 { vec!["/data".to_owned()] } else { Vec::new() },
         pools: None,

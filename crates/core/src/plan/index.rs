@@ -332,7 +332,10 @@ fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: TestMask) -> Due
 /// When a test is due on this node (again). `Timestamp::MIN`: it never ran.
 pub(crate) fn due_at(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &TestRecord) -> Timestamp {
     let retry = &snapshot.policy.retry;
-    let moment = known.due(test.cutoff, retry.inconclusive, retry.inconclusive_cap);
+    let moment = match test.routine {
+        true => known.due(test.cutoff, retry.inconclusive, retry.inconclusive_cap),
+        false => Timestamp::MAX,
+    };
     // Only nodes with something open pay for looking it up.
     if record.findings.is_empty() { moment } else { moment.min(recheck(snapshot, record, test, known)) }
 }

@@ -57,9 +57,10 @@ impl CoverageRow {
     }
 }
 
-/// Coverage per test, in the order of tests.
+/// Coverage per test that is run regularly, in the order of tests.
 pub fn coverage(facts: &Facts) -> Vec<CoverageRow> {
-    let mut rows: Vec<CoverageRow> = facts.snapshot.tests.iter().map(CoverageRow::empty).collect();
+    let mut rows: Vec<CoverageRow> =
+        facts.snapshot.tests.iter().filter(|test| test.routine).map(CoverageRow::empty).collect();
     for record in &facts.snapshot.nodes {
         for (test, latest) in facts.tests_of(record) {
             let Some(row) = rows.iter_mut().find(|row| row.test == test.id) else { continue };

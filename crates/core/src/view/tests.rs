@@ -39,6 +39,7 @@ fn tests() -> Vec<TestPolicy> {
         limit: Span::minutes(20),
         usual: Span::minutes(10),
         exclusive: true,
+        routine: true,
         at_once: None,
         shares: Vec::new(),
         pools,

@@ -27,8 +27,8 @@ pub(crate) struct TestArgs {
     /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`.
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<Selector>,
-    /// Only these tests. Without: all that apply.
-    #[arg(long, value_name = "TEST", value_delimiter = ',')]
+    /// These tests or suites, such as `standard`. Without: all that are run regularly.
+    #[arg(long, visible_alias = "suite", value_name = "TEST", value_delimiter = ',')]
     test: Vec<TestId>,
     /// Why; it stands in the audit trail.
     #[arg(long, value_name = "TEXT", default_value = "asked for on the command line")]
@@ -110,12 +110,15 @@ impl Meant {
 pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
     let meant = Meant::of(context, &args.nodes)?;
     let tests = &meant.facts.snapshot.tests;
-    if let Some(unknown) = args.test.iter().find(|id| tests.iter().all(|test| test.id != **id)) {
-        let known = tests.iter().map(|test| test.id.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(Failure::Unknown { what: "test", name: unknown.to_string(), known });
+    let catalogue = &context.loaded()?.settings.catalogue;
+    let wanted = catalogue.named(&args.test);
+    if let Some(unknown) = wanted.iter().find(|id| tests.iter().all(|test| test.id != **id)) {
+        let suites = catalogue.suites().keys().map(TestId::as_str);
+        let known = tests.iter().map(|test| test.id.as_str()).chain(suites).collect::<Vec<_>>().join(", ");
+        return Err(Failure::Unknown { what: "test or suite", name: unknown.to_string(), known });
     }
-    let which = match args.test.as_slice() {
-        [] => "every test that applies".to_owned(),
+    let which = match wanted.as_slice() {
+        [] => "every test that is run regularly".to_owned(),
         some => some.iter().map(TestId::as_str).collect::<Vec<_>>().join(", "),
     };
     let (by, at) = (args.signed.by(), meant.facts.now);
@@ -130,7 +133,7 @@ pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
     };
     args.signed.carry_out(context, &change, || {
         for node in &meant.nodes {
-            let asked = Asked::Test { node: node.clone(), tests: args.test.clone() };
+            let asked = Asked::Test { node: node.clone(), tests: wanted.clone() };
             meant.store.add_request(&asked, &by, &args.why, at)?;
         }
         Ok(())

@@ -2,11 +2,14 @@
 
 mod number;
 
-use doctor_checks::{Catalogue, Check};
+use std::collections::BTreeMap;
+
+use doctor_checks::{Catalogue, Check, Suite};
 use doctor_control::settings::Settings;
 use doctor_core::{
-    ids::CheckId,
+    ids::{CheckId, TestId},
     policy::{Policy, Rule, TestPolicy},
+    time::Span,
 };
 use serde::Serialize;
 
@@ -48,11 +51,23 @@ enum Explained<'a> {
         rules: Vec<&'a Rule>,
     },
     Number(number::Number<'a>),
+    Suites {
+        suites: Vec<SuiteView<'a>>,
+    },
     Contents {
+        suites: Vec<&'a str>,
         checks: Vec<&'a str>,
         rules: Vec<&'a str>,
         reasons: Vec<&'a str>,
     },
+}
+
+/// A suite: what it runs, and when by itself.
+#[derive(Debug, Serialize)]
+struct SuiteView<'a> {
+    name: &'a str,
+    tests: &'a [TestId],
+    every: Option<Span>,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -64,7 +79,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         (Some(family), Some(number)) if number::FAMILIES.contains(&family) => {
             Explained::Number(number::explain(family, number, &own.rules)?)
         }
-        (Some(family), None) if number::FAMILIES.contains(&family) => {
+        // `dcgm` alone is the test of that name.
+        (Some(family), None) if number::FAMILIES.contains(&family) && explain(own, family).is_none() => {
             return Err(Failure::Usage(format!("which one? Such as `doctor explain {family} 79`")));
         }
         (Some(name), Some(_)) => {
@@ -79,7 +95,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 fn simulated(policy: &Policy) -> Result<Settings> {
-    let bare = Policy { tests: std::collections::BTreeMap::new(), rules: Vec::new(), ..policy.clone() };
+    let mut bare = Policy { tests: BTreeMap::new(), suites: BTreeMap::new(), rules: Vec::new(), ..policy.clone() };
+    bare.repair.proving.clear();
     let catalogue: Catalogue = doctor_sim::tests::catalogue();
     Settings::new(bare, catalogue, doctor_sim::tests::profiles()).map_err(|error| Failure::Other(error.to_string()))
 }
@@ -88,12 +105,27 @@ fn explain<'a>(settings: &'a Settings, name: &'a str) -> Option<Explained<'a>> {
     if let Some(check) = settings.catalogue.iter().find(|check| check.spec.id == name) {
         return Some(explain_check(settings, check));
     }
+    if let Some(suites) = explain_suites(settings, name) {
+        return Some(suites);
+    }
     if let Some(rule) = settings.rules.iter().find(|rule| rule.id.as_str() == name) {
         return Some(Explained::Rule { rule });
     }
     let meanings: Vec<Reason> = reasons().into_iter().filter(|reason| reason.code == name).collect();
     let rules: Vec<&Rule> = settings.rules.iter().filter(|rule| rule.reason.as_str() == name).collect();
     (!meanings.is_empty() || !rules.is_empty()).then_some(Explained::Reason { code: name, meanings, rules })
+}
+
+/// One suite by its name, or all of them by the word `suites`.
+fn explain_suites<'a>(settings: &'a Settings, name: &str) -> Option<Explained<'a>> {
+    let suites = settings.catalogue.suites().iter().filter(|(suite, _)| name == "suites" || suite.as_str() == name);
+    let view = |(name, suite): (&'a TestId, &'a Suite)| SuiteView {
+        name: name.as_str(),
+        tests: &suite.tests,
+        every: suite.every,
+    };
+    let suites: Vec<_> = suites.map(view).collect();
+    (!suites.is_empty()).then_some(Explained::Suites { suites })
 }
 
 fn explain_check<'a>(settings: &'a Settings, check: &'a Check) -> Explained<'a> {
@@ -115,6 +147,7 @@ fn contents(settings: &Settings) -> Explained<'_> {
     codes.sort_unstable();
     codes.dedup();
     Explained::Contents {
+        suites: settings.catalogue.suites().keys().map(TestId::as_str).collect(),
         checks: settings.catalogue.iter().map(|check| check.spec.id).collect(),
         rules: settings.rules.iter().map(|rule| rule.id.as_str()).collect(),
         reasons: codes,
@@ -163,7 +196,21 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
             }
         }
         Explained::Number(number) => number::text(page, number),
-        Explained::Contents { checks, rules, reasons } => {
+        Explained::Suites { suites } => {
+            for suite in suites {
+                let when = match suite.every {
+                    Some(every) => format!("run by the controller when the last result is older than {every}"),
+                    None => "run when asked for".to_owned(),
+                };
+                page.line(format!("Suite {}: {}; {when}.", suite.name, list(suite.tests)));
+            }
+            page.line(
+                "A suite's name stands for its tests in `doctor test --suite`, `doctor-node test`, `doctor-node job`",
+            );
+            page.line("and `repair.proving`; `[suites.NAME]` in the policy changes one or adds one.");
+        }
+        Explained::Contents { suites, checks, rules, reasons } => {
+            page.line(format!("Suites: {}", list(suites)));
             page.line(format!("Checks: {}", list(checks)));
             page.line(format!("Rules: {}", list(rules)));
             page.line(format!("Reasons: {}", list(reasons)));
@@ -181,6 +228,9 @@ fn in_force(page: &mut Page, test: &TestPolicy, params: &serde_json::Value) {
         "  {}",
         if test.exclusive { "needs the node to itself" } else { "rides along with other tests" }
     ));
+    if !test.routine {
+        page.line("  runs when it is asked for, or to prove a node that was repaired");
+    }
     if let Some(at_once) = test.at_once {
         page.line(format!("  at most {at_once} at a time over the whole cluster"));
     }

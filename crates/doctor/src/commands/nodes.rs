@@ -45,7 +45,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let agent_of = |node: &NodeName| agents.iter().find(|agent| agent.node == *node).cloned();
     let rows = view::node_rows(&facts, &names).into_iter();
     let rows: Vec<Row> = rows.map(|row| Row { agent: agent_of(&row.node), row }).collect();
-    let tests: Vec<&str> = facts.snapshot.tests.iter().map(|test| test.id.as_str()).collect();
+    let tests: Vec<&str> =
+        facts.snapshot.tests.iter().filter(|test| test.routine).map(|test| test.id.as_str()).collect();
     context.out.show(&rows, |page| text(page, &rows, &tests, facts.now, facts.seen))?;
     Ok(Exit::Ok)
 }

@@ -56,7 +56,7 @@ fn a_change_needs_a_reason_and_nodes_that_exist() {
     bed.expect(2, &with_store(&["hold", "node001", "--why", "x", "--yes", "--until", "2020-01-01T00:00:00Z"]))
         .complains("which is over");
     bed.expect(2, &with_store(&["test", "node001", "--test", "spoon", "--yes"]))
-        .complains("no test `spoon`")
+        .complains("no test or suite `spoon`")
         .complains("storage");
 }
 

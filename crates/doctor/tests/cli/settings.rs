@@ -47,6 +47,19 @@ fn a_policy_that_names_what_does_not_exist_is_refused() {
     bed.write("doctor.toml", "policy = \"policy.toml\"\n");
     bed.write("policy.toml", "[tests.discs]\nenabled = false\n");
     bed.expect(4, &["config", "check"]).complains("tests.discs").complains("disk-space");
+    for (policy, complaint) in [
+        ("[suites.mine]\ntests = [\"discs\"]\n", "suite `mine` names `discs`"),
+        ("[suites.memory]\ntests = [\"dl\"]\n", "there is a test `memory`"),
+        ("[tests.dl-hot]\nof = \"deal\"\n", "`tests.dl-hot` as a form of `deal`"),
+        ("[tests.dl-hot]\nof = \"dl-long\"\n", "`tests.dl-hot` as a form of `dl-long`"),
+        ("[repair]\nproving = [\"every\"]\n", "`repair.proving` names `every`"),
+    ] {
+        bed.write("policy.toml", policy);
+        bed.expect(4, &["config", "check"]).complains(complaint);
+    }
+    bed.write("policy.toml", "[repair]\nproving = [\"quarantine\"]\n[suites.standard]\nevery = \"7d\"\n");
+    bed.expect(0, &["explain", "suites"]).says("Suite standard: ").says("older than 7d");
+    bed.expect(0, &["explain", "dl-long"]).says("asked for, or to prove").says("heat = ");
     bed.write("doctor.toml", "policy = \"missing.toml\"\n");
     bed.expect(4, &["config", "check"]).complains("missing.toml").complains("No such file");
 }
@@ -87,7 +100,6 @@ fn profiles_of_other_tools_are_imported_and_judge() {
 
     let text = bed.read("doctor.toml");
     bed.write("doctor.toml", &format!("profiles = [\"profiles\"]\n{text}"));
-    bed.expect(0, &["config", "check"]);
     bed.write("profiles/nd8_v9.toml", "sku = \"nd8_v9\"\nversion = 1\nlike = \"hgx-h999\"\n");
     bed.expect(4, &["config", "check"]).complains("hgx-h999");
     bed.expect(1, &["import", "profiles", files[1], "--out", "profiles"]).says("left as it is");

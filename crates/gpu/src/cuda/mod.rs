@@ -14,7 +14,8 @@ use std::{
     cell::Cell,
     ffi::{CStr, OsStr, c_char, c_int},
     marker::PhantomData,
-    ptr,
+    ptr, thread,
+    time::Duration,
 };
 
 pub use error::{CudaError, DriverError};
@@ -38,6 +39,9 @@ pub enum Attribute {
     Minor = 76,
     SharedBytesPerBlock = 97,
 }
+
+/// How often the end of work is looked for that may have none.
+const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 /// The driver, initialised.
 #[derive(Debug)]
@@ -197,9 +201,41 @@ impl<'c> Gpu<'c> {
         let symbols = &self.cuda.symbols;
         // SAFETY: an event of this context.
         self.check("cuEventSynchronize", unsafe { (symbols.event_synchronize)(to) })?;
+        self.elapsed(from, to)
+    }
+
+    /// As [`Self::timed`], for work that may never end: looks for its end as long as `go_on` says so, else there is none.
+    /// What was asked of the device goes on then.
+    pub fn timed_while<E: From<CudaError>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+        mut go_on: impl FnMut() -> Result<bool, E>,
+    ) -> Result<Option<f64>, E> {
+        const NOT_READY: i32 = 600;
+        let (from, to) = self.timers()?;
+        self.mark(from)?;
+        work()?;
+        self.mark(to)?;
+        let symbols = &self.cuda.symbols;
+        loop {
+            // SAFETY: an event of this context.
+            match unsafe { (symbols.event_query)(to) } {
+                NOT_READY if !go_on()? => return Ok(None),
+                NOT_READY => thread::sleep(LOOK_AGAIN),
+                code => {
+                    self.check("cuEventQuery", code)?;
+                    break;
+                }
+            }
+        }
+        Ok(Some(self.elapsed(from, to)?))
+    }
+
+    /// Between two events that have been.
+    fn elapsed(&self, from: Handle, to: Handle) -> Result<f64, CudaError> {
         let mut milliseconds = 0.0;
         // SAFETY: two recorded events of this context, and a live variable.
-        let code = unsafe { (symbols.event_elapsed)(&raw mut milliseconds, from, to) };
+        let code = unsafe { (self.cuda.symbols.event_elapsed)(&raw mut milliseconds, from, to) };
         self.check("cuEventElapsedTime", code)?;
         Ok(f64::from(milliseconds) / 1000.0)
     }

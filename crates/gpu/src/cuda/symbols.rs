@@ -77,6 +77,7 @@ symbols! {
     event_create = "cuEventCreate": fn(*mut Handle, c_uint);
     event_destroy = "cuEventDestroy_v2": fn(Handle);
     event_record = "cuEventRecord": fn(Handle, Handle);
+    event_query = "cuEventQuery": fn(Handle);
     event_synchronize = "cuEventSynchronize": fn(Handle);
     event_elapsed = "cuEventElapsedTime": fn(*mut f32, Handle, Handle);
     tensor_map = "cuTensorMapEncodeTiled": fn(

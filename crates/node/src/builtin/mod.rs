@@ -5,28 +5,47 @@
 //! People read what it writes on standard error while it runs, in the log of the run. On standard output it answers
 //! once, with measurements or with the reason why there are none.
 
+mod collective;
+mod dcgm;
 mod dl;
+mod fabric;
+mod program;
 mod storage;
 
 use std::{ffi::OsString, process::ExitCode};
 
 use doctor_checks::{document::Measurements, probe::ProbeOutput};
-use doctor_core::observation::ProbeFailure;
+use doctor_core::observation::{FailureKind, ProbeFailure};
 use rustix::process::Signal;
 
 /// A test that comes with the program.
 #[derive(Debug, Clone, Copy)]
 pub struct Builtin {
     pub name: &'static str,
-    run: fn(Vec<OsString>) -> Result<Measurements, ProbeFailure>,
+    run: fn(Vec<OsString>) -> ProbeOutput,
 }
 
 /// The visible list.
-static BUILTINS: &[Builtin] = &[Builtin { name: "dl", run: dl::run }, Builtin { name: "storage", run: storage::run }];
+static BUILTINS: &[Builtin] = &[
+    Builtin { name: "collective", run: |args| measured(collective::run(args)) },
+    Builtin { name: "dcgm", run: dcgm::run },
+    Builtin { name: "dl", run: |args| measured(dl::run(args)) },
+    Builtin { name: "fabric", run: |args| measured(fabric::run(args)) },
+    Builtin { name: "storage", run: |args| measured(storage::run(args)) },
+];
+
+/// Also right when the program was replaced by an update while it runs.
+const OURSELVES: &str = "/proc/self/exe";
 
 /// What a test does in a further process of its own, because it may hang there: a name and its work.
 type Hand = (&'static str, fn(&[OsString]) -> ExitCode);
-static HANDS: &[Hand] = &[(storage::KEEP, storage::keep), (storage::ENTER, storage::enter)];
+static HANDS: &[Hand] = &[
+    (collective::WORK, collective::work),
+    (dcgm::KEEP, dcgm::keep),
+    (program::BOUND, program::bound),
+    (storage::KEEP, storage::keep),
+    (storage::ENTER, storage::enter),
+];
 
 pub fn find(name: &str) -> Option<&'static Builtin> {
     BUILTINS.iter().find(|builtin| builtin.name == name)
@@ -44,18 +63,22 @@ pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
         eprintln!("this argument is for doctor-node itself");
         return ExitCode::FAILURE;
     };
-    let answer = match (builtin.run)(args.collect()) {
-        Ok(measurements) => match serde_json::to_string(&measurements) {
-            Ok(text) => ProbeOutput::Text(text),
-            Err(error) => {
-                eprintln!("the measurements cannot be written down: {error}");
-                return ExitCode::FAILURE;
-            }
-        },
-        Err(failure) => ProbeOutput::Failed(failure),
-    };
+    let answer = (builtin.run)(args.collect());
     match serde_json::to_writer(std::io::stdout().lock(), &answer) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// The answer of a test that measures for itself.
+fn measured(result: Result<Measurements, ProbeFailure>) -> ProbeOutput {
+    let failed = |error| {
+        let text = format!("the measurements cannot be written down: {error}");
+        ProbeOutput::Failed(ProbeFailure::new(FailureKind::Failed, text))
+    };
+    match result.map(|measurements| serde_json::to_string(&measurements)) {
+        Ok(Ok(text)) => ProbeOutput::Text(text),
+        Ok(Err(error)) => failed(error),
+        Err(failure) => ProbeOutput::Failed(failure),
     }
 }

@@ -7,6 +7,7 @@
 mod claim;
 mod log;
 pub(crate) mod output;
+pub mod place;
 
 use std::{
     ffi::OsString,

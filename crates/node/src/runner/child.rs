@@ -94,6 +94,21 @@ pub(crate) fn run(command: &mut Command, limits: &Limits, stop: &Stop, echo: Ech
     Ok(Ended::Exited { status, stdout: stdout.bytes, stderr: stderr.bytes })
 }
 
+/// Ends a child that was started in a group of its own and not reaped yet, with all of that group. It is asked first; what
+/// survives a kill, too, is told by its number.
+pub(crate) fn end(child: &mut Child, grace: Duration, kill_grace: Duration) -> Option<u32> {
+    if !grace.is_zero() {
+        ask_to_end(child, grace);
+    }
+    kill_group(child);
+    let survivor = survivor(child, kill_grace);
+    if survivor.is_none() {
+        // It has ended; what its status was does not matter any more.
+        let _status = child.wait();
+    }
+    survivor
+}
+
 /// Takes in what the child says until it ends (`None`) or a limit is reached. Does not reap it.
 fn listen(
     child: &Child,
@@ -133,7 +148,7 @@ fn pid(child: &Child) -> io::Result<Pid> {
 }
 
 /// Without reaping it, so that its number stays its own.
-fn has_exited(child: &Child) -> io::Result<bool> {
+pub(crate) fn has_exited(child: &Child) -> io::Result<bool> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     Ok(waitid(WaitId::Pid(pid(child)?), options)?.is_some())
 }

@@ -16,10 +16,12 @@ use crate::{
 
 #[derive(Debug, thiserror::Error)]
 pub enum TestError {
-    #[error("there is no test `{name}`; there are: {known}")]
+    #[error("there is no test or suite `{name}`; there are: {known}")]
     NoSuchTest { name: String, known: String },
     #[error("`{name}` is a check that only reads: `doctor-node check {name}`")]
     IsQuick { name: String },
+    #[error("--level is for the test `dcgm`, which is not among those that were named")]
+    NoLevels,
     #[error(transparent)]
     Check(#[from] CheckError),
 }
@@ -51,12 +53,28 @@ impl FromStr for Setting {
     }
 }
 
+/// The tests that are meant, where a suite stands for its tests.
+pub fn named(names: &[CheckId], policy: &Policy) -> Vec<CheckId> {
+    Catalogue::with_site_checks(policy).named(names)
+}
+
 /// Lays parameters from the command line over those of the policy.
 pub fn set(policy: &mut Policy, names: &[CheckId], settings: &[Setting]) {
     for name in names.iter().filter(|_| !settings.is_empty()) {
         let params = &mut policy.tests.entry(name.clone()).or_default().params;
         params.extend(settings.iter().map(|Setting { name, value }| (name.clone(), value.clone())));
     }
+}
+
+/// Lays a level of DCGM over that of the policy. Other tests know no levels.
+///
+/// # Errors
+/// If DCGM's test is not one of those that were named.
+pub fn set_level(policy: &mut Policy, names: &[CheckId], level: u8) -> Result<(), TestError> {
+    let dcgm = names.iter().find(|name| name.as_str() == "dcgm").ok_or(TestError::NoLevels)?;
+    let level = Setting { name: "level".to_owned(), value: i64::from(level).into() };
+    set(policy, std::slice::from_ref(dcgm), &[level]);
+    Ok(())
 }
 
 /// Runs these tests, one after the other, and judges what they saw.
@@ -83,7 +101,8 @@ fn is_test(catalogue: &Catalogue, name: &CheckId) -> Result<(), TestError> {
         Some(Depth::Quick) => Err(TestError::IsQuick { name: name.to_string() }),
         None => {
             let deep = catalogue.iter().filter(|check| check.spec.depth == Depth::Deep);
-            let known = deep.map(|check| check.spec.id).collect::<Vec<_>>().join(", ");
+            let suites = catalogue.suites().keys().map(CheckId::as_str);
+            let known = deep.map(|check| check.spec.id).chain(suites).collect::<Vec<_>>().join(", ");
             Err(TestError::NoSuchTest { name: name.to_string(), known })
         }
     }

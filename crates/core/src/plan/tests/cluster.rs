@@ -69,6 +69,7 @@ pub(super) fn test(id: &str) -> TestPolicy {
         limit: 20.minutes(),
         usual: 10.minutes(),
         exclusive: true,
+        routine: true,
         at_once: None,
         shares: Vec::new(),
         pools: None,

@@ -8,6 +8,7 @@ use crate::{
     case::{Rung, StepKind},
     finding::Severity,
     lifecycle::Life,
+    policy::TestPolicy,
     run::{CancelWhy, JobEnd, JobSeen, Purpose},
     snapshot::Asked,
     time::Span,
@@ -182,4 +183,28 @@ fn withdrawing_a_run_that_was_never_submitted_ends_it_without_a_row() {
     cluster.cycle();
     assert_eq!(cluster.cycle(), ["conclude not-started: withdrawn"]);
     assert!(cluster.snapshot.runs.is_empty() && cluster.record("a").backoff.is_none());
+}
+
+#[test]
+fn a_test_that_is_not_run_regularly_runs_when_asked_for_and_to_prove_a_node() {
+    let long = TestPolicy { routine: false, ..test("dl-long") };
+    let tests = || vec![test("dl"), long.clone()];
+    assert_eq!(cluster().tests(tests()).node(free("a")).lines(), ["submit a dl: stale"], "never tested, and not due");
+    let ask = |wanted: &[&str]| {
+        let wanted = wanted.iter().map(|id| test_id(id)).collect();
+        cluster().tests(tests()).node(free("a").fresh()).asks(Asked::Test { node: name("a"), tests: wanted }).lines()
+    };
+    assert_eq!(ask(&["dl-long"])[0], "submit a dl-long: operator");
+    assert_eq!(ask(&[])[0], "submit a dl: operator");
+    let proof = |proving: &[&str]| {
+        let node = free("a").fresh().out(Severity::Isolate, Rung::Quarantine);
+        let proving = proving.iter().map(|id| test_id(id)).collect();
+        let cluster = acting().fillers(20).tests(tests()).node(node).policy(|policy| {
+            policy.repair.proving = proving;
+            policy.allow.drain = false;
+        });
+        cluster.lines().into_iter().find(|line| line.starts_with("submit a")).unwrap()
+    };
+    assert_eq!(proof(&[]), "submit a dl: proof");
+    assert_eq!(proof(&["dl-long"]), "submit a dl-long: proof");
 }

@@ -53,7 +53,7 @@ pub(super) fn explain<'a>(family: &str, number: &str, rules: &'a [Rule]) -> Resu
             let row = n.and_then(tables::dcgm_error);
             let known = "0 to 132; any other is judged by the severity that DCGM gives it";
             let row = row.ok_or_else(|| unknown("DCGM error", known))?;
-            Ok(of_table(Row::Dcgm(row), "dcgm-diag", &format!("dcgm-{}", row.n), &tables::DCGM, rules))
+            Ok(of_table(Row::Dcgm(row), "dcgm", &format!("dcgm-{}", row.n), &tables::DCGM, rules))
         }
     }
 }

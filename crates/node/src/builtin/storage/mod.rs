@@ -25,6 +25,7 @@ use doctor_checks::{
 };
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
 
+use super::OURSELVES;
 use crate::{
     runner::{STATE_VARIABLE, abandoned::AbandonedProbes, mounts},
     stop::{Stop, StopWhy},
@@ -35,9 +36,6 @@ use told::{Told, Wrong, bytes, of_errno, of_pass};
 
 pub(super) use keeper::{KEEP, keep};
 pub(super) use passes::{ENTER, enter};
-
-/// Also right when the program was replaced by an update while it runs.
-const OURSELVES: &str = "/proc/self/exe";
 
 /// How long the keeper is waited for where the test was told to stop, for which the runner gives it not much more, and
 /// where the mount hangs, so that it will hardly come.

@@ -1,0 +1,371 @@
+//! The checks in force, with the site's settings laid over: what the planner, the classifier and the pages use.
+//!
+//! A test may have a second name with parameters of its own (`of`), such as a longer form for nodes in quarantine. Its
+//! results are its own; its page and its rules are those of the test that it is a form of.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    sync::{LazyLock, Mutex, PoisonError},
+};
+
+use doctor_core::{
+    ids::{CheckId, TestId},
+    policy::{Policy, Rule, SuiteSettings, TestPolicy, TestSettings},
+    time::Span,
+};
+use serde::Deserialize;
+
+use crate::{
+    compiled::CompiledRules,
+    spec::{Check, Depth, Params, Spec, rules_as_written},
+};
+
+#[derive(Debug, Clone, Default)]
+pub struct Catalogue {
+    checks: Vec<Check>,
+    forms: BTreeMap<CheckId, TestSettings>,
+    suites: BTreeMap<TestId, Suite>,
+}
+
+/// A named set of tests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Suite {
+    pub tests: Vec<TestId>,
+    /// How old a result may be before the controller runs the test again by itself. `None`: only when asked.
+    pub every: Option<Span>,
+}
+
+/// Suites and forms that every installation has: `suites.toml`, in the form of the policy file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    suites: BTreeMap<TestId, SuiteSettings>,
+    tests: BTreeMap<TestId, TestSettings>,
+}
+
+impl Catalogue {
+    /// The suites of this program, as `doctor config init` and the guide show them.
+    pub const SUITES_TEXT: &'static str = include_str!("suites.toml");
+
+    pub fn new(checks: impl IntoIterator<Item = Check>) -> Self {
+        let mut checks: Vec<_> = checks.into_iter().collect();
+        checks.sort_by_key(|check| check.spec.id);
+        checks.dedup_by_key(|check| check.spec.id);
+        Self { checks, ..Self::default() }
+    }
+
+    /// All checks built into this program.
+    pub fn built_in() -> Self {
+        Self::new(crate::CHECKS.iter().copied())
+    }
+
+    /// Those, the suites, and what this site's policy adds: commands as checks of its own, forms and suites.
+    ///
+    /// # Panics
+    /// If the suites compiled into this program do not read; a test reads them.
+    pub fn with_site_checks(policy: &Policy) -> Self {
+        let checks = crate::CHECKS.iter().copied().chain(crate::site::site_checks(policy));
+        static OURS: LazyLock<Written> =
+            LazyLock::new(|| toml::from_str(Catalogue::SUITES_TEXT).expect("the compiled-in suites are tested"));
+        let (ours, mut catalogue) = (&*OURS, Self::new(checks));
+        catalogue.lay(&ours.suites, &ours.tests);
+        catalogue.under(policy)
+    }
+
+    /// The same with the forms and suites of a policy laid over.
+    #[must_use]
+    pub fn under(mut self, policy: &Policy) -> Self {
+        self.lay(&policy.suites, &policy.tests);
+        self
+    }
+
+    fn lay(&mut self, suites: &BTreeMap<TestId, SuiteSettings>, tests: &BTreeMap<TestId, TestSettings>) {
+        for (id, settings) in tests {
+            // A form of what is not there, or of another form, is told where settings are checked.
+            let base = settings.of.as_ref().filter(|of| !self.forms.contains_key(*of)).and_then(|of| self.get(of));
+            if let Some(form) = base.map(|base| form_of(base, id)) {
+                self.checks.retain(|check| check.spec.id != form.spec.id);
+                self.checks.push(form);
+                self.forms.insert(id.clone(), settings.clone());
+            }
+        }
+        self.checks.sort_by_key(|check| check.spec.id);
+        for (name, settings) in suites {
+            let suite = self.suites.entry(name.clone()).or_default();
+            if let Some(tests) = &settings.tests {
+                suite.tests.clone_from(tests);
+            }
+            suite.every = settings.every.or(suite.every);
+        }
+    }
+
+    /// The same with these checks in it.
+    #[must_use]
+    pub fn with_checks(&self, more: impl IntoIterator<Item = Check>) -> Self {
+        let checks = Self::new(self.checks.iter().copied().chain(more)).checks;
+        Self { checks, ..self.clone() }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Check> {
+        self.checks.iter()
+    }
+
+    pub fn get(&self, id: &CheckId) -> Option<&Check> {
+        self.checks.iter().find(|check| check.spec.id == id.as_str())
+    }
+
+    /// What this test is a form of.
+    pub fn form_of(&self, id: &CheckId) -> Option<&CheckId> {
+        self.forms.get(id)?.of.as_ref()
+    }
+
+    pub fn suites(&self) -> &BTreeMap<TestId, Suite> {
+        &self.suites
+    }
+
+    /// Tests by name, where a suite stands for its tests and `quick` for all that only read. Each comes once.
+    pub fn named(&self, names: &[TestId]) -> Vec<TestId> {
+        let mut all: Vec<TestId> = Vec::new();
+        for name in names {
+            let some = match self.suites.get(name) {
+                Some(suite) => suite.tests.clone(),
+                None if name.as_str() == QUICK_SUITE && self.get(name).is_none() => self.quick(),
+                None => vec![name.clone()],
+            };
+            for test in some {
+                if !all.contains(&test) {
+                    all.push(test);
+                }
+            }
+        }
+        all
+    }
+
+    fn quick(&self) -> Vec<TestId> {
+        let quick = self.checks.iter().filter(|check| check.spec.depth == Depth::Quick && !check.spec.opt_in);
+        quick.filter_map(|check| TestId::new(check.spec.id).ok()).collect()
+    }
+
+    /// Parameters of a check under this policy. A form has those of its test, with its own laid over.
+    pub fn params<'a>(&self, policy: &'a Policy, id: &CheckId) -> Cow<'a, Params> {
+        let site = |id: &CheckId| policy.tests.get(id).map(|settings| &settings.params);
+        let Some(form) = self.forms.get(id) else {
+            return site(id).map_or_else(Default::default, Cow::Borrowed);
+        };
+        let layers = [form.of.as_ref().and_then(site), Some(&form.params), site(id)];
+        Cow::Owned(layers.into_iter().flatten().flat_map(Params::clone).collect())
+    }
+
+    /// What the planner may plan, in the order of names.
+    pub fn tests(&self, policy: &Policy) -> Vec<TestPolicy> {
+        let ids = self.checks.iter().filter_map(|check| Some((CheckId::new(check.spec.id).ok()?, check)));
+        ids.filter_map(|(id, check)| self.test(policy, id, check)).collect()
+    }
+
+    /// One of them, if the policy lets it run: by itself, or because a suite or the proof of a repaired node names it.
+    fn test(&self, policy: &Policy, id: CheckId, check: &Check) -> Option<TestPolicy> {
+        let spec = &check.spec;
+        let params = self.params(policy, &id);
+        let none = TestSettings::default();
+        let site = policy.tests.get(&id).unwrap_or(&none);
+        let form = self.forms.get(&id).unwrap_or(&none);
+        let base = form.of.as_ref().and_then(|of| policy.tests.get(of)).unwrap_or(&none);
+        let suites = || self.suites.values().filter(|suite| suite.tests.contains(&id));
+        let every = suites().filter_map(|suite| suite.every).min();
+        let routine = site.enabled.unwrap_or(!spec.opt_in || every.is_some());
+        let named = suites().next().is_some() || self.named(&policy.repair.proving).contains(&id);
+        (routine || (named && site.enabled != Some(false))).then(|| TestPolicy {
+            cutoff: site.cutoff.or(every).or(form.cutoff).unwrap_or(spec.cutoff),
+            limit: site.limit.or(form.limit).unwrap_or_else(|| check.limit(&params)),
+            usual: site.usual.or(form.usual).unwrap_or_else(|| spec.usually(&params)),
+            exclusive: spec.exclusive,
+            routine,
+            at_once: site.at_once.or(base.at_once),
+            shares: site.shares.clone().or_else(|| base.shares.clone()).unwrap_or_else(|| spec.shared(&params)),
+            pools: site.pools.clone().or_else(|| base.pools.clone()),
+            id,
+        })
+    }
+
+    /// The rules in force, check by check.
+    ///
+    /// # Errors
+    /// If a check's own rules do not parse, which its tests would have shown.
+    pub fn rules(&self, policy: &Policy) -> Result<Vec<Rule>, toml::de::Error> {
+        let book = self.rule_book(policy);
+        let mut rules = Vec::new();
+        for check in &self.checks {
+            rules.extend(book.of(check)?);
+        }
+        Ok(rules)
+    }
+
+    /// The rules in force, for whoever needs those of some checks only: reading all of them takes milliseconds.
+    pub fn rule_book<'a>(&'a self, policy: &'a Policy) -> RuleBook<'a> {
+        RuleBook { catalogue: self, policy, compiled: CompiledRules::new() }
+    }
+}
+
+/// The rules of each check: its own, with the policy's laid over by id. A form's are its test's under names of their own,
+/// `FORM-RULE`.
+#[derive(Debug)]
+pub struct RuleBook<'a> {
+    catalogue: &'a Catalogue,
+    policy: &'a Policy,
+    compiled: CompiledRules,
+}
+
+impl RuleBook<'_> {
+    /// # Errors
+    /// If the check's own rules do not parse, which its tests would have shown.
+    pub fn of(&self, check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
+        let base = CheckId::new(check.spec.id).ok().and_then(|id| Some((self.catalogue.form_of(&id)?.clone(), id)));
+        let own = match base.as_ref().and_then(|(of, id)| Some((self.catalogue.get(of)?, id))) {
+            Some((base, id)) => form_rules(self.of(base)?, id),
+            None => match self.compiled.of(check) {
+                Some(own) => own,
+                None => rules_as_written(check)?,
+            },
+        };
+        let site = self.policy.rules.iter();
+        let added = site.clone().filter(|rule| rule.check.as_str() == check.spec.id);
+        // A rule of the policy with the id of one of ours stands in its place, also where it is about another check.
+        let kept = own.into_iter().filter(|own| !site.clone().any(|rule| rule.id == own.id));
+        Ok(kept.chain(added.cloned()).collect())
+    }
+}
+
+/// All checks that only read.
+const QUICK_SUITE: &str = "quick";
+
+/// The same check under another name. It runs when it is named, or where a suite has it run regularly. As a site's own
+/// checks, it is made once and kept.
+fn form_of(base: &Check, id: &CheckId) -> Check {
+    static MADE: Mutex<BTreeMap<(CheckId, &'static str), Check>> = Mutex::new(BTreeMap::new());
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    *made.entry((id.clone(), base.spec.id)).or_insert_with(|| Check {
+        spec: Spec { id: String::leak(id.to_string()), opt_in: true, ..base.spec },
+        rules: "",
+        ..*base
+    })
+}
+
+fn form_rules(rules: Vec<Rule>, id: &CheckId) -> Vec<Rule> {
+    let renamed = rules.into_iter().filter_map(|rule| {
+        let name = format!("{id}-{}", rule.id).parse().ok()?;
+        Some(Rule { id: name, check: id.clone(), ..rule })
+    });
+    renamed.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        document::TestEvidence,
+        probe::{Probe, ProbeOutput},
+    };
+    use doctor_core::observation::Observation;
+    use doctor_core::time::Timestamp;
+
+    #[test]
+    fn every_check_has_its_page_and_rules_that_parse() {
+        let catalogue = Catalogue::built_in();
+        let rules = catalogue.rules(&Policy::standard()).unwrap();
+        for check in catalogue.iter() {
+            let id = CheckId::new(check.spec.id).unwrap();
+            assert!(rules.iter().any(|rule| rule.check == id), "{id} has no rule");
+            let page = check.page_text();
+            assert!(page.starts_with(&format!("{id}: ")), "{id}: {page}");
+            assert!(page.contains("\nWhy it matters: ") && page.contains("\nWhat to do:"), "{id}: {page}");
+            assert!(!page.contains("//!") && !page.contains("use doctor_core"), "{id}: {page}");
+            assert!(!(check.probes)(&Params::new()).is_empty(), "{id} looks at nothing");
+        }
+        assert!(rules.iter().all(|rule| catalogue.get(&rule.check).is_some()));
+        assert_eq!(catalogue.iter().count(), crate::CHECKS.len(), "two checks have the same id");
+    }
+
+    #[test]
+    fn evidence_of_other_probes_is_not_read_as_something_else() {
+        let moment = Timestamp::from_secs(1);
+        let catalogue = Catalogue::built_in();
+        let check = catalogue.get(&CheckId::new("memory").unwrap()).unwrap();
+        let text = ProbeOutput::Text("MemTotal: 1000 kB\nMemAvailable: 500 kB\n".to_owned());
+        let evidence = |path: &str| TestEvidence {
+            test: CheckId::new("memory").unwrap(),
+            started: moment,
+            ended: moment,
+            probes: vec![(Probe::Read { path: path.to_owned() }, text.clone())],
+        };
+        let observe = |path| check.observe(&Params::new(), &evidence(path));
+        assert!(matches!(observe("/proc/meminfo"), Observation::Measured { .. }));
+        assert!(matches!(observe("/etc/passwd"), Observation::CouldNot(_)));
+    }
+
+    fn id(text: &str) -> CheckId {
+        CheckId::new(text).unwrap()
+    }
+
+    fn policy(text: &str) -> Policy {
+        Policy::over_defaults(text).unwrap()
+    }
+
+    #[test]
+    fn the_suites_of_the_program_name_tests_that_exist() {
+        let catalogue = Catalogue::with_site_checks(&Policy::standard());
+        for (name, suite) in catalogue.suites() {
+            assert!(catalogue.get(name).is_none(), "{name} is a test too");
+            for test in &suite.tests {
+                let check = catalogue.get(test).unwrap_or_else(|| panic!("{name} names {test}"));
+                assert_eq!(check.spec.depth, Depth::Deep, "{name}: {test}");
+            }
+        }
+        let quick = catalogue.named(&[id("quick")]);
+        assert!(quick.contains(&id("disk-space")) && !quick.contains(&id("dl")), "{quick:?}");
+    }
+
+    #[test]
+    fn a_suite_stands_for_its_tests_and_each_comes_once() {
+        let policy = policy("[suites.mine]\ntests = [\"dl\", \"storage\"]\n");
+        let catalogue = Catalogue::with_site_checks(&policy);
+        assert_eq!(
+            catalogue.named(&[id("storage"), id("mine"), id("unheard-of")]),
+            [id("storage"), id("dl"), id("unheard-of")]
+        );
+    }
+
+    #[test]
+    fn a_suite_with_a_period_is_run_by_itself_and_another_when_asked() {
+        let routine = |text: &str, test: &str| {
+            let policy = policy(text);
+            let tests = Catalogue::with_site_checks(&policy).tests(&policy);
+            tests.into_iter().find(|known| known.id.as_str() == test).map(|test| (test.routine, test.cutoff))
+        };
+        let weekly = "[suites.standard]\nevery = \"3d\"\n";
+        assert_eq!(routine("", "dl"), Some((false, Span::days(7))));
+        assert_eq!(routine(weekly, "dl"), Some((true, Span::days(3))));
+        assert_eq!(routine(&format!("{weekly}[tests.dl]\ncutoff = \"1d\""), "dl"), Some((true, Span::days(1))));
+        assert_eq!(routine(&format!("{weekly}[tests.dl]\nenabled = false"), "dl"), None);
+        assert_eq!(routine("", "aznhc"), None, "no suite has it");
+        assert_eq!(routine("[repair]\nproving = [\"aznhc\"]", "aznhc"), Some((false, Span::days(7))));
+    }
+
+    #[test]
+    fn a_form_has_its_own_parameters_and_the_rules_of_its_test() {
+        let policy = policy(
+            "[tests.dl]\nparams = { trials = 5, heat = \"1s\" }\n[tests.dl-hot]\nof = \"dl\"\nlimit = \"2h\"\n\
+             params = { heat = \"1h\" }\n[tests.dl-hotter]\nof = \"dl-hot\"\n[[rules]]\nid = \"dl-gpu-failed\"\n\
+             check = \"dl\"\nevent = \"gpu-failed\"\nseverity = \"isolate\"\nreason = \"gpu-failed\"\ntext = \"x\"\n",
+        );
+        let catalogue = Catalogue::with_site_checks(&policy);
+        let params = catalogue.params(&policy, &id("dl-hot"));
+        assert_eq!((params["heat"].as_str(), params["trials"].as_integer()), (Some("1h"), Some(5)));
+        let rules = catalogue.rules(&policy).unwrap();
+        let of = |check: &str| rules.iter().filter(|rule| rule.check.as_str() == check).count();
+        assert!(of("dl-hot") > 0 && of("dl-hot") == of("dl"));
+        let failed = rules.iter().find(|rule| rule.id.as_str() == "dl-hot-dl-gpu-failed").unwrap();
+        assert_eq!(failed.severity, doctor_core::finding::Severity::Isolate, "the site's rule is the form's too");
+        assert!(catalogue.get(&id("dl-hotter")).is_none(), "a form of a form is none");
+    }
+}

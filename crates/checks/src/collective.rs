@@ -1,0 +1,319 @@
+//! collective: do the GPUs add up together what they should, as fast as they should, by the way that they should?
+//!
+//! What it does: an all-reduce over all GPUs of the node with NCCL (libnccl.so.2, 2.14 or newer, loaded when the test runs;
+//! no CUDA, no MPI, no Python), from 1 MiB to 16 GiB. The numbers are such that every sum is exact and never zero, and each
+//! element of each size is compared on the GPU, on every GPU, before and after time is taken. The bus bandwidth of the
+//! largest size is what is judged, in bytes a second (460 GB/s is 460e9), as nccl-tests computes it; the time is that of the
+//! slowest GPU. It takes about half a minute. It runs when it is named (`doctor-node test collective`), or in validation runs
+//! where the policy says `[tests.collective] enabled = true`.
+//!
+//! Three ways: `mode = "nvlink"` stays inside the node; `mode = "loopback"` switches off every way inside, so that the data of
+//! one node leaves by its network cards and comes back; `mode = "nodes"` goes over the GPUs of several nodes. Which way each
+//! connection really took is read from NCCL's own log. If one took another (sockets instead of InfiniBand, the host's
+//! memory, NVLink in a loop-back), there is no figure: the result is inconclusive and says which.
+//!
+//! Each run begins with errors planted in what is compared: a zero, a turned bit, a NaN, the lost share of one rank. If one
+//! is not found, the run is inconclusive: a test that cannot see proves nothing.
+//!
+//! Then the GPUs pass a message around, each to the next: of three or more, a link that is slower than the others is named.
+//!
+//! Why it matters: training waits for its slowest link in every step, and a sum that is wrong on one of eight GPUs spoils all
+//! of them without a word in any log. Neither shows when each GPU is tested by itself.
+//!
+//! What to do: `doctor log RUN` has the table of sizes, the wrong elements and NCCL's log.
+//! - `collective-wrong` is `isolate`: sums were not what they must be. The text says on which GPUs, and whose share is missing
+//!   where that explains it. Look at `nvlink-errors`, `gpu-xid` and `pcie-aer`; run `dl` to see whether a GPU is wrong alone.
+//! - `gpu-failed` is `reboot`: the driver gave a GPU up in the middle of the test. Its Xid is in the kernel's log.
+//! - `collective-hung` is `monitor`, seen twice: a message was not through within `stall`. It was ended.
+//! - `collective-slow` is `monitor`, seen twice: less than 95 % of the machine type's profile (`nccl_busbw_bytes_per_s`,
+//!   `nccl_ib_loopback_busbw_bytes_per_s`, `nccl_nodes_busbw_bytes_per_s`), less than 93 % of the median of this node's own last
+//!   results (not for several nodes: the others are not always the same), or less than any such machine reaches. Inside a
+//!   node look at `nvlink-state` and `gpu-clocks`; through the network at `ib-rate`, `ib-counters` and `pcie-link`.
+//! - `link-slow` is `monitor`, seen twice: after the sums each GPU sends to the next one while it receives from the one before,
+//!   and this link carries less than 70 % of the median of the others. It is where a slow sum is lost.
+//! - `no-gpu-direct` is `monitor`: network cards do not reach the GPUs' memory by themselves; see `peermem`.
+//!
+//! Inconclusive without a GPU, its driver or NCCL; not applicable where there is one GPU, as nothing would move.
+//!
+//! Parameters, below `[tests.collective.params]` in the policy or by `doctor-node test collective --set NAME=VALUE`:
+//! - `mode`, by default `"nvlink"`; `least` and `most`, by default `"1MiB"` and `"16GiB"`: at most a third of free GPU memory.
+//! - `net`, by default `"IB"`, the network as NCCL calls it, such as `"AWS Libfabric"`; `hca`, as `NCCL_IB_HCA` takes it.
+//! - `shared_memory = true` for machines whose GPUs cannot reach each other.
+//! - `library`, the path of libnccl, such as that in a PyTorch wheel; the variable DOCTOR_NCCL says the same.
+//! - `nccl_tests = ["/opt/nccl-tests/build/all_reduce_perf"]` uses NVIDIA's program instead, for one node; with a launcher before
+//!   it (`["mpirun", "-np", "8", "…"]`) each process gets one GPU.
+//! - `stall`, by default `"60s"`; `timeout` of the whole, by default `"10m"`.
+//! - For `nodes`: `rank`, `nodes`, `address`, `names`, `secret_file`, where the launcher's environment does not say them, and
+//!   `gather`, by default `"2m"`, how long the nodes wait for each other. The guide has examples for Kubernetes, Slurm and SSH.
+
+use doctor_core::{
+    observation::{FailureKind, Observation, ProbeFailure, Why},
+    reason::ReasonCode,
+    time::Span,
+};
+
+use crate::{
+    collective_order::{CollectiveOrder, GPUS, Job, Mode},
+    measurements::interpret_measurements,
+    probe::{Probe, ProbeOutput},
+    settings,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec =
+    Spec::deep("collective", "GPUs add up together, right and fast", Span::from_secs(40), Span::minutes(20)).opt_in();
+
+macro_rules! rules {
+    ($($metric:literal floor $floor:literal $(own $own:literal)?,)*) => {
+        concat!(r#"
+rules = [
+  { id = "collective-wrong", check = "collective", event = "collective-wrong", reason = "collective-wrong",
+    severity = "isolate", text = "{entity}: {value}" },
+  { id = "collective-gpu-failed", check = "collective", event = "gpu-failed", reason = "gpu-failed",
+    severity = "reboot", text = "{entity}: {value}" },
+  { id = "collective-hung", check = "collective", event = "collective-hung", reason = "collective-hung",
+    severity = "monitor", confirm = 2, text = "{value}" },
+  { id = "collective-no-gpu-direct", check = "collective", metric = "nccl_without_gpu_direct", above = 0.0,
+    where_measured = true, reason = "no-gpu-direct", severity = "monitor",
+    text = "{value} connections take a detour over the host's memory" },
+  { id = "collective-link-slow", check = "collective", metric = "nccl_link_percent_of_median", below = 70.0,
+    where_measured = true, reason = "link-slow", severity = "monitor", confirm = 2,
+    text = "{entity}: {value} % of what the other links carry" },
+"#, $(
+            "  { id = \"collective-", $metric, "-floor\", check = \"collective\", metric = \"", $metric, "\", below = ", $floor,
+            ", where_measured = true,\n    reason = \"collective-slow\", severity = \"monitor\", confirm = 2,\n    text = \"",
+            $metric, " is {value}, less than any such machine reaches ({limit})\" },\n",
+            "  { id = \"collective-", $metric, "-profile\", check = \"collective\", metric = \"", $metric,
+            "\", below_percent_of_profile = 95.0, where_measured = true,\n    reason = \"collective-slow\", ",
+            "severity = \"monitor\", confirm = 2,\n    text = \"", $metric,
+            " is {value}, below 95 % of the profile ({limit})\" },\n",
+            $("  { id = \"collective-", $metric, "-own\", check = \"collective\", metric = \"", $metric,
+            "\", below_percent_of_own = ", $own, ", where_measured = true,\n    reason = \"collective-slow\", ",
+            "severity = \"monitor\", confirm = 2,\n    text = \"", $metric,
+            " is {value}, below 93 % of its own median ({limit})\" },\n",)?
+        )* "]\n")
+    };
+}
+
+const RULES: &str = rules![
+    "nccl_busbw_bytes_per_s" floor "1e9" own "93.0",
+    "nccl_ib_loopback_busbw_bytes_per_s" floor "5e8" own "93.0",
+    "nccl_nodes_busbw_bytes_per_s" floor "5e8",
+];
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("collective.rs")), rules: RULES, probes, interpret };
+
+const LEAST: u64 = 1 << 20;
+const MOST: u64 = 16 << 30;
+const GATHER: Span = Span::minutes(2);
+const STALL: Span = Span::from_secs(60);
+const TIMEOUT: Span = Span::minutes(10);
+/// For ending what hangs, and for the last words.
+const AROUND_THE_TEST: Span = Span::from_secs(30);
+
+const PARAMETERS: [(&str, &str); 16] = [
+    ("mode", "mode = \"loopback\""),
+    ("least", "least = \"1MiB\""),
+    ("most", "most = \"16GiB\""),
+    ("net", "net = \"IB\""),
+    ("hca", "hca = \"mlx5_0,mlx5_1\""),
+    ("shared_memory", "shared_memory = true"),
+    ("library", "library = \"/usr/lib/libnccl.so.2\""),
+    ("nccl_tests", "nccl_tests = [\"/opt/nccl-tests/build/all_reduce_perf\"]"),
+    ("rank", "rank = 0"),
+    ("nodes", "nodes = 4"),
+    ("address", "address = \"node01:29481\""),
+    ("names", "names = \"node[01-04]\""),
+    ("secret_file", "secret_file = \"/run/secrets/rendezvous\""),
+    ("gather", "gather = \"2m\""),
+    ("stall", "stall = \"60s\""),
+    ("timeout", "timeout = \"10m\""),
+];
+
+fn example(name: &str) -> &'static str {
+    PARAMETERS.iter().find(|(known, _)| *known == name).map_or("", |(_, example)| *example)
+}
+
+fn order(params: &Params) -> Result<CollectiveOrder, Observation> {
+    if let Some(unknown) = params.keys().find(|name| example(name).is_empty()) {
+        let known: Vec<_> = PARAMETERS.iter().map(|(_, example)| *example).collect();
+        return Err(settings::refused(unknown, &known.join("`, `")));
+    }
+    let word = |name| settings::word(params, name, example(name));
+    let span = |name, default| Ok::<_, Observation>(settings::span(params, name, example(name))?.unwrap_or(default));
+    let bytes = |name, default| Ok::<_, Observation>(settings::bytes(params, name, example(name))?.unwrap_or(default));
+    let mode = match word("mode")? {
+        Some(code) => Mode::from_code(&code)
+            .ok_or_else(|| settings::refused("mode", "mode = \"nvlink\"`, `mode = \"loopback\"`, `mode = \"nodes\""))?,
+        None => Mode::Nvlink,
+    };
+    let nccl_tests = settings::words(params, "nccl_tests", example("nccl_tests"))?.unwrap_or_default();
+    if mode == Mode::Nodes && !nccl_tests.is_empty() {
+        let text = "nccl_tests is for one node; for `mode = \"nodes\"` leave it out";
+        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text)));
+    }
+    let order = CollectiveOrder {
+        mode,
+        least: bytes("least", LEAST)?,
+        most: bytes("most", MOST)?,
+        net: word("net")?.unwrap_or_else(|| "IB".to_owned()),
+        hca: word("hca")?,
+        shared_memory: settings::flag(params, "shared_memory", example("shared_memory"))?.unwrap_or(false),
+        library: word("library")?,
+        nccl_tests,
+        job: job(params)?,
+        gather: span("gather", GATHER)?,
+        stall: span("stall", STALL)?,
+        timeout: span("timeout", TIMEOUT)?,
+    };
+    if order.least > order.most {
+        return Err(settings::refused("least", "least = \"1MiB\"` with a larger `most = \"16GiB\""));
+    }
+    Ok(order)
+}
+
+fn job(params: &Params) -> Result<Job, Observation> {
+    let whole = |name, least: f64| {
+        let number = settings::number(params, name, example(name))?;
+        let fits = |number: &f64| *number >= least && number.fract() == 0.0 && *number < 1e6;
+        match number {
+            Some(number) if fits(&number) => Ok(Some(number as u32)),
+            Some(_) => Err(settings::refused(name, example(name))),
+            None => Ok(None),
+        }
+    };
+    let word = |name| settings::word(params, name, example(name));
+    Ok(Job {
+        rank: whole("rank", 0.0)?,
+        nodes: whole("nodes", 1.0)?,
+        address: word("address")?,
+        names: word("names")?,
+        secret_file: word("secret_file")?,
+    })
+}
+
+fn probes(params: &Params) -> Vec<Probe> {
+    let Ok(order) = order(params) else { return Vec::new() };
+    let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
+    // The test keeps its own time. This is only for one that does not come back although it kills what hangs.
+    let timeout = Span::from_millis(order.timeout.millis() + AROUND_THE_TEST.millis());
+    vec![Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let order = match order(params) {
+        Ok(order) => order,
+        Err(instead) => return instead,
+    };
+    let observation = interpret_measurements(params, outputs);
+    match &observation {
+        Observation::Measured { metrics, events, unread } if events.is_empty() && unread.is_empty() => {
+            let alone = metrics.iter().any(|metric| metric.name == GPUS && metric.value == 1.0);
+            let figure = metrics.iter().any(|metric| metric.name == order.mode.metric());
+            match (figure, alone) {
+                (true, _) => observation,
+                (false, true) => Observation::NotApplicable(Why {
+                    code: ReasonCode::fixed("one-gpu"),
+                    text: "there is one GPU: an all-reduce over it moves nothing".to_owned(),
+                }),
+                (false, false) => {
+                    let text = format!("the test ended without its figure, {}", order.mode.metric());
+                    Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text))
+                }
+            }
+        }
+        _ => observation,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{document::Measurements, judged::judged_with, profiles};
+    use doctor_core::{
+        ids::Sku,
+        observation::{Entity, EntityKind, Event, Metric, Unit},
+        profile::Profile,
+    };
+
+    fn params(text: &str) -> Params {
+        toml::from_str(text).unwrap()
+    }
+
+    fn measured(mode: Mode, gigabytes: f64, events: Vec<Event>) -> ProbeOutput {
+        let node = || Entity::node();
+        let metrics = vec![
+            Metric::count(GPUS, node(), 8.0),
+            Metric::new(mode.metric(), node(), gigabytes * 1e9, Unit::BytesPerSecond),
+        ];
+        written(&Measurements { metrics, events, unread: Vec::new() })
+    }
+
+    fn written(measurements: &Measurements) -> ProbeOutput {
+        ProbeOutput::Text(serde_json::to_string(measurements).unwrap())
+    }
+
+    fn judged(text: &str, profile: Option<&Profile>, output: ProbeOutput) -> Vec<String> {
+        judged_with(&CHECK, &params(text), profile, &[output])
+    }
+
+    #[test]
+    fn right_sums_pass_without_a_profile_and_slow_ones_fail_with_one() {
+        assert_eq!(judged("", None, measured(Mode::Nvlink, 300.0, Vec::new())), ["pass within-limits"]);
+        let h100 = profiles::built_in().get(&Sku::new("hgx-h100").unwrap()).unwrap().profile();
+        let slow = judged("", Some(&h100), measured(Mode::Nvlink, 300.0, Vec::new()));
+        assert_eq!(slow, ["fail collective-slow monitor node"]);
+        assert_eq!(judged("", Some(&h100), measured(Mode::Nvlink, 475.0, Vec::new())), ["pass within-limits"]);
+        let crawling = judged("mode = 'loopback'", None, measured(Mode::Loopback, 0.2, Vec::new()));
+        assert_eq!(crawling, ["fail collective-slow monitor node"]);
+    }
+
+    #[test]
+    fn every_event_has_its_finding() {
+        for (code, severity) in [("collective-wrong", "isolate"), ("gpu-failed", "reboot"), ("collective-hung", "monitor")] {
+            let event = vec![Event::seen(code, Entity::new(EntityKind::Gpu, "0000:18:00.0"), "what was seen")];
+            let said = judged("", None, measured(Mode::Nvlink, 475.0, event));
+            assert_eq!(said, [format!("fail {code} {severity} gpu:0000:18:00.0")]);
+        }
+    }
+
+    #[test]
+    fn one_gpu_has_nothing_to_move_and_no_figure_is_no_pass() {
+        let gpus = |count| written(&Measurements {
+            metrics: vec![Metric::count(GPUS, Entity::node(), count)],
+            ..Measurements::default()
+        });
+        assert_eq!(judged("", None, gpus(1.0)), ["not-applicable one-gpu"]);
+        assert_eq!(judged("", None, gpus(8.0)), ["inconclusive empty"]);
+        // The figure of another way than the one that was asked for is none.
+        assert_eq!(judged("mode = 'loopback'", None, measured(Mode::Nvlink, 475.0, Vec::new())), ["inconclusive empty"]);
+        let missing = ProbeFailure::new(FailureKind::Missing, "libnccl.so.2 cannot be loaded");
+        assert_eq!(judged("", None, ProbeOutput::Failed(missing)), ["inconclusive missing"]);
+    }
+
+    #[test]
+    fn settings_reach_the_test_and_wrong_ones_are_told() {
+        let set = "mode = 'nodes'\nrank = 3\nnodes = 4\naddress = 'n1:29481'\nmost = '1GiB'\nnet = 'AWS Libfabric'";
+        let [Probe::Builtin { args, timeout, .. }] = &probes(&params(set))[..] else { panic!("one test") };
+        let order: CollectiveOrder = serde_json::from_str(&args[0]).unwrap();
+        assert_eq!((order.mode, order.job.rank, order.job.nodes, order.most), (Mode::Nodes, Some(3), Some(4), 1 << 30));
+        assert!(*timeout > order.timeout, "the test itself answers first");
+        for wrong in [
+            "mode = 'fast'",
+            "mode = 3",
+            "least = '2GiB'\nmost = '1GiB'",
+            "rank = -1",
+            "rank = 0.5",
+            "nodes = 0",
+            "nccl_tests = '/bin/all_reduce_perf'",
+            "mode = 'nodes'\nnccl_tests = ['all_reduce_perf']",
+            "stall = '0s'",
+            "speed = 'high'",
+        ] {
+            let answer = judged(wrong, None, measured(Mode::Nvlink, 475.0, Vec::new()));
+            assert_eq!(answer, ["inconclusive unparseable"], "{wrong}");
+            assert!(probes(&params(wrong)).is_empty(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The links between the ranks of a collective test: each GPU has sent to the next one, and received from the one before.
+//!
+//! A sum is as slow as its slowest link, and says not which that is. This does, where there are others to compare with.
+
+use doctor_core::observation::{Entity, EntityKind, Metric, Unit};
+
+use crate::collective_report::{GpuReport, NodeReport};
+
+/// One direction of the ring: the rank that sends, the one that receives, and bytes a second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Link<'a> {
+    pub from: End<'a>,
+    pub to: End<'a>,
+    pub rate: f64,
+}
+
+/// One end: a GPU, and the node that it is of.
+pub type End<'a> = (&'a NodeReport, &'a GpuReport);
+
+/// The links of the ring, by the rank that sends. Both ends of a slow link are held up by it, and each end by its other link,
+/// too: what the faster end took is the most that the link can have taken.
+pub fn links(nodes: &[NodeReport]) -> Vec<Link<'_>> {
+    let all: Vec<_> = nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu))).collect();
+    let pairs = all.iter().enumerate().map(|(place, from)| (*from, all[(place + 1) % all.len()]));
+    let links: Option<Vec<_>> = pairs.map(|(from, to)| Link::between(from, to)).collect();
+    // In a ring of two, both ends have the same two links.
+    links.filter(|links| links.len() > 2).unwrap_or_default()
+}
+
+impl<'a> Link<'a> {
+    fn between(from: End<'a>, to: End<'a>) -> Option<Self> {
+        let (sent, received) = (from.1.exchange.as_ref()?, to.1.exchange.as_ref()?);
+        let seconds = sent.seconds.min(received.seconds);
+        (seconds > 0.0).then(|| Self { from, to, rate: sent.bytes as f64 / seconds })
+    }
+
+    fn is_inside(&self) -> bool {
+        std::ptr::eq(self.from.0, self.to.0)
+    }
+
+    fn entity(&self) -> Entity {
+        let to = if self.is_inside() { self.to.1.gpu.clone() } else { format!("{}:{}", self.to.0.node, self.to.1.gpu) };
+        Entity::new(EntityKind::Link, format!("{}-{to}", self.from.1.gpu))
+    }
+}
+
+/// The links on which this node sends, each against the median of its kind: inside a node, and between nodes.
+pub(crate) fn metrics(nodes: &[NodeReport], own: usize) -> Vec<Metric> {
+    let links = links(nodes);
+    let median = |inside: bool| {
+        let mut rates: Vec<_> = links.iter().filter(|link| link.is_inside() == inside).map(|link| link.rate).collect();
+        rates.sort_by(f64::total_cmp);
+        rates.get(rates.len() / 2).copied()
+    };
+    let (inside, between) = (median(true), median(false));
+    let mine = links.iter().filter(|link| std::ptr::eq(link.from.0, &raw const nodes[own]));
+    let metrics = mine.filter_map(|link| {
+        let usual = if link.is_inside() { inside } else { between }?;
+        Some([
+            Metric::new("nccl_link_bytes_per_s", link.entity(), link.rate, Unit::BytesPerSecond),
+            Metric::new("nccl_link_percent_of_median", link.entity(), 100.0 * link.rate / usual, Unit::Percent),
+        ])
+    });
+    metrics.flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective_report::SizeReport;
+
+    const MIB: u64 = 1 << 20;
+
+    fn job(nodes: u32, gpus: u32) -> Vec<NodeReport> {
+        let exchange = SizeReport { bytes: 64 * MIB, seconds: 1e-3, wrong: 0, listed: Vec::new() };
+        let gpu = |rank: u32| GpuReport {
+            rank,
+            gpu: format!("0000:{:02x}:00.0", 0x18 + rank),
+            sizes: Vec::new(),
+            exchange: Some(exchange.clone()),
+            broken: None,
+        };
+        let node = |node: u32| NodeReport {
+            node: format!("n{node}"),
+            gpus: (node * gpus..(node + 1) * gpus).map(gpu).collect(),
+            other_way: None,
+        };
+        (0..nodes).map(node).collect()
+    }
+
+    #[test]
+    fn a_slow_link_is_named_by_both_of_its_ends() {
+        let mut nodes = job(2, 4);
+        // The link from rank 1 to rank 2 holds both up.
+        for rank in [1, 2] {
+            nodes[0].gpus[rank].exchange.as_mut().unwrap().seconds = 4e-3;
+        }
+        let slow = |own: usize| {
+            let said = metrics(&nodes, own);
+            let all = said.iter().filter(|metric| metric.name == "nccl_link_percent_of_median");
+            assert_eq!(all.clone().count(), 4, "{said:?}");
+            all.filter(|metric| metric.value < 70.0).map(|metric| metric.entity.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(slow(0), ["link:0000:19:00.0-0000:1a:00.0"]);
+        assert!(slow(1).is_empty());
+        assert!(links(&job(1, 2)).is_empty(), "of two nobody can say which");
+    }
+}

@@ -1,0 +1,390 @@
+//! What the ranks of a collective test bring home, and what that says about a node.
+//!
+//! Every node of a job gets the reports of all, and judges for itself: a rank that computes wrongly is the fault of its own
+//! node, and the others must not be blamed for having added up with it.
+
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    collective_links,
+    collective_order::{GPUS, Mode},
+    document::Measurements,
+    nccl_log::Paths,
+};
+
+/// One GPU of the job, in the order of ranks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuReport {
+    pub rank: u32,
+    /// Its address on the bus.
+    pub gpu: String,
+    /// As far as it came.
+    pub sizes: Vec<SizeReport>,
+    /// What it sent to the next rank, while it received from the one before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<SizeReport>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub broken: Option<Broken>,
+}
+
+/// One size on one GPU.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SizeReport {
+    pub bytes: u64,
+    /// One of them.
+    pub seconds: f64,
+    /// Elements that are not the sum.
+    pub wrong: u64,
+    /// The first of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub listed: Vec<WrongElement>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WrongElement {
+    pub place: u64,
+    /// As the bits of a float.
+    pub expected: u32,
+    pub got: u32,
+    /// The rank whose share is exactly what is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u32>,
+}
+
+/// Why a GPU did not come to the end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "how", content = "text")]
+pub enum Broken {
+    /// A message was not through in time.
+    Hung(String),
+    /// The driver gave the GPU up.
+    Gpu(String),
+    /// A library refused.
+    Failed(String),
+    /// It lost another rank, whose own word says more.
+    Lost(String),
+    /// Planted errors were not found.
+    Blind(String),
+    /// Somebody else's trouble ended it.
+    Stopped,
+}
+
+/// One node of the job, in the order of ranks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeReport {
+    pub node: String,
+    pub gpus: Vec<GpuReport>,
+    /// Why its figures are not of what was asked, by its NCCL's log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_way: Option<String>,
+}
+
+/// Bus bandwidth of an all-reduce: what each link carries, whatever the number of ranks.
+pub fn bus_bandwidth(bytes: u64, seconds: f64, ranks: usize) -> f64 {
+    let ranks = ranks as f64;
+    bytes as f64 / seconds * 2.0 * (ranks - 1.0) / ranks
+}
+
+/// One line of the table of sizes: bytes, seconds of the slowest rank, bus bandwidth, wrong elements.
+pub fn table(nodes: &[NodeReport]) -> Vec<(u64, f64, f64, u64)> {
+    let gpus: Vec<_> = nodes.iter().flat_map(|node| &node.gpus).collect();
+    let complete = gpus.iter().map(|gpu| gpu.sizes.len()).min().unwrap_or_default();
+    (0..complete)
+        .map(|size| {
+            let all = gpus.iter().map(|gpu| &gpu.sizes[size]);
+            let bytes = gpus[0].sizes[size].bytes;
+            let seconds = all.clone().map(|size| size.seconds).fold(0.0, f64::max);
+            (bytes, seconds, bus_bandwidth(bytes, seconds, gpus.len()), all.map(|size| size.wrong).sum())
+        })
+        .collect()
+}
+
+/// What the reports of all nodes say about the one at this place.
+pub fn measurements(mode: Mode, nodes: &[NodeReport], own: usize, paths: Option<Paths>, nccl: u32) -> Measurements {
+    let mut said = Measurements::default();
+    let node = Entity::node;
+    let gpus = nodes.iter().map(|node| node.gpus.len()).sum::<usize>();
+    said.metrics.push(Metric::count(GPUS, node(), gpus as f64));
+    said.metrics.push(Metric::count("nccl_version", node(), f64::from(nccl)));
+    Wrongs { nodes, own }.tell(&mut said);
+    for broken in brokens(nodes, own) {
+        match broken {
+            Told::Event(event) => said.events.push(event),
+            Told::Unread(failure) => said.unread.push(failure),
+        }
+    }
+    for report in nodes {
+        if let Some(why) = &report.other_way {
+            said.unread.push(ProbeFailure::new(FailureKind::Failed, of_node(nodes, report, why)));
+        }
+    }
+    // A figure of another way, or of sums that nobody finished, is none.
+    if let (Some(paths), Some((bytes, seconds, bandwidth, _)), true) =
+        (paths, table(nodes).last().copied(), said.unread.is_empty())
+        && seconds > 0.0
+    {
+        said.metrics.push(Metric::new(mode.metric(), node(), bandwidth, Unit::BytesPerSecond));
+        said.metrics.push(Metric::new("collective_bytes", node(), bytes as f64, Unit::Bytes));
+        said.metrics.push(Metric::count("nccl_connections", node(), paths.all as f64));
+        if paths.network > 0 {
+            said.metrics.push(Metric::count("nccl_without_gpu_direct", node(), paths.without_gpu_direct as f64));
+        }
+        said.metrics.extend(collective_links::metrics(nodes, own));
+        if let Some((_, seconds, ..)) = table(nodes).first() {
+            said.metrics.push(Metric::new("nccl_latency", node(), *seconds, Unit::Seconds));
+        }
+    }
+    said
+}
+
+enum Told {
+    Event(Event),
+    Unread(ProbeFailure),
+}
+
+/// Whoever is named is enough: those that were only stopped say nothing of their own.
+fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
+    let mut told = Vec::new();
+    let mut hung: Option<(&NodeReport, &String)> = None;
+    let mut lost = None;
+    for (place, report) in nodes.iter().enumerate() {
+        for gpu in &report.gpus {
+            let entity = Entity::new(EntityKind::Gpu, &gpu.gpu);
+            let unread = |kind, text: &str| {
+                Told::Unread(ProbeFailure::new(kind, of_node(nodes, report, &format!("GPU {}: {text}", gpu.gpu))))
+            };
+            match &gpu.broken {
+                None | Some(Broken::Stopped) => {}
+                Some(Broken::Gpu(text)) if place == own => {
+                    told.push(Told::Event(Event::seen("gpu-failed", entity, text)));
+                }
+                Some(Broken::Gpu(text) | Broken::Failed(text)) => told.push(unread(FailureKind::Failed, text)),
+                Some(Broken::Blind(text)) => told.push(unread(FailureKind::Failed, text)),
+                Some(Broken::Hung(text)) => drop(hung.get_or_insert((report, text))),
+                Some(Broken::Lost(text)) => {
+                    lost.get_or_insert_with(|| unread(FailureKind::Failed, text));
+                }
+            }
+        }
+    }
+    // All ranks hang together; who began it is known only if somebody has said something else.
+    if let Some((report, text)) = hung.filter(|_| told.is_empty()) {
+        told.push(match nodes.len() {
+            1 => Told::Event(Event::seen("collective-hung", Entity::node(), text)),
+            _ => Told::Unread(ProbeFailure::new(FailureKind::TimedOut, of_node(nodes, report, text))),
+        });
+    }
+    if told.is_empty() {
+        told.extend(lost);
+    }
+    told
+}
+
+fn of_node(nodes: &[NodeReport], report: &NodeReport, text: &str) -> String {
+    if nodes.len() == 1 { text.to_owned() } else { format!("node {}: {text}", report.node) }
+}
+
+/// Who is to blame for sums that are wrong.
+struct Wrongs<'a> {
+    nodes: &'a [NodeReport],
+    own: usize,
+}
+
+impl Wrongs<'_> {
+    fn tell(&self, said: &mut Measurements) {
+        let gpus: Vec<_> = self.nodes.iter().flat_map(|node| &node.gpus).collect();
+        let bad: Vec<_> = gpus.iter().copied().filter(|gpu| wrong(gpu) > 0).collect();
+        let own = &self.nodes[self.own].gpus;
+        let count = own.iter().map(wrong).sum::<u64>();
+        said.metrics.push(Metric::count("collective_wrong_elements", Entity::node(), count as f64));
+        if bad.is_empty() {
+            return;
+        }
+        // If every rank got the same wrong sum, it was wrong before it was handed out.
+        if bad.len() < gpus.len() {
+            let here = bad.iter().filter(|gpu| own.iter().any(|mine| mine.rank == gpu.rank));
+            said.events.extend(here.map(|gpu| {
+                let text = format!("{}; {} of {} GPUs got wrong sums", words(gpu), bad.len(), gpus.len());
+                Event::seen("collective-wrong", Entity::new(EntityKind::Gpu, &gpu.gpu), text)
+            }));
+            return;
+        }
+        match blamed(&gpus) {
+            Some(rank) => self.blame(rank, bad[0], said),
+            None if self.nodes.len() == 1 => {
+                let text = format!("{}; every GPU got the same", words(bad[0]));
+                said.events.push(Event::seen("collective-wrong", Entity::node(), text));
+            }
+            None => {
+                let text = format!(
+                    "{}; every GPU of every node got wrong sums, so nobody can say whose fault it is",
+                    words(bad[0])
+                );
+                said.unread.push(ProbeFailure::new(FailureKind::Failed, text));
+            }
+        }
+    }
+
+    fn blame(&self, rank: u32, seen: &GpuReport, said: &mut Measurements) {
+        let text = format!("{}; what is missing is the share of rank {rank}", words(seen));
+        let owner = self.nodes.iter().find(|node| node.gpus.iter().any(|gpu| gpu.rank == rank));
+        let mine = self.nodes[self.own].gpus.iter().find(|gpu| gpu.rank == rank);
+        match (mine, owner) {
+            (Some(gpu), _) => {
+                said.events.push(Event::seen("collective-wrong", Entity::new(EntityKind::Gpu, &gpu.gpu), text));
+            }
+            (None, owner) => {
+                let name = owner.map_or("another node", |node| node.node.as_str());
+                said.unread.push(ProbeFailure::new(FailureKind::Failed, format!("{text}, on node {name}")));
+            }
+        }
+    }
+}
+
+fn wrong(gpu: &GpuReport) -> u64 {
+    gpu.sizes.iter().chain(&gpu.exchange).map(|size| size.wrong).sum()
+}
+
+/// The rank whose share is missing in every element that is listed.
+fn blamed(gpus: &[&GpuReport]) -> Option<u32> {
+    let listed = || gpus.iter().flat_map(|gpu| &gpu.sizes).flat_map(|size| &size.listed);
+    let rank = listed().next()?.lost?;
+    listed().all(|element| element.lost == Some(rank)).then_some(rank)
+}
+
+fn words(gpu: &GpuReport) -> String {
+    let all = wrong(gpu);
+    let first = gpu.sizes.iter().find_map(|size| Some((size.bytes, size.listed.first()?)));
+    match first {
+        Some((bytes, element)) => format!(
+            "{all} elements are not the sum, the first is number {} of a message of {bytes} bytes: {} instead of {}",
+            element.place,
+            f32::from_bits(element.got),
+            f32::from_bits(element.expected)
+        ),
+        None => format!("{all} elements are not the sum"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn gpu(rank: u32) -> GpuReport {
+        let size = |bytes: u64, seconds| SizeReport { bytes, seconds, wrong: 0, listed: Vec::new() };
+        let sizes = vec![size(MIB, 1e-5), size(1024 * MIB, 4e-3 + f64::from(rank) * 1e-4)];
+        let exchange = Some(size(64 * MIB, 1e-3));
+        GpuReport { rank, gpu: format!("0000:{:02x}:00.0", 0x18 + rank), sizes, exchange, broken: None }
+    }
+
+    fn job(nodes: u32, gpus: u32) -> Vec<NodeReport> {
+        let node = |node: u32| NodeReport {
+            node: format!("n{node}"),
+            gpus: (node * gpus..(node + 1) * gpus).map(gpu).collect(),
+            other_way: None,
+        };
+        (0..nodes).map(node).collect()
+    }
+
+    fn spoil(gpu: &mut GpuReport, lost: Option<u32>) {
+        let element = WrongElement { place: 7, expected: 3.0f32.to_bits(), got: 0, lost };
+        gpu.sizes[0].wrong = 1;
+        gpu.sizes[0].listed.push(element);
+    }
+
+    const PATHS: Paths = Paths { all: 16, network: 0, without_gpu_direct: 0 };
+
+    fn said(nodes: &[NodeReport], own: usize) -> Measurements {
+        measurements(Mode::Nvlink, nodes, own, Some(PATHS), 22_809)
+    }
+
+    fn figure(said: &Measurements) -> Option<f64> {
+        said.metrics.iter().find(|metric| metric.name == Mode::Nvlink.metric()).map(|metric| metric.value)
+    }
+
+    #[test]
+    fn the_figure_is_that_of_the_largest_size_by_the_slowest_gpu() {
+        let all = said(&job(1, 8), 0);
+        let expected = (1024 * MIB) as f64 / 4.7e-3 * 14.0 / 8.0;
+        assert!((figure(&all).unwrap() - expected).abs() < 1.0, "{all:?}");
+        assert!(all.events.is_empty() && all.unread.is_empty());
+        assert_eq!(table(&job(1, 8)).len(), 2);
+        assert_eq!(figure(&measurements(Mode::Nvlink, &job(1, 8), 0, None, 1)), None, "nobody knows which way");
+    }
+
+    #[test]
+    fn the_gpu_whose_sums_alone_are_wrong_is_named_and_only_on_its_node() {
+        let mut nodes = job(2, 4);
+        spoil(&mut nodes[1].gpus[2], None);
+        assert!(said(&nodes, 0).events.is_empty() && said(&nodes, 0).unread.is_empty());
+        let own = said(&nodes, 1);
+        assert_eq!(own.events[0].entity.to_string(), "gpu:0000:1e:00.0");
+        assert!(own.events[0].text.contains("0 instead of 3; 1 of 8 GPUs"), "{}", own.events[0].text);
+    }
+
+    #[test]
+    fn a_sum_that_is_wrong_everywhere_is_blamed_on_the_rank_whose_share_is_missing() {
+        let mut nodes = job(2, 4);
+        nodes.iter_mut().flat_map(|node| &mut node.gpus).for_each(|gpu| spoil(gpu, Some(5)));
+        let theirs = said(&nodes, 0);
+        assert!(theirs.events.is_empty() && theirs.unread[0].text.contains("rank 5, on node n1"), "{theirs:?}");
+        assert_eq!(figure(&theirs), None);
+        assert_eq!(said(&nodes, 1).events[0].entity.to_string(), "gpu:0000:1d:00.0");
+    }
+
+    #[test]
+    fn without_a_share_that_explains_it_one_node_is_to_blame_and_of_several_nobody() {
+        let mut one = job(1, 4);
+        one[0].gpus.iter_mut().for_each(|gpu| spoil(gpu, None));
+        assert_eq!(said(&one, 0).events[0].entity, Entity::node());
+        let mut nodes = job(2, 2);
+        nodes.iter_mut().flat_map(|node| &mut node.gpus).for_each(|gpu| spoil(gpu, None));
+        assert!(said(&nodes, 0).events.is_empty() && said(&nodes, 0).unread.len() == 1);
+    }
+
+    #[test]
+    fn what_hangs_is_a_finding_on_one_node_and_of_several_only_told() {
+        let hang = |nodes: &mut Vec<NodeReport>| {
+            for gpu in nodes.iter_mut().flat_map(|node| &mut node.gpus) {
+                gpu.sizes.pop();
+                gpu.broken = Some(Broken::Hung("not through within 60s".to_owned()));
+            }
+        };
+        let (mut one, mut two) = (job(1, 2), job(2, 2));
+        hang(&mut one);
+        hang(&mut two);
+        assert_eq!(said(&one, 0).events[0].code.as_str(), "collective-hung");
+        assert!(said(&two, 0).events.is_empty());
+        assert_eq!(said(&two, 0).unread[0].kind, FailureKind::TimedOut);
+        two[1].gpus[0].broken = Some(Broken::Gpu("CUDA_ERROR_ECC_UNCORRECTABLE".to_owned()));
+        assert!(said(&two, 0).unread[0].text.starts_with("node n1: GPU 0000:1a:00.0: CUDA_ERROR"), "{two:?}");
+        assert_eq!(said(&two, 1).events[0].code.as_str(), "gpu-failed");
+    }
+
+    #[test]
+    fn who_only_lost_another_is_heard_where_that_one_says_nothing() {
+        let mut nodes = job(2, 1);
+        nodes[0].gpus[0].broken = Some(Broken::Lost("remote process exited".to_owned()));
+        nodes[1].gpus[0].broken = Some(Broken::Stopped);
+        assert!(said(&nodes, 0).unread[0].text.contains("remote process exited"));
+        nodes[1].gpus[0].broken = Some(Broken::Failed("its worker was ended by signal 6".to_owned()));
+        let all = said(&nodes, 0);
+        assert!(all.unread.len() == 1 && all.unread[0].text.contains("signal 6"), "{all:?}");
+    }
+
+    #[test]
+    fn another_way_on_any_node_takes_the_figure_from_all() {
+        let mut nodes = job(2, 2);
+        nodes[1].other_way = Some("4 through sockets (NET/Socket)".to_owned());
+        let first = said(&nodes, 0);
+        assert_eq!(figure(&first), None);
+        assert_eq!(first.unread[0].text, "node n1: 4 through sockets (NET/Socket)");
+    }
+}

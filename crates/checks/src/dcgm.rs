@@ -1,0 +1,254 @@
+//! dcgm: what does NVIDIA's own diagnosis say of the GPUs?
+//!
+//! What it does: runs `dcgmi diag` of DCGM, 3.x or 4.x, at a level from 1 to 4, and reads each result by GPU and error. 1 looks at
+//! libraries and settings (30 s), 2 adds memory and PCIe (2 to 10 min), 3 stress and power (15 min), 4 memory patterns
+//! and pulses (45 min to 2 h 15). Where no host engine runs, one is started for the time of the test. It runs when it is named
+//! (`doctor-node test dcgm --level 2`), or in validation runs where the policy says `[tests.dcgm] enabled = true`.
+//!
+//! From level 2 on it loads the GPUs. Before that it looks: a process on a GPU (`gpus-free`) or a GPU divided by MIG
+//! (`mig-off`) makes it inconclusive, because the diagnosis would fail there for reasons that are not the hardware's.
+//!
+//! Why it matters: NVIDIA's support and every cloud ask for this diagnosis before they exchange a GPU, and its memory test
+//! finds cells that no counter has seen yet.
+//!
+//! What to do: `doctor log RUN` has DCGM's whole answer; `doctor explain dcgm NUMBER` says what an error means. Each error has
+//! its own finding, `dcgm-NUMBER`, with the severity of that table, as long as DCGM rates it the same; else DCGM's word counts:
+//! - `dcgm-isolate` is `isolate`: hardware that DCGM wants out of service. Keep the log for the support case.
+//! - `dcgm-triage` is `reboot`: boot, and test again; what comes back is handed over. `dcgm-unrated` likewise: a test failed and
+//!   nothing says how bad that is, as DCGM up to 3.1 never does.
+//! - `dcgm-reset` is `reset`: the GPU works again after a reset.
+//! - `dcgm-monitor`, `dcgm-config` and `dcgm-warned` are `monitor`: a setting, or a test that passed with a warning.
+//!
+//! What DCGM skips, does not run or leaves out has not passed: the rest is told, and the verdict is inconclusive. Level 2 has to
+//! bring `memory` and `pcie`, level 3 also `diagnostic`, `targeted_stress` and `targeted_power`, level 4 also `memtest` and
+//! `pulse_test`. DCGM skips some on GPUs that it does not know; if that is so on your machines, name them in `may_skip`. An
+//! exit code that is not 0 without a failed result is inconclusive too, and so is a diagnosis that takes too long. Without
+//! `dcgmi` it is inconclusive (`missing`). Not applicable where there is no GPU.
+//!
+//! Parameters, below `[tests.dcgm.params]` in the policy or by `doctor-node test dcgm --set NAME=VALUE`:
+//! - `level`, 1 to 4, by default 2; `--level N` on the command line does the same.
+//! - `skip`, tests of DCGM that shall not run, such as `["pulse_test"]`; `may_skip`, those that DCGM may skip, by default
+//!   `["eud", "cpu_eud"]`, which have to be installed separately.
+//! - `parameters` of DCGM's tests, such as `["memory.minimum_allocation_percentage=90"]`.
+//! - `program`, by default `"dcgmi"`, by name or path; `nv-hostengine` is looked for beside it, then by its name.
+//! - `address` of the host engine, by default `"127.0.0.1:5555"`; or `"unix:///run/nv-hostengine.sock"`. Where nothing listens
+//!   there, ours does during the test.
+//! - `timeout` of the diagnosis, by default 5 min, 30 min, 1 h and 3 h for the four levels. The limit of the run is longer in any
+//!   case, so that the test itself can say that it took too long.
+
+use doctor_core::{
+    observation::{FailureKind, Observation},
+    time::Span,
+};
+
+use crate::{
+    dcgm_diag::{self, Scope},
+    dcgm_order::{DcgmOrder, Level, canonical},
+    gpu::gpus,
+    probe::{Probe, ProbeOutput},
+    settings,
+    spec::{Check, Params, Spec, page_of},
+};
+
+/// What each level takes on eight GPUs, by its number.
+const USUAL: &[Span] = &[Span::from_secs(30), Span::minutes(10), Span::minutes(20), Span::minutes(90)];
+
+const SPEC: Spec =
+    Spec::deep("dcgm", "what NVIDIA's own diagnosis says of the GPUs", Span::minutes(10), Span::minutes(40))
+        .opt_in()
+        .usual_by("level", USUAL);
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("dcgm.rs")), rules: dcgm_diag::RULES, probes, interpret };
+
+/// Looking at the GPUs, starting a host engine and ending it again.
+const AROUND_THE_DIAGNOSIS: Span = Span::minutes(5);
+
+const PARAMETERS: [(&str, &str); 7] = [
+    ("level", "level = 2"),
+    ("skip", "skip = [\"pulse_test\"]"),
+    ("may_skip", "may_skip = [\"eud\", \"cpu_eud\"]"),
+    ("parameters", "parameters = [\"memory.minimum_allocation_percentage=90\"]"),
+    ("program", "program = \"/usr/bin/dcgmi\""),
+    ("address", "address = \"127.0.0.1:5555\""),
+    ("timeout", "timeout = \"30m\""),
+];
+
+/// What the site asked for.
+struct Asked {
+    order: DcgmOrder,
+    /// What DCGM may leave out, by its canonical name.
+    excused: Vec<String>,
+}
+
+fn asked(params: &Params) -> Result<Asked, Observation> {
+    let example = settings::only(params, &PARAMETERS)?;
+    let level = match settings::number(params, "level", example("level"))? {
+        None => Level::Two,
+        Some(number) => {
+            let level = Level::ALL.iter().copied().find(|level| f64::from(level.number()) == number);
+            level.ok_or_else(|| settings::refused("level", example("level")))?
+        }
+    };
+    let names = |name: &str| {
+        let list = settings::words(params, name, example(name))?;
+        let list = list.map(|list| list.iter().map(|name| canonical(name)).collect::<Vec<_>>());
+        let is_name = |name: &String| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        if list.as_ref().is_some_and(|list| !list.iter().all(|name| !name.is_empty() && is_name(name))) {
+            return Err(settings::refused(name, example(name)));
+        }
+        Ok(list)
+    };
+    let skip = names("skip")?.unwrap_or_default();
+    let mut excused = names("may_skip")?.unwrap_or_else(|| vec!["eud".to_owned(), "cpu_eud".to_owned()]);
+    let mut parameters = settings::words(params, "parameters", example("parameters"))?.unwrap_or_default();
+    // DCGM reads several from one argument, with semicolons between them.
+    let is_setting = |text: &String| {
+        let name = text.split_once('=').map_or("", |(name, _)| name);
+        name.contains('.') && !text.contains(';') && !text.starts_with('-')
+    };
+    if !parameters.iter().all(is_setting) {
+        return Err(settings::refused("parameters", example("parameters")));
+    }
+    parameters.extend(skip.iter().map(|name| format!("{name}.is_allowed=false")));
+    excused.extend(skip);
+    let word = |name: &str, default: &str| {
+        let word = settings::word(params, name, example(name))?.unwrap_or_else(|| default.to_owned());
+        if word.starts_with('-') { Err(settings::refused(name, example(name))) } else { Ok(word) }
+    };
+    let order = DcgmOrder {
+        level,
+        program: word("program", "dcgmi")?,
+        address: word("address", "127.0.0.1:5555")?,
+        parameters,
+        timeout: settings::span(params, "timeout", example("timeout"))?.unwrap_or_else(|| level.timeout()),
+    };
+    Ok(Asked { order, excused })
+}
+
+/// The GPUs too: DCGM tells them by number, everything else by their place on the bus.
+fn probes(params: &Params) -> Vec<Probe> {
+    let Ok(Asked { order, .. }) = asked(params) else { return Vec::new() };
+    let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
+    let timeout = order.timeout + AROUND_THE_DIAGNOSIS;
+    vec![Probe::gpu(&["uuid"]), Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    let Asked { order, excused } = match asked(params) {
+        Ok(asked) => asked,
+        Err(instead) => return instead,
+    };
+    let diagnosis = outputs.get(1);
+    match (diagnosis, gpus(outputs.first())) {
+        (Some(ProbeOutput::Failed(failure)), _) if failure.kind == FailureKind::Missing => {
+            Observation::CouldNot(failure.clone())
+        }
+        (_, Err(Observation::NotApplicable(why))) => Observation::NotApplicable(why),
+        (diagnosis, gpus) => {
+            let scope = Scope { promised: order.level.promises(), excused: &excused };
+            // A driver that does not answer names no GPU; what DCGM says of them by number is no less true.
+            dcgm_diag::interpret(diagnosis, gpus.unwrap_or_default(), scope)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gpu::tests::{answer, none},
+        judged::judged_with,
+        Catalogue,
+    };
+    use doctor_core::{observation::ProbeFailure, policy::Policy};
+
+    fn params(text: &str) -> Params {
+        toml::from_str(text).unwrap()
+    }
+
+    fn ran(exit: i32, stdout: &str) -> ProbeOutput {
+        ProbeOutput::Ran { exit: Some(exit), stdout: stdout.to_owned(), stderr: String::new() }
+    }
+
+    fn judge(settings: &str, diagnosis: ProbeOutput) -> Vec<String> {
+        judged_with(&CHECK, &params(settings), None, &[answer(&[&[], &[]]), diagnosis])
+    }
+
+    const FAIL: &str = include_str!("../fixtures/dcgm/v4.1-fail.json");
+    const SKIPPED: &str = include_str!("../fixtures/dcgm/v4.1-level-3-skipped.json");
+
+    #[test]
+    fn errors_are_findings_of_their_gpu_by_its_place_on_the_bus() {
+        let expected = ["fail dcgm-52 isolate gpu:0000:19:00.0", "fail dcgm-isolate isolate gpu:0000:18:00.0"];
+        assert_eq!(judge("level = 1", ran(226, FAIL)), expected);
+        let unnamed = judged_with(&CHECK, &Params::new(), None, &[none_on_the_bus_answers(), ran(226, FAIL)]);
+        assert_eq!(unnamed, ["fail dcgm-52 isolate gpu:1", "fail dcgm-isolate isolate gpu:0"]);
+    }
+
+    fn none_on_the_bus_answers() -> ProbeOutput {
+        crate::gpu::tests::deaf(FailureKind::TimedOut, "no answer")
+    }
+
+    #[test]
+    fn a_level_has_to_bring_what_it_promises() {
+        assert_eq!(judge("level = 2\nmay_skip = ['targeted_stress']", ran(0, SKIPPED)), ["pass within-limits"]);
+        assert_eq!(judge("level = 2", ran(0, SKIPPED)), ["inconclusive empty"], "it was skipped and not excused");
+        assert_eq!(judge("level = 3\nskip = ['Targeted Stress']", ran(0, SKIPPED)), ["inconclusive empty"]);
+        let excused = "level = 3\nskip = ['targeted_stress']\nmay_skip = ['diagnostic', 'targeted_power']";
+        assert_eq!(judge(excused, ran(0, SKIPPED)), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn what_could_not_run_is_told_as_such() {
+        let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "dcgmi is not installed"));
+        assert_eq!(judge("", missing()), ["inconclusive missing"]);
+        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[none(), missing()]), ["inconclusive missing"]);
+        let failed = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Failed, "no GPU"));
+        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[none(), failed()]), ["not-applicable no-gpu"]);
+        assert_eq!(judge("", failed()), ["inconclusive failed"]);
+        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[]), ["inconclusive unparseable"]);
+    }
+
+    #[test]
+    fn an_order_is_what_the_parameters_say_and_the_run_lasts_longer_than_the_diagnosis() {
+        let default = asked(&Params::new()).ok().unwrap().order;
+        assert_eq!((default.level, default.timeout), (Level::Two, Span::minutes(30)));
+        let set = params("level = 4\nskip = ['pulse_test']\nparameters = ['pcie.test_pinned=false']");
+        let order = asked(&set).ok().unwrap().order;
+        assert_eq!(order.parameters, ["pcie.test_pinned=false", "pulse_test.is_allowed=false"]);
+        let [_, Probe::Builtin { timeout, .. }] = &probes(&set)[..] else { panic!("two probes") };
+        assert!(*timeout > order.timeout && CHECK.limit(&set) > *timeout);
+        let of_run = |level: u8| {
+            let text = format!("[tests.dcgm]\nenabled = true\nparams = {{ level = {level} }}\n");
+            let tests = Catalogue::built_in().tests(&Policy::over_defaults(&text).unwrap());
+            tests.into_iter().find(|test| test.id.as_str() == "dcgm").map(|test| (test.limit, test.usual)).unwrap()
+        };
+        for level in Level::ALL {
+            let (limit, usual) = of_run(level.number());
+            assert!(limit > level.timeout() && usual < level.timeout(), "level {level:?}: {limit} {usual}");
+        }
+    }
+
+    #[test]
+    fn a_parameter_that_is_not_understood_is_told() {
+        for text in [
+            "level = 5",
+            "level = 2.5",
+            "level = 'deep'",
+            "levels = 2",
+            "skip = 'pulse_test'",
+            "skip = ['a;b']",
+            "skip = ['']",
+            "parameters = ['pcie']",
+            "parameters = ['a.b=1;c.d=2']",
+            "parameters = ['-x.y=1']",
+            "program = '-h'",
+            "address = ''",
+            "timeout = 30",
+        ] {
+            assert_eq!(judge(text, ran(226, FAIL)), ["inconclusive unparseable"], "{text}");
+            assert!(probes(&params(text)).is_empty(), "{text}");
+        }
+    }
+}

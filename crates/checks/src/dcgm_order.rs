@@ -1,0 +1,138 @@
+//! What the DCGM test is told to do: how deep DCGM should look, where its engine is, how long it may take. And the four
+//! levels, with what each of them promises.
+//!
+//! The check writes the order, the test on the node reads it; it stands in the evidence as the probe's argument.
+
+use doctor_core::time::Span;
+use serde::{Deserialize, Serialize};
+
+/// One diagnosis.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DcgmOrder {
+    pub level: Level,
+    /// `dcgmi`, by name or path.
+    pub program: String,
+    /// Of the host engine: `HOST:PORT` or `unix://PATH`.
+    pub address: String,
+    /// For DCGM's own tests: `pcie.test_pinned=false`.
+    pub parameters: Vec<String>,
+    /// How long the diagnosis itself may take.
+    pub timeout: Span,
+}
+
+/// How deep DCGM looks: `dcgmi diag -r LEVEL`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum Level {
+    /// Libraries, permissions, settings. Seconds, and no load.
+    One,
+    /// And memory and PCIe of each GPU.
+    Two,
+    /// And power, stress and the diagnosis proper.
+    Three,
+    /// And memory patterns, pulses of power, and NVIDIA's own field diagnosis where it is installed.
+    Four,
+}
+
+impl Level {
+    pub const ALL: &'static [Self] = &[Self::One, Self::Two, Self::Three, Self::Four];
+
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::One => 1,
+            Self::Two => 2,
+            Self::Three => 3,
+            Self::Four => 4,
+        }
+    }
+
+    /// How long it may take unless the site says otherwise. On eight GPUs level 2 was seen to take 10 and level 4 135
+    /// minutes.
+    pub const fn timeout(self) -> Span {
+        match self {
+            Self::One => Span::minutes(5),
+            Self::Two => Span::minutes(30),
+            Self::Three => Span::hours(1),
+            Self::Four => Span::hours(3),
+        }
+    }
+
+    /// DCGM's tests that every version runs at this level. One of them without a result was left out.
+    pub const fn promises(self) -> &'static [&'static str] {
+        const DEEPEST: &[&str] =
+            &["memory", "pcie", "diagnostic", "targeted_stress", "targeted_power", "memtest", "pulse_test"];
+        match self {
+            Self::One => &[],
+            Self::Two => DEEPEST.split_at(2).0,
+            Self::Three => DEEPEST.split_at(5).0,
+            Self::Four => DEEPEST,
+        }
+    }
+
+    /// Whether it loads the GPUs: then nobody else may use them, and none may be divided by MIG, or the diagnosis fails
+    /// for reasons that are not the hardware's.
+    pub const fn loads_gpus(self) -> bool {
+        !matches!(self, Self::One)
+    }
+}
+
+impl From<Level> for u8 {
+    fn from(level: Level) -> Self {
+        level.number()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no level of DCGM; there are 1, 2, 3 and 4")]
+pub struct NoSuchLevel(u8);
+
+impl TryFrom<u8> for Level {
+    type Error = NoSuchLevel;
+    fn try_from(number: u8) -> Result<Self, NoSuchLevel> {
+        Self::ALL.iter().copied().find(|level| level.number() == number).ok_or(NoSuchLevel(number))
+    }
+}
+
+/// One name for a test of DCGM, whichever version wrote it: `GPU Memory` of 3.x is `memory` of 4.x.
+pub fn canonical(name: &str) -> String {
+    let name = name.trim().to_ascii_lowercase().replace(' ', "_");
+    match name.as_str() {
+        "gpu_memory" => "memory".to_owned(),
+        "eud_test" => "eud".to_owned(),
+        "cpu_eud_test" => "cpu_eud".to_owned(),
+        _ => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_level_reads_back_and_each_promises_what_the_one_before_it_does() {
+        for level in Level::ALL {
+            assert_eq!(Level::try_from(level.number()), Ok(*level));
+        }
+        for pair in Level::ALL.windows(2) {
+            assert!(pair[1].promises().starts_with(pair[0].promises()) && pair[0].timeout() < pair[1].timeout());
+        }
+        let wrong = serde_json::from_str::<Level>("5").unwrap_err().to_string();
+        assert!(wrong.contains("1, 2, 3 and 4"), "{wrong}");
+    }
+
+    #[test]
+    fn a_test_has_one_name_in_every_version() {
+        for (written, name) in [
+            ("GPU Memory", "memory"),
+            ("memory", "memory"),
+            ("PCIe", "pcie"),
+            ("Targeted Stress", "targeted_stress"),
+            ("Pulse Test", "pulse_test"),
+            ("EUD Test", "eud"),
+            ("CPU EUD Test", "cpu_eud"),
+        ] {
+            assert_eq!(canonical(written), name);
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! fabric: does every port of the fast network move data, as fast as its link, and without errors?
+//!
+//! What it does: on each InfiniBand and RoCE port that is up, one after the other, runs `ib_write_bw` of perftest as server and
+//! client on this node: messages of 8 MiB for 5 s, through the adapter and back. On each EFA adapter `fi_pingpong` of libfabric,
+//! with its short cut through shared memory switched off. The error counters of the port are read before and after. It takes
+//! about 8 s for each port. It runs when it is named (`doctor-node test fabric`), or in validation runs where the policy says
+//! `[tests.fabric] enabled = true`.
+//!
+//! Each run begins with a device that does not exist. If the program gives a result for that, it does not use the device it is
+//! told, so that the others' results prove nothing: inconclusive.
+//!
+//! Why it matters: a port that is up and at its full rate may still be slow, for the PCIe link behind it or the firmware in it.
+//! One of eight such ports slows down every collective of every job on the node.
+//!
+//! What to do: `doctor log RUN` has each port's result; `doctor why NODE` compares.
+//! - `loopback-failed` is `reboot`, seen twice: messages did not arrive. If it comes back after a boot, the adapter is bad.
+//! - `loopback-slow` is `reboot`, seen twice: less than three quarters of the link's rate, less than the profile's
+//!   `ib_write_bits_per_s`, less than 85 % of this port's own median (five results at least); for EFA less than 20 Gbit/s. Look at
+//!   `pcie-link`, `pcie-acs` and the node's settings for the IOMMU, then at the adapter.
+//! - `loopback-odd` is `monitor`, seen twice: below 90 % of the median of this node's other ports of the same kind (two others at
+//!   least).
+//! - `loopback-stalled` is `monitor`, seen twice: nothing came back in time. On EFA look at the security group first: it must let
+//!   the instance talk to itself.
+//! - `symbol-errors`, `link-downed` and the other findings of `ib-counters` and `efa-counters`, with their severities: that counter
+//!   grew under load by more than those checks allow for the time. Those of the cable itself (`symbol-errors`,
+//!   `link-recoveries`) must be seen twice.
+//!
+//! The load goes through the adapter and not over the cable: the switch and the cable are `ib-counters`' and the collective
+//! test's to find. A port that is down is not tested, `ib-ports` tells of it; its rate is judged by `ib-rate`. Where a node has
+//! InfiniBand, its Ethernet ports are not tested unless they are named. Without the programs (packages `perftest` and
+//! `libfabric-bin`; on AWS, `/opt/amazon/efa/bin`) it is inconclusive (`missing`). Not applicable where there is no RDMA device.
+//!
+//! Parameters, below `[tests.fabric.params]` in the policy or by `doctor-node test fabric --set NAME=VALUE`:
+//! - `devices`, a list such as `["mlx5_0"]`, by default all.
+//! - `duration` of the load on each port, by default `"5s"`, in whole seconds, 3 at least; `stall`, by default `"30s"`: how long a
+//!   port may take beyond that; `timeout` after which no further port is begun, by default `"15m"`.
+//! - `gid_index`, for RoCE.
+//! - `ib_write_bw` and `fi_pingpong`, names or paths of the programs.
+
+use doctor_core::{observation::Observation, time::Span};
+
+use crate::{
+    fabric_order::FabricOrder,
+    measurements::interpret_measurements,
+    probe::{Probe, ProbeOutput},
+    rdma::{STATE, ports},
+    settings,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec =
+    Spec::deep("fabric", "ports of the fast network move data, and fast", Span::from_secs(70), Span::minutes(20))
+        .opt_in();
+
+macro_rules! rules {
+    ($($counter:literal $severity:literal $confirm:literal,)*) => {
+        concat!(r#"
+rules = [
+  { id = "fabric-failed", check = "fabric", event = "loopback-failed", reason = "loopback-failed", severity = "reboot",
+    confirm = 2, text = "{entity}: {value}" },
+  { id = "fabric-stalled", check = "fabric", event = "loopback-stalled", reason = "loopback-stalled", severity = "monitor",
+    confirm = 2, text = "{entity}: {value}" },
+  { id = "fabric-ib-rate", check = "fabric", metric = "ib_write_percent_of_rate", below = 75.0, where_measured = true,
+    reason = "loopback-slow", severity = "reboot", confirm = 2, text = "{entity} moves {value} % of what its link could" },
+  { id = "fabric-ib-floor", check = "fabric", metric = "ib_write_bits_per_s", below = 1000000000.0, where_measured = true,
+    reason = "loopback-slow", severity = "reboot", confirm = 2, text = "{entity} moves {value}bit/s, slower than any such port" },
+  { id = "fabric-ib-profile", check = "fabric", metric = "ib_write_bits_per_s", below_percent_of_profile = 100.0,
+    where_measured = true, reason = "loopback-slow", severity = "reboot", confirm = 2,
+    text = "{entity} moves {value}bit/s, {limit}bit/s are expected of this machine type" },
+  { id = "fabric-ib-own", check = "fabric", metric = "ib_write_bits_per_s", below_percent_of_own = 85.0,
+    where_measured = true, reason = "loopback-slow", severity = "reboot", confirm = 2,
+    text = "{entity} moves {value}bit/s, below 85 % of its own median ({limit}bit/s)" },
+  { id = "fabric-efa-floor", check = "fabric", metric = "efa_pingpong_bits_per_s", below = 20000000000.0,
+    where_measured = true, reason = "loopback-slow", severity = "reboot", confirm = 2,
+    text = "{entity} moves {value}bit/s, an EFA adapter moves {limit}bit/s and more" },
+  { id = "fabric-efa-own", check = "fabric", metric = "efa_pingpong_bits_per_s", below_percent_of_own = 85.0,
+    where_measured = true, reason = "loopback-slow", severity = "reboot", confirm = 2,
+    text = "{entity} moves {value}bit/s, below 85 % of its own median ({limit}bit/s)" },
+  { id = "fabric-odd", check = "fabric", metric = "loopback_percent_of_others", below = 90.0, where_measured = true,
+    reason = "loopback-odd", severity = "monitor", confirm = 2, text = "{entity} moves {value} % of what this node's other ports do" },
+"#, $(
+            "  { id = \"fabric-", $counter, "\", check = \"fabric\", event = \"", $counter, "\", reason = \"", $counter,
+            "\", severity = \"", $severity, "\",\n    confirm = ", $confirm, ", text = \"{entity}: {value}\" },\n",
+        )* "]\n")
+    };
+}
+
+// Severities are those of `ib-counters` and `efa-counters`; a test holds them together. A few errors of a cable within seconds may
+// be chance where hours of them are not, so those are looked for once more.
+const RULES: &str = rules![
+    "symbol-errors" "isolate" "2",
+    "buffer-overruns" "isolate" "1",
+    "link-integrity-errors" "isolate" "1",
+    "link-downed" "monitor" "1",
+    "rnr-retries" "monitor" "1",
+    "link-recoveries" "monitor" "2",
+    "receive-errors" "monitor" "1",
+    "ack-timeouts" "monitor" "1",
+    "send-discards" "monitor" "1",
+    "slow-restarts" "monitor" "1",
+    "efa-timeouts" "monitor" "1",
+    "efa-drops" "monitor" "1",
+];
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("fabric.rs")), rules: RULES, probes, interpret };
+
+const DURATION: Span = Span::from_secs(5);
+/// Of each second at the beginning and at the end perftest counts nothing; one is left.
+const LEAST_DURATION: Span = Span::from_secs(3);
+const STALL: Span = Span::from_secs(30);
+const TIMEOUT: Span = Span::minutes(15);
+/// For the negative controls, and for the last words.
+const AROUND_THE_TEST: Span = Span::minutes(2);
+
+const PARAMETERS: [(&str, &str); 7] = [
+    ("devices", "devices = [\"mlx5_0\", \"mlx5_1\"]"),
+    ("duration", "duration = \"5s\""),
+    ("stall", "stall = \"30s\""),
+    ("timeout", "timeout = \"15m\""),
+    ("gid_index", "gid_index = 3"),
+    ("ib_write_bw", "ib_write_bw = \"/usr/bin/ib_write_bw\""),
+    ("fi_pingpong", "fi_pingpong = \"/opt/amazon/efa/bin/fi_pingpong\""),
+];
+
+fn order(params: &Params) -> Result<FabricOrder, Observation> {
+    let example = settings::only(params, &PARAMETERS)?;
+    let span = |name: &str, default| {
+        Ok::<_, Observation>(settings::span(params, name, example(name))?.unwrap_or(default))
+    };
+    let word = |name: &str| {
+        let word = settings::word(params, name, example(name))?.unwrap_or_else(|| name.to_owned());
+        if word.starts_with('-') { Err(settings::refused(name, example(name))) } else { Ok(word) }
+    };
+    let duration = span("duration", DURATION)?;
+    if duration < LEAST_DURATION || duration.millis() % 1000 != 0 {
+        return Err(settings::refused("duration", example("duration")));
+    }
+    let gid_index = match settings::number(params, "gid_index", example("gid_index"))? {
+        None => None,
+        Some(index) if (0.0..256.0).contains(&index) && index.fract() == 0.0 => Some(index as u32),
+        Some(_) => return Err(settings::refused("gid_index", example("gid_index"))),
+    };
+    let devices = settings::words(params, "devices", example("devices"))?.unwrap_or_default();
+    if devices.iter().any(|name| name.is_empty() || name.starts_with('-') || name.contains('/')) {
+        return Err(settings::refused("devices", example("devices")));
+    }
+    Ok(FabricOrder {
+        devices,
+        duration,
+        stall: span("stall", STALL)?,
+        gid_index,
+        ib_write_bw: word("ib_write_bw")?,
+        fi_pingpong: word("fi_pingpong")?,
+        timeout: span("timeout", TIMEOUT)?,
+    })
+}
+
+/// The ports too: where there is none, nobody needs the programs.
+fn probes(params: &Params) -> Vec<Probe> {
+    let Ok(order) = order(params) else { return Vec::new() };
+    let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
+    let millis = order.timeout.millis() + order.duration.millis() + order.stall.millis() * 4;
+    let timeout = Span::from_millis(millis) + AROUND_THE_TEST;
+    vec![Probe::glob(STATE), Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    if let Err(instead) = order(params) {
+        return instead;
+    }
+    match ports(outputs.first()) {
+        Err(instead @ Observation::NotApplicable(_)) => instead,
+        _ => interpret_measurements(params, outputs.get(1..).unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CHECKS, document::Measurements, fabric_growth, files::tests::found, judged::judged_with, spec};
+    use doctor_core::{
+        ids::Sku,
+        observation::{Event, FailureKind, Metric, ProbeFailure, Unit},
+        profile::Profile,
+    };
+
+    fn params(text: &str) -> Params {
+        toml::from_str(text).unwrap()
+    }
+
+    fn state() -> ProbeOutput {
+        found(&[("/sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n")])
+    }
+
+    fn measured(metrics: Vec<Metric>, events: Vec<Event>) -> ProbeOutput {
+        let all = Measurements { metrics, events, unread: Vec::new() };
+        ProbeOutput::Text(serde_json::to_string(&all).unwrap())
+    }
+
+    fn judge(settings: &str, profile: Option<&Profile>, output: ProbeOutput) -> Vec<String> {
+        judged_with(&CHECK, &params(settings), profile, &[state(), output])
+    }
+
+    /// A port of 400 Gbit/s that moved so much of it.
+    fn moved(share: f64) -> Vec<Metric> {
+        let port = crate::rdma::port_entity("mlx5_0", "1");
+        vec![
+            Metric::new("ib_write_bits_per_s", port.clone(), share * 400e9, Unit::BitsPerSecond),
+            Metric::new("ib_write_percent_of_rate", port, share * 100.0, Unit::Percent),
+        ]
+    }
+
+    #[test]
+    fn a_port_is_judged_by_its_link_and_by_the_profile() {
+        assert_eq!(judge("", None, measured(moved(0.97), Vec::new())), ["pass within-limits"]);
+        let slow = ["fail loopback-slow reboot link:mlx5_0/1"];
+        assert_eq!(judge("", None, measured(moved(0.5), Vec::new())), slow);
+        let expect = [("ib_write_bits_per_s".to_owned(), 390e9)].into();
+        let profile = Profile { sku: Sku::new("hb").unwrap(), version: 1, expect };
+        assert_eq!(judge("", Some(&profile), measured(moved(0.99), Vec::new())), ["pass within-limits"]);
+        assert_eq!(judge("", Some(&profile), measured(moved(0.9), Vec::new())), slow);
+    }
+
+    #[test]
+    fn an_efa_adapter_and_the_odd_one_out_have_their_limits() {
+        let port = || crate::rdma::port_entity("rdmap79s0", "1");
+        let efa = |bits| Metric::new("efa_pingpong_bits_per_s", port(), bits, Unit::BitsPerSecond);
+        assert_eq!(judge("", None, measured(vec![efa(40e9)], Vec::new())), ["pass within-limits"]);
+        let slow = judge("", None, measured(vec![efa(19e9)], Vec::new()));
+        assert_eq!(slow, ["fail loopback-slow reboot link:rdmap79s0/1"]);
+        let odd = Metric::new("loopback_percent_of_others", port(), 80.0, Unit::Percent);
+        let odd = judge("", None, measured(vec![efa(40e9), odd], Vec::new()));
+        assert_eq!(odd, ["fail loopback-odd monitor link:rdmap79s0/1"]);
+    }
+
+    #[test]
+    fn every_counter_has_the_severity_that_its_own_check_gives_it() {
+        let rules_of = |id: &str| {
+            let check = CHECKS.iter().find(|check| check.spec.id == id).unwrap();
+            spec::rules_as_written(check).unwrap()
+        };
+        let ours = rules_of("fabric");
+        for theirs in rules_of("ib-counters").into_iter().chain(rules_of("efa-counters")) {
+            let same = ours.iter().find(|rule| rule.when == theirs.when).unwrap_or_else(|| panic!("{}", theirs.id));
+            assert_eq!((&same.reason, same.severity), (&theirs.reason, theirs.severity));
+        }
+        assert_eq!(fabric_growth::paths("mlx5_0", "1").len(), 12);
+    }
+
+    #[test]
+    fn without_a_device_nothing_applies_and_without_a_program_nothing_is_known() {
+        let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "ib_write_bw is not installed"));
+        let bare = judged_with(&CHECK, &Params::new(), None, &[found(&[]), missing()]);
+        assert_eq!(bare, ["not-applicable no-rdma"]);
+        assert_eq!(judge("", None, missing()), ["inconclusive missing"]);
+        assert_eq!(judge("", None, measured(Vec::new(), Vec::new())), ["inconclusive empty"]);
+        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[state()]), ["inconclusive empty"]);
+    }
+
+    #[test]
+    fn an_order_is_what_the_parameters_say_and_wrong_ones_are_told() {
+        let set = params("devices = ['mlx5_3']\nduration = '10s'\ngid_index = 3");
+        let asked = order(&set).unwrap();
+        assert_eq!((asked.devices, asked.duration, asked.gid_index), (vec!["mlx5_3".into()], Span::from_secs(10), Some(3)));
+        assert!(CHECK.limit(&set) > TIMEOUT);
+        for text in [
+            "duration = '1s'",
+            "duration = '3500ms'",
+            "duration = 5",
+            "devices = 'mlx5_0'",
+            "devices = ['-x']",
+            "devices = ['../mlx5_0']",
+            "gid_index = 1.5",
+            "gid_index = -1",
+            "ib_write_bw = '--help'",
+            "port = 18515",
+        ] {
+            assert_eq!(judge(text, None, measured(moved(0.97), Vec::new())), ["inconclusive unparseable"], "{text}");
+            assert!(probes(&params(text)).is_empty(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Reads what NCCL says about itself (`NCCL_DEBUG=INFO`): by which way each of its connections goes.
+//!
+//! A figure means nothing without it. NCCL takes whatever works: told to use InfiniBand on a machine where that is broken,
+//! many versions go on over sockets, and an all-reduce that should leave the machine may stay in its memory. So the log
+//! has to name every connection, each by the way that was asked for; of anything else there is no figure.
+//!
+//! Forms that are known, from 2.4 (`Ring 00 : 12[41000] -> 11[2d000] via P2P/IPC`) to 2.32 (`Channel 00/0 : 0[0] -> 1[1]
+//! [send] via NET/IB/0/GDRDMA`), with and without a time before the host's name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::collective_order::Mode;
+
+/// By which way one connection goes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// From GPU to GPU, by NVLink or PCIe.
+    Peer,
+    /// Through the host's memory.
+    SharedMemory,
+    /// Through a network of this name, and whether the card reaches the GPU's memory by itself.
+    Network { net: String, gpu_direct: bool },
+    /// One that this program does not know.
+    Other(String),
+}
+
+impl Way {
+    fn of(text: &str) -> Self {
+        let (kind, rest) = text.split_once('/').unwrap_or((text, ""));
+        match kind {
+            "P2P" => Self::Peer,
+            "SHM" => Self::SharedMemory,
+            "NET" | "COLLNET" => {
+                let net = rest.split('/').next().unwrap_or_default().to_owned();
+                Self::Network { net, gpu_direct: rest.split('/').any(|part| part.trim().starts_with("GDRDMA")) }
+            }
+            _ => Self::Other(kind.chars().take(32).collect()),
+        }
+    }
+
+    fn words(&self) -> String {
+        match self {
+            Self::Peer => "from GPU to GPU (P2P)".to_owned(),
+            Self::SharedMemory => "through the host's memory (SHM)".to_owned(),
+            Self::Network { net, .. } if net == "Socket" => "through sockets (NET/Socket)".to_owned(),
+            Self::Network { net, .. } => format!("through the network {net}"),
+            Self::Other(kind) => format!("by {kind}"),
+        }
+    }
+}
+
+/// What a log says, line by line.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NcclLog {
+    /// How many connections go which way.
+    pub ways: BTreeMap<Way, u64>,
+    /// Ranks that send and that receive through a network.
+    senders: BTreeSet<u32>,
+    receivers: BTreeSet<u32>,
+    /// What NCCL warned of, the first ones.
+    pub warnings: Vec<String>,
+    /// A connection that could not be read, as it stood there.
+    unread: Option<String>,
+}
+
+/// A warning is one line; of thousands the first say enough.
+const KEPT_WARNINGS: usize = 8;
+const KEPT_CHARACTERS: usize = 300;
+/// No job has as many ranks; a number beyond it is a line that was cut.
+const MOST_RANKS: u32 = 1 << 20;
+
+/// A connection's line, understood.
+struct Connection {
+    from: u32,
+    to: u32,
+    sends: bool,
+    receives: bool,
+    way: Way,
+}
+
+impl NcclLog {
+    pub fn read(text: &str) -> Self {
+        let mut log = Self::default();
+        text.lines().for_each(|line| log.hear(line));
+        log
+    }
+
+    /// Takes in the next line. What is none of NCCL's is passed over.
+    pub fn hear(&mut self, line: &str) {
+        if let Some((_, said)) = line.split_once(" NCCL WARN ") {
+            if self.warnings.len() < KEPT_WARNINGS && !said.trim().is_empty() {
+                self.warnings.push(said.trim().chars().take(KEPT_CHARACTERS).collect());
+            }
+            return;
+        }
+        let Some((_, said)) = line.split_once(" NCCL INFO ") else { return };
+        let said = said.trim();
+        if !["Channel ", "Ring ", "CollNet "].iter().any(|word| said.starts_with(word)) {
+            return;
+        }
+        let Some((ends, way)) = said.split_once(" via ") else { return };
+        match connection(ends, way) {
+            Some(connection) => self.add(connection),
+            None => drop(self.unread.get_or_insert_with(|| said.chars().take(KEPT_CHARACTERS).collect())),
+        }
+    }
+
+    fn add(&mut self, connection: Connection) {
+        let Connection { from, to, sends, receives, way } = connection;
+        if matches!(way, Way::Network { .. }) {
+            self.senders.extend(sends.then_some(from));
+            self.receivers.extend(receives.then_some(to));
+        }
+        *self.ways.entry(way).or_default() += 1;
+    }
+
+    /// Whether the data went the way that was asked for.
+    ///
+    /// # Errors
+    /// With the reason why the figures are of something else, or of nobody knows what.
+    pub fn judge(&self, asked: &Asked<'_>) -> Result<Paths, NotAsAsked> {
+        if let Some(line) = &self.unread {
+            return Err(NotAsAsked::Unread { line: line.clone() });
+        }
+        let all: u64 = self.ways.values().sum();
+        if all == 0 {
+            return Err(NotAsAsked::NoConnection);
+        }
+        let others: Vec<_> = self.ways.iter().filter(|(way, _)| !asked.allows(way)).collect();
+        if !others.is_empty() {
+            let count = others.iter().map(|(_, count)| **count).sum();
+            let ways = others.iter().map(|(way, count)| format!("{count} {}", way.words())).collect::<Vec<_>>();
+            return Err(NotAsAsked::OtherWay { count, all, asked: asked.words(), ways: ways.join(", ") });
+        }
+        let silent = |heard: &BTreeSet<u32>| asked.ranks.clone().find(|rank| !heard.contains(rank));
+        let missing = match asked.mode {
+            Mode::Nvlink => None,
+            Mode::Loopback => silent(&self.senders).or_else(|| silent(&self.receivers)),
+            // Inside a node only some of the ranks speak to other nodes.
+            Mode::Nodes if self.senders.is_empty() || self.receivers.is_empty() => Some(asked.ranks.start),
+            Mode::Nodes => None,
+        };
+        match missing {
+            Some(rank) => Err(NotAsAsked::RankNotNamed { rank, net: asked.net.to_owned() }),
+            None => Ok(self.paths(all)),
+        }
+    }
+
+    fn paths(&self, all: u64) -> Paths {
+        let of = |wanted: fn(&Way) -> bool| self.ways.iter().filter(|(way, _)| wanted(way)).map(|(_, n)| *n).sum();
+        Paths {
+            all,
+            network: of(|way| matches!(way, Way::Network { .. })),
+            without_gpu_direct: of(|way| matches!(way, Way::Network { gpu_direct: false, .. })),
+        }
+    }
+}
+
+fn connection(ends: &str, way: &str) -> Option<Connection> {
+    let (_, ends) = ends.split_once(" : ")?;
+    let (sends, receives) = (ends.contains("[send]"), ends.contains("[receive]"));
+    let rank = |text: &str| {
+        let digits = text.trim().split(|letter: char| !letter.is_ascii_digit()).next()?;
+        digits.parse::<u32>().ok().filter(|rank| *rank < MOST_RANKS)
+    };
+    let (from, to) = match ends.split_once("->") {
+        Some((from, to)) => (rank(from)?, rank(to)?),
+        // A collective network has one end here, the other in a switch.
+        None => (rank(ends)?, rank(ends)?),
+    };
+    Some(Connection { from, to, sends, receives, way: Way::of(way.trim()) })
+}
+
+/// What the log is to show.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked<'a> {
+    pub mode: Mode,
+    /// As in [`crate::collective_order::CollectiveOrder::net`].
+    pub net: &'a str,
+    pub shared_memory: bool,
+    /// The ranks whose log it is.
+    pub ranks: std::ops::Range<u32>,
+}
+
+impl Asked<'_> {
+    fn allows(&self, way: &Way) -> bool {
+        match way {
+            Way::Peer => self.mode != Mode::Loopback,
+            Way::SharedMemory => self.mode != Mode::Loopback && self.shared_memory,
+            Way::Network { net, .. } => self.mode != Mode::Nvlink && self.is_net(net),
+            Way::Other(_) => false,
+        }
+    }
+
+    /// Plugins for InfiniBand call themselves IBext and the like, with a version behind.
+    fn is_net(&self, net: &str) -> bool {
+        net.eq_ignore_ascii_case(self.net) || self.net.eq_ignore_ascii_case("IB") && net.starts_with("IB")
+    }
+
+    fn words(&self) -> String {
+        match self.mode {
+            Mode::Nvlink => "from GPU to GPU".to_owned(),
+            Mode::Loopback | Mode::Nodes => format!("through the network {}", self.net),
+        }
+    }
+}
+
+/// How the data went, where it went as asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Paths {
+    pub all: u64,
+    pub network: u64,
+    /// Of those, the ones that take a detour over the host's memory.
+    pub without_gpu_direct: u64,
+}
+
+/// Why a figure would not be of what was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotAsAsked {
+    #[error("NCCL's log names no connection, so nobody can say which way the data went")]
+    NoConnection,
+    #[error("{count} of {all} connections did not go {asked}: {ways}")]
+    OtherWay { count: u64, all: u64, asked: String, ways: String },
+    #[error("NCCL's log does not say that rank {rank} sends and receives through the network {net}")]
+    RankNotNamed { rank: u32, net: String },
+    #[error("a connection in NCCL's log is not understood: {line}")]
+    Unread { line: String },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fixture(name: &str) -> NcclLog {
+        let text = match name {
+            "2.11-ib" => include_str!("../fixtures/nccl-log/2.11-ib.log"),
+            "2.21-peer" => include_str!("../fixtures/nccl-log/2.21-peer.log"),
+            "2.22-nodes" => include_str!("../fixtures/nccl-log/2.22-nodes.log"),
+            "2.19-shm" => include_str!("../fixtures/nccl-log/2.19-shm.log"),
+            "2.28-loopback" => include_str!("../fixtures/nccl-log/2.28-loopback.log"),
+            "2.28-socket" => include_str!("../fixtures/nccl-log/2.28-socket.log"),
+            other => panic!("{other}"),
+        };
+        NcclLog::read(text)
+    }
+
+    fn judge(name: &str, mode: Mode, ranks: std::ops::Range<u32>) -> Result<Paths, NotAsAsked> {
+        fixture(name).judge(&Asked { mode, net: "IB", shared_memory: false, ranks })
+    }
+
+    #[test]
+    fn a_loopback_in_which_every_connection_takes_the_network_is_one() {
+        let paths = judge("2.28-loopback", Mode::Loopback, 0..2).unwrap();
+        assert_eq!(paths, Paths { all: 8, network: 8, without_gpu_direct: 0 });
+        assert_eq!(judge("2.11-ib", Mode::Loopback, 0..4).unwrap().without_gpu_direct, 0);
+    }
+
+    #[test]
+    fn a_fall_back_is_told_by_the_way_it_took() {
+        for (name, words) in [
+            ("2.28-socket", "8 of 8 connections did not go through the network IB: 8 through sockets (NET/Socket)"),
+            ("2.21-peer", "from GPU to GPU (P2P)"),
+            ("2.19-shm", "through the host's memory (SHM)"),
+        ] {
+            let error = judge(name, Mode::Loopback, 0..2).unwrap_err().to_string();
+            assert!(error.contains(words), "{name}: {error}");
+        }
+        assert!(judge("2.28-loopback", Mode::Nvlink, 0..2).unwrap_err().to_string().contains("network IB"));
+        assert!(judge("2.19-shm", Mode::Nvlink, 0..2).is_err());
+        let allowed = Asked { mode: Mode::Nvlink, net: "IB", shared_memory: true, ranks: 0..2 };
+        assert!(fixture("2.19-shm").judge(&allowed).is_ok());
+    }
+
+    #[test]
+    fn inside_a_node_data_goes_from_gpu_to_gpu_and_between_nodes_through_the_network() {
+        assert_eq!(judge("2.21-peer", Mode::Nvlink, 0..8).unwrap().network, 0);
+        let nodes = judge("2.22-nodes", Mode::Nodes, 32..40).unwrap();
+        assert!(
+            nodes.network > 0 && nodes.all > nodes.network && nodes.without_gpu_direct == nodes.network,
+            "{nodes:?}"
+        );
+        let inside = judge("2.21-peer", Mode::Nodes, 0..8).unwrap_err();
+        assert!(matches!(inside, NotAsAsked::RankNotNamed { .. }), "nothing left the node: {inside}");
+    }
+
+    #[test]
+    fn a_rank_of_which_the_log_is_silent_and_a_line_that_is_cut_make_it_unknown() {
+        let missing = judge("2.28-loopback", Mode::Loopback, 0..3).unwrap_err();
+        assert_eq!(missing, NotAsAsked::RankNotNamed { rank: 2, net: "IB".to_owned() });
+        let silent = NcclLog::read("host:1:2 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n");
+        let asked = Asked { mode: Mode::Nvlink, net: "IB", shared_memory: false, ranks: 0..2 };
+        assert_eq!(silent.judge(&asked), Err(NotAsAsked::NoConnection));
+        let mut cut = fixture("2.21-peer");
+        cut.hear("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0 via P2P/CUMEM");
+        assert!(cut.judge(&asked).is_ok(), "the rank is there, of the rest nothing is asked");
+        cut.hear("host:1:2 [0] NCCL INFO Channel 00/0 : [0] -> via P2P/CUMEM");
+        assert!(matches!(cut.judge(&asked), Err(NotAsAsked::Unread { .. })));
+    }
+
+    #[test]
+    fn warnings_are_kept_in_few_and_ways_that_nobody_knows_are_not_taken_for_good() {
+        let mut log = NcclLog::default();
+        for n in 0..100 {
+            log.hear(&format!("host:1:2 [0] misc/socket.cc:{n} NCCL WARN no socket interface found"));
+        }
+        log.hear("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via TUNNEL/9");
+        assert_eq!(log.warnings.len(), KEPT_WARNINGS);
+        let asked = Asked { mode: Mode::Nvlink, net: "IB", shared_memory: true, ranks: 0..2 };
+        assert!(log.judge(&asked).unwrap_err().to_string().contains("by TUNNEL"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_makes_it_panic_and_none_alone_is_a_whole_loopback(line in ".{0,200}") {
+            let mut log = NcclLog::default();
+            log.hear(&line);
+            log.hear(&format!("host:1:2 [0] NCCL INFO Channel {line}"));
+            let asked = Asked { mode: Mode::Loopback, net: "IB", shared_memory: false, ranks: 0..8 };
+            prop_assert!(log.judge(&asked).is_err());
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Reads what `all_reduce_perf` of NVIDIA's nccl-tests prints: both forms of its table, and its JSON.
+//!
+//! Columns are found by the names in the table's head, because versions have added some: `root`, `#wrong` instead of
+//! `error`, quantiles and times of day. A line counts only where it has exactly the columns of the head, so lines of
+//! NCCL's own between them do no harm. A table without its head, without a row or without the verdict on the values at its
+//! end is none: half a run must not pass for a whole one.
+
+use serde::Deserialize;
+
+/// A whole run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NcclTests {
+    /// In the order in which they ran. At least one.
+    pub rows: Vec<Row>,
+    /// Values that were not what they should be, in all rows together.
+    pub wrong: u64,
+}
+
+impl NcclTests {
+    /// The row that counts: an average over all sizes would be one of the small ones.
+    pub fn largest(&self) -> &Row {
+        self.rows.iter().max_by_key(|row| row.bytes).expect("a run has at least one row")
+    }
+}
+
+/// One size, out of place.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Row {
+    pub bytes: u64,
+    pub seconds: f64,
+    /// Bytes a second, not GB.
+    pub bus_bandwidth: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadNcclTests {
+    #[error("nccl-tests failed: {0}")]
+    Failed(String),
+    #[error("nccl-tests did not compare the values; it is to be run with `-c 1`")]
+    NotCompared,
+    #[error("this is no output of all_reduce_perf: {0}")]
+    NoTable(&'static str),
+    #[error("the JSON of nccl-tests is not understood: {0}")]
+    Json(String),
+}
+
+/// What it prints when a call of NCCL or CUDA fails.
+const FAILURES: [&str; 5] =
+    ["Test NCCL failure", "Test CUDA failure", "Test failure", "ncclSystemError", "ncclInternalError"];
+const OUT_OF_BOUNDS: &str = "Out of bounds values :";
+const KEPT_CHARACTERS: usize = 300;
+
+/// # Errors
+/// For anything that is not a whole run whose values were compared.
+pub fn parse(text: &str) -> Result<NcclTests, BadNcclTests> {
+    let failed = text.lines().find(|line| FAILURES.iter().any(|mark| line.contains(mark)));
+    if let Some(line) = failed {
+        return Err(BadNcclTests::Failed(line.trim().chars().take(KEPT_CHARACTERS).collect()));
+    }
+    let run = if text.trim_start().starts_with('{') { of_json(text)? } else { of_table(text)? };
+    if run.rows.is_empty() {
+        return Err(BadNcclTests::NoTable("it has no row"));
+    }
+    Ok(run)
+}
+
+fn of_table(text: &str) -> Result<NcclTests, BadNcclTests> {
+    let mut head: Option<Head> = None;
+    let (mut rows, mut said, mut marked) = (Vec::new(), None, 0u64);
+    for line in text.lines() {
+        if let Some(found) = Head::of(line) {
+            head = Some(found);
+        } else if let Some((_, verdict)) = line.split_once(OUT_OF_BOUNDS) {
+            said = Some(out_of_bounds(verdict).ok_or(BadNcclTests::NotCompared)?);
+        } else if let Some((row, wrong)) = head.as_ref().and_then(|head| head.row(line)) {
+            marked = marked.saturating_add(wrong?);
+            rows.push(row);
+        }
+    }
+    match (head, said) {
+        (None, _) => Err(BadNcclTests::NoTable("it has no table of sizes and bandwidths")),
+        (_, None) => Err(BadNcclTests::NoTable("it ends before it says whether the values are right")),
+        // Both are of the same values. One line must not hide what the other says.
+        (Some(_), Some(said)) => Ok(NcclTests { rows, wrong: said.max(marked) }),
+    }
+}
+
+/// `0 OK`, `12 FAILED`.
+fn out_of_bounds(verdict: &str) -> Option<u64> {
+    let mut words = verdict.split_whitespace();
+    let count = words.next()?.parse::<u64>().ok()?;
+    match words.next()? {
+        "OK" => Some(count),
+        "FAILED" => Some(count.max(1)),
+        _ => None,
+    }
+}
+
+/// Where the columns are.
+struct Head {
+    columns: usize,
+    time: usize,
+    bus_bandwidth: usize,
+    /// Both of them; an old table has none.
+    wrong: Vec<usize>,
+    error: Option<usize>,
+}
+
+impl Head {
+    fn of(line: &str) -> Option<Self> {
+        let names: Vec<_> = line.trim_start().strip_prefix('#')?.split_whitespace().collect();
+        let place = |name: &str| names.iter().position(|other| *other == name);
+        (names.first() == Some(&"size")).then_some(())?;
+        Some(Self {
+            columns: names.len(),
+            time: place("time")?,
+            bus_bandwidth: place("busbw")?,
+            wrong: (0..names.len()).filter(|place| names[*place] == "#wrong").collect(),
+            error: place("error"),
+        })
+    }
+
+    /// The row, and how many of its values are wrong. `None`: the line is none.
+    fn row(&self, line: &str) -> Option<(Row, Result<u64, BadNcclTests>)> {
+        let words: Vec<_> = line.split_whitespace().collect();
+        if words.len() != self.columns {
+            return None;
+        }
+        let number =
+            |place: usize| words[place].parse::<f64>().ok().filter(|number| *number >= 0.0 && number.is_finite());
+        let row = Row {
+            bytes: words[0].parse().ok()?,
+            seconds: number(self.time)? / 1e6,
+            bus_bandwidth: number(self.bus_bandwidth)? * 1e9,
+        };
+        let compared = |place: &usize| words[*place].parse::<u64>().map_err(|_| BadNcclTests::NotCompared);
+        let wrong = match self.error {
+            // How far off is the tool's to judge, in its last line.
+            Some(place) => number(place).map(|_| 0).ok_or(BadNcclTests::NotCompared),
+            None if self.wrong.is_empty() => Err(BadNcclTests::NotCompared),
+            None => self.wrong.iter().map(compared).try_fold(0u64, |all, one| Ok(all.saturating_add(one?))),
+        };
+        Some((row, wrong))
+    }
+}
+
+#[derive(Deserialize)]
+struct JsonRun {
+    results: Vec<JsonRow>,
+    out_of_bounds: JsonVerdict,
+    #[serde(default)]
+    errors: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+struct JsonRow {
+    size: u64,
+    out_of_place: JsonSide,
+    in_place: JsonSide,
+}
+
+#[derive(Deserialize)]
+struct JsonSide {
+    #[serde(alias = "cpu_time")]
+    time: f64,
+    bus_bw: f64,
+    nwrong: Option<serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct JsonVerdict {
+    count: u64,
+    okay: bool,
+}
+
+fn of_json(text: &str) -> Result<NcclTests, BadNcclTests> {
+    let run: JsonRun = serde_json::from_str(text).map_err(|error| BadNcclTests::Json(error.to_string()))?;
+    let none = match &run.errors {
+        serde_json::Value::Null => true,
+        serde_json::Value::Array(list) => list.is_empty(),
+        serde_json::Value::Object(map) => map.is_empty(),
+        serde_json::Value::Number(count) => count.as_u64() == Some(0),
+        _ => false,
+    };
+    if !none {
+        return Err(BadNcclTests::Failed(run.errors.to_string().chars().take(KEPT_CHARACTERS).collect()));
+    }
+    let mut wrong = run.out_of_bounds.count.max(u64::from(!run.out_of_bounds.okay));
+    let mut rows = Vec::new();
+    let mut marked = 0u64;
+    for JsonRow { size, out_of_place, in_place } in run.results {
+        for side in [&out_of_place, &in_place] {
+            let count = side.nwrong.as_ref().and_then(serde_json::Value::as_u64);
+            marked = marked.saturating_add(count.ok_or(BadNcclTests::NotCompared)?);
+        }
+        let JsonSide { time, bus_bw, .. } = out_of_place;
+        if !(time >= 0.0 && bus_bw >= 0.0) {
+            return Err(BadNcclTests::Json("a time or a bandwidth is below zero".to_owned()));
+        }
+        rows.push(Row { bytes: size, seconds: time / 1e6, bus_bandwidth: bus_bw * 1e9 });
+    }
+    wrong = wrong.max(marked);
+    Ok(NcclTests { rows, wrong })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NEW: &str = include_str!("../fixtures/nccl-tests/2.13-by-hand.txt");
+    const OLD: &str = include_str!("../fixtures/nccl-tests/2.10-by-hand.txt");
+    const QUANTILES: &str = include_str!("../fixtures/nccl-tests/2.17-quantiles-by-hand.txt");
+    const WRONG: &str = include_str!("../fixtures/nccl-tests/wrong-by-hand.txt");
+    const JSON: &str = include_str!("../fixtures/nccl-tests/2.17-by-hand.json");
+
+    fn largest(text: &str) -> (u64, f64, u64) {
+        let run = parse(text).unwrap();
+        (run.largest().bytes, run.largest().bus_bandwidth / 1e9, run.wrong)
+    }
+
+    #[test]
+    fn every_form_of_the_output_gives_the_bandwidth_of_the_largest_size() {
+        for (text, bytes, bandwidth) in [
+            (NEW, 134_217_728, 425.21),
+            (OLD, 4_194_304, 62.23),
+            (QUANTILES, 1_073_741_824, 467.41),
+            (JSON, 33_554_432, 308.59),
+        ] {
+            let (found, rate, wrong) = largest(text);
+            assert_eq!((found, wrong), (bytes, 0));
+            assert!((rate - bandwidth).abs() < 1e-9, "{rate}");
+        }
+        let seconds = parse(NEW).unwrap().rows[0].seconds;
+        assert!((seconds - 87.43e-6).abs() < 1e-12, "{seconds}");
+    }
+
+    #[test]
+    fn wrong_values_are_counted_wherever_they_are_told() {
+        assert_eq!(parse(WRONG).unwrap().wrong, 12);
+        assert_eq!(parse(&WRONG.replace("12 FAILED", "0 OK")).unwrap().wrong, 12, "the rows say it too");
+        assert_eq!(parse(&NEW.replace("0 OK", "3 FAILED")).unwrap().wrong, 3);
+        assert_eq!(
+            parse(&JSON.replace(r#""nwrong":0},"in_place":{"cpu_time""#, r#""nwrong":7},"in_place":{"cpu_time""#))
+                .unwrap()
+                .wrong,
+            7
+        );
+        assert_eq!(parse(&JSON.replace(r#""count":0,"okay":true"#, r#""count":0,"okay":false"#)).unwrap().wrong, 1);
+    }
+
+    #[test]
+    fn a_run_that_failed_was_cut_or_was_not_compared_is_no_run() {
+        let failed = format!("{NEW}gpu-f: Test NCCL failure common.cu:958 'unhandled system error'\n");
+        assert!(matches!(parse(&failed), Err(BadNcclTests::Failed(text)) if text.contains("common.cu:958")));
+        let cut = &NEW[..NEW.find("# Out of bounds").unwrap()];
+        assert!(matches!(parse(cut), Err(BadNcclTests::NoTable(_))));
+        assert!(matches!(parse(""), Err(BadNcclTests::NoTable(_))));
+        let unchecked = NEW.replace("      0\n", "    N/A\n");
+        assert_eq!(parse(&unchecked), Err(BadNcclTests::NotCompared));
+        assert_eq!(parse(&OLD.replace("4e-07", "  N/A")), Err(BadNcclTests::NotCompared));
+        assert_eq!(parse(&JSON.replace(",\"nwrong\":0", "")), Err(BadNcclTests::NotCompared));
+        let errors = JSON.replace(r#""errors":[]"#, r#""errors":["out of memory"]"#);
+        assert!(matches!(parse(&errors), Err(BadNcclTests::Failed(text)) if text.contains("out of memory")));
+        let empty: String = NEW.lines().filter(|line| line.starts_with('#')).map(|line| format!("{line}\n")).collect();
+        assert!(matches!(parse(&empty), Err(BadNcclTests::NoTable("it has no row"))));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic_and_what_is_read_are_numbers(text in ".{0,400}", cut in 0..2000usize) {
+            let _read = parse(&text);
+            for whole in [NEW, OLD, JSON] {
+                let end = (0..=cut.min(whole.len())).rev().find(|end| whole.is_char_boundary(*end)).unwrap();
+                if let Ok(run) = parse(&format!("{}{text}", &whole[..end])) {
+                    prop_assert!(run.rows.iter().all(|row| row.bus_bandwidth.is_finite() && row.seconds >= 0.0));
+                }
+            }
+        }
+    }
+}

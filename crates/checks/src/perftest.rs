@@ -1,0 +1,155 @@
+//! Reads what `ib_write_bw` of perftest prints, in the shapes of the last ten years.
+//!
+//! One line names the columns and their unit, and each further line that has numbers in them is a result; whatever else a
+//! version prints in between is passed over. `MB/sec` of old versions and `MiB/sec` of new ones are the same: 2^20 bytes.
+//! A result is what the columns say. A run that printed none has no result, whatever its exit code.
+
+/// So much is read; a run prints two kilobytes.
+pub const MAX_PERFTEST_BYTES: usize = 256 << 10;
+
+/// One result: of the largest messages, where there are several sizes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Written {
+    /// Bytes of one message.
+    pub message: u64,
+    pub bits_per_second: f64,
+}
+
+/// Why there is no result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoResult {
+    #[error("ib_write_bw printed {0} bytes, at most {MAX_PERFTEST_BYTES} are read")]
+    TooLong(usize),
+    #[error("ib_write_bw named no column `BW average` in Gb/sec, MB/sec or MiB/sec")]
+    NoColumns,
+    #[error("ib_write_bw printed no line of results")]
+    NoRow,
+    #[error("ib_write_bw moved nothing")]
+    Nothing,
+}
+
+/// # Errors
+/// If it has none.
+pub fn parse(text: &str) -> Result<Written, NoResult> {
+    if text.len() > MAX_PERFTEST_BYTES {
+        return Err(NoResult::TooLong(text.len()));
+    }
+    let columns = text.lines().position(|line| line.trim_start().starts_with("#bytes"));
+    let mut lines = text.lines().skip(columns.ok_or(NoResult::NoColumns)?);
+    let bits = lines.next().and_then(bits_in_unit).ok_or(NoResult::NoColumns)?;
+    let largest = lines.filter_map(row).max_by_key(|(message, _)| *message);
+    let (message, average) = largest.ok_or(NoResult::NoRow)?;
+    if average <= 0.0 {
+        return Err(NoResult::Nothing);
+    }
+    Ok(Written { message, bits_per_second: average * bits })
+}
+
+/// How many bits a second one of the unit is.
+fn bits_in_unit(header: &str) -> Option<f64> {
+    let (_, after) = header.split_once("BW average[")?;
+    match after.split_once(']')?.0 {
+        "Gb/sec" => Some(1e9),
+        "MB/sec" | "MiB/sec" => Some(8.0 * f64::from(1 << 20)),
+        _ => None,
+    }
+}
+
+/// Bytes and average of a line with a message size, a number of messages, the peak and the average.
+fn row(line: &str) -> Option<(u64, f64)> {
+    let mut words = line.split_ascii_whitespace();
+    let message = words.next()?.parse().ok()?;
+    let _messages: u64 = words.next()?.parse().ok()?;
+    let mut rate = || words.next()?.parse::<f64>().ok().filter(|rate| rate.is_finite());
+    let _peak = rate()?;
+    Some((message, rate()?))
+}
+
+/// What a failed run complains of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Complaint {
+    /// Messages did not arrive: the adapter gave one back with an error.
+    Traffic(String),
+    /// Anything else: no device, no memory, no right. It says nothing about the hardware.
+    Other(String),
+}
+
+/// Reads it from both of the run's streams, and from those of the other side.
+pub fn complaint(said: &str) -> Complaint {
+    let line = |text: &str| text.trim().chars().take(200).collect::<String>();
+    let mut lines = said.lines().skip_while(|line| !line.contains("Completion with error"));
+    if let Some(first) = lines.next() {
+        let status = lines.next().filter(|line| line.contains("Failed status")).unwrap_or(first);
+        let meaning = status.split_once("Failed status ").and_then(|(_, rest)| rest.split_once(':')?.0.parse().ok());
+        let meaning = meaning.and_then(of_status).map_or_else(String::new, |word| format!(" ({word})"));
+        return Complaint::Traffic(format!("{}{meaning}", line(status)));
+    }
+    let last = said.lines().rev().find(|line| !line.trim().is_empty() && !line.trim_start().starts_with("---"));
+    Complaint::Other(last.map_or_else(|| "it said nothing".to_owned(), line))
+}
+
+/// Numbers of verbs (`ibv_wc_status`) that a loop-back may meet.
+const fn of_status(number: u32) -> Option<&'static str> {
+    match number {
+        1 => Some("wrong length"),
+        2 => Some("error of the queue pair"),
+        4 => Some("memory protection"),
+        5 => Some("given up after another error"),
+        8 => Some("the other side refused the request"),
+        9 | 10 => Some("the other side could not carry it out"),
+        11 => Some("the other side is in error"),
+        12 => Some("no answer after all retries"),
+        13 => Some("the other side was not ready"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GBITS: &str = include_str!("../fixtures/perftest/gbits-duration.txt");
+    const MEBIBYTES: &str = include_str!("../fixtures/perftest/mib-iterations.txt");
+    const ALL_SIZES: &str = include_str!("../fixtures/perftest/old-all-sizes.txt");
+    const REFUSED: &str = include_str!("../fixtures/perftest/no-device.txt");
+    const BROKEN: &str = include_str!("../fixtures/perftest/completion-error.txt");
+
+    #[test]
+    fn versions_of_several_years_are_read_in_their_units() {
+        assert_eq!(parse(GBITS), Ok(Written { message: 8_388_608, bits_per_second: 394.61e9 }));
+        let Written { message, bits_per_second } = parse(MEBIBYTES).unwrap();
+        assert_eq!((message, (bits_per_second / 1e9).round()), (65_536, 93.0));
+        let Written { message, bits_per_second } = parse(ALL_SIZES).unwrap();
+        assert_eq!((message, (bits_per_second / 1e9).round()), (8_388_608, 202.0), "the largest counts");
+    }
+
+    #[test]
+    fn what_has_no_result_has_none() {
+        assert_eq!(parse(""), Err(NoResult::NoColumns));
+        assert_eq!(parse(REFUSED), Err(NoResult::NoColumns));
+        assert_eq!(parse(BROKEN), Err(NoResult::NoRow));
+        assert_eq!(parse(&GBITS.replace("Gb/sec", "furlongs")), Err(NoResult::NoColumns));
+        assert_eq!(parse(&GBITS.replace("394.61", "0.00")), Err(NoResult::Nothing));
+        assert_eq!(parse(&GBITS.replace("394.61", "nan")), Err(NoResult::NoRow));
+        assert_eq!(parse(&"x".repeat(MAX_PERFTEST_BYTES + 1)), Err(NoResult::TooLong(MAX_PERFTEST_BYTES + 1)));
+    }
+
+    #[test]
+    fn only_messages_that_did_not_arrive_are_held_against_the_hardware() {
+        let Complaint::Traffic(text) = complaint(BROKEN) else { panic!("traffic") };
+        assert_eq!(text, "Failed status 12: wr_id 0 syndrom 0x81 (no answer after all retries)");
+        let Complaint::Other(text) = complaint(REFUSED) else { panic!("other") };
+        assert_eq!(text, "Unable to find the Infiniband/RoCE device");
+        assert_eq!(complaint(" \n"), Complaint::Other("it said nothing".to_owned()));
+        assert!(matches!(complaint("Couldn't allocate MR\nFailed to create MR\n"), Complaint::Other(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(#bytes|BW average\\[|Gb/sec\\]|Failed status |[0-9 .:\n]|.){0,80}") {
+            let _read = parse(&text);
+            let _said = complaint(&text);
+        }
+    }
+}

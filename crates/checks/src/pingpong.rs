@@ -1,0 +1,187 @@
+//! Reads what `fi_pingpong` of libfabric prints: a line of columns, and a line for each size of messages.
+//!
+//! Numbers are shortened as in `1.5k` and `2m`, which are powers of 1024; `MB/sec` is 10^6 bytes. Messages go forth and back,
+//! and both ways count.
+
+/// So much is read; a run prints three kilobytes at most.
+pub const MAX_PINGPONG_BYTES: usize = 256 << 10;
+
+/// One result: of the largest messages, where there are several sizes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Returned {
+    /// Bytes of one message.
+    pub message: u64,
+    pub bits_per_second: f64,
+    /// From sending to arriving.
+    pub seconds: f64,
+}
+
+/// Why there is no result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoResult {
+    #[error("fi_pingpong printed {0} bytes, at most {MAX_PINGPONG_BYTES} are read")]
+    TooLong(usize),
+    #[error("fi_pingpong named no columns `bytes`, `#sent`, `#ack`, `MB/sec` and `usec/xfer`")]
+    NoColumns,
+    #[error("fi_pingpong printed no line of results")]
+    NoRow,
+    #[error("fi_pingpong moved nothing")]
+    Nothing,
+    #[error("fi_pingpong sent {sent} messages and had word of {returned}")]
+    Lost { sent: u64, returned: u64 },
+}
+
+/// # Errors
+/// If it has none.
+pub fn parse(text: &str) -> Result<Returned, NoResult> {
+    if text.len() > MAX_PINGPONG_BYTES {
+        return Err(NoResult::TooLong(text.len()));
+    }
+    let is_header = |line: &&str| line.split_ascii_whitespace().next() == Some("bytes");
+    let mut lines = text.lines().skip_while(|line| !is_header(line));
+    let columns = lines.next().and_then(Columns::of).ok_or(NoResult::NoColumns)?;
+    let largest = lines.filter_map(|line| columns.row(line)).max_by_key(|row| row.message).ok_or(NoResult::NoRow)?;
+    match largest {
+        Row { sent, returned, .. } if returned < sent => Err(NoResult::Lost { sent, returned }),
+        Row { rate, .. } if rate <= 0.0 => Err(NoResult::Nothing),
+        Row { message, rate, micros, .. } => {
+            Ok(Returned { message, bits_per_second: rate * 8e6, seconds: micros / 1e6 })
+        }
+    }
+}
+
+/// In which word of a line each number stands.
+struct Columns {
+    bytes: usize,
+    sent: usize,
+    ack: usize,
+    rate: usize,
+    micros: usize,
+}
+
+struct Row {
+    message: u64,
+    sent: u64,
+    returned: u64,
+    rate: f64,
+    micros: f64,
+}
+
+impl Columns {
+    fn of(header: &str) -> Option<Self> {
+        let place = |name: &str| header.split_ascii_whitespace().position(|word| word == name);
+        Some(Self {
+            bytes: place("bytes")?,
+            sent: place("#sent")?,
+            ack: place("#ack")?,
+            rate: place("MB/sec")?,
+            micros: place("usec/xfer")?,
+        })
+    }
+
+    fn row(&self, line: &str) -> Option<Row> {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let word = |place: usize| words.get(place).copied();
+        let rate = |place: usize| word(place)?.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate >= 0.0);
+        let sent = shortened(word(self.sent)?)?;
+        Some(Row {
+            message: shortened(word(self.bytes)?)?,
+            sent,
+            // `=` before it says that it is the same.
+            returned: match word(self.ack)?.strip_prefix('=') {
+                Some(_) => sent,
+                None => shortened(word(self.ack)?)?,
+            },
+            rate: rate(self.rate)?,
+            micros: rate(self.micros)?,
+        })
+    }
+}
+
+/// `64`, `1.5k`, `2m`, `1g`.
+fn shortened(word: &str) -> Option<u64> {
+    let (digits, factor) = match word.as_bytes().last()? {
+        b'k' => (&word[..word.len() - 1], 1 << 10),
+        b'm' => (&word[..word.len() - 1], 1 << 20),
+        b'g' => (&word[..word.len() - 1], 1 << 30),
+        _ => (word, 1),
+    };
+    let number = digits.parse::<f64>().ok().filter(|number| (0.0..1e9).contains(number))?;
+    Some((number * f64::from(factor)) as u64)
+}
+
+/// What a failed run complains of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Complaint {
+    /// Messages did not arrive: the adapter gave one back with an error.
+    Traffic(String),
+    /// Anything else: no device, no memory, no right. It says nothing about the hardware.
+    Other(String),
+}
+
+/// Reads it from what both sides said. Only the client's word about messages counts: a server whose client went away calls
+/// that an error of its messages too.
+pub fn complaint(client: &str, server: &str) -> Complaint {
+    let line = |text: &str| text.trim().chars().take(200).collect::<String>();
+    if let Some(text) = client.lines().find(|line| line.contains("cq_readerr")) {
+        return Complaint::Traffic(line(text));
+    }
+    let last = |said: &str| {
+        // Of the side that lost the other, the other knows why.
+        let lines = said.lines().rev().filter(|line| !line.contains("remote connection closed"));
+        lines.map(line).find(|line| !line.is_empty())
+    };
+    let of_client = || client.lines().rev().map(line).find(|line| !line.is_empty());
+    let said = last(client).or_else(|| last(server)).or_else(of_client);
+    Complaint::Other(said.unwrap_or_else(|| "it said nothing".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ONE: &str = include_str!("../fixtures/pingpong/tcp-1m.txt");
+    const ALL: &str = include_str!("../fixtures/pingpong/tcp-all.txt");
+    const CLIENT: &str = include_str!("../fixtures/pingpong/efa-bogus-client.txt");
+    const SERVER: &str = include_str!("../fixtures/pingpong/efa-bogus-server.txt");
+    const LOST: &str = include_str!("../fixtures/pingpong/tcp-lost-the-client.txt");
+
+    #[test]
+    fn real_runs_are_read() {
+        let Returned { message, bits_per_second, seconds } = parse(ONE).unwrap();
+        assert_eq!((message, bits_per_second.round(), (seconds * 1e9).round()), (1 << 20, 26_403_440_000.0, 317_710.0));
+        let Returned { message, bits_per_second, .. } = parse(ALL).unwrap();
+        assert!(message == 6 << 20 && bits_per_second > 1e9, "the largest counts");
+    }
+
+    #[test]
+    fn what_has_no_result_has_none() {
+        assert_eq!(parse(""), Err(NoResult::NoColumns));
+        assert_eq!(parse(SERVER), Err(NoResult::NoColumns));
+        assert_eq!(parse(ONE.lines().next().unwrap()), Err(NoResult::NoRow));
+        assert_eq!(parse(&ONE.replace("=1k", "512")), Err(NoResult::Lost { sent: 1024, returned: 512 }));
+        assert_eq!(parse(&ONE.replace("3300.43", "0.00")), Err(NoResult::Nothing));
+        assert_eq!(parse(&ONE.replace("3300.43", "inf")), Err(NoResult::NoRow));
+        assert_eq!(parse(&"x".repeat(MAX_PINGPONG_BYTES + 1)), Err(NoResult::TooLong(MAX_PINGPONG_BYTES + 1)));
+    }
+
+    #[test]
+    fn only_messages_that_did_not_arrive_are_held_against_the_hardware() {
+        let Complaint::Other(text) = complaint(CLIENT, SERVER) else { panic!("other") };
+        assert_eq!(text, "fi_getinfo(): util/pingpong.c:1489, ret=-61 (No data available)");
+        let Complaint::Other(text) = complaint(CLIENT, "") else { panic!("other") };
+        assert!(text.ends_with("remote connection closed"), "{text}");
+        assert!(matches!(complaint(CLIENT, LOST), Complaint::Other(_)), "it was the client that went away");
+        assert!(matches!(complaint(LOST, ""), Complaint::Traffic(_)));
+        assert_eq!(complaint("\n", ""), Complaint::Other("it said nothing".to_owned()));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(bytes #sent #ack total time MB/sec usec/xfer\n|[0-9kmg=. \n]|.){0,80}") {
+            let _read = parse(&text);
+            let _said = complaint(&text, &text);
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Who listens on this machine, from `/proc/net/tcp` and `/proc/net/tcp6`. To ask by connecting would use up the one connection
+//! that some servers take.
+
+/// The files, as the kernel names them.
+pub const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
+
+/// Whether somebody listens on this port, by the text of one of the files.
+pub fn listens(table: &str, port: u16) -> bool {
+    /// State of a socket that takes connections.
+    const LISTEN: &str = "0A";
+    table.lines().any(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let of_port = words.nth(1).and_then(|local| local.rsplit_once(':')).map(|(_, port)| port);
+        of_port.and_then(|of_port| u16::from_str_radix(of_port, 16).ok()) == Some(port) && words.nth(1) == Some(LISTEN)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    // Linux 6.18, 2026-11-15; addresses and inodes changed by hand.
+    const TABLE: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:15B3 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 40021 1 0000000000000000 100 0 0 10 0
+   1: 0100007F:15B4 0100007F:A2C4 01 00000000:00000000 00:00000000 00000000     0        0 40022 1 0000000000000000 20 0 0 10 -1
+";
+
+    #[test]
+    fn a_port_that_is_listened_on_is_told_from_one_that_is_in_use() {
+        assert!(listens(TABLE, 5555));
+        assert!(!listens(TABLE, 5556), "it is connected");
+        assert!(!listens(TABLE, 5557) && !listens("", 5555));
+        assert!(listens("  0: 00000000000000000000000000000000:B9E8 0:0 0A", 47592), "of IPv6");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "([0-9A-F: \n]|.){0,60}", port: u16) {
+            listens(&text, port);
+        }
+    }
+}

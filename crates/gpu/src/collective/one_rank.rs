@@ -1,0 +1,214 @@
+//! One rank: joins, and for each size fills its share, adds up with the others, compares, and takes the time.
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use doctor_checks::{
+    collective_order::CollectiveOrder,
+    collective_report::{Broken, GpuReport, SizeReport, WrongElement},
+};
+
+use super::{Steps, Task, numbers::Numbers, values::Values};
+use crate::{
+    cuda::{Buffer, Cuda, CudaError, Gpu},
+    nccl::{Communicator, Nccl, NcclError},
+};
+
+/// What no sum is: every bit set, which is a NaN. What is not written stays wrong.
+const POISON: u32 = u32::MAX;
+
+/// Milliseconds on the fastest link: long against the moments by which ranks begin apart.
+const MOST_PASSED_ON: u64 = 1 << 30;
+/// The first one also pays for the way being opened.
+const ROUNDS: usize = 6;
+/// Numbers of these messages are no numbers of a sum.
+const PASSED_ON: u32 = 1 << 31;
+
+/// Why a rank did not come to its end.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
+    #[error("{what} was not through within {limit:?}")]
+    Hung { what: String, limit: Duration },
+    #[error("{0}")]
+    Blind(String),
+    #[error("told to stop")]
+    Stopped,
+}
+
+impl Ended {
+    fn broken(self) -> Broken {
+        let text = self.to_string();
+        match self {
+            Self::Cuda(error) if error.is_hardware() => Broken::Gpu(text),
+            Self::Nccl(error) if error.is_of_another_rank() => Broken::Lost(text),
+            Self::Cuda(_) | Self::Nccl(_) => Broken::Failed(text),
+            Self::Hung { .. } => Broken::Hung(text),
+            Self::Blind(_) => Broken::Blind(text),
+            Self::Stopped => Broken::Stopped,
+        }
+    }
+}
+
+pub(super) fn run(cuda: &Cuda, nccl: &Nccl, index: usize, bus: &str, task: &Task, steps: &Steps<'_>) {
+    let number = task.first_rank + index as u32;
+    let mut report = GpuReport { rank: number, gpu: bus.to_owned(), sizes: Vec::new(), exchange: None, broken: None };
+    let gpu = match cuda.gpu(index) {
+        Ok(gpu) => gpu,
+        Err(error) => {
+            report.broken = Some(Ended::from(error).broken());
+            return (steps.report)(report);
+        }
+    };
+    let rank = match Rank::join(&gpu, nccl, number, task, steps) {
+        Ok(rank) => rank,
+        Err(ended) => {
+            report.broken = Some(ended.broken());
+            return (steps.report)(report);
+        }
+    };
+    report.broken = rank.work(&mut report).err().map(Ended::broken);
+    // Told before the rank is let go: ending a communicator that hangs may hang.
+    (steps.report)(report);
+}
+
+struct Rank<'a> {
+    // Ended before the memory that it works on is given back.
+    communicator: Communicator<'a>,
+    share: Buffer<'a>,
+    sum: Buffer<'a>,
+    values: Values<'a>,
+    gpu: &'a Gpu<'a>,
+    task: &'a Task,
+    steps: &'a Steps<'a>,
+    number: u32,
+}
+
+impl<'a> Rank<'a> {
+    fn join(
+        gpu: &'a Gpu<'a>,
+        nccl: &'a Nccl,
+        number: u32,
+        task: &'a Task,
+        steps: &'a Steps<'a>,
+    ) -> Result<Self, Ended> {
+        let values = Values::load(gpu)?;
+        if let Some(why) = values.sees_errors(task.ranks)? {
+            return Err(Ended::Blind(format!("the test does not see errors, so it proves nothing: {why}")));
+        }
+        let most = task.sizes.last().copied().unwrap_or_default() as usize;
+        let (share, sum) = (gpu.allocate(most)?, gpu.allocate(most)?);
+        step(steps, 0)?;
+        let communicator = nccl.join(gpu, task.id, number, task.ranks)?;
+        Ok(Self { communicator, share, sum, values, gpu, task, steps, number })
+    }
+
+    fn work(&self, report: &mut GpuReport) -> Result<(), Ended> {
+        let deadline = Instant::now() + self.task.stall;
+        self.communicator
+            .ready(&|| self.goes_on(deadline))
+            .map_err(|error| self.or_hung(error, "finding each other"))?;
+        for (number, bytes) in self.task.sizes.iter().enumerate() {
+            step(self.steps, number + 1)?;
+            report.sizes.push(self.one_size(number as u32, *bytes)?);
+        }
+        let sums = self.task.sizes.len() + 1;
+        report.exchange = Some(self.pass_on(sums)?);
+        // Nobody leaves while another still needs what this one holds.
+        step(self.steps, sums + ROUNDS)
+    }
+
+    /// To the next rank, and from the one before: where a sum is slow, this says between which two.
+    ///
+    /// All begin together, and once in each round: one after the other, every rank would soon go at the pace of the slowest.
+    /// The best round counts, as a rank that begins a little earlier than its neighbour waits for it.
+    fn pass_on(&self, first_step: usize) -> Result<SizeReport, Ended> {
+        let ranks = self.task.ranks;
+        let (next, before) = ((self.number + 1) % ranks, (self.number + ranks - 1) % ranks);
+        let bytes = self.task.sizes.last().copied().unwrap_or_default().min(MOST_PASSED_ON);
+        let count = bytes as usize / size_of::<f32>();
+        // A sum of one share; each rank's message is another.
+        let message = |rank: u32| Numbers::new(1, PASSED_ON ^ rank);
+        let shares = || self.values.fill(message(self.number), 0, &self.share, count);
+        let exchange = |go_on: &dyn Fn() -> bool| {
+            self.communicator.exchange((&self.share, next), (&self.sum, before), count, go_on)
+        };
+        let mut seconds = f64::INFINITY;
+        for round in 0..ROUNDS {
+            step(self.steps, first_step + round)?;
+            seconds = seconds.min(self.pass(bytes, 1, shares, exchange)?);
+        }
+        let (wrong, listed) = self.values.check(message(before), &self.sum, count)?;
+        // Nothing of a sum is in it that a rank could have left out.
+        let listed = listed.into_iter().map(|element| WrongElement { lost: None, ..element }).collect();
+        Ok(SizeReport { bytes, seconds, wrong, listed })
+    }
+
+    /// Compared before and after the time is taken, with other numbers each time: what is left of the first pass is wrong in
+    /// the second.
+    fn one_size(&self, number: u32, bytes: u64) -> Result<SizeReport, Ended> {
+        let (first, mut listed, _) = self.sum(2 * number, bytes, 1)?;
+        let (second, more, seconds) = self.sum(2 * number + 1, bytes, CollectiveOrder::repeats(bytes))?;
+        listed.extend(more);
+        Ok(SizeReport { bytes, seconds, wrong: first + second, listed })
+    }
+
+    fn sum(&self, seed: u32, bytes: u64, repeats: u32) -> Result<(u64, Vec<WrongElement>, f64), Ended> {
+        let count = bytes as usize / size_of::<f32>();
+        let numbers = Numbers::new(self.task.ranks, seed);
+        let shares = || self.values.fill(numbers, self.number, &self.share, count);
+        let add_up = |go_on: &dyn Fn() -> bool| self.communicator.all_reduce(&self.share, &self.sum, count, go_on);
+        let seconds = self.pass(bytes, repeats, shares, add_up)?;
+        let (wrong, listed) = self.values.check(numbers, &self.sum, count)?;
+        Ok((wrong, listed, seconds))
+    }
+
+    /// Seconds of one of so many, with nothing of before in what is received.
+    fn pass(
+        &self,
+        bytes: u64,
+        repeats: u32,
+        fill: impl FnOnce() -> Result<(), CudaError>,
+        once: impl Fn(&dyn Fn() -> bool) -> Result<(), NcclError>,
+    ) -> Result<f64, Ended> {
+        fill()?;
+        self.sum.fill(POISON)?;
+        self.gpu.synchronize()?;
+        let deadline = Instant::now() + self.task.stall;
+        let what = || format!("a message of {bytes} bytes");
+        let go_on = || self.goes_on(deadline);
+        let ask = || (0..repeats).try_for_each(|_| once(&go_on).map_err(|error| self.or_hung(error, &what())));
+        let seconds = self.gpu.timed_while(ask, || {
+            self.communicator.trouble()?;
+            Ok::<_, Ended>(self.goes_on(deadline))
+        })?;
+        seconds.map(|seconds| seconds / f64::from(repeats)).ok_or_else(|| self.given_up(&what()))
+    }
+
+    fn goes_on(&self, deadline: Instant) -> bool {
+        !self.steps.stop.load(Ordering::Relaxed) && Instant::now() < deadline
+    }
+
+    fn or_hung(&self, error: NcclError, what: &str) -> Ended {
+        match error {
+            NcclError::GivenUp { .. } => self.given_up(what),
+            other => other.into(),
+        }
+    }
+
+    fn given_up(&self, what: &str) -> Ended {
+        if self.steps.stop.load(Ordering::Relaxed) {
+            return Ended::Stopped;
+        }
+        Ended::Hung { what: what.to_owned(), limit: self.task.stall }
+    }
+}
+
+fn step(steps: &Steps<'_>, number: usize) -> Result<(), Ended> {
+    if (steps.wait)(number) { Ok(()) } else { Err(Ended::Stopped) }
+}

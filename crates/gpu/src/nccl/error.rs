@@ -1,0 +1,38 @@
+//! What goes wrong in NCCL.
+
+use doctor_core::observation::{FailureKind, ProbeFailure};
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NcclError {
+    #[error(
+        "NCCL ({library}) cannot be loaded; install libnccl2, or give its path as `library` or in DOCTOR_NCCL: {text}"
+    )]
+    NoLibrary { library: String, text: String },
+    #[error("NCCL is too old: it has no {symbol}; 2.14 or newer is needed")]
+    NoSymbol { symbol: &'static str },
+    #[error("{call} answered {code}: {text}")]
+    Failed { call: &'static str, code: i32, text: String },
+    /// Whoever waited was told not to wait any longer.
+    #[error("{call} was given up")]
+    GivenUp { call: &'static str },
+}
+
+/// `ncclRemoteError`.
+const REMOTE_ERROR: i32 = 6;
+
+impl NcclError {
+    /// Whether another rank went away, or the network to it.
+    pub const fn is_of_another_rank(&self) -> bool {
+        matches!(self, Self::Failed { code: REMOTE_ERROR, .. })
+    }
+
+    /// Why there is no measurement.
+    pub fn failure(&self) -> ProbeFailure {
+        let kind = match self {
+            Self::NoLibrary { .. } | Self::NoSymbol { .. } => FailureKind::Missing,
+            Self::Failed { .. } => FailureKind::Failed,
+            Self::GivenUp { .. } => FailureKind::TimedOut,
+        };
+        ProbeFailure::new(kind, self.to_string())
+    }
+}

@@ -1,0 +1,290 @@
+//! NCCL, loaded at run time and made safe: joining a communicator, adding up, and getting out of it again.
+//!
+//! Every communicator is one that does not block (`ncclConfig_t.blocking = 0`): NCCL answers "in progress", and whoever
+//! waits can stop waiting. That is the only way out of a collective that hangs, because some rank of it will never come.
+//! The configuration is that of 2.14, the first version that has it; newer ones take it by the size and version in it.
+
+mod error;
+mod symbols;
+
+use std::{
+    cell::Cell,
+    ffi::{CStr, OsStr, c_char, c_int, c_uint},
+    fmt, ptr, thread,
+    time::Duration,
+};
+
+pub use error::NcclError;
+
+use crate::cuda::{Buffer, Gpu};
+use symbols::{CommHandle, Symbols};
+
+/// The library's name since it has one.
+pub const LIBRARY: &str = "libnccl.so.2";
+
+/// `ncclUniqueId`: where the first rank waits for the others.
+pub const ID_BYTES: usize = 128;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct UniqueId([u8; ID_BYTES]);
+
+impl UniqueId {
+    pub const fn new(bytes: [u8; ID_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    pub const fn bytes(&self) -> &[u8; ID_BYTES] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UniqueId(…)")
+    }
+}
+
+/// `ncclConfig_v21400`: what every version since then reads at the beginning of its own.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    /// The struct ends here in 2.14; newer ones have a number at this place and read it as not set.
+    not_set: c_int,
+}
+
+const MAGIC: c_uint = 0xcafe_beef;
+const VERSION_2_14: c_uint = 21_400;
+const NOT_SET: c_int = c_int::MIN;
+
+/// `ncclFloat32` and `ncclSum`.
+const FLOAT: c_int = 7;
+const SUM: c_int = 0;
+
+const INIT: &str = "ncclCommInitRankConfig";
+
+/// How often an answer is looked for. A step of a test takes milliseconds.
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
+
+/// The library.
+#[derive(Debug)]
+pub struct Nccl {
+    symbols: Symbols,
+}
+
+impl Nccl {
+    /// # Errors
+    /// Without the library, or with one that is older than 2.14.
+    pub fn open(library: &OsStr) -> Result<Self, NcclError> {
+        Ok(Self { symbols: Symbols::load(library)? })
+    }
+
+    /// As 22809 for 2.28.9.
+    pub fn version(&self) -> Result<u32, NcclError> {
+        let mut version = 0;
+        // SAFETY: the pointer leads to a live variable.
+        let code = unsafe { (self.symbols.version)(&raw mut version) };
+        self.check("ncclGetVersion", code)?;
+        Ok(version.unsigned_abs())
+    }
+
+    /// Begins a communicator: this process is where the ranks will meet, and must live until they have.
+    pub fn unique_id(&self) -> Result<UniqueId, NcclError> {
+        let mut id = UniqueId([0; ID_BYTES]);
+        // SAFETY: the pointer leads to as many bytes as the header says.
+        let code = unsafe { (self.symbols.unique_id)(&raw mut id) };
+        self.check("ncclGetUniqueId", code)?;
+        Ok(id)
+    }
+
+    /// Begins to join as this rank, with the GPU whose context is current. [`Communicator::ready`] waits for the others.
+    pub fn join<'n>(
+        &'n self,
+        gpu: &'n Gpu<'n>,
+        id: UniqueId,
+        rank: u32,
+        ranks: u32,
+    ) -> Result<Communicator<'n>, NcclError> {
+        let mut config =
+            Config { size: size_of::<Config>(), magic: MAGIC, version: VERSION_2_14, blocking: 0, not_set: NOT_SET };
+        let number = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointers lead to live variables, the configuration is as long as it says; the GPU's context is the
+        // current one of this thread, on which the `Gpu` stays.
+        let code =
+            unsafe { (self.symbols.init)(&raw mut handle, number(ranks), id, number(rank), (&raw mut config).cast()) };
+        if code != symbols::IN_PROGRESS {
+            self.check(INIT, code)?;
+        }
+        Ok(Communicator { nccl: self, _gpu: gpu, handle, ended: Cell::new(handle.is_null()) })
+    }
+
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
+        match code {
+            0 => Ok(()),
+            code => Err(NcclError::Failed { call, code, text: self.words(code) }),
+        }
+    }
+
+    fn words(&self, code: c_int) -> String {
+        // SAFETY: NCCL answers with a constant text for any number.
+        let text = text_of(unsafe { (self.symbols.error_string)(code) });
+        // SAFETY: the last error of this process; the argument is not used.
+        let last = text_of(unsafe { (self.symbols.last_error)(ptr::null_mut()) });
+        if last.is_empty() { text } else { format!("{text}: {last}") }
+    }
+}
+
+fn text_of(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: a text of NCCL's that ends with a zero.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned()
+}
+
+/// One rank.
+pub struct Communicator<'n> {
+    nccl: &'n Nccl,
+    /// Its work is on this GPU.
+    _gpu: &'n Gpu<'n>,
+    handle: CommHandle,
+    ended: Cell<bool>,
+}
+
+impl fmt::Debug for Communicator<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Communicator")
+    }
+}
+
+impl Communicator<'_> {
+    /// Waits for all ranks to have joined, as long as `go_on` says so.
+    pub fn ready(&self, go_on: &dyn Fn() -> bool) -> Result<(), NcclError> {
+        self.settle(INIT, symbols::IN_PROGRESS, go_on)
+    }
+
+    /// Asks for the sum over all ranks of the first `count` floats, and does not wait for it.
+    ///
+    /// # Panics
+    /// If a buffer is shorter.
+    pub fn all_reduce(
+        &self,
+        from: &Buffer<'_>,
+        to: &Buffer<'_>,
+        count: usize,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<(), NcclError> {
+        assert!(count <= from.len::<f32>() && count <= to.len::<f32>(), "a message within both buffers");
+        // SAFETY: both buffers have this many numbers on the communicator's own GPU, and are given back only after the
+        // driver has waited for what uses them; the stream is the default one of its context.
+        let code = unsafe {
+            (self.nccl.symbols.all_reduce)(
+                from.address(),
+                to.address(),
+                count,
+                FLOAT,
+                SUM,
+                self.handle,
+                ptr::null_mut(),
+            )
+        };
+        self.settle("ncclAllReduce", code, go_on)
+    }
+
+    /// Asks for `count` floats to go to one rank while as many come from another, and does not wait for it.
+    ///
+    /// # Panics
+    /// If a buffer is shorter.
+    pub fn exchange(
+        &self,
+        (from, next): (&Buffer<'_>, u32),
+        (to, before): (&Buffer<'_>, u32),
+        count: usize,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<(), NcclError> {
+        assert!(count <= from.len::<f32>() && count <= to.len::<f32>(), "a message within both buffers");
+        let symbols = &self.nccl.symbols;
+        let number = |rank: u32| c_int::try_from(rank).unwrap_or(c_int::MAX);
+        let grouped = |code| if code == symbols::IN_PROGRESS { Ok(()) } else { self.nccl.check("ncclSend", code) };
+        // SAFETY: takes nothing; ended below, whatever is asked in between.
+        self.nccl.check("ncclGroupStart", unsafe { (symbols.group_start)() })?;
+        // SAFETY: as for `all_reduce`; a rank that is none is answered with an error.
+        let sent = unsafe { (symbols.send)(from.address(), count, FLOAT, number(next), self.handle, ptr::null_mut()) };
+        // SAFETY: as above.
+        let received =
+            unsafe { (symbols.receive)(to.address(), count, FLOAT, number(before), self.handle, ptr::null_mut()) };
+        // SAFETY: ends the group that was begun above on this thread.
+        let ended = unsafe { (symbols.group_end)() };
+        grouped(sent)?;
+        grouped(received)?;
+        self.settle("ncclGroupEnd", ended, go_on)
+    }
+
+    /// What went wrong since, if anything did.
+    pub fn trouble(&self) -> Result<(), NcclError> {
+        match self.state()? {
+            symbols::IN_PROGRESS => Ok(()),
+            code => self.nccl.check("ncclCommGetAsyncError", code),
+        }
+    }
+
+    fn state(&self) -> Result<c_int, NcclError> {
+        let mut state = 0;
+        // SAFETY: a communicator of NCCL's that was not ended, and a live variable.
+        let code = unsafe { (self.nccl.symbols.async_error)(self.handle, &raw mut state) };
+        self.nccl.check("ncclCommGetAsyncError", code)?;
+        Ok(state)
+    }
+
+    /// Waits until what was asked is under way.
+    fn settle(&self, call: &'static str, code: c_int, go_on: &dyn Fn() -> bool) -> Result<(), NcclError> {
+        if code != symbols::IN_PROGRESS {
+            return self.nccl.check(call, code);
+        }
+        loop {
+            match self.state()? {
+                symbols::IN_PROGRESS if !go_on() => return Err(NcclError::GivenUp { call }),
+                symbols::IN_PROGRESS => thread::sleep(LOOK_AGAIN),
+                code => return self.nccl.check(call, code),
+            }
+        }
+    }
+
+    /// Ends it, whatever it is doing. Ranks that still wait for this one will wait in vain.
+    pub fn abort(&self) {
+        if !self.ended.replace(true) {
+            // SAFETY: a communicator of NCCL's, ended once. An error leaves nothing to be done.
+            let _ended = unsafe { (self.nccl.symbols.abort)(self.handle) };
+        }
+    }
+}
+
+impl Drop for Communicator<'_> {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::{align_of, offset_of, size_of};
+
+    /// As `nccl.h` of 2.14 has it, which is how every newer one begins.
+    #[test]
+    fn the_configuration_has_the_layout_of_the_header() {
+        assert_eq!((size_of::<Config>(), align_of::<Config>()), (24, 8));
+        assert_eq!((offset_of!(Config, magic), offset_of!(Config, version), offset_of!(Config, blocking)), (8, 12, 16));
+        assert_eq!(size_of::<UniqueId>(), ID_BYTES);
+    }
+
+    #[test]
+    fn without_the_library_the_reason_says_what_to_install() {
+        let error = Nccl::open(OsStr::new("libnccl-that-is-not-there.so")).unwrap_err().to_string();
+        assert!(error.contains("libnccl-that-is-not-there.so") && error.contains("`library`"), "{error}");
+    }
+}

@@ -1,0 +1,203 @@
+//! Which node of a job this is: from the order, or from what the launcher has put into the environment.
+//!
+//! | launcher | rank | nodes | address |
+//! |---|---|---|---|
+//! | by hand, SSH | `DOCTOR_RANK` | `DOCTOR_NODES` | `DOCTOR_RENDEZVOUS` |
+//! | Slurm (`srun --ntasks-per-node=1`) | `SLURM_PROCID` | `SLURM_NTASKS` | the first of `SLURM_STEP_NODELIST` |
+//! | Kubernetes (Indexed Job) | `JOB_COMPLETION_INDEX` | `DOCTOR_NODES` | `DOCTOR_RENDEZVOUS` |
+//!
+//! Ours go first. The secret is never an argument, which everybody on the machine can read.
+
+use doctor_checks::collective_order::Job;
+use doctor_core::hostlist;
+
+/// Where the first node listens if nobody says otherwise.
+pub(super) const PORT: u16 = 29_481;
+
+/// A shorter secret can be guessed.
+const LEAST_SECRET: usize = 16;
+
+/// This node's place in a job.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) rank: u32,
+    pub(super) nodes: u32,
+    /// `HOST:PORT`.
+    pub(super) address: String,
+    /// What the nodes are called, by rank, where that is known beforehand.
+    names: Vec<String>,
+    pub(super) secret: Vec<u8>,
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Place").field("rank", &self.rank).field("nodes", &self.nodes).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoPlace {
+    #[error("the job does not say {what}; set {variables}, or --set {example}")]
+    Missing { what: &'static str, variables: &'static str, example: &'static str },
+    #[error("{variable} is `{value}`, which is no {what}")]
+    NoNumber { variable: String, value: String, what: &'static str },
+    #[error("rank {rank} of {nodes} nodes: ranks are counted from 0")]
+    RankTooLarge { rank: u32, nodes: u32 },
+    #[error("the list of nodes `{list}` is not understood: {why}")]
+    Names { list: String, why: String },
+    #[error("the secret cannot be read from {path}: {why}")]
+    SecretFile { path: String, why: String },
+    #[error(
+        "the nodes of a job need a secret of {LEAST_SECRET} characters at least, the same on all: in \
+         DOCTOR_RENDEZVOUS_SECRET, or in the file that `secret_file` or DOCTOR_RENDEZVOUS_SECRET_FILE names"
+    )]
+    NoSecret,
+}
+
+const RANKS: [&str; 3] = ["DOCTOR_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
+const NODES: [&str; 2] = ["DOCTOR_NODES", "SLURM_NTASKS"];
+
+impl Place {
+    /// # Errors
+    /// With what is missing and who could have said it.
+    pub(super) fn find(job: &Job, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, NoPlace> {
+        let number = |told: Option<u32>, names: &[&str], what| match told {
+            Some(number) => Ok(Some(number)),
+            None => first(names, variable)
+                .map(|(name, value)| {
+                    value.trim().parse().map_err(|_| NoPlace::NoNumber { variable: name.to_owned(), value, what })
+                })
+                .transpose(),
+        };
+        let rank = number(job.rank, &RANKS, "rank")?.ok_or(NoPlace::Missing {
+            what: "which node this is",
+            variables: "DOCTOR_RANK, or start it by srun or as an Indexed Job",
+            example: "rank=0",
+        })?;
+        let nodes = number(job.nodes, &NODES, "number of nodes")?.ok_or(NoPlace::Missing {
+            what: "how many nodes it has",
+            variables: "DOCTOR_NODES",
+            example: "nodes=4",
+        })?;
+        if rank >= nodes {
+            return Err(NoPlace::RankTooLarge { rank, nodes });
+        }
+        let names = names(job, variable)?;
+        let address = job.address.clone().or_else(|| variable("DOCTOR_RENDEZVOUS")).or_else(|| names.first().cloned());
+        let address = address.ok_or(NoPlace::Missing {
+            what: "where its first node is",
+            variables: "DOCTOR_RENDEZVOUS",
+            example: "address=node01:29481",
+        })?;
+        let secret = secret(job, variable)?;
+        Ok(Self { rank, nodes, address: with_port(address), names, secret })
+    }
+
+    /// `rank 3`, and its name where that is known.
+    pub(super) fn words(&self, rank: u32) -> String {
+        // With several tasks on a node the list is shorter than the ranks, and says nothing about them.
+        let name = self.names.get(rank as usize).filter(|_| self.names.len() == self.nodes as usize);
+        name.map_or_else(|| format!("rank {rank}"), |name| format!("rank {rank} ({name})"))
+    }
+}
+
+fn first(names: &[&str], variable: &dyn Fn(&str) -> Option<String>) -> Option<(String, String)> {
+    names.iter().find_map(|name| Some(((*name).to_owned(), variable(name).filter(|value| !value.is_empty())?)))
+}
+
+fn names(job: &Job, variable: &dyn Fn(&str) -> Option<String>) -> Result<Vec<String>, NoPlace> {
+    let lists = ["DOCTOR_NODE_NAMES", "SLURM_STEP_NODELIST"];
+    let Some(list) = job.names.clone().or_else(|| first(&lists, variable).map(|(_, list)| list)) else {
+        return Ok(Vec::new());
+    };
+    match hostlist::parse(&list) {
+        Ok(names) => Ok(names.iter().map(ToString::to_string).collect()),
+        Err(error) => Err(NoPlace::Names { list: list.chars().take(200).collect(), why: error.to_string() }),
+    }
+}
+
+fn secret(job: &Job, variable: &dyn Fn(&str) -> Option<String>) -> Result<Vec<u8>, NoPlace> {
+    let file = job.secret_file.clone().or_else(|| variable("DOCTOR_RENDEZVOUS_SECRET_FILE"));
+    let text = match file {
+        Some(path) => match std::fs::read_to_string(&path) {
+            Ok(text) => Some(text),
+            Err(error) => return Err(NoPlace::SecretFile { path, why: error.to_string() }),
+        },
+        None => variable("DOCTOR_RENDEZVOUS_SECRET"),
+    };
+    let secret = text.map(|text| text.trim().as_bytes().to_vec());
+    secret.filter(|secret| secret.len() >= LEAST_SECRET).ok_or(NoPlace::NoSecret)
+}
+
+/// `node01`, `node01:29481`, `[fe80::1]:29481`.
+fn with_port(address: String) -> String {
+    let has_port = address
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']')));
+    match (has_port, address.contains(':') && !address.starts_with('[')) {
+        (true, _) => address,
+        (false, true) => format!("[{address}]:{PORT}"),
+        (false, false) => format!("{address}:{PORT}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: (&str, &str) = ("DOCTOR_RENDEZVOUS_SECRET", "0123456789abcdef");
+
+    fn find(job: &Job, set: &[(&str, &str)]) -> Result<Place, NoPlace> {
+        let set: Vec<_> = set.iter().copied().chain([SECRET]).collect();
+        Place::find(job, &|name| set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn each_launcher_says_it_in_its_own_way() {
+        let slurm = [
+            ("SLURM_PROCID", "2"),
+            ("SLURM_NTASKS", "3"),
+            ("SLURM_STEP_NODELIST", "gpu[07-09]"),
+            ("SLURM_NODEID", "2"),
+        ];
+        let place = find(&Job::default(), &slurm).unwrap();
+        assert_eq!((place.rank, place.nodes, place.address.as_str()), (2, 3, "gpu07:29481"));
+        assert_eq!(place.words(1), "rank 1 (gpu08)");
+        let kubernetes =
+            [("JOB_COMPLETION_INDEX", "1"), ("DOCTOR_NODES", "4"), ("DOCTOR_RENDEZVOUS", "nccl-0.nccl:31000")];
+        let place = find(&Job::default(), &kubernetes).unwrap();
+        assert_eq!((place.rank, place.nodes, place.address.as_str()), (1, 4, "nccl-0.nccl:31000"));
+        assert_eq!(place.words(3), "rank 3");
+        let ours = Job { rank: Some(0), nodes: Some(2), address: Some("10.0.0.1".to_owned()), ..Job::default() };
+        let place = find(&ours, &slurm).unwrap();
+        assert_eq!((place.rank, place.nodes, place.address.as_str()), (0, 2, "10.0.0.1:29481"), "arguments go first");
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_told_with_who_could_say_it() {
+        let told = |set: &[(&str, &str)]| find(&Job::default(), set).unwrap_err().to_string();
+        assert!(told(&[]).contains("DOCTOR_RANK") && told(&[]).contains("rank=0"));
+        assert!(told(&[("DOCTOR_RANK", "0")]).contains("DOCTOR_NODES"));
+        assert!(told(&[("DOCTOR_RANK", "0"), ("DOCTOR_NODES", "2")]).contains("DOCTOR_RENDEZVOUS"));
+        assert!(told(&[("DOCTOR_RANK", "one")]).contains("`one`"));
+        assert!(told(&[("DOCTOR_RANK", "2"), ("DOCTOR_NODES", "2")]).contains("counted from 0"));
+        let names = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_STEP_NODELIST", "gpu[07-")];
+        assert!(told(&names).contains("gpu[07-"));
+        let short = Job { rank: Some(0), nodes: Some(2), address: Some("a".to_owned()), ..Job::default() };
+        let secret = |text: &str| {
+            let text = text.to_owned();
+            Place::find(&short, &move |name| (name == SECRET.0).then(|| text.clone()))
+        };
+        assert_eq!(secret("short"), Err(NoPlace::NoSecret));
+        assert!(!format!("{:?}", secret("0123456789abcdef").unwrap()).contains("0123"), "it is not printed");
+    }
+
+    #[test]
+    fn an_address_gets_its_port_unless_it_has_one() {
+        for (given, full) in
+            [("n1", "n1:29481"), ("n1:7", "n1:7"), ("fe80::1", "[fe80::1]:29481"), ("[fe80::1]:7", "[fe80::1]:7")]
+        {
+            assert_eq!(with_port(given.to_owned()), full);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! `doctor-node test collective`: the GPUs of this node, or of several, as ranks of one all-reduce.
+//!
+//! This process loads neither CUDA nor NCCL, because nobody could end it while it hangs there. The GPUs are the worker's
+//! ([`worker`]); what the worker and, in a job of several nodes, the other nodes say comes together here ([`conduct`]), with
+//! the time limits. The first node keeps all in step ([`steps`]) over sealed connections ([`rendezvous`], [`seal`]). In the
+//! end each node has the reports of all, and NCCL's own log says whether they are of the way that was asked for.
+
+mod child;
+mod conduct;
+mod environment;
+mod launcher;
+mod link;
+mod rendezvous;
+mod seal;
+mod steps;
+mod told;
+mod tool;
+mod worker;
+
+use std::{env, ffi::OsString};
+
+use doctor_checks::{
+    collective_links::{End, links},
+    collective_order::{CollectiveOrder, Mode},
+    collective_report::{measurements, table},
+    document::Measurements,
+};
+use doctor_core::observation::{FailureKind, ProbeFailure};
+
+use crate::stop::Stop;
+use conduct::{Conduct, Outcome};
+use launcher::Place;
+
+pub(super) use worker::{WORK, work};
+
+/// What the process of the test does.
+pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
+    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<CollectiveOrder>(text.to_str()?).ok());
+    let Some(order) = order else {
+        return Err(ProbeFailure::new(FailureKind::Unparseable, "the order of the collective test is not understood"));
+    };
+    let stop = Stop::on_signals()
+        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot watch for signals: {error}")))?;
+    if !order.nccl_tests.is_empty() {
+        return tool::run(&order, &stop);
+    }
+    let place = match order.mode {
+        Mode::Nodes => Some(
+            Place::find(&order.job, &|name| env::var(name).ok())
+                .map_err(|error| ProbeFailure::new(FailureKind::Failed, error.to_string()))?,
+        ),
+        Mode::Nvlink | Mode::Loopback => None,
+    };
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let outcome = Conduct::begin(&order, place.as_ref(), name, &stop)?.run()?;
+    print(&outcome);
+    Ok(judged(&order, outcome))
+}
+
+fn judged(order: &CollectiveOrder, outcome: Outcome) -> Measurements {
+    let Outcome { reports, own, paths, nccl, why, warnings } = outcome;
+    let mut said = measurements(order.mode, &reports, own, paths, nccl);
+    if let Some(why) = why.filter(|_| said.events.is_empty() && said.unread.is_empty()) {
+        said.unread.push(ProbeFailure::new(FailureKind::Failed, why));
+    }
+    // A library that failed says why in its own log.
+    if let (Some(failure), Some(warning)) = (said.unread.first_mut(), warnings.first()) {
+        failure.text = format!("{}; NCCL warned: {warning}", failure.text);
+    }
+    said
+}
+
+/// The table of sizes, for the log of the run.
+fn print(outcome: &Outcome) {
+    let gpus: usize = outcome.reports.iter().map(|node| node.gpus.len()).sum();
+    eprintln!("{gpus} GPUs of {} nodes, NCCL {}", outcome.reports.len(), version(outcome.nccl));
+    eprintln!("{:>14} {:>12} {:>12} {:>8}", "bytes", "us", "bus GB/s", "wrong");
+    for (bytes, seconds, bandwidth, wrong) in table(&outcome.reports) {
+        eprintln!("{bytes:>14} {:>12.1} {:>12.2} {wrong:>8}", seconds * 1e6, bandwidth / 1e9);
+    }
+    for link in links(&outcome.reports) {
+        let end = |(node, gpu): End<'_>| format!("{} {}", node.node, gpu.gpu);
+        eprintln!("{} to {}: {:.2} GB/s", end(link.from), end(link.to), link.rate / 1e9);
+    }
+}
+
+/// 22809 is 2.28.9.
+fn version(number: u32) -> String {
+    format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
+}

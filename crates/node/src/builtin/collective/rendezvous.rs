@@ -1,0 +1,204 @@
+//! How the nodes of a job find each other: the first one listens, the others come, each proves that it knows the secret.
+//!
+//! Nothing waits for ever: who comes tries again until the time to gather is over (a name may not resolve yet, the first
+//! node may start last), and a stranger who connects and says nothing is hung up on.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::Sender,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use doctor_core::time::Span;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    conduct::News,
+    launcher::{PORT, Place},
+    seal::{self, Channel, End, NONCE_BYTES, Nonce, SealError},
+};
+use crate::stop::Stop;
+
+/// Who connects has this long to say who he is.
+const TO_SAY_WHO: Duration = Duration::from_secs(10);
+/// A node that does not take a word within this time takes none.
+const TO_WRITE: Duration = Duration::from_secs(20);
+const TRY_AGAIN: Duration = Duration::from_millis(200);
+const TO_CONNECT: Duration = Duration::from_secs(5);
+/// Connections that have not said who they are, at a time.
+const STRANGERS: usize = 256;
+
+/// How it looks when the other side does not go on.
+const HUNG_UP: [io::ErrorKind; 3] =
+    [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
+
+pub(super) type Reading = Channel<TcpStream>;
+pub(super) type Writing = Channel<TcpStream>;
+
+/// The first words of who comes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) rank: u32,
+    pub(super) nodes: u32,
+    pub(super) name: String,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Welcome {
+    In,
+    Refused(String),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoRendezvous {
+    #[error("the first node cannot listen at {address}: {source}")]
+    Listen { address: String, source: io::Error },
+    #[error("the first node at {address} was not reached within {within}: {last}")]
+    NotReached { address: String, within: Span, last: String },
+    #[error("the first node at {address} refused this one: {text}")]
+    Refused { address: String, text: String },
+    #[error("told to stop")]
+    Stopped,
+}
+
+fn nonce() -> io::Result<Nonce> {
+    let mut nonce = [0; NONCE_BYTES];
+    let mut filled = 0;
+    while filled < nonce.len() {
+        filled += rustix::rand::getrandom(&mut nonce[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(nonce)
+}
+
+/// Listens where the others will look, and tells of each node that comes.
+pub(super) fn listen(place: &Place, news: &Sender<News>) -> Result<(), NoRendezvous> {
+    let listener =
+        bind(&place.address).map_err(|source| NoRendezvous::Listen { address: place.address.clone(), source })?;
+    let (place, news) = (place.clone(), news.clone());
+    let strangers = Arc::new(AtomicUsize::new(0));
+    // It listens as long as this process lives, which is as long as the test.
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            if strangers.fetch_add(1, Ordering::SeqCst) >= STRANGERS {
+                strangers.fetch_sub(1, Ordering::SeqCst);
+                continue;
+            }
+            let (place, news, strangers) = (place.clone(), news.clone(), Arc::clone(&strangers));
+            thread::spawn(move || {
+                let from = stream.peer_addr();
+                match greet(stream, &place) {
+                    Ok((hello, reading, writing)) => drop(news.send(News::Came { hello, reading, writing })),
+                    Err(error) => {
+                        let from = from.map_or_else(|_| "somewhere".to_owned(), |from| from.to_string());
+                        eprintln!("a connection from {from} was not taken: {error}");
+                    }
+                }
+                strangers.fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+    });
+    Ok(())
+}
+
+/// The address that was named, where it is one of this machine; else any, as names of pods may resolve later.
+fn bind(address: &str) -> io::Result<TcpListener> {
+    let named: Vec<SocketAddr> = address.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+    let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(PORT);
+    let any = [SocketAddr::from(([0u16; 8], port)), SocketAddr::from(([0u8; 4], port))];
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in named.into_iter().chain(any) {
+        match TcpListener::bind(address) {
+            Ok(listener) => return Ok(listener),
+            // Elsewhere nobody would look for it.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(error),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn greet(mut stream: TcpStream, place: &Place) -> Result<(Hello, Reading, Writing), SealError> {
+    set_limits(&stream)?;
+    let ours = nonce()?;
+    stream.write_all(&ours)?;
+    let mut theirs = [0; NONCE_BYTES];
+    stream.read_exact(&mut theirs)?;
+    let both = (stream.try_clone()?, stream);
+    let (mut reading, writing) = seal::channels(both, &place.secret, &ours, &theirs, End::Listens);
+    let hello = reading.read::<Hello>()?;
+    Ok((hello, reading, writing))
+}
+
+fn set_limits(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(TO_SAY_WHO))?;
+    stream.set_write_timeout(Some(TO_WRITE))
+}
+
+/// From now on words may be far apart: who waits has a time limit of its own.
+pub(super) fn unhurried(reading: &Reading) -> io::Result<()> {
+    reading.stream().set_read_timeout(None)
+}
+
+/// Goes to the first node, again and again until it takes this one in.
+pub(super) fn join(place: &Place, name: &str, within: Span, stop: &Stop) -> Result<(Reading, Writing), NoRendezvous> {
+    let deadline = Instant::now() + within.to_std();
+    let hello = Hello { rank: place.rank, nodes: place.nodes, name: name.to_owned() };
+    // That somebody was there and hung up says more than that nobody was there in the end.
+    let mut hung_up = None;
+    loop {
+        let last = match knock(place, &hello) {
+            Ok((reading, writing, Welcome::In)) => return Ok((reading, writing)),
+            Ok((_, _, Welcome::Refused(text))) => {
+                return Err(NoRendezvous::Refused { address: place.address.clone(), text });
+            }
+            Err(SealError::Io(error)) if HUNG_UP.contains(&error.kind()) => {
+                hung_up = Some("it hung up; is the secret the same there?".to_owned());
+                error.to_string()
+            }
+            Err(error) => error.to_string(),
+        };
+        if stop.told().is_some() {
+            return Err(NoRendezvous::Stopped);
+        }
+        if Instant::now() >= deadline {
+            let last = hung_up.unwrap_or(last);
+            return Err(NoRendezvous::NotReached { address: place.address.clone(), within, last });
+        }
+        thread::sleep(TRY_AGAIN);
+    }
+}
+
+fn knock(place: &Place, hello: &Hello) -> Result<(Reading, Writing, Welcome), SealError> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    let mut connected = None;
+    for address in place.address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, TO_CONNECT) {
+            Ok(stream) => {
+                connected = Some(stream);
+                break;
+            }
+            Err(error) => last = error,
+        }
+    }
+    let mut stream = connected.ok_or(last)?;
+    set_limits(&stream)?;
+    let mut theirs = [0; NONCE_BYTES];
+    stream.read_exact(&mut theirs)?;
+    let ours = nonce()?;
+    stream.write_all(&ours)?;
+    let both = (stream.try_clone()?, stream);
+    let (mut reading, mut writing) = seal::channels(both, &place.secret, &theirs, &ours, End::Comes);
+    writing.write(hello)?;
+    let welcome = reading.read::<Welcome>()?;
+    unhurried(&reading)?;
+    Ok((reading, writing, welcome))
+}

@@ -1,0 +1,201 @@
+//! Messages between the nodes of a job, sealed with a secret that they share: none can be made up, changed, repeated or left
+//! out by somebody who does not know it. They are not hidden: what they hold is addresses and figures, and the data that NCCL
+//! sends afterwards is not hidden either.
+//!
+//! Who listens sends a number of its own (32 random bytes), who comes answers with another; from both and the secret each
+//! connection has a key of its own. A message is its length, its bytes, and a MAC over direction, place in the order and
+//! bytes.
+
+use std::io::{self, Read, Write};
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use serde::{Serialize, de::DeserializeOwned};
+use sha2::Sha256;
+
+/// Far above what the reports of a thousand GPUs take.
+const MOST_BYTES: u32 = 16 << 20;
+/// Until somebody has proved to know the secret, only so much is read of what he sends.
+const MOST_BYTES_OF_STRANGERS: u32 = 4 << 10;
+const MAC_BYTES: usize = 32;
+pub(super) const NONCE_BYTES: usize = 32;
+
+pub(super) type Nonce = [u8; NONCE_BYTES];
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SealError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("the seal does not fit: the other side has another secret, or is something else")]
+    WrongSeal,
+    #[error("a message of {0} bytes is too long")]
+    TooLong(u32),
+    #[error("a message is not understood: {0}")]
+    Malformed(#[from] serde_json::Error),
+}
+
+/// Which end of the connection speaks. The other's words never pass for its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Listens,
+    Comes,
+}
+
+impl End {
+    const fn mark(self) -> u8 {
+        match self {
+            Self::Listens => b'L',
+            Self::Comes => b'C',
+        }
+    }
+
+    const fn other(self) -> Self {
+        match self {
+            Self::Listens => Self::Comes,
+            Self::Comes => Self::Listens,
+        }
+    }
+}
+
+fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    for part in parts {
+        // With its length, so that no two lists of parts read the same.
+        mac.update(&(part.len() as u64).to_le_bytes());
+        mac.update(part);
+    }
+    mac
+}
+
+/// One direction of a connection: what is written, or what is read.
+pub(super) struct Channel<S> {
+    stream: S,
+    key: Vec<u8>,
+    /// Who writes here.
+    writer: End,
+    count: u64,
+    most: u32,
+}
+
+impl<S> std::fmt::Debug for Channel<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Channel").field("writer", &self.writer).field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+/// Both directions of one connection, seen from this end. Until `trust`, only short messages are read.
+pub(super) fn channels<R, W>(
+    (read, write): (R, W),
+    secret: &[u8],
+    listener: &Nonce,
+    comer: &Nonce,
+    here: End,
+) -> (Channel<R>, Channel<W>) {
+    let key = mac(secret, &[b"doctor collective 1", listener, comer]).finalize().into_bytes().to_vec();
+    let most = MOST_BYTES_OF_STRANGERS;
+    (
+        Channel { stream: read, key: key.clone(), writer: here.other(), count: 0, most },
+        Channel { stream: write, key, writer: here, count: 0, most },
+    )
+}
+
+impl<S> Channel<S> {
+    fn seal(&self, bytes: &[u8]) -> Hmac<Sha256> {
+        mac(&self.key, &[&[self.writer.mark()], &self.count.to_le_bytes(), bytes])
+    }
+
+    pub(super) const fn stream(&self) -> &S {
+        &self.stream
+    }
+}
+
+impl<R: Read> Channel<R> {
+    pub(super) fn read<T: DeserializeOwned>(&mut self) -> Result<T, SealError> {
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length)?;
+        let length = u32::from_le_bytes(length);
+        if length > self.most {
+            return Err(SealError::TooLong(length));
+        }
+        let mut bytes = vec![0; length as usize + MAC_BYTES];
+        self.stream.read_exact(&mut bytes)?;
+        let (body, seal) = bytes.split_at(length as usize);
+        self.seal(body).verify_slice(seal).map_err(|_| SealError::WrongSeal)?;
+        self.count += 1;
+        // Whoever could seal this one knows the secret.
+        self.most = MOST_BYTES;
+        Ok(serde_json::from_slice(body)?)
+    }
+}
+
+impl<W: Write> Channel<W> {
+    pub(super) fn write<T: Serialize>(&mut self, message: &T) -> Result<(), SealError> {
+        let body = serde_json::to_vec(message)?;
+        let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        if length > MOST_BYTES {
+            return Err(SealError::TooLong(length));
+        }
+        let mut bytes = length.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&body);
+        bytes.extend_from_slice(&self.seal(&body).finalize().into_bytes());
+        self.stream.write_all(&bytes)?;
+        self.stream.flush()?;
+        self.count += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &[u8] = b"0123456789abcdef";
+    const NONCES: (Nonce, Nonce) = ([1; 32], [2; 32]);
+
+    fn written(secret: &[u8], from: End, messages: &[&str]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let (_, mut channel) = channels((io::empty(), &mut bytes), secret, &NONCES.0, &NONCES.1, from);
+        messages.iter().for_each(|message| channel.write(message).unwrap());
+        bytes
+    }
+
+    fn read(bytes: &[u8], count: usize) -> Vec<Result<String, SealError>> {
+        let (mut channel, _) = channels((bytes, io::sink()), SECRET, &NONCES.0, &NONCES.1, End::Listens);
+        (0..count).map(|_| channel.read::<String>()).collect()
+    }
+
+    fn is_refused(bytes: &[u8]) -> bool {
+        matches!(read(bytes, 1)[0], Err(SealError::WrongSeal))
+    }
+
+    #[test]
+    fn what_is_sealed_is_read_in_order() {
+        let bytes = written(SECRET, End::Comes, &["one", "two"]);
+        let messages: Vec<_> = read(&bytes, 2).into_iter().map(Result::unwrap).collect();
+        assert_eq!(messages, ["one", "two"]);
+    }
+
+    #[test]
+    fn nothing_made_up_changed_repeated_left_out_or_sent_back_is_taken() {
+        assert!(is_refused(&written(b"another secret..", End::Comes, &["one"])));
+        assert!(is_refused(&written(SECRET, End::Listens, &["one"])), "its own words sent back");
+        let bytes = written(SECRET, End::Comes, &["one", "two"]);
+        for place in 4..bytes.len() / 2 {
+            let mut changed = bytes.clone();
+            changed[place] ^= 1;
+            assert!(is_refused(&changed), "byte {place}");
+        }
+        let half = bytes.len() / 2;
+        assert!(is_refused(&bytes[half..]), "the first was left out");
+        let twice = [&bytes[..half], &bytes[..half]].concat();
+        assert!(matches!(read(&twice, 2)[1], Err(SealError::WrongSeal)), "the first came twice");
+    }
+
+    #[test]
+    fn a_stranger_cannot_make_it_read_much() {
+        let mut bytes = u32::MAX.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&[0; 100]);
+        assert!(matches!(read(&bytes, 1)[0], Err(SealError::TooLong(u32::MAX))));
+        let long = written(SECRET, End::Comes, &["x".repeat(5000).as_str()]);
+        assert!(matches!(read(&long, 1)[0], Err(SealError::TooLong(_))), "not as the first message");
+    }
+}

@@ -1,0 +1,183 @@
+//! The worker: the one process that loads CUDA and NCCL, with one thread for each GPU.
+//!
+//! NCCL reads its variables when it is loaded, and both libraries may hang where only a kill helps; so this is a process of
+//! its own, which speaks with its node by lines. It tells of each GPU before it lets go of it.
+
+use std::{
+    env,
+    ffi::OsString,
+    io::{self, BufRead as _, Write as _},
+    process::ExitCode,
+    sync::{
+        Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+};
+
+use doctor_checks::{collective_order::CollectiveOrder, collective_report::GpuReport};
+use doctor_core::observation::{FailureKind, ProbeFailure};
+use doctor_gpu::{
+    collective::{Ranks, Steps, Task},
+    cuda,
+    nccl::{self, ID_BYTES, UniqueId},
+};
+use rustix::process::Signal;
+
+use super::told::{Begin, Opened, Said, Told};
+
+/// The name under which this program becomes the worker.
+pub(in crate::builtin) const WORK: &str = "collective-work";
+
+pub(in crate::builtin) fn work(args: &[OsString]) -> ExitCode {
+    // Its node may be killed; nobody would end it then.
+    let _killed_with_it = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    let order = args.first().and_then(|text| serde_json::from_str::<CollectiveOrder>(text.to_str()?).ok());
+    let Some(order) = order else {
+        eprintln!("{WORK} is for doctor-node itself");
+        return ExitCode::FAILURE;
+    };
+    if let Err(failure) = add_up(&order) {
+        say(&Said::Cannot(failure));
+    }
+    ExitCode::SUCCESS
+}
+
+/// A line at a time: several ranks speak.
+fn say(said: &Said) {
+    let line = serde_json::to_string(said).unwrap_or_default();
+    // Nobody may listen any more; the node is gone then.
+    let _heard = writeln!(io::stdout().lock(), "{line}");
+}
+
+fn add_up(order: &CollectiveOrder) -> Result<(), ProbeFailure> {
+    let or = |variable: &str, default: &str| env::var_os(variable).unwrap_or_else(|| default.into());
+    let nccl = order.library.as_ref().map_or_else(|| or("DOCTOR_NCCL", nccl::LIBRARY), OsString::from);
+    let ranks = Ranks::open(&or("DOCTOR_CUDA", cuda::LIBRARY), &nccl)?;
+    say(&Said::Opened(Opened { gpus: ranks.gpus().to_vec(), room: ranks.room(), nccl: ranks.nccl_version()? }));
+    let gate = Gate::default();
+    let (to_begin, begun) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| listen(&ranks, &gate, to_begin));
+        // Told to stop before it began, it has nothing to report.
+        if let Ok(begin) = begun.recv() {
+            match task(order, &begin) {
+                Ok(task) => gate.run(&ranks, &task),
+                Err(failure) => say(&Said::Cannot(failure)),
+            }
+        }
+        // The listener sits in a read that ends with the node; this process ends with its work.
+        std::process::exit(0)
+    })
+}
+
+/// Hears the node, until it says no more.
+fn listen(ranks: &Ranks, gate: &Gate, begin: mpsc::Sender<Begin>) {
+    let mut begin = Some(begin);
+    for line in io::stdin().lock().lines() {
+        let Some(told) = line.ok().and_then(|line| serde_json::from_str::<Told>(&line).ok()) else { break };
+        match told {
+            Told::MakeId => match ranks.unique_id() {
+                Ok(id) => say(&Said::Id(hex(id.bytes()))),
+                Err(failure) => say(&Said::Cannot(failure)),
+            },
+            Told::Begin(with) => drop(begin.take().map(|begin| begin.send(with))),
+            Told::Go(step) => gate.go(step),
+            Told::Stop => {
+                begin = None;
+                gate.stop();
+            }
+        }
+    }
+    // Without a node there is nobody to work for.
+    std::process::exit(0);
+}
+
+fn task(order: &CollectiveOrder, begin: &Begin) -> Result<Task, ProbeFailure> {
+    let wrong = |text: &str| ProbeFailure::new(FailureKind::Unparseable, text);
+    let id = id(&begin.id).ok_or_else(|| wrong("the place to meet that the first node named is none of NCCL's"))?;
+    let sizes = order.sizes(begin.room);
+    if sizes.is_empty() {
+        let text = format!("no message fits: {} bytes of GPU memory are free for one of {}", begin.room, order.least);
+        return Err(ProbeFailure::new(FailureKind::Failed, text));
+    }
+    Ok(Task { id, first_rank: begin.first_rank, ranks: begin.ranks, sizes, stall: order.stall.to_std() })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn id(text: &str) -> Option<UniqueId> {
+    let mut bytes = [0; ID_BYTES];
+    if text.len() != 2 * ID_BYTES || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (place, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * place..2 * place + 2], 16).ok()?;
+    }
+    Some(UniqueId::new(bytes))
+}
+
+/// Where the ranks of this node wait for the others.
+#[derive(Debug, Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+    stop: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    /// How many have come to the step that is waited for.
+    waiting: usize,
+    /// Steps that all nodes are ready for.
+    open: usize,
+}
+
+impl Gate {
+    fn run(&self, ranks: &Ranks, task: &Task) {
+        let here = ranks.gpus().len();
+        let report = |report: GpuReport| say(&Said::Report(report));
+        ranks.run(task, &Steps { wait: &|step| self.wait(step, here), stop: &self.stop, report: &report });
+    }
+
+    fn wait(&self, step: usize, here: usize) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.waiting += 1;
+        if state.waiting == here {
+            state.waiting = 0;
+            say(&Said::At(step));
+        }
+        let closed = |state: &mut GateState| state.open <= step && !self.stop.load(Ordering::Relaxed);
+        drop(self.changed.wait_while(state, closed).unwrap_or_else(PoisonError::into_inner));
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn go(&self, step: usize) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).open = step + 1;
+        self.changed.notify_all();
+    }
+
+    fn stop(&self) {
+        // Under the lock: a rank that looks at it now would not hear of it.
+        let _state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.stop.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_to_meet_is_the_same_after_a_trip() {
+        let bytes: [u8; ID_BYTES] = std::array::from_fn(|place| place as u8);
+        assert_eq!(id(&hex(&bytes)).unwrap().bytes(), &bytes);
+        for wrong in ["", "00", &"g".repeat(256), &"+1".repeat(128)] {
+            assert!(id(wrong).is_none(), "{wrong}");
+        }
+    }
+}

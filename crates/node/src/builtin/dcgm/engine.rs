@@ -1,0 +1,298 @@
+//! DCGM's host engine: the one that runs already, or one of our own for the time of the test.
+//!
+//! One that runs is somebody's service and stays. Ours is kept by a process of its own, the keeper: it starts the engine,
+//! waits for the end of its standard input, which is the end of the test however that comes about, and ends the engine with
+//! all that it started. A second engine beside one that runs is never started: NVIDIA warns that the two can block each
+//! other in the driver.
+//!
+//! Ours listens where the one that is missing would: DCGM's worker asks at that address by itself.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs::{self, DirBuilder},
+    io::{self, Read as _},
+    net::{SocketAddr, TcpStream, ToSocketAddrs as _},
+    os::{
+        fd::AsFd,
+        unix::{fs::DirBuilderExt as _, net::UnixStream, process::CommandExt as _},
+    },
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, ExitCode, Stdio},
+    sync::{Arc, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+
+use doctor_core::observation::{FailureKind, ProbeFailure};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid},
+};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::{
+    builtin::{
+        OURSELVES,
+        program::{AtTheEnd, Program},
+    },
+    runner::{BUILTIN_ARGUMENT, abandoned::processes, child},
+    stop::Stop,
+};
+
+/// The name under which this program keeps an engine.
+pub(in crate::builtin) const KEEP: &str = "dcgm-keep";
+/// The engine's program.
+pub(super) const ENGINE: &str = "nv-hostengine";
+
+const DEFAULT_PORT: u16 = 5555;
+/// Somebody who listens on this machine answers at once.
+const CONNECT: Duration = Duration::from_secs(2);
+/// Without persistence mode each GPU is woken first. The engine gives itself as long when it starts as a service.
+const START: Duration = Duration::from_secs(120);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// What the engine may take to end by itself, and what is left of it to be gone after a kill.
+const GRACE: Duration = Duration::from_secs(5);
+const KILL_GRACE: Duration = Duration::from_secs(2);
+/// How long the keeper is waited for. It goes on by itself where that is not enough.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const HURRY: Duration = Duration::from_millis(300);
+
+/// Where an engine listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// # Errors
+    /// If it is no address, with what one looks like.
+    pub(super) fn of(text: &str) -> Result<Self, ProbeFailure> {
+        if let Some(path) = text.strip_prefix("unix://") {
+            return Ok(Self::Unix(PathBuf::from(path)));
+        }
+        let with_port = text.to_socket_addrs().ok().and_then(|mut all| all.next());
+        let address = with_port.or_else(|| (text, DEFAULT_PORT).to_socket_addrs().ok()?.next());
+        address.map(Self::Tcp).ok_or_else(|| {
+            let text = format!("`{text}` is no address of a host engine; write 127.0.0.1:5555 or unix:///PATH");
+            ProbeFailure::new(FailureKind::Failed, text)
+        })
+    }
+
+    fn answers(&self) -> bool {
+        match self {
+            Self::Tcp(address) => TcpStream::connect_timeout(address, CONNECT).is_ok(),
+            Self::Unix(path) => UnixStream::connect(path).is_ok(),
+        }
+    }
+
+    fn is_here(&self) -> bool {
+        match self {
+            Self::Tcp(address) => address.ip().is_loopback(),
+            Self::Unix(_) => true,
+        }
+    }
+
+    /// How the engine is told to listen there.
+    fn arguments(&self) -> Vec<OsString> {
+        match self {
+            Self::Tcp(address) => {
+                ["-b".into(), address.ip().to_string().into(), "-p".into(), address.port().to_string().into()].into()
+            }
+            Self::Unix(path) => ["-d".into(), path.into()].into(),
+        }
+    }
+}
+
+/// The engine that the diagnosis asks.
+#[derive(Debug)]
+pub(super) enum Engine {
+    /// It ran before and stays.
+    Theirs,
+    Ours(Kept),
+}
+
+/// Our engine's keeper.
+#[derive(Debug)]
+pub(super) struct Kept {
+    keeper: Child,
+    /// Dropped to let it go.
+    input: Option<ChildStdin>,
+}
+
+impl Engine {
+    /// The one at this address; where there is none, one is started. `running` is the process of an engine elsewhere.
+    ///
+    /// # Errors
+    /// If there is none and none can be started.
+    pub(super) fn at(address: &Address, running: Option<u32>, dcgmi: &Path, stop: &Stop) -> Result<Self, ProbeFailure> {
+        if address.answers() {
+            eprintln!("a host engine runs already and is asked");
+            return Ok(Self::Theirs);
+        }
+        let failed = |text: String| ProbeFailure::new(FailureKind::Failed, text);
+        if let Some(pid) = running {
+            let text = format!(
+                "{ENGINE} runs as process {pid} and does not answer at this address; a second one could block the \
+                 driver, so none is started: set `address`"
+            );
+            return Err(failed(text));
+        }
+        if !address.is_here() {
+            return Err(failed("no host engine answers there, and one is started on this machine only".to_owned()));
+        }
+        let beside = dcgmi.parent().unwrap_or_else(|| Path::new("/"));
+        let engine = Program::find(&beside.join(ENGINE).to_string_lossy(), &[]).or_else(|| Program::find(ENGINE, &[]));
+        let missing = || {
+            let text = format!("no host engine runs, and {ENGINE} is not installed; it comes with DCGM");
+            ProbeFailure::new(FailureKind::Missing, text)
+        };
+        let mut kept = Kept::start(&engine.ok_or_else(missing)?, address)
+            .map_err(|error| failed(format!("the keeper of {ENGINE} cannot be started: {error}")))?;
+        match kept.wait_for(address, stop) {
+            Ok(()) => {
+                eprintln!("no host engine ran: ours does until the test ends");
+                Ok(Self::Ours(kept))
+            }
+            Err(failure) => {
+                kept.end(if stop.told().is_some() { HURRY } else { PATIENCE });
+                Err(failure)
+            }
+        }
+    }
+
+    /// Ours ends, and is waited for no longer than this.
+    pub(super) fn end(self, patience: Duration) {
+        if let Self::Ours(kept) = self {
+            kept.end(patience);
+        }
+    }
+}
+
+impl Kept {
+    fn start(engine: &Program, address: &Address) -> io::Result<Self> {
+        let mut command = Command::new(OURSELVES);
+        // In a group of its own it outlives the test by as long as it needs.
+        command.args([BUILTIN_ARGUMENT, KEEP]).arg(&engine.path).args(address.arguments()).process_group(0);
+        let mut keeper = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+        let input = keeper.stdin.take();
+        Ok(Self { keeper, input })
+    }
+
+    fn wait_for(&mut self, address: &Address, stop: &Stop) -> Result<(), ProbeFailure> {
+        let begun = Instant::now();
+        loop {
+            if address.answers() {
+                return Ok(());
+            }
+            if stop.told().is_some() {
+                return Err(ProbeFailure::new(FailureKind::Killed, "told to stop"));
+            }
+            if !matches!(self.keeper.try_wait(), Ok(None)) {
+                let text = format!("{ENGINE} ended before it answered; the log has what it said");
+                return Err(ProbeFailure::new(FailureKind::Failed, text));
+            }
+            if begun.elapsed() > START {
+                let text = format!("{ENGINE} did not answer within {START:?}");
+                return Err(ProbeFailure::new(FailureKind::TimedOut, text));
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn end(mut self, patience: Duration) {
+        drop(self.input.take());
+        let begun = Instant::now();
+        while matches!(self.keeper.try_wait(), Ok(None)) {
+            if begun.elapsed() > patience {
+                eprintln!("{ENGINE} takes its time to end; its keeper sees to it");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// What the keeper's process does.
+pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
+    // Told to stop together with the test, it must outlive it: the end of the input is the word to go.
+    let heard = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        if signal_hook::flag::register(signal, Arc::clone(&heard)).is_err() {
+            return ExitCode::FAILURE;
+        }
+    }
+    let Some((program, arguments)) = args.split_first() else { return ExitCode::FAILURE };
+    let folder = env::temp_dir().join(format!("cluster-doctor-dcgm-{}", std::process::id()));
+    // What DCGM's worker leaves behind by itself, to find it again, comes to us.
+    let _adopted = set_child_subreaper(Some(getpid()));
+    let kept = DirBuilder::new().mode(0o700).create(&folder).and_then(|()| {
+        let engine = Program { path: PathBuf::from(program) };
+        let ended = engine_in(&folder, &engine, arguments);
+        let _removed = fs::remove_dir_all(&folder);
+        ended
+    });
+    match kept {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{ENGINE}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the engine until the input ends or it does. Its log, and what the diagnosis writes beside it, goes with the folder.
+fn engine_in(folder: &Path, engine: &Program, arguments: &[OsString]) -> io::Result<()> {
+    let says = io::stderr().as_fd().try_clone_to_owned()?;
+    let mut command = engine.command(AtTheEnd::Ask);
+    command.arg("-n").args(arguments).arg("-f").arg(folder.join("log")).current_dir(folder);
+    let mut running = command.process_group(0).stdin(Stdio::null()).stdout(says).spawn()?;
+    let mut input = io::stdin();
+    loop {
+        let mut told = [PollFd::new(&input, PollFlags::IN)];
+        let wait = Timespec::try_from(LOOK_AGAIN * 4).map_err(io::Error::other)?;
+        if poll(&mut told, Some(&wait)).is_ok_and(|ready| ready > 0) && !matches!(input.read(&mut [0; 64]), Ok(1..)) {
+            break;
+        }
+        if child::has_exited(&running)? {
+            eprintln!("{ENGINE} ended by itself");
+            break;
+        }
+    }
+    child::end(&mut running, GRACE, KILL_GRACE);
+    end_the_adopted();
+    Ok(())
+}
+
+/// Kills what the engine started and left: DCGM's worker would go on for hours.
+fn end_the_adopted() {
+    let us = std::process::id();
+    let deadline = Instant::now() + KILL_GRACE;
+    while Instant::now() < deadline {
+        while matches!(waitpid(None, WaitOptions::NOHANG), Ok(Some(_))) {}
+        let left: Vec<_> = processes().filter(|stat| stat.parent == us && !stat.is_over()).collect();
+        if left.is_empty() {
+            return;
+        }
+        for pid in left.iter().filter_map(|stat| Pid::from_raw(i32::try_from(stat.pid).ok()?)) {
+            // An error means that there is nobody left to kill.
+            let _gone = kill_process(pid, Signal::KILL);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_host_with_or_without_a_port_or_a_socket() {
+        assert_eq!(Address::of("127.0.0.1:5600").unwrap(), Address::Tcp("127.0.0.1:5600".parse().unwrap()));
+        assert_eq!(Address::of("127.0.0.1").unwrap(), Address::Tcp("127.0.0.1:5555".parse().unwrap()));
+        let socket = Address::of("unix:///run/engine").unwrap();
+        assert_eq!((socket.is_here(), socket.arguments()), (true, vec!["-d".into(), "/run/engine".into()]));
+        assert!(!Address::of("192.0.2.1:5555").unwrap().is_here());
+        assert!(Address::of("no such host at all").unwrap_err().text.contains("127.0.0.1:5555"));
+    }
+}

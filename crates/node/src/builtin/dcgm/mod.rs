@@ -1,0 +1,138 @@
+//! `doctor-node test dcgm`: NVIDIA's own diagnosis, `dcgmi diag`, with what it needs around it.
+//!
+//! What DCGM prints is handed on as it is, because the check reads it and the evidence should be DCGM's own words. Here is
+//! what makes the answer worth something: nobody else uses the GPUs ([`preconditions`]), there is a host engine
+//! ([`engine`]), the diagnosis ends in time, and it is told to stop where it does not. A `dcgmi` that is merely killed would
+//! leave the diagnosis running in the engine.
+
+mod engine;
+mod preconditions;
+
+use std::{
+    env,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use doctor_checks::{
+    dcgm_order::DcgmOrder,
+    probe::{Probe, ProbeOutput},
+};
+use doctor_core::observation::{FailureKind, ProbeFailure};
+
+use super::program::{AtTheEnd, Program};
+use crate::{
+    runner::{
+        LocalRunner, MAX_STREAM_BYTES, ProbeRunner as _, STATE_VARIABLE,
+        abandoned::AbandonedProbes,
+        child::{self, Echo, Ended, Limits},
+    },
+    stop::{Stop, StopWhy},
+};
+use engine::{Address, ENGINE, Engine, HURRY, PATIENCE};
+
+pub(super) use engine::{KEEP, keep};
+
+/// `dcgmi` that is told to stop tells the engine, which ends its worker, and waits for that.
+const GRACE: Duration = Duration::from_secs(5);
+const KILL_GRACE: Duration = Duration::from_secs(2);
+/// The answer travels as JSON inside JSON, where each quote takes two bytes.
+const MOST_BYTES: usize = MAX_STREAM_BYTES / 2;
+/// Under which what could not be killed is remembered.
+const WHAT: &str = "dcgmi diag";
+
+/// What the process of the test does.
+pub(super) fn run(args: Vec<OsString>) -> ProbeOutput {
+    diagnose(args).unwrap_or_else(ProbeOutput::Failed)
+}
+
+fn diagnose(args: Vec<OsString>) -> Result<ProbeOutput, ProbeFailure> {
+    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<DcgmOrder>(text.to_str()?).ok());
+    let Some(order) = order else {
+        return Err(ProbeFailure::new(FailureKind::Unparseable, "the order of the DCGM test is not understood"));
+    };
+    let stop = Stop::on_signals()
+        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot watch for signals: {error}")))?;
+    let dcgmi = Program::find(&order.program, &[]).ok_or_else(|| {
+        let text = format!("{} is not installed; it comes with DCGM (`datacenter-gpu-manager`)", order.program);
+        ProbeFailure::new(FailureKind::Missing, text)
+    })?;
+    let address = Address::of(&order.address)?;
+    let state = env::var_os(STATE_VARIABLE).map(PathBuf::from);
+    let left = state.as_deref().map_or_else(AbandonedProbes::of_this_process, AbandonedProbes::kept_in);
+    if let Some(pid) = left.hanging(WHAT) {
+        let text = format!("process {pid} of an earlier diagnosis still hangs; another is not begun beside it");
+        return Err(ProbeFailure::new(FailureKind::Abandoned, text));
+    }
+    let running = look_around(&order, &stop, state.as_deref())?;
+    let engine = Engine::at(&address, running, &dcgmi.path, &stop)?;
+    let answer = ask(&dcgmi, &order, &stop, &left);
+    engine.end(if stop.told().is_some() { HURRY } else { PATIENCE });
+    answer
+}
+
+/// Whether the GPUs are ready; and the process of an engine, if one runs.
+fn look_around(order: &DcgmOrder, stop: &Stop, state: Option<&Path>) -> Result<Option<u32>, ProbeFailure> {
+    let root = env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from);
+    let mut runner = LocalRunner::new(&root, stop).state(state);
+    if let Some(library) = env::var_os("DOCTOR_NVML") {
+        runner = runner.library(library);
+    }
+    if order.level.loads_gpus() {
+        match runner.run(&Probe::gpu(&preconditions::FIELDS)) {
+            ProbeOutput::Gpus(answer) => preconditions::are_met(&answer, &root)?,
+            ProbeOutput::Failed(failure) => return Err(failure),
+            _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is not one about GPUs")),
+        }
+    }
+    match runner.run(&Probe::Processes) {
+        ProbeOutput::Processes(all) => {
+            let engine = all.iter().find(|process| process.name == ENGINE && !matches!(process.state, 'Z' | 'X'));
+            Ok(engine.map(|process| process.pid))
+        }
+        // Then nobody can say that one runs, and whoever listens at the address is found there.
+        _ => Ok(None),
+    }
+}
+
+/// Runs the diagnosis to its end.
+fn ask(dcgmi: &Program, order: &DcgmOrder, stop: &Stop, left: &AbandonedProbes) -> Result<ProbeOutput, ProbeFailure> {
+    let level = order.level.number();
+    let mut command = dcgmi.command(AtTheEnd::Ask);
+    command.args(["diag", "--host", &order.address, "-j", "-r", &level.to_string()]);
+    if !order.parameters.is_empty() {
+        command.args(["-p", &order.parameters.join(";")]);
+    }
+    let limits = Limits { timeout: order.timeout.to_std(), stream: MOST_BYTES, grace: GRACE, kill_grace: KILL_GRACE };
+    eprintln!("dcgmi diag at level {level}, for {} at most", order.timeout);
+    let begun = Instant::now();
+    let say = |line: &str| eprintln!("{line}");
+    let ended = child::run(&mut command, &limits, stop, Echo { stdout: Some(&say), stderr: Some(&say) });
+    eprintln!("dcgmi ended after {:.1} s", begun.elapsed().as_secs_f64());
+    let failed = |kind, text: String| Err(ProbeFailure::new(kind, text));
+    match ended {
+        Ok(Ended::Exited { status, stdout, stderr }) => Ok(ProbeOutput::Ran {
+            exit: status.code(),
+            stdout: String::from_utf8_lossy(&stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&stderr).into_owned(),
+        }),
+        Ok(Ended::TimedOut) => {
+            let text = format!(
+                "the diagnosis at level {level} did not end within {} and was stopped; give it more `timeout`, or \
+                 look for a GPU that hangs",
+                order.timeout
+            );
+            failed(FailureKind::TimedOut, text)
+        }
+        Ok(Ended::TooLong) => failed(FailureKind::TooLong, format!("dcgmi printed more than {MOST_BYTES} bytes")),
+        Ok(Ended::Stopped(StopWhy::Signal | StopWhy::TimeLimit)) => {
+            failed(FailureKind::Killed, "told to stop".to_owned())
+        }
+        Ok(Ended::Unkillable { pid, child }) => {
+            left.add(WHAT, pid, child);
+            failed(FailureKind::Abandoned, format!("dcgmi hangs in the kernel and was left behind as process {pid}"))
+        }
+        Err(error) => failed(FailureKind::Failed, format!("dcgmi cannot be started: {error}")),
+    }
+}

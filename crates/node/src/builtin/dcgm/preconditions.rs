@@ -1,0 +1,102 @@
+//! What must be so before a diagnosis loads the GPUs: nobody uses them, and none is divided by MIG.
+//!
+//! On a GPU that is in use, DCGM's memory test finds too little memory and its stress tests too little speed: a failure
+//! that says nothing about the hardware, while the user's job suffers. What cannot be told counts as not met.
+
+use std::{fs, path::Path};
+
+use doctor_checks::gpu::{Gpu, GpuAnswer, Reading};
+use doctor_core::observation::{FailureKind, ProbeFailure};
+
+/// What is read of each GPU for this.
+pub(super) const FIELDS: [&str; 2] = [MIG, PROCESSES];
+const MIG: &str = "mig.mode.current";
+const PROCESSES: &str = "process.*.pid";
+
+/// # Errors
+/// With all that is not so, each by its name.
+pub(super) fn are_met(answer: &GpuAnswer, root: &Path) -> Result<(), ProbeFailure> {
+    if let Err(failure) = &answer.driver {
+        return Err(failure.clone());
+    }
+    if answer.gpus.is_empty() {
+        let text = format!("the driver knows no GPU, the PCI bus has {}", answer.on_pci.len());
+        return Err(ProbeFailure::new(FailureKind::Failed, text));
+    }
+    let unmet: Vec<String> = answer.gpus.iter().flat_map(|gpu| unmet(gpu, root)).collect();
+    if unmet.is_empty() {
+        return Ok(());
+    }
+    let text = format!("the GPUs are not ready for it: {}", unmet.join("; "));
+    Err(ProbeFailure::new(FailureKind::Failed, text))
+}
+
+fn unmet(gpu: &Gpu, root: &Path) -> Vec<String> {
+    let part = gpu.entity();
+    let mut unmet = Vec::new();
+    match gpu.get(MIG) {
+        Some(Reading::Number(0.0) | Reading::NotSupported) => {}
+        Some(Reading::Number(_)) => unmet.push(format!("`mig-off`: {part} is divided by MIG")),
+        other => unmet.push(format!("`mig-off`: whether {part} is divided by MIG cannot be told ({})", why(other))),
+    }
+    let users: Vec<String> = gpu
+        .numbered("process", "pid")
+        .filter_map(|(_, reading)| match reading {
+            Reading::Number(pid) => Some(user(*pid as u32, root)),
+            _ => None,
+        })
+        .collect();
+    match gpu.get(PROCESSES) {
+        // The driver puts its answer under this name only where it has none.
+        None if users.is_empty() => {}
+        None => unmet.push(format!("`gpus-free`: {part} is used by {}", users.join(", "))),
+        other => unmet.push(format!("`gpus-free`: whether {part} is used cannot be told ({})", why(other))),
+    }
+    unmet
+}
+
+fn why(reading: Option<&Reading>) -> String {
+    match reading {
+        Some(Reading::Failed { text, .. }) => text.clone(),
+        _ => "the driver does not say".to_owned(),
+    }
+}
+
+fn user(pid: u32, root: &Path) -> String {
+    match fs::read_to_string(root.join(format!("proc/{pid}/comm"))) {
+        Ok(name) => format!("process {pid} ({})", name.trim()),
+        Err(_) => format!("process {pid}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_checks::gpu::Driver;
+
+    fn said(fields: &[(&str, Reading)]) -> Option<String> {
+        let fields = fields.iter().map(|(name, reading)| ((*name).to_owned(), reading.clone())).collect();
+        let answer = GpuAnswer {
+            on_pci: vec!["0000:18:00.0".to_owned()],
+            driver: Ok(Driver { version: "570.124.06".to_owned(), cuda: None, asked: "nvml".to_owned() }),
+            gpus: vec![Gpu { index: 0, bus: "0000:18:00.0".to_owned(), fields }],
+        };
+        are_met(&answer, Path::new("/")).err().map(|failure| failure.text)
+    }
+
+    #[test]
+    fn a_gpu_that_is_in_use_or_divided_is_not_ready_and_one_that_does_not_tell_is_neither() {
+        let off = (MIG, Reading::Number(0.0));
+        assert_eq!(said(std::slice::from_ref(&off)), None);
+        assert_eq!(said(&[(MIG, Reading::NotSupported)]), None);
+        let us = f64::from(std::process::id());
+        let busy = said(&[off.clone(), ("process.0.pid", Reading::Number(us))]).unwrap();
+        assert!(busy.contains("`gpus-free`: gpu:0000:18:00.0 is used by process") && busy.contains(" ("), "{busy}");
+        let divided = said(&[(MIG, Reading::Number(1.0))]).unwrap();
+        assert!(divided.contains("`mig-off`: gpu:0000:18:00.0 is divided"), "{divided}");
+        let lost = || Reading::Failed { code: 15, text: "GPU is lost".to_owned() };
+        let both = said(&[(MIG, lost()), (PROCESSES, lost())]).unwrap();
+        assert!(both.contains("divided by MIG cannot be told (GPU is lost); `gpus-free`"), "{both}");
+        assert!(said(&[off, (PROCESSES, Reading::NotSupported)]).unwrap().contains("cannot be told"));
+    }
+}

@@ -1,0 +1,229 @@
+//! `doctor-node test fabric`: each port of the fast network moves data through its adapter and back, with what goes wrong as
+//! findings.
+//!
+//! The data is moved by the field's own programs ([`tool`]), server and client on this machine ([`pair`]), one port at a time.
+//! Before the first port each program is called for a device that does not exist: one that gives a result all the same does not
+//! look at the device it is told, and then nothing that it says of the others counts.
+
+mod pair;
+mod ports;
+mod tool;
+
+use std::{
+    env,
+    ffi::OsString,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use doctor_checks::{document::Measurements, fabric_growth, fabric_order::FabricOrder, probe::FileText};
+use doctor_core::observation::{Event, FailureKind, Metric, ProbeFailure, Unit};
+
+use super::program::Program;
+use crate::{
+    runner::{STATE_VARIABLE, abandoned::AbandonedProbes},
+    stop::Stop,
+};
+use pair::Ran;
+use ports::Port;
+use tool::{Answer, Tool};
+
+/// A device that nobody has.
+const BOGUS: &str = "doctor-none0";
+
+/// What the process of the test does.
+pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
+    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<FabricOrder>(text.to_str()?).ok());
+    let Some(order) = order else {
+        return Err(ProbeFailure::new(FailureKind::Unparseable, "the order of the fabric test is not understood"));
+    };
+    let stop = Stop::on_signals()
+        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot watch for signals: {error}")))?;
+    let found = ports::find(&order, &stop)?;
+    let left = env::var_os(STATE_VARIABLE)
+        .map_or_else(AbandonedProbes::of_this_process, |directory| AbandonedProbes::kept_in(Path::new(&directory)));
+    let mut test = Test {
+        order: &order,
+        stop: &stop,
+        begun: Instant::now(),
+        left,
+        seen: Measurements::default(),
+        moved: Vec::new(),
+    };
+    test.seen.unread.extend(found.unread);
+    for tool in Tool::ALL {
+        let of_tool: Vec<&Port> = found.ports.iter().filter(|port| port.tool == *tool).collect();
+        if !of_tool.is_empty()
+            && let Err(failure) = test.ports(*tool, &of_tool)
+        {
+            eprintln!("{}", failure.text);
+            test.seen.unread.push(failure);
+        }
+        if stop.told().is_some() {
+            return Err(ProbeFailure::new(FailureKind::Killed, "told to stop"));
+        }
+    }
+    test.compare();
+    Ok(test.seen)
+}
+
+struct Test<'a> {
+    order: &'a FabricOrder,
+    stop: &'a Stop,
+    begun: Instant,
+    /// What could not be killed.
+    left: AbandonedProbes,
+    seen: Measurements,
+    /// What each port moved, in bits a second.
+    moved: Vec<(Port, f64)>,
+}
+
+impl Test<'_> {
+    /// All ports that this program is for, after its negative control.
+    fn ports(&mut self, tool: Tool, ports: &[&Port]) -> Result<(), ProbeFailure> {
+        let program = tool.find(self.order)?;
+        self.control(tool, &program)?;
+        for port in ports {
+            if self.stop.told().is_some() {
+                return Ok(());
+            }
+            if self.begun.elapsed() > self.order.timeout.to_std() {
+                let (entity, timeout) = (port.entity(), self.order.timeout);
+                let text = format!("{entity} was not begun within {timeout}; give the test more `timeout`");
+                return Err(ProbeFailure::new(FailureKind::TimedOut, text));
+            }
+            self.port(&program, port)?;
+        }
+        Ok(())
+    }
+
+    /// A program that works with a device that does not exist proves nothing.
+    fn control(&self, tool: Tool, program: &Program) -> Result<(), ProbeFailure> {
+        let broken = |why: &str| {
+            let text = format!("{} {why} for a device that does not exist, so its results prove nothing", tool.name());
+            ProbeFailure::new(FailureKind::Failed, text)
+        };
+        match self.pair(tool, program, BOGUS, "1")? {
+            Ran::Ended(said) => match tool.read(&said) {
+                Answer::Unread(FailureKind::Failed, text) => {
+                    eprintln!("{}: a device that does not exist is refused, as it must be ({text})", tool.name());
+                    Ok(())
+                }
+                Answer::Moved { .. } => Err(broken("gives a result")),
+                Answer::Failed(_) => Err(broken("moves messages")),
+                Answer::Unread(..) => Err(broken("does not say that it fails")),
+            },
+            Ran::Stalled(limit) => Err(broken(&format!("does not end within {limit:?}"))),
+            Ran::LeftBehind { pid, child } => {
+                self.left.add(tool.name(), pid, child);
+                Err(broken(&format!("hangs as process {pid}")))
+            }
+            Ran::TooLong => Err(broken("prints more than is read")),
+            Ran::Stopped => Ok(()),
+        }
+    }
+
+    fn pair(&self, tool: Tool, program: &Program, device: &str, port: &str) -> Result<Ran, ProbeFailure> {
+        let failed = |what: &str, error: std::io::Error| {
+            ProbeFailure::new(FailureKind::Failed, format!("{}: {what}: {error}", tool.name()))
+        };
+        let listen = pair::free_port().map_err(|error| failed("no port to listen on", error))?;
+        let sides = tool.sides(self.order, device, port, listen);
+        let limit = tool.lasts(self.order).to_std() + self.order.stall.to_std();
+        pair::run(program, &sides, limit, self.stop).map_err(|error| failed("it cannot be started", error))
+    }
+
+    /// One port: its counters, the load, its counters again.
+    fn port(&mut self, program: &Program, port: &Port) -> Result<(), ProbeFailure> {
+        let entity = port.entity();
+        let what = format!("fabric {entity}");
+        if let Some(pid) = self.left.hanging(&what) {
+            let text = format!("process {pid} of an earlier test still hangs on it; it is not tried again");
+            self.tell(port, "loopback-stalled", text);
+            return Ok(());
+        }
+        let before = ports::counters(port, self.stop);
+        let begun = Instant::now();
+        let ran = self.pair(port.tool, program, &port.device, &port.port)?;
+        let took = begun.elapsed();
+        match ran {
+            Ran::Stopped => return Ok(()),
+            Ran::Stalled(limit) => {
+                self.tell(port, "loopback-stalled", format!("{} did not end within {limit:.0?}", port.tool.name()));
+            }
+            Ran::TooLong => {
+                let text = format!("{entity}: {} prints more than is read", port.tool.name());
+                self.unread(ProbeFailure::new(FailureKind::TooLong, text));
+            }
+            Ran::LeftBehind { pid, child } => {
+                self.left.add(&what, pid, child);
+                let text = format!("{} hangs in the kernel and was left behind as process {pid}", port.tool.name());
+                self.tell(port, "loopback-stalled", text);
+            }
+            Ran::Ended(said) => match port.tool.read(&said) {
+                Answer::Moved { bits_per_second, seconds } => {
+                    let share = port.rate.map_or_else(String::new, |rate| {
+                        format!(", {:.0} % of its link", bits_per_second * 100.0 / rate)
+                    });
+                    eprintln!("{entity}: {:.1} Gbit/s{share}, {:.1} s", bits_per_second / 1e9, took.as_secs_f64());
+                    let metrics = port.tool.metrics(&entity, bits_per_second, seconds, port.rate);
+                    self.seen.metrics.extend(metrics);
+                    self.moved.push((port.clone(), bits_per_second));
+                }
+                Answer::Failed(text) => self.tell(port, "loopback-failed", text),
+                Answer::Unread(kind, text) => self.unread(ProbeFailure::new(kind, format!("{entity}: {text}"))),
+            },
+        }
+        self.counted(port, before, took);
+        Ok(())
+    }
+
+    fn tell(&mut self, port: &Port, code: &'static str, text: String) {
+        eprintln!("{}: {code}: {text}", port.entity());
+        self.seen.events.push(Event::seen(code, port.entity(), text));
+    }
+
+    fn unread(&mut self, failure: ProbeFailure) {
+        eprintln!("{}", failure.text);
+        self.seen.unread.push(failure);
+    }
+
+    fn counted(&mut self, port: &Port, before: Result<Vec<FileText>, ProbeFailure>, took: Duration) {
+        let both = before.and_then(|before| Ok((before, ports::counters(port, self.stop)?)));
+        match both {
+            Ok((before, after)) => {
+                let (events, unread) = fabric_growth::grew(&before, &after, took.as_secs_f64());
+                for event in &events {
+                    eprintln!("{}: {}: {}", event.entity, event.code, event.text);
+                }
+                self.seen.events.extend(events);
+                unread.into_iter().for_each(|failure| self.unread(failure));
+            }
+            Err(failure) => self.unread(failure),
+        }
+    }
+
+    /// Each port against the others of its kind: same program, same rate of the link.
+    fn compare(&mut self) {
+        for (place, (port, bits)) in self.moved.iter().enumerate() {
+            let is_like = |other: &Port| other.tool == port.tool && other.rate == port.rate;
+            let others = self.moved.iter().enumerate().filter(|(other, (like, _))| *other != place && is_like(like));
+            let others: Vec<f64> = others.map(|(_, (_, bits))| *bits).collect();
+            // Of two, nobody can say which is the odd one.
+            if others.len() >= 2
+                && let Some(usual) = median(others).filter(|usual| *usual > 0.0)
+            {
+                let share = bits * 100.0 / usual;
+                let metric = Metric::new("loopback_percent_of_others", port.entity(), share, Unit::Percent);
+                self.seen.metrics.push(metric);
+            }
+        }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let (middle, is_odd) = (values.len() / 2, values.len() % 2 == 1);
+    let upper = *values.get(middle)?;
+    Some(if is_odd { upper } else { f64::midpoint(*values.get(middle.checked_sub(1)?)?, upper) })
+}

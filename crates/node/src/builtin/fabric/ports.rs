@@ -1,0 +1,121 @@
+//! Which ports there are to test, as the kernel shows them.
+
+use std::{env, path::PathBuf};
+
+use doctor_checks::{
+    fabric_growth,
+    fabric_order::FabricOrder,
+    probe::{FileText, Probe, ProbeOutput},
+    rdma::{LINK_LAYER, RATE, STATE, of, port_entity, ports, rate_bits},
+};
+use doctor_core::observation::{Entity, FailureKind, ProbeFailure};
+
+use super::tool::Tool;
+use crate::{
+    runner::{LocalRunner, ProbeRunner as _},
+    stop::Stop,
+};
+
+/// `/sys/class/infiniband/rdmap79s0/device/driver` leads to `…/drivers/efa`.
+const DRIVER: &str = "/sys/class/infiniband/*/device/driver";
+
+/// One to test.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Port {
+    pub(super) device: String,
+    pub(super) port: String,
+    /// Bits a second of its link, where it says.
+    pub(super) rate: Option<f64>,
+    pub(super) tool: Tool,
+}
+
+impl Port {
+    pub(super) fn entity(&self) -> Entity {
+        port_entity(&self.device, &self.port)
+    }
+}
+
+/// What there is.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) ports: Vec<Port>,
+    /// What could not be told of a port, or a device that was named and is not there.
+    pub(super) unread: Vec<ProbeFailure>,
+}
+
+/// The file system of this machine, looked at anew: what was read once is not read again by the same runner.
+fn looking(stop: &Stop) -> LocalRunner<'_> {
+    LocalRunner::new(env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from), stop)
+}
+
+fn files(output: ProbeOutput) -> Result<Vec<FileText>, ProbeFailure> {
+    match output {
+        ProbeOutput::Files(files) => Ok(files),
+        ProbeOutput::Failed(failure) => Err(failure),
+        _ => Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of files")),
+    }
+}
+
+/// What the error counters of a port hold now.
+pub(super) fn counters(port: &Port, stop: &Stop) -> Result<Vec<FileText>, ProbeFailure> {
+    let runner = looking(stop);
+    let paths = fabric_growth::paths(&port.device, &port.port);
+    let read = paths.into_iter().map(|pattern| files(runner.run(&Probe::Glob { pattern })));
+    Ok(read.collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// # Errors
+/// If the kernel's list cannot be read, or has nothing to test on it.
+pub(super) fn find(order: &FabricOrder, stop: &Stop) -> Result<Found, ProbeFailure> {
+    let runner = looking(stop);
+    let states = runner.run(&Probe::glob(STATE));
+    let rates = files(runner.run(&Probe::glob(RATE)))?;
+    let layers = files(runner.run(&Probe::glob(LINK_LAYER)))?;
+    let drivers = match runner.run(&Probe::Links { pattern: DRIVER.to_owned() }) {
+        ProbeOutput::Links(links) => links,
+        _ => Vec::new(),
+    };
+    let none = || ProbeFailure::new(FailureKind::Empty, "there is no RDMA device in /sys/class/infiniband");
+    let all = ports(Some(&states)).map_err(|_| none())?;
+    let layer = |port: &doctor_checks::rdma::Port<'_>| {
+        of(&layers, LINK_LAYER, &[port.device, port.port]).ok().flatten().unwrap_or_default()
+    };
+    let has_infiniband = all.iter().any(|port| layer(port) == "InfiniBand");
+    let mut found = Found::default();
+    for port in &all {
+        let is_named = order.devices.iter().any(|name| name == port.device);
+        if !order.devices.is_empty() && !is_named {
+            continue;
+        }
+        let link = format!("/{}/device/driver", port.device);
+        let is_efa = drivers.iter().any(|(path, to)| path.ends_with(&link) && to.ends_with("/efa"));
+        let (entity, layer) = (port.entity(), layer(port));
+        match &port.state {
+            Err(failure) => found.unread.push(failure.clone()),
+            Ok("ACTIVE") if !is_efa && layer == "Ethernet" && has_infiniband && !is_named => {
+                eprintln!("{entity}: Ethernet on a node with InfiniBand; name it in `devices` to test it");
+            }
+            Ok("ACTIVE") if is_efa || matches!(layer, "InfiniBand" | "Ethernet") => found.ports.push(Port {
+                device: port.device.to_owned(),
+                port: port.port.to_owned(),
+                rate: of(&rates, RATE, &[port.device, port.port]).ok().flatten().and_then(rate_bits),
+                tool: if is_efa { Tool::Pingpong } else { Tool::Write },
+            }),
+            Ok("ACTIVE") => {
+                eprintln!("{entity}: neither InfiniBand nor Ethernet nor EFA, so nobody knows how to test it");
+            }
+            Ok(state) => eprintln!("{entity}: is {state} and not tested; ib-ports tells of it"),
+        }
+    }
+    let missing = order.devices.iter().filter(|name| all.iter().all(|port| port.device != **name));
+    found.unread.extend(
+        missing.map(|name| {
+            ProbeFailure::new(FailureKind::Missing, format!("the device {name} was named and is not there"))
+        }),
+    );
+    if found.ports.is_empty() && found.unread.is_empty() {
+        let text = format!("none of {} ports is up and of a kind to test; see ib-ports", all.len());
+        return Err(ProbeFailure::new(FailureKind::Empty, text));
+    }
+    Ok(found)
+}

@@ -1,0 +1,194 @@
+//! The two programs that move data: how each is called as server and as client, and how its answer reads.
+
+use std::{ffi::OsString, path::Path};
+
+use doctor_checks::{
+    fabric_order::{FabricOrder, PINGPONG_BYTES, PINGPONGS, WRITE_BYTES},
+    perftest, pingpong,
+};
+use doctor_core::{
+    observation::{Entity, FailureKind, Metric, ProbeFailure, Unit},
+    time::Span,
+};
+
+use super::pair::{Said, Sides};
+use crate::builtin::program::Program;
+
+/// Where Amazon's installer puts libfabric's programs.
+const AMAZON: &str = "/opt/amazon/efa/bin";
+
+/// Both sides are on this machine.
+const HERE: &str = "127.0.0.1";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tool {
+    /// `ib_write_bw`, for InfiniBand and RoCE.
+    Write,
+    /// `fi_pingpong`, for EFA.
+    Pingpong,
+}
+
+/// A program's answer for one port.
+#[derive(Debug, PartialEq)]
+pub(super) enum Answer {
+    Moved {
+        bits_per_second: f64,
+        seconds: Option<f64>,
+    },
+    /// Messages did not arrive.
+    Failed(String),
+    /// It says nothing about the port.
+    Unread(FailureKind, String),
+}
+
+impl Tool {
+    pub(super) const ALL: &'static [Self] = &[Self::Write, Self::Pingpong];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "ib_write_bw",
+            Self::Pingpong => "fi_pingpong",
+        }
+    }
+
+    /// # Errors
+    /// If it is not installed.
+    pub(super) fn find(self, order: &FabricOrder) -> Result<Program, ProbeFailure> {
+        let (asked, also_in, package): (_, &[&Path], _) = match self {
+            Self::Write => (&order.ib_write_bw, &[], "perftest"),
+            Self::Pingpong => (&order.fi_pingpong, &[Path::new(AMAZON)], "libfabric-bin"),
+        };
+        Program::find(asked, also_in).ok_or_else(|| {
+            let text = format!("{asked} is not installed; its package is called `{package}`");
+            ProbeFailure::new(FailureKind::Missing, text)
+        })
+    }
+
+    /// How both sides are called for this device.
+    pub(super) fn sides(self, order: &FabricOrder, device: &str, port: &str, listen: u16) -> Sides {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let (server, client, environment) = match self {
+            Self::Write => {
+                let seconds = (order.duration.millis() / 1000).to_string();
+                let (size, listen) = (WRITE_BYTES.to_string(), listen.to_string());
+                // Not a word about the processor's clock; for so long, less a second at the beginning and one at the end.
+                let mut both = words(&["-d", device, "-i", port, "-p", &listen, "-s", &size, "-F", "--report_gbits"]);
+                both.extend(words(&["-D", &seconds, "-f", "1"]));
+                if let Some(index) = order.gid_index {
+                    both.extend(words(&["-x", &index.to_string()]));
+                }
+                let client = [both.clone(), words(&[HERE])].concat();
+                (both, client, None)
+            }
+            Self::Pingpong => {
+                let (size, times, listen) = (PINGPONG_BYTES.to_string(), PINGPONGS.to_string(), listen.to_string());
+                let domain = format!("{device}-rdm");
+                let both = words(&["-p", "efa", "-e", "rdm", "-d", &domain, "-I", &times, "-S", &size]);
+                let server = [both.clone(), words(&["-B", &listen])].concat();
+                let client = [both, words(&["-P", &listen, HERE])].concat();
+                // Else two processes of one machine would never touch the adapter.
+                (server, client, Some(("FI_EFA_ENABLE_SHM_TRANSFER", "0")))
+            }
+        };
+        Sides { server, client, listen, environment }
+    }
+
+    /// How long the load itself lasts.
+    pub(super) const fn lasts(self, order: &FabricOrder) -> Span {
+        match self {
+            Self::Write => order.duration,
+            Self::Pingpong => Span::ZERO,
+        }
+    }
+
+    pub(super) fn read(self, said: &Said) -> Answer {
+        let parsed = match self {
+            Self::Write => perftest::parse(&said.stdout)
+                .map(|written| Answer::Moved { bits_per_second: written.bits_per_second, seconds: None })
+                .map_err(|error| error.to_string()),
+            Self::Pingpong => pingpong::parse(&said.stdout)
+                .map(|back| Answer::Moved { bits_per_second: back.bits_per_second, seconds: Some(back.seconds) })
+                .map_err(|error| error.to_string()),
+        };
+        match (parsed, said.exit) {
+            (Ok(moved), Some(0)) => moved,
+            (Err(text), Some(0)) => Answer::Unread(FailureKind::Unparseable, text),
+            (_, None) => Answer::Unread(FailureKind::Killed, format!("{} was ended by a signal", self.name())),
+            (_, Some(code)) => {
+                let complaint = |text: String| format!("{} ended with exit code {code}: {text}", self.name());
+                let client = format!("{}\n{}", said.stdout, said.stderr);
+                match self {
+                    Self::Write => match perftest::complaint(&format!("{client}\n{}", said.server)) {
+                        perftest::Complaint::Traffic(text) => Answer::Failed(complaint(text)),
+                        perftest::Complaint::Other(text) => Answer::Unread(FailureKind::Failed, complaint(text)),
+                    },
+                    Self::Pingpong => match pingpong::complaint(&client, &said.server) {
+                        pingpong::Complaint::Traffic(text) => Answer::Failed(complaint(text)),
+                        pingpong::Complaint::Other(text) => Answer::Unread(FailureKind::Failed, complaint(text)),
+                    },
+                }
+            }
+        }
+    }
+
+    /// What is measured, by the names that rules and profiles know.
+    pub(super) fn metrics(self, entity: &Entity, bits: f64, seconds: Option<f64>, rate: Option<f64>) -> Vec<Metric> {
+        let metric = |name: &str, value, unit| Metric::new(name, entity.clone(), value, unit);
+        match self {
+            Self::Write => {
+                let share = rate.filter(|rate| *rate > 0.0).map(|rate| bits * 100.0 / rate);
+                let share = share.map(|share| metric("ib_write_percent_of_rate", share, Unit::Percent));
+                [metric("ib_write_bits_per_s", bits, Unit::BitsPerSecond)].into_iter().chain(share).collect()
+            }
+            Self::Pingpong => {
+                let latency = seconds.map(|seconds| metric("efa_pingpong_latency", seconds, Unit::Seconds));
+                [metric("efa_pingpong_bits_per_s", bits, Unit::BitsPerSecond)].into_iter().chain(latency).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order() -> FabricOrder {
+        FabricOrder {
+            devices: Vec::new(),
+            duration: Span::from_secs(5),
+            stall: Span::from_secs(30),
+            gid_index: Some(3),
+            ib_write_bw: "ib_write_bw".to_owned(),
+            fi_pingpong: "fi_pingpong".to_owned(),
+            timeout: Span::minutes(15),
+        }
+    }
+
+    fn line(words: &[OsString]) -> String {
+        words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn both_sides_are_called_for_the_same_device_and_port() {
+        let write = Tool::Write.sides(&order(), "mlx5_3", "2", 40_000);
+        let both = "-d mlx5_3 -i 2 -p 40000 -s 8388608 -F --report_gbits -D 5 -f 1 -x 3";
+        assert_eq!((line(&write.server), line(&write.client)), (both.to_owned(), format!("{both} 127.0.0.1")));
+        let pingpong = Tool::Pingpong.sides(&order(), "rdmap79s0", "1", 40_000);
+        let both = "-p efa -e rdm -d rdmap79s0-rdm -I 1000 -S 1048576";
+        assert_eq!(line(&pingpong.server), format!("{both} -B 40000"));
+        assert_eq!(line(&pingpong.client), format!("{both} -P 40000 127.0.0.1"));
+        assert_eq!(pingpong.environment, Some(("FI_EFA_ENABLE_SHM_TRANSFER", "0")));
+    }
+
+    #[test]
+    fn a_result_of_a_run_that_ended_badly_does_not_count() {
+        let row = "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec]\n 8388608 100 0.00 390.00\n";
+        let said = |exit, stdout: &str| Said { exit, stdout: stdout.to_owned(), ..Said::default() };
+        assert!(matches!(Tool::Write.read(&said(Some(0), row)), Answer::Moved { .. }));
+        assert!(matches!(Tool::Write.read(&said(Some(1), row)), Answer::Unread(FailureKind::Failed, _)));
+        assert!(matches!(Tool::Write.read(&said(None, row)), Answer::Unread(FailureKind::Killed, _)));
+        assert!(matches!(Tool::Write.read(&said(Some(0), "")), Answer::Unread(FailureKind::Unparseable, _)));
+        let broken = " Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\n";
+        assert!(matches!(Tool::Write.read(&said(Some(1), broken)), Answer::Failed(_)));
+    }
+}

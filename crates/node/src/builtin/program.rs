@@ -1,0 +1,115 @@
+//! Programs of others that a test runs: looked for before they are needed, and never outliving the test.
+//!
+//! A program is started by a small step of our own, which asks the kernel for a signal when its parent ends and then
+//! becomes the program. So it goes whatever happens to the test, also if that is killed.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+
+use super::OURSELVES;
+use crate::runner::{BUILTIN_ARGUMENT, KEY_VARIABLE};
+
+/// The name under which this program becomes another one.
+pub(super) const BOUND: &str = "bound";
+
+/// A program that is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Program {
+    pub(super) path: PathBuf,
+}
+
+/// What the program hears when the test ends without it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AtTheEnd {
+    /// SIGTERM: it has something to tidy up.
+    Ask,
+    /// SIGKILL.
+    Kill,
+}
+
+impl AtTheEnd {
+    const ALL: &'static [Self] = &[Self::Ask, Self::Kill];
+
+    const fn code(self) -> &'static str {
+        match self {
+            Self::Ask => "ask",
+            Self::Kill => "kill",
+        }
+    }
+
+    const fn signal(self) -> Signal {
+        match self {
+            Self::Ask => Signal::TERM,
+            Self::Kill => Signal::KILL,
+        }
+    }
+}
+
+impl Program {
+    /// By its path, or by its name in `PATH` and then in these folders.
+    pub(super) fn find(name: &str, also_in: &[&Path]) -> Option<Self> {
+        if name.contains('/') {
+            return Self::at(Path::new(name));
+        }
+        let path = env::var_os("PATH").unwrap_or_default();
+        let folders = env::split_paths(&path).chain(also_in.iter().map(|folder| folder.to_path_buf()));
+        folders.filter(|folder| folder.is_absolute()).find_map(|folder| Self::at(&folder.join(name)))
+    }
+
+    fn at(path: &Path) -> Option<Self> {
+        let file = fs::metadata(path).ok()?;
+        (file.is_file() && file.permissions().mode() & 0o111 != 0).then(|| Self { path: path.to_owned() })
+    }
+
+    /// A call of it, to which arguments are added. Its messages are in English, and it does not get the run's key.
+    pub(super) fn command(&self, at_the_end: AtTheEnd) -> Command {
+        let mut command = Command::new(OURSELVES);
+        command.args([BUILTIN_ARGUMENT, BOUND, at_the_end.code(), &getpid().to_string()]).arg(&self.path);
+        command.env("LC_ALL", "C").env_remove(KEY_VARIABLE);
+        command
+    }
+}
+
+/// What the process that becomes the program does.
+pub(super) fn bound(args: &[OsString]) -> ExitCode {
+    let [at_the_end, parent, program, args @ ..] = args else { return ExitCode::FAILURE };
+    let at_the_end = AtTheEnd::ALL.iter().find(|known| at_the_end == known.code());
+    let Some(Ok(())) = at_the_end.map(|known| set_parent_process_death_signal(Some(known.signal()))) else {
+        eprintln!("{BOUND} is for doctor-node itself");
+        return ExitCode::FAILURE;
+    };
+    // One that ended before we asked sends nothing any more.
+    if getppid().map(|pid| pid.to_string()).as_deref() != parent.to_str() {
+        return ExitCode::FAILURE;
+    }
+    let error = Command::new(program).args(args).exec();
+    eprintln!("cannot run {}: {error}", program.display());
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_by_path_by_name_and_in_further_places() {
+        assert_eq!(Program::find("/bin/sh", &[]).unwrap().path, Path::new("/bin/sh"));
+        assert!(Program::find("sh", &[]).unwrap().path.is_absolute());
+        let folder = tempfile::tempdir().unwrap();
+        let tool = folder.path().join("doctor-tool");
+        fs::write(&tool, "#!/bin/sh\n").unwrap();
+        assert_eq!(Program::find("doctor-tool", &[folder.path()]), None, "nobody may run it");
+        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(Program::find("doctor-tool", &[folder.path()]).unwrap().path, tool);
+        assert_eq!(Program::find("doctor-tool", &[]), None);
+        assert_eq!(Program::find(folder.path().to_str().unwrap(), &[]), None, "a folder is no program");
+    }
+}

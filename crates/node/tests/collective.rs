@@ -1,0 +1,383 @@
+//! `doctor-node test collective` from its command line to its verdict, on GPUs and an NCCL that are stand-ins: ranks really add
+//! up, over sockets of this machine, and each fault that is planted is found for what it is.
+
+use std::{
+    fs,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+use doctor_bed::machine::standin;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
+const SECRET: &str = "a secret of the nodes of one job";
+
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| standin(Path::new(PROGRAM)))
+}
+
+/// A machine whose GPUs are the stand-in's, which are slower than any real ones.
+struct Bench {
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = ["nccl_busbw", "nccl_ib_loopback_busbw", "nccl_nodes_busbw"].map(|metric| {
+            format!(
+                "[[rules]]\nid = \"collective-{metric}_bytes_per_s-floor\"\ncheck = \"collective\"\n\
+                 metric = \"{metric}_bytes_per_s\"\nbelow = 1.0\nwhere_measured = true\nreason = \"collective-slow\"\n\
+                 severity = \"monitor\"\ntext = \"{{value}}\"\n"
+            )
+        });
+        // Messages of microseconds on a busy machine: only what is far off is slow here.
+        let link = "[[rules]]\nid = \"collective-link-slow\"\ncheck = \"collective\"\nmetric = \"nccl_link_percent_of_median\"\n\
+                    below = 15.0\nwhere_measured = true\nreason = \"link-slow\"\nseverity = \"monitor\"\ntext = \"{value}\"\n";
+        fs::write(folder.path().join("policy.toml"), rules.concat() + link).unwrap();
+        Self { folder }
+    }
+
+    fn command(&self, faults: &str, settings: &[&str]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.args(["test", "collective", "--json", "--policy"]).arg(self.folder.path().join("policy.toml"));
+        for setting in ["least=1024", "most=16KiB", "stall=30s"].iter().chain(settings) {
+            command.args(["--set", setting]);
+        }
+        command.env("DOCTOR_CUDA", library()).env("DOCTOR_NCCL", library());
+        command.env("DOCTOR_STANDIN_GPUS", "2").env("DOCTOR_STANDIN_FAULTS", faults);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, faults: &str, settings: &[&str]) -> Said {
+        Said::of(&self.command(faults, settings).output().unwrap())
+    }
+}
+
+/// The first row, and how the program ended.
+#[derive(Debug)]
+struct Said {
+    code: Option<i32>,
+    /// `VERDICT REASON ENTITY`.
+    row: String,
+    text: String,
+}
+
+impl Said {
+    fn of(output: &Output) -> Self {
+        let rows: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        let word = |key: &str| rows[0][key].as_str().unwrap_or("-").to_owned();
+        let row = ["verdict", "reason", "entity"].map(word).join(" ");
+        Self { code: output.status.code(), row, text: word("text") }
+    }
+
+    fn is(&self, code: i32, row: &str, words: &str) {
+        assert_eq!((self.code, self.row.as_str()), (Some(code), row), "{self:?}");
+        assert!(self.text.contains(words), "{words}: {self:?}");
+    }
+}
+
+#[test]
+fn without_a_gpu_or_without_nccl_it_is_inconclusive_and_says_why() {
+    let bench = Bench::new();
+    let missing = |variable, library| {
+        let mut command = bench.command("", &[]);
+        Said::of(&command.env(variable, library).output().unwrap())
+    };
+    missing("DOCTOR_CUDA", "libcuda-of-nobody.so").is(
+        3,
+        "inconclusive missing node",
+        "libcuda-of-nobody.so cannot be loaded",
+    );
+    missing("DOCTOR_NCCL", "libnccl-of-nobody.so").is(3, "inconclusive missing node", "NCCL (libnccl-of-nobody.so)");
+    missing("DOCTOR_STANDIN_GPUS", "0").is(3, "inconclusive missing node", "sees no GPU");
+    missing("DOCTOR_STANDIN_GPUS", "1").is(3, "not-applicable one-gpu node", "one GPU");
+}
+
+#[test]
+fn right_sums_by_the_right_way_pass_inside_the_node_and_through_its_network() {
+    let bench = Bench::new();
+    bench.run("", &[]).is(0, "pass within-limits node", "");
+    bench.run("", &["mode=loopback"]).is(0, "pass within-limits node", "");
+    let mut many = bench.command("", &["mode=loopback"]);
+    Said::of(&many.env("DOCTOR_STANDIN_GPUS", "5").output().unwrap()).is(0, "pass within-limits node", "");
+    // What a site has in its environment does not lead the test astray.
+    let mut forbidden = bench.command("", &[]);
+    forbidden.env("NCCL_P2P_DISABLE", "1").env("NCCL_COMM_ID", "10.0.0.1:1").env("NCCL_DEBUG", "WARN");
+    Said::of(&forbidden.output().unwrap()).is(0, "pass within-limits node", "");
+}
+
+#[test]
+fn every_planted_fault_is_found_for_what_it_is() {
+    let bench = Bench::new();
+    let first = "gpu:0000:18:00.0";
+    let second = "gpu:0000:28:00.0";
+    for (faults, code, row, words) in [
+        ("zero:1:5", 2, format!("fail collective-wrong {second}"), "0 instead of"),
+        ("element:0:3", 2, format!("fail collective-wrong {first}"), "number 3 of a message of 1024 bytes"),
+        ("share:1:4095", 2, format!("fail collective-wrong {second}"), "the share of rank 1"),
+        ("ecc:0", 2, format!("fail gpu-failed {first}"), "CUDA_ERROR_ECC_UNCORRECTABLE"),
+        ("crash:1", 3, "inconclusive failed node".to_owned(), "ended by signal 6"),
+        ("blind", 3, "inconclusive failed node".to_owned(), "does not see errors"),
+        ("mute", 3, "inconclusive failed node".to_owned(), "names no connection"),
+    ] {
+        bench.run(faults, &[]).is(code, &row, words);
+    }
+    bench.run("hang:1", &["stall=1s"]).is(1, "fail collective-hung node", "not through within 1s");
+}
+
+#[test]
+fn a_rank_that_is_slow_to_send_is_named_by_its_link() {
+    let bench = Bench::new();
+    let mut command = bench.command("slow:2:25", &["most=1024"]);
+    let said = Said::of(&command.env("DOCTOR_STANDIN_GPUS", "4").output().unwrap());
+    said.is(1, "fail link-slow link:0000:38:00.0-0000:48:00.0", "");
+    // Of three nodes with two GPUs each, rank 3 sends to the third node.
+    let said = Job::of(&bench, 3).run("slow:3:25", &["most=1024"]);
+    said[0].is(0, "pass within-limits node", "");
+    assert!(said[1].row.starts_with("fail link-slow link:0000:28:00.0-"), "{said:?}");
+    said[2].is(0, "pass within-limits node", "");
+}
+
+#[test]
+fn a_fall_back_is_inconclusive_and_never_a_figure() {
+    let bench = Bench::new();
+    for (faults, mode, words) in [
+        ("socket", "mode=loopback", "8 of 8 connections did not go through the network IB: 8 through sockets"),
+        ("shm", "mode=loopback", "through the host's memory"),
+        ("peer", "mode=loopback", "from GPU to GPU"),
+        ("no-net", "mode=loopback", "NCCL warned: Error: network IB not found."),
+        ("shm", "mode=nvlink", "through the host's memory"),
+        ("socket", "mode=nvlink", "through sockets"),
+    ] {
+        bench.run(faults, &[mode]).is(3, "inconclusive failed node", words);
+    }
+    bench.run("shm", &["shared_memory=true"]).is(0, "pass within-limits node", "");
+    bench.run("", &["mode=loopback", "net=AWS Libfabric"]).is(0, "pass within-limits node", "");
+}
+
+/// A job of several nodes, all of them on this machine.
+struct Job<'a> {
+    bench: &'a Bench,
+    nodes: usize,
+    address: String,
+}
+
+impl<'a> Job<'a> {
+    fn of(bench: &'a Bench, nodes: usize) -> Self {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        Self { bench, nodes, address: free.to_string() }
+    }
+
+    fn command(&self, rank: usize, faults: &str, settings: &[&str]) -> Command {
+        let mut command = self.bench.command(faults, &[&["mode=nodes"][..], settings].concat());
+        command.env("DOCTOR_RENDEZVOUS", &self.address).env("DOCTOR_NODES", self.nodes.to_string());
+        command.env("DOCTOR_RANK", rank.to_string()).env("DOCTOR_RENDEZVOUS_SECRET", SECRET);
+        command.env("DOCTOR_STANDIN_NODE", rank.to_string());
+        command
+    }
+
+    fn start(&self, rank: usize, faults: &str, settings: &[&str]) -> Child {
+        self.command(rank, faults, settings).spawn().unwrap()
+    }
+
+    /// All of them, the first last: it may be the last to start.
+    fn run(&self, faults: &str, settings: &[&str]) -> Vec<Said> {
+        let children: Vec<_> = (0..self.nodes).rev().map(|rank| self.start(rank, faults, settings)).collect();
+        children.into_iter().rev().map(end).collect()
+    }
+}
+
+fn end(child: Child) -> Said {
+    Said::of(&child.wait_with_output().unwrap())
+}
+
+#[test]
+fn several_nodes_add_up_together_and_each_has_its_verdict() {
+    let bench = Bench::new();
+    for said in Job::of(&bench, 3).run("", &[]) {
+        said.is(0, "pass within-limits node", "");
+    }
+    // Inside a node peers, between nodes sockets: a fall-back, on whichever node it is.
+    for said in Job::of(&bench, 2).run("socket", &[]) {
+        said.is(3, "inconclusive failed node", "through sockets (NET/Socket)");
+    }
+}
+
+#[test]
+fn srun_and_an_indexed_job_say_in_their_own_way_which_node_it_is() {
+    let bench = Bench::new();
+    let job = Job::of(&bench, 2);
+    let mut slurm = job.command(1, "", &[]);
+    slurm.env_remove("DOCTOR_RANK").env_remove("DOCTOR_NODES");
+    slurm.env("SLURM_PROCID", "1").env("SLURM_NTASKS", "2").env("SLURM_STEP_NODELIST", "localhost");
+    let mut indexed = job.command(0, "", &[]);
+    indexed.env_remove("DOCTOR_RANK").env("JOB_COMPLETION_INDEX", "0");
+    for child in [slurm.spawn().unwrap(), indexed.spawn().unwrap()] {
+        end(child).is(0, "pass within-limits node", "");
+    }
+    let mut nowhere = bench.command("", &["mode=nodes"]);
+    Said::of(&nowhere.output().unwrap()).is(3, "inconclusive failed node", "DOCTOR_RANK");
+}
+
+#[test]
+fn a_node_that_never_comes_is_named_to_all_that_did() {
+    let bench = Bench::new();
+    let job = Job::of(&bench, 3);
+    let settings = ["gather=1s", "names=gpu[07-09]"];
+    let (first, last) = (job.start(0, "", &settings), job.start(2, "", &settings));
+    end(first).is(3, "inconclusive timed-out node", "rank 1 (gpu08) never came within 1s; 2 of 3 nodes were there");
+    end(last).is(3, "inconclusive failed node", "rank 1 (gpu08) never came within 1s");
+    let alone = Job::of(&bench, 2).start(1, "", &["gather=1s"]);
+    end(alone).is(3, "inconclusive timed-out node", "was not reached within 1s");
+}
+
+#[test]
+fn who_does_not_know_the_secret_or_is_of_another_job_is_not_let_in() {
+    let bench = Bench::new();
+    let job = Job::of(&bench, 2);
+    let mut stranger = job.command(1, "", &["gather=1s"]);
+    let stranger = stranger.env("DOCTOR_RENDEZVOUS_SECRET", "not the secret of this job").spawn().unwrap();
+    let first = job.start(0, "", &["gather=2s"]);
+    end(stranger).is(3, "inconclusive timed-out node", "is the secret the same there?");
+    end(first).is(3, "inconclusive timed-out node", "rank 1 never came");
+    let job = Job::of(&bench, 2);
+    let mut other = job.command(1, "", &[]);
+    let (other, first) = (other.env("DOCTOR_NODES", "3").spawn().unwrap(), job.start(0, "", &["gather=2s"]));
+    end(other).is(3, "inconclusive failed node", "waits for 2 nodes, and this one is of a job of 3");
+    end(first).is(3, "inconclusive timed-out node", "rank 1 never came");
+}
+
+#[test]
+fn a_fault_of_one_node_is_its_own_and_the_others_are_not_blamed() {
+    let bench = Bench::new();
+    // Ranks 2 and 3 are of the second node.
+    let said = Job::of(&bench, 2).run("share:3:7", &[]);
+    said[0].is(3, "inconclusive failed node", "the share of rank 3, on node");
+    said[1].is(2, "fail collective-wrong gpu:0000:28:00.0", "the share of rank 3");
+    let said = Job::of(&bench, 2).run("zero:2:7", &[]);
+    said[0].is(0, "pass within-limits node", "");
+    said[1].is(2, "fail collective-wrong gpu:0000:18:00.0", "1 of 4 GPUs");
+    let said = Job::of(&bench, 2).run("crash:2", &[]);
+    said[0].is(3, "inconclusive failed node", "GPU 0000:18:00.0: its worker was ended by signal 6");
+    assert_eq!(said[1].row, "inconclusive failed node");
+    let said = Job::of(&bench, 2).run("hang:2", &["stall=1s"]);
+    said[0].is(3, "inconclusive timed-out node", "not through within 1s");
+}
+
+#[test]
+fn a_node_that_dies_is_named_by_the_others() {
+    let bench = Bench::new();
+    let job = Job::of(&bench, 2);
+    let (first, mut second) = (job.start(0, "slow:0:20", &[]), job.start(1, "slow:0:20", &[]));
+    let begun = Instant::now();
+    // Its worker is there once it has joined.
+    while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let workers = workers_of(second.id());
+    second.kill().unwrap();
+    second.wait().unwrap();
+    end(first).is(3, "inconclusive failed node", "rank 1 (");
+    assert!(!workers.is_empty(), "it had begun");
+    let gone = || workers.iter().all(|pid| !Path::new(&format!("/proc/{pid}/cmdline")).exists() || is_over(*pid));
+    while !gone() && begun.elapsed() < Duration::from_secs(40) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(gone(), "what it had started is gone with it");
+}
+
+/// Processes below this one that are a test's worker.
+fn workers_of(root: u32) -> Vec<u32> {
+    let stat = |pid: u32| fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+    let parent = |pid: u32| stat(pid)?.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok();
+    let below = |mut pid: u32| {
+        while let Some(above) = parent(pid).filter(|above| *above > 1) {
+            if above == root {
+                return true;
+            }
+            pid = above;
+        }
+        false
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_worker = |pid: &u32| {
+        fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.windows(15).any(|part| part == b"collective-work"))
+    };
+    all.filter(is_worker).filter(|pid| below(*pid)).collect()
+}
+
+fn is_over(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
+}
+
+#[test]
+fn told_to_stop_it_ends_at_once_with_what_it_started() {
+    let bench = Bench::new();
+    let child = bench.command("hang:0", &[]).spawn().unwrap();
+    let begun = Instant::now();
+    while workers_of(child.id()).is_empty() && begun.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let workers = workers_of(child.id());
+    assert!(!workers.is_empty(), "it had begun");
+    kill_process(Pid::from_raw(child.id().cast_signed()).unwrap(), Signal::TERM).unwrap();
+    let told = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert!(told.elapsed() < Duration::from_secs(10), "{:?}", told.elapsed());
+    assert_ne!(output.status.code(), Some(0), "{output:?}");
+    while !workers.iter().all(|pid| is_over(*pid)) && told.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(workers.iter().all(|pid| is_over(*pid)));
+}
+
+/// NVIDIA's program, as far as it prints.
+fn nccl_tests(bench: &Bench, script: &str, settings: &[&str]) -> Said {
+    let program = bench.folder.path().join("all_reduce_perf");
+    fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let named = format!("nccl_tests=[\"{}\"]", program.display());
+    bench.run("", &[&[named.as_str()][..], settings].concat())
+}
+
+#[test]
+fn the_program_of_nvidia_is_used_instead_where_a_site_says_so() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../checks/fixtures");
+    let bench = Bench::new();
+    let peers = format!("cat {fixtures}/nccl-log/2.21-peer.log >&2");
+    for table in ["2.13-by-hand.txt", "2.10-by-hand.txt", "2.17-by-hand.json"] {
+        let said = nccl_tests(&bench, &format!("{peers}; cat {fixtures}/nccl-tests/{table}"), &[]);
+        said.is(0, "pass within-limits node", "");
+    }
+    // What it is asked for: the sizes, a comparison, all GPUs.
+    let asked = format!(
+        "[ \"$*\" = '-b 1024 -e 16384 -f 4 -c 1 -g 2' ] && {peers} && cat {fixtures}/nccl-tests/2.13-by-hand.txt"
+    );
+    nccl_tests(&bench, &asked, &[]).is(0, "pass within-limits node", "");
+    let wrong = format!("{peers}; cat {fixtures}/nccl-tests/wrong-by-hand.txt; exit 1");
+    nccl_tests(&bench, &wrong, &[]).is(2, "fail collective-wrong node", "12 elements");
+    let through =
+        |log: &str| format!("cat {fixtures}/nccl-log/{log} {fixtures}/nccl-tests/2.13-by-hand.txt | grep -v P2P");
+    nccl_tests(&bench, &through("2.28-loopback.log"), &["mode=loopback"]).is(0, "pass within-limits node", "");
+    let sockets = nccl_tests(&bench, &through("2.28-socket.log"), &["mode=loopback"]);
+    sockets.is(3, "inconclusive failed node", "through sockets");
+    nccl_tests(&bench, "echo 'no CUDA-capable device' >&2; exit 3", &[]).is(
+        3,
+        "inconclusive failed node",
+        "exit code 3",
+    );
+    nccl_tests(&bench, "exit 0", &[]).is(3, "inconclusive failed node", "no output of all_reduce_perf");
+}

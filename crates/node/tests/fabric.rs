@@ -1,0 +1,307 @@
+//! The fabric test as it is called, on a machine that does not exist: its ports are a tree of files, and `ib_write_bw` and
+//! `fi_pingpong` are programs that each test writes. Where libfabric is installed, its own program moves data over TCP; perftest's
+//! own says what it says without a device. No adapter was ever here.
+
+use std::{
+    fs,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use doctor_bed::machine::{Machine, PORTS, Standing, ib};
+use doctor_checks::proc_stat::ProcStat;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
+const NO_LIBRARY: &str = "libdoctor-has-none.so.1";
+/// Of a port that moves 394.61 Gbit/s.
+const WELL: &str = include_str!("../../checks/fixtures/perftest/gbits-duration.txt");
+const BROKEN: &str = include_str!("../../checks/fixtures/perftest/completion-error.txt");
+
+fn not_run(what: &str, why: &str) {
+    println!("NOT RUN: {what}: {why}");
+    assert!(std::env::var_os("CI").is_none(), "in CI this must run");
+}
+
+fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..2000 {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("waited in vain for {what}");
+}
+
+fn gone(pid: u32) {
+    let lives = || ProcStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?);
+    wait(&format!("process {pid} to go"), || lives().is_none_or(|stat| stat.is_over()).then_some(()));
+}
+
+/// A machine with a network, and programs to try it.
+struct Bed {
+    standing: Standing,
+    folder: TempDir,
+    settings: Vec<String>,
+}
+
+impl Bed {
+    /// The client of `ib_write_bw` does this in the folder of the bed, with the device in `$device` and its own number in the
+    /// file `client`. A device that does not exist is refused, as perftest does.
+    fn new(machine: &Machine, client: &str) -> Self {
+        let bed = Self::bare(machine);
+        fs::write(bed.at("well.txt"), WELL).unwrap();
+        fs::write(bed.at("broken.txt"), BROKEN).unwrap();
+        let refuse = "if [ ! -e root/sys/class/infiniband/$device ]; then\n\
+                      echo \" IB device $device not found\" >&2; exit 1; fi";
+        bed.tool("ib_write_bw", &format!("echo \"$*\" >> calls\n{refuse}"), client);
+        bed
+    }
+
+    fn bare(machine: &Machine) -> Self {
+        let standing = machine.stand(Path::new(PROGRAM), Path::new(NO_LIBRARY));
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("bin")).unwrap();
+        std::os::unix::fs::symlink(standing.at("root"), folder.path().join("root")).unwrap();
+        Self { standing, folder, settings: vec!["duration=3s".to_owned()] }
+    }
+
+    /// A program that does `first`; then, as a server, listens, and as a client does `client`.
+    fn tool(&self, name: &str, first: &str, client: &str) {
+        let us = std::env::current_exe().unwrap();
+        let script = format!(
+            "#!/bin/sh\ncd '{}'\nall=\"$*\"\ndevice=none; port=0; peer=\n\
+             while [ $# -gt 0 ]; do case $1 in\n-d) device=${{2%-rdm}}; shift 2;;\n-p|-B|-P) port=$2; shift 2;;\n\
+             127.0.0.1) peer=$1; shift;;\n*) shift;;\nesac; done\nset -- $all\n{first}\n\
+             if [ -z \"$peer\" ]; then echo $$ > server\n\
+             DOCTOR_STANDIN_SERVER=$port exec '{}' --exact stand_in_for_a_server --nocapture; fi\n\
+             echo $$ > client\n{client}\n",
+            self.folder.path().display(),
+            us.display()
+        );
+        let file = self.at("bin").join(name);
+        fs::write(&file, script).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn set(mut self, setting: &str) -> Self {
+        self.settings.push(setting.to_owned());
+        self
+    }
+
+    fn number(&self, name: &str) -> Option<u32> {
+        fs::read_to_string(self.at(name)).ok()?.trim().parse().ok()
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.args(["test", "fabric", "--json"]).arg("--root").arg(self.standing.at("root"));
+        command.arg("--nvml").arg(NO_LIBRARY);
+        for setting in &self.settings {
+            command.arg("--set").arg(setting);
+        }
+        command.env("PATH", format!("{}:/usr/bin:/bin", self.at("bin").display()));
+        command
+    }
+
+    /// `VERDICT REASON ENTITY TEXT` for each row, and the exit code.
+    fn test(&self) -> (Vec<String>, i32) {
+        let output = self.command().output().unwrap();
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        let word = |row: &Value, key: &str| row[key].as_str().unwrap_or("-").to_owned();
+        let line = |row: &Value| ["verdict", "reason", "entity", "text"].map(|key| word(row, key)).join(" ");
+        (rows.iter().map(line).collect(), output.status.code().unwrap())
+    }
+
+    fn says(&self, begins: &str) -> String {
+        let (mut rows, code) = self.test();
+        assert!(rows.len() == 1 && rows[0].starts_with(begins), "{rows:?} should begin with {begins}");
+        let expected = match begins.split(' ').next() {
+            Some("pass") => 0,
+            Some("fail") => code.clamp(1, 2),
+            _ => 3,
+        };
+        assert_eq!(code, expected, "{rows:?}");
+        rows.remove(0)
+    }
+
+    fn nothing_is_left(&self) {
+        for what in ["server", "client", "sleeper"] {
+            self.number(what).into_iter().for_each(gone);
+        }
+    }
+}
+
+/// Not a test: what a tool becomes as a server. It listens, and takes no notice of who comes.
+#[test]
+fn stand_in_for_a_server() {
+    let Ok(port) = std::env::var("DOCTOR_STANDIN_SERVER") else { return };
+    for visitor in TcpListener::bind(("127.0.0.1", port.parse().unwrap())).unwrap().incoming() {
+        drop(visitor);
+    }
+}
+
+#[test]
+fn every_port_that_is_up_is_tested_and_one_that_is_down_is_not() {
+    let machine = Machine::hgx_h100().with(&ib(5, "ports/1/state"), "1: DOWN\n");
+    let bed = Bed::new(&machine, "cat well.txt");
+    bed.says("pass within-limits");
+    let calls = fs::read_to_string(bed.at("calls")).unwrap();
+    let of = |device: &str| calls.lines().filter(|line| line.starts_with(&format!("-d {device} -i 1 -p "))).count();
+    assert_eq!(of("doctor-none0"), 1, "a device that does not exist comes first, and no client follows: {calls}");
+    assert!(calls.starts_with("-d doctor-none0"));
+    for n in 0..PORTS {
+        assert_eq!(of(&format!("mlx5_{n}")), if n == 5 { 0 } else { 2 }, "{calls}");
+    }
+    bed.nothing_is_left();
+}
+
+#[test]
+fn a_slow_port_a_broken_one_and_one_whose_errors_grow_are_findings() {
+    let slow =
+        Bed::new(&Machine::hgx_h100(), "[ $device = mlx5_3 ] && sed 's/394.61/340.00/' well.txt || cat well.txt");
+    assert!(slow.says("fail loopback-odd link:mlx5_3/1").contains("moves 86"));
+    let slower = Bed::new(&Machine::hgx_h100(), "sed 's/394.61/200.00/' well.txt").set("devices=[\"mlx5_0\"]");
+    slower.says("fail loopback-slow link:mlx5_0/1 link:mlx5_0/1 moves 50 %");
+    let broken = Bed::new(&Machine::hgx_h100(), "cat broken.txt >&2; exit 1").set("devices=[\"mlx5_2\"]");
+    assert!(broken.says("fail loopback-failed link:mlx5_2/1").contains("no answer after all retries"));
+    let counter = "root/sys/class/infiniband/mlx5_1/ports/1/counters/symbol_error";
+    let grows = Bed::new(&Machine::hgx_h100(), &format!("echo 40 > {counter}; cat well.txt"));
+    let said = grows.set("devices=[\"mlx5_1\"]").says("fail symbol-errors link:mlx5_1/1");
+    assert!(said.contains("symbol_error grew by 40"), "{said}");
+}
+
+#[test]
+fn a_program_that_does_not_look_at_its_device_proves_nothing() {
+    let blind = Bed::bare(&Machine::hgx_h100());
+    fs::write(blind.at("well.txt"), WELL).unwrap();
+    blind.tool("ib_write_bw", "", "cat well.txt");
+    assert!(blind.says("inconclusive failed").contains("gives a result for a device that does not exist"));
+    blind.tool("ib_write_bw", "", "exit 0");
+    assert!(blind.says("inconclusive failed").contains("does not say that it fails"));
+    blind.nothing_is_left();
+}
+
+#[test]
+fn what_a_program_could_not_do_says_nothing_about_the_port() {
+    for (client, begins) in [
+        ("echo \"Couldn't allocate MR\" >&2; exit 1", "inconclusive failed node link:mlx5_0/1: ib_write_bw ended with"),
+        ("exit 0", "inconclusive unparseable"),
+        ("cat well.txt; exit 1", "inconclusive failed"),
+        ("kill -9 $$", "inconclusive killed"),
+        ("yes", "inconclusive too-long"),
+    ] {
+        Bed::new(&Machine::hgx_h100(), client).set("devices=[\"mlx5_0\"]").says(begins);
+    }
+    let half = Bed::new(&Machine::hgx_h100(), "cat well.txt").set("devices=[\"mlx5_0\",\"mlx5_77\"]");
+    assert!(half.says("inconclusive missing").contains("mlx5_77 was named and is not there"));
+    let missing = Bed::new(&Machine::hgx_h100(), "").set("ib_write_bw=ib-write-that-nobody-has");
+    assert!(missing.says("inconclusive missing").contains("its package is called `perftest`"));
+    let mut down = Machine::hgx_h100();
+    for n in 0..PORTS {
+        down = down.with(&ib(n, "ports/1/state"), "1: DOWN\n");
+    }
+    assert!(Bed::new(&down, "cat well.txt").says("inconclusive empty").contains("see ib-ports"));
+    let none = Machine::hgx_h100().without("/sys/class/infiniband");
+    Bed::new(&none, "cat well.txt").says("not-applicable no-rdma");
+}
+
+#[test]
+fn a_program_that_hangs_is_ended_in_time_and_so_is_all_that_it_started() {
+    let hangs = "trap '' TERM; sleep 3600 & echo $! > sleeper; wait";
+    let bed = Bed::new(&Machine::hgx_h100(), hangs).set("devices=[\"mlx5_0\"]").set("stall=1s");
+    let begun = Instant::now();
+    assert!(bed.says("fail loopback-stalled link:mlx5_0/1").contains("did not end within 4s"));
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    bed.nothing_is_left();
+
+    let bed = Bed::new(&Machine::hgx_h100(), hangs);
+    for signal in [Signal::TERM, Signal::KILL] {
+        let _none = fs::remove_file(bed.at("client"));
+        let mut child = bed.command().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait("the client to run", || bed.number("client"));
+        kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), signal).unwrap();
+        child.wait().unwrap();
+        bed.nothing_is_left();
+    }
+}
+
+/// Two EFA adapters, as the driver of Linux 6.8 shows them. Made by hand.
+fn with_efa() -> Machine {
+    let mut machine = Machine::hgx_h100().without("/sys/class/infiniband");
+    for name in ["rdmap79s0", "rdmap80s0"] {
+        let port = format!("/sys/class/infiniband/{name}/ports/1");
+        for (file, text) in [
+            ("state", "4: ACTIVE\n"),
+            ("phys_state", "5: LinkUp\n"),
+            ("link_layer", "Unspecified\n"),
+            ("rate", "100 Gb/sec (4X EDR)\n"),
+            ("hw_counters/rx_drops", "0\n"),
+            ("hw_counters/retrans_timeout_events", "0\n"),
+        ] {
+            machine = machine.adding(&format!("{port}/{file}"), text);
+        }
+        machine = machine.linked(&format!("/sys/class/infiniband/{name}/device/driver"), "/sys/bus/pci/drivers/efa");
+    }
+    machine.adding("/sys/bus/pci/drivers/efa/uevent", "")
+}
+
+#[test]
+fn an_efa_adapter_is_tested_by_libfabrics_own_program() {
+    let real = Path::new("/usr/bin/fi_pingpong");
+    if !real.exists() {
+        return not_run("fi_pingpong", "libfabric-bin is not installed");
+    }
+    // The real one, over TCP: there is no EFA here. It does not look at its domain then, so that is done for it.
+    let bed = Bed::bare(&with_efa());
+    let refuse = "[ -e root/sys/class/infiniband/$device ] || { echo 'fi_getinfo(): ret=-61' >&2; exit 61; }";
+    let real = format!("exec {} -p tcp -e msg -I 20 -S 1048576", real.display());
+    let tool = format!(
+        "echo \"$FI_EFA_ENABLE_SHM_TRANSFER $*\" >> calls\n{refuse}\n\
+         [ -z \"$peer\" ] && {real} -B $port\n{real} -P $port $peer"
+    );
+    bed.tool("fi_pingpong", &tool, "");
+    let (rows, _) = bed.test();
+    let is_a_result = |row: &String| row.starts_with("pass") || row.starts_with("fail loopback-slow link:rdmap");
+    assert!(rows.iter().all(is_a_result), "a loaded machine may be slower than EFA: {rows:?}");
+    let calls = fs::read_to_string(bed.at("calls")).unwrap();
+    assert!(calls.starts_with("0 -p efa -e rdm -d doctor-none0-rdm -I 1000 -S 1048576 -B "), "{calls}");
+    assert_eq!(calls.lines().filter(|line| line.contains(" -d rdmap80s0-rdm ")).count(), 2, "{calls}");
+}
+
+#[test]
+fn libfabrics_own_program_that_ignores_its_device_is_found_out() {
+    let real = Path::new("/usr/bin/fi_pingpong");
+    if !real.exists() {
+        return not_run("fi_pingpong", "libfabric-bin is not installed");
+    }
+    let bed = Bed::bare(&with_efa());
+    // Over TCP, libfabric takes any name for its domain.
+    let real = format!("exec {} -p tcp -e msg -d $device -I 20 -S 1048576", real.display());
+    bed.tool("fi_pingpong", &format!("[ -z \"$peer\" ] && {real} -B $port\n{real} -P $port $peer"), "");
+    assert!(bed.says("inconclusive failed").contains("gives a result for a device that does not exist"));
+}
+
+#[test]
+fn without_a_device_the_real_programs_say_what_is_expected_of_them() {
+    if !Path::new("/usr/bin/ib_write_bw").exists() {
+        return not_run("ib_write_bw", "perftest is not installed");
+    }
+    if Path::new("/sys/class/infiniband").exists() {
+        return not_run("ib_write_bw", "there are devices here");
+    }
+    // The ports of the bed are files only: the real program finds none of them, refuses the bogus one rightly, and then the first.
+    let bed = Bed::bare(&Machine::hgx_h100()).set("devices=[\"mlx5_0\"]");
+    let said = bed.says("inconclusive failed");
+    assert!(said.contains("link:mlx5_0/1: ib_write_bw ended with exit code 1: Unable to find"), "{said}");
+}

@@ -1,0 +1,108 @@
+//! What the kernels of the collective test compute, as functions on this process's memory. Written a second time, after
+//! `crates/gpu/kernels/collective.cu`, so that a mistake in the one is not also in the other.
+
+use std::ffi::c_void;
+
+use crate::faults;
+
+/// Kernels by name; a handle is a place in this list, counted from one.
+pub(crate) const NAMES: [&str; 3] = ["fill_shares", "check_sums", "plant_number"];
+
+/// A launch, with its arguments copied.
+pub(crate) enum Launch {
+    Fill { to: u64, count: u64, rank: u32, seed: u32, range: u32 },
+    Check { got: u64, count: u64, ranks: u32, seed: u32, range: u32, wrong: u64, listed: u64, room: u32 },
+    Plant { at: u64, place: u64, kind: u32, value: u32 },
+}
+
+impl Launch {
+    /// # Safety
+    /// `arguments` leads to as many pointers to values as the kernel takes.
+    pub(crate) unsafe fn read(kernel: usize, arguments: *const *const c_void) -> Option<Self> {
+        // SAFETY: the caller says so, here and below.
+        let long = |place: usize| unsafe { (*arguments.add(place)).cast::<u64>().read_unaligned() };
+        // SAFETY: as above.
+        let short = |place: usize| unsafe { (*arguments.add(place)).cast::<u32>().read_unaligned() };
+        match kernel {
+            1 => Some(Self::Fill { to: long(0), count: long(1), rank: short(2), seed: short(3), range: short(4) }),
+            2 => Some(Self::Check {
+                got: long(0),
+                count: long(1),
+                ranks: short(2),
+                seed: short(3),
+                range: short(4),
+                wrong: long(5),
+                listed: long(6),
+                room: short(7),
+            }),
+            3 => Some(Self::Plant { at: long(0), place: long(1), kind: short(2), value: short(3) }),
+            _ => None,
+        }
+    }
+
+    /// # Safety
+    /// The addresses lead to memory of this process that is as long as the counts say.
+    pub(crate) unsafe fn run(self) {
+        match self {
+            Self::Fill { to, count, rank, seed, range } => {
+                for i in 0..count {
+                    let base = base(i, seed);
+                    let value = signed(base, share(base, rank, range));
+                    // SAFETY: the caller says so.
+                    unsafe { (to as *mut f32).add(i as usize).write(value) };
+                }
+            }
+            Self::Check { got, count, ranks, seed, range, wrong, listed, room } => {
+                let mut found = 0u64;
+                for i in 0..count {
+                    let base = base(i, seed);
+                    let sum = (0..ranks).fold(0, |sum: u32, rank| sum + share(base, rank, range));
+                    // SAFETY: the caller says so.
+                    let bits = unsafe { (got as *const u32).add(i as usize).read() };
+                    let expected = signed(base, sum).to_bits();
+                    if bits != expected && !faults::is_planted("blind") {
+                        if found < u64::from(room) {
+                            let words = [i as u32, (i >> 32) as u32, expected, bits];
+                            // SAFETY: there is room for so many entries of four words.
+                            unsafe { (listed as *mut [u32; 4]).add(found as usize).write(words) };
+                        }
+                        found += 1;
+                    }
+                }
+                // SAFETY: the caller says so.
+                unsafe { (wrong as *mut u64).write((wrong as *const u64).read() + found) };
+            }
+            Self::Plant { at, place, kind, value } => {
+                // SAFETY: the caller says so.
+                let word = unsafe { &mut *(at as *mut u32).add(place as usize) };
+                *word = match kind {
+                    0 => 0,
+                    1 => *word ^ value,
+                    2 => f32::NAN.to_bits(),
+                    _ => value,
+                };
+            }
+        }
+    }
+}
+
+fn mix(mut x: u32) -> u32 {
+    for (shift, factor) in [(16, 0x21f0_aaad_u32), (15, 0x735a_2d97)] {
+        x ^= x >> shift;
+        x = x.wrapping_mul(factor);
+    }
+    x ^ (x >> 15)
+}
+
+fn base(place: u64, seed: u32) -> u32 {
+    mix(place as u32 ^ seed).wrapping_add(((place >> 32) as u32).wrapping_mul(0x9e37_79b9))
+}
+
+fn share(base: u32, rank: u32, range: u32) -> u32 {
+    let mixed = u64::from(mix(base.wrapping_add((rank + 1).wrapping_mul(0x85eb_ca6b))));
+    ((mixed * u64::from(range)) >> 32) as u32 + 1
+}
+
+fn signed(base: u32, size: u32) -> f32 {
+    if base & 1 == 0 { size as f32 } else { -(size as f32) }
+}

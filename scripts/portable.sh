@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# doctor-node for every machine of a cluster: x86-64 and aarch64 (GB200), for glibc 2.28 (RHEL 8) or newer. It is linked
+# against glibc and not static, because a static program cannot load the GPU's driver.
+#   portable.sh dist          both, as they are shipped, into target/portable
+#   portable.sh check         aarch64 built quickly; then what can be shown without such a machine, under qemu-user
+# zig, which brings the headers of every glibc, and cargo-zigbuild come from PyPI.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+zig_version=0.15.2
+zigbuild_version=0.23.4
+glibc=2.28
+cargo=${CARGO:-cargo}
+tools=${DOCTOR_TOOLS_CACHE:-$HOME/.cache/cluster-doctor-tools}/zig-$zig_version-$zigbuild_version
+
+if ! [ -d "$tools/ziglang" ]; then
+  rm -rf "$tools.new"
+  mkdir -p "$tools.new"
+  python3 -m pip --quiet install --root-user-action=ignore --disable-pip-version-check --no-deps --target "$tools.new" \
+    "ziglang==$zig_version" "cargo-zigbuild==$zigbuild_version"
+  rm -rf "$tools"
+  mv "$tools.new" "$tools"
+fi
+export PATH="$tools/bin:$PATH" PYTHONPATH="$tools"
+export CARGO_ZIGBUILD_ZIG_PATH="$tools/ziglang/zig"
+
+# The program for one processor, with the profile of the second argument; prints its path.
+build() {
+  local target=$1-unknown-linux-gnu profile=$2
+  if ! rustc --print target-libdir --target "$target" | xargs test -d; then
+    rustup --quiet target add "$target" >&2
+  fi
+  "$cargo" zigbuild --quiet -p doctor-node --bin doctor-node --profile "$profile" --target "$target.$glibc" >&2
+  echo "${CARGO_TARGET_DIR:-target}/$target/$profile/doctor-node"
+}
+
+# The newest glibc that a program asks for must not be newer than ours.
+needs_at_most() {
+  local newest
+  newest=$(objdump -T "$1" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
+  if [ "$(printf '%s\n' "$newest" "GLIBC_$glibc" | sort -V | tail -1)" != "GLIBC_$glibc" ]; then
+    echo "$1 needs $newest" >&2
+    return 1
+  fi
+  echo "$(basename "$(dirname "$(dirname "$1")")"): needs $newest, $(stat -c %s "$1") bytes"
+}
+
+# What runs on any machine: it says its version, checks this machine, and looks for the GPU's driver. The test is started as
+# the program starts it for itself, in a process of its own: qemu-user alone does not follow a program that does that.
+smoke() {
+  local out code
+  out=$("$@" --version)
+  case $out in "doctor-node "*) ;; *) echo "it says: $out" >&2; return 1 ;; esac
+  code=0
+  out=$("$@" check --json memory disk-space kernel-log gpu-count) || code=$?
+  if [ "$code" -gt 2 ] && [ "$code" -ne 3 ]; then
+    echo "check ended with $code: $out" >&2
+    return 1
+  fi
+  python3 -c 'import json, sys; rows = json.load(sys.stdin); assert len({row["check"] for row in rows}) == 4, rows' <<<"$out"
+  out=$("$@" __test dl --heat=0s 2>/dev/null)
+  if ! grep -q -e 'libcuda.so.1 cannot be loaded' -e '"text"' <<<"$out"; then
+    echo "the test of GPUs says: $out" >&2
+    return 1
+  fi
+  echo "runs: version, check, test"
+}
+
+emulated() {
+  local missing=()
+  command -v qemu-aarch64-static >/dev/null || missing+=(qemu-user-static)
+  [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] || missing+=(libc6-arm64-cross)
+  if [ ${#missing[@]} -gt 0 ]; then
+    echo "NOT RUN: doctor-node on aarch64: needs ${missing[*]}"
+    return 0
+  fi
+  smoke qemu-aarch64-static -L /usr/aarch64-linux-gnu "$1"
+}
+
+case ${1:-} in
+dist)
+  mkdir -p target/portable
+  for processor in x86_64 aarch64; do
+    program=$(build "$processor" dist)
+    needs_at_most "$program"
+    cp "$program" "target/portable/doctor-node-$processor"
+  done
+  smoke target/portable/doctor-node-x86_64
+  emulated target/portable/doctor-node-aarch64
+  ;;
+check)
+  program=$(build aarch64 release)
+  needs_at_most "$program"
+  emulated "$program"
+  ;;
+*)
+  echo "usage: portable.sh dist|check" >&2
+  exit 2
+  ;;
+esac
