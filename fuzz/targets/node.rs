@@ -11,6 +11,7 @@ use doctor_core::time::{Span, Timestamp};
 use doctor_fuzz::{pick, scratch, text};
 use doctor_node::{
     agent::{http, kernel},
+    builtin::fuzzed as several_nodes,
     check, hardware,
     profile::metadata,
     runner::{FixtureRunner, fuzzed},
@@ -19,7 +20,7 @@ use libfuzzer_sys::fuzz_target;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| scratch().keep());
 
-const PARSERS: &[fn(&[u8])] = &[reply, machine_type, mounts, up, samples, machine, record, note];
+const PARSERS: &[fn(&[u8])] = &[reply, machine_type, mounts, up, samples, machine, record, note, stranger, other_node];
 
 fn reply(answer: &[u8]) {
     let _whole = http::is_whole(answer);
@@ -87,6 +88,15 @@ fn record(bytes: &[u8]) {
 
 fn note(bytes: &[u8]) {
     let _left = fuzzed::is_note(bytes);
+}
+
+fn stranger(bytes: &[u8]) {
+    assert!(!several_nodes::lets_in(bytes), "somebody came in without the secret");
+}
+
+/// No node can make another one fail.
+fn other_node(bytes: &[u8]) {
+    assert!(several_nodes::said_by_the_other(bytes).is_none_or(|findings| findings == 0));
 }
 
 fuzz_target!(|data: &[u8]| {

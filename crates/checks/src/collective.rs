@@ -4,8 +4,8 @@
 //! no CUDA, no MPI, no Python), from 1 MiB to 16 GiB. The numbers are such that every sum is exact and never zero, and each
 //! element of each size is compared on the GPU, on every GPU, before and after time is taken. The bus bandwidth of the
 //! largest size is what is judged, in bytes a second (460 GB/s is 460e9), as nccl-tests computes it; the time is that of the
-//! slowest GPU. It takes about half a minute. It runs when it is named (`doctor-node test collective`), or in validation runs
-//! where the policy says `[tests.collective] enabled = true`.
+//! slowest GPU. It takes about half a minute. The suite `standard` runs it through the network cards, as the test
+//! `collective-loopback`; by hand it is `doctor-node test collective`.
 //!
 //! Three ways: `mode = "nvlink"` stays inside the node; `mode = "loopback"` switches off every way inside, so that the data of
 //! one node leaves by its network cards and comes back; `mode = "nodes"` goes over the GPUs of several nodes. Which way each

@@ -73,6 +73,15 @@ pub enum Broken {
     Stopped,
 }
 
+impl Broken {
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Hung(text) | Self::Gpu(text) | Self::Failed(text) | Self::Lost(text) | Self::Blind(text) => text,
+            Self::Stopped => "told to stop",
+        }
+    }
+}
+
 /// One node of the job, in the order of ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -172,8 +181,10 @@ fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
             }
         }
     }
-    // All ranks hang together; who began it is known only if somebody has said something else.
-    if let Some((report, text)) = hung.filter(|_| told.is_empty()) {
+    // All ranks hang together; who began it is known only if somebody has said something else. What took another way may
+    // only have been slow.
+    let astray = nodes.iter().any(|node| node.other_way.is_some());
+    if let Some((report, text)) = hung.filter(|_| told.is_empty() && !astray) {
         told.push(match nodes.len() {
             1 => Told::Event(Event::seen("collective-hung", Entity::node(), text)),
             _ => Told::Unread(ProbeFailure::new(FailureKind::TimedOut, of_node(nodes, report, text))),
@@ -386,5 +397,10 @@ mod tests {
         let first = said(&nodes, 0);
         assert_eq!(figure(&first), None);
         assert_eq!(first.unread[0].text, "node n1: 4 through sockets (NET/Socket)");
+        let mut slow = job(1, 2);
+        slow[0].gpus[0].broken = Some(Broken::Hung("not through within 60s".to_owned()));
+        slow[0].other_way = Some("4 through sockets (NET/Socket)".to_owned());
+        assert!(said(&slow, 0).events.is_empty(), "slow by another way is no finding");
+        assert_eq!(said(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)");
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! What it does: runs `dcgmi diag` of DCGM, 3.x or 4.x, at a level from 1 to 4, and reads each result by GPU and error. 1 looks at
 //! libraries and settings (30 s), 2 adds memory and PCIe (2 to 10 min), 3 stress and power (15 min), 4 memory patterns
-//! and pulses (45 min to 2 h 15). Where no host engine runs, one is started for the time of the test. It runs when it is named
-//! (`doctor-node test dcgm --level 2`), or in validation runs where the policy says `[tests.dcgm] enabled = true`.
+//! and pulses (45 min to 2 h 15). Where no host engine runs, one is started for the time of the test. The suite `sweep` runs it at
+//! level 2, `quarantine` at level 4 as the test `dcgm-4`; by hand it is `doctor-node test dcgm --level 2`.
 //!
 //! From level 2 on it loads the GPUs. Before that it looks: a process on a GPU (`gpus-free`) or a GPU divided by MIG
 //! (`mig-off`) makes it inconclusive, because the diagnosis would fail there for reasons that are not the hardware's.
@@ -141,10 +141,10 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     };
     let diagnosis = outputs.get(1);
     match (diagnosis, gpus(outputs.first())) {
+        (_, Err(Observation::NotApplicable(why))) => Observation::NotApplicable(why),
         (Some(ProbeOutput::Failed(failure)), _) if failure.kind == FailureKind::Missing => {
             Observation::CouldNot(failure.clone())
         }
-        (_, Err(Observation::NotApplicable(why))) => Observation::NotApplicable(why),
         (diagnosis, gpus) => {
             let scope = Scope { promised: order.level.promises(), excused: &excused };
             // A driver that does not answer names no GPU; what DCGM says of them by number is no less true.
@@ -203,7 +203,7 @@ mod tests {
     fn what_could_not_run_is_told_as_such() {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "dcgmi is not installed"));
         assert_eq!(judge("", missing()), ["inconclusive missing"]);
-        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[none(), missing()]), ["inconclusive missing"]);
+        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[none(), missing()]), ["not-applicable no-gpu"]);
         let failed = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Failed, "no GPU"));
         assert_eq!(judged_with(&CHECK, &Params::new(), None, &[none(), failed()]), ["not-applicable no-gpu"]);
         assert_eq!(judge("", failed()), ["inconclusive failed"]);

@@ -3,8 +3,7 @@
 //! What it does: on each InfiniBand and RoCE port that is up, one after the other, runs `ib_write_bw` of perftest as server and
 //! client on this node: messages of 8 MiB for 5 s, through the adapter and back. On each EFA adapter `fi_pingpong` of libfabric,
 //! with its short cut through shared memory switched off. The error counters of the port are read before and after. It takes
-//! about 8 s for each port. It runs when it is named (`doctor-node test fabric`), or in validation runs where the policy says
-//! `[tests.fabric] enabled = true`.
+//! about 8 s for each port. The suites `standard`, `sweep` and `quarantine` run it; by hand it is `doctor-node test fabric`.
 //!
 //! Each run begins with a device that does not exist. If the program gives a result for that, it does not use the device it is
 //! told, so that the others' results prove nothing: inconclusive.

@@ -240,6 +240,7 @@ mod tests {
             "2.19-shm" => include_str!("../fixtures/nccl-log/2.19-shm.log"),
             "2.28-loopback" => include_str!("../fixtures/nccl-log/2.28-loopback.log"),
             "2.28-socket" => include_str!("../fixtures/nccl-log/2.28-socket.log"),
+            "2.28.3-h200-two-ranks" => include_str!("../fixtures/nccl-log/2.28.3-h200-two-ranks.log"),
             other => panic!("{other}"),
         };
         NcclLog::read(text)
@@ -254,6 +255,15 @@ mod tests {
         let paths = judge("2.28-loopback", Mode::Loopback, 0..2).unwrap();
         assert_eq!(paths, Paths { all: 8, network: 8, without_gpu_direct: 0 });
         assert_eq!(judge("2.11-ib", Mode::Loopback, 0..4).unwrap().without_gpu_direct, 0);
+    }
+
+    #[test]
+    fn a_real_log_of_two_nodes_over_sockets_is_understood() {
+        let log = fixture("2.28.3-h200-two-ranks");
+        let asked = Asked { mode: Mode::Nodes, net: "Socket", shared_memory: false, ranks: 0..1 };
+        assert_eq!(log.judge(&asked).unwrap(), Paths { all: 8, network: 8, without_gpu_direct: 8 });
+        let fabric = judge("2.28.3-h200-two-ranks", Mode::Nodes, 0..1).unwrap_err().to_string();
+        assert!(fabric.contains("8 through sockets (NET/Socket)"), "{fabric}");
     }
 
     #[test]

@@ -193,7 +193,11 @@ pub static REGRESSIONS: &[Row] = &[
             ("crates/checks/src/gpu_row_remap.rs", "each_trouble_is_found_on_its_gpu_and_on_no_other"),
         ]),
     ),
-    row(AWS, "11: limits for collectives that no machine keeps", Later(4)),
+    row(
+        AWS,
+        "11: limits for collectives that no machine keeps",
+        Tested(&[("crates/checks/src/collective.rs", "right_sums_pass_without_a_profile_and_slow_ones_fail_with_one")]),
+    ),
     row(
         AWS,
         "12: without the cloud's word for the machine, counts pass",

@@ -44,30 +44,42 @@ pub(crate) fn give_back() {
     let _gave_any = unsafe { libc::malloc_trim(0) };
 }
 
-/// Unmaps the program's own code until it runs again. An agent waits for minutes after each look, and the code of its
-/// checks, most of what it has in memory, is in the kernel's page cache anyway.
+/// Unmaps the program's own code and constants until they are used again. An agent waits for minutes after each look, and
+/// these, most of what it has in memory, are in the kernel's page cache anyway.
 #[cfg(target_os = "linux")]
 #[expect(unsafe_code, reason = "no safe binding of madvise(2) exists")]
 pub(crate) fn rest() {
-    for (begin, end) in code(&std::fs::read_to_string("/proc/self/maps").unwrap_or_default()) {
+    for (begin, end) in unwritten(&std::fs::read_to_string("/proc/self/smaps").unwrap_or_default()) {
         let address = std::ptr::with_exposed_provenance_mut(begin);
-        // SAFETY: a whole mapping of a file that is executable and was never written: what is dropped is read again from
-        // the same file, which cannot be written while it runs.
+        // SAFETY: a whole mapping of a program or library, which this process cannot write and has never written: what is
+        // dropped is read again from the same file, which cannot be written while it runs.
         let _dropped = unsafe { libc::madvise(address, end - begin, libc::MADV_DONTNEED) };
     }
 }
 
-/// The mappings of programs and libraries that hold code and nothing else, from a process's `maps`.
-fn code(maps: &str) -> impl Iterator<Item = (usize, usize)> + '_ {
-    maps.lines().filter_map(|line| {
+/// The mappings of programs and libraries that are as their files have them, from a process's `smaps`. What the linker has
+/// written into (`Anonymous` tells) would be lost.
+fn unwritten(smaps: &str) -> Vec<(usize, usize)> {
+    let (mut found, mut mapping) = (Vec::new(), None);
+    for line in smaps.lines() {
         let mut words = line.split_ascii_whitespace();
-        let (range, rights) = (words.next()?, words.next()?);
-        // Offset, device and inode come between.
-        let path = words.nth(3)?;
-        let (begin, end) = range.split_once('-')?;
-        let (begin, end) = (usize::from_str_radix(begin, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
-        (rights == "r-xp" && path.starts_with('/') && begin < end).then_some((begin, end))
-    })
+        match (words.next(), words.next()) {
+            (Some("Anonymous:"), Some(kilobytes)) => found.extend(mapping.take().filter(|_| kilobytes == "0")),
+            // Offset, device and inode come between.
+            (Some(range), Some("r-xp" | "r--p")) if words.nth(3).is_some_and(|path| path.starts_with('/')) => {
+                mapping = range_of(range);
+            }
+            (Some(range), Some(_)) if range.contains('-') => mapping = None,
+            _ => {}
+        }
+    }
+    found
+}
+
+fn range_of(text: &str) -> Option<(usize, usize)> {
+    let (begin, end) = text.split_once('-')?;
+    let (begin, end) = (usize::from_str_radix(begin, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
+    (begin < end).then_some((begin, end))
 }
 
 /// Other allocators do this by themselves.
@@ -82,20 +94,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_code_of_files_is_given_up() {
-        let maps = "555555554000-555555556000 r--p 00000000 fd:01 5 /usr/bin/doctor-node\n\
-                    555555556000-55555555a000 r-xp 00002000 fd:01 5 /usr/bin/doctor-node\n\
-                    55555555a000-55555555c000 r--p 00006000 fd:01 5 /usr/bin/doctor-node\n\
-                    55555555c000-55555555d000 rw-p 00008000 fd:01 5 /usr/bin/doctor-node\n\
-                    7ffff7fc5000-7ffff7fc7000 r-xp 00000000 00:00 0 [vdso]\n\
-                    7ffff7fc9000-7ffff7fca000 rwxp 00000000 fd:01 9 /lib/x.so\n\
-                    7ffff7fd0000-7ffff7fd1000 r-xp 00000000 00:00 0\n";
-        assert_eq!(code(maps).collect::<Vec<_>>(), [(0x5555_5555_6000, 0x5555_5555_a000)]);
+    fn only_what_is_as_its_file_has_it_is_given_up() {
+        let told = |range: &str, rights: &str, path: &str, anonymous: u32| {
+            format!("{range} {rights} 00000000 fd:01 5 {path}\nSize: 8 kB\nAnonymous: {anonymous} kB\nVmFlags: rd mr\n")
+        };
+        let smaps = [
+            told("555555554000-555555556000", "r--p", "/usr/bin/doctor-node", 0),
+            told("555555556000-55555555a000", "r-xp", "/usr/bin/doctor-node", 0),
+            told("55555555a000-55555555c000", "r--p", "/usr/bin/doctor-node", 8),
+            told("55555555c000-55555555d000", "rw-p", "/usr/bin/doctor-node", 0),
+            told("7ffff7fc5000-7ffff7fc7000", "r-xp", "[vdso]", 0),
+            told("7ffff7fc9000-7ffff7fca000", "rwxp", "/lib/x.so", 0),
+            told("7ffff7fd0000-7ffff7fd1000", "r-xp", "", 0),
+        ];
+        let expected = [(0x5555_5555_4000, 0x5555_5555_6000), (0x5555_5555_6000, 0x5555_5555_a000)];
+        assert_eq!(unwritten(&smaps.concat()), expected);
     }
 
     #[test]
     fn the_program_runs_on_after_its_code_was_given_up() {
+        let words = std::hint::black_box("as its file has it").to_owned();
         rest();
         assert_eq!((1..=10).sum::<u32>(), 55);
+        assert_eq!(words, "as its file has it");
+        assert!(!unwritten(&std::fs::read_to_string("/proc/self/smaps").unwrap()).is_empty());
     }
 }

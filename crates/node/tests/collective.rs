@@ -41,7 +41,7 @@ impl Bench {
         });
         // Messages of microseconds on a busy machine: only what is far off is slow here.
         let link = "[[rules]]\nid = \"collective-link-slow\"\ncheck = \"collective\"\nmetric = \"nccl_link_percent_of_median\"\n\
-                    below = 15.0\nwhere_measured = true\nreason = \"link-slow\"\nseverity = \"monitor\"\ntext = \"{value}\"\n";
+                    below = 2.0\nwhere_measured = true\nreason = \"link-slow\"\nseverity = \"monitor\"\ntext = \"{value}\"\n";
         fs::write(folder.path().join("policy.toml"), rules.concat() + link).unwrap();
         Self { folder }
     }
@@ -139,11 +139,11 @@ fn every_planted_fault_is_found_for_what_it_is() {
 #[test]
 fn a_rank_that_is_slow_to_send_is_named_by_its_link() {
     let bench = Bench::new();
-    let mut command = bench.command("slow:2:25", &["most=1024"]);
+    let mut command = bench.command("drag:2:200", &["most=1024"]);
     let said = Said::of(&command.env("DOCTOR_STANDIN_GPUS", "4").output().unwrap());
     said.is(1, "fail link-slow link:0000:38:00.0-0000:48:00.0", "");
     // Of three nodes with two GPUs each, rank 3 sends to the third node.
-    let said = Job::of(&bench, 3).run("slow:3:25", &["most=1024"]);
+    let said = Job::of(&bench, 3).run("drag:3:200", &["most=1024"]);
     said[0].is(0, "pass within-limits node", "");
     assert!(said[1].row.starts_with("fail link-slow link:0000:28:00.0-"), "{said:?}");
     said[2].is(0, "pass within-limits node", "");
@@ -162,6 +162,14 @@ fn a_fall_back_is_inconclusive_and_never_a_figure() {
     ] {
         bench.run(faults, &[mode]).is(3, "inconclusive failed node", words);
     }
+    // So slow that it seems to hang, which is no finding then.
+    let slow = bench.run("socket hang:1", &["mode=loopback", "stall=1s"]);
+    slow.is(3, "inconclusive failed node", "8 through sockets");
+    // It ends with the first size: the others would be worth nothing.
+    let begun = Instant::now();
+    let slow = bench.run("socket slow:1:20", &["mode=loopback", "least=16"]);
+    slow.is(3, "inconclusive failed node", "8 through sockets");
+    assert!(begun.elapsed() < Duration::from_secs(5), "six sizes would take {:?}", Duration::from_millis(6 * 52 * 20));
     bench.run("shm", &["shared_memory=true"]).is(0, "pass within-limits node", "");
     bench.run("", &["mode=loopback", "net=AWS Libfabric"]).is(0, "pass within-limits node", "");
 }
@@ -234,10 +242,10 @@ fn srun_and_an_indexed_job_say_in_their_own_way_which_node_it_is() {
 fn a_node_that_never_comes_is_named_to_all_that_did() {
     let bench = Bench::new();
     let job = Job::of(&bench, 3);
-    let settings = ["gather=1s", "names=gpu[07-09]"];
+    let settings = ["gather=4s", "names=gpu[07-09]"];
     let (first, last) = (job.start(0, "", &settings), job.start(2, "", &settings));
-    end(first).is(3, "inconclusive timed-out node", "rank 1 (gpu08) never came within 1s; 2 of 3 nodes were there");
-    end(last).is(3, "inconclusive failed node", "rank 1 (gpu08) never came within 1s");
+    end(first).is(3, "inconclusive timed-out node", "rank 1 (gpu08) never came within 4s; 2 of 3 nodes were there");
+    end(last).is(3, "inconclusive failed node", "rank 1 (gpu08) never came within 4s");
     let alone = Job::of(&bench, 2).start(1, "", &["gather=1s"]);
     end(alone).is(3, "inconclusive timed-out node", "was not reached within 1s");
 }
@@ -246,14 +254,14 @@ fn a_node_that_never_comes_is_named_to_all_that_did() {
 fn who_does_not_know_the_secret_or_is_of_another_job_is_not_let_in() {
     let bench = Bench::new();
     let job = Job::of(&bench, 2);
-    let mut stranger = job.command(1, "", &["gather=1s"]);
+    let mut stranger = job.command(1, "", &["gather=2s"]);
     let stranger = stranger.env("DOCTOR_RENDEZVOUS_SECRET", "not the secret of this job").spawn().unwrap();
-    let first = job.start(0, "", &["gather=2s"]);
+    let first = job.start(0, "", &["gather=5s"]);
     end(stranger).is(3, "inconclusive timed-out node", "is the secret the same there?");
     end(first).is(3, "inconclusive timed-out node", "rank 1 never came");
     let job = Job::of(&bench, 2);
     let mut other = job.command(1, "", &[]);
-    let (other, first) = (other.env("DOCTOR_NODES", "3").spawn().unwrap(), job.start(0, "", &["gather=2s"]));
+    let (other, first) = (other.env("DOCTOR_NODES", "3").spawn().unwrap(), job.start(0, "", &["gather=5s"]));
     end(other).is(3, "inconclusive failed node", "waits for 2 nodes, and this one is of a job of 3");
     end(first).is(3, "inconclusive timed-out node", "rank 1 never came");
 }
@@ -286,15 +294,31 @@ fn a_node_that_dies_is_named_by_the_others() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let workers = workers_of(second.id());
+    assert!(!workers.is_empty(), "it had begun");
     second.kill().unwrap();
     second.wait().unwrap();
     end(first).is(3, "inconclusive failed node", "rank 1 (");
-    assert!(!workers.is_empty(), "it had begun");
     let gone = || workers.iter().all(|pid| !Path::new(&format!("/proc/{pid}/cmdline")).exists() || is_over(*pid));
     while !gone() && begun.elapsed() < Duration::from_secs(40) {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(gone(), "what it had started is gone with it");
+}
+
+#[test]
+fn without_the_first_node_the_others_end_at_once() {
+    let bench = Bench::new();
+    let job = Job::of(&bench, 2);
+    let (mut first, second) = (job.start(0, "hang:1", &[]), job.start(1, "hang:1", &[]));
+    let begun = Instant::now();
+    while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let killed = Instant::now();
+    end(second).is(3, "inconclusive failed node", "the first node went away");
+    assert!(killed.elapsed() < Duration::from_secs(15), "{:?}", killed.elapsed());
 }
 
 /// Processes below this one that are a test's worker.

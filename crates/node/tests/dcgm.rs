@@ -283,22 +283,26 @@ fn without_an_engine_or_a_way_to_start_one_nothing_is_diagnosed() {
 
 #[test]
 fn a_diagnosis_that_hangs_is_told_to_stop_and_then_ended_with_all_it_started() {
-    let polite = Bed::new("trap 'echo yes > asked; kill $!; exit 3' TERM\nsleep 3600 & echo $$ > dcgmi; wait");
-    let polite = polite.set("timeout=500ms").without_engine();
-    assert!(polite.says(2, "inconclusive timed-out").contains("did not end within 500ms"));
+    let polite = Bed::new(POLITE);
+    // Long enough for a shell to begin on a busy machine.
+    let polite = polite.set("timeout=4s").without_engine();
+    assert!(polite.says(2, "inconclusive timed-out").contains("did not end within 4s"));
     assert!(polite.at("asked").exists(), "it may have something to tidy up");
     polite.nothing_is_left();
-    let deaf = Bed::new("trap '' TERM\nsleep 3600 &\necho $! > worker\necho $$ > dcgmi\nwait").set("timeout=500ms");
+    let deaf = Bed::new(DEAF).set("timeout=500ms");
     let begun = Instant::now();
     deaf.says(2, "inconclusive timed-out");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     deaf.nothing_is_left();
 }
 
-/// A test that hangs in its diagnosis, with its number and that of the process that runs it.
-fn hanging() -> (Bed, Child, u32) {
-    let bed =
-        Bed::new("trap 'echo yes > asked; kill $!; exit 3' TERM\nsleep 3600 & echo $$ > dcgmi; wait").without_engine();
+/// A `dcgmi` that hangs until it is asked to end.
+const POLITE: &str = "trap 'echo yes > asked; kill $!; exit 3' TERM\nsleep 3600 & echo $$ > dcgmi; wait";
+/// One that does not listen.
+const DEAF: &str = "trap '' TERM\nsleep 3600 & echo $! > worker; echo $$ > dcgmi; wait";
+
+/// A test that hangs in its diagnosis, with the process that runs it.
+fn hanging(bed: Bed) -> (Bed, Child, u32) {
     let mut command = bed.command(2);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let dcgmi = wait("dcgmi to run", || bed.number("dcgmi"));
@@ -308,7 +312,7 @@ fn hanging() -> (Bed, Child, u32) {
 
 #[test]
 fn nothing_outlives_a_test_that_is_stopped_or_killed() {
-    let (bed, child, test) = hanging();
+    let (bed, child, test) = hanging(Bed::new(POLITE).without_engine());
     signal(child.id(), Signal::TERM);
     let said = child.wait_with_output().unwrap();
     assert!(String::from_utf8_lossy(&said.stdout).contains("killed"), "{said:?}");
@@ -316,17 +320,22 @@ fn nothing_outlives_a_test_that_is_stopped_or_killed() {
     bed.nothing_is_left();
     assert!(bed.at("asked").exists());
 
-    let (bed, child, test) = hanging();
+    let (bed, child, test) = hanging(Bed::new(POLITE).without_engine());
     signal(test, Signal::KILL);
     let said = child.wait_with_output().unwrap();
     assert_eq!(said.status.code(), Some(3), "{said:?}");
     bed.nothing_is_left();
     assert!(bed.at("asked").exists(), "the engine of somebody else would go on with the diagnosis");
 
-    let (bed, mut child, test) = hanging();
+    let (bed, mut child, test) = hanging(Bed::new(POLITE).without_engine());
     child.kill().unwrap();
     child.wait().unwrap();
     gone("the test", test);
+    bed.nothing_is_left();
+
+    let (bed, mut child, _) = hanging(Bed::new(DEAF));
+    signal(child.id(), Signal::TERM);
+    child.wait().unwrap();
     bed.nothing_is_left();
 }
 

@@ -2,7 +2,8 @@
 //!
 //! - `zero:RANK:PLACE`, `element:RANK:PLACE`: the sum that this rank gets is zero there, or one too large;
 //! - `share:RANK:PLACE`: what this rank brings there is lost on its way;
-//! - `slow:RANK:MILLISECONDS`, `hang:RANK`, `crash:RANK`: before each sum; `ecc:RANK`: its GPU fails in one;
+//! - `slow:RANK:MILLISECONDS`, `hang:RANK`, `crash:RANK`: before each message; `ecc:RANK`: its GPU fails in one;
+//! - `drag:RANK:MILLISECONDS`: before each message that it sends to the next rank alone;
 //! - `socket`, `shm`, `peer`: connections take this way whatever was asked; `mute`: the log does not name them;
 //! - `no-net`: there is no network of the name that is asked for; `blind`: wrong sums are not seen.
 

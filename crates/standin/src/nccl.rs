@@ -188,6 +188,9 @@ impl Comm {
 
     /// To the next rank and from the one before, on the GPU's own thread.
     fn pass_on(&self, from: u64, to: u64, count: usize) {
+        if let Some(milliseconds) = faults::of_rank("drag", self.rank) {
+            thread::sleep(Duration::from_millis(milliseconds));
+        }
         if self.is_well() && self.around(from, to, count).is_err() && !self.aborted.load(Ordering::SeqCst) {
             self.state.store(REMOTE_ERROR, Ordering::SeqCst);
         }

@@ -126,9 +126,19 @@ impl ActionRow {
         vec![
             cell(self.action),
             cell(self.nodes.clone().unwrap_or_else(|| "-".to_owned())),
-            cell(self.what.clone()),
+            cell(few(&self.what)),
             cell(self.code.clone()),
             cell(self.why.clone()),
         ]
+    }
+}
+
+/// The first of many names; the JSON has them all.
+fn few(what: &str) -> String {
+    const SHOWN: usize = 6;
+    let names: Vec<&str> = what.split(", ").collect();
+    match names.len() {
+        many if many > SHOWN + 2 => format!("{} and {} more", names[..SHOWN].join(", "), many - SHOWN),
+        _ => what.to_owned(),
     }
 }

@@ -1,5 +1,7 @@
 //! `doctor why NODE`: everything about one node, and what to do.
 
+use std::collections::BTreeMap;
+
 use doctor_core::{
     finding::Severity,
     ids::NodeName,
@@ -98,7 +100,10 @@ fn text(page: &mut Page, Shown { view, agent }: &Shown) {
         findings(page, &view.findings, now);
     }
     page.heading("Tests");
-    page.table(&tests(&view.tests, now));
+    let (not_here, here): (Vec<_>, Vec<_>) =
+        view.tests.iter().partition(|line| line.standing == Standing::NotApplicable && view.tests.len() > MANY);
+    page.table(&tests(&here, now));
+    not_applicable(page, &not_here);
     if let Some(case) = &view.case {
         steps(page, case);
     }
@@ -155,7 +160,21 @@ fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
     }
 }
 
-fn tests(lines: &[TestLine], now: Timestamp) -> Table {
+/// With more tests than this, those of which the node has nothing stand together, by the reason.
+const MANY: usize = 12;
+
+fn not_applicable(page: &mut Page, lines: &[&TestLine]) {
+    let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for line in lines {
+        let reason = line.last.as_ref().map_or("-", |last| last.reason.as_str());
+        by_reason.entry(reason).or_default().push(line.test.as_str());
+    }
+    for (reason, tests) in by_reason {
+        page.line(format!("  not applicable ({reason}): {}", list(&tests)));
+    }
+}
+
+fn tests(lines: &[&TestLine], now: Timestamp) -> Table {
     let mut table =
         Table::new(["TEST", "STANDS", "LAST RESULT", "REASON", "LAST PASS OR FAIL", "RUN", "DUE"]).indent(2);
     for line in lines {

@@ -128,7 +128,7 @@ fn checks() -> String {
         text.push_str(&format!(
             "{depth}; {}{}; a result is good for {}; cancelled after {}; usually takes {}.\n\n",
             if spec.exclusive { "needs the node to itself" } else { "rides along with others" },
-            if spec.opt_in { "; planned only where the policy has `enabled = true`" } else { "" },
+            if spec.opt_in { "; planned where a suite has it or the policy says `enabled = true`" } else { "" },
             spec.cutoff,
             spec.limit,
             spec.usual

@@ -41,8 +41,12 @@ impl Bed {
     /// A policy that begins like this and leaves a few checks on: what else may be wrong with the machine that runs these
     /// tests is not what they are about.
     pub(crate) fn policy(&self, beginning: &str) {
-        const WANTED: [&str; 4] = ["clock-source", "disk-space", "kernel-log", "memory"];
-        let others = doctor_checks::CHECKS.iter().map(|check| check.spec.id).filter(|id| !WANTED.contains(id));
+        self.policy_for(&["clock-source", "disk-space", "kernel-log", "memory"], beginning);
+    }
+
+    /// A policy that begins like this and leaves these tests on.
+    pub(crate) fn policy_for(&self, wanted: &[&str], beginning: &str) {
+        let others = doctor_checks::CHECKS.iter().map(|check| check.spec.id).filter(|id| !wanted.contains(id));
         let rest: String = others.map(|id| format!("[tests.{id}]\nenabled = false\n")).collect();
         self.write("policy.toml", &format!("{beginning}{rest}"));
     }

@@ -31,6 +31,41 @@ fn one_command_tests_this_machine_and_the_others_show_what_was_found() {
 }
 
 #[test]
+fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
+    let bed = Bed::local();
+    let directory = bed.path("scratch");
+    std::fs::create_dir(&directory).unwrap();
+    bed.policy_for(
+        &["storage", "fabric", "collective", "dl"],
+        &format!(
+            "[suites.standard]\nevery = \"7d\"\n[suites.sweep]\ntests = []\n[tests.storage.params]\nsize = \"16MiB\"\n\
+             pattern_time = \"1s\"\ndirectories = [\"{}\"]\n",
+            directory.display()
+        ),
+    );
+    bed.expect(0, &["plan"]).says("collective-loopback").says("storage");
+    bed.expect(0, &["run", "--wait", "--timeout", "3m"]).says("1 result taken in");
+    let history = bed.json(&["history"]);
+    let verdict = |test: &str| {
+        let row = history.as_array().unwrap().iter().find(|row| row["test"] == test);
+        row.unwrap_or_else(|| panic!("no row of {test}: {history}"))["verdict"].as_str().unwrap().to_owned()
+    };
+    let why = bed.doctor(&["why", "here"]);
+    if std::path::Path::new("/usr/bin/fio").exists() {
+        assert!(["pass", "fail"].contains(&verdict("storage").as_str()), "{history}");
+    } else {
+        println!("NOT RUN: the storage test in the standard suite: fio is not installed");
+    }
+    if !std::path::Path::new("/proc/driver/nvidia").exists() {
+        assert_eq!([verdict("dl"), verdict("collective-loopback")], ["inconclusive", "inconclusive"]);
+        why.says("dl").says("collective-loopback").says("missing");
+    }
+    let run = history[0]["run"].as_str().unwrap();
+    bed.expect(0, &["log", run]).says("storage: ").says("dl: ").says("fabric: ");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
 fn an_imported_history_is_history_and_makes_nothing_fresh() {
     let bed = Bed::local();
     bed.expect(0, &["run", "--wait", "--timeout", "1m"]);

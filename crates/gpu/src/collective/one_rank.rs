@@ -182,11 +182,18 @@ impl<'a> Rank<'a> {
         let deadline = Instant::now() + self.task.stall;
         let what = || format!("a message of {bytes} bytes");
         let go_on = || self.goes_on(deadline);
-        let ask = || (0..repeats).try_for_each(|_| once(&go_on).map_err(|error| self.or_hung(error, &what())));
-        let seconds = self.gpu.timed_while(ask, || {
-            self.communicator.trouble()?;
-            Ok::<_, Ended>(self.goes_on(deadline))
-        })?;
+        let ask = |times| (0..times).try_for_each(|_| once(&go_on).map_err(|error| self.or_hung(error, &what())));
+        if repeats > 1 {
+            // Not timed: all ranks are there when it is through.
+            ask(1)?;
+        }
+        let seconds = self.gpu.timed_while(
+            || ask(repeats),
+            || {
+                self.communicator.trouble()?;
+                Ok::<_, Ended>(self.goes_on(deadline))
+            },
+        )?;
         seconds.map(|seconds| seconds / f64::from(repeats)).ok_or_else(|| self.given_up(&what()))
     }
 

@@ -160,6 +160,7 @@ impl Sender<'_> {
         if was_large {
             memory::give_back();
         }
+        memory::rest();
         true
     }
 

@@ -12,6 +12,9 @@ mod fabric;
 mod program;
 mod storage;
 
+#[doc(hidden)]
+pub use collective::fuzzed;
+
 use std::{ffi::OsString, process::ExitCode};
 
 use doctor_checks::{document::Measurements, probe::ProbeOutput};

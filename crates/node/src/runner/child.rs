@@ -62,6 +62,17 @@ const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Runs a command to its end or to a limit.
 pub(crate) fn run(command: &mut Command, limits: &Limits, stop: &Stop, echo: Echo<'_>) -> io::Result<Ended> {
+    run_in_a_hurry(command, limits, limits.grace, stop, echo)
+}
+
+/// The same, with another grace where somebody says stop: whoever does gives us little time ourselves.
+pub(crate) fn run_in_a_hurry(
+    command: &mut Command,
+    limits: &Limits,
+    hurry: Duration,
+    stop: &Stop,
+    echo: Echo<'_>,
+) -> io::Result<Ended> {
     if let Some(why) = stop.told() {
         return Ok(Ended::Stopped(why));
     }
@@ -70,8 +81,13 @@ pub(crate) fn run(command: &mut Command, limits: &Limits, stop: &Stop, echo: Ech
     let mut stdout = Stream::new(child.stdout.take(), limits.stream, echo.stdout);
     let mut stderr = Stream::new(child.stderr.take(), limits.stream, echo.stderr);
     let heard = listen(&child, &mut stdout, &mut stderr, limits.timeout, stop);
-    if !limits.grace.is_zero() && matches!(heard, Ok(Some(_))) {
-        ask_to_end(&child, limits.grace);
+    let grace = match heard {
+        Ok(Some(Ended::Stopped(_))) => hurry,
+        Ok(Some(_)) => limits.grace,
+        Ok(None) | Err(_) => Duration::ZERO,
+    };
+    if !grace.is_zero() {
+        ask_to_end(&child, grace);
     }
     // Also after an ordinary end: what the program left in its group has no business to go on. The group cannot be
     // another's, because the child was not yet reaped.

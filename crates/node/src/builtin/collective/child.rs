@@ -17,10 +17,7 @@ use super::{
     told::{Said, Told},
     worker::WORK,
 };
-use crate::runner::BUILTIN_ARGUMENT;
-
-/// Also right when the program was replaced by an update while it runs.
-const OURSELVES: &str = "/proc/self/exe";
+use crate::{builtin::OURSELVES, runner::BUILTIN_ARGUMENT};
 
 /// What of NCCL's log goes into the log of the run. All of it is read; a large job's would be too long to keep.
 const KEPT_LOG: usize = 256 << 10;

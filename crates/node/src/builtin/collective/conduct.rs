@@ -11,7 +11,7 @@ use std::{
 use doctor_checks::{
     collective_order::CollectiveOrder,
     collective_report::{Broken, GpuReport, NodeReport},
-    nccl_log::{Asked, NcclLog, Paths},
+    nccl_log::{Asked, NcclLog, NotAsAsked, Paths},
 };
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
@@ -46,6 +46,8 @@ pub(super) enum News {
 
 /// How often the clock and signals are looked at.
 const TICK: Duration = Duration::from_millis(20);
+/// Ranks join at step 0, and add up the smallest message at step 1.
+const AFTER_THE_FIRST_SIZE: usize = 2;
 /// How long everybody has for last words once all were told to stop: NCCL is given up, GPUs are let go.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 /// Beyond what a rank gives itself: it says better what hangs.
@@ -82,6 +84,8 @@ pub(super) struct Conduct<'a> {
     reported: bool,
     paths: Option<Paths>,
     failure: Option<ProbeFailure>,
+    /// Nobody will say how it ended.
+    first_gone: bool,
     began: Instant,
     /// When somebody said stop.
     stopping: Option<Instant>,
@@ -125,6 +129,7 @@ impl<'a> Conduct<'a> {
             reported: false,
             paths: None,
             failure: None,
+            first_gone: false,
             began: Instant::now(),
             stopping: None,
             waiting: None,
@@ -167,6 +172,7 @@ impl<'a> Conduct<'a> {
             News::PeerGone(node, why) => return self.link.with_steps(|steps| steps.gone(node, &why)),
             News::Down(down) => return Some(down),
             News::FirstGone(why) => {
+                self.first_gone = true;
                 self.failure.get_or_insert_with(|| {
                     ProbeFailure::new(FailureKind::Failed, format!("the first node went away: {why}"))
                 });
@@ -186,10 +192,13 @@ impl<'a> Conduct<'a> {
                 if alone { Some(self.nothing_to_move(gpu)) } else { self.up(up) }
             }
             Said::Id(id) => self.up(Up::Id(id)),
-            Said::At(step) => self.up(Up::At(step)),
+            Said::At(step) => {
+                let up = self.astray(step).map_or(Up::At(step), Up::Broken);
+                self.up(up)
+            }
             Said::Report(report) => {
                 let broken = report.broken.clone().filter(|broken| *broken != Broken::Stopped);
-                let text = format!("GPU {}: {}", report.gpu, broken.as_ref().map_or("", words));
+                let text = format!("GPU {}: {}", report.gpu, broken.as_ref().map_or("", Broken::text));
                 self.gpus.push(report);
                 broken.and_then(|_| self.up(Up::Broken(text)))
             }
@@ -199,6 +208,14 @@ impl<'a> Conduct<'a> {
                 self.up(Up::Broken(text))
             }
         }
+    }
+
+    /// After the first size the log says which way the data goes. By another way than was asked for, the larger sizes could
+    /// take minutes, and would be worth nothing.
+    fn astray(&self, step: usize) -> Option<String> {
+        let gpus = self.opened.as_ref().map_or(0, |opened| opened.gpus.len());
+        let judged = if step < AFTER_THE_FIRST_SIZE { None } else { self.judge(gpus).err() };
+        judged.filter(|why| matches!(why, NotAsAsked::OtherWay { .. })).map(|why| why.to_string())
     }
 
     /// A sum over one GPU is what it has already.
@@ -255,15 +272,18 @@ impl<'a> Conduct<'a> {
             self.failure.get_or_insert_with(|| ProbeFailure::new(FailureKind::Failed, text));
         }
         self.complete();
-        let mut other_way = None;
-        if self.gpus.iter().all(|gpu| gpu.broken.is_none()) {
-            match self.judge() {
-                Ok(paths) => self.paths = paths,
-                Err(why) => other_way = Some(why),
-            }
-        }
         let gpus = std::mem::take(&mut self.gpus);
         let broken = self.failure.is_some() || gpus.iter().any(|gpu| gpu.broken.is_some());
+        let other_way = match self.judge(gpus.len()) {
+            Ok(paths) => {
+                self.paths = paths.filter(|_| !broken);
+                None
+            }
+            // Sockets may be so slow that the test seems to hang: then this is why.
+            Err(why @ NotAsAsked::OtherWay { .. }) => Some(why.to_string()),
+            // The log of a test that broke off is not whole.
+            Err(why) => (!broken).then(|| why.to_string()),
+        };
         let text = "its worker ended early".to_owned();
         let report = NodeReport { node: self.name.clone(), gpus, other_way };
         // Whoever ends without having been stopped stops the others; who was named before stays the reason.
@@ -296,16 +316,16 @@ impl<'a> Conduct<'a> {
         self.gpus.sort_by_key(|gpu| gpu.rank);
     }
 
-    fn judge(&self) -> Result<Option<Paths>, String> {
+    fn judge(&self, gpus: usize) -> Result<Option<Paths>, NotAsAsked> {
         let Some(begin) = &self.begin else { return Ok(None) };
-        let last = begin.first_rank + self.gpus.len() as u32;
+        let last = begin.first_rank + gpus as u32;
         let asked = Asked {
             mode: self.order.mode,
             net: &self.order.net,
             shared_memory: self.order.shared_memory,
             ranks: begin.first_rank..last,
         };
-        self.log.judge(&asked).map(Some).map_err(|error| error.to_string())
+        self.log.judge(&asked).map(Some)
     }
 
     fn look_at_clock(&mut self) -> Result<Option<Outcome>, ProbeFailure> {
@@ -317,7 +337,8 @@ impl<'a> Conduct<'a> {
             // It hangs in a library or in the driver.
             self.worker.kill();
         }
-        if self.stopping.is_some_and(|since| since.elapsed() > 2 * LAST_WORDS) {
+        let is_over = self.first_gone && self.reported;
+        if is_over || self.stopping.is_some_and(|since| since.elapsed() > 2 * LAST_WORDS) {
             return self.without_last_words();
         }
         let why = if self.began.elapsed() > self.order.timeout.to_std() {
@@ -372,14 +393,5 @@ impl<'a> Conduct<'a> {
                 ProbeFailure::new(FailureKind::TimedOut, "the first node did not say how the test ended")
             })),
         }
-    }
-}
-
-fn words(broken: &Broken) -> &str {
-    match broken {
-        Broken::Hung(text) | Broken::Gpu(text) | Broken::Failed(text) | Broken::Lost(text) | Broken::Blind(text) => {
-            text
-        }
-        Broken::Stopped => "stopped",
     }
 }

@@ -8,6 +8,7 @@
 mod child;
 mod conduct;
 mod environment;
+pub mod fuzzed;
 mod launcher;
 mod link;
 mod rendezvous;

@@ -36,6 +36,9 @@ pub(super) use engine::{KEEP, keep};
 
 /// `dcgmi` that is told to stop tells the engine, which ends its worker, and waits for that.
 const GRACE: Duration = Duration::from_secs(5);
+/// The same where the test is told to stop: the runner kills it after not much more, and a `dcgmi` that does not listen would
+/// be left.
+const HURRIED_GRACE: Duration = Duration::from_millis(400);
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// The answer travels as JSON inside JSON, where each quote takes two bytes.
 const MOST_BYTES: usize = MAX_STREAM_BYTES / 2;
@@ -108,7 +111,8 @@ fn ask(dcgmi: &Program, order: &DcgmOrder, stop: &Stop, left: &AbandonedProbes) 
     eprintln!("dcgmi diag at level {level}, for {} at most", order.timeout);
     let begun = Instant::now();
     let say = |line: &str| eprintln!("{line}");
-    let ended = child::run(&mut command, &limits, stop, Echo { stdout: Some(&say), stderr: Some(&say) });
+    let echo = Echo { stdout: Some(&say), stderr: Some(&say) };
+    let ended = child::run_in_a_hurry(&mut command, &limits, HURRIED_GRACE, stop, echo);
     eprintln!("dcgmi ended after {:.1} s", begun.elapsed().as_secs_f64());
     let failed = |kind, text: String| Err(ProbeFailure::new(kind, text));
     match ended {
