@@ -74,7 +74,7 @@ fn measure(store: &Store, server: Option<u32>) -> Result<Vec<Round>> {
     for repeat in 0..=REPEATS {
         let jobs = plan(store, &lease, &mut plans)?;
         expected.extend(jobs.iter().map(|job| ((job.run.run.id, job.node.clone()), job.verdict)));
-        let round = ingest(&settings, &group, jobs, server)?;
+        let round = ingest(&settings, store, &group, jobs, server)?;
         if repeat > 0 {
             rounds.push(round);
         }
@@ -92,10 +92,16 @@ fn plan(store: &Store, lease: &Lease, plans: &mut Plans) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
-fn ingest(settings: &Settings, group: &GroupCommit, jobs: Vec<Job>, server: Option<u32>) -> Result<Round> {
+fn ingest(
+    settings: &Settings,
+    store: &Store,
+    group: &GroupCommit,
+    jobs: Vec<Job>,
+    server: Option<u32>,
+) -> Result<Round> {
     let used = |server: Option<u32>| server.map_or(Ok(Duration::ZERO), cpu_time_of);
     let before = used(server)?;
-    let mut round = writers::run(settings, group, WRITERS, jobs)?;
+    let mut round = writers::run(settings, store, group, WRITERS, jobs)?;
     round.server = used(server)?.saturating_sub(before);
     ensure!(round.latencies.len() == RESULTS, "{} results were kept, {RESULTS} were sent", round.latencies.len());
     Ok(round)

@@ -5,6 +5,8 @@ mod bed;
 mod events;
 #[path = "store_suite/files.rs"]
 mod files;
+#[path = "store_suite/inbox.rs"]
+mod inbox;
 #[path = "store_suite/property.rs"]
 mod property;
 

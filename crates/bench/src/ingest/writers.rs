@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use doctor_control::{
     ingest::{no_past, open_document},
     settings::Settings,
-    store::{GroupCommit, records::Accepted},
+    store::{GroupCommit, Store, records::Accepted},
 };
 
 use super::documents::Job;
@@ -31,14 +31,21 @@ impl Round {
     }
 }
 
-/// Shares the jobs out and has them all done.
-pub(super) fn run(settings: &Settings, group: &GroupCommit, writers: usize, jobs: Vec<Job>) -> Result<Round> {
+/// Shares the jobs out and has them all done. The time counts until every result can be read, which is later than when
+/// the last one is durable.
+pub(super) fn run(
+    settings: &Settings,
+    store: &Store,
+    group: &GroupCommit,
+    writers: usize,
+    jobs: Vec<Job>,
+) -> Result<Round> {
     let mut shares: Vec<Vec<Job>> = (0..writers).map(|_| Vec::with_capacity(jobs.len() / writers + 1)).collect();
     for (place, job) in jobs.into_iter().enumerate() {
         shares[place % writers].push(job);
     }
     let ready = Barrier::new(writers + 1);
-    let (done, sample) = std::thread::scope(|scope| {
+    let ((done, readable), sample) = std::thread::scope(|scope| {
         let ready = &ready;
         let threads: Vec<_> = shares
             .into_iter()
@@ -53,9 +60,10 @@ pub(super) fn run(settings: &Settings, group: &GroupCommit, writers: usize, jobs
         ready.wait();
         time(|| {
             let done: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
-            done
+            (done, store.counters())
         })
     });
+    readable.context("reading what was kept")?;
     let mut latencies = Vec::new();
     for of_thread in done {
         latencies.extend(of_thread.ok().context("a writer panicked")??);

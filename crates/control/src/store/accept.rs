@@ -1,7 +1,7 @@
 //! The door for results: each run's result from each node once, a whole batch in one transaction.
 //!
 //! Everything a batch needs is read in two statements, decided in memory, and written in a handful, so that PostgreSQL is
-//! asked twice per batch and SQLite touches each page once. A result leaves a row of history, its evidence and where its
+//! asked twice per batch and SQLite touches each page once. A result leaves a row of history, its document and where its
 //! test stands now; what its run waited for is struck off. The run itself is not written: it has ended when nobody waits
 //! for it any more.
 
@@ -18,9 +18,10 @@ use doctor_core::{
 use super::{
     Store,
     audit::{self, Counter},
+    bundle::{self, Arrival},
     db::{Access, Kind, Tx, Val, vals},
     error::Result,
-    evidence::{self, Kept, Packed},
+    evidence::Packed,
     findings::{Changes, Open, Shown},
     lease::Lease,
     ledger::{self, Before, Posting},
@@ -33,52 +34,120 @@ use super::{
 impl Store {
     /// Keeps results. When this returns, they are durable; a result that was here before changes nothing.
     pub fn accept(&self, lease: &Lease, results: &[JudgedResult]) -> Result<Vec<Accepted>> {
-        let packed: Result<Vec<Packed>> = results.iter().map(|result| Packed::new(&result.evidence)).collect();
-        let packed = packed?;
-        let batch: Vec<(&JudgedResult, &Packed)> = results.iter().zip(&packed).collect();
-        self.accept_packed(Access::Write, lease, &batch)
+        let alone: Vec<Option<Packed>> = results.iter().map(bundle::pack_alone).collect::<Result<_>>()?;
+        let asked = Asked::of(results.iter().collect());
+        self.write_foreseeing(
+            Access::Write,
+            lease,
+            |tx| asked.foresee(tx),
+            |tx| {
+                let mut expected = Expected::load(tx, &asked.runs)?;
+                let admitted: Vec<_> = results.iter().map(|result| expected.admit(tx, result)).collect();
+                let arrivals: Vec<Arrival<'_>> = results
+                    .iter()
+                    .zip(&alone)
+                    .zip(&admitted)
+                    .filter_map(|((result, alone), admitted)| {
+                        let &Admitted { node, case, .. } = admitted.as_ref().ok()?;
+                        Some(Arrival { node, result, alone: alone.as_ref(), case })
+                    })
+                    .collect();
+                let bundles = bundle::keep(tx, &arrivals)?;
+                let kept: Vec<Entry<'_>> = arrivals
+                    .iter()
+                    .zip(bundles)
+                    .map(|(arrival, bundle)| Entry { node: arrival.node, result: arrival.result, bundle })
+                    .collect();
+                keep(tx, &expected.conclusions, &asked, &kept)?;
+                count_turned_away(tx, &admitted)?;
+                Ok(admitted.into_iter().map(|one| one.map_or_else(Accepted::from, |_| Accepted::Kept)).collect())
+            },
+        )
+    }
+}
+
+/// A result that was admitted and whose document is in a bundle.
+#[derive(Debug)]
+pub(super) struct Admission {
+    pub(super) result: JudgedResult,
+    pub(super) bundle: i64,
+    /// What was found when it was admitted; `None` if that is not known any more.
+    pub(super) admitted: Option<Admitted>,
+}
+
+/// Enters results that were admitted. One that has been entered since changes nothing.
+pub(super) fn enter(tx: &mut Tx<'_>, asked: &Asked<'_>, results: &[&Admission]) -> Result<()> {
+    let mut expected = Expected::load(tx, &asked.runs)?;
+    let mut kept = Vec::with_capacity(results.len());
+    for Admission { result, bundle, admitted } in results {
+        let admitted = match *admitted {
+            Some(admitted) if admitted.is_sole => {
+                expected.conclusions.add(result.run, &admitted);
+                Ok(admitted)
+            }
+            _ => expected.admit(tx, result),
+        };
+        if let Ok(Admitted { node, .. }) = admitted {
+            kept.push(Entry { node, result, bundle: *bundle });
+        }
+    }
+    keep(tx, &expected.conclusions, asked, &kept)
+}
+
+/// A result that history has not yet.
+#[derive(Debug)]
+struct Entry<'a> {
+    node: i64,
+    result: &'a JudgedResult,
+    bundle: i64,
+}
+
+/// What is asked of the database for a batch.
+#[derive(Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) runs: Vec<i64>,
+    results: Vec<&'a JudgedResult>,
+}
+
+impl<'a> Asked<'a> {
+    pub(super) fn of(results: Vec<&'a JudgedResult>) -> Self {
+        let runs = sorted(results.iter().map(|result| number_of(result.run)));
+        Self { runs, results }
     }
 
-    /// As [`Self::accept`], where somebody else has done the compressing.
-    pub(super) fn accept_packed(
-        &self,
-        access: Access,
-        lease: &Lease,
-        batch: &[(&JudgedResult, &Packed)],
-    ) -> Result<Vec<Accepted>> {
-        let runs: Vec<i64> =
-            batch.iter().map(|(result, _)| number_of(result.run)).collect::<BTreeSet<_>>().into_iter().collect();
-        let foresee = |tx: &mut Tx<'_>| {
-            tx.foresee(READING_RUNS, AWAITED, &runs);
-            ledger::foresee(tx, &nodes_of(tx, batch));
-        };
-        self.write_foreseeing(access, lease, foresee, |tx| {
-            let mut expected = Expected::load(tx, &runs)?;
-            let accepted: Vec<Accepted> = batch.iter().map(|(result, _)| expected.admit(tx, result)).collect();
-            let kept: Vec<(i64, &JudgedResult, &Packed)> = batch
-                .iter()
-                .zip(&accepted)
-                .filter(|(_, accepted)| **accepted == Accepted::Kept)
-                .filter_map(|((result, packed), _)| Some((tx.names.node_number(&result.node)?, *result, *packed)))
-                .collect();
-            if !kept.is_empty() {
-                let before = ledger::before(tx, &nodes_of(tx, batch))?;
-                keep(tx, &before, &expected, &kept)?;
-            }
-            count(tx, &accepted, expected.ended.len())?;
-            Ok(accepted)
-        })
+    /// For [`enter`], which need not ask for what a run waits for that has one node.
+    pub(super) fn to_enter(admissions: &[&'a Admission]) -> Self {
+        let sole = |one: &Admission| one.admitted.is_some_and(|admitted| admitted.is_sole);
+        let runs = sorted(admissions.iter().filter(|one| !sole(one)).map(|one| number_of(one.result.run)));
+        Self { runs, results: admissions.iter().map(|one| &one.result).collect() }
     }
+
+    /// The nodes that the batch speaks for, as far as they are known.
+    fn nodes(&self, tx: &Tx<'_>) -> Vec<i64> {
+        sorted(self.results.iter().filter_map(|result| tx.names.node_number(&result.node)))
+    }
+
+    /// All of it will be asked.
+    pub(super) fn foresee(&self, tx: &mut Tx<'_>) {
+        self.foresee_runs(tx);
+        ledger::foresee(tx, &self.nodes(tx));
+    }
+
+    pub(super) fn foresee_runs(&self, tx: &mut Tx<'_>) {
+        tx.foresee(READING_RUNS, AWAITED, &self.runs);
+    }
+}
+
+/// Each once.
+fn sorted(numbers: impl Iterator<Item = i64>) -> Vec<i64> {
+    let mut numbers: Vec<i64> = numbers.collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
 }
 
 fn number_of(run: RunId) -> i64 {
     run.number().cast_signed()
-}
-
-/// The nodes that a batch speaks for, as far as they are known.
-fn nodes_of(tx: &Tx<'_>, batch: &[(&JudgedResult, &Packed)]) -> Vec<i64> {
-    let nodes: BTreeSet<i64> = batch.iter().filter_map(|(result, _)| tx.names.node_number(&result.node)).collect();
-    nodes.into_iter().collect()
 }
 
 const READING_RUNS: &str = "reading runs";
@@ -87,12 +156,54 @@ const AWAITED: &str = "SELECT a.run, a.node, a.answered, a.whole, r.case_id, r.s
 
 /// What the runs of a batch wait for.
 #[derive(Debug, Default)]
-struct Expected {
+pub(super) struct Expected {
     runs: HashMap<RunId, Waiting>,
-    /// Runs that the batch completes, and when that was.
-    ended: BTreeMap<RunId, Spell>,
+    conclusions: Conclusions,
     /// Nodes of runs that had ended before.
     over: HashSet<(RunId, i64)>,
+}
+
+/// What the results of a batch mean for their runs.
+#[derive(Debug, Default)]
+struct Conclusions {
+    /// Runs that the batch completes, and when that was.
+    ended: BTreeMap<RunId, Spell>,
+    /// Runs of a case: only proofs belong to one.
+    proofs: BTreeSet<RunId>,
+}
+
+impl Conclusions {
+    fn add(&mut self, run: RunId, admitted: &Admitted) {
+        self.ended.extend(admitted.ended.map(|spell| (run, spell)));
+        self.proofs.extend(admitted.case.map(|_| run));
+    }
+}
+
+/// A result that is new, for a run that waits for it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Admitted {
+    pub(super) node: i64,
+    /// A run of a case keeps its evidence with the case.
+    pub(super) case: Option<CaseId>,
+    /// Its run waits for nobody else: nothing but this result can change how it ends.
+    is_sole: bool,
+    ended: Option<Spell>,
+}
+
+/// Why a result is not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TurnedAway {
+    Duplicate,
+    UnknownRun,
+}
+
+impl From<TurnedAway> for Accepted {
+    fn from(why: TurnedAway) -> Self {
+        match why {
+            TurnedAway::Duplicate => Self::Duplicate,
+            TurnedAway::UnknownRun => Self::UnknownRun,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -113,7 +224,7 @@ enum Answer {
 }
 
 impl Expected {
-    fn load(tx: &mut Tx<'_>, runs: &[i64]) -> Result<Self> {
+    pub(super) fn load(tx: &mut Tx<'_>, runs: &[i64]) -> Result<Self> {
         let mut expected = Self::default();
         tx.keyed(READING_RUNS, AWAITED, runs, |row| {
             let waiting = expected.runs.entry(row.run(0)?).or_default();
@@ -137,60 +248,62 @@ impl Expected {
         Ok(expected)
     }
 
-    fn admit(&mut self, tx: &Tx<'_>, result: &JudgedResult) -> Accepted {
-        let Some(node) = tx.names.node_number(&result.node) else { return Accepted::UnknownRun };
+    pub(super) fn admit(&mut self, tx: &Tx<'_>, result: &JudgedResult) -> std::result::Result<Admitted, TurnedAway> {
+        let node = tx.names.node_number(&result.node).ok_or(TurnedAway::UnknownRun)?;
         if self.over.contains(&(result.run, node)) {
-            return Accepted::Duplicate;
+            return Err(TurnedAway::Duplicate);
         }
-        let Some(waiting) = self.runs.get_mut(&result.run) else { return Accepted::UnknownRun };
-        let Some(answer) = waiting.nodes.get_mut(&node) else { return Accepted::UnknownRun };
+        let waiting = self.runs.get_mut(&result.run).ok_or(TurnedAway::UnknownRun)?;
+        let answer = waiting.nodes.get_mut(&node).ok_or(TurnedAway::UnknownRun)?;
         if waiting.over || *answer != Answer::None {
-            return Accepted::Duplicate;
+            return Err(TurnedAway::Duplicate);
         }
         *answer = if result.complete { Answer::Whole } else { Answer::Partial };
-        if waiting.nodes.values().all(|answer| *answer == Answer::Whole) {
-            waiting.over = true;
-            // By the node's clock, which may say anything.
-            let took = result.outcomes.iter().map(|outcome| outcome.took).sum::<Span>().min(Span::days(1));
-            let began = waiting.started.unwrap_or_else(|| result.received.minus(took));
-            self.ended.insert(result.run, Spell { began, ended: result.received, nodes: waiting.node_count });
-        }
-        Accepted::Kept
+        waiting.over = waiting.nodes.values().all(|answer| *answer == Answer::Whole);
+        let ended = waiting.over.then(|| waiting.spell(result));
+        let admitted = Admitted { node, case: waiting.case, is_sole: waiting.nodes.len() == 1, ended };
+        self.conclusions.add(result.run, &admitted);
+        Ok(admitted)
     }
 }
 
-fn keep(tx: &mut Tx<'_>, before: &Before, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
+impl Waiting {
+    /// The time of a run that ends with this result.
+    fn spell(&self, last: &JudgedResult) -> Spell {
+        // By the node's clock, which may say anything.
+        let took = last.outcomes.iter().map(|outcome| outcome.took).sum::<Span>().min(Span::days(1));
+        let began = self.started.unwrap_or_else(|| last.received.minus(took));
+        Spell { began, ended: last.received, nodes: self.node_count }
+    }
+}
+
+fn keep(tx: &mut Tx<'_>, conclusions: &Conclusions, asked: &Asked<'_>, kept: &[Entry<'_>]) -> Result<()> {
+    if kept.is_empty() {
+        return Ok(());
+    }
+    let before = &ledger::before(tx, &asked.nodes(tx))?;
     let entries = entries(tx, kept)?;
     ledger::post(tx, before, &entries)?;
-    // Only proofs belong to a case.
-    let proofs: BTreeSet<RunId> =
-        expected.runs.iter().filter(|(_, waiting)| waiting.case.is_some()).map(|(run, _)| *run).collect();
-    show_findings(tx, before, kept, &proofs)?;
-    let evidence: Vec<Kept<'_>> = kept
-        .iter()
-        .map(|(node, result, packed)| {
-            let case = expected.runs.get(&result.run).and_then(|waiting| waiting.case);
-            Kept { node: *node, result, packed, case }
-        })
-        .collect();
-    evidence::keep(tx, &evidence)?;
-    strike_off(tx, expected, kept)?;
-    let spells: Vec<Spell> = expected.ended.values().copied().collect();
+    show_findings(tx, before, kept, &conclusions.proofs)?;
+    strike_off(tx, &conclusions.ended, kept)?;
+    let spells: Vec<Spell> = conclusions.ended.values().copied().collect();
     spent::add(tx, &spells)?;
     let spoke: Vec<Spoke<'_>> = kept
         .iter()
-        .map(|(node, result, _)| Spoke { node: *node, hardware: &result.hardware, at: result.received })
+        .map(|Entry { node, result, .. }| Spoke { node: *node, hardware: &result.hardware, at: result.received })
         .collect();
     nodes::note_hardware(tx, |node| before.hardware(node), &spoke)?;
     // A result is proof that the job started.
-    let spoken_for: BTreeSet<i64> = kept.iter().map(|(node, ..)| *node).collect();
+    let spoken_for: BTreeSet<i64> = kept.iter().map(|entry| entry.node).collect();
     let backing_off: Vec<i64> = before.backing_off().into_iter().filter(|node| spoken_for.contains(node)).collect();
-    nodes::clear_back_off(tx, &backing_off)
+    nodes::clear_back_off(tx, &backing_off)?;
+    let (kept, ended) = (kept.len() as u64, conclusions.ended.len() as u64);
+    audit::count(tx, &[(Counter::Kept, kept), (Counter::Changes, kept), (Counter::RunsEnded, ended)])
 }
 
-fn entries(tx: &mut Tx<'_>, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<Vec<Posting>> {
+fn entries(tx: &mut Tx<'_>, kept: &[Entry<'_>]) -> Result<Vec<Posting>> {
     let mut entries = Vec::with_capacity(kept.len());
-    for (node, result, _) in kept {
+    for Entry { node, result, bundle } in kept {
         let first = entries.len();
         for outcome in &result.outcomes {
             let test = tx.test_id(&outcome.test)?;
@@ -199,7 +312,8 @@ fn entries(tx: &mut Tx<'_>, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<Ve
                 continue;
             }
             let kind = OutcomeKind::new(outcome.verdict, worst(outcome), outcome.reason.clone());
-            entries.push(Posting { node: *node, run: result.run, test, kind, at: outcome.at, took: outcome.took });
+            let (run, at, took) = (result.run, outcome.at, outcome.took);
+            entries.push(Posting { node: *node, run, test, kind, at, took, bundle: Some(*bundle) });
         }
     }
     Ok(entries)
@@ -211,18 +325,13 @@ fn worst(outcome: &Outcome) -> Option<Severity> {
 }
 
 /// Only a pass or a fail says anything about what is open, and only if no newer one has spoken.
-fn show_findings(
-    tx: &mut Tx<'_>,
-    before: &Before,
-    kept: &[(i64, &JudgedResult, &Packed)],
-    proofs: &BTreeSet<RunId>,
-) -> Result<()> {
+fn show_findings(tx: &mut Tx<'_>, before: &Before, kept: &[Entry<'_>], proofs: &BTreeSet<RunId>) -> Result<()> {
     let mut open = Open::load(tx, &before.with_findings())?;
     let mut changes = Changes::default();
     let mut newest: HashMap<(i64, i64), Timestamp> = HashMap::new();
     let mut in_order: Vec<(i64, RunId, &Outcome, &Hardware)> = kept
         .iter()
-        .flat_map(|(node, result, _)| {
+        .flat_map(|Entry { node, result, .. }| {
             result.outcomes.iter().map(|outcome| (*node, result.run, outcome, &result.hardware))
         })
         .filter(|(_, _, outcome, _)| outcome.verdict.is_conclusive())
@@ -241,20 +350,20 @@ fn show_findings(
         open.show(&shown, &mut changes);
     }
     changes.write(tx)?;
-    let at = kept.first().map_or(Timestamp::MIN, |(_, result, _)| result.received);
+    let at = kept.first().map_or(Timestamp::MIN, |entry| entry.result.received);
     audit::append(tx, at, None, &changes.lines)
 }
 
 /// A run that has all its answers is awaited no more. A node that has answered before the others of its run waits for
 /// them before it is free for another run.
-fn strike_off(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult, &Packed)]) -> Result<()> {
+fn strike_off(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, Spell>, kept: &[Entry<'_>]) -> Result<()> {
     let operation = "noting answers";
-    let over: Vec<Val<'_>> = expected.ended.keys().map(|run| (*run).into()).collect();
+    let over: Vec<Val<'_>> = ended.keys().map(|run| (*run).into()).collect();
     let sqlite = "DELETE FROM awaited WHERE run = $1";
     let postgres = "DELETE FROM awaited WHERE run = ANY ($1::int8[])";
     tx.each(operation, (sqlite, postgres), &[Kind::Int], &over)?;
     let mut rows: Vec<Val<'_>> = Vec::new();
-    for (node, result, _) in kept.iter().filter(|(_, result, _)| !expected.ended.contains_key(&result.run)) {
+    for Entry { node, result, .. } in kept.iter().filter(|entry| !ended.contains_key(&entry.result.run)) {
         rows.extend_from_slice(vals![result.run, *node, result.received, result.complete]);
     }
     let sqlite = "UPDATE awaited SET answered = $3, whole = $4 WHERE run = $1 AND node = $2";
@@ -264,17 +373,8 @@ fn strike_off(tx: &mut Tx<'_>, expected: &Expected, kept: &[(i64, &JudgedResult,
     tx.each(operation, (sqlite, postgres), &[Kind::Int; 4], &rows)
 }
 
-fn count(tx: &mut Tx<'_>, accepted: &[Accepted], ended: usize) -> Result<()> {
-    let of = |kind: Accepted| accepted.iter().filter(|one| **one == kind).count() as u64;
-    let kept = of(Accepted::Kept);
-    audit::count(
-        tx,
-        &[
-            (Counter::Kept, kept),
-            (Counter::Changes, kept),
-            (Counter::Duplicate, of(Accepted::Duplicate)),
-            (Counter::UnknownRun, of(Accepted::UnknownRun)),
-            (Counter::RunsEnded, ended as u64),
-        ],
-    )
+pub(super) fn count_turned_away(tx: &mut Tx<'_>, admitted: &[std::result::Result<Admitted, TurnedAway>]) -> Result<()> {
+    let of = |kind| admitted.iter().filter(|one| one.as_ref().err() == Some(&kind)).count() as u64;
+    let (again, unknown) = (of(TurnedAway::Duplicate), of(TurnedAway::UnknownRun));
+    audit::count(tx, &[(Counter::Duplicate, again), (Counter::UnknownRun, unknown)])
 }

@@ -10,6 +10,7 @@ use super::{
     audit::{self, Counter},
     db::{Access, Conn, Kind, Tx, Val, open_read_only, sqlite_error, vals},
     error::{Result, StoreError},
+    inbox,
     names::Names,
     publish::Draft,
     schema,
@@ -43,7 +44,7 @@ impl Store {
         let source = open_backup(from)?;
         self.write_unfenced(Access::WriteAlone, |tx| {
             refuse_unless_empty(tx)?;
-            let mut from = Tx { conn: Conn::Sqlite(&source), names: Arc::default() };
+            let mut from = Tx::new(Conn::Sqlite(&source), Arc::default());
             for table in schema::TABLES {
                 let columns = columns_of(&source, table)?;
                 tx.run("restoring", &format!("DELETE FROM {table}"), &[])?;
@@ -55,14 +56,15 @@ impl Store {
             audit::count(tx, &[(Counter::Rewrites, 1), (Counter::Changes, 1), (Counter::Operators, 1)])?;
             // Names were numbered anew; nothing that this transaction knew of them is true any more.
             tx.names = Arc::new(Names::default());
-            tx.refresh_names()
+            tx.refresh_names()?;
+            inbox::enter_what_is_left(tx)
         })
     }
 
     fn export(&self, copy: &Connection) -> Result<()> {
         self.read(|tx| {
             copy.execute_batch("BEGIN").map_err(sqlite_error("exporting"))?;
-            let mut to = Tx { conn: Conn::Sqlite(copy), names: Arc::default() };
+            let mut to = Tx::new(Conn::Sqlite(copy), Arc::default());
             schema::migrate(&mut to)?;
             to.run("exporting", "DELETE FROM lease", &[])?;
             for table in schema::TABLES {
@@ -114,7 +116,7 @@ fn open_backup(path: &Path) -> Result<Connection> {
         _ => {
             let mut memory = Connection::open_in_memory().map_err(sqlite_error("restoring"))?;
             copy_pages(&file, &mut memory)?;
-            schema::migrate(&mut Tx { conn: Conn::Sqlite(&memory), names: Arc::default() })?;
+            schema::migrate(&mut Tx::new(Conn::Sqlite(&memory), Arc::default()))?;
             Ok(memory)
         }
     }

@@ -92,7 +92,7 @@ fn add_incomplete_rows(tx: &mut Tx<'_>, run: RunId, why: IncompleteWhy, at: Time
     let mut entries = Vec::new();
     for node in &nodes {
         for test in tests.iter().filter(|test| !answered.contains(&(*node, **test))) {
-            entries.push(Posting { node: *node, run, test: *test, kind: kind.clone(), at, took });
+            entries.push(Posting { node: *node, run, test: *test, kind: kind.clone(), at, took, bundle: None });
         }
     }
     let before = ledger::before(tx, &nodes)?;

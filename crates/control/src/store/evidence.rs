@@ -1,14 +1,19 @@
-//! The raw documents behind results: compressed, capped, and kept as long as a case needs them.
+//! The raw documents behind results: compressed, capped, and kept as long as a case needs them. Most lie in bundles;
+//! those that are large or that a case rests on stand alone.
 
 use std::{
     io::Read,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use doctor_core::ids::{CaseId, NodeName, RunId};
+use doctor_core::{
+    ids::{CaseId, NodeName, RunId},
+    time::Timestamp,
+};
 
 use super::{
     Store,
+    bundle::{self, Arrival},
     db::{Kind, Tx, Val, vals},
     error::{Result, StoreError},
     records::{EvidenceRow, JudgedResult},
@@ -49,7 +54,7 @@ static IDLE: Mutex<Vec<zstd::bulk::Compressor<'static>>> = Mutex::new(Vec::new()
 /// So many are kept for the next one. More exist only while more compress at once.
 const IDLE_COMPRESSORS: usize = 16;
 
-fn compress(document: &[u8]) -> Result<Vec<u8>> {
+pub(super) fn compress(document: &[u8]) -> Result<Vec<u8>> {
     let fail =
         |error: std::io::Error| StoreError::Refused { operation: "compressing evidence", why: error.to_string() };
     let idle = idle_compressors().pop();
@@ -66,7 +71,7 @@ fn idle_compressors() -> MutexGuard<'static, Vec<zstd::bulk::Compressor<'static>
     IDLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn decompress(packed: &[u8]) -> Result<Vec<u8>> {
+pub(super) fn decompress(packed: &[u8]) -> Result<Vec<u8>> {
     let fail = |error: std::io::Error| StoreError::Unreadable { what: "evidence", why: error.to_string() };
     let mut document = Vec::new();
     let most = u64::try_from(MOST).unwrap_or(u64::MAX);
@@ -79,11 +84,20 @@ fn decompress(packed: &[u8]) -> Result<Vec<u8>> {
 /// Evidence about to be written: for which node, from which result.
 #[derive(Debug)]
 pub(super) struct Kept<'a> {
+    pub(super) run: RunId,
     pub(super) node: i64,
-    pub(super) result: &'a JudgedResult,
+    pub(super) received: Timestamp,
+    pub(super) policy_version: u32,
+    pub(super) profile_version: Option<u32>,
     pub(super) packed: &'a Packed,
-    /// A run of a case keeps its evidence with the case.
     pub(super) case: Option<CaseId>,
+}
+
+impl<'a> Kept<'a> {
+    pub(super) const fn new(arrival: &Arrival<'_>, packed: &'a Packed) -> Self {
+        let &JudgedResult { run, received, policy_version, profile_version, .. } = arrival.result;
+        Self { run, node: arrival.node, received, policy_version, profile_version, packed, case: arrival.case }
+    }
 }
 
 pub(super) fn keep(tx: &mut Tx<'_>, all: &[Kept<'_>]) -> Result<()> {
@@ -91,11 +105,11 @@ pub(super) fn keep(tx: &mut Tx<'_>, all: &[Kept<'_>]) -> Result<()> {
     let mut rows: Vec<Val<'_>> = Vec::with_capacity(all.len() * 8);
     for kept in all {
         rows.extend_from_slice(vals![
-            kept.result.run,
+            kept.run,
             kept.node,
-            kept.result.received,
-            kept.result.policy_version,
-            kept.result.profile_version,
+            kept.received,
+            kept.policy_version,
+            kept.profile_version,
             kept.packed.truncated,
             kept.case,
             kept.packed.bytes.as_slice()
@@ -109,16 +123,31 @@ pub(super) fn keep(tx: &mut Tx<'_>, all: &[Kept<'_>]) -> Result<()> {
 pub(super) fn pin(tx: &mut Tx<'_>, case: CaseId, node: i64) -> Result<()> {
     let operation = "pinning evidence";
     let sql = "SELECT rn.run, rn.node FROM run_node rn JOIN run r ON r.id = rn.run WHERE r.case_id = $1";
-    let mut rests_on = tx.all(operation, sql, vals![case], |row| Ok((row.int(0)?, row.int(1)?)))?;
+    let mut rests_on = tx.all(operation, sql, vals![case], |row| Ok((row.run(0)?, row.int(1)?)))?;
     let sql = "SELECT run, node FROM finding WHERE node = $1 AND run IS NOT NULL";
-    rests_on.extend(tx.all(operation, sql, vals![node], |row| Ok((row.int(0)?, row.int(1)?)))?);
+    rests_on.extend(tx.all(operation, sql, vals![node], |row| Ok((row.run(0)?, row.int(1)?)))?);
     let rows: Vec<Val<'_>> =
-        rests_on.into_iter().flat_map(|(run, node)| [run.into(), node.into(), case.into()]).collect();
+        rests_on.iter().flat_map(|(run, node)| [(*run).into(), (*node).into(), case.into()]).collect();
     let sqlite = "UPDATE evidence SET case_id = $3 WHERE run = $1 AND node = $2 AND case_id IS NULL";
     let postgres = "UPDATE evidence e SET case_id = p.case_id \
                     FROM UNNEST($1::int8[], $2::int8[], $3::int8[]) AS p (run, node, case_id) \
                     WHERE e.run = p.run AND e.node = p.node AND e.case_id IS NULL";
-    tx.each(operation, (sqlite, postgres), &[Kind::Int; 3], &rows)
+    tx.each(operation, (sqlite, postgres), &[Kind::Int; 3], &rows)?;
+    rests_on.into_iter().try_for_each(|(run, node)| take_out(tx, case, run, node))
+}
+
+/// A bundle goes when its time is over; what a case rests on is taken out of it and stays.
+fn take_out(tx: &mut Tx<'_>, case: CaseId, run: RunId, node: i64) -> Result<()> {
+    let sql = "SELECT 1 FROM evidence WHERE run = $1 AND node = $2";
+    if tx.first("pinning evidence", sql, vals![run, node], |_| Ok(()))?.is_some() {
+        return Ok(());
+    }
+    let Some(found) = bundle::find(tx, run, node)? else { return Ok(()) };
+    let packed = Packed::new(&found.bytes)?;
+    let EvidenceRow { received, policy_version, profile_version, .. } = found;
+    let kept = Kept { run, node, received, policy_version, profile_version, packed: &packed, case: Some(case) };
+    keep(tx, &[kept])?;
+    bundle::took_out(tx, run, node)
 }
 
 impl Store {
@@ -128,7 +157,7 @@ impl Store {
             let Some(id) = tx.names.node_number(node) else { return Ok(None) };
             let sql =
                 "SELECT body, truncated, received, policy, profile, case_id FROM evidence WHERE run = $1 AND node = $2";
-            tx.first("reading evidence", sql, vals![run, id], |row| {
+            let alone = tx.first("reading evidence", sql, vals![run, id], |row| {
                 let bytes = decompress(row.blob(0)?)?;
                 Ok(EvidenceRow {
                     bytes,
@@ -138,7 +167,8 @@ impl Store {
                     profile_version: row.opt_int(4)?.map(|_| row.count(4)).transpose()?,
                     pinned_by: row.opt_case(5)?,
                 })
-            })
+            })?;
+            alone.map_or_else(|| bundle::find(tx, run, id), |alone| Ok(Some(alone)))
         })
     }
 }

@@ -1,11 +1,10 @@
 //! Many hands, one sync: results that wait at the same time are written in one transaction.
 //!
-//! A sync to disk takes longer than writing a result. Each thread that brings one compresses its document itself, joins
-//! the batch that is gathering and waits; one thread takes the batch and writes it. Where the database can commit first
-//! and sync later, a second thread syncs: while it waits for the disk the next batch is written, and one sync serves all
-//! that were written meanwhile. Whoever is in a batch is woken when it is durable, all at once. Nobody waits for a batch
-//! to fill. Where it cannot, two threads write by turns: while one waits for the disk the other writes. All results of a
-//! run go by the same of them, so that none of a run's results are decided on at once.
+//! A sync to disk takes longer than writing a result. Each thread that brings one joins the batch that is gathering and
+//! waits; one thread takes the batch and keeps it. Where the database can commit first and sync later, a second thread
+//! syncs: while it waits for the disk the next batch is written, and one sync serves all that were written meanwhile.
+//! Whoever is in a batch is woken when it is durable, all at once. Nobody waits for a batch to fill. What is durable is
+//! entered in history by a third thread, many batches at once ([`super::inbox`]).
 
 use std::{
     collections::VecDeque,
@@ -17,17 +16,15 @@ use std::{
 };
 
 use super::{
-    Store,
-    db::Access,
+    Store, bundle,
     error::StoreError,
-    evidence::Packed,
+    inbox::{Handed, Inbox},
     lease::Lease,
     records::{Accepted, JudgedResult},
 };
 
-/// The most results in one transaction. Short batches keep all hands busy: some prepare results while others' are
-/// written.
-const MOST: usize = 32;
+/// The most results in one transaction.
+const MOST: usize = 128;
 
 /// What became of a batch, in its order. Whoever is in it waits for this.
 type Written = OnceLock<Result<Vec<Accepted>, Arc<StoreError>>>;
@@ -52,10 +49,11 @@ impl GroupCommit {
             let store = store.clone();
             group.spawn("doctor-sync", move || sync_what_is_written(&store, &unsynced))?;
         }
-        // One thread: two batches at a time wait for each other's rows, and on PostgreSQL came to a standstill.
-        let (store, lease, queue) = (store.clone(), lease.clone(), Arc::clone(&group.queue));
+        let (writer, lease, queue) = (store.clone(), lease.clone(), Arc::clone(&group.queue));
         let written = apart.then_some(written);
-        group.spawn("doctor-results", move || write_what_waits(&store, &lease, &queue, written.as_ref()))?;
+        group.spawn("doctor-results", move || write_what_waits(&writer, &lease, &queue, written.as_ref()))?;
+        let (store, queue) = (store.clone(), Arc::clone(&group.queue));
+        group.spawn("doctor-enter", move || enter_what_is_kept(&store, &queue))?;
         Ok(group)
     }
 
@@ -70,10 +68,9 @@ impl GroupCommit {
     ///
     /// # Errors
     /// If the batch could not be written or made durable. Handing the result in again is safe.
-    pub fn submit(&self, mut result: JudgedResult) -> Result<Accepted, Arc<StoreError>> {
-        let packed = Packed::new(&result.evidence).map_err(Arc::new)?;
-        result.evidence = Vec::new();
-        let (written, place) = self.queue.join(result, packed).ok_or_else(stopped)?;
+    pub fn submit(&self, result: JudgedResult) -> Result<Accepted, Arc<StoreError>> {
+        let alone = bundle::pack_alone(&result).map_err(Arc::new)?;
+        let (written, place) = self.queue.join(Handed { result, alone }).ok_or_else(stopped)?;
         written.wait().as_ref().map(|accepted| accepted[place]).map_err(Arc::clone)
     }
 }
@@ -93,14 +90,31 @@ fn stopped() -> Arc<StoreError> {
 }
 
 fn write_what_waits(store: &Store, lease: &Lease, queue: &Queue, unsynced: Option<&Sender<Unsynced>>) {
-    let _closed_however_this_ends = CloseOnDrop(queue);
-    while let Some(batch) = queue.next() {
-        let rows: Vec<(&JudgedResult, &Packed)> =
-            batch.results.iter().map(|(result, packed)| (result, packed)).collect();
-        match (store.accept_packed(Access::WriteResults, lease, &rows), unsynced) {
+    let _closed_however_this_ends = CloseOnDrop { queue, inbox: store.inbox() };
+    while let Some(mut batch) = queue.next() {
+        let results = std::mem::take(&mut batch.results);
+        match (store.keep_for_later(lease, results), unsynced) {
             // If nobody syncs any more the batch comes back, and says so to those who wait as it goes.
             (Ok(accepted), Some(unsynced)) => drop(unsynced.send((batch, accepted))),
             (written, _) => batch.answer(written.map_err(Arc::new)),
+        }
+    }
+}
+
+/// What cannot be entered now is tried again when more has come, and before anybody reads or writes anything else: they
+/// are told why it cannot.
+fn enter_what_is_kept(store: &Store, queue: &Queue) {
+    let mut checkpoints = store.shared.db.checkpoints();
+    while store.inbox().wait(|| queue.is_over()) {
+        if let Err(error) = store.enter_some() {
+            tracing::warn!(%error, "results that are kept could not be entered yet");
+            if queue.is_over() {
+                return;
+            }
+            store.inbox().rest();
+        }
+        if let Err(error) = checkpoints.when_due() {
+            tracing::warn!(%error, "the log could not be brought into the database; whoever writes next will");
         }
     }
 }
@@ -125,18 +139,21 @@ struct Queue {
 #[derive(Debug, Default)]
 struct Waiting {
     batches: VecDeque<Batch>,
+    /// Nothing more may come.
     closed: bool,
+    /// All that came was written, or will not be.
+    over: bool,
 }
 
 #[derive(Debug, Default)]
 struct Batch {
-    results: Vec<(JudgedResult, Packed)>,
+    results: Vec<Handed>,
     written: Arc<Written>,
 }
 
 impl Queue {
     /// Adds a result to the batch that is gathering, and tells where its answer will be. `None`: nobody writes any more.
-    fn join(&self, result: JudgedResult, packed: Packed) -> Option<(Arc<Written>, usize)> {
+    fn join(&self, one: Handed) -> Option<(Arc<Written>, usize)> {
         let mut waiting = self.lock();
         if waiting.closed {
             return None;
@@ -146,7 +163,7 @@ impl Queue {
             self.arrived.notify_one();
         }
         let batch = waiting.batches.back_mut()?;
-        batch.results.push((result, packed));
+        batch.results.push(one);
         Some((Arc::clone(&batch.written), batch.results.len() - 1))
     }
 
@@ -160,6 +177,17 @@ impl Queue {
     fn close(&self) {
         self.lock().closed = true;
         self.arrived.notify_all();
+    }
+
+    /// Nobody takes batches any more.
+    fn end(&self) {
+        let mut waiting = self.lock();
+        waiting.batches.clear();
+        waiting.over = true;
+    }
+
+    fn is_over(&self) -> bool {
+        self.lock().over
     }
 
     /// Nothing panics under this lock but a failing allocation, which leaves the queue as it was.
@@ -185,12 +213,16 @@ impl Drop for Batch {
 }
 
 /// A writer that dies leaves nobody waiting.
-struct CloseOnDrop<'a>(&'a Queue);
+struct CloseOnDrop<'a> {
+    queue: &'a Queue,
+    inbox: &'a Inbox,
+}
 
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.close();
-        self.0.lock().batches.clear();
+        self.queue.close();
+        self.queue.end();
+        self.inbox.wake();
     }
 }
 

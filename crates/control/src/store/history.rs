@@ -28,7 +28,7 @@ impl Store {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
             let read = |row: &Row<'_>| Ok(((row.int(0)?, row.int(1)?), read_latest(row, &names)?));
-            let mut all = tx.all("reading latest results", LATEST, &[], read)?;
+            let mut all = tx.all_numbers("reading latest results", LATEST, read)?;
             // In SQLite they lie in this order; PostgreSQL would take longer to bring them into it.
             all.sort_by_key(|(place, _)| *place);
             Ok(all.into_iter().map(|(_, row)| row).collect())

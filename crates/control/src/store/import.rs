@@ -268,7 +268,8 @@ fn take_in(tx: &mut Tx<'_>, found: &[Found], trust: bool, now: Timestamp) -> Res
     let (mut fresh, mut believed) = (Vec::new(), Vec::new());
     for (row, key) in found.iter().zip(&keys) {
         let kind = kind_of(row, trust);
-        let entry = Posting { node: key.0, run: row.run, test: key.2, kind, at: row.at, took: Span::ZERO };
+        let entry =
+            Posting { node: key.0, run: row.run, test: key.2, kind, at: row.at, took: Span::ZERO, bundle: None };
         match there.get(key) {
             None => {
                 taken.added += 1;

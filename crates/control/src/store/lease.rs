@@ -10,6 +10,7 @@ use super::{
     Store,
     db::{Access, Tx, vals},
     error::{Result, StoreError},
+    inbox,
 };
 
 /// The right to lead, as long as nobody took over.
@@ -61,6 +62,8 @@ impl Store {
             let fence = held.fence + 1;
             let sql = "UPDATE lease SET holder = $1, fence = $2, expires = $3 WHERE one = 1";
             tx.run("taking the lease", sql, vals![holder, fence, now.plus(ttl)])?;
+            // Whoever led before may have left results behind that somebody was told are kept.
+            inbox::enter_what_is_left(tx)?;
             Ok(Taken::Ours(fence))
         })?;
         match taken {
@@ -127,22 +130,23 @@ fn read(tx: &mut Tx<'_>) -> Result<Held> {
 pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>) -> Result<()> {
     let lock = match (tx.is_sqlite(), access) {
         (true, _) | (false, Access::Read | Access::ReadOnce) => "",
-        (false, Access::Write | Access::WriteResults) => " FOR SHARE OF l",
+        (false, Access::Write | Access::WriteResults | Access::EnterResults) => " FOR SHARE OF l",
         (false, Access::WriteAlone) => " FOR UPDATE OF l",
     };
     let sql = format!(
         "SELECT l.holder, l.fence, l.expires, (SELECT MAX(id) FROM node), (SELECT MAX(id) FROM test), \
-         (SELECT MAX(id) FROM outcome) FROM lease l WHERE l.one = 1{lock}"
+         (SELECT MAX(id) FROM outcome), (SELECT MAX(id) FROM bundle) FROM lease l WHERE l.one = 1{lock}"
     );
     let found = tx.first("checking the lease", &sql, &[], |row| {
         let held = Held { holder: row.text(0)?.to_owned(), fence: row.number(1)?, expires: row.moment(2)? };
-        Ok((held, [row.opt_int(3)?, row.opt_int(4)?, row.opt_int(5)?]))
+        Ok((held, [row.opt_int(3)?, row.opt_int(4)?, row.opt_int(5)?], row.opt_int(6)?))
     })?;
-    let (held, there) =
+    let (held, there, last_bundle) =
         found.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is gone".to_owned() })?;
     if lease.is_some_and(|lease| lease.fence != held.fence) {
         return Err(lost(held));
     }
+    tx.last_bundle = last_bundle.unwrap_or(0);
     tx.learn(there)
 }
 

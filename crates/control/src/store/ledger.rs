@@ -35,6 +35,8 @@ pub(super) struct Posting {
     pub(super) kind: OutcomeKind,
     pub(super) at: Timestamp,
     pub(super) took: Span,
+    /// Where its document is, if there is one.
+    pub(super) bundle: Option<i64>,
 }
 
 /// Where tests stood before entries were posted.
@@ -130,14 +132,22 @@ pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Posting]) -> Res
     for entry in entries {
         numbered.push((entry, tx.outcome_id(&entry.kind)?));
     }
-    let mut rows = Vec::with_capacity(entries.len() * 6);
+    let mut rows = Vec::with_capacity(entries.len() * 7);
     let mut longest = USUAL_RUN.millis();
     for (entry, outcome) in &numbered {
         let since_birth = entry.at.millis().saturating_sub(entry.run.born().millis());
         longest = longest.max(since_birth);
-        rows.extend_from_slice(vals![entry.node, entry.run, entry.test, *outcome, since_birth, entry.took]);
+        rows.extend_from_slice(vals![
+            entry.node,
+            entry.run,
+            entry.test,
+            *outcome,
+            since_birth,
+            entry.took,
+            entry.bundle
+        ]);
     }
-    tx.bulk("adding history", "history (node, run, test, outcome, at, took)", &[Kind::Int; 6], &rows, "")?;
+    tx.bulk("adding history", "history (node, run, test, outcome, at, took, bundle)", &[Kind::Int; 7], &rows, "")?;
     if longest > USUAL_RUN.millis() {
         let sql = "INSERT INTO counter (name, n) VALUES ($1, $2) \
                    ON CONFLICT (name) DO UPDATE SET n = excluded.n WHERE counter.n < excluded.n";
@@ -164,7 +174,8 @@ fn update_latest(tx: &mut Tx<'_>, before: &Before, entries: &[(&Posting, i64)]) 
             by_test.entry((entry.node, entry.test)).or_default().push(result);
         }
     }
-    let mut rows = Vec::with_capacity(by_test.len() * 9);
+    let mut rows = Vec::new();
+    let mut new = Vec::new();
     for (key, mut results) in by_test {
         results.sort_unstable_by_key(|result| (result.at, result.run));
         let old = before.standings.get(&key).copied().unwrap_or(Standing::NOTHING);
@@ -176,10 +187,12 @@ fn update_latest(tx: &mut Tx<'_>, before: &Before, entries: &[(&Posting, i64)]) 
             recompute(tx, key, before.counts_from(key.0))?
         };
         if let Some(standing) = standing {
-            push_standing(&mut rows, key, &standing);
+            let rows = if before.standings.contains_key(&key) { &mut rows } else { &mut new };
+            push_standing(rows, key, &standing);
         }
     }
-    write_standings(tx, &rows)
+    change_standings(tx, &rows)?;
+    write_standings(tx, &new)
 }
 
 fn push_standing(rows: &mut Vec<Val<'_>>, (node, test): (i64, i64), standing: &Standing) {
@@ -203,6 +216,19 @@ fn write_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
                     run = excluded.run, settled = excluded.settled, sure = excluded.sure, \
                     sure_at = excluded.sure_at, misses = excluded.misses";
     tx.bulk("updating latest results", into, &[Kind::Int; 9], rows, conflict)
+}
+
+/// Of rows that are there, which is cheaper to say than to leave to be found out.
+fn change_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
+    let sqlite = "UPDATE latest SET attempt = $3, outcome = $4, run = $5, settled = $6, sure = $7, sure_at = $8, \
+                  misses = $9 WHERE node = $1 AND test = $2";
+    let postgres = "UPDATE latest l SET attempt = s.attempt, outcome = s.outcome, run = s.run, settled = s.settled, \
+                    sure = s.sure, sure_at = s.sure_at, misses = s.misses \
+                    FROM UNNEST($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], \
+                    $8::int8[], $9::int8[]) \
+                    AS s (node, test, attempt, outcome, run, settled, sure, sure_at, misses) \
+                    WHERE l.node = s.node AND l.test = s.test";
+    tx.each("updating latest results", (sqlite, postgres), &[Kind::Int; 9], rows)
 }
 
 /// Folds a test's whole history. This is the slow way, for results that come out of order.

@@ -25,6 +25,7 @@ mod agent;
 mod agent_keys;
 mod audit;
 mod backup;
+mod bundle;
 mod cases;
 mod cluster;
 mod commit;
@@ -35,6 +36,7 @@ mod findings;
 mod group;
 mod history;
 mod import;
+mod inbox;
 mod json;
 mod lease;
 mod ledger;
@@ -55,6 +57,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use self::{
     db::{Access, Db, Tx},
+    inbox::Inbox,
     names::Names,
 };
 pub use self::{
@@ -75,6 +78,7 @@ struct Shared {
     db: Db,
     names: RwLock<Arc<Names>>,
     last_copy: Mutex<Option<publish::LastCopy>>,
+    inbox: Inbox,
 }
 
 /// The name under which a store keeps its own identity, by which it knows its published copy.
@@ -96,7 +100,8 @@ impl Store {
     }
 
     fn over(db: Db) -> Result<Self> {
-        let shared = Shared { db, names: RwLock::default(), last_copy: Mutex::default() };
+        let inbox = Inbox::new(db.is_sqlite());
+        let shared = Shared { db, names: RwLock::default(), last_copy: Mutex::default(), inbox };
         let store = Self { shared: Arc::new(shared) };
         store.transaction(Access::WriteAlone, &mut |tx| {
             schema::migrate(tx)?;
@@ -105,11 +110,13 @@ impl Store {
             }
             Ok(())
         })?;
+        store.enter_what_a_dead_process_left()?;
         Ok(store)
     }
 
-    /// One unchanging picture of the store.
+    /// One unchanging picture of the store, with all in it that was kept before this call.
     fn read<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.enter_what_waits()?;
         self.transaction(Access::Read, &mut |tx| {
             tx.refresh_names()?;
             body(tx)
@@ -119,6 +126,7 @@ impl Store {
     /// A question of one statement, which needs no transaction around it. It is asked with the names that are known, and
     /// once more with all there are if it asks for or finds (`None`, unreadable) a name that is not among them.
     fn ask<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
+        self.enter_what_waits()?;
         match self.transaction(Access::ReadOnce, &mut body) {
             Ok(None) | Err(StoreError::Unreadable { .. }) => self.read(body),
             answer => answer,
@@ -141,6 +149,19 @@ impl Store {
         access: Access,
         lease: &Lease,
         foresee: impl Fn(&mut Tx<'_>),
+        body: impl FnMut(&mut Tx<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let _no_results_come = self.shared.inbox.close();
+        self.enter_what_waits()?;
+        self.write_beside_results(access, lease, foresee, body)
+    }
+
+    /// As [`Self::write_foreseeing`], for what goes on while results come in: their own way.
+    fn write_beside_results<T>(
+        &self,
+        access: Access,
+        lease: &Lease,
+        foresee: impl Fn(&mut Tx<'_>),
         mut body: impl FnMut(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
         self.transaction(access, &mut |tx| {
@@ -157,6 +178,8 @@ impl Store {
 
     /// A write that anybody may make.
     fn write_unfenced<T>(&self, access: Access, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let _no_results_come = self.shared.inbox.close();
+        self.enter_what_waits()?;
         self.transaction(access, &mut |tx| {
             lease::begin_write(tx, access, None)?;
             body(tx)

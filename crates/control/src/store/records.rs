@@ -54,13 +54,14 @@ pub struct CycleIntent<'a> {
 }
 
 /// A verified and judged result, ready to be kept.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JudgedResult {
     pub run: RunId,
     pub node: NodeName,
     pub outcomes: Vec<Outcome>,
     pub hardware: Hardware,
     /// The signed bytes as they came in; stored compressed, capped.
+    #[serde(skip)]
     pub evidence: Vec<u8>,
     /// Whether the document answers every test of the run.
     pub complete: bool,

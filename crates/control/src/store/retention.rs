@@ -23,6 +23,8 @@ use super::{
 const NODES: usize = 256;
 /// Rows of evidence in one step.
 const ROWS: u32 = 2000;
+/// Bundles in one step.
+const BUNDLES: u32 = 200;
 /// Runs whose logs are named in one call; the next call names more.
 const LOGS: u32 = 10_000;
 
@@ -33,7 +35,8 @@ impl Store {
         let history = now.minus(keep.history);
         let mut pruned = Pruned {
             history_rows: self.prune_history(lease, history)?,
-            evidence_rows: self.prune_evidence(lease, now.minus(keep.evidence))?,
+            evidence_rows: self.prune_evidence(lease, now.minus(keep.evidence))?
+                + self.prune_bundles(lease, now.minus(keep.evidence))?,
             logs: self.read(|tx| expired_logs(tx, now.minus(keep.logs)))?,
             ..Pruned::default()
         };
@@ -96,6 +99,26 @@ impl Store {
                 let rows: Vec<Val<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
                 tx.count_each("forgetting evidence", (sqlite, postgres), &[Kind::Int; 2], &rows)
             })?;
+        }
+    }
+
+    /// What a case rests on was taken out of them. How many documents are gone.
+    fn prune_bundles(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
+        let sql = "SELECT id, documents FROM bundle WHERE received < $1 ORDER BY received LIMIT $2";
+        let mut gone = 0;
+        loop {
+            let read = |tx: &mut Tx<'_>| {
+                tx.all("reading evidence", sql, vals![before, BUNDLES], |row| Ok((row.int(0)?, row.number(1)?)))
+            };
+            let old = self.read(read)?;
+            if old.is_empty() {
+                return Ok(gone);
+            }
+            let rows: Vec<Val<'_>> = old.iter().map(|(id, _)| (*id).into()).collect();
+            let (sqlite, postgres) =
+                ("DELETE FROM bundle WHERE id = $1", "DELETE FROM bundle WHERE id = ANY ($1::int8[])");
+            self.write(lease, |tx| tx.each("forgetting evidence", (sqlite, postgres), &[Kind::Int], &rows))?;
+            gone += old.iter().map(|(_, documents)| documents).sum::<u64>();
         }
     }
 }

@@ -9,14 +9,18 @@ use super::{
 };
 
 /// In order; the first brings an empty database to schema 1.
-const MIGRATIONS: [&str; 3] =
-    [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql"), include_str!("migrations/0003.sql")];
+const MIGRATIONS: [&str; 4] = [
+    include_str!("migrations/0001.sql"),
+    include_str!("migrations/0002.sql"),
+    include_str!("migrations/0003.sql"),
+    include_str!("migrations/0004.sql"),
+];
 
 /// The schema this program reads and writes.
 pub(super) const KNOWN: i64 = MIGRATIONS.len() as i64;
 
 /// Every table, in an order in which rows may be inserted: what is referred to comes first.
-pub(super) const TABLES: [&str; 25] = [
+pub(super) const TABLES: [&str; 27] = [
     "meta",
     "counter",
     "node",
@@ -31,6 +35,8 @@ pub(super) const TABLES: [&str; 25] = [
     "finding",
     "case_file",
     "evidence",
+    "bundle",
+    "inbox",
     "cycle",
     "reason",
     "audit",
@@ -112,14 +118,37 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_store_of_schema_2_keeps_its_active_runs_their_keys_and_what_was_spent() {
+    /// A store as it was made by the first so many migrations.
+    fn of_schema(version: usize) -> rusqlite::Connection {
         let old = rusqlite::Connection::open_in_memory().unwrap();
         old.execute_batch("CREATE TABLE schema_version (version BIGINT NOT NULL PRIMARY KEY)").unwrap();
-        for (text, number) in MIGRATIONS.iter().zip(1..).take(2) {
+        for (text, number) in MIGRATIONS.iter().zip(1..).take(version) {
             old.execute_batch(&for_database(text, true)).unwrap();
             old.execute("INSERT INTO schema_version VALUES (?1)", [number]).unwrap();
         }
+        old
+    }
+
+    #[test]
+    fn a_store_of_schema_3_keeps_its_history_and_its_documents() {
+        let old = of_schema(3);
+        old.execute_batch(
+            "INSERT INTO node (id, name, life, since) VALUES (1, 'n1', '', 0); \
+             INSERT INTO history VALUES (1, 10, 1, 1, 5, 6); \
+             INSERT INTO evidence VALUES (10, 1, 7, 3, NULL, 0, NULL, x'28b52ffd');",
+        )
+        .unwrap();
+        let mut tx = Tx::new(Conn::Sqlite(&old), std::sync::Arc::default());
+        migrate(&mut tx).unwrap();
+        let sql = "SELECT h.at, h.took, h.bundle, e.received FROM history h JOIN evidence e ON e.run = h.run AND e.node = h.node";
+        let kept = tx.all("test", sql, &[], |row| Ok((row.int(0)?, row.int(1)?, row.opt_int(2)?, row.int(3)?)));
+        assert_eq!(kept.unwrap(), [(5, 6, None, 7)]);
+        assert_eq!(version(&mut tx).unwrap(), KNOWN);
+    }
+
+    #[test]
+    fn a_store_of_schema_2_keeps_its_active_runs_their_keys_and_what_was_spent() {
+        let old = of_schema(2);
         old.execute_batch(
             "INSERT INTO node (id, name, life, since) VALUES (1, 'n1', '', 0), (2, 'n2', '', 0); \
              INSERT INTO run (id, state, nodes, tests, node_count, purpose, code, words, planned, time_limit, secret, \
@@ -129,7 +158,7 @@ mod tests {
              INSERT INTO run_node VALUES (10, 1, 660000, 1, 0), (11, 1, 700001, 1, 1), (11, 2, NULL, 0, 1);",
         )
         .unwrap();
-        let mut tx = Tx { conn: Conn::Sqlite(&old), names: std::sync::Arc::default() };
+        let mut tx = Tx::new(Conn::Sqlite(&old), std::sync::Arc::default());
         migrate(&mut tx).unwrap();
         let awaited = "SELECT run, node, secret, answered, whole FROM awaited ORDER BY node";
         let awaited = tx.all("test", awaited, &[], |row| {

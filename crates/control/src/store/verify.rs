@@ -31,6 +31,7 @@ impl Store {
             history(tx, &mut report)?;
             runs(tx, &mut report)?;
             open_cases(tx, &mut report)?;
+            inbox(tx, &mut report)?;
             Ok(report.verified)
         })
     }
@@ -189,6 +190,15 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
         Ok(())
     })?;
     report.add(format!("{} active runs", busy.len()), troubles);
+    Ok(())
+}
+
+/// What is kept to be entered later must be there.
+fn inbox(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
+    let sql = "SELECT bundle FROM inbox i WHERE NOT EXISTS (SELECT 1 FROM bundle b WHERE b.id = i.bundle)";
+    let lost = tx.all("reading the inbox", sql, &[], |row| row.int(0))?;
+    let troubles = lost.into_iter().map(|bundle| format!("bundle {bundle} is to be entered and is not there"));
+    report.add("results to be entered".to_owned(), troubles.collect());
     Ok(())
 }
 

@@ -64,6 +64,17 @@ impl Bed {
         bed
     }
 
+    /// A store that others made.
+    pub(crate) fn at(url: &StoreUrl) -> Self {
+        Self::over(Store::open(url).unwrap(), Some(url.clone()))
+    }
+
+    /// As after a restart of the controller.
+    pub(crate) fn reopen(&mut self) {
+        self.store = Store::open(self.url.as_ref().unwrap()).unwrap();
+        self.lease = self.store.acquire("tests", self.now, Span::days(36_500)).unwrap();
+    }
+
     /// `None`, after saying so, where there is no PostgreSQL.
     pub(crate) fn postgres() -> Option<Self> {
         let url = postgres::new_database()?;

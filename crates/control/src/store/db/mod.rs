@@ -5,22 +5,25 @@
 //! Statements are prepared once per connection and kept.
 
 mod batch;
+mod checkpoint;
+mod copied;
 mod postgres;
 mod row;
 mod sqlite;
 mod tx;
 
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio_postgres::Config;
 
-use self::{postgres::PgSession, sqlite::SqliteFile};
 pub(super) use self::{
+    checkpoint::Checkpoints,
     postgres::When,
     row::{Kind, Row, Val, vals},
     sqlite::open_read_only,
     tx::{Conn, Tx},
 };
+use self::{postgres::PgSession, sqlite::SqliteFile};
 use super::{
     error::{Result, StoreError},
     names::Names,
@@ -32,18 +35,8 @@ const IDLE: usize = 4;
 
 /// Writers and a few readers, of one of two kinds.
 pub(super) enum Db {
-    Sqlite {
-        writer: Mutex<rusqlite::Connection>,
-        readers: Mutex<Vec<rusqlite::Connection>>,
-        file: Option<SqliteFile>,
-    },
-    Postgres {
-        writers: Mutex<Vec<PgSession>>,
-        readers: Mutex<Vec<PgSession>>,
-        /// Open to many batches of results at once, or to one other write of this process.
-        gate: RwLock<()>,
-        config: Box<Config>,
-    },
+    Sqlite { writer: Mutex<rusqlite::Connection>, readers: Mutex<Vec<rusqlite::Connection>>, file: Option<SqliteFile> },
+    Postgres { writers: Mutex<Vec<PgSession>>, readers: Mutex<Vec<PgSession>>, config: Box<Config> },
 }
 
 /// How much of the others a transaction keeps out.
@@ -55,9 +48,12 @@ pub(super) enum Access {
     ReadOnce,
     /// Beside other writers of other rows.
     Write,
-    /// As `Write`, and beside other batches of results that have nothing to do with this one. Where
-    /// [`Db::syncs_apart`], durable only after [`Db::sync`].
+    /// As `Write`, for results that come in. Where [`Db::syncs_apart`], durable only after [`Db::sync`].
     WriteResults,
+    /// As `Write`, for results that are in the inbox. Where the machine cannot go down without this process, durable some
+    /// time later: what is lost then is in the inbox again. A server that goes down alone must not forget it, because this
+    /// process would not know.
+    EnterResults,
     /// Nobody else writes meanwhile.
     WriteAlone,
 }
@@ -73,12 +69,7 @@ impl Db {
             StoreUrl::Postgres(text) => {
                 let config = postgres::config(text, &url.to_string())?;
                 let writers = Mutex::new(vec![PgSession::connect(&config)?]);
-                Ok(Self::Postgres {
-                    writers,
-                    readers: Mutex::default(),
-                    gate: RwLock::default(),
-                    config: Box::new(config),
-                })
+                Ok(Self::Postgres { writers, readers: Mutex::default(), config: Box::new(config) })
             }
         }
     }
@@ -113,20 +104,12 @@ impl Db {
                 }
                 _ => sqlite::transaction(&lock(writer), access, names, body),
             },
-            Self::Postgres { writers, readers, gate, config } => {
-                let mut in_session =
-                    |idle| in_session(idle, config, |session| session.transaction(access, names, body));
-                match access {
-                    Access::Read | Access::ReadOnce => in_session(readers),
-                    Access::WriteResults => {
-                        let _beside_others = gate.read().unwrap_or_else(PoisonError::into_inner);
-                        in_session(writers)
-                    }
-                    Access::Write | Access::WriteAlone => {
-                        let _alone = gate.write().unwrap_or_else(PoisonError::into_inner);
-                        in_session(writers)
-                    }
-                }
+            Self::Postgres { writers, readers, config } => {
+                let idle = match access {
+                    Access::Read | Access::ReadOnce => readers,
+                    Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => writers,
+                };
+                in_session(idle, config, |session| session.transaction(access, names, body))
             }
         }
     }
@@ -141,6 +124,14 @@ impl Db {
         match self {
             Self::Sqlite { file: Some(file), .. } => file.sync_log(),
             Self::Sqlite { file: None, .. } | Self::Postgres { .. } => Ok(()),
+        }
+    }
+
+    /// Who brings the log into the database file beside the writer, where there is such a log.
+    pub(super) const fn checkpoints(&self) -> Checkpoints<'_> {
+        match self {
+            Self::Sqlite { file, .. } => Checkpoints::new(file.as_ref()),
+            Self::Postgres { .. } => Checkpoints::new(None),
         }
     }
 

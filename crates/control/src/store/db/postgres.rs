@@ -111,6 +111,9 @@ impl PgSession {
         let (client, connection) = runtime.block_on(config.connect(NoTls)).map_err(postgres_error("connecting"))?;
         // Whatever ends the connection is told to whoever waits for an answer.
         runtime.spawn(async move { drop(connection.await) });
+        // Each statement looks rows up by their keys, whatever the values are: it need not be planned for them.
+        let settings = client.batch_execute("SET plan_cache_mode TO force_generic_plan");
+        runtime.block_on(settings).map_err(postgres_error("setting up"))?;
         Ok(Self {
             runtime,
             client,
@@ -149,13 +152,13 @@ impl PgSession {
         body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
         let begin = match access {
-            Access::ReadOnce => return body(&mut Tx { conn: Conn::Postgres(self), names: Arc::clone(names) }),
+            Access::ReadOnce => return body(&mut Tx::new(Conn::Postgres(self), Arc::clone(names))),
             Access::Read => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            Access::Write | Access::WriteResults | Access::WriteAlone => "BEGIN",
+            Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => "BEGIN",
         };
         self.forget();
         self.waiting.push(Waiting { operation: "beginning a transaction", what: What::Script(begin) });
-        let mut tx = Tx { conn: Conn::Postgres(self), names: Arc::clone(names) };
+        let mut tx = Tx::new(Conn::Postgres(self), Arc::clone(names));
         let result = body(&mut tx);
         let known = Arc::clone(&tx.names);
         match result {
@@ -257,6 +260,19 @@ impl PgSession {
         let statement = self.prepare(operation, sql)?;
         let params = params(vals);
         self.ask(operation, async |client| client.query(&statement, &params).await)
+    }
+
+    /// The whole answer to a question that takes no values, in the server's binary form.
+    pub(super) fn copy_out(&mut self, operation: &'static str, sql: &str) -> Result<Vec<u8>> {
+        let statement = self.prepare(operation, &format!("COPY ({sql}) TO STDOUT (FORMAT binary)"))?;
+        self.ask(operation, async |client| {
+            let mut copied = Vec::new();
+            let mut pieces = pin!(client.copy_out(&statement).await?);
+            while let Some(piece) = pieces.next().await {
+                copied.extend_from_slice(&piece?);
+            }
+            Ok(copied)
+        })
     }
 
     pub(super) fn query_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) -> Result<Vec<Row>> {

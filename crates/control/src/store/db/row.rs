@@ -162,6 +162,8 @@ impl<'a> FromSql<'a> for AnyInt {
 pub(in crate::store) enum Row<'a> {
     Sqlite(&'a rusqlite::Row<'a>),
     Postgres(&'a tokio_postgres::Row),
+    /// Of whole numbers, see [`super::copied`].
+    Copied(&'a [Option<i64>]),
 }
 
 const READ: &str = "reading a column";
@@ -178,6 +180,7 @@ impl Row<'_> {
                 let value: Option<AnyInt> = row.try_get(column).map_err(postgres_error(READ))?;
                 Ok(value.map(|AnyInt(number)| number))
             }
+            Self::Copied(values) => values.get(column).copied().ok_or_else(|| missing(column)),
         }
     }
 
@@ -192,6 +195,7 @@ impl Row<'_> {
                 value.as_str_or_null().map_err(|error| unreadable("text", &error))
             }
             Self::Postgres(row) => row.try_get(column).map_err(postgres_error(READ)),
+            Self::Copied(_) => Err(not_copied("text")),
         }
     }
 
@@ -202,6 +206,7 @@ impl Row<'_> {
                 value.as_blob().map_err(|error| unreadable("blob", &error))
             }
             Self::Postgres(row) => row.try_get(column).map_err(postgres_error(READ)),
+            Self::Copied(_) => Err(not_copied("blob")),
         }
     }
 
@@ -228,6 +233,7 @@ impl Row<'_> {
                 }
                 _ => Ok(self.opt_text(column)?.map_or(Val::Null, Val::Text)),
             },
+            Self::Copied(_) => Ok(self.opt_int(column)?.map_or(Val::Null, Val::Int)),
         }
     }
 
@@ -244,6 +250,7 @@ impl Row<'_> {
         match self {
             Self::Sqlite(row) => row.get(column).map_err(sqlite_error(READ)),
             Self::Postgres(row) => row.try_get(column).map_err(postgres_error(READ)),
+            Self::Copied(_) => Err(not_copied("flag")),
         }
     }
 
@@ -267,6 +274,10 @@ impl Row<'_> {
 
 fn missing(column: usize) -> StoreError {
     StoreError::Unreadable { what: "row", why: format!("column {column} is empty") }
+}
+
+fn not_copied(what: &'static str) -> StoreError {
+    unreadable(what, &"only whole numbers are copied out")
 }
 
 fn unreadable(what: &'static str, why: &dyn std::fmt::Display) -> StoreError {

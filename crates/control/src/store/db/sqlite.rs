@@ -75,11 +75,12 @@ impl SqliteFile {
         }
         prepare(&connection)?;
         // Results are durable when they are acknowledged, hence FULL. A longer log than usual is kept between
-        // checkpoints, because the same pages of `latest` are written over and over. The page cache is small: SQLite
+        // checkpoints, because the same pages of `latest` are written over and over. Where many results come in most of
+        // a checkpoint is done beside the writer (checkpoint.rs); this is where it does the rest itself. The page cache is small: SQLite
         // walks all of it in every commit that has split a page, and the system has the file in its own.
         connection
             .execute_batch(
-                "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 8000; \
+                "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000; \
                  PRAGMA journal_size_limit = 67108864; PRAGMA cache_size = -8192;",
             )
             .map_err(sqlite_error("setting up"))?;
@@ -151,7 +152,7 @@ pub(super) fn transaction<T>(
         connection.execute_batch("ROLLBACK").map_err(sqlite_error("rolling back what a panic left"))?;
         set_sync(connection, "FULL")?;
     }
-    if access != Access::WriteResults {
+    if !matches!(access, Access::WriteResults | Access::EnterResults) {
         return attempt(connection, access, names, body);
     }
     set_sync(connection, "NORMAL")?;
@@ -173,12 +174,12 @@ fn attempt<T>(
     body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
 ) -> Result<T> {
     let begin = match access {
-        Access::ReadOnce => return body(&mut Tx { conn: Conn::Sqlite(connection), names: Arc::clone(names) }),
+        Access::ReadOnce => return body(&mut Tx::new(Conn::Sqlite(connection), Arc::clone(names))),
         Access::Read => "BEGIN",
-        Access::Write | Access::WriteResults | Access::WriteAlone => "BEGIN IMMEDIATE",
+        Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => "BEGIN IMMEDIATE",
     };
     run(connection, "beginning a transaction", begin)?;
-    let mut tx = Tx { conn: Conn::Sqlite(connection), names: Arc::clone(names) };
+    let mut tx = Tx::new(Conn::Sqlite(connection), Arc::clone(names));
     let result = body(&mut tx).and_then(|value| {
         run(connection, "committing", "COMMIT")?;
         Ok(value)

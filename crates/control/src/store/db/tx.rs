@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Kind, Row, Val, When, postgres::PgSession, sqlite_error};
+use super::{Kind, Row, Val, When, copied, postgres::PgSession, sqlite_error};
 use crate::store::{
     error::{Result, StoreError},
     names::Names,
@@ -18,6 +18,14 @@ pub(in crate::store) enum Conn<'a> {
 pub(in crate::store) struct Tx<'a> {
     pub(in crate::store) conn: Conn<'a>,
     pub(in crate::store) names: Arc<Names>,
+    /// The highest number of a bundle, in a write of the controller.
+    pub(in crate::store) last_bundle: i64,
+}
+
+impl<'a> Tx<'a> {
+    pub(in crate::store) const fn new(conn: Conn<'a>, names: Arc<Names>) -> Self {
+        Self { conn, names, last_bundle: 0 }
+    }
 }
 
 impl Tx<'_> {
@@ -83,6 +91,25 @@ impl Tx<'_> {
             found.push(read(row)?);
             Ok(())
         })?;
+        Ok(found)
+    }
+
+    /// As [`Self::all`], for a long answer of whole numbers to a question that takes no values.
+    pub(in crate::store) fn all_numbers<T>(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        mut read: impl FnMut(&Row<'_>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut found = Vec::new();
+        let mut add = |row: &Row<'_>| {
+            found.push(read(row)?);
+            Ok(())
+        };
+        match &mut self.conn {
+            Conn::Sqlite(_) => self.rows(operation, sql, &[], add)?,
+            Conn::Postgres(session) => copied::each_row(&session.copy_out(operation, sql)?, &mut add)?,
+        }
         Ok(found)
     }
 

@@ -1,0 +1,267 @@
+//! Documents and the results found in them, many in one compressed piece.
+//!
+//! The documents of one test are much alike: together they take a small part of the room and of the time that each
+//! would take alone. A bundle is small, because who wants one document unpacks the whole. It also says what was found in
+//! each document, so that results can be entered from it when the process that had found them is gone.
+//!
+//! Unpacked it is four bytes of length, so many bytes of JSON that list the results, and the documents one after
+//! another.
+
+use doctor_core::ids::{CaseId, NodeName, RunId};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    db::{Kind, Tx, Val, vals},
+    error::{Result, StoreError},
+    evidence::{self, Kept, Packed, compress, decompress},
+    records::{EvidenceRow, JudgedResult},
+};
+
+/// The most bytes of documents in a bundle, and the most results.
+const MOST_BYTES: usize = 64 << 10;
+const MOST_RESULTS: usize = 64;
+/// A document longer than this stands alone.
+const ALONE: usize = 16 << 10;
+
+/// A result and where its document stands: the next so many bytes of the bundle, or not in it.
+#[derive(Debug, Serialize)]
+struct Place<'a> {
+    result: &'a JudgedResult,
+    bytes: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Found {
+    result: JudgedResult,
+}
+
+/// As much of [`Found`] as is needed to hand a document out.
+#[derive(Debug, Deserialize)]
+struct FoundDocument {
+    result: DocumentOf,
+    bytes: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+struct DocumentOf {
+    run: RunId,
+    node: NodeName,
+    received: doctor_core::time::Timestamp,
+    policy_version: u32,
+    profile_version: Option<u32>,
+}
+
+/// The document of a result, if it has to stand alone. Compressing a long one takes its time: not under a lock.
+pub(super) fn pack_alone(result: &JudgedResult) -> Result<Option<Packed>> {
+    // A bundle is found by what history says, and of this one history says nothing.
+    let unlisted = result.outcomes.is_empty();
+    (unlisted || result.evidence.len() > ALONE).then(|| Packed::new(&result.evidence)).transpose()
+}
+
+/// A result about to be kept.
+#[derive(Debug)]
+pub(super) struct Arrival<'a> {
+    pub(super) node: i64,
+    pub(super) result: &'a JudgedResult,
+    pub(super) alone: Option<&'a Packed>,
+    /// A run of a case keeps its evidence with the case.
+    pub(super) case: Option<CaseId>,
+}
+
+impl Arrival<'_> {
+    fn is_alone(&self) -> bool {
+        self.alone.is_some() || self.case.is_some()
+    }
+
+    fn bytes_inside(&self) -> usize {
+        if self.is_alone() { 0 } else { self.result.evidence.len() }
+    }
+}
+
+/// Writes results and their documents down. The bundle of each, in their order.
+pub(super) fn keep(tx: &mut Tx<'_>, arrivals: &[Arrival<'_>]) -> Result<Vec<i64>> {
+    let mut ids = Vec::with_capacity(arrivals.len());
+    let mut bundles = Vec::new();
+    for some in in_bundles(arrivals) {
+        tx.last_bundle += 1;
+        ids.extend(std::iter::repeat_n(tx.last_bundle, some.len()));
+        let newest = some.iter().map(|one| one.result.received).max();
+        let documents = some.iter().filter(|one| !one.is_alone()).count() as u64;
+        bundles.push((tx.last_bundle, newest, documents, pack(some)?));
+    }
+    let mut rows: Vec<Val<'_>> = Vec::with_capacity(bundles.len() * 4);
+    for (id, newest, documents, body) in &bundles {
+        rows.extend_from_slice(vals![*id, *newest, *documents, body.as_slice()]);
+    }
+    let kinds = [Kind::Int, Kind::Int, Kind::Int, Kind::Blob];
+    tx.bulk("keeping documents", "bundle (id, received, documents, body)", &kinds, &rows, "")?;
+    keep_alone(tx, arrivals)?;
+    Ok(ids)
+}
+
+fn keep_alone(tx: &mut Tx<'_>, arrivals: &[Arrival<'_>]) -> Result<()> {
+    let mut packed = Vec::new();
+    for arrival in arrivals.iter().filter(|arrival| arrival.is_alone()) {
+        let document = match arrival.alone {
+            Some(packed) => packed.clone(),
+            None => Packed::new(&arrival.result.evidence)?,
+        };
+        packed.push((arrival, document));
+    }
+    let kept: Vec<Kept<'_>> = packed.iter().map(|(arrival, packed)| Kept::new(arrival, packed)).collect();
+    evidence::keep(tx, &kept)
+}
+
+/// As many in each as may be, in their order.
+fn in_bundles<'a, 'b>(arrivals: &'b [Arrival<'a>]) -> Vec<&'b [Arrival<'a>]> {
+    let mut bundles = Vec::new();
+    let (mut first, mut bytes) = (0, 0);
+    for (place, arrival) in arrivals.iter().enumerate() {
+        let more = arrival.bytes_inside();
+        if place > first && (bytes + more > MOST_BYTES || place - first == MOST_RESULTS) {
+            bundles.push(&arrivals[first..place]);
+            (first, bytes) = (place, 0);
+        }
+        bytes += more;
+    }
+    if first < arrivals.len() {
+        bundles.push(&arrivals[first..]);
+    }
+    bundles
+}
+
+fn pack(arrivals: &[Arrival<'_>]) -> Result<Vec<u8>> {
+    let refused = |why: String| StoreError::Refused { operation: "keeping documents", why };
+    let places: Vec<Place<'_>> = arrivals
+        .iter()
+        .map(|one| Place { result: one.result, bytes: (!one.is_alone()).then_some(one.result.evidence.len()) })
+        .collect();
+    let mut bytes = vec![0; LENGTH];
+    serde_json::to_writer(&mut bytes, &places).map_err(|error| refused(error.to_string()))?;
+    let length = u32::try_from(bytes.len() - LENGTH).map_err(|error| refused(error.to_string()))?;
+    bytes[..LENGTH].copy_from_slice(&length.to_le_bytes());
+    for arrival in arrivals.iter().filter(|arrival| !arrival.is_alone()) {
+        bytes.extend_from_slice(&arrival.result.evidence);
+    }
+    compress(&bytes)
+}
+
+/// Bytes of the length of the list.
+const LENGTH: usize = size_of::<u32>();
+
+/// The list, and the documents after it.
+fn unpack<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<(Vec<T>, Vec<u8>)> {
+    let bytes = decompress(body)?;
+    let (length, rest) = bytes.split_first_chunk::<LENGTH>().ok_or_else(|| unreadable("it is empty"))?;
+    let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|error| unreadable(&error.to_string()))?;
+    let (list, documents) = rest.split_at_checked(length).ok_or_else(|| unreadable("its list is cut off"))?;
+    let list = serde_json::from_slice(list).map_err(|error| unreadable(&error.to_string()))?;
+    Ok((list, documents.to_vec()))
+}
+
+fn unreadable(why: &str) -> StoreError {
+    StoreError::Unreadable { what: "bundle", why: why.to_owned() }
+}
+
+/// The results in a bundle, without their documents.
+pub(super) fn results(body: &[u8]) -> Result<Vec<JudgedResult>> {
+    let (found, _) = unpack::<Found>(body)?;
+    Ok(found.into_iter().map(|Found { result }| result).collect())
+}
+
+/// The document of one result, if it is in the bundle that history names.
+pub(super) fn find(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<EvidenceRow>> {
+    let Some(name) = tx.names.node(node).ok().cloned() else { return Ok(None) };
+    let sql = "SELECT b.body FROM history h JOIN bundle b ON b.id = h.bundle WHERE h.node = $1 AND h.run = $2 LIMIT 1";
+    let found = tx.first("reading evidence", sql, vals![node, run], |row| document(row.blob(0)?, run, &name))?;
+    Ok(found.flatten())
+}
+
+fn document(body: &[u8], run: RunId, node: &NodeName) -> Result<Option<EvidenceRow>> {
+    let (list, documents) = unpack::<FoundDocument>(body)?;
+    let mut first = 0;
+    for FoundDocument { result, bytes } in list {
+        let end = first + bytes.unwrap_or(0);
+        if result.run == run && result.node == *node && bytes.is_some() {
+            let bytes = documents.get(first..end).ok_or_else(|| unreadable("a document is cut off"))?.to_vec();
+            let DocumentOf { received, policy_version, profile_version, .. } = result;
+            let row =
+                EvidenceRow { bytes, truncated: false, received, policy_version, profile_version, pinned_by: None };
+            return Ok(Some(row));
+        }
+        first = end;
+    }
+    Ok(None)
+}
+
+/// A document is kept on its own from now on.
+pub(super) fn took_out(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<()> {
+    let sql = "UPDATE bundle SET documents = documents - 1 \
+               WHERE id = (SELECT bundle FROM history WHERE node = $1 AND run = $2 LIMIT 1)";
+    tx.run("pinning evidence", sql, vals![node, run]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::{node::Hardware, time::Timestamp};
+
+    use super::*;
+
+    fn result(number: u64, evidence: Vec<u8>) -> JudgedResult {
+        JudgedResult {
+            run: RunId::from_number(number),
+            node: NodeName::new(&format!("n{number}")).unwrap(),
+            outcomes: Vec::new(),
+            hardware: Hardware::default(),
+            evidence,
+            complete: true,
+            received: Timestamp::from_secs(7),
+            policy_version: 3,
+            profile_version: Some(2),
+        }
+    }
+
+    fn arrival(result: &JudgedResult) -> Arrival<'_> {
+        Arrival { node: 1, result, alone: None, case: None }
+    }
+
+    #[test]
+    fn each_document_comes_back_byte_for_byte_and_the_results_without_them() {
+        let results: Vec<_> = (0..9).map(|n| result(n, vec![u8::try_from(n).unwrap(); 100 * n as usize])).collect();
+        let arrivals: Vec<_> = results.iter().map(arrival).collect();
+        let body = pack(&arrivals).unwrap();
+        for result in &results {
+            let found = document(&body, result.run, &result.node).unwrap().unwrap();
+            assert_eq!((&found.bytes, found.policy_version), (&result.evidence, 3));
+        }
+        assert_eq!(document(&body, results[1].run, &results[2].node).unwrap(), None);
+        let found = super::results(&body).unwrap();
+        assert!(found.iter().zip(&results).all(|(found, kept)| found.run == kept.run && found.evidence.is_empty()));
+    }
+
+    #[test]
+    fn a_bundle_stays_small_whatever_comes_in() {
+        let small: Vec<_> = (0..200).map(|n| result(n, vec![1; 10])).collect();
+        let sizes: Vec<_> =
+            in_bundles(&small.iter().map(arrival).collect::<Vec<_>>()).iter().map(|b| b.len()).collect();
+        assert_eq!(sizes, [64, 64, 64, 8]);
+        let long: Vec<_> = (0..10).map(|n| result(n, vec![1; ALONE])).collect();
+        let sizes: Vec<_> = in_bundles(&long.iter().map(arrival).collect::<Vec<_>>()).iter().map(|b| b.len()).collect();
+        assert_eq!(sizes, [4, 4, 2]);
+        assert!(in_bundles(&[]).is_empty());
+        assert!(pack_alone(&result(1, vec![1; ALONE + 1])).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_bundle_that_is_cut_or_not_one_is_refused() {
+        let one = result(1, vec![7; 50]);
+        let body = pack(&[arrival(&one)]).unwrap();
+        for bytes in [&body[..body.len() / 2], b"", b"nonsense"] {
+            assert!(document(bytes, one.run, &one.node).is_err());
+        }
+        for list in [&b""[..], &[1, 0], &[255, 255, 255, 255, 1], b"\x02\x00\x00\x00{}"] {
+            let error = results(&compress(list).unwrap()).unwrap_err();
+            assert!(matches!(error, StoreError::Unreadable { .. }), "{error}");
+        }
+    }
+}
