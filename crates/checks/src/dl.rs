@@ -5,8 +5,7 @@
 //! which every number is checked against known sums; layers of deep learning forward and backward, by their exact bits
 //! on every multiprocessor and against formulas in double precision; copies to and from the host, within the GPU and
 //! between GPUs, with what arrives compared; then load until the temperature stands still. About 4 s cold and 15 to 25 s
-//! warm. It runs when it is named (`doctor-node test dl`), or in validation runs where the policy says
-//! `[tests.dl] enabled = true`.
+//! warm. It runs when it is named (`doctor-node test dl`), and with the suites that have it (`doctor explain suites`).
 //!
 //! Each run begins with errors planted in the GPU's memory: a lost value, a turned bit, a NaN, and one that is the same in
 //! every repeat. If one of them is not found, the run is inconclusive: a test that cannot see proves nothing.

@@ -5,7 +5,7 @@
 //! read in blocks of 1 MiB; random reads, random writes and both (70 % reads) in blocks of 4 KiB. It takes about 45 s for
 //! each mount, and never more than a tenth of the space that is free. Its files are in `MOUNT/.cluster-doctor/`, in a
 //! directory of this node and this run, and go when it ends, also when it is killed. It runs when it is named
-//! (`doctor-node test storage`), or in validation runs where the policy says `[tests.storage] enabled = true`.
+//! (`doctor-node test storage`), and with the suites that have it (`doctor explain suites`).
 //!
 //! Why it matters: data loading and checkpoints wait for the slowest node. A mount that hangs keeps a job from ending,
 //! and one that gives back other bytes than were written spoils a checkpoint that nobody looks at for weeks.

@@ -4,6 +4,8 @@
 //! next one, which is minutes away, on every node of a cluster. And a look has one thread that works and one that waits: a
 //! heap for each would only be grown twice.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 /// Before any other thread is there: one heap for all.
 pub fn one_heap() {
     set(Knob::Heaps, 1);
@@ -44,11 +46,26 @@ pub(crate) fn give_back() {
     let _gave_any = unsafe { libc::malloc_trim(0) };
 }
 
+/// Whether a look has been taken since the last [`rest`].
+static LOOKED: AtomicBool = AtomicBool::new(false);
+
+/// A look was taken: it has brought much of the program into memory.
+pub(crate) fn looked() {
+    LOOKED.store(true, Ordering::Relaxed);
+}
+
+/// After the last thing that follows a look, its report or a sign of life: once for both.
+pub(crate) fn rest_after_a_look() {
+    if LOOKED.swap(false, Ordering::Relaxed) {
+        rest();
+    }
+}
+
 /// Unmaps the program's own code and constants until they are used again. An agent waits for minutes after each look, and
 /// these, most of what it has in memory, are in the kernel's page cache anyway.
 #[cfg(target_os = "linux")]
 #[expect(unsafe_code, reason = "no safe binding of madvise(2) exists")]
-pub(crate) fn rest() {
+fn rest() {
     for (begin, end) in unwritten(&std::fs::read_to_string("/proc/self/smaps").unwrap_or_default()) {
         let address = std::ptr::with_exposed_provenance_mut(begin);
         // SAFETY: a whole mapping of a program or library, which this process cannot write and has never written: what is

@@ -193,7 +193,7 @@ impl<'a> Agent<'a> {
             if !due.is_empty() {
                 self.look(&due);
                 memory::give_back();
-                memory::rest();
+                memory::looked();
             }
             self.sleep();
         }

@@ -159,8 +159,8 @@ impl Sender<'_> {
         drop(next);
         if was_large {
             memory::give_back();
-            memory::rest();
         }
+        memory::rest_after_a_look();
         true
     }
 
