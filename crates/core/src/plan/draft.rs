@@ -178,8 +178,13 @@ pub(super) fn find(snapshot: &Snapshot, name: &NodeName) -> Option<u32> {
     u32::try_from(place).ok()
 }
 
-pub(super) fn policy_of<'a>(snapshot: &'a Snapshot, id: &TestId) -> Option<&'a TestPolicy> {
+fn policy_of<'a>(snapshot: &'a Snapshot, id: &TestId) -> Option<&'a TestPolicy> {
     snapshot.tests.iter().find(|test| test.id == *id)
+}
+
+/// Whether a test is run by itself when it is stale.
+pub(super) fn is_routine(snapshot: &Snapshot, id: &TestId) -> bool {
+    policy_of(snapshot, id).is_some_and(|policy| policy.routine)
 }
 
 /// Free, and no operator and nobody else's mark keeps us off it.

@@ -12,8 +12,6 @@ use crate::{
     time::Span,
 };
 
-const MAY_WORK: &str = "it does not answer and may have user work on it; a person has to decide";
-
 pub(super) fn climb(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     if let Life::Proving { run } = record.life {
         proof::conclude(draft, node, record, case, run);
@@ -114,12 +112,16 @@ fn drained(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -
     if !matches!(record.node.occupancy, Occupancy::Busy { .. }) {
         return true;
     }
-    stuck(draft, node, record, case, "user work does not end; a person has to decide");
+    stuck(draft, node, record, case);
     false
 }
 
 /// A person is asked when user work does not end, or cannot be ruled out, for too long.
-fn stuck(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
+fn stuck(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
+    let why = match record.node.occupancy {
+        Occupancy::Busy { .. } => "user work does not end; a person has to decide",
+        _ => "it does not answer and may have user work on it; a person has to decide",
+    };
     let since = case.step(StepKind::Drain).map_or(record.since, |step| step.at);
     if draft.snapshot.at.since(since) > draft.snapshot.policy.repair.drain_deadline {
         propose(draft, node, record, case, StepKind::Drain, why);
@@ -180,7 +182,7 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
     }
     let (ours, empty) = (may(draft, kind), is_empty(record, case, kind));
     if ours && !empty {
-        stuck(draft, node, record, case, MAY_WORK);
+        stuck(draft, node, record, case);
         return false;
     }
     // Evidence that was kept is what says later that the node was empty.
@@ -253,7 +255,7 @@ fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
         }
         _ => {
             if !is_empty(record, case, StepKind::Replace) {
-                stuck(draft, node, record, case, MAY_WORK);
+                stuck(draft, node, record, case);
                 return false;
             }
             let ready = may_disturb(draft, record) && !draft.active.contains(&node);

@@ -6,7 +6,7 @@
 
 use super::{
     Action,
-    draft::{Draft, because, named, policy_of},
+    draft::{Draft, because, is_routine, named},
     ladder::{drive, escalate, hand_over, may, propose},
     rooms::closed_pool,
 };
@@ -28,14 +28,13 @@ const MOST_PROOFS: usize = 6;
 fn required(draft: &Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> Vec<TestId> {
     let policy = &draft.snapshot.policy.repair.proving;
     let applicable = named(draft.snapshot, draft.index.applies(node));
-    let routine = |test: &TestId| policy_of(draft.snapshot, test).is_some_and(|policy| policy.routine);
     let failed = |test: &TestId| {
         let open = record.findings.iter().map(|open| &open.finding);
         case.findings.iter().chain(open).any(|finding| finding.check == *test)
     };
     applicable
         .into_iter()
-        .filter(|test| (policy.is_empty() && routine(test)) || policy.contains(test) || failed(test))
+        .filter(|test| (policy.is_empty() && is_routine(draft.snapshot, test)) || policy.contains(test) || failed(test))
         .collect()
 }
 

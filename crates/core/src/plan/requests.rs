@@ -5,7 +5,7 @@
 
 use super::{
     Action,
-    draft::{Draft, because, is_touchable, named, policy_of},
+    draft::{Draft, because, is_routine, is_touchable, named},
     remedies,
 };
 use crate::{
@@ -38,8 +38,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
 fn test(draft: &mut Draft<'_>, request: &Request, name: &NodeName, tests: &[TestId]) -> bool {
     let Some(node) = draft.find(name) else { return true };
     let applicable = named(draft.snapshot, draft.index.applies(node));
-    let routine = |test: &TestId| policy_of(draft.snapshot, test).is_some_and(|policy| policy.routine);
-    let meant = |test: &TestId| if tests.is_empty() { routine(test) } else { tests.contains(test) };
+    let meant = |test: &TestId| if tests.is_empty() { is_routine(draft.snapshot, test) } else { tests.contains(test) };
     let wanted = applicable.into_iter().filter(meant).collect();
     let Some(wanted) = NonEmpty::new(wanted) else { return true };
     let repairing = matches!(draft.snapshot.nodes[node as usize].life, Life::Repairing { .. });
