@@ -11,6 +11,7 @@ use std::{
 
 use doctor_core::{
     ids::{CheckId, TestId},
+    observation::Observation,
     policy::{Policy, Rule, SuiteSettings, TestPolicy, TestSettings},
     time::Span,
 };
@@ -220,10 +221,29 @@ impl RuleBook<'_> {
     /// # Errors
     /// If the check's own rules do not parse, which its tests would have shown.
     pub fn of(&self, check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
+        self.read(check, &|check| self.compiled.of(check))
+    }
+
+    /// Those that can say anything about what was seen: most of a check's rules may be about events that were not.
+    ///
+    /// # Errors
+    /// If the check's own rules do not parse, which its tests would have shown.
+    pub fn about(&self, check: &Check, seen: &Observation) -> Result<Vec<Rule>, toml::de::Error> {
+        match seen {
+            Observation::Measured { events, .. } => self.read(check, &|check| self.compiled.about(check, events)),
+            Observation::NotApplicable(_) | Observation::CouldNot(_) => Ok(Vec::new()),
+        }
+    }
+
+    fn read(
+        &self,
+        check: &Check,
+        compiled: &dyn Fn(&Check) -> Option<Vec<Rule>>,
+    ) -> Result<Vec<Rule>, toml::de::Error> {
         let base = CheckId::new(check.spec.id).ok().and_then(|id| Some((self.catalogue.form_of(&id)?.clone(), id)));
         let own = match base.as_ref().and_then(|(of, id)| Some((self.catalogue.get(of)?, id))) {
-            Some((base, id)) => form_rules(self.of(base)?, id),
-            None => match self.compiled.of(check) {
+            Some((base, id)) => form_rules(self.read(base, compiled)?, id),
+            None => match compiled(check) {
                 Some(own) => own,
                 None => rules_as_written(check)?,
             },
@@ -266,7 +286,6 @@ mod tests {
         document::TestEvidence,
         probe::{Probe, ProbeOutput},
     };
-    use doctor_core::observation::Observation;
     use doctor_core::time::Timestamp;
 
     #[test]

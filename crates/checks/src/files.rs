@@ -79,16 +79,17 @@ pub fn unreadable(path: &str, text: &str) -> ProbeFailure {
 ///
 /// `wild("/sys/class/net/*/mtu", "/sys/class/net/eth0/mtu")` is `["eth0"]`.
 pub fn wild<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
-    let (mut names, mut found) = (path.split('/'), Vec::new());
-    for wanted in pattern.split('/') {
-        let name = names.next()?;
-        match wanted.split_once('*') {
-            None if wanted == name => {}
-            None => return None,
-            Some((before, after)) => found.push(name.strip_prefix(before)?.strip_suffix(after)?),
-        }
+    let name_ends = |text: &str| text.bytes().position(|byte| byte == b'/').unwrap_or(text.len());
+    let mut fixed = pattern.split('*');
+    let (mut rest, mut found) = (path.strip_prefix(fixed.next()?)?, Vec::new());
+    for next in fixed {
+        // A `*` stands for a part of one name, and what follows it in the pattern ends that name.
+        let (name, after) = rest.split_at(name_ends(rest));
+        let (end, below) = next.split_at(name_ends(next));
+        found.push(name.strip_suffix(end)?);
+        rest = after.strip_prefix(below)?;
     }
-    names.next().is_none().then_some(found)
+    rest.is_empty().then_some(found)
 }
 
 /// The same where it is known how many places the pattern leaves open.

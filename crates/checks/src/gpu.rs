@@ -192,9 +192,11 @@ pub fn read_numbered(gpu: &Gpu, family: &str, what: &str, look: &mut Look) -> Ve
     if matches!(gpu.get(&asked), Some(Reading::Failed { .. })) {
         unread(gpu, &[&asked]).into_iter().for_each(|failure| look.could_not(failure));
     }
-    let numbers: Vec<u32> = gpu.numbered(family, what).map(|(number, _)| number).collect();
-    let read = |number| Some((number, read_number(gpu, &format!("{family}.{number}.{what}"), look)?));
-    numbers.into_iter().filter_map(read).collect()
+    let mut read = |(number, reading): (u32, &Reading)| match reading {
+        Reading::Number(value) => Some((number, *value)),
+        _ => Some((number, read_number(gpu, &format!("{family}.{number}.{what}"), look)?)),
+    };
+    gpu.numbered(family, what).filter_map(&mut read).collect()
 }
 
 /// What a check says on a machine that has nothing of its kind.

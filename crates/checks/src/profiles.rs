@@ -4,7 +4,10 @@
 //! count without a limit is inconclusive and says so, a wrong limit would take good machines out of service. Only
 //! NVIDIA's GPUs are in scope: Azure's MI200 and MI300X families have no file here.
 
-use doctor_core::profile::{MachineTypes, ProfileFile};
+use doctor_core::{
+    ids::Sku,
+    profile::{MachineTypes, ProfileFile},
+};
 
 /// The visible list. A new machine type is its file and its word here; what others are like comes first.
 macro_rules! profiles {
@@ -62,8 +65,18 @@ profiles![
 /// # Panics
 /// If a file compiled into this program is not a profile; a test reads them all.
 pub fn built_in() -> MachineTypes {
+    together(crate::compiled::profiles().unwrap_or_else(as_written))
+}
+
+/// Of the built-in machine types only this one and those that it builds on: reading all takes longer. None of them, if it
+/// is not built in.
+pub fn built_in_like(sku: &Sku) -> MachineTypes {
+    together(crate::compiled::profiles_for(sku).unwrap_or_else(as_written))
+}
+
+fn together(files: Vec<ProfileFile>) -> MachineTypes {
     let mut types = MachineTypes::default();
-    for file in crate::compiled::profiles().unwrap_or_else(as_written) {
+    for file in files {
         types.lay_over(file).expect("what a compiled-in profile builds on comes before it");
     }
     types
@@ -82,7 +95,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use doctor_core::{
-        ids::Sku,
         machine::{MachineFacts, ToldBy, detect},
         policy::{Policy, When},
     };

@@ -114,6 +114,9 @@ pub struct Spec {
     pub opt_in: bool,
 }
 
+/// A check that nothing else is said of runs at each look of an agent, which is so often by default.
+const EACH_LOOK: Span = Span::minutes(5);
+
 impl Spec {
     /// Of a check that only reads, takes milliseconds and may run at any time.
     pub const fn quick(id: &'static str, title: &'static str) -> Self {
@@ -122,7 +125,7 @@ impl Spec {
             title,
             depth: Depth::Quick,
             exclusive: false,
-            every: Span::minutes(5),
+            every: EACH_LOOK,
             cutoff: Span::days(1),
             limit: Span::minutes(1),
             usual: Span::from_secs(1),
@@ -173,6 +176,11 @@ impl Spec {
         let listed = self.loads.and_then(|name| params.get(name)).and_then(toml::Value::as_array);
         let listed = listed.into_iter().flatten().filter_map(toml::Value::as_str);
         self.shares.iter().copied().chain(listed).map(str::to_owned).collect()
+    }
+
+    /// Whether it is part of each look, and has no period of its own.
+    pub fn is_fast(&self) -> bool {
+        self.every <= EACH_LOOK
     }
 
     /// The same, looked at less often.

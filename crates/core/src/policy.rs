@@ -135,6 +135,8 @@ pub struct Repair {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentPolicy {
+    /// How often an agent looks. A check that says that it is needed more rarely keeps its own period.
+    pub look_every: Span,
     /// An agent not heard for this long is silent.
     pub silent_after: Span,
     /// From this share of all agents on, silence is an incident of ours and no node's fault.

@@ -57,7 +57,7 @@ pub enum Suite {
 impl Suite {
     fn holds(self, check: &Check) -> bool {
         match self {
-            Self::Fast => check.spec.depth == Depth::Quick && check.spec.every <= Span::minutes(5),
+            Self::Fast => check.spec.depth == Depth::Quick && check.spec.is_fast(),
             Self::Quick => check.spec.depth == Depth::Quick,
         }
     }
@@ -101,11 +101,8 @@ pub fn check(
     let looked = look_by(&catalogue, names, suite, policy, runner)?;
     let (past, up) = (Past::at(now()), uptime(runner));
     let judged = looked.into_iter().map(|Looked { check, observation, took }| {
-        // What was not measured needs no rules.
-        let rules = match (&observation, catalogue.get(&check)) {
-            (Observation::Measured { .. }, Some(of)) => book.of(of).map_err(CheckError::Rules)?,
-            _ => Vec::new(),
-        };
+        let of = catalogue.get(&check);
+        let rules = of.map_or(Ok(Vec::new()), |of| book.about(of, &observation)).map_err(CheckError::Rules)?;
         let judgement = judge_with(&rules, profile, &past, &check, &observation);
         let Judgement { verdict, reason, text, findings } = after_boot(judgement, up, policy.agents.boot_grace);
         Ok(Answer { check, verdict, reason, text, took, findings })

@@ -46,15 +46,15 @@ pub(crate) fn give_back() {
     let _gave_any = unsafe { libc::malloc_trim(0) };
 }
 
-/// Whether a look has been taken since the last [`rest`].
+/// Whether a look has been taken that is still to be sent.
 static LOOKED: AtomicBool = AtomicBool::new(false);
 
-/// A look was taken: it has brought much of the program into memory.
+/// A look was taken and has something to say: it has brought much of the program into memory.
 pub(crate) fn looked() {
     LOOKED.store(true, Ordering::Relaxed);
 }
 
-/// After the last thing that follows a look, its report or a sign of life: once for both.
+/// After what a look had to say was sent: once for both.
 pub(crate) fn rest_after_a_look() {
     if LOOKED.swap(false, Ordering::Relaxed) {
         rest();
@@ -65,7 +65,7 @@ pub(crate) fn rest_after_a_look() {
 /// these, most of what it has in memory, are in the kernel's page cache anyway.
 #[cfg(target_os = "linux")]
 #[expect(unsafe_code, reason = "no safe binding of madvise(2) exists")]
-fn rest() {
+pub(crate) fn rest() {
     for (begin, end) in unwritten(&std::fs::read_to_string("/proc/self/smaps").unwrap_or_default()) {
         let address = std::ptr::with_exposed_provenance_mut(begin);
         // SAFETY: a whole mapping of a program or library, which this process cannot write and has never written: what is

@@ -88,15 +88,21 @@ impl Choice {
 /// # Errors
 /// If a file is wrong or a name is not known. A machine that nobody knows is no error.
 pub fn choose(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner) -> Result<Choice, ProfileError> {
-    let mut types = known_types(args.profiles.as_deref())?;
     if let Some(path) = &args.profile {
         let file = read(path)?;
         let sku = file.sku.clone();
+        let base = file.like.as_ref().unwrap_or(&sku);
+        let mut types = doctor_checks::profiles::built_in_like(base);
+        // A site's own types may be what it builds on; and who names one that nobody knows is told which there are.
+        if args.profiles.is_some() || (file.like.is_some() && types.get(base).is_none()) {
+            types = known_types(args.profiles.as_deref())?;
+        }
         types.lay_over(file)?;
         let steps = vec![format!("file: {} was asked for", path.display())];
         let profile = types.get(&sku).map(ProfileFile::profile);
         return Ok(Choice { profile, detection: Detection { found: None, steps } });
     }
+    let types = known_types(args.profiles.as_deref())?;
     if let Some(name) = &args.sku {
         let steps = vec![format!("--sku: `{name}` was asked for")];
         let detection = Detection { found: None, steps };

@@ -36,6 +36,11 @@ impl Door {
     pub(super) fn next(&self, within: Duration) -> Result<Vec<u8>> {
         self.reports.recv_timeout(within).context("the agent does not report")
     }
+
+    /// What has come and was not asked for.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = Vec<u8>> {
+        self.reports.try_iter()
+    }
 }
 
 /// False when nobody wants more. A connection that breaks off is the agent's to try again.

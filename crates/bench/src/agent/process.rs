@@ -30,6 +30,16 @@ impl Running {
         kill_process(pid, Signal::HUP).context("sending SIGHUP")
     }
 
+    /// Waits until it uses CPU time again.
+    pub(super) fn wake(&self, within: Duration) -> Result<()> {
+        let (began, before) = (Instant::now(), self.threads_used()?);
+        while self.threads_used()? == before {
+            ensure!(began.elapsed() < within, "the agent does nothing");
+            thread::sleep(QUIET / 4);
+        }
+        Ok(())
+    }
+
     /// Waits until it uses no CPU time any more.
     pub(super) fn settle(&self, within: Duration) -> Result<()> {
         let began = Instant::now();

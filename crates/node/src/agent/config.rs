@@ -185,7 +185,11 @@ impl Config {
             .filter_map(|test| {
                 let check = self.catalogue.get(&test.id)?;
                 let quick = check.spec.depth == Depth::Quick && !check.spec.exclusive;
-                quick.then_some((test.id, check.spec.every))
+                let every = match check.spec.is_fast() {
+                    true => self.policy.agents.look_every,
+                    false => check.spec.every.max(self.policy.agents.look_every),
+                };
+                quick.then_some((test.id, every))
             })
             .collect()
     }

@@ -191,9 +191,13 @@ impl<'a> Agent<'a> {
                 due.extend(self.config.checks().into_iter().map(|(check, _)| check));
             }
             if !due.is_empty() {
-                self.look(&due);
+                let reported = self.look(&due);
                 memory::give_back();
-                memory::looked();
+                match reported {
+                    // Sending it needs the program a little longer.
+                    true => memory::looked(),
+                    false => memory::rest(),
+                }
             }
             self.sleep();
         }
@@ -207,8 +211,8 @@ impl<'a> Agent<'a> {
         due
     }
 
-    /// Runs these checks and reports what is new.
-    fn look(&mut self, due: &BTreeSet<CheckId>) {
+    /// Runs these checks and reports what is new. Says whether anything was.
+    fn look(&mut self, due: &BTreeSet<CheckId>) -> bool {
         let config = &self.config;
         let runner =
             LocalRunner::new(&config.root, self.stop).state(Some(&config.state)).library(config.library.clone());
@@ -226,7 +230,7 @@ impl<'a> Agent<'a> {
             let (probes, outputs): (Vec<_>, Vec<_>) =
                 probes_of(id).into_iter().map(|probe| (probe.clone(), runner.run(&probe))).unzip();
             if self.stop.told().is_some() {
-                return;
+                return false;
             }
             let observation = (check.interpret)(&params, &outputs);
             let past = Past::at(now());
@@ -240,11 +244,13 @@ impl<'a> Agent<'a> {
                 news.push(evidence);
             }
         }
-        if !news.is_empty() {
-            let hardware = hardware::collect(&runner);
-            drop(runner);
-            self.report(hardware, up, news);
+        if news.is_empty() {
+            return false;
         }
+        let hardware = hardware::collect(&runner);
+        drop(runner);
+        self.report(hardware, up, news);
+        true
     }
 
     fn report(&mut self, hardware: Hardware, up: Option<Span>, checks: Vec<TestEvidence>) {

@@ -4,7 +4,7 @@
 use std::{ffi::OsStr, fs, path::Path};
 
 use doctor_checks::{
-    gpu::{Gpu, GpuAnswer, Reading, bus_id},
+    gpu::{Gpu, GpuAnswer, bus_id},
     nvidia_smi,
     probe::ProbeOutput,
 };
@@ -47,22 +47,27 @@ pub(super) fn or_by_nvidia_smi(
     ProbeOutput::Gpus(GpuAnswer { on_pci, driver: Err(driver), gpus })
 }
 
-/// Of an answer to more, what was asked here.
-pub(super) fn only(all: &GpuAnswer, asked: &[String]) -> GpuAnswer {
+/// Whether all GPUs have the same fields in the same order, as those of one kind do.
+pub(super) fn are_alike(all: &GpuAnswer) -> bool {
+    let are =
+        |one: &Gpu, other: &Gpu| one.fields.iter().map(|(name, _)| name).eq(other.fields.iter().map(|(name, _)| name));
+    all.gpus.windows(2).all(|two| are(&two[0], &two[1]))
+}
+
+/// Of an answer to more, what was asked here. `alike`: what [`are_alike`] says of it.
+pub(super) fn only(all: &GpuAnswer, alike: bool, asked: &[String]) -> GpuAnswer {
     let asked: Vec<Asked<'_>> = asked.iter().map(|name| Asked::of(name)).collect();
     let mut places = Vec::new();
     let mut gpus = Vec::with_capacity(all.gpus.len());
-    // GPUs of one kind answer in the same order: where the first has its fields, the others have theirs.
-    let mut before: &[(String, Reading)] = &[];
     for gpu in &all.gpus {
-        if !before.iter().map(|(name, _)| name).eq(gpu.fields.iter().map(|(name, _)| name)) {
+        // Where the first has its fields, the others have theirs.
+        if gpus.is_empty() || !alike {
             places.clear();
             for one in &asked {
                 let fitting = gpu.fields.iter().enumerate().filter(|(_, (name, _))| one.brings(name));
                 places.extend(fitting.map(|(place, _)| place));
             }
         }
-        before = &gpu.fields;
         let fields = places.iter().filter_map(|place| gpu.fields.get(*place).cloned()).collect();
         gpus.push(Gpu { index: gpu.index, bus: gpu.bus.clone(), fields });
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fs::{self, File},
-    io::{self, Read},
+    io,
     os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
     rc::Rc,
@@ -23,8 +23,6 @@ const MOST_NAMES: usize = 100_000;
 const MOST_BYTES: u64 = 64 << 10;
 /// Of all together.
 const MOST_TOGETHER: usize = 4 << 20;
-/// A file of /sys comes with one read(2) of this size.
-const PAGE: usize = 4 << 10;
 
 /// The files below a root, for one pass: directories that several patterns lead through are listed once.
 #[derive(Debug)]
@@ -42,7 +40,7 @@ impl Tree {
         let mut together = 0;
         let mut files = Vec::new();
         for (path, place) in self.expand(pattern)? {
-            let text = match begin(&place, MOST_BYTES + 1) {
+            let text = match reading::begin(&path, &place, MOST_BYTES + 1) {
                 Ok(bytes) if bytes.len() as u64 > MOST_BYTES => {
                     Err(ProbeFailure::new(FailureKind::TooLong, format!("{path} is longer than {MOST_BYTES} bytes")))
                 }
@@ -67,7 +65,7 @@ impl Tree {
         let mut together = 0;
         let mut files = Vec::new();
         for (path, place) in self.expand(pattern)? {
-            let text = match begin(&place, most) {
+            let text = match reading::begin(&path, &place, most) {
                 Ok(bytes) => Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()),
                 Err(_) if is_absent(&place) => continue,
                 Err(error) => Err(failure(&path, &error)),
@@ -129,14 +127,6 @@ impl Tree {
         self.listed.insert(place.to_owned(), Rc::clone(&names));
         Ok(names)
     }
-}
-
-fn begin(place: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let file = File::options().read(true).custom_flags(reading::nonblocking()).open(place)?;
-    let mut bytes = Vec::with_capacity(PAGE.min(usize::try_from(most).unwrap_or(PAGE)));
-    file.take(most).read_to_end(&mut bytes)?;
-    bytes.shrink_to_fit();
-    Ok(bytes)
 }
 
 /// Nothing is at this place; or it went away between listing and reading, and then nothing is. A link that leads nowhere

@@ -114,6 +114,8 @@ pub struct LocalRunner<'a> {
     wanted: RefCell<Vec<String>>,
     /// Its answer to those.
     driver: RefCell<Option<ProbeOutput>>,
+    /// Whether all GPUs answered to the same.
+    alike: OnceCell<bool>,
     /// When this pass looked, and how long the machine had been up: one moment for all counters.
     moment: OnceCell<Option<(Timestamp, Span)>>,
     stop: &'a Stop,
@@ -143,6 +145,7 @@ impl<'a> LocalRunner<'a> {
             known: RefCell::default(),
             wanted: RefCell::default(),
             driver: RefCell::default(),
+            alike: OnceCell::new(),
             moment: OnceCell::new(),
             stop,
             echo: None,
@@ -215,7 +218,10 @@ impl<'a> LocalRunner<'a> {
         let all =
             driver.get_or_insert_with(|| self.read_now(&Probe::Gpu { fields: self.wanted.borrow().clone() }, what));
         match all {
-            ProbeOutput::Gpus(answer) => ProbeOutput::Gpus(gpus::only(answer, fields)),
+            ProbeOutput::Gpus(answer) => {
+                let alike = *self.alike.get_or_init(|| gpus::are_alike(answer));
+                ProbeOutput::Gpus(gpus::only(answer, alike, fields))
+            }
             other => other.clone(),
         }
     }

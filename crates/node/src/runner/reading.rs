@@ -13,7 +13,11 @@ use std::{
 use doctor_checks::probe::{FileSystemSpace, Probe, ProbeOutput};
 use doctor_core::observation::FailureKind;
 use doctor_gpu::dcgm;
-use rustix::{fs::OFlags, io::Errno, process::Signal};
+use rustix::{
+    fs::OFlags,
+    io::{Errno, retry_on_intr},
+    process::Signal,
+};
 
 use super::{MAX_STREAM_BYTES, clock_discipline, failed, gpus, kind_of, many::Tree, processes};
 
@@ -46,7 +50,7 @@ impl Reader {
     pub(super) fn answer(&mut self, probe: &Probe) -> ProbeOutput {
         let (root, tree) = (self.root.as_path(), &mut self.tree);
         let (path, done) = match probe {
-            Probe::Read { path } => (path.as_str(), read(&below(root, path)).map(ProbeOutput::Text)),
+            Probe::Read { path } => (path.as_str(), read(path, &below(root, path)).map(ProbeOutput::Text)),
             Probe::List { path } => (path.as_str(), list(&below(root, path)).map(ProbeOutput::Names)),
             Probe::StatFs { path } => (path.as_str(), stat_fs(&below(root, path)).map(ProbeOutput::StatFs)),
             Probe::Glob { pattern } => (pattern.as_str(), tree.texts(pattern).map(ProbeOutput::Files)),
@@ -82,19 +86,32 @@ pub(super) fn below(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }
 
-fn read(path: &Path) -> io::Result<String> {
-    // Without blocking: a named pipe with nobody at the other end is an answer, not a reason to wait.
-    let file = File::options().read(true).custom_flags(nonblocking()).open(path)?;
-    let mut bytes = Vec::with_capacity(USUAL_BYTES);
-    file.take(MAX_STREAM_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|error| match error.kind() {
+fn read(path: &str, place: &Path) -> io::Result<String> {
+    let bytes = begin(path, place, MAX_STREAM_BYTES as u64 + 1).map_err(|error| match error.kind() {
         io::ErrorKind::IsADirectory => io::Error::new(io::ErrorKind::InvalidInput, "it is a directory"),
         _ => error,
     })?;
     if bytes.len() > MAX_STREAM_BYTES {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    bytes.shrink_to_fit();
     Ok(in_words(bytes))
+}
+
+/// The first so many bytes of a file, which the check calls `path`.
+pub(super) fn begin(path: &str, place: &Path, most: u64) -> io::Result<Vec<u8>> {
+    // Without blocking: a named pipe with nobody at the other end is an answer, not a reason to wait.
+    let file = File::options().read(true).custom_flags(nonblocking()).open(place)?;
+    let mut page = [0; USUAL_BYTES];
+    let most_now = usize::try_from(most).map_or(USUAL_BYTES, |most| most.min(USUAL_BYTES));
+    let count = retry_on_intr(|| rustix::io::read(&file, &mut page[..most_now]))?;
+    let mut bytes = page[..count].to_vec();
+    // A file of /sys gives what it has at once. Others may give less than that, and more when asked again.
+    let is_all = count == 0 || (count < most_now && path.starts_with("/sys/"));
+    if !is_all {
+        file.take(most - count as u64).read_to_end(&mut bytes)?;
+        bytes.shrink_to_fit();
+    }
+    Ok(bytes)
 }
 
 /// What is not UTF-8 is replaced.
