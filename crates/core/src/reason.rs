@@ -1,6 +1,11 @@
 //! Reasons: a stable code that programs may rely on, and separate words for people.
 
-use std::fmt;
+use std::{
+    cmp::Ordering,
+    fmt,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -66,19 +71,26 @@ pub struct UnknownCode {
 
 /// Why a verdict is what it is. Rules bring their own codes (a site may add some), so this is a checked word and
 /// not an enum: small letters, digits and hyphens.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ReasonCode(std::borrow::Cow<'static, str>);
+#[derive(Clone)]
+pub struct ReasonCode(Code);
+
+/// Either is copied without copying the text: a code stands in every row of a fleet's history.
+#[derive(Clone)]
+enum Code {
+    Fixed(&'static str),
+    Shared(Arc<str>),
+}
 
 impl ReasonCode {
     /// For codes written in this program. A malformed one does not compile when used in a constant.
     pub const fn fixed(code: &'static str) -> Self {
         assert!(is_code(code.as_bytes()), "a reason code is small letters, digits and hyphens");
-        Self(std::borrow::Cow::Borrowed(code))
+        Self(Code::Fixed(code))
     }
 
     pub fn new(text: &str) -> Result<Self, UnknownCode> {
         if is_code(text.as_bytes()) {
-            Ok(Self(std::borrow::Cow::Owned(text.to_owned())))
+            Ok(Self(Code::Shared(text.into())))
         } else {
             Err(UnknownCode {
                 text: text.chars().take(64).collect(),
@@ -88,7 +100,36 @@ impl ReasonCode {
     }
 
     pub fn as_str(&self) -> &str {
-        &self.0
+        match &self.0 {
+            Code::Fixed(code) => code,
+            Code::Shared(code) => code,
+        }
+    }
+}
+
+impl PartialEq for ReasonCode {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for ReasonCode {}
+
+impl PartialOrd for ReasonCode {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ReasonCode {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_str().cmp(other.as_str())
+    }
+}
+
+impl Hash for ReasonCode {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
     }
 }
 
@@ -108,19 +149,19 @@ const fn is_code(bytes: &[u8]) -> bool {
 
 impl fmt::Display for ReasonCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
+        f.pad(self.as_str())
     }
 }
 
 impl fmt::Debug for ReasonCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(self.as_str())
     }
 }
 
 impl Serialize for ReasonCode {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
+        serializer.serialize_str(self.as_str())
     }
 }
 

@@ -27,11 +27,20 @@ impl Store {
     pub fn latest_all(&self) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            let read = |row: &Row<'_>| Ok(((row.int(0)?, row.int(1)?), read_latest(row, &names)?));
-            let mut all = tx.all_numbers("reading latest results", LATEST, read)?;
+            let mut places = Vec::new();
+            let rows = tx.all_numbers("reading latest results", LATEST, |row| {
+                let of = (row.int(0)?, row.int(1)?);
+                places.push((of, places.len()));
+                read_latest(row, of, &names)
+            })?;
             // In SQLite they lie in this order; PostgreSQL would take longer to bring them into it.
-            all.sort_by_key(|(place, _)| *place);
-            Ok(all.into_iter().map(|(_, row)| row).collect())
+            if places.is_sorted() {
+                return Ok(rows);
+            }
+            // The places are a fifth of what the rows are, and are moved about in their stead.
+            places.sort_unstable();
+            let mut rows: Vec<Option<LatestRow>> = rows.into_iter().map(Some).collect();
+            Ok(places.into_iter().filter_map(|(_, place)| rows.get_mut(place)?.take()).collect())
         })
     }
 
@@ -41,7 +50,7 @@ impl Store {
             let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
             let names = Arc::clone(&tx.names);
             let sql = format!("{LATEST} WHERE node = $1 ORDER BY test");
-            tx.all("reading latest results", &sql, vals![id], |row| read_latest(row, &names))
+            tx.all("reading latest results", &sql, vals![id], |row| read_latest(row, (id, row.int(1)?), &names))
         })
     }
 
@@ -81,15 +90,16 @@ impl Store {
 
 const LATEST: &str = "SELECT node, test, attempt, outcome, run, sure, sure_at, misses FROM latest";
 
-fn read_latest(row: &Row<'_>, names: &Names) -> Result<LatestRow> {
+/// `of`: its first two columns.
+fn read_latest(row: &Row<'_>, of: (i64, i64), names: &Names) -> Result<LatestRow> {
     let kind = names.outcome(row.int(3)?)?;
     let conclusive = match (row.opt_int(5)?, row.opt_moment(6)?) {
         (Some(sure), Some(at)) => Some((names.outcome(sure)?.verdict, at)),
         _ => None,
     };
     Ok(LatestRow {
-        node: names.node(row.int(0)?)?.clone(),
-        test: names.test(row.int(1)?)?.clone(),
+        node: names.node(of.0)?.clone(),
+        test: names.test(of.1)?.clone(),
         at: row.moment(2)?,
         verdict: kind.verdict,
         reason: kind.reason.clone(),
