@@ -262,17 +262,24 @@ impl PgSession {
         self.ask(operation, async |client| client.query(&statement, &params).await)
     }
 
-    /// The whole answer to a question that takes no values, in the server's binary form.
-    pub(super) fn copy_out(&mut self, operation: &'static str, sql: &str) -> Result<Vec<u8>> {
+    /// The answer to a question that takes no values, in the server's binary form, piece by piece.
+    pub(super) fn copy_out(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        mut visit: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         let statement = self.prepare(operation, &format!("COPY ({sql}) TO STDOUT (FORMAT binary)"))?;
         self.ask(operation, async |client| {
-            let mut copied = Vec::new();
             let mut pieces = pin!(client.copy_out(&statement).await?);
+            let mut read = Ok(());
+            // What cannot be read is no reason to leave the rest of it on the line.
             while let Some(piece) = pieces.next().await {
-                copied.extend_from_slice(&piece?);
+                let piece = piece?;
+                read = read.and_then(|()| visit(&piece));
             }
-            Ok(copied)
-        })
+            Ok(read)
+        })?
     }
 
     pub(super) fn query_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) -> Result<Vec<Row>> {

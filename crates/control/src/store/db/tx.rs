@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Kind, Row, Val, When, copied, postgres::PgSession, sqlite_error};
+use super::{Kind, Row, Val, When, copied::Copied, postgres::PgSession, sqlite_error};
 use crate::store::{
     error::{Result, StoreError},
     names::Names,
@@ -108,7 +108,11 @@ impl Tx<'_> {
         };
         match &mut self.conn {
             Conn::Sqlite(_) => self.rows(operation, sql, &[], add)?,
-            Conn::Postgres(session) => copied::each_row(&session.copy_out(operation, sql)?, &mut add)?,
+            Conn::Postgres(session) => {
+                let mut copied = Copied::default();
+                session.copy_out(operation, sql, |piece| copied.take(piece, &mut add))?;
+                copied.end()?;
+            }
         }
         Ok(found)
     }
