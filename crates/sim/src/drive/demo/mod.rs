@@ -59,6 +59,11 @@ pub struct Shown {
     pub took: Duration,
 }
 
+fn fail(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DemoError {
+    let path = path.to_owned();
+    move |source| DemoError::File { operation, path, source }
+}
+
 /// Says whose folder it is.
 const SIGN: &str = ".cluster-doctor-demo";
 
@@ -97,22 +102,38 @@ impl Demo {
         drawing.map_err(DemoError::Drawing)?;
         session.stop()?;
         session.store().backup(&store).map_err(SessionError::from)?;
+        self.remove_earlier()?;
         Ok(Shown { score: Score::of(&session)?, store, share, assumptions, took: began.elapsed() })
     }
 
-    /// An empty folder; an earlier demonstration in it is removed, anything else is not touched.
+    /// Where an earlier demonstration waits to be removed.
+    fn earlier(&self) -> PathBuf {
+        let mut name = self.folder.clone().into_os_string();
+        name.push(".old");
+        name.into()
+    }
+
+    fn remove_earlier(&self) -> Result<(), DemoError> {
+        let earlier = self.earlier();
+        if !earlier.join(SIGN).exists() {
+            return Ok(());
+        }
+        fs::remove_dir_all(&earlier).map_err(fail("removing", &earlier))
+    }
+
+    /// An empty folder; an earlier demonstration in it is moved aside, anything else is not touched. It is removed at the
+    /// end: some file systems are slow to make files where as many have just been removed.
     fn prepare(&self) -> Result<(PathBuf, PathBuf), DemoError> {
-        let fail = |operation, path: &Path| {
-            let path = path.to_owned();
-            move |source| DemoError::File { operation, path, source }
-        };
         let sign = self.folder.join(SIGN);
         if self.folder.exists() {
             let mut entries = fs::read_dir(&self.folder).map_err(fail("reading", &self.folder))?;
             if !sign.exists() && entries.next().is_some() {
                 return Err(DemoError::NotOurs(self.folder.clone()));
             }
-            fs::remove_dir_all(&self.folder).map_err(fail("removing", &self.folder))?;
+            if sign.exists() {
+                self.remove_earlier()?;
+                fs::rename(&self.folder, self.earlier()).map_err(fail("moving", &self.folder))?;
+            }
         }
         let share = self.folder.join("data");
         fs::create_dir_all(&share).map_err(fail("making", &share))?;
