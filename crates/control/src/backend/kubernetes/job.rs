@@ -1,0 +1,197 @@
+//! A run as a Job: what is submitted, and what became of it. Pure.
+
+use doctor_core::{
+    ids::{JobId, NodeName, RunId},
+    run::{JobEnd, JobSeen},
+    time::{Span, Timestamp},
+};
+use serde_json::{Value, json};
+
+use super::{
+    config::{KubernetesConfig, Share},
+    objects::{Condition, JobObject, PodObject, Terminated},
+};
+use crate::backend::JobRequest;
+
+/// Where a job sees the shared directory.
+const DATA: &str = "/data";
+/// Where a job keeps what it remembers of the node from one run to the next.
+const STATE: &str = "/var/lib/cluster-doctor/node";
+/// The job ends itself at its limit; the cluster ends one that did not.
+const OVER_LIMIT: Span = Span::minutes(2);
+/// The container in the pod, and the key in the secret.
+const CONTAINER: &str = "doctor-node";
+const KEY: &str = "key";
+
+/// The name of a run's job and of its secret.
+pub(super) fn name(run: RunId) -> String {
+    format!("doctor-{}", run.to_string().to_ascii_lowercase())
+}
+
+pub(super) fn id(config: &KubernetesConfig, run: RunId) -> JobId {
+    JobId(format!("{}/{}", config.namespace, name(run)))
+}
+
+/// The label by which a run's job and pods are found.
+pub(super) fn label(config: &KubernetesConfig) -> String {
+    config.own("run")
+}
+
+/// The run that an object belongs to.
+pub(super) fn run_of(metadata: &kube::core::ObjectMeta, config: &KubernetesConfig) -> Option<RunId> {
+    metadata.labels.as_ref()?.get(&label(config))?.to_ascii_uppercase().parse().ok()
+}
+
+/// The job of a run on one node, which takes all of its `gpus` so that the scheduler keeps everybody else off.
+pub(super) fn manifest(
+    job: &JobRequest,
+    node: &NodeName,
+    gpus: Option<(&str, u64)>,
+    config: &KubernetesConfig,
+) -> Value {
+    let labels =
+        json!({ label(config): job.run.to_string().to_ascii_lowercase(), "app.kubernetes.io/name": "cluster-doctor" });
+    let volume = match &config.share {
+        Share::Claim(claim) => json!({ "name": "data", "persistentVolumeClaim": { "claimName": claim } }),
+        Share::HostPath(path) => json!({ "name": "data", "hostPath": { "path": path, "type": "DirectoryOrCreate" } }),
+    };
+    let amounts = gpus.map_or_else(|| json!({}), |(resource, count)| json!({ resource: count.to_string() }));
+    let container = json!({
+        "name": CONTAINER, "image": config.image, "imagePullPolicy": config.image_pull_policy,
+        "command": command(job),
+        "env": [{ "name": "DOCTOR_RUN_KEY", "valueFrom": { "secretKeyRef": { "name": name(job.run), "key": KEY } } }],
+        "resources": { "limits": amounts },
+        "volumeMounts": [
+            { "name": "data", "mountPath": DATA },
+            { "name": "state", "mountPath": STATE },
+        ],
+    });
+    let pinned = json!({ "key": "metadata.name", "operator": "In", "values": [node.as_str()] });
+    let mut pod = json!({
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": false,
+        "terminationGracePeriodSeconds": config.grace.millis() / 1000,
+        "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{ "matchFields": [pinned] }] } } },
+        "tolerations": tolerations(config),
+        "containers": [container],
+        "volumes": [volume, { "name": "state", "hostPath": { "path": STATE, "type": "DirectoryOrCreate" } }],
+    });
+    if let Some(class) = &config.priority_class {
+        pod["priorityClassName"] = json!(class);
+    }
+    if let Some(account) = &config.service_account {
+        pod["serviceAccountName"] = json!(account);
+    }
+    json!({
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": { "name": name(job.run), "namespace": config.namespace, "labels": labels },
+        "spec": {
+            "backoffLimit": 0, "completions": 1, "parallelism": 1,
+            "activeDeadlineSeconds": (job.limit.millis() + OVER_LIMIT.millis()) / 1000,
+            "ttlSecondsAfterFinished": config.keep.millis() / 1000,
+            // That somebody took the pod away is written down in the job itself, where it outlives the pod.
+            "podFailurePolicy": { "rules": [
+                { "action": "FailJob", "onPodConditions": [{ "type": "DisruptionTarget", "status": "True" }] } ] },
+            "template": {
+                "metadata": { "labels": labels, "annotations": { config.own("node"): node.as_str() } },
+                "spec": pod,
+            },
+        },
+    })
+}
+
+/// Ours, those that every node of its kind has, and a cordon of ours: a node that is proven is kept from others.
+fn tolerations(config: &KubernetesConfig) -> Vec<Value> {
+    let ours = [config.own("unhealthy"), config.own("maintenance"), "node.kubernetes.io/unschedulable".to_owned()];
+    ours.iter().chain(&config.usual_taints).map(|key| json!({ "key": key, "operator": "Exists" })).collect()
+}
+
+fn command(job: &JobRequest) -> Vec<String> {
+    let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
+    let mut command: Vec<String> = vec!["doctor-node".into(), "job".into(), "--run".into(), job.run.to_string()];
+    command.extend(["--tests".into(), tests, "--limit".into(), job.limit.to_string(), "--state".into(), STATE.into()]);
+    for output in &job.outputs {
+        command.extend(["--node".into(), output.node.to_string()]);
+        let in_data = |path: &std::path::Path| std::path::Path::new(DATA).join(path).display().to_string();
+        for log in &output.logs {
+            command.extend(["--log".into(), in_data(log)]);
+        }
+        command.extend(["--document".into(), in_data(&output.document)]);
+    }
+    command
+}
+
+/// The key that the job signs with. It goes with the job.
+pub(super) fn secret(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+        "metadata": {
+            "name": name(job.run), "namespace": config.namespace,
+            "labels": { label(config): job.run.to_string().to_ascii_lowercase() },
+            "ownerReferences": [{ "apiVersion": "batch/v1", "kind": "Job", "name": name(job.run), "uid": uid }],
+        },
+        "stringData": { KEY: job.key.to_hex() },
+    })
+}
+
+/// The patch that ends a job. It stays, with its end, until it is removed with those that ended by themselves.
+pub(super) fn cancelled(config: &KubernetesConfig, now: Timestamp) -> Value {
+    json!({
+        "metadata": { "annotations": { config.own("cancelled"): now.to_string() } },
+        "spec": { "activeDeadlineSeconds": 1 },
+    })
+}
+
+/// What a job and its pods say.
+pub(super) fn seen(job: &JobObject, pods: &[PodObject], run: RunId, config: &KubernetesConfig) -> JobSeen {
+    let job_id = id(config, run);
+    let created = job.metadata.creation_timestamp.as_ref().map(|time| Timestamp::from_millis(time.0.as_millisecond()));
+    let since = created.unwrap_or(Timestamp::MIN);
+    let conditions = job.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let states = || pods.iter().filter_map(|pod| pod.status.as_ref()).flat_map(|status| &status.container_statuses);
+    let terminated = states().find_map(|container| container.state.terminated.as_ref());
+    let running = states().find_map(|container| container.state.running.as_ref());
+    let started = terminated
+        .and_then(|end| end.started_at)
+        .or_else(|| running.and_then(|running| running.started_at))
+        .map(super::objects::Time::moment);
+    let ended = |condition: &Condition, how| {
+        let at = condition.last_transition_time.map_or(since, super::objects::Time::moment);
+        let at = terminated.and_then(|end| end.finished_at).map_or(at, super::objects::Time::moment);
+        JobSeen::Ended { job: job_id.clone(), started, at: at.max(started.unwrap_or(at)), how }
+    };
+    if let Some(complete) = conditions.iter().find(|condition| condition.is("Complete", "True")) {
+        // Its pod may be gone already; that it ran is certain.
+        let start = job.status.as_ref().and_then(|status| status.start_time).map(super::objects::Time::moment);
+        let JobSeen::Ended { job, at, how, .. } = ended(complete, JobEnd::Exited) else { return JobSeen::Absent };
+        return JobSeen::Ended { job, started: started.or(start), at, how };
+    }
+    if let Some(failed) = conditions.iter().find(|condition| condition.is("Failed", "True")) {
+        return ended(failed, how_it_failed(job, failed, terminated, config));
+    }
+    match (running, terminated) {
+        (Some(_), _) => JobSeen::Running { job: job_id, since: started.unwrap_or(since) },
+        // It ended, and the job controller has not written that down yet.
+        (None, Some(_)) => JobSeen::Running { job: job_id, since: started.unwrap_or(since) },
+        (None, None) => JobSeen::Pending { job: job_id, since },
+    }
+}
+
+fn how_it_failed(
+    job: &JobObject,
+    failed: &Condition,
+    terminated: Option<&Terminated>,
+    config: &KubernetesConfig,
+) -> JobEnd {
+    let cancelled = job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.own("cancelled")));
+    match failed.reason.as_str() {
+        "DeadlineExceeded" | "PodFailurePolicy" => JobEnd::Killed,
+        _ if cancelled => JobEnd::Killed,
+        _ => match terminated {
+            Some(_) => JobEnd::Failed,
+            // Nobody is left who could tell.
+            None => JobEnd::Lost,
+        },
+    }
+}

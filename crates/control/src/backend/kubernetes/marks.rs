@@ -1,0 +1,279 @@
+//! Marks on a node: which are ours, which are somebody else's, and how ours come and go. Pure: a change is a patch.
+//!
+//! Ours is what an annotation of ours says and the node still bears: a taint that somebody has taken away is not ours any
+//! more. A patch names the version of the node that it was made from, so that nothing that changed meanwhile is
+//! overwritten; the list of taints can only be written as a whole (server-side apply has it as one field).
+
+use doctor_core::{
+    ids::{CaseId, OpId},
+    node::{ForeignMark, MarkKind, Marks, OurMark},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{
+    config::KubernetesConfig,
+    objects::{NodeObject, Taint},
+};
+use crate::backend::Change;
+
+/// Comes and goes with a cordon and says nothing more.
+const CORDON_TAINT: &str = "node.kubernetes.io/unschedulable";
+/// Of the kubelet's and the node controller's own: the node's conditions say the same.
+const OF_CONDITIONS: &str = "node.kubernetes.io/";
+/// Changes that are remembered on the node. An older one is not asked for again.
+const REMEMBERED: usize = 8;
+
+/// A mark of ours, as the annotation has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Written {
+    kind: MarkKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    case: Option<CaseId>,
+    /// The node was cordoned when we came: that is not ours to end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    over: bool,
+}
+
+/// What a node bears.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) marks: Marks,
+}
+
+impl Standing {
+    pub(super) fn of(node: &NodeObject, config: &KubernetesConfig) -> Self {
+        let written = written(node, config);
+        let ours = written
+            .iter()
+            .filter(|mark| bears(node, mark.kind, config))
+            .map(|mark| OurMark { kind: mark.kind, case: mark.case })
+            .collect();
+        let mut foreign: Vec<ForeignMark> =
+            node.spec.taints.iter().filter_map(|taint| foreign_taint(taint, config)).collect();
+        let cordon = written.iter().find(|mark| mark.kind == MarkKind::Cordon);
+        if node.spec.unschedulable && cordon.is_none_or(|mark| mark.over) {
+            foreign.push(ForeignMark { by: "somebody".to_owned(), text: "cordoned".to_owned(), blocks: true });
+        }
+        foreign.sort();
+        Self { marks: Marks { ours, foreign } }
+    }
+}
+
+fn written(node: &NodeObject, config: &KubernetesConfig) -> Vec<Written> {
+    let annotation = node.metadata.annotations.as_ref().and_then(|all| all.get(&config.own("marks")));
+    // What cannot be read is nobody's: then the taint is somebody else's, and left alone.
+    annotation.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
+fn bears(node: &NodeObject, kind: MarkKind, config: &KubernetesConfig) -> bool {
+    match taint_key(kind, config) {
+        Some(key) => node.spec.taints.iter().any(|taint| taint.key == key),
+        None => node.spec.unschedulable,
+    }
+}
+
+fn taint_key(kind: MarkKind, config: &KubernetesConfig) -> Option<String> {
+    match kind {
+        MarkKind::Unhealthy => Some(config.own("unhealthy")),
+        MarkKind::Maintenance => Some(config.own("maintenance")),
+        MarkKind::Cordon => None,
+    }
+}
+
+fn foreign_taint(taint: &Taint, config: &KubernetesConfig) -> Option<ForeignMark> {
+    let ours = [MarkKind::Unhealthy, MarkKind::Maintenance];
+    let is_ours = ours.iter().any(|kind| taint_key(*kind, config).as_deref() == Some(&taint.key));
+    if is_ours || taint.key == CORDON_TAINT || taint.key.starts_with(OF_CONDITIONS) {
+        return None;
+    }
+    let keeps_off = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+    let value = taint.value.as_ref().map_or_else(String::new, |value| format!("={value}"));
+    Some(ForeignMark {
+        by: format!("taint {}", taint.key),
+        text: format!("{}{value}:{}", taint.key, taint.effect),
+        blocks: keeps_off && !config.usual_taints.contains(&taint.key),
+    })
+}
+
+/// The patch that makes a change; `None` if it was made before.
+pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &KubernetesConfig) -> Option<Value> {
+    let annotation = config.own("changes");
+    let before = node.metadata.annotations.as_ref().and_then(|all| all.get(&annotation)).map_or("", String::as_str);
+    let op = op.to_string();
+    let mut done: Vec<&str> = before.split(',').filter(|one| !one.is_empty()).collect();
+    if done.contains(&op.as_str()) {
+        return None;
+    }
+    done.push(&op);
+    let done = done[done.len().saturating_sub(REMEMBERED)..].join(",");
+
+    let mut marks = written(node, config);
+    let (mut spec, mut labels) = (Map::new(), Map::new());
+    let (kind, case, there) = match what {
+        Change::Mark(mark) => (mark.kind, mark.case, true),
+        Change::Unmark(mark) => (mark.kind, None, false),
+        Change::Drain => (MarkKind::Cordon, None, true),
+        Change::Undrain => (MarkKind::Cordon, None, false),
+        Change::Reset | Change::Reboot | Change::Replace => return None,
+    };
+    let had = marks.iter().position(|mark| mark.kind == kind).map(|place| marks.remove(place));
+    match taint_key(kind, config) {
+        Some(key) => {
+            let mut taints: Vec<&Taint> = node.spec.taints.iter().filter(|taint| taint.key != key).collect();
+            let ours = Taint { key, value: Some("true".to_owned()), effect: "NoSchedule".to_owned(), time_added: None };
+            taints.extend(there.then_some(&ours));
+            spec.insert("taints".to_owned(), json!(taints));
+        }
+        // Where somebody else had cordoned the node before us, that stays.
+        None if !there && had.as_ref().is_some_and(|mark| !mark.over) => {
+            spec.insert("unschedulable".to_owned(), Value::Null);
+        }
+        None if there => {
+            spec.insert("unschedulable".to_owned(), json!(true));
+        }
+        None => {}
+    }
+    if there {
+        // Asked for twice under two names, a cordon of ours is still ours.
+        let over = kind == MarkKind::Cordon && node.spec.unschedulable && had.is_none_or(|mark| mark.over);
+        marks.push(Written { kind, case, over });
+    }
+    if kind == MarkKind::Unhealthy {
+        labels.insert(config.own("status"), if there { json!("fail") } else { Value::Null });
+    }
+    let marks = if marks.is_empty() { Value::Null } else { json!(json!(marks).to_string()) };
+    let metadata = json!({
+        "resourceVersion": node.metadata.resource_version,
+        "labels": labels,
+        "annotations": { annotation: done, config.own("marks"): marks },
+    });
+    Some(json!({ "metadata": metadata, "spec": spec }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::{ids::IdSource, time::Timestamp};
+
+    fn config() -> KubernetesConfig {
+        KubernetesConfig::default()
+    }
+
+    fn bare() -> Value {
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n", "resourceVersion": "1" }, "spec": {} })
+    }
+
+    fn read(node: &Value) -> NodeObject {
+        serde_json::from_value(node.clone()).unwrap()
+    }
+
+    /// As the server does it (RFC 7396).
+    fn merge(into: &mut Value, patch: &Value) {
+        let Value::Object(patch) = patch else {
+            *into = patch.clone();
+            return;
+        };
+        if !into.is_object() {
+            *into = json!({});
+        }
+        for (key, value) in patch {
+            if value.is_null() {
+                into.as_object_mut().unwrap().remove(key);
+            } else {
+                merge(&mut into[key], value);
+            }
+        }
+    }
+
+    struct Cluster {
+        node: Value,
+        ids: IdSource,
+    }
+
+    impl Cluster {
+        fn new(node: Value) -> Self {
+            let mut ids = IdSource::new(5);
+            ids.at(Timestamp::from_secs(1_000));
+            Self { node, ids }
+        }
+
+        fn apply(&mut self, what: &Change) {
+            let op = self.ids.op();
+            let patch = patch(&read(&self.node), op, what, &config()).unwrap();
+            merge(&mut self.node, &patch);
+            assert_eq!(super::patch(&read(&self.node), op, what, &config()), None, "it was done");
+        }
+
+        fn marks(&self) -> Marks {
+            Standing::of(&read(&self.node), &config()).marks
+        }
+    }
+
+    fn mark(kind: MarkKind) -> OurMark {
+        OurMark { kind, case: None }
+    }
+
+    #[test]
+    fn a_mark_of_ours_comes_and_goes_and_leaves_nothing_but_what_was_done() {
+        let mut cluster = Cluster::new(bare());
+        for kind in [MarkKind::Unhealthy, MarkKind::Maintenance] {
+            cluster.apply(&Change::Mark(mark(kind)));
+            assert!(cluster.marks().has_ours(kind));
+        }
+        cluster.apply(&Change::Drain);
+        assert_eq!(cluster.node["spec"]["unschedulable"], true);
+        assert_eq!(cluster.marks().ours.len(), 3);
+        assert_eq!(cluster.marks().foreign, []);
+        for change in
+            [Change::Unmark(mark(MarkKind::Unhealthy)), Change::Undrain, Change::Unmark(mark(MarkKind::Maintenance))]
+        {
+            cluster.apply(&change);
+        }
+        assert_eq!(cluster.marks(), Marks::default());
+        assert_eq!(cluster.node["spec"], json!({ "taints": [] }));
+        assert_eq!(cluster.node["metadata"]["labels"], json!({}));
+        let left = cluster.node["metadata"]["annotations"].as_object().unwrap();
+        assert_eq!(left.keys().collect::<Vec<_>>(), ["cluster-doctor.io/changes"]);
+    }
+
+    #[test]
+    fn a_cordon_of_somebody_else_stays_when_ours_ends() {
+        let mut node = bare();
+        node["spec"] = json!({ "unschedulable": true, "taints": [{ "key": "team", "effect": "NoSchedule" }] });
+        let mut cluster = Cluster::new(node);
+        let foreign = cluster.marks().foreign;
+        assert_eq!(foreign.len(), 2);
+        cluster.apply(&Change::Drain);
+        cluster.apply(&Change::Drain);
+        assert!(cluster.marks().has_ours(MarkKind::Cordon));
+        cluster.apply(&Change::Mark(mark(MarkKind::Unhealthy)));
+        cluster.apply(&Change::Undrain);
+        cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
+        assert_eq!(cluster.marks(), Marks { ours: Vec::new(), foreign });
+        assert_eq!(cluster.node["spec"]["unschedulable"], true);
+    }
+
+    #[test]
+    fn what_an_operator_took_away_is_not_ours_any_more() {
+        let mut cluster = Cluster::new(bare());
+        cluster.apply(&Change::Mark(mark(MarkKind::Unhealthy)));
+        cluster.apply(&Change::Drain);
+        cluster.node["spec"] = json!({});
+        assert_eq!(cluster.marks(), Marks::default());
+        // And what somebody put there under our name without our word is not touched by an end of ours.
+        cluster.apply(&Change::Undrain);
+        assert_eq!(cluster.node["spec"]["unschedulable"], Value::Null);
+    }
+
+    #[test]
+    fn only_the_last_changes_are_remembered() {
+        let mut cluster = Cluster::new(bare());
+        for _ in 0..20 {
+            cluster.apply(&Change::Drain);
+            cluster.apply(&Change::Undrain);
+        }
+        let changes = cluster.node["metadata"]["annotations"]["cluster-doctor.io/changes"].as_str().unwrap();
+        assert_eq!(changes.split(',').count(), REMEMBERED);
+    }
+}

@@ -1,0 +1,198 @@
+//! Who uses a node. Pure: from what the cluster says of the node and of the pods on it.
+
+use doctor_core::node::Occupancy;
+
+use super::{
+    config::KubernetesConfig,
+    marks::Standing,
+    objects::{Amounts, Container, NodeObject, PodSpec},
+};
+
+/// What is kept of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tenant {
+    /// `namespace/name`.
+    pub(super) name: String,
+    /// It has the node's GPUs, or will have: by count or by a claim.
+    pub(super) uses_gpus: bool,
+    /// Not there yet: the scheduler has cleared a place for it.
+    pub(super) nominated: bool,
+    /// A job of ours.
+    pub(super) ours: bool,
+}
+
+/// Free only if everything says so.
+pub(super) fn occupancy(
+    node: &NodeObject,
+    standing: &Standing,
+    tenants: &[Tenant],
+    config: &KubernetesConfig,
+) -> Occupancy {
+    let unknown = |why: String| Occupancy::Unknown { why: why.into() };
+    let busy = |by: String| Occupancy::Busy { by: by.into() };
+    let Some(status) = &node.status else { return unknown("the node has not reported yet".to_owned()) };
+    match status.conditions.iter().find(|condition| condition.kind == "Ready") {
+        Some(ready) if ready.status == "True" => {}
+        Some(ready) => return unknown(format!("it is not ready: {}", words(&ready.reason, &ready.message))),
+        None => return unknown("nobody says whether it is ready".to_owned()),
+    }
+    if let Some(user) = tenants.iter().find(|tenant| tenant.uses_gpus && !tenant.ours) {
+        let by = if user.nominated {
+            format!("pod {}, which is about to start", user.name)
+        } else {
+            format!("pod {}", user.name)
+        };
+        return busy(by);
+    }
+    if let Some(mark) = standing.marks.foreign_block() {
+        return busy(format!("kept from work by {}: {}", mark.by, mark.text));
+    }
+    let expected = expected_gpus(node, config);
+    let there = gpus(&status.allocatable, config);
+    match (expected, there) {
+        (0, 0) => unknown("it has no GPU that Kubernetes knows of".to_owned()),
+        (expected, there) if there < expected => unknown(format!("{there} of {expected} GPUs can be had")),
+        _ => Occupancy::Free,
+    }
+}
+
+/// How many GPUs the node should have: what its label says, or what it once had.
+pub(super) fn expected_gpus(node: &NodeObject, config: &KubernetesConfig) -> u64 {
+    let label = node.metadata.labels.as_ref().and_then(|labels| labels.get(&config.gpu_count_label));
+    let told = label.and_then(|count| count.parse().ok()).unwrap_or(0);
+    told.max(node.status.as_ref().map_or(0, |status| gpus(&status.capacity, config)))
+}
+
+/// Whether it is a node to look after.
+pub(super) fn has_gpus(node: &NodeObject, config: &KubernetesConfig) -> bool {
+    let label = node.metadata.labels.as_ref().and_then(|labels| labels.get(&config.gpu_present_label));
+    label.is_some_and(|present| present == "true") || expected_gpus(node, config) > 0
+}
+
+fn words<'a>(reason: &'a str, message: &'a str) -> &'a str {
+    if message.is_empty() { reason } else { message }
+}
+
+/// GPUs of any kind that is configured; parts of GPUs count as one each.
+pub(super) fn gpus(amounts: &Amounts, config: &KubernetesConfig) -> u64 {
+    let is_gpu = |name: &str| {
+        config.gpu_resources.iter().any(|resource| match resource.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => name == resource,
+        })
+    };
+    let whole = |amount: &String| amount.parse::<u64>().unwrap_or(0);
+    amounts.iter().filter(|(name, _)| is_gpu(name)).map(|(_, amount)| whole(amount)).fold(0, u64::saturating_add)
+}
+
+/// What a pod takes of the GPUs, counted as the scheduler does: init containers run one after the other before the rest,
+/// those that stay run beside it.
+pub(super) fn wanted_gpus(pod: &PodSpec, config: &KubernetesConfig) -> u64 {
+    let of = |container: &Container| {
+        gpus(&container.resources.requests, config).max(gpus(&container.resources.limits, config))
+    };
+    let mut staying = 0_u64;
+    let mut most_before = 0_u64;
+    for init in &pod.init_containers {
+        if init.restart_policy.as_deref() == Some("Always") {
+            staying = staying.saturating_add(of(init));
+        } else {
+            most_before = most_before.max(staying.saturating_add(of(init)));
+        }
+    }
+    let together = pod.containers.iter().map(of).fold(staying, u64::saturating_add);
+    together.max(most_before).saturating_add(gpus(&pod.overhead, config))
+}
+
+pub(super) fn uses_gpus(pod: &PodSpec, config: &KubernetesConfig) -> bool {
+    wanted_gpus(pod, config) > 0 || !pod.resource_claims.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn config() -> KubernetesConfig {
+        KubernetesConfig::default()
+    }
+
+    fn node(change: impl FnOnce(&mut Value)) -> NodeObject {
+        let mut node = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": { "name": "gpu-1", "resourceVersion": "7", "labels": { "nvidia.com/gpu.present": "true" } },
+            "spec": {},
+            "status": {
+                "capacity": { "cpu": "96", "nvidia.com/gpu": "8" }, "allocatable": { "cpu": "95", "nvidia.com/gpu": "8" },
+                "conditions": [{ "type": "Ready", "status": "True", "reason": "KubeletReady" }],
+            },
+        });
+        change(&mut node);
+        serde_json::from_value(node).unwrap()
+    }
+
+    fn seen(node: &NodeObject, tenants: &[Tenant]) -> Occupancy {
+        occupancy(node, &Standing::of(node, &config()), tenants, &config())
+    }
+
+    fn tenant(uses_gpus: bool, ours: bool) -> Tenant {
+        Tenant { name: "team/train-0".to_owned(), uses_gpus, nominated: false, ours }
+    }
+
+    #[test]
+    fn only_a_ready_schedulable_whole_and_unused_node_is_free() {
+        let healthy = node(|_| {});
+        assert_eq!(seen(&healthy, &[]), Occupancy::Free);
+        assert_eq!(seen(&healthy, &[tenant(false, false), tenant(true, true)]), Occupancy::Free);
+        let by = |seen: Occupancy| match seen {
+            Occupancy::Free => "free".to_owned(),
+            Occupancy::Busy { by } => format!("busy: {by}"),
+            Occupancy::Unknown { why } => format!("unknown: {why}"),
+        };
+        assert_eq!(by(seen(&healthy, &[tenant(true, false)])), "busy: pod team/train-0");
+        let nominated = Tenant { nominated: true, ..tenant(true, false) };
+        assert_eq!(by(seen(&healthy, &[nominated])), "busy: pod team/train-0, which is about to start");
+        for (change, expected) in [
+            (("/status/conditions/0/status", json!("Unknown")), "unknown: it is not ready: KubeletReady"),
+            (("/status/conditions", json!([])), "unknown: nobody says whether it is ready"),
+            (("/status", Value::Null), "unknown: the node has not reported yet"),
+            (("/status/allocatable", json!({ "nvidia.com/gpu": "7" })), "unknown: 7 of 8 GPUs can be had"),
+            (("/status/allocatable", json!({})), "unknown: 0 of 8 GPUs can be had"),
+            (("/spec", json!({ "unschedulable": true })), "busy: kept from work by somebody: cordoned"),
+            (
+                ("/spec", json!({ "taints": [{ "key": "team", "value": "ml", "effect": "NoSchedule" }] })),
+                "busy: kept from work by taint team: team=ml:NoSchedule",
+            ),
+            (("/spec", json!({ "taints": [{ "key": "nvidia.com/gpu", "effect": "NoSchedule" }] })), "free"),
+            (("/spec", json!({ "taints": [{ "key": "team", "effect": "PreferNoSchedule" }] })), "free"),
+        ] {
+            let changed = node(|node| *node.pointer_mut(change.0).unwrap() = change.1.clone());
+            assert_eq!(by(seen(&changed, &[])), expected, "{change:?}");
+        }
+        let labelled = node(|node| node["metadata"]["labels"]["nvidia.com/gpu.count"] = json!("16"));
+        assert_eq!(by(seen(&labelled, &[])), "unknown: 8 of 16 GPUs can be had");
+    }
+
+    #[test]
+    fn gpus_of_a_pod_are_counted_as_the_scheduler_counts_them() {
+        let pod = |text: Value| serde_json::from_value::<PodSpec>(text).unwrap();
+        let takes = |count: u32| json!({ "resources": { "limits": { "nvidia.com/gpu": count.to_string() } } });
+        let stays = |count: u32| json!({ "restartPolicy": "Always", "resources": { "requests": { "nvidia.com/gpu": count.to_string() } } });
+        for (spec, expected) in [
+            (json!({ "containers": [takes(2), takes(3)] }), 5),
+            (json!({ "containers": [takes(2)], "initContainers": [takes(4)] }), 4),
+            (json!({ "containers": [takes(2)], "initContainers": [stays(1), takes(4)] }), 5),
+            (json!({ "containers": [takes(2)], "initContainers": [takes(4), stays(3)] }), 5),
+            (json!({ "containers": [takes(2)], "overhead": { "nvidia.com/gpu": "1" } }), 3),
+            (json!({ "containers": [{}] }), 0),
+            (
+                json!({ "containers": [{ "resources": { "limits": { "nvidia.com/mig-1g.10gb": "2", "cpu": "4" } } }] }),
+                2,
+            ),
+        ] {
+            assert_eq!(wanted_gpus(&pod(spec.clone()), &config()), expected, "{spec}");
+        }
+        let claim = pod(json!({ "containers": [{}], "resourceClaims": [{ "name": "gpu", "resourceClaimName": "x" }] }));
+        assert!(uses_gpus(&claim, &config()));
+    }
+}

@@ -1,0 +1,227 @@
+//! The nodes and pods of the cluster as they are now, kept by watching.
+//!
+//! Each kind is listed once and then followed. A watch that breaks makes what it kept worthless until the kind was listed
+//! anew: what is asked meanwhile is answered with an error, never with the past.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures_util::StreamExt;
+use kube::{
+    Api, Client, ResourceExt,
+    runtime::watcher::{self, Event, watcher},
+};
+
+use super::{
+    config::KubernetesConfig,
+    job,
+    objects::{NodeObject, PodObject, node_resource, pod_resource},
+    occupancy::{Tenant, has_gpus, uses_gpus},
+};
+
+/// A watch is asked for anew this often, which is also how long a connection that died in silence goes unnoticed.
+const WATCH_SECONDS: u32 = 60;
+/// Between tries to list, doubled from the first to the last.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// Pods that have ended take nothing any more.
+const LIVING: &str = "status.phase!=Succeeded,status.phase!=Failed";
+
+/// Where a pod is, or will be, and what it does there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Placed {
+    pub(super) node: String,
+    pub(super) tenant: Tenant,
+    pub(super) run: Option<doctor_core::ids::RunId>,
+}
+
+/// All objects of one kind.
+#[derive(Debug)]
+struct Kind<T> {
+    items: HashMap<String, T>,
+    /// While it is listed: what has come so far.
+    listing: Option<HashMap<String, T>>,
+    /// Why it cannot be relied on; `None`: it can.
+    broken: Option<(Instant, String)>,
+}
+
+impl<T> Kind<T> {
+    fn new() -> Self {
+        let broken = Some((Instant::now(), "it has not been listed yet".to_owned()));
+        Self { items: HashMap::new(), listing: None, broken }
+    }
+
+    /// `None`: nothing that matters.
+    fn take(&mut self, key: String, item: Option<T>) {
+        let items = self.listing.as_mut().unwrap_or(&mut self.items);
+        match item {
+            Some(item) => drop(items.insert(key, item)),
+            None => drop(items.remove(&key)),
+        }
+    }
+
+    fn listed(&mut self) {
+        self.items = self.listing.take().unwrap_or_default();
+        self.items.shrink_to_fit();
+        self.broken = None;
+    }
+
+    fn fail(&mut self, why: String) {
+        self.listing = None;
+        self.broken.get_or_insert((Instant::now(), why));
+    }
+}
+
+#[derive(Debug)]
+struct Inside {
+    nodes: Kind<NodeObject>,
+    pods: Kind<Placed>,
+}
+
+#[derive(Debug)]
+pub(super) struct Watched {
+    inside: Mutex<Inside>,
+    changed: Condvar,
+}
+
+impl Watched {
+    pub(super) fn new() -> Self {
+        Self { inside: Mutex::new(Inside { nodes: Kind::new(), pods: Kind::new() }), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All nodes and where pods are; waits for the first lists, or for new ones, no longer than this.
+    ///
+    /// # Errors
+    /// Why nobody can say how the cluster is now.
+    pub(super) fn now<T>(
+        &self,
+        patience: Duration,
+        read: impl FnOnce(&HashMap<String, NodeObject>, &HashMap<String, Placed>) -> T,
+    ) -> Result<T, String> {
+        let broken = |inside: &mut Inside| inside.nodes.broken.is_some() || inside.pods.broken.is_some();
+        let (inside, _) =
+            self.changed.wait_timeout_while(self.lock(), patience, broken).unwrap_or_else(PoisonError::into_inner);
+        for (what, broken) in [("nodes", &inside.nodes.broken), ("pods", &inside.pods.broken)] {
+            if let Some((since, why)) = broken {
+                return Err(format!("{what} have not been seen for {} s: {why}", since.elapsed().as_secs()));
+            }
+        }
+        Ok(read(&inside.nodes.items, &inside.pods.items))
+    }
+
+    /// A node as it is now, if it is known.
+    pub(super) fn node(&self, name: &str) -> Option<NodeObject> {
+        self.lock().nodes.items.get(name).cloned()
+    }
+
+    /// A node that we have just written is seen as we left it, before the watch tells.
+    pub(super) fn written(&self, node: NodeObject) {
+        let mut inside = self.lock();
+        let version =
+            |node: &NodeObject| node.metadata.resource_version.as_ref().and_then(|text| text.parse::<u64>().ok());
+        let known = inside.nodes.items.get(&node.name_any()).and_then(version);
+        // The watch may have told of something newer meanwhile. Versions of one kind can be compared.
+        if known.is_none_or(|known| version(&node).is_some_and(|written| written >= known)) {
+            inside.nodes.take(node.name_any(), Some(node));
+        }
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut Inside) -> T) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+}
+
+/// Follows the nodes until the process ends.
+pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, watched: Arc<Watched>) {
+    let api: Api<NodeObject> = Api::all_with(client, &node_resource());
+    let mut settings = watcher::Config::default().timeout(WATCH_SECONDS);
+    settings.label_selector.clone_from(&config.node_selector);
+    let keep = |mut node: NodeObject| {
+        node.metadata.managed_fields = None;
+        let item = has_gpus(&node, &config).then_some(node.clone());
+        (node.name_any(), item)
+    };
+    follow(api, settings, keep, |change| watched.with(|inside| change(&mut inside.nodes))).await;
+}
+
+/// Follows the pods until the process ends.
+pub(super) async fn follow_pods(client: Client, config: Arc<KubernetesConfig>, watched: Arc<Watched>) {
+    let api: Api<PodObject> = Api::all_with(client, &pod_resource());
+    let settings = watcher::Config::default().timeout(WATCH_SECONDS).fields(LIVING);
+    let keep = |pod: PodObject| (key(&pod), placed(&pod, &config));
+    follow(api, settings, keep, |change| watched.with(|inside| change(&mut inside.pods))).await;
+}
+
+fn key(pod: &PodObject) -> String {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
+}
+
+/// `None`: it takes no GPUs, or has no place yet.
+fn placed(pod: &PodObject, config: &KubernetesConfig) -> Option<Placed> {
+    let run = job::run_of(&pod.metadata, config);
+    let ours = run.is_some() && pod.namespace().as_deref() == Some(&config.namespace);
+    let uses_gpus = uses_gpus(&pod.spec, config);
+    if !uses_gpus && !ours {
+        return None;
+    }
+    let bound = pod.spec.node_name.clone();
+    let nominated = pod.status.as_ref().and_then(|status| status.nominated_node_name.clone());
+    let meant = || pod.annotations().get(&config.own("node")).filter(|_| ours).cloned();
+    let is_nominated = bound.is_none();
+    let node = bound.or(nominated).or_else(meant)?;
+    let tenant = Tenant { name: key(pod), uses_gpus, nominated: is_nominated, ours };
+    Some(Placed { node, tenant, run: run.filter(|_| ours) })
+}
+
+/// Lists and follows one kind, and begins anew after each failure.
+async fn follow<K, T>(
+    api: Api<K>,
+    settings: watcher::Config,
+    keep: impl Fn(K) -> (String, Option<T>),
+    change: impl Fn(&mut dyn FnMut(&mut Kind<T>)),
+) where
+    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    let mut wait = FIRST_WAIT;
+    loop {
+        let mut events = std::pin::pin!(watcher(api.clone(), settings.clone()));
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(Event::Init) => change(&mut |kind| kind.listing = Some(HashMap::new())),
+                Ok(Event::InitApply(object) | Event::Apply(object)) => {
+                    let (key, item) = keep(object);
+                    let mut item = Some((key, item));
+                    change(&mut |kind| {
+                        if let Some((key, item)) = item.take() {
+                            kind.take(key, item);
+                        }
+                    });
+                }
+                Ok(Event::Delete(object)) => {
+                    let (key, _) = keep(object);
+                    change(&mut |kind| kind.take(key.clone(), None));
+                }
+                Ok(Event::InitDone) => {
+                    wait = FIRST_WAIT;
+                    change(&mut Kind::listed);
+                }
+                Err(error) => {
+                    let why = error.to_string();
+                    tracing::warn!(error = %why, "a watch of the cluster broke; it is begun anew");
+                    change(&mut |kind| kind.fail(why.clone()));
+                    break;
+                }
+            }
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
