@@ -108,10 +108,12 @@ impl KubernetesBackend {
         let [node] = &*request.nodes else {
             return Err(refuse(format!("a job over {} nodes cannot be run here yet", request.nodes.len())));
         };
-        self.watched
-            .node(node.as_str())
-            .map(|found| (node.clone(), found))
-            .ok_or_else(|| refuse(format!("there is no node {node} with GPUs in this cluster")))
+        let found = self.watched.now(PATIENCE, |nodes, _| nodes.get(node.as_str()).cloned());
+        match found {
+            Ok(Some(found)) => Ok((node.clone(), found)),
+            Ok(None) => Err(refuse(format!("there is no node {node} with GPUs in this cluster"))),
+            Err(text) => Err(BackendError { operation, text, effect: Effect::NoneTryAgain }),
+        }
     }
 
     fn list<K>(&self, operation: &'static str, of: &ApiResource) -> Result<Vec<K>, BackendError>
