@@ -145,3 +145,75 @@ impl Drop for Daemons {
         drop(self.watcher.wait());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::unix::fs::PermissionsExt as _,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    /// A folder with programs that say something and stay, or end at once.
+    fn programs(folder: &Path) -> PathBuf {
+        let programs = folder.join("programs");
+        fs::create_dir(&programs).expect("a folder");
+        for (part, script) in [(Part::Etcd, "echo up $1; exec sleep 600"), (Part::ApiServer, "echo port taken; exit 1")]
+        {
+            let path = programs.join(part.program());
+            fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a program");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a program");
+        }
+        programs
+    }
+
+    fn wait_until(mut reached: impl FnMut() -> bool) {
+        let began = Instant::now();
+        while !reached() {
+            assert!(began.elapsed() < Duration::from_secs(30), "not reached");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn what_has_ended_is_an_error_with_the_last_that_it_said() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let programs = programs(folder.path());
+        let mut daemons = Daemons::new(folder.path()).expect("a watcher");
+        daemons.begin(Part::ApiServer, &programs, &[]).expect("it starts");
+        let mut said = String::new();
+        wait_until(|| daemons.check(Part::ApiServer).map_err(|error| said = error.to_string()).is_err());
+        assert_eq!(said, "kube-apiserver has ended; it said last:\nport taken");
+        assert!(matches!(daemons.check(Part::ApiServer), Err(BedError::NotRunning { part: Part::ApiServer })));
+    }
+
+    #[test]
+    fn what_is_killed_can_begin_again_and_its_log_goes_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let programs = programs(folder.path());
+        let mut daemons = Daemons::new(folder.path()).expect("a watcher");
+        for time in ["once", "twice"] {
+            daemons.begin(Part::Etcd, &programs, &[time.to_owned()]).expect("it starts");
+            wait_until(|| daemons.last_lines(Part::Etcd).ends_with(time));
+            daemons.check(Part::Etcd).expect("it stays");
+            daemons.kill(Part::Etcd).expect("it goes");
+        }
+        assert_eq!(daemons.last_lines(Part::Etcd), "up once\nup twice");
+        assert_eq!(daemons.pids().count(), 0);
+    }
+
+    #[test]
+    fn when_this_process_is_gone_the_rest_and_its_files_go_too() {
+        let folder = tempfile::tempdir().expect("a folder").keep();
+        let programs = programs(&folder);
+        let mut daemons = Daemons::new(&folder).expect("a watcher");
+        daemons.begin(Part::Etcd, &programs, &[]).expect("it starts");
+        wait_until(|| !daemons.last_lines(Part::Etcd).is_empty());
+        // All that the watcher can see of the end of this process.
+        drop(daemons.watcher.stdin.take());
+        let child = daemons.running.get_mut(&Part::Etcd).expect("it was begun");
+        wait_until(|| child.try_wait().expect("it is our child").is_some());
+        wait_until(|| !folder.exists());
+    }
+}

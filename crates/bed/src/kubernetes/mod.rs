@@ -1,6 +1,6 @@
 //! A Kubernetes control plane of one's own: etcd, API server, controller manager and scheduler as they are released, on
 //! loopback, with TLS and RBAC on. There is no container runtime: nodes and what happens to pods on them are played by
-//! `kubelet` (feature `kubernetes`), everything else is the real thing, the scheduler's preemption included.
+//! `kubelet` (cargo feature `kubernetes`), everything else is the real thing, the scheduler's preemption included.
 //!
 //! ```no_run
 //! use doctor_bed::kubernetes::ControlPlane;
@@ -19,6 +19,8 @@
 mod authority;
 mod daemons;
 mod door;
+#[cfg(feature = "kubernetes")]
+pub mod kubelet;
 mod parts;
 
 use std::{
@@ -48,6 +50,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// How often another process may take a port between its choice and its use.
 const TRIES: usize = 3;
+
+/// How a control plane is to be.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup {
+    /// How long a node may be silent before it is held to be unreachable. As it comes, a day: nobody keeps fake nodes alive.
+    pub node_grace: Duration,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { node_grace: Duration::from_secs(24 * 3600) }
+    }
+}
 
 /// A running control plane. Dropping it ends its processes and removes its files.
 #[derive(Debug)]
@@ -143,6 +158,14 @@ impl ControlPlane {
     /// # Errors
     /// With what is missing, or with the end of the log of the process that failed.
     pub fn start(programs: &Path) -> Result<Self, BedError> {
+        Self::start_with(programs, Setup::default())
+    }
+
+    /// As [`Self::start`], with something other than usual.
+    ///
+    /// # Errors
+    /// With what is missing, or with the end of the log of the process that failed.
+    pub fn start_with(programs: &Path, setup: Setup) -> Result<Self, BedError> {
         for part in Part::ALL {
             if !programs.join(part.program()).exists() {
                 return Err(BedError::Missing { folder: programs.to_owned(), program: part.program() });
@@ -150,7 +173,7 @@ impl ControlPlane {
         }
         let mut tries = 1;
         loop {
-            match Self::start_once(programs) {
+            match Self::start_once(programs, setup) {
                 Err(BedError::Ended { said, .. }) if tries < TRIES && said.contains("address already in use") => {
                     tries += 1;
                 }
@@ -246,7 +269,7 @@ impl ControlPlane {
         self.lock().daemons.pids().collect()
     }
 
-    fn start_once(programs: &Path) -> Result<Self, BedError> {
+    fn start_once(programs: &Path, setup: Setup) -> Result<Self, BedError> {
         let began = Instant::now();
         let temporary = std::env::temp_dir();
         let folder = tempfile::Builder::new().prefix("doctor-kubernetes-").tempdir_in(&temporary);
@@ -255,6 +278,7 @@ impl ControlPlane {
         let mut authority = Authority::new(&folder.path().join("pki"))?;
         let [etcd_port, port] = free_ports().map_err(BedError::Ports)?;
         let place = Place {
+            setup,
             programs: programs.to_owned(),
             folder: folder.path().to_owned(),
             etcd_port,

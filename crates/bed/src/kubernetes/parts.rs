@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::authority::Pair;
+use super::{Setup, authority::Pair};
 
 /// One process of a control plane, in the order in which they start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +39,7 @@ impl fmt::Display for Part {
 /// Where a control plane is: its ports and its files.
 #[derive(Debug)]
 pub(super) struct Place {
+    pub(super) setup: Setup,
     pub(super) programs: PathBuf,
     pub(super) folder: PathBuf,
     pub(super) etcd_port: u16,
@@ -104,8 +105,7 @@ impl Place {
             file("service-account-private-key-file", &self.token_key),
             file("root-ca-file", &self.authority),
             setting("use-service-account-credentials", true),
-            // Nodes that nobody keeps alive stay what they were said to be.
-            setting("node-monitor-grace-period", "24h"),
+            setting("node-monitor-grace-period", format_args!("{}s", self.setup.node_grace.as_secs())),
             // The shortest that takes the taint off a new node soon.
             setting("node-monitor-period", "1s"),
         ]);
