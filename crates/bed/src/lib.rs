@@ -1,5 +1,6 @@
-//! The systems that tests and benchmarks stand on: real ones, started from what the distribution installs, and a machine
-//! with GPUs for where there is none. Nothing that is shipped depends on this.
+//! The systems that tests and benchmarks stand on: real ones, started from what the distribution installs or from their
+//! sources, and a machine with GPUs for where there is none. Nothing that is shipped depends on this.
 
+pub mod kubernetes;
 pub mod machine;
 pub mod postgres;

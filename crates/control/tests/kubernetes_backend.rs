@@ -63,7 +63,10 @@ fn cluster() -> &'static Cluster {
         })
         .unwrap();
         let cluster = Cluster { plane, kubelet, started };
-        cluster.make("/api/v1/namespaces", &json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }));
+        cluster.make(
+            "/api/v1/namespaces",
+            &json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }),
+        );
         cluster.make(
             "/apis/scheduling.k8s.io/v1/priorityclasses",
             &json!({
@@ -259,13 +262,15 @@ fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
     until("our job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
     let node = seen(&backend, "gpu-2");
     assert!(node.occupancy.is_free(), "a job of ours is no user: {:?}", node.occupancy);
-    let seen_run = backend.snapshot().unwrap().into_iter().find(|seen| seen.node.name.as_str() == "gpu-2").unwrap().jobs;
+    let seen_run =
+        backend.snapshot().unwrap().into_iter().find(|seen| seen.node.name.as_str() == "gpu-2").unwrap().jobs;
     assert_eq!(seen_run, [run]);
     cluster.user_pod("user-on-gpu-2", "gpu-2");
     until("our job to be gone", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Killed, .. }));
-    until("the user's pod to have the node", || {
-        matches!(seen(&backend, "gpu-2").occupancy, Occupancy::Busy { by } if by.contains("user-on-gpu-2"))
-    });
+    until(
+        "the user's pod to have the node",
+        || matches!(seen(&backend, "gpu-2").occupancy, Occupancy::Busy { by } if by.contains("user-on-gpu-2")),
+    );
     cluster.delete("/api/v1/namespaces/default/pods/user-on-gpu-2");
 }
 
@@ -337,7 +342,10 @@ fn while_the_api_server_is_away_nothing_is_said_of_nodes_and_afterwards_nothing_
     })
     .unwrap();
     let cluster = Cluster { plane, kubelet, started };
-    cluster.make("/api/v1/namespaces", &json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }));
+    cluster.make(
+        "/api/v1/namespaces",
+        &json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }),
+    );
     let backend = KubernetesBackend::open(KubernetesConfig { priority_class: None, ..cluster.config() }).unwrap();
     assert!(seen(&backend, "gpu-1").occupancy.is_free());
     let run = ids(5).run();

@@ -1,0 +1,146 @@
+//! The certificates of a control plane: its own authority, the server's certificate, one for each user.
+//!
+//! They are made by the program `openssl`, which is on every machine that has TLS at all: a certificate library would be built
+//! for these few calls only. Keys are P-256 in PKCS#8, which both Go and rustls read, and take no time to make.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::{BedError, at};
+
+/// Extensions by kind of certificate. The distribution's own file would make every certificate an authority.
+const SETTINGS: &str = "\
+[req]
+distinguished_name = none
+prompt = no
+[none]
+[authority]
+basicConstraints = critical, CA:true
+keyUsage = critical, keyCertSign, cRLSign
+subjectKeyIdentifier = hash
+[server]
+basicConstraints = critical, CA:false
+keyUsage = critical, digitalSignature
+extendedKeyUsage = serverAuth
+subjectAltName = IP:127.0.0.1, DNS:localhost, DNS:kubernetes, DNS:kubernetes.default, DNS:kubernetes.default.svc
+[user]
+basicConstraints = critical, CA:false
+keyUsage = critical, digitalSignature
+extendedKeyUsage = clientAuth
+";
+
+#[derive(Debug)]
+pub(super) struct Authority {
+    folder: PathBuf,
+    settings: PathBuf,
+    own: Pair,
+    made: usize,
+}
+
+/// A certificate and its key, each in a file.
+#[derive(Debug, Clone)]
+pub(super) struct Pair {
+    pub(super) certificate: PathBuf,
+    pub(super) key: PathBuf,
+}
+
+impl Authority {
+    /// A new authority whose files are in this folder.
+    pub(super) fn new(folder: &Path) -> Result<Self, BedError> {
+        fs::create_dir(folder).map_err(at("creating", folder))?;
+        let settings = folder.join("openssl.cnf");
+        fs::write(&settings, SETTINGS).map_err(at("writing", &settings))?;
+        let own = pair(folder, "authority");
+        let authority = Self { folder: folder.to_owned(), settings, own, made: 0 };
+        authority.request(&authority.own, "/CN=cluster-doctor-bed", "authority", &[])?;
+        Ok(authority)
+    }
+
+    pub(super) fn certificate(&self) -> &Path {
+        &self.own.certificate
+    }
+
+    /// For a server on loopback.
+    pub(super) fn server(&self) -> Result<Pair, BedError> {
+        self.issue("server", "/CN=kube-apiserver", "server")
+    }
+
+    /// For a user, as Kubernetes reads one from a certificate.
+    pub(super) fn user(&mut self, name: &str, groups: &[&str]) -> Result<Pair, BedError> {
+        // A user's name may hold what a file's may not.
+        self.made += 1;
+        self.issue(&format!("user-{}", self.made), &subject(name, groups), "user")
+    }
+
+    /// A key to sign tokens of service accounts with, and to know them by.
+    pub(super) fn token_key(&self) -> Result<PathBuf, BedError> {
+        let key = self.folder.join("tokens.key");
+        let mut command = Command::new("openssl");
+        command.args(["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"]).arg(&key);
+        run(&mut command).map(|()| key)
+    }
+
+    fn issue(&self, file: &str, subject: &str, extensions: &str) -> Result<Pair, BedError> {
+        let issued = pair(&self.folder, file);
+        let by = [Path::new("-CA"), &self.own.certificate, Path::new("-CAkey"), &self.own.key];
+        self.request(&issued, subject, extensions, &by)?;
+        Ok(issued)
+    }
+
+    fn request(&self, to: &Pair, subject: &str, extensions: &str, by: &[&Path]) -> Result<(), BedError> {
+        let mut command = Command::new("openssl");
+        command
+            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-sha256"])
+            .args(["-days", "2", "-utf8", "-subj", subject, "-extensions", extensions, "-config"])
+            .arg(&self.settings)
+            .arg("-keyout")
+            .arg(&to.key)
+            .arg("-out")
+            .arg(&to.certificate)
+            .args(by);
+        run(&mut command)
+    }
+}
+
+fn pair(folder: &Path, name: &str) -> Pair {
+    Pair { certificate: folder.join(format!("{name}.crt")), key: folder.join(format!("{name}.key")) }
+}
+
+/// A user's name and groups as `openssl` reads a subject: a group is an organisation.
+fn subject(name: &str, groups: &[&str]) -> String {
+    let escaped = |text: &str| text.replace('\\', "\\\\").replace('/', "\\/").replace('+', "\\+");
+    let organisations: String = groups.iter().map(|group| format!("/O={}", escaped(group))).collect();
+    format!("{organisations}/CN={}", escaped(name))
+}
+
+fn run(command: &mut Command) -> Result<(), BedError> {
+    let ended = command.output().map_err(|source| BedError::Program { program: "openssl".into(), source })?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    Err(BedError::Certificate { said: String::from_utf8_lossy(&ended.stderr).trim().to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_names_its_user_and_every_group() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut authority = Authority::new(&folder.path().join("pki")).expect("an authority");
+        let pair = authority.user("agent/of+one", &["readers", "team/a"]).expect("a certificate");
+        let mut read = Command::new("openssl");
+        read.args(["x509", "-noout", "-subject", "-nameopt", "sep_multiline,utf8,sname", "-in"]).arg(&pair.certificate);
+        let said = read.output().expect("openssl runs").stdout;
+        let said = String::from_utf8(said).expect("text");
+        let names: Vec<&str> = said.lines().skip(1).map(str::trim).collect();
+        assert_eq!(names, ["O=readers", "O=team/a", "CN=agent/of+one"]);
+        let mut verify = Command::new("openssl");
+        verify.args(["verify", "-purpose", "sslclient", "-CAfile"]).arg(authority.certificate()).arg(&pair.certificate);
+        run(&mut verify).expect("the authority knows what it signed");
+    }
+}

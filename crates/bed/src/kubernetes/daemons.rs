@@ -1,0 +1,219 @@
+//! The processes of a control plane: each with its log, none outliving the process that started them.
+//!
+//! The kernel can end a child with its parent, but it means the parent's thread: a control plane that several tests share would
+//! end with the test that started it. So a watcher outside this process is told what began and what ended; when this process
+//! is gone, however it went, the watcher ends what is left and removes the files.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use super::{BedError, Part, at};
+
+/// How much of a log an error shows.
+const LAST_LINES: usize = 12;
+
+/// Reads what began and ended until its input ends with the process that writes it.
+///
+/// A process that was just killed may still create a file while its folder is removed, hence more than one try.
+const WATCHER: &str = r#"
+running=
+while read -r what pid; do
+  case $what in
+  began) running="$running $pid" ;;
+  ended)
+    left=
+    for one in $running; do [ "$one" = "$pid" ] || left="$left $one"; done
+    running=$left
+    ;;
+  esac
+done
+for pid in $running; do kill -KILL "$pid"; done
+tries=0
+while [ -e "$1" ] && [ $tries -lt 100 ]; do
+  rm -rf "$1" || sleep 0.1
+  tries=$((tries + 1))
+done
+"#;
+
+#[derive(Debug)]
+pub(super) struct Daemons {
+    folder: PathBuf,
+    running: BTreeMap<Part, Child>,
+    watcher: Child,
+}
+
+impl Daemons {
+    /// For processes whose files are all in this folder.
+    pub(super) fn new(folder: &Path) -> Result<Self, BedError> {
+        let watcher = Command::new("sh")
+            .args(["-c", WATCHER, "sh"])
+            .arg(folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // Whoever ends this process by its group must not end the watcher as well.
+            .process_group(0)
+            .spawn()
+            .map_err(|source| BedError::Program { program: "sh".into(), source })?;
+        Ok(Self { folder: folder.to_owned(), running: BTreeMap::new(), watcher })
+    }
+
+    /// Starts the part's program; what it says is added to the part's log.
+    pub(super) fn begin(&mut self, part: Part, programs: &Path, arguments: &[String]) -> Result<(), BedError> {
+        let log = self.log(part);
+        let output = File::options().create(true).append(true).open(&log).map_err(at("opening", &log))?;
+        let errors = output.try_clone().map_err(at("opening", &log))?;
+        let program = programs.join(part.program());
+        let child = Command::new(&program)
+            .args(arguments)
+            .current_dir(&self.folder)
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors)
+            .process_group(0)
+            .spawn()
+            .map_err(|source| BedError::Program { program, source })?;
+        let pid = child.id();
+        self.running.insert(part, child);
+        self.tell("began", pid)
+    }
+
+    /// Kills the part's process, if it runs, and waits until it is gone.
+    pub(super) fn kill(&mut self, part: Part) -> Result<(), BedError> {
+        let Some(mut child) = self.running.remove(&part) else { return Ok(()) };
+        let ended = |source| BedError::Ending { part, source };
+        child.kill().map_err(ended)?;
+        // Told before its number can become another process's.
+        self.tell("ended", child.id())?;
+        child.wait().map(drop).map_err(ended)
+    }
+
+    /// Whether the part's process still runs.
+    ///
+    /// # Errors
+    /// If it has ended, with the last that it said.
+    pub(super) fn check(&mut self, part: Part) -> Result<(), BedError> {
+        let child = self.running.get_mut(&part).ok_or(BedError::NotRunning { part })?;
+        if child.try_wait().map_err(|source| BedError::Ending { part, source })?.is_none() {
+            return Ok(());
+        }
+        let pid = child.id();
+        self.running.remove(&part);
+        self.tell("ended", pid)?;
+        Err(BedError::Ended { part, said: self.last_lines(part) })
+    }
+
+    pub(super) fn pids(&self) -> impl Iterator<Item = (Part, u32)> + '_ {
+        self.running.iter().map(|(part, child)| (*part, child.id()))
+    }
+
+    pub(super) fn log(&self, part: Part) -> PathBuf {
+        self.folder.join(format!("{}.log", part.program()))
+    }
+
+    /// The end of what a part has said.
+    pub(super) fn last_lines(&self, part: Part) -> String {
+        let log = fs::read(self.log(part)).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
+    }
+
+    fn tell(&mut self, what: &str, pid: u32) -> Result<(), BedError> {
+        let told = match &mut self.watcher.stdin {
+            Some(input) => writeln!(input, "{what} {pid}"),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        };
+        told.map_err(|source| BedError::Program { program: "sh".into(), source })
+    }
+}
+
+impl Drop for Daemons {
+    fn drop(&mut self) {
+        // Those that ask the API server go first, so that they do not fill their logs with its absence.
+        for part in Part::ALL.into_iter().rev() {
+            // What could not be ended here is left to the watcher, which is told by the end of its input.
+            drop(self.kill(part));
+        }
+        drop(self.watcher.stdin.take());
+        drop(self.watcher.wait());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::unix::fs::PermissionsExt as _,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    /// A folder with programs that say something and stay, or end at once.
+    fn programs(folder: &Path) -> PathBuf {
+        let programs = folder.join("programs");
+        fs::create_dir(&programs).expect("a folder");
+        for (part, script) in [(Part::Etcd, "echo up $1; exec sleep 600"), (Part::ApiServer, "echo port taken; exit 1")]
+        {
+            let path = programs.join(part.program());
+            fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a program");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a program");
+        }
+        programs
+    }
+
+    fn wait_until(mut reached: impl FnMut() -> bool) {
+        let began = Instant::now();
+        while !reached() {
+            assert!(began.elapsed() < Duration::from_secs(30), "not reached");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn what_has_ended_is_an_error_with_the_last_that_it_said() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let programs = programs(folder.path());
+        let mut daemons = Daemons::new(folder.path()).expect("a watcher");
+        daemons.begin(Part::ApiServer, &programs, &[]).expect("it starts");
+        let mut said = String::new();
+        wait_until(|| daemons.check(Part::ApiServer).map_err(|error| said = error.to_string()).is_err());
+        assert_eq!(said, "kube-apiserver has ended; it said last:\nport taken");
+        assert!(matches!(daemons.check(Part::ApiServer), Err(BedError::NotRunning { part: Part::ApiServer })));
+    }
+
+    #[test]
+    fn what_is_killed_can_begin_again_and_its_log_goes_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let programs = programs(folder.path());
+        let mut daemons = Daemons::new(folder.path()).expect("a watcher");
+        for time in ["once", "twice"] {
+            daemons.begin(Part::Etcd, &programs, &[time.to_owned()]).expect("it starts");
+            wait_until(|| daemons.last_lines(Part::Etcd).ends_with(time));
+            daemons.check(Part::Etcd).expect("it stays");
+            daemons.kill(Part::Etcd).expect("it goes");
+        }
+        assert_eq!(daemons.last_lines(Part::Etcd), "up once\nup twice");
+        assert_eq!(daemons.pids().count(), 0);
+    }
+
+    #[test]
+    fn when_this_process_is_gone_the_rest_and_its_files_go_too() {
+        let folder = tempfile::tempdir().expect("a folder").keep();
+        let programs = programs(&folder);
+        let mut daemons = Daemons::new(&folder).expect("a watcher");
+        daemons.begin(Part::Etcd, &programs, &[]).expect("it starts");
+        wait_until(|| !daemons.last_lines(Part::Etcd).is_empty());
+        // All that the watcher can see of the end of this process.
+        drop(daemons.watcher.stdin.take());
+        let child = daemons.running.get_mut(&Part::Etcd).expect("it was begun");
+        wait_until(|| child.try_wait().expect("it is our child").is_some());
+        wait_until(|| !folder.exists());
+    }
+}

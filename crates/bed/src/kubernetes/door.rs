@@ -1,0 +1,96 @@
+//! One request at a time to the API server, through the program `openssl`.
+//!
+//! The bed asks three questions of a cluster before anybody else does (is it ready, has it a service account, a token please);
+//! a TLS library and an HTTP client would be built for them in every test that wants PostgreSQL.
+
+use std::{
+    io::Write as _,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use serde_json::Value;
+
+use super::{BedError, authority::Pair};
+
+/// Seconds that one request may take; the program `timeout` counts them.
+const PATIENCE: &str = "10";
+
+#[derive(Debug)]
+pub(super) struct Door {
+    pub(super) port: u16,
+    pub(super) authority: PathBuf,
+    pub(super) user: Pair,
+}
+
+/// What the API server says: the status and the text under it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    pub text: String,
+}
+
+impl Answer {
+    /// As HTTP/1.0 writes it: no chunks, and the end is the end of the connection.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let answer = String::from_utf8_lossy(bytes);
+        let (head, text) = answer.split_once("\r\n\r\n")?;
+        let status = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()?;
+        Some(Self { status, text: text.to_owned() })
+    }
+
+    /// Whether the request was done.
+    pub fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+}
+
+impl Door {
+    pub(super) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer, BedError> {
+        let failed = |source| BedError::Program { program: "openssl".into(), source };
+        let mut asking = Command::new("timeout")
+            .args([PATIENCE, "openssl", "s_client", "-quiet", "-verify_quiet", "-verify_return_error", "-connect"])
+            .arg(format!("127.0.0.1:{}", self.port))
+            .arg("-CAfile")
+            .arg(&self.authority)
+            .arg("-cert")
+            .arg(&self.user.certificate)
+            .arg("-key")
+            .arg(&self.user.key)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let request = format!(
+            "{method} {path} HTTP/1.0\r\nHost: 127.0.0.1:{}\r\nContent-Type: {kind}\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            self.port,
+            body.len()
+        );
+        if let Some(mut input) = asking.stdin.take() {
+            // Where nobody listens this fails; what the program says about it is the better reason.
+            drop(input.write_all(request.as_bytes()));
+        }
+        let ended = asking.wait_with_output().map_err(failed)?;
+        Answer::read(&ended.stdout).ok_or_else(|| BedError::Unanswered {
+            asked: format!("{method} {path}"),
+            said: String::from_utf8_lossy(&ended.stderr).trim().to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_its_status_and_its_text() {
+        let read = Answer::read(b"HTTP/1.0 404 Not Found\r\nContent-Type: text/plain\r\n\r\nno such thing");
+        assert_eq!(read, Some(Answer { status: 404, text: "no such thing".to_owned() }));
+        assert_eq!(Answer::read(b""), None);
+        assert_eq!(Answer::read(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n"), None);
+    }
+}

@@ -1,0 +1,313 @@
+//! One kubelet for many nodes that do not exist. It registers them, keeps their leases, and plays what the real scheduler binds
+//! to them: a pod's containers do what the test says, and the API server hears of it as it would from a real kubelet.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use doctor_bed::kubernetes::{ControlPlane, kubelet::{Exit, FakeNode, Kubelet, Play}};
+//!
+//! let plane = ControlPlane::start(&ControlPlane::programs()?)?;
+//! let nodes = (1..=4).map(|n| FakeNode::gpu(&format!("gpu-{n}"))).collect();
+//! let kubelet = Kubelet::start(plane.admin(), nodes, |pod| match pod.metadata.name.as_deref() {
+//!     Some("user") => Play::UntilTold,
+//!     _ => Play::Runs { lasts: Duration::from_millis(50), then: Exit::code(1).saying("a broken link") },
+//! })?;
+//! kubelet.end_pod("default", "user", Exit::code(0))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What it does not play: a pod ends once, whatever its restart policy says; all its containers end alike; there are no logs, no
+//! probes, no eviction by pressure and no deadline of a pod's own (a Job's is the controller manager's, and works).
+
+mod node;
+mod pods;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+    runtime::utils::Backoff,
+};
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::{mpsc::UnboundedSender, oneshot},
+};
+
+pub use node::FakeNode;
+use pods::Order;
+
+/// How long a request may be repeated, and nodes may take to be registered, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long between two tries of what failed: short, because the API server of a bed is killed and comes back.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How many nodes are registered at the same time.
+const AT_ONCE: usize = 16;
+
+/// What the containers of a pod do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Play {
+    /// They run for so long and then end.
+    Runs { lasts: Duration, then: Exit },
+    /// They run until [`Kubelet::end_pod`], or until the pod is deleted.
+    UntilTold,
+    /// They never start, for a reason such as `ImagePullBackOff`.
+    Waits { reason: String, message: String },
+}
+
+/// How containers end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    code: i32,
+    reason: Option<String>,
+    message: String,
+}
+
+impl Exit {
+    /// With this exit code.
+    pub fn code(code: i32) -> Self {
+        Self { code, reason: None, message: String::new() }
+    }
+
+    /// Having left this termination message.
+    #[must_use]
+    pub fn saying(mut self, message: impl Into<String>) -> Self {
+        self.message = message.into();
+        self
+    }
+
+    /// For a reason other than `Completed` or `Error`, such as `OOMKilled`.
+    #[must_use]
+    pub fn because(mut self, reason: impl Into<String>) -> Self {
+        self.reason = Some(reason.into());
+        self
+    }
+}
+
+/// Why the kubelet did not start, or did not do what it was told.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeletError {
+    #[error("reading the kubeconfig {path}")]
+    Kubeconfig {
+        path: PathBuf,
+        #[source]
+        source: Box<KubeconfigError>,
+    },
+    #[error("starting the kubelet's thread")]
+    Thread(#[source] std::io::Error),
+    #[error("{operation}")]
+    Api {
+        operation: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error("{operation}: not within {} s", PATIENCE.as_secs())]
+    Late { operation: &'static str },
+    #[error("the kubelet plays no pod {pod}: it was not bound to a node of this kubelet, or is gone")]
+    NoSuchPod { pod: String },
+    #[error("the kubelet has no node {node}")]
+    NoSuchNode { node: String },
+}
+
+/// The pods that are being played, by namespace and name, and how to tell each something.
+type Playing = Arc<Mutex<BTreeMap<String, (String, UnboundedSender<Order>)>>>;
+
+/// A running kubelet. Dropping it leaves the nodes and pods in the cluster as they are.
+pub struct Kubelet {
+    client: Client,
+    nodes: BTreeSet<String>,
+    playing: Playing,
+    runtime: Handle,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Kubelet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kubelet").field("nodes", &self.nodes).finish_non_exhaustive()
+    }
+}
+
+impl Kubelet {
+    /// Registers the nodes and plays what is bound to them; `play` is asked once for each pod what it does. Comes back when the
+    /// nodes are ready and the scheduler may use them.
+    ///
+    /// # Errors
+    /// If the API server does not answer or refuses a node.
+    pub fn start<F>(kubeconfig: &Path, nodes: Vec<FakeNode>, play: F) -> Result<Self, KubeletError>
+    where
+        F: Fn(&Pod) -> Play + Send + 'static,
+    {
+        let names: BTreeSet<String> = nodes.iter().map(|node| node.name().to_owned()).collect();
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(KubeletError::Thread)?;
+        let handle = runtime.handle().clone();
+        let client = runtime.block_on(connect(kubeconfig))?;
+        let (stop, stopped) = oneshot::channel();
+        // Everything it does is a task of this runtime, and ends with it.
+        let thread = std::thread::Builder::new().name("kubelet".into()).spawn(move || {
+            drop(runtime.block_on(stopped));
+        });
+        let kubelet = Self {
+            client,
+            nodes: names,
+            playing: Playing::default(),
+            runtime: handle,
+            stop: Some(stop),
+            thread: Some(thread.map_err(KubeletError::Thread)?),
+        };
+        let played = pods::play(kubelet.client.clone(), kubelet.nodes.clone(), kubelet.playing.clone(), play);
+        kubelet.runtime.spawn(played);
+        kubelet.add(nodes)?;
+        Ok(kubelet)
+    }
+
+    /// Ends the containers of a pod that runs.
+    ///
+    /// # Errors
+    /// If no such pod is being played.
+    pub fn end_pod(&self, namespace: &str, name: &str, exit: Exit) -> Result<(), KubeletError> {
+        let pod = format!("{namespace}/{name}");
+        let playing = self.playing.lock().unwrap_or_else(PoisonError::into_inner);
+        match playing.get(&pod).map(|(_, orders)| orders.send(Order::End(exit))) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) | None => Err(KubeletError::NoSuchPod { pod }),
+        }
+    }
+
+    /// Reports a node as ready or not, as its kubelet would. Comes back when the API server has it; the taints that follow
+    /// are the controller manager's.
+    ///
+    /// # Errors
+    /// If there is no such node, or the API server does not take it.
+    pub fn set_ready(&self, node: &str, ready: bool) -> Result<(), KubeletError> {
+        self.change(node, node::ready_status(ready))
+    }
+
+    /// Reports another boot of a node: what is seen of a reboot once it is over.
+    ///
+    /// # Errors
+    /// If there is no such node, or the API server does not take it.
+    pub fn set_boot_id(&self, node: &str, boot_id: &str) -> Result<(), KubeletError> {
+        self.change(node, node::boot_status(boot_id))
+    }
+
+    /// Reports how much of a resource a node has, such as 7 of `nvidia.com/gpu`.
+    ///
+    /// # Errors
+    /// If there is no such node, or the API server does not take it.
+    pub fn set_resource(&self, node: &str, resource: &str, quantity: &str) -> Result<(), KubeletError> {
+        self.change(node, node::resource_status(resource, quantity))
+    }
+
+    fn add(&self, nodes: Vec<FakeNode>) -> Result<(), KubeletError> {
+        let client = self.client.clone();
+        let names = self.nodes.clone();
+        let leased: Vec<String> = nodes.iter().filter(|node| node.has_lease()).map(|n| n.name().to_owned()).collect();
+        if !leased.is_empty() {
+            self.runtime.spawn(node::keep_leases(client.clone(), leased));
+        }
+        self.wait("registering nodes", async move {
+            let registering = nodes.into_iter().map(|node| node.register(client.clone()));
+            stream::iter(registering).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
+            node::wait_until_schedulable(&client, names).await
+        })
+    }
+
+    fn change(&self, node: &str, status: serde_json::Value) -> Result<(), KubeletError> {
+        if !self.nodes.contains(node) {
+            return Err(KubeletError::NoSuchNode { node: node.to_owned() });
+        }
+        let (client, node) = (self.client.clone(), node.to_owned());
+        self.wait("changing a node", async move { node::patch_status(&client, &node, &status).await })
+    }
+
+    /// Does it on the kubelet's thread and waits.
+    fn wait<W>(&self, operation: &'static str, work: W) -> Result<(), KubeletError>
+    where
+        W: Future<Output = Result<(), KubeletError>> + Send + 'static,
+    {
+        let (done, outcome) = mpsc::channel();
+        self.runtime.spawn(async move {
+            let result = tokio::time::timeout(PATIENCE, work).await;
+            // Who asked is still waiting: it waits longer than this takes.
+            drop(done.send(result.unwrap_or(Err(KubeletError::Late { operation }))));
+        });
+        outcome.recv().unwrap_or(Err(KubeletError::Late { operation }))
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// A client for whom a kubeconfig speaks for.
+///
+/// # Errors
+/// If it cannot be read.
+pub async fn connect(kubeconfig: &Path) -> Result<Client, KubeletError> {
+    let unreadable = |source| KubeletError::Kubeconfig { path: kubeconfig.to_owned(), source: Box::new(source) };
+    let read = Kubeconfig::read_from(kubeconfig).map_err(unreadable)?;
+    let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(unreadable)?;
+    Client::try_from(config).map_err(failed("making a client"))
+}
+
+fn failed(operation: impl Into<String>) -> impl FnOnce(kube::Error) -> KubeletError {
+    |source| KubeletError::Api { operation: operation.into(), source: Box::new(source) }
+}
+
+/// Repeats a request for as long as the API server is away, out of breath, or has a conflict to sort out.
+async fn insist<T, F>(mut request: impl FnMut() -> F) -> kube::Result<T>
+where
+    F: Future<Output = kube::Result<T>>,
+{
+    let began = tokio::time::Instant::now();
+    loop {
+        match request().await {
+            Err(error) if may_pass(&error) && began.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
+            outcome => return outcome,
+        }
+    }
+}
+
+fn may_pass(error: &kube::Error) -> bool {
+    match error {
+        // A conflict over the uid: it is another object by now, and stays so.
+        kube::Error::Api(status) if status.code == 409 => {
+            status.reason != "AlreadyExists" && !status.message.to_lowercase().contains("uid")
+        }
+        kube::Error::Api(status) => status.code == 429 || status.code >= 500,
+        kube::Error::HyperError(_) | kube::Error::Service(_) => true,
+        _ => false,
+    }
+}
+
+/// Between two tries of a watch.
+#[derive(Debug, Clone, Copy)]
+struct Steadily;
+
+impl Iterator for Steadily {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(PAUSE)
+    }
+}
+
+impl Backoff for Steadily {
+    fn reset(&mut self) {}
+}

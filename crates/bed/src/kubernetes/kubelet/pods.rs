@@ -1,0 +1,309 @@
+//! The life of a pod on a node that does not exist: running, ended, gone.
+//!
+//! One task watches all pods that are bound; each pod of ours has a task of its own, which is told by the watch when the pod is
+//! to go. As with a real kubelet a pod that is deleted first ends, which is reported, and only then is removed for good:
+//! a Job's controller counts what was reported.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use futures_util::{StreamExt as _, pin_mut};
+use k8s_openapi::{
+    api::core::v1::{Container, Pod},
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    runtime::{WatchStreamExt as _, watcher},
+};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use super::{Exit, Play, Playing, Steadily, insist};
+
+/// A container that ends when it is asked to by SIGTERM.
+const TERMINATED: i32 = 143;
+
+/// What a pod's task is told.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// Its containers end now.
+    End(Exit),
+    /// It is being deleted.
+    Delete,
+    /// It is no longer there.
+    Gone,
+}
+
+/// Watches for pods on our nodes and has each of them played.
+pub(super) async fn play<F>(client: Client, nodes: BTreeSet<String>, playing: Playing, play: F)
+where
+    F: Fn(&Pod) -> Play,
+{
+    let bound = watcher::Config::default().fields("spec.nodeName!=");
+    let events = watcher(Api::<Pod>::all(client.clone()), bound).backoff(Steadily);
+    pin_mut!(events);
+    let addresses = AtomicU32::new(1);
+    let ours =
+        |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()).is_some_and(|n| nodes.contains(n));
+    let mut listed: Option<BTreeSet<String>> = None;
+    while let Some(event) = events.next().await {
+        let pod = match event {
+            Ok(watcher::Event::Init) => {
+                listed = Some(BTreeSet::new());
+                continue;
+            }
+            Ok(watcher::Event::InitDone) => {
+                // What went while the watch was down.
+                if let Some(there) = listed.take() {
+                    forget(&playing, |uid| !there.contains(uid));
+                }
+                continue;
+            }
+            Ok(watcher::Event::Delete(pod)) => {
+                let gone = pod.uid();
+                forget(&playing, |uid| gone.as_deref() == Some(uid));
+                continue;
+            }
+            Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => pod,
+            // The watch begins again by itself.
+            Err(_) => continue,
+        };
+        if let (Some(listed), Some(uid)) = (&mut listed, pod.uid()) {
+            listed.insert(uid);
+        }
+        if ours(&pod) {
+            seen(&client, &playing, &addresses, pod, &play);
+        }
+    }
+}
+
+/// Begins to play a pod that is new, and tells one that is known that it is being deleted.
+fn seen(client: &Client, playing: &Playing, addresses: &AtomicU32, pod: Pod, play: &impl Fn(&Pod) -> Play) {
+    let (Some(uid), key) = (pod.uid(), format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())) else {
+        return;
+    };
+    let deleted = pod.metadata.deletion_timestamp.is_some();
+    let mut playing = playing.lock().unwrap_or_else(PoisonError::into_inner);
+    if playing.get(&key).is_none_or(|(known, _)| *known != uid) {
+        let (orders, told) = unbounded_channel();
+        let play = if is_over(&pod) { None } else { Some(play(&pod)) };
+        let life = Life { client: client.clone(), pod, uid: uid.clone(), address: address(addresses), told };
+        tokio::spawn(life.live(play));
+        if let Some((_, before)) = playing.insert(key.clone(), (uid, orders)) {
+            drop(before.send(Order::Gone));
+        }
+    }
+    if let Some((_, orders)) = playing.get(&key).filter(|_| deleted) {
+        // A task that has ended has nothing left to do for its pod.
+        drop(orders.send(Order::Delete));
+    }
+}
+
+fn forget(playing: &Playing, gone: impl Fn(&str) -> bool) {
+    let mut playing = playing.lock().unwrap_or_else(PoisonError::into_inner);
+    playing.retain(|_, (uid, orders)| {
+        let gone = gone(uid);
+        if gone {
+            drop(orders.send(Order::Gone));
+        }
+        !gone
+    });
+}
+
+/// An address that no other pod of this kubelet has.
+fn address(made: &AtomicU32) -> String {
+    let [_, high, middle, low] = made.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    format!("100.{}.{middle}.{low}", 64 | (high & 63))
+}
+
+/// Whether a pod has ended already, as when the kubelet was started after it.
+fn is_over(pod: &Pod) -> bool {
+    matches!(pod.status.as_ref().and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"))
+}
+
+struct Life {
+    client: Client,
+    pod: Pod,
+    uid: String,
+    address: String,
+    told: UnboundedReceiver<Order>,
+}
+
+/// Why a pod's containers stop.
+enum Stop {
+    Ended(Exit),
+    Deleted,
+    Gone,
+}
+
+impl Life {
+    /// From the first container to the pod's end; without a play it has ended before.
+    async fn live(mut self, play: Option<Play>) {
+        let stop = match play {
+            None => Stop::Ended(Exit::code(0)),
+            Some(play) => {
+                let began = Timestamp::now();
+                let stop = self.run(play, began).await;
+                match &stop {
+                    Stop::Ended(exit) => self.report(self.ended(began, exit)).await,
+                    Stop::Deleted => self.report(self.ended(began, &Exit::code(TERMINATED))).await,
+                    Stop::Gone => {}
+                }
+                stop
+            }
+        };
+        match stop {
+            Stop::Gone => return,
+            Stop::Deleted => {}
+            Stop::Ended(_) => loop {
+                match self.told.recv().await {
+                    Some(Order::Delete) => break,
+                    Some(Order::End(_)) => {}
+                    Some(Order::Gone) | None => return,
+                }
+            },
+        }
+        self.remove().await;
+    }
+
+    async fn run(&mut self, play: Play, began: Timestamp) -> Stop {
+        let ends = match play {
+            Play::Waits { reason, message } => {
+                self.report(self.waiting(&reason, &message)).await;
+                None
+            }
+            Play::UntilTold => {
+                self.report(self.running(began)).await;
+                None
+            }
+            Play::Runs { lasts, then } => {
+                self.report(self.running(began)).await;
+                Some((lasts, then))
+            }
+        };
+        let told = self.told.recv();
+        let order = match ends {
+            None => told.await,
+            Some((lasts, then)) => match tokio::time::timeout(lasts, told).await {
+                Ok(order) => order,
+                Err(_) => return Stop::Ended(then),
+            },
+        };
+        match order {
+            Some(Order::End(exit)) => Stop::Ended(exit),
+            Some(Order::Delete) => Stop::Deleted,
+            Some(Order::Gone) | None => Stop::Gone,
+        }
+    }
+
+    fn running(&self, began: Timestamp) -> Value {
+        json!({
+            "phase": "Running",
+            "startTime": began,
+            "podIP": self.address,
+            "podIPs": [{ "ip": self.address }],
+            "conditions": conditions("True", None),
+            "initContainerStatuses": self.init_containers(began),
+            "containerStatuses": self.containers(true, &json!({ "running": { "startedAt": began } })),
+        })
+    }
+
+    fn waiting(&self, reason: &str, message: &str) -> Value {
+        json!({
+            "phase": "Pending",
+            "startTime": Timestamp::now(),
+            "conditions": conditions("False", Some("ContainersNotReady")),
+            "containerStatuses": self.containers(false, &json!({ "waiting": { "reason": reason, "message": message } })),
+        })
+    }
+
+    fn ended(&self, began: Timestamp, exit: &Exit) -> Value {
+        let (phase, reason) = if exit.code == 0 { ("Succeeded", "Completed") } else { ("Failed", "Error") };
+        let state = terminated(began, exit.code, exit.reason.as_deref().unwrap_or(reason), &exit.message);
+        json!({
+            "phase": phase,
+            "conditions": conditions("False", (exit.code == 0).then_some("PodCompleted").or(Some("PodFailed"))),
+            "initContainerStatuses": self.init_containers(began),
+            "containerStatuses": self.containers(false, &state),
+        })
+    }
+
+    fn containers(&self, ready: bool, state: &Value) -> Vec<Value> {
+        let containers = self.pod.spec.iter().flat_map(|spec| &spec.containers);
+        containers.map(|container| status(container, ready, state)).collect()
+    }
+
+    fn init_containers(&self, began: Timestamp) -> Vec<Value> {
+        let state = terminated(began, 0, "Completed", "");
+        let containers = self.pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        containers.map(|container| status(container, true, &state)).collect()
+    }
+
+    /// Tells the API server. The uid keeps it from being said of another pod of the same name.
+    async fn report(&self, status: Value) {
+        let patch = Patch::Strategic(json!({ "metadata": { "uid": self.uid }, "status": status }));
+        let (pods, name, parameters) = (self.pods(), self.pod.name_any(), PatchParams::default());
+        let reported = insist(|| pods.patch_status(&name, &parameters, &patch)).await;
+        self.complain("reporting its status", reported.map(drop));
+    }
+
+    /// The last word of a kubelet on a pod.
+    async fn remove(&self) {
+        let now = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(Preconditions { uid: Some(self.uid.clone()), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        let (pods, name) = (self.pods(), self.pod.name_any());
+        let removed = insist(|| pods.delete(&name, &now)).await;
+        self.complain("removing it", removed.map(drop));
+    }
+
+    /// A pod that is gone, or another by now, needs nothing more; whatever else failed is said where a failed test shows it.
+    fn complain(&self, operation: &str, outcome: kube::Result<()>) {
+        match outcome {
+            Ok(()) => {}
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(error) => eprintln!("pod {}: {operation}: {error}", self.pod.name_any()),
+        }
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.pod.namespace().unwrap_or_default())
+    }
+}
+
+fn conditions(ready: &str, reason: Option<&str>) -> Value {
+    let now = Timestamp::now();
+    let condition = |kind: &str, status: &str, reason: Option<&str>| json!({ "type": kind, "status": status, "reason": reason, "lastTransitionTime": now });
+    json!([
+        condition("Initialized", "True", None),
+        condition("Ready", ready, reason),
+        condition("ContainersReady", ready, reason),
+    ])
+}
+
+fn terminated(began: Timestamp, code: i32, reason: &str, message: &str) -> Value {
+    json!({ "terminated": {
+        "exitCode": code, "reason": reason, "message": message, "startedAt": began, "finishedAt": Timestamp::now(),
+    } })
+}
+
+fn status(container: &Container, ready: bool, state: &Value) -> Value {
+    json!({
+        "name": container.name,
+        "image": container.image,
+        "imageID": "",
+        "ready": ready,
+        "started": ready,
+        "restartCount": 0,
+        "state": state,
+    })
+}

@@ -1,0 +1,262 @@
+//! The control plane and the kubelet that plays its nodes do what tests of Cluster Doctor rely on: real scheduling, real
+//! preemption, real RBAC, and an API server that can be away for a while.
+
+use std::{
+    fmt::Debug,
+    fs,
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use doctor_bed::kubernetes::{
+    BedError, ControlPlane,
+    kubelet::{Exit, FakeNode, Kubelet, Play, connect},
+};
+use k8s_openapi::{
+    api::{
+        batch::v1::Job,
+        core::v1::{ContainerStateTerminated, Node, Pod},
+        scheduling::v1::PriorityClass,
+    },
+    serde::{Serialize, de::DeserializeOwned},
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, PostParams},
+    runtime::wait::{Condition, await_condition, conditions},
+};
+use serde_json::{Value, json};
+
+/// How long a test may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+static PLANE: LazyLock<Result<ControlPlane, BedError>> =
+    LazyLock::new(|| ControlPlane::programs().and_then(|programs| ControlPlane::start(&programs)));
+
+/// One test kills the API server, so they take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The control plane that the tests share. Where there is none this says so and gives `None`; in CI that is a failure.
+fn plane() -> Option<(MutexGuard<'static, ()>, &'static ControlPlane)> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*PLANE {
+        Ok(plane) => Some((turn, plane)),
+        Err(why) => {
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "CI must have a control plane: {why}");
+            println!("NOT RUN: kubernetes: {why}");
+            None
+        }
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, work).await.expect("in time") })
+}
+
+async fn create<K>(api: &Api<K>, object: Value) -> K
+where
+    K: Clone + Debug + Serialize + DeserializeOwned,
+{
+    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
+}
+
+async fn wait<K>(api: &Api<K>, name: &str, until: impl Condition<K>) -> Option<K>
+where
+    K: kube::Resource + Clone + Debug + Send + DeserializeOwned + 'static,
+{
+    await_condition(api.clone(), name, until).await.unwrap()
+}
+
+/// A pod that wants all GPUs of the one node it may run on.
+fn whole_node(node: &str) -> Value {
+    json!({
+        "nodeSelector": { "kubernetes.io/hostname": node },
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 30,
+        "containers": [{ "name": "main", "image": "none", "resources": { "limits": { "nvidia.com/gpu": "8" } } }],
+    })
+}
+
+fn pod(name: &str, spec: &Value) -> Value {
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name }, "spec": spec })
+}
+
+fn terminated(pod: &Pod) -> ContainerStateTerminated {
+    let containers = pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap();
+    containers[0].state.as_ref().unwrap().terminated.clone().unwrap()
+}
+
+fn has_phase(wanted: &'static str) -> impl Condition<Pod> {
+    move |pod: Option<&Pod>| {
+        pod.and_then(|pod| pod.status.as_ref()?.phase.as_deref()).is_some_and(|phase| phase == wanted)
+    }
+}
+
+#[test]
+fn a_job_is_scheduled_by_the_real_scheduler_and_completes() {
+    let Some((_turn, plane)) = plane() else { return };
+    let nodes = vec![FakeNode::gpu("job-1").with_lease()];
+    let kubelet = Kubelet::start(plane.admin(), nodes, |_| Play::Runs {
+        lasts: Duration::from_millis(50),
+        then: Exit::code(0).saying("all well"),
+    });
+    let _kubelet = kubelet.unwrap();
+    block_on(async {
+        let client = connect(plane.admin()).await.unwrap();
+        let jobs: Api<Job> = Api::default_namespaced(client.clone());
+        let pods: Api<Pod> = Api::default_namespaced(client);
+        let job = json!({
+            "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "validation" },
+            "spec": { "backoffLimit": 0, "template": { "spec": whole_node("job-1") } },
+        });
+        create(&jobs, job).await;
+        wait(&jobs, "validation", conditions::is_job_completed()).await;
+        let ran = pods.list(&ListParams::default().labels("job-name=validation")).await.unwrap().items;
+        assert_eq!(ran.len(), 1);
+        assert_eq!(ran[0].spec.as_ref().unwrap().node_name.as_deref(), Some("job-1"));
+        assert_eq!(terminated(&ran[0]).message.as_deref(), Some("all well"));
+
+        jobs.delete("validation", &DeleteParams::background()).await.unwrap();
+        let meta = &ran[0].metadata;
+        wait(&pods, meta.name.as_deref().unwrap(), conditions::is_deleted(meta.uid.as_deref().unwrap())).await;
+    });
+}
+
+#[test]
+fn a_pod_that_matters_more_takes_the_node_of_one_that_matters_less() {
+    let Some((_turn, plane)) = plane() else { return };
+    let kubelet = Kubelet::start(plane.admin(), vec![FakeNode::gpu("taken-1")], |_| Play::UntilTold).unwrap();
+    block_on(async {
+        let client = connect(plane.admin()).await.unwrap();
+        let classes: Api<PriorityClass> = Api::all(client.clone());
+        let pods: Api<Pod> = Api::default_namespaced(client);
+        let class = json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+            "metadata": { "name": "lowest" }, "value": -1000,
+        });
+        create(&classes, class).await;
+        let mut spec = whole_node("taken-1");
+        spec["priorityClassName"] = "lowest".into();
+        let ours = create(&pods, pod("ours", &spec)).await;
+        wait(&pods, "ours", has_phase("Running")).await;
+
+        create(&pods, pod("user", &whole_node("taken-1"))).await;
+        wait(&pods, "user", has_phase("Running")).await;
+        wait(&pods, "ours", conditions::is_deleted(ours.metadata.uid.as_deref().unwrap())).await;
+
+        kubelet.end_pod("default", "user", Exit::code(137).because("OOMKilled")).unwrap();
+        let user = wait(&pods, "user", has_phase("Failed")).await.unwrap();
+        assert_eq!(terminated(&user).reason.as_deref(), Some("OOMKilled"));
+        assert_eq!(terminated(&user).exit_code, 137);
+    });
+    let no_more = kubelet.end_pod("default", "ours", Exit::code(0)).unwrap_err();
+    assert!(no_more.to_string().contains("default/ours"), "{no_more}");
+}
+
+#[test]
+fn the_api_server_is_killed_and_comes_back_and_everybody_goes_on() {
+    let Some((_turn, plane)) = plane() else { return };
+    let kubelet = Kubelet::start(plane.admin(), vec![FakeNode::gpu("away-1")], |_| Play::UntilTold).unwrap();
+    block_on(async {
+        let client = connect(plane.admin()).await.unwrap();
+        let pods: Api<Pod> = Api::default_namespaced(client);
+        create(&pods, pod("survivor", &whole_node("away-1"))).await;
+        wait(&pods, "survivor", has_phase("Running")).await;
+
+        plane.kill_apiserver().unwrap();
+        assert!(pods.get("survivor").await.is_err(), "nobody can have answered");
+        kubelet.end_pod("default", "survivor", Exit::code(3).saying("ended while nobody listened")).unwrap();
+        plane.restart_apiserver().unwrap();
+
+        let survivor = wait(&pods, "survivor", has_phase("Failed")).await.unwrap();
+        assert_eq!(terminated(&survivor).exit_code, 3);
+        // The kubelet's watch is back as well: it hears of a deletion.
+        pods.delete("survivor", &DeleteParams::default()).await.unwrap();
+        wait(&pods, "survivor", conditions::is_deleted(survivor.metadata.uid.as_deref().unwrap())).await;
+    });
+}
+
+#[test]
+fn a_node_is_what_its_kubelet_says() {
+    let Some((_turn, plane)) = plane() else { return };
+    let said = FakeNode::gpu("said-1").label("pool", "training").provider_id("cloud:///zone/i-1");
+    let kubelet = Kubelet::start(plane.admin(), vec![said], |_| Play::UntilTold).unwrap();
+    kubelet.set_boot_id("said-1", "after-a-reboot").unwrap();
+    kubelet.set_resource("said-1", "nvidia.com/gpu", "7").unwrap();
+    kubelet.set_ready("said-1", false).unwrap();
+    assert!(kubelet.set_ready("job-1", false).is_err(), "another kubelet's");
+    block_on(async {
+        let nodes: Api<Node> = Api::all(connect(plane.admin()).await.unwrap());
+        // The controller manager believes it.
+        let tainted = |node: Option<&Node>| {
+            let taints = node.and_then(|node| node.spec.as_ref()?.taints.as_ref());
+            taints.is_some_and(|taints| taints.iter().any(|taint| taint.key == "node.kubernetes.io/not-ready"))
+        };
+        let node = wait(&nodes, "said-1", tainted).await.unwrap();
+        assert_eq!(node.metadata.labels.unwrap()["pool"], "training");
+        assert_eq!(node.spec.unwrap().provider_id.as_deref(), Some("cloud:///zone/i-1"));
+        let status = node.status.unwrap();
+        assert_eq!(status.node_info.unwrap().boot_id, "after-a-reboot");
+        assert_eq!(status.allocatable.unwrap()["nvidia.com/gpu"].0, "7");
+        assert_eq!(status.capacity.unwrap()["cpu"].0, "96");
+    });
+}
+
+#[test]
+fn a_user_and_a_service_account_may_do_nothing_until_they_are_allowed_to() {
+    let Some((_turn, plane)) = plane() else { return };
+    let agent = plane.kubeconfig_for_user("agent", &["readers"]).unwrap();
+    let account = plane.kubeconfig_for_service_account("default", "default").unwrap();
+    assert!(plane.kubeconfig_for_service_account("default", "nobody").is_err());
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": "readers" },
+        "rules": [{ "apiGroups": [""], "resources": ["nodes"], "verbs": ["list"] }],
+    });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": { "name": "readers" },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "readers" },
+        "subjects": [{ "kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": "readers" }],
+    });
+    let list = async |client: &Client| Api::<Node>::all(client.clone()).list(&ListParams::default()).await;
+    block_on(async {
+        let (agent, account) = (connect(&agent).await.unwrap(), connect(&account).await.unwrap());
+        for (client, name) in [(&agent, "agent"), (&account, "system:serviceaccount:default:default")] {
+            let refused = list(client).await.unwrap_err().to_string();
+            assert!(refused.contains("forbidden") && refused.contains(name), "{refused}");
+        }
+        for (kind, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
+            let path = format!("/apis/rbac.authorization.k8s.io/v1/{kind}");
+            assert_eq!(plane.request("POST", &path, Some(&object)).unwrap().status, 201);
+        }
+        // The authorizer hears of a binding by a watch of its own.
+        while list(&agent).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(list(&account).await.is_err());
+    });
+}
+
+#[test]
+fn it_is_ready_soon_and_is_not_large() {
+    let Some((_turn, plane)) = plane() else { return };
+    let mut kib = 0;
+    for (part, pid) in plane.pids() {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let resident: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+        println!("{part}: {} MiB", resident / 1024);
+        kib += resident;
+    }
+    println!("ready after {:.1} s, {} MiB", plane.took().as_secs_f64(), kib / 1024);
+    assert_eq!(plane.pids().len(), 4);
+    assert!(kib < 2 * 1024 * 1024, "{kib} KiB resident: tests would not fit beside it");
+}
+
+#[test]
+fn without_its_programs_it_says_which_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("etcd"), "").unwrap();
+    let why = ControlPlane::start(folder.path()).unwrap_err();
+    assert!(matches!(why, BedError::Missing { program: "kube-apiserver", .. }), "{why}");
+}

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# The Kubernetes control plane that tests stand on: prints the folder in which kube-apiserver, kube-controller-manager,
+# kube-scheduler and etcd lie; everything else is said on standard error.
+#
+# KUBEBUILDER_ASSETS, where it is set, is that folder. Otherwise the three are built by Go from crates/bed/kubernetes, which
+# pins them (no distribution has them), and etcd is the distribution's, or is unpacked from its package without being installed.
+# That takes ten minutes once; the result is kept under DOCTOR_BED_CACHE by the hash of go.sum.
+#
+# Where it cannot be done, the last line says why: "not run: …", exit 3, or exit 1 with CI=true.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+programs=(kube-apiserver kube-controller-manager kube-scheduler)
+module=crates/bed/kubernetes
+
+say() { echo "$*" >&2; }
+
+cannot() {
+  say "not run: $*"
+  if [ "${CI:-}" = true ]; then exit 1; fi
+  exit 3
+}
+
+# The programs of a folder that are not there.
+missing_in() {
+  local name
+  for name in "${programs[@]}" etcd; do [ -x "$1/$name" ] || echo "$name"; done
+}
+
+if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
+  missing=$(missing_in "$KUBEBUILDER_ASSETS" | xargs)
+  [ -z "$missing" ] || cannot "KUBEBUILDER_ASSETS names $KUBEBUILDER_ASSETS, which has no $missing; put it there, or unset the variable to build all"
+  echo "$KUBEBUILDER_ASSETS"
+  exit 0
+fi
+
+cache=${DOCTOR_BED_CACHE:-${HOME:?is where the cache is kept unless DOCTOR_BED_CACHE names a folder}/.cache/cluster-doctor-beds}
+version=$(sed -n 's|^\s*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$module/go.mod")
+folder=$cache/kubernetes-$version-$(sha256sum <"$module/go.sum" | cut -c 1-16)
+
+build() { # into
+  command -v go >/dev/null || cannot "the Kubernetes control plane is built with Go, which is not installed (1.26 or newer; any from 1.21 fetches that)"
+  local stamp=k8s.io/component-base/version flags name packages=() number=${version#v}
+  flags="-s -w -X $stamp.gitVersion=$version -X $stamp.gitMajor=${number%%.*}"
+  flags+=" -X $stamp.gitMinor=$(cut -d . -f 2 <<<"$number")"
+  for name in "${programs[@]}"; do packages+=("k8s.io/kubernetes/cmd/$name"); done
+  say "building Kubernetes $version: about ten minutes, once"
+  CGO_ENABLED=0 go -C "$module" build -mod=readonly -buildvcs=false -trimpath -ldflags "$flags" -o "$1/" "${packages[@]}" >&2 ||
+    cannot "Kubernetes $version does not build; go says why above (it downloads the sources when it has not got them)"
+}
+
+# Unpacking needs neither root nor a service that must be kept from starting.
+unpack_etcd() { # into
+  say "fetching the package etcd-server"
+  rm -rf "$1/package" && mkdir "$1/package" &&
+    (cd "$1/package" && apt-get -qq download etcd-server >&2 && dpkg-deb --extract ./*.deb .) &&
+    mv "$1/package/usr/bin/etcd" "$1/etcd" && rm -rf "$1/package"
+}
+
+update_packages() {
+  # Two apt-get at once break each other beyond what dpkg's own lock prevents: the lock of scripts/system.sh.
+  [ "$(id -u)" -eq 0 ] && flock /var/lock/cluster-doctor-apt.lock apt-get -o DPkg::Lock::Timeout=300 -qq update >&2
+}
+
+bring_etcd() { # into
+  local installed
+  if installed=$(command -v etcd); then
+    cp "$(readlink -f "$installed")" "$1/etcd"
+    return
+  fi
+  if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
+    cannot "etcd is not installed, and this is no Debian or Ubuntu whose package etcd-server could be fetched: install etcd 3.4 or newer"
+  fi
+  # As in a fresh container, the list of packages may be missing or old: once more with a new one.
+  unpack_etcd "$1" || { update_packages && unpack_etcd "$1"; } ||
+    cannot "the package etcd-server cannot be fetched; apt says why above (sudo apt-get install etcd-server)"
+}
+
+if [ -n "$(missing_in "$folder")" ]; then
+  mkdir -p "$cache"
+  # Who comes second waits, and finds it done.
+  exec 9>"$folder.lock"
+  flock 9
+  if [ -n "$(missing_in "$folder")" ]; then
+    new=$(mktemp -d "$folder.new.XXXXXX")
+    trap 'rm -rf "$new"' EXIT
+    chmod 755 "$new"
+    bring_etcd "$new"
+    build "$new"
+    rm -rf "$folder"
+    mv "$new" "$folder"
+    trap - EXIT
+    say "kept in $folder"
+  fi
+fi
+echo "$folder"
