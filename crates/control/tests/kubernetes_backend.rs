@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 const NAMESPACE: &str = "cluster-doctor";
 const PRIORITY: &str = "cluster-doctor";
 /// Long on a busy machine, and never waited for where all is well.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Pods that were ever started, by run.
 type Started = Arc<Mutex<HashMap<String, usize>>>;
@@ -223,12 +223,12 @@ impl Bed for RealBed<'_> {
     }
 
     fn jobs_started(&self, run: RunId) -> usize {
-        let run = run.to_string().to_ascii_lowercase();
+        let run = run.to_string();
         self.cluster.started.lock().unwrap().get(&run).copied().unwrap_or(0)
     }
 
     fn lose(&self, run: RunId) {
-        let run = run.to_string().to_ascii_lowercase();
+        let run = run.to_string();
         let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
         let found = self.cluster.get(&format!("{pods}?labelSelector=cluster-doctor.io%2Frun%3D{run}"));
         for pod in found["items"].as_array().unwrap() {
@@ -314,7 +314,7 @@ fn a_key_is_a_secret_that_goes_with_its_job() {
     let run = ids(4).run();
     backend.submit(&request(run, "gpu-4", "short")).unwrap();
     until("the job to end", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Exited, .. }));
-    let name = format!("doctor-{}", run.to_string().to_ascii_lowercase());
+    let name = format!("doctor-{run}");
     let job = cluster.get(&format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}"));
     let secret = cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/secrets/{name}"));
     assert_eq!(secret["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"]);

@@ -25,7 +25,7 @@ const KEY: &str = "key";
 
 /// The name of a run's job and of its secret.
 pub(super) fn name(run: RunId) -> String {
-    format!("doctor-{}", run.to_string().to_ascii_lowercase())
+    format!("doctor-{run}")
 }
 
 pub(super) fn id(config: &KubernetesConfig, run: RunId) -> JobId {
@@ -39,7 +39,7 @@ pub(super) fn label(config: &KubernetesConfig) -> String {
 
 /// The run that an object belongs to.
 pub(super) fn run_of(metadata: &kube::core::ObjectMeta, config: &KubernetesConfig) -> Option<RunId> {
-    metadata.labels.as_ref()?.get(&label(config))?.to_ascii_uppercase().parse().ok()
+    metadata.labels.as_ref()?.get(&label(config))?.parse().ok()
 }
 
 /// The job of a run on one node, which takes all of its `gpus` so that the scheduler keeps everybody else off.
@@ -49,8 +49,7 @@ pub(super) fn manifest(
     gpus: Option<(&str, u64)>,
     config: &KubernetesConfig,
 ) -> Value {
-    let labels =
-        json!({ label(config): job.run.to_string().to_ascii_lowercase(), "app.kubernetes.io/name": "cluster-doctor" });
+    let labels = json!({ label(config): job.run.to_string(), "app.kubernetes.io/name": "cluster-doctor" });
     let volume = match &config.share {
         Share::Claim(claim) => json!({ "name": "data", "persistentVolumeClaim": { "claimName": claim } }),
         Share::HostPath(path) => json!({ "name": "data", "hostPath": { "path": path, "type": "DirectoryOrCreate" } }),
@@ -128,7 +127,7 @@ pub(super) fn secret(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> 
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
         "metadata": {
             "name": name(job.run), "namespace": config.namespace,
-            "labels": { label(config): job.run.to_string().to_ascii_lowercase() },
+            "labels": { label(config): job.run.to_string() },
             "ownerReferences": [{ "apiVersion": "batch/v1", "kind": "Job", "name": name(job.run), "uid": uid }],
         },
         "stringData": { KEY: job.key.to_hex() },
