@@ -37,6 +37,16 @@ impl World {
                 let backend = LocalBackend::open(config.clone())?;
                 Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None })
             }
+            #[cfg(feature = "kubernetes")]
+            BackendChoice::Kubernetes(config) => {
+                let backend = doctor_control::backend::kubernetes::KubernetesBackend::open((**config).clone())?;
+                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None })
+            }
+            #[cfg(not(feature = "kubernetes"))]
+            BackendChoice::Kubernetes(_) => Err(Failure::Other(
+                "this program was built without Kubernetes: build it with `cargo build --release --features kubernetes`"
+                    .to_owned(),
+            )),
             BackendChoice::Sim(config) => {
                 let sim = RemoteSim::connect(&config.socket, WAIT_FOR_SIM);
                 let sim = Arc::new(sim.map_err(|error| Failure::Unreachable(error.to_string()))?);

@@ -9,7 +9,6 @@
 //! snapshot and leaves foreign marks alone; every error says whether to try again.
 
 pub mod contract;
-#[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod local;
 

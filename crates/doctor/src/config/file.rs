@@ -6,7 +6,7 @@ use std::{
 };
 
 use doctor_control::{
-    backend::local::LocalConfig,
+    backend::{kubernetes::KubernetesConfig, local::LocalConfig},
     store::{StoreUrl, records::RetentionPolicy},
 };
 use doctor_core::{
@@ -51,6 +51,7 @@ pub(crate) struct Agents {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BackendChoice {
     Local(LocalConfig),
+    Kubernetes(Box<KubernetesConfig>),
     Sim(SimConfig),
 }
 
@@ -86,6 +87,7 @@ struct Written {
 #[serde(deny_unknown_fields)]
 struct WrittenBackend {
     local: Option<WrittenLocal>,
+    kubernetes: Option<Box<KubernetesConfig>>,
     sim: Option<WrittenSim>,
 }
 
@@ -138,6 +140,10 @@ impl Config {
             Some(WrittenBackend { sim: Some(sim), .. }) => {
                 BackendChoice::Sim(SimConfig { socket: beside.join(sim.socket) })
             }
+            Some(WrittenBackend { kubernetes: Some(mut kubernetes), .. }) => {
+                kubernetes.kubeconfig = kubernetes.kubeconfig.map(|path| beside.join(path));
+                BackendChoice::Kubernetes(kubernetes)
+            }
             other => {
                 let local = other.and_then(|backend| backend.local).unwrap_or_default();
                 BackendChoice::Local(local.resolve(beside, &store, &data, policy.as_deref()))
@@ -184,11 +190,13 @@ impl Written {
         }
         let both = self.backend.as_ref().filter(|backend| {
             let backend = backend.get_ref();
-            backend.local.is_some() && backend.sim.is_some()
+            let chosen = [backend.local.is_some(), backend.kubernetes.is_some(), backend.sim.is_some()];
+            chosen.into_iter().filter(|chosen| *chosen).count() > 1
         });
         match both {
             Some(backend) => {
-                let message = "one service serves one cluster: keep one of [backend.local], [backend.sim]";
+                let message = "one service serves one cluster: keep one of [backend.local], [backend.kubernetes], \
+                               [backend.sim]";
                 Err(BadText::at(text, Some(backend.span()), message))
             }
             None => Ok(()),
@@ -276,7 +284,9 @@ mod tests {
             ("lease = \"10s\"\n", 1, "a lease must outlast a cycle"),
             ("workers = -1\n", 1, "expected 1 to 256"),
             ("store = \"mysql://x\"\n", 1, "postgres://USER@HOST/DATABASE"),
-            ("[backend.locla]\n", 1, "expected `local` or `sim`"),
+            ("[backend.locla]\n", 1, "expected one of `local`, `kubernetes`, `sim`"),
+            ("[backend.kubernetes]\nshare = { claim = \"a\", host-path = \"/b\" }\n", 2, "share"),
+            ("[backend.kubernetes]\nnamespce = \"x\"\n", 2, "namespace"),
             ("[backend.local]\nmax_load_per_core = -0.5\n", 2, "0 or more"),
             ("[backend.local]\n[backend.sim]\nsocket = \"s\"\n", 1, "one service serves one cluster"),
             ("[backend.sim]\n", 1, "missing field `socket`"),

@@ -157,7 +157,9 @@ fn settings(config: &Config, place: &Place, texts: &mut Vec<Text>) -> Result<Set
         BackendChoice::Sim(_) => {
             (doctor_sim::tests::catalogue(), MachineTypes::new([doctor_sim::tests::profile_file()]))
         }
-        BackendChoice::Local(_) => (Catalogue::with_site_checks(&policy), doctor_checks::profiles::built_in()),
+        BackendChoice::Local(_) | BackendChoice::Kubernetes(_) => {
+            (Catalogue::with_site_checks(&policy), doctor_checks::profiles::built_in())
+        }
     };
     lay_over(&mut types, &config.profiles, texts)?;
     Settings::new(policy, catalogue, types.profiles())

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use doctor_core::time::Span;
+use serde::{Deserialize, Serialize};
 
 /// Settings of the backend, `[backend.kubernetes]`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct KubernetesConfig {
     /// Absent: as `kubectl` finds it, or the pod's own account.
     pub kubeconfig: Option<PathBuf>,
@@ -29,8 +31,10 @@ pub struct KubernetesConfig {
     pub image: String,
     pub image_pull_policy: String,
     pub service_account: Option<String>,
-    /// Where a job sees the shared directory, and the claim that holds it. Without one: a directory of the host.
+    /// What holds the shared directory, for jobs.
     pub share: Share,
+    /// A ConfigMap in the jobs' namespace whose `policy.toml` is the site's policy, for parameters of tests.
+    pub policy_map: Option<String>,
     /// How long a job has to write its result after it was told to end.
     pub grace: Span,
     /// A job that ended is removed after this.
@@ -38,9 +42,12 @@ pub struct KubernetesConfig {
 }
 
 /// The shared directory as a job sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Share {
+    /// A claim in the jobs' namespace that every node can mount.
     Claim(String),
+    /// The same directory on every node.
     HostPath(PathBuf),
 }
 
@@ -63,12 +70,14 @@ impl Default for KubernetesConfig {
             image_pull_policy: "IfNotPresent".to_owned(),
             service_account: None,
             share: Share::Claim("cluster-doctor-data".to_owned()),
+            policy_map: None,
             grace: Span::from_secs(30),
             keep: Span::hours(1),
         }
     }
 }
 
+#[cfg(feature = "kubernetes")]
 impl KubernetesConfig {
     /// A name of ours: `cluster-doctor.io/run`.
     pub(super) fn own(&self, name: &str) -> String {

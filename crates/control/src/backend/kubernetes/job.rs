@@ -17,6 +17,8 @@ use crate::backend::JobRequest;
 const DATA: &str = "/data";
 /// Where a job keeps what it remembers of the node from one run to the next.
 const STATE: &str = "/var/lib/cluster-doctor/node";
+/// Where a job finds the site's policy.
+const POLICY: &str = "/etc/cluster-doctor";
 /// The job ends itself at its limit; the cluster ends one that did not.
 const OVER_LIMIT: Span = Span::minutes(2);
 /// The container in the pod, and the key in the secret.
@@ -54,16 +56,21 @@ pub(super) fn manifest(
         Share::Claim(claim) => json!({ "name": "data", "persistentVolumeClaim": { "claimName": claim } }),
         Share::HostPath(path) => json!({ "name": "data", "hostPath": { "path": path, "type": "DirectoryOrCreate" } }),
     };
+    let (mut volumes, mut mounts) = (
+        vec![volume, json!({ "name": "state", "hostPath": { "path": STATE, "type": "DirectoryOrCreate" } })],
+        vec![json!({ "name": "data", "mountPath": DATA }), json!({ "name": "state", "mountPath": STATE })],
+    );
+    if let Some(map) = &config.policy_map {
+        volumes.push(json!({ "name": "policy", "configMap": { "name": map } }));
+        mounts.push(json!({ "name": "policy", "mountPath": POLICY, "readOnly": true }));
+    }
     let amounts = gpus.map_or_else(|| json!({}), |(resource, count)| json!({ resource: count.to_string() }));
     let container = json!({
         "name": CONTAINER, "image": config.image, "imagePullPolicy": config.image_pull_policy,
-        "command": command(job),
+        "command": command(job, config),
         "env": [{ "name": "DOCTOR_RUN_KEY", "valueFrom": { "secretKeyRef": { "name": name(job.run), "key": KEY } } }],
         "resources": { "limits": amounts },
-        "volumeMounts": [
-            { "name": "data", "mountPath": DATA },
-            { "name": "state", "mountPath": STATE },
-        ],
+        "volumeMounts": mounts,
     });
     let pinned = json!({ "key": "metadata.name", "operator": "In", "values": [node.as_str()] });
     let mut pod = json!({
@@ -74,7 +81,7 @@ pub(super) fn manifest(
             "nodeSelectorTerms": [{ "matchFields": [pinned] }] } } },
         "tolerations": tolerations(config),
         "containers": [container],
-        "volumes": [volume, { "name": "state", "hostPath": { "path": STATE, "type": "DirectoryOrCreate" } }],
+        "volumes": volumes,
     });
     if let Some(class) = &config.priority_class {
         pod["priorityClassName"] = json!(class);
@@ -106,10 +113,13 @@ fn tolerations(config: &KubernetesConfig) -> Vec<Value> {
     ours.iter().chain(&config.usual_taints).map(|key| json!({ "key": key, "operator": "Exists" })).collect()
 }
 
-fn command(job: &JobRequest) -> Vec<String> {
+fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
     let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
     let mut command: Vec<String> = vec!["doctor-node".into(), "job".into(), "--run".into(), job.run.to_string()];
     command.extend(["--tests".into(), tests, "--limit".into(), job.limit.to_string(), "--state".into(), STATE.into()]);
+    if config.policy_map.is_some() {
+        command.extend(["--policy".into(), format!("{POLICY}/policy.toml")]);
+    }
     for output in &job.outputs {
         command.extend(["--node".into(), output.node.to_string()]);
         let in_data = |path: &std::path::Path| std::path::Path::new(DATA).join(path).display().to_string();
