@@ -36,16 +36,17 @@ static PLANE: LazyLock<Result<ControlPlane, BedError>> =
 /// One test kills the API server, so they take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The control plane that the tests share. Where there is none this says so and gives `None`; in CI that is a failure.
+/// The control plane that the tests share. Where it cannot be built this says so and gives `None`; in CI that is
+/// a failure, and one that is there and does not start always is.
 fn plane() -> Option<(MutexGuard<'static, ()>, &'static ControlPlane)> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match &*PLANE {
         Ok(plane) => Some((turn, plane)),
-        Err(why) => {
-            assert!(std::env::var("CI").as_deref() != Ok("true"), "CI must have a control plane: {why}");
+        Err(BedError::NotBuilt { why }) if std::env::var("CI").as_deref() != Ok("true") => {
             println!("NOT RUN: kubernetes: {why}");
             None
         }
+        Err(why) => panic!("{why}"),
     }
 }
 

@@ -75,12 +75,17 @@ impl Authority {
         self.issue(&format!("user-{}", self.made), &subject(name, groups), "user")
     }
 
-    /// A key to sign tokens of service accounts with, and to know them by.
-    pub(super) fn token_key(&self) -> Result<PathBuf, BedError> {
+    /// A key to sign tokens of service accounts with, and in place of a certificate the public half to know them by.
+    pub(super) fn token_key(&self) -> Result<Pair, BedError> {
         let key = self.folder.join("tokens.key");
-        let mut command = Command::new("openssl");
-        command.args(["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"]).arg(&key);
-        run(&mut command).map(|()| key)
+        let certificate = self.folder.join("tokens.pub");
+        let mut make = Command::new("openssl");
+        make.args(["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"]).arg(&key);
+        run(&mut make)?;
+        let mut publish = Command::new("openssl");
+        publish.args(["pkey", "-pubout", "-in"]).arg(&key).arg("-out").arg(&certificate);
+        run(&mut publish)?;
+        Ok(Pair { certificate, key })
     }
 
     fn issue(&self, file: &str, subject: &str, extensions: &str) -> Result<Pair, BedError> {

@@ -285,7 +285,7 @@ impl ControlPlane {
             port,
             server: authority.server()?,
             authority: authority.certificate().to_owned(),
-            token_key: authority.token_key()?,
+            tokens: authority.token_key()?,
         };
         let url = format!("https://127.0.0.1:{port}");
         for part in [Part::ControllerManager, Part::Scheduler] {

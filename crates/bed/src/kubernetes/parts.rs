@@ -46,7 +46,7 @@ pub(super) struct Place {
     pub(super) port: u16,
     pub(super) server: Pair,
     pub(super) authority: PathBuf,
-    pub(super) token_key: PathBuf,
+    pub(super) tokens: Pair,
 }
 
 impl Place {
@@ -88,8 +88,8 @@ impl Place {
             file("tls-cert-file", &self.server.certificate),
             file("tls-private-key-file", &self.server.key),
             file("client-ca-file", &self.authority),
-            file("service-account-key-file", &self.token_key),
-            file("service-account-signing-key-file", &self.token_key),
+            file("service-account-key-file", &self.tokens.certificate),
+            file("service-account-signing-key-file", &self.tokens.key),
             setting("service-account-issuer", "https://kubernetes.default.svc"),
             setting("service-cluster-ip-range", "10.96.0.0/16"),
             setting("authorization-mode", "Node,RBAC"),
@@ -102,7 +102,7 @@ impl Place {
     fn controller_manager(&self) -> Vec<String> {
         let mut arguments = self.client(Part::ControllerManager);
         arguments.extend([
-            file("service-account-private-key-file", &self.token_key),
+            file("service-account-private-key-file", &self.tokens.key),
             file("root-ca-file", &self.authority),
             setting("use-service-account-credentials", true),
             setting("node-monitor-grace-period", format_args!("{}s", self.setup.node_grace.as_secs())),
