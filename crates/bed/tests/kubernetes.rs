@@ -172,9 +172,11 @@ fn the_api_server_is_killed_and_comes_back_and_everybody_goes_on() {
 
         let survivor = wait(&pods, "survivor", has_phase("Failed")).await.unwrap();
         assert_eq!(terminated(&survivor).exit_code, 3);
-        // The kubelet's watch is back as well: it hears of a deletion.
+        // So are the kubelet's watch, which hears of a deletion, and the scheduler's, which hears of a new pod.
         pods.delete("survivor", &DeleteParams::default()).await.unwrap();
         wait(&pods, "survivor", conditions::is_deleted(survivor.metadata.uid.as_deref().unwrap())).await;
+        create(&pods, pod("newcomer", &whole_node("away-1"))).await;
+        wait(&pods, "newcomer", has_phase("Running")).await;
     });
 }
 

@@ -28,6 +28,9 @@ const LEASE_SECONDS: u32 = 40;
 
 const MANAGER: &str = "fake-kubelet";
 
+/// What it claims to be: new enough that nobody treats the node as an old one.
+const VERSION: &str = "v1.36.0";
+
 /// What the controller manager takes off a node that is ready.
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
@@ -149,7 +152,7 @@ impl FakeNode {
                 "containerRuntimeVersion": "containerd://2.0.0",
                 "kernelVersion": "6.8.0",
                 "kubeProxyVersion": "",
-                "kubeletVersion": "v1.36.4",
+                "kubeletVersion": VERSION,
                 "machineID": format!("{:032x}", self.number),
                 "operatingSystem": "linux",
                 "osImage": "a node that does not exist",
