@@ -39,7 +39,6 @@ version=$(sed -n 's|^\s*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$module/go.mod")
 folder=$cache/kubernetes-$version-$(sha256sum <"$module/go.sum" | cut -c 1-16)
 
 build() { # into
-  command -v go >/dev/null || cannot "the Kubernetes control plane is built with Go, which is not installed (1.26 or newer; any from 1.21 fetches that)"
   local stamp=k8s.io/component-base/version flags name packages=() number=${version#v}
   flags="-s -w -X $stamp.gitVersion=$version -X $stamp.gitMajor=${number%%.*}"
   flags+=" -X $stamp.gitMinor=$(cut -d . -f 2 <<<"$number")"
@@ -53,7 +52,7 @@ build() { # into
 unpack_etcd() { # into
   say "fetching the package etcd-server"
   rm -rf "$1/package" && mkdir "$1/package" &&
-    (cd "$1/package" && apt-get -qq download etcd-server >&2 && dpkg-deb --extract ./*.deb .) &&
+    (cd "$1/package" && apt-get -qq -o APT::Sandbox::User=root download etcd-server >&2 && dpkg-deb --extract ./*.deb .) &&
     mv "$1/package/usr/bin/etcd" "$1/etcd" && rm -rf "$1/package"
 }
 
@@ -82,6 +81,8 @@ if [ -n "$(missing_in "$folder")" ]; then
   exec 9>"$folder.lock"
   flock 9
   if [ -n "$(missing_in "$folder")" ]; then
+    command -v go >/dev/null ||
+      cannot "the Kubernetes control plane is built with Go, which is not installed (1.26 or newer; any from 1.21 fetches that)"
     new=$(mktemp -d "$folder.new.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     chmod 755 "$new"

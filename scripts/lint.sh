@@ -5,4 +5,4 @@ cd "$(dirname "$0")/.."
 
 strict=()
 [ "${CI:-}" = true ] && strict=(-- -D warnings)
-exec "${CARGO:-cargo}" clippy --workspace --all-targets --quiet "${strict[@]}"
+exec "${CARGO:-cargo}" clippy --workspace --all-features --all-targets --quiet "${strict[@]}"

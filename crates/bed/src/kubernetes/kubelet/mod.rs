@@ -45,8 +45,11 @@ use tokio::{
 pub use node::FakeNode;
 use pods::Order;
 
-/// How long a request may be repeated, and nodes may take to be registered, on a busy machine.
+/// How long a request may be repeated on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How much longer each node may take to be registered: several times what it takes on two busy cores.
+const PATIENCE_PER_NODE: Duration = Duration::from_millis(100);
 
 /// How long between two tries of what failed: short, because the API server of a bed is killed and comes back.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -111,8 +114,8 @@ pub enum KubeletError {
         #[source]
         source: Box<kube::Error>,
     },
-    #[error("{operation}: not within {} s", PATIENCE.as_secs())]
-    Late { operation: &'static str },
+    #[error("{operation}: not within {} s", patience.as_secs())]
+    Late { operation: &'static str, patience: Duration },
     #[error("the kubelet plays no pod {pod}: it was not bound to a node of this kubelet, or is gone")]
     NoSuchPod { pod: String },
     #[error("the kubelet has no node {node}")]
@@ -212,11 +215,12 @@ impl Kubelet {
     fn add(&self, nodes: Vec<FakeNode>) -> Result<(), KubeletError> {
         let client = self.client.clone();
         let names = self.nodes.clone();
+        let patience = PATIENCE + PATIENCE_PER_NODE * u32::try_from(nodes.len()).unwrap_or(u32::MAX);
         let leased: Vec<String> = nodes.iter().filter(|node| node.has_lease()).map(|n| n.name().to_owned()).collect();
         if !leased.is_empty() {
             self.runtime.spawn(node::keep_leases(client.clone(), leased));
         }
-        self.wait("registering nodes", async move {
+        self.wait("registering nodes", patience, async move {
             let registering = nodes.into_iter().map(|node| node.register(client.clone()));
             stream::iter(registering).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
             node::wait_until_schedulable(&client, names).await
@@ -228,21 +232,21 @@ impl Kubelet {
             return Err(KubeletError::NoSuchNode { node: node.to_owned() });
         }
         let (client, node) = (self.client.clone(), node.to_owned());
-        self.wait("changing a node", async move { node::patch_status(&client, &node, &status).await })
+        self.wait("changing a node", PATIENCE, async move { node::patch_status(&client, &node, &status).await })
     }
 
     /// Does it on the kubelet's thread and waits.
-    fn wait<W>(&self, operation: &'static str, work: W) -> Result<(), KubeletError>
+    fn wait<W>(&self, operation: &'static str, patience: Duration, work: W) -> Result<(), KubeletError>
     where
         W: Future<Output = Result<(), KubeletError>> + Send + 'static,
     {
         let (done, outcome) = mpsc::channel();
         self.runtime.spawn(async move {
-            let result = tokio::time::timeout(PATIENCE, work).await;
+            let result = tokio::time::timeout(patience, work).await;
             // Who asked is still waiting: it waits longer than this takes.
-            drop(done.send(result.unwrap_or(Err(KubeletError::Late { operation }))));
+            drop(done.send(result.unwrap_or(Err(KubeletError::Late { operation, patience }))));
         });
-        outcome.recv().unwrap_or(Err(KubeletError::Late { operation }))
+        outcome.recv().unwrap_or(Err(KubeletError::Late { operation, patience }))
     }
 }
 

@@ -21,12 +21,17 @@ use serde_json::{Value, json};
 
 use super::{AT_ONCE, KubeletError, Steadily, failed, insist};
 
-/// Where kubelets keep their leases, how often, and how long one is good for: a real kubelet's defaults.
+/// Where kubelets keep their leases, and for how long one says it is good.
 const LEASES: &str = "kube-node-lease";
-const LEASE_EVERY: Duration = Duration::from_secs(10);
 const LEASE_SECONDS: u32 = 40;
 
+/// A real kubelet renews every ten seconds; here nobody wants to wait that long to see that one no longer does.
+const LEASE_EVERY: Duration = Duration::from_secs(1);
+
 const MANAGER: &str = "fake-kubelet";
+
+/// What it claims to be: new enough that nobody treats the node as an old one.
+const VERSION: &str = "v1.36.0";
 
 /// What the controller manager takes off a node that is ready.
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
@@ -99,7 +104,8 @@ impl FakeNode {
         self
     }
 
-    /// Renews its lease every ten seconds. Without one it stays ready for as long as the control plane is patient.
+    /// Renews its lease for as long as the kubelet runs. Without one it is silent from the start, and is held to be ready for as
+    /// long as [`Setup::node_grace`](crate::kubernetes::Setup) says.
     #[must_use]
     pub fn with_lease(mut self) -> Self {
         self.lease = true;
@@ -149,7 +155,7 @@ impl FakeNode {
                 "containerRuntimeVersion": "containerd://2.0.0",
                 "kernelVersion": "6.8.0",
                 "kubeProxyVersion": "",
-                "kubeletVersion": "v1.36.4",
+                "kubeletVersion": VERSION,
                 "machineID": format!("{:032x}", self.number),
                 "operatingSystem": "linux",
                 "osImage": "a node that does not exist",
