@@ -3,12 +3,13 @@
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::{Arc, Mutex, OnceLock},
     time::{Duration, Instant},
 };
 
 use doctor_bed::kubernetes::{
-    ControlPlane,
+    BedError, ControlPlane,
     kubelet::{Exit, FakeNode, Kubelet, Play},
 };
 use doctor_checks::document::RunKey;
@@ -16,7 +17,7 @@ use doctor_control::{
     backend::{
         Backend, Change, Effect, JobOutput, JobRequest, NodeOp,
         contract::{self, Bed, Length, Wanted},
-        kubernetes::{KubernetesBackend, KubernetesConfig, Share},
+        kubernetes::{KubernetesBackend, KubernetesConfig, Share, manifests},
     },
     clock::{Clock, SystemClock},
 };
@@ -29,7 +30,6 @@ use doctor_core::{
 use serde_json::{Value, json};
 
 const NAMESPACE: &str = "cluster-doctor";
-const PRIORITY: &str = "cluster-doctor";
 /// Long on a busy machine, and never waited for where all is well.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -40,16 +40,35 @@ struct Cluster {
     plane: ControlPlane,
     kubelet: Kubelet,
     started: Started,
+    /// Of the account that has exactly the rights that `doctor deploy kubernetes` gives.
+    account: PathBuf,
+}
+
+/// `None`: there is no control plane on this machine, which is said, and in CI is a failure.
+fn programs() -> Option<PathBuf> {
+    match ControlPlane::programs() {
+        Ok(programs) => Some(programs),
+        Err(why) => {
+            let excused = matches!(why, BedError::NotBuilt { .. }) && std::env::var("CI").as_deref() != Ok("true");
+            assert!(excused, "{why}");
+            println!("NOT RUN: the Kubernetes backend: {why}");
+            None
+        }
+    }
 }
 
 /// One for all tests of this file; each uses nodes of its own.
-fn cluster() -> &'static Cluster {
-    static CLUSTER: OnceLock<Cluster> = OnceLock::new();
-    CLUSTER.get_or_init(|| {
-        let plane = ControlPlane::start(&ControlPlane::programs().unwrap()).unwrap();
+fn cluster() -> Option<&'static Cluster> {
+    static CLUSTER: OnceLock<Option<Cluster>> = OnceLock::new();
+    CLUSTER.get_or_init(|| Cluster::start(&["gpu-1", "gpu-2", "gpu-3", "gpu-4"])).as_ref()
+}
+
+impl Cluster {
+    fn start(nodes: &[&str]) -> Option<Self> {
+        let plane = ControlPlane::start(&programs()?).unwrap();
         let started = Started::default();
         let counts = Arc::clone(&started);
-        let nodes = (1..=4).map(|n| FakeNode::gpu(&format!("gpu-{n}"))).collect();
+        let nodes = nodes.iter().map(|node| FakeNode::gpu(node)).collect();
         let kubelet = Kubelet::start(plane.admin(), nodes, move |pod| {
             let run = pod.metadata.labels.as_ref().and_then(|labels| labels.get("cluster-doctor.io/run"));
             if let Some(run) = run {
@@ -62,23 +81,14 @@ fn cluster() -> &'static Cluster {
             }
         })
         .unwrap();
-        let cluster = Cluster { plane, kubelet, started };
-        cluster.make(
-            "/api/v1/namespaces",
-            &json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }),
-        );
-        cluster.make(
-            "/apis/scheduling.k8s.io/v1/priorityclasses",
-            &json!({
-                "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": { "name": PRIORITY },
-                "value": -10, "description": "validation gives way to everybody",
-            }),
-        );
-        cluster
-    })
-}
+        let mut cluster = Self { plane, kubelet, started, account: PathBuf::new() };
+        for object in manifests(&KubernetesConfig::default()) {
+            cluster.make(&path_of(&object), &object);
+        }
+        cluster.account = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
+        Some(cluster)
+    }
 
-impl Cluster {
     fn make(&self, path: &str, object: &Value) {
         let answer = self.plane.request("POST", path, Some(object)).unwrap();
         assert!(answer.is_success(), "{path}: {}", answer.text);
@@ -97,7 +107,7 @@ impl Cluster {
 
     fn config(&self) -> KubernetesConfig {
         KubernetesConfig {
-            kubeconfig: Some(self.plane.admin().to_owned()),
+            kubeconfig: Some(self.account.clone()),
             share: Share::HostPath("/data".into()),
             keep: Span::minutes(10),
             grace: Span::from_secs(1),
@@ -130,6 +140,18 @@ impl Cluster {
         let answer = self.plane.request("PATCH", &path, Some(&patch)).unwrap();
         assert!(answer.is_success(), "{path}: {}", answer.text);
     }
+}
+
+/// Where an object of this kind is made.
+fn path_of(object: &Value) -> String {
+    let word = |key: &str| object[key].as_str().unwrap();
+    let version = word("apiVersion");
+    let root = if version == "v1" { "/api/v1".to_owned() } else { format!("/apis/{version}") };
+    let namespace =
+        object["metadata"]["namespace"].as_str().map_or_else(String::new, |name| format!("/namespaces/{name}"));
+    let kind = word("kind").to_ascii_lowercase();
+    let kinds = if kind.ends_with('s') { format!("{kind}es") } else { format!("{kind}s") };
+    format!("{root}{namespace}/{kinds}")
 }
 
 /// Waits until it is so.
@@ -247,7 +269,7 @@ impl Bed for RealBed<'_> {
 
 #[test]
 fn the_contract_is_kept_on_a_real_control_plane() {
-    let cluster = cluster();
+    let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let bed = RealBed { cluster, backend: &backend, node: "gpu-1" };
     assert_eq!(contract::breaches(&backend, &bed), []);
@@ -255,7 +277,7 @@ fn the_contract_is_kept_on_a_real_control_plane() {
 
 #[test]
 fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
-    let cluster = cluster();
+    let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let run = ids(2).run();
     backend.submit(&request(run, "gpu-2", "endless")).unwrap();
@@ -276,7 +298,7 @@ fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
 
 #[test]
 fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() {
-    let cluster = cluster();
+    let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let mut ids = ids(3);
     let name = NodeName::new("gpu-3").unwrap();
@@ -309,7 +331,7 @@ fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() 
 
 #[test]
 fn a_key_is_a_secret_that_goes_with_its_job() {
-    let cluster = cluster();
+    let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let run = ids(4).run();
     backend.submit(&request(run, "gpu-4", "short")).unwrap();
@@ -332,21 +354,8 @@ fn a_key_is_a_secret_that_goes_with_its_job() {
 /// Alone with its control plane: the others would not understand.
 #[test]
 fn while_the_api_server_is_away_nothing_is_said_of_nodes_and_afterwards_nothing_is_doubled() {
-    let plane = ControlPlane::start(&ControlPlane::programs().unwrap()).unwrap();
-    let started = Started::default();
-    let counts = Arc::clone(&started);
-    let kubelet = Kubelet::start(plane.admin(), vec![FakeNode::gpu("gpu-1")], move |pod| {
-        let run = pod.metadata.labels.as_ref().and_then(|labels| labels.get("cluster-doctor.io/run")).cloned();
-        *counts.lock().unwrap().entry(run.unwrap_or_default()).or_default() += 1;
-        Play::UntilTold
-    })
-    .unwrap();
-    let cluster = Cluster { plane, kubelet, started };
-    cluster.make(
-        "/api/v1/namespaces",
-        &json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }),
-    );
-    let backend = KubernetesBackend::open(KubernetesConfig { priority_class: None, ..cluster.config() }).unwrap();
+    let Some(cluster) = Cluster::start(&["gpu-1"]) else { return };
+    let backend = cluster.backend();
     assert!(seen(&backend, "gpu-1").occupancy.is_free());
     let run = ids(5).run();
     let wanted = request(run, "gpu-1", "endless");
@@ -362,5 +371,4 @@ fn while_the_api_server_is_away_nothing_is_said_of_nodes_and_afterwards_nothing_
     assert_eq!(backend.submit(&wanted).unwrap(), job);
     assert!(matches!(polled(&backend, run), JobSeen::Running { .. }));
     assert_eq!(cluster.started.lock().unwrap().values().sum::<usize>(), 1);
-    drop(cluster.kubelet);
 }

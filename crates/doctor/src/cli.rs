@@ -51,6 +51,7 @@ pub(crate) enum Command {
     Explain(commands::explain::Args),
     Rejudge(commands::rejudge::Args),
     Config(commands::config::Args),
+    Deploy(commands::deploy::Args),
     Db(commands::db::Args),
     Import(commands::import::Args),
     Demo(commands::demo::Args),

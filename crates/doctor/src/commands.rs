@@ -9,6 +9,7 @@ pub(crate) mod config;
 pub(crate) mod confirm;
 pub(crate) mod db;
 pub(crate) mod demo;
+pub(crate) mod deploy;
 pub(crate) mod docs;
 pub(crate) mod explain;
 pub(crate) mod history;

@@ -72,6 +72,7 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Explain(args) => commands::explain::run(&context, &args),
         Command::Rejudge(args) => commands::rejudge::run(&context, &args),
         Command::Config(args) => commands::config::run(&context, &args),
+        Command::Deploy(args) => commands::deploy::run(&context, &args),
         Command::Db(args) => commands::db::run(&context, &args),
         Command::Import(args) => commands::import::run(&context, &args),
         Command::Demo(args) => commands::demo::run(&context, &args),

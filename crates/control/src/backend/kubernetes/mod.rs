@@ -2,6 +2,7 @@
 //! beside this file. The client is heavy to build: without the cargo feature `kubernetes` only the settings are here.
 
 mod config;
+mod rights;
 
 #[cfg(feature = "kubernetes")]
 mod cluster;
@@ -19,3 +20,4 @@ mod watch;
 #[cfg(feature = "kubernetes")]
 pub use cluster::KubernetesBackend;
 pub use config::{KubernetesConfig, Share};
+pub use rights::manifests;
