@@ -42,7 +42,13 @@ fn secret(bytes: &[u8]) {
         assert!(elsewhere || !shown.contains(password), "{shown}");
     };
     let parts = |text: &str| text.contains(['@', ':', '/', '?', '&']);
-    if password.len() < 6 || parts(user) || host.contains(['@', '?']) || query.contains(['@', '?', '&']) {
+    // Nor does one with the sign that stands for what is hidden.
+    if password.len() < 6
+        || password.contains('…')
+        || parts(user)
+        || host.contains(['@', '?'])
+        || query.contains(['@', '?', '&'])
+    {
         return;
     }
     hidden(first);
