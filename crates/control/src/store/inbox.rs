@@ -51,7 +51,7 @@ struct Limits {
 }
 
 /// Who keeps results also enters them, as only one can write at a time; others wait for that.
-const ON_SQLITE: Limits = Limits { at_once: 1024, most: 1024 };
+const ON_SQLITE: Limits = Limits { at_once: 4096, most: 4096 };
 const ON_POSTGRES: Limits = Limits { at_once: 2048, most: 8192 };
 
 /// What this process has kept and not entered.
