@@ -3,6 +3,8 @@
 mod agents;
 mod bed;
 mod changing;
+#[cfg(feature = "kubernetes-bed")]
+mod kubernetes;
 mod reading;
 mod rejudging;
 mod settings;
