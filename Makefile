@@ -16,7 +16,7 @@ SHELL := bash
 CARGO ?= cargo
 # One benchmark, or all when empty.
 M ?=
-# Seconds per fuzz target; empty: as long as its million inputs take, ten minutes at most.
+# Seconds per fuzz target; empty: as long as its million inputs take, half an hour at most.
 T ?=
 
 .PHONY: build test bench fuzz kill portable demo fmt lint docs

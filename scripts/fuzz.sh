@@ -3,7 +3,7 @@
 # of time and memory. The stable toolchain and a C++ compiler are enough: the targets are built once, with the coverage
 # counters that libFuzzer follows, and run as the plain programs they are.
 #   fuzz.sh [seconds] [target...]
-# Without seconds a target has ten minutes for its million and fails if it does not get there. With seconds it ends after
+# Without seconds a target has half an hour for its million and fails if it does not get there. With seconds it ends after
 # the million or after that time, whichever is first.
 #   FUZZ_JOBS=N         so many targets at a time, instead of two
 #   FUZZ_RUNS=N         another number than a million
@@ -14,7 +14,7 @@ cargo=${CARGO:-cargo}
 enough=${FUZZ_RUNS:-1000000}
 seconds=${1:-}
 shift || true
-cap=${seconds:-600}
+cap=${seconds:-1800}
 
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(cd fuzz/targets && printf '%s\n' *.rs | sed 's/\.rs$//')
