@@ -80,16 +80,16 @@ pub fn unreadable(path: &str, text: &str) -> ProbeFailure {
 /// `wild("/sys/class/net/*/mtu", "/sys/class/net/eth0/mtu")` is `["eth0"]`.
 pub fn wild<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
     let name_ends = |text: &str| text.bytes().position(|byte| byte == b'/').unwrap_or(text.len());
-    let mut fixed = pattern.split('*');
-    let (mut rest, mut found) = (path.strip_prefix(fixed.next()?)?, Vec::new());
-    for next in fixed {
-        // A `*` stands for a part of one name, and what follows it in the pattern ends that name.
-        let (name, after) = rest.split_at(name_ends(rest));
-        let (end, below) = next.split_at(name_ends(next));
+    let (mut pattern, mut rest, mut found) = (pattern, path, Vec::new());
+    while let Some(star) = pattern.bytes().position(|byte| byte == b'*') {
+        rest = rest.strip_prefix(&pattern[..star])?;
+        // It stands for a part of one name, and what follows it in the pattern ends that name.
+        let after = &pattern[star + 1..];
+        let ((end, below), (name, tail)) = (after.split_at(name_ends(after)), rest.split_at(name_ends(rest)));
         found.push(name.strip_suffix(end)?);
-        rest = after.strip_prefix(below)?;
+        (pattern, rest) = (below, tail);
     }
-    rest.is_empty().then_some(found)
+    (pattern == rest).then_some(found)
 }
 
 /// The same where it is known how many places the pattern leaves open.
@@ -317,6 +317,7 @@ pub(crate) mod tests {
         let pattern = "/sys/class/infiniband/*/ports/*/state";
         assert_eq!(wild(pattern, "/sys/class/infiniband/mlx5_0/ports/1/state"), Some(vec!["mlx5_0", "1"]));
         assert_eq!(wild("/sys/block/nvme*n1/size", "/sys/block/nvme12n1/size"), Some(vec!["12"]));
+        assert_eq!(wild("/a**", "/ab"), None, "one place for each name");
         for path in ["/sys/class/infiniband/mlx5_0/ports/1/rate", "/sys/class/infiniband/mlx5_0", ""] {
             assert_eq!(wild(pattern, path), None, "{path}");
         }

@@ -266,11 +266,33 @@ mod tests {
             .filter(|line| line.starts_with('[') || line.contains(" = "))
             .filter(|line| !line.contains("Durations"))
             .collect();
-        let (sim, rest): (Vec<&str>, Vec<&str>) =
-            settings.into_iter().partition(|line| line.contains("sim") && !line.contains("policy"));
-        assert!(rest.len() >= 6 && sim.len() == 2, "{rest:?} {sim:?}");
-        read(&rest.join("\n")).unwrap();
-        assert!(matches!(read(&sim.join("\n")).unwrap().backend, BackendChoice::Sim(_)));
+        // A section of a cluster goes to the next one; of several only one may be there.
+        let begins = |line: &&str| line.starts_with("[backend");
+        let first = settings.iter().position(begins).unwrap();
+        let (service, clusters) = settings.split_at(first);
+        let sections: Vec<&[&str]> = clusters.chunk_by(|_, next| !begins(next)).collect();
+        assert!(service.len() >= 5 && sections.len() == 3, "{service:?} {sections:?}");
+        for (section, is_it) in sections.iter().zip([
+            (|choice| matches!(choice, BackendChoice::Local(_))) as fn(&BackendChoice) -> bool,
+            |choice| matches!(choice, BackendChoice::Kubernetes(_)),
+            |choice| matches!(choice, BackendChoice::Sim(_)),
+        ]) {
+            assert!(section.len() > 1, "{section:?}");
+            let config = read(&[service, section].concat().join("\n")).unwrap();
+            assert!(is_it(&config.backend), "{section:?}");
+        }
+        // What is commented is the default.
+        let kubernetes = read(&sections[1].join("\n")).unwrap().backend;
+        let BackendChoice::Kubernetes(written) = kubernetes else { panic!("{kubernetes:?}") };
+        let named = KubernetesConfig {
+            kubeconfig: written.kubeconfig.clone(),
+            context: written.context.clone(),
+            node_selector: written.node_selector.clone(),
+            service_account: written.service_account.clone(),
+            policy_map: written.policy_map.clone(),
+            ..KubernetesConfig::default()
+        };
+        assert_eq!(*written, named);
     }
 
     #[test]
