@@ -318,6 +318,19 @@ fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() 
     assert!(seen(&backend, "gpu-3").marks.foreign_block().is_some());
     cordon(false);
     until("the cordon to be gone", || seen(&backend, "gpu-3").occupancy.is_free());
+    // We drain it, an operator ends that and later cordons it for a reason of theirs: that one is not ours to end.
+    apply(Change::Drain);
+    assert_eq!(cluster.get(path)["spec"]["unschedulable"], true);
+    cordon(false);
+    cordon(true);
+    until("the later cordon to be the operator's", || {
+        let marks = seen(&backend, "gpu-3").marks;
+        marks.foreign_block().is_some() && marks.ours.is_empty()
+    });
+    apply(Change::Undrain);
+    assert_eq!(cluster.get(path)["spec"]["unschedulable"], true);
+    cordon(false);
+    until("the cordon to be gone", || seen(&backend, "gpu-3").occupancy.is_free());
     // We mark it, and an operator takes the taint away.
     apply(Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: None }));
     let marked = cluster.get(path);

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use doctor_core::{
     ids::{JobId, NodeName, PoolName, RunId, Sku},
-    node::{Hardware, Node},
+    node::{Hardware, MarkKind, Node},
     run::JobSeen,
     snapshot::Caps,
 };
@@ -19,8 +19,11 @@ use tokio::runtime::Runtime;
 use super::{
     KubernetesConfig, job,
     marks::{self, Standing},
-    objects::{JobObject, NodeObject, PodObject, job_resource, node_resource, pod_resource, secret_resource},
-    occupancy::{Tenant, gpus, occupancy},
+    objects::{
+        Amounts, FIELD_MANAGER, JobObject, NodeObject, PodObject, job_resource, node_resource, note_writers,
+        pod_resource, secret_resource,
+    },
+    occupancy::{Tenant, is_gpu, occupancy, whole},
     watch::{self, Placed, Watched},
 };
 use crate::{
@@ -28,8 +31,6 @@ use crate::{
     clock::{Clock, SystemClock},
 };
 
-/// Who writes, in the fields' own record of their owners.
-const FIELD_MANAGER: &str = "cluster-doctor";
 /// For the first lists, and for new ones after a watch broke.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// One exchange with the API server.
@@ -82,7 +83,11 @@ impl KubernetesBackend {
                 Ok(answer) => answer.map_err(|error| Failed::of(operation, &error)),
                 Err(_) => {
                     let text = format!("no answer within {} s", EXCHANGE.as_secs());
-                    Err(Failed { code: None, error: BackendError { operation, text, effect: Effect::Unknown } })
+                    Err(Failed {
+                        code: None,
+                        exists: false,
+                        error: BackendError { operation, text, effect: Effect::Unknown },
+                    })
                 }
             }
         })
@@ -133,7 +138,13 @@ async fn connect(config: &KubernetesConfig) -> Result<Client, String> {
         }
         None => kube::Config::infer().await.map_err(|error| error.to_string()),
     };
-    Client::try_from(settings?).map_err(|error| error.to_string())
+    let mut settings = settings?;
+    // A server that is silent or out of breath is an error soon, and an error makes what we know unknown: a client that waits
+    // or tries again by itself would leave us with the past.
+    settings.read_timeout = Some(watch::SILENCE);
+    settings.reset_reader_on_write = true;
+    settings.default_retry = false;
+    Client::try_from(settings).map_err(|error| error.to_string())
 }
 
 /// What kind of object it is, is told at run time.
@@ -144,6 +155,8 @@ impl<K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>>
 /// An exchange that failed, and the server's code where it answered.
 struct Failed {
     code: Option<u16>,
+    /// What was to be made is there already.
+    exists: bool,
     error: BackendError,
 }
 
@@ -152,8 +165,10 @@ impl Failed {
         let (code, text, effect) = match error {
             kube::Error::Api(status) => {
                 let effect = match status.code {
-                    // Somebody else was first, too many ask, or it is on its way down or up.
-                    409 | 429 | 503 => Effect::NoneTryAgain,
+                    // Somebody else was first, too many ask, it is on its way down or up; or rights and quotas, which people
+                    // change while we wait.
+                    401 | 403 | 409 | 429 | 503 => Effect::NoneTryAgain,
+                    408 => Effect::Unknown,
                     400..=499 => Effect::NoneGiveUp,
                     _ => Effect::Unknown,
                 };
@@ -161,7 +176,8 @@ impl Failed {
             }
             other => (None, other.to_string(), Effect::Unknown),
         };
-        Self { code, error: BackendError { operation, text, effect } }
+        let exists = matches!(error, kube::Error::Api(status) if status.reason == "AlreadyExists");
+        Self { code, exists, error: BackendError { operation, text, effect } }
     }
 }
 
@@ -231,14 +247,18 @@ impl Backend for KubernetesBackend {
     fn submit(&self, request: &JobRequest) -> Result<JobId, BackendError> {
         let operation = "submit";
         let (name, node) = self.node_of(request)?;
-        let capacity = node.status.as_ref().map(|status| &status.allocatable);
-        // All of the first kind that it has: the scheduler then keeps everybody else off.
-        let whole = capacity.into_iter().flatten().find_map(|(resource, amount)| {
-            let one = std::iter::once((resource.clone(), amount.clone())).collect();
-            let count = gpus(&one, &self.config);
-            (count > 0).then_some((resource.as_str(), count))
-        });
-        let manifest = job::manifest(request, &name, whole, &self.config);
+        let again = |text: &str| BackendError { operation, text: text.to_owned(), effect: Effect::NoneTryAgain };
+        // All that it has, of every kind: the scheduler then keeps everybody else off.
+        let allocatable = node.status.as_ref().map(|status| &status.allocatable).into_iter().flatten();
+        let gpus: Amounts = allocatable
+            .filter(|(name, amount)| is_gpu(name, &self.config) && whole(amount) != Some(0))
+            .map(|(name, amount)| (name.clone(), amount.clone()))
+            .collect();
+        if gpus.is_empty() {
+            return Err(again("no GPU of the node can be had now"));
+        }
+        let cordoned_by_us = Standing::of(&node, &self.config).marks.has_ours(MarkKind::Cordon);
+        let manifest = job::manifest(request, &name, &gpus, cordoned_by_us, &self.config);
         let made: DynamicObject = serde_json::from_value(manifest).map_err(|error| BackendError {
             operation,
             text: error.to_string(),
@@ -249,7 +269,10 @@ impl Backend for KubernetesBackend {
         let job = match self.ask(operation, api.create(&parameters, &made)) {
             Ok(job) => job,
             // It is there from an earlier try.
-            Err(Failed { code: Some(409), .. }) => self.ask(operation, api.get(&job::name(request.run)))?,
+            Err(failed) if failed.exists => {
+                let there = self.ask(operation, api.get(&job::name(request.run)));
+                there.map_err(|failed| BackendError { effect: Effect::Unknown, ..failed.error })?
+            }
             Err(failed) => return Err(failed.into()),
         };
         let uid = job.uid().unwrap_or_default();
@@ -257,7 +280,7 @@ impl Backend for KubernetesBackend {
             .map_err(|error| BackendError { operation, text: error.to_string(), effect: Effect::NoneGiveUp })?;
         let secrets: Api<DynamicObject> = self.jobs(&secret_resource());
         match self.ask(operation, secrets.create(&parameters, &secret)) {
-            Ok(_) | Err(Failed { code: Some(409), .. }) => Ok(job::id(&self.config, request.run)),
+            Ok(_) | Err(Failed { exists: true, .. }) => Ok(job::id(&self.config, request.run)),
             // The job is there: it waits for its key until it is submitted again or cancelled.
             Err(Failed { error, .. }) => Err(BackendError { effect: Effect::Unknown, ..error }),
         }
@@ -307,13 +330,17 @@ impl Backend for KubernetesBackend {
         for _ in 0..TRIES {
             let now = match known.take() {
                 Some(node) => node,
-                None => self.ask(operation, nodes.get(name))?,
+                None => {
+                    let mut node = self.ask(operation, nodes.get(name))?;
+                    note_writers(&mut node);
+                    node
+                }
             };
             let Some(patch) = marks::patch(&now, change.op, &change.what, &self.config) else { return Ok(()) };
             match self.ask(operation, nodes.patch(name, &parameters, &Patch::Merge(patch))) {
                 Ok(mut written) => {
-                    written.metadata.managed_fields = None;
-                    self.watched.written(written);
+                    note_writers(&mut written);
+                    self.watched.written(&written);
                     return Ok(());
                 }
                 // What we knew was old: ask, and try with that.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     config::{KubernetesConfig, Share},
-    objects::{Condition, JobObject, PodObject, Terminated},
+    objects::{Amounts, Condition, JobObject, PodObject, Terminated, Time},
 };
 use crate::backend::JobRequest;
 
@@ -19,8 +19,9 @@ const DATA: &str = "/data";
 const STATE: &str = "/var/lib/cluster-doctor/node";
 /// Where a job finds the site's policy.
 const POLICY: &str = "/etc/cluster-doctor";
-/// The job ends itself at its limit; the cluster ends one that did not.
-const OVER_LIMIT: Span = Span::minutes(2);
+/// The job ends itself at its limit, and the controller ends one that did not; the cluster ends one when neither is there. Its
+/// time begins when the job is made, and waiting for a place and for an image counts.
+const OVER_LIMIT: Span = Span::minutes(30);
 /// The container in the pod, and the key in the secret.
 const CONTAINER: &str = "doctor-node";
 const KEY: &str = "key";
@@ -48,7 +49,8 @@ pub(super) fn run_of(metadata: &kube::core::ObjectMeta, config: &KubernetesConfi
 pub(super) fn manifest(
     job: &JobRequest,
     node: &NodeName,
-    gpus: Option<(&str, u64)>,
+    gpus: &Amounts,
+    cordoned_by_us: bool,
     config: &KubernetesConfig,
 ) -> Value {
     let labels = json!({ label(config): job.run.to_string(), "app.kubernetes.io/name": "cluster-doctor" });
@@ -64,12 +66,11 @@ pub(super) fn manifest(
         volumes.push(json!({ "name": "policy", "configMap": { "name": map } }));
         mounts.push(json!({ "name": "policy", "mountPath": POLICY, "readOnly": true }));
     }
-    let amounts = gpus.map_or_else(|| json!({}), |(resource, count)| json!({ resource: count.to_string() }));
     let container = json!({
         "name": CONTAINER, "image": config.image, "imagePullPolicy": config.image_pull_policy,
         "command": command(job, config),
         "env": [{ "name": "DOCTOR_RUN_KEY", "valueFrom": { "secretKeyRef": { "name": name(job.run), "key": KEY } } }],
-        "resources": { "limits": amounts },
+        "resources": { "limits": gpus },
         "volumeMounts": mounts,
     });
     let pinned = json!({ "key": "metadata.name", "operator": "In", "values": [node.as_str()] });
@@ -79,7 +80,7 @@ pub(super) fn manifest(
         "terminationGracePeriodSeconds": config.grace.millis() / 1000,
         "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": {
             "nodeSelectorTerms": [{ "matchFields": [pinned] }] } } },
-        "tolerations": tolerations(config),
+        "tolerations": tolerations(cordoned_by_us, config),
         "containers": [container],
         "volumes": volumes,
     });
@@ -107,10 +108,12 @@ pub(super) fn manifest(
     })
 }
 
-/// Ours, those that every node of its kind has, and a cordon of ours: a node that is proven is kept from others.
-fn tolerations(config: &KubernetesConfig) -> Vec<Value> {
-    let ours = [config.own("unhealthy"), config.own("maintenance"), "node.kubernetes.io/unschedulable".to_owned()];
-    ours.iter().chain(&config.usual_taints).map(|key| json!({ "key": key, "operator": "Exists" })).collect()
+/// Ours, those that every node of its kind has, and a cordon if it is ours: a node that is proven is kept from others. One
+/// that somebody cordons before the job has its place is left to them.
+fn tolerations(cordoned_by_us: bool, config: &KubernetesConfig) -> Vec<Value> {
+    let mut keys = vec![config.own("unhealthy"), config.own("maintenance")];
+    keys.extend(cordoned_by_us.then(|| "node.kubernetes.io/unschedulable".to_owned()));
+    keys.iter().chain(&config.usual_taints).map(|key| json!({ "key": key, "operator": "Exists" })).collect()
 }
 
 fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
@@ -148,7 +151,7 @@ pub(super) fn secret(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> 
 pub(super) fn cancelled(config: &KubernetesConfig, now: Timestamp) -> Value {
     json!({
         "metadata": { "annotations": { config.own("cancelled"): now.to_string() } },
-        "spec": { "activeDeadlineSeconds": 1 },
+        "spec": { "activeDeadlineSeconds": 0 },
     })
 }
 
@@ -164,20 +167,33 @@ pub(super) fn seen(job: &JobObject, pods: &[PodObject], run: RunId, config: &Kub
     let started = terminated
         .and_then(|end| end.started_at)
         .or_else(|| running.and_then(|running| running.started_at))
-        .map(super::objects::Time::moment);
-    let ended = |condition: &Condition, how| {
-        let at = condition.last_transition_time.map_or(since, super::objects::Time::moment);
-        let at = terminated.and_then(|end| end.finished_at).map_or(at, super::objects::Time::moment);
+        .map(Time::moment)
+        // Of a container that could not be started some say that it did in 1970.
+        .filter(|at| *at >= since);
+    let status = job.status.as_ref();
+    let begun = status.and_then(|status| status.start_time).map(Time::moment);
+    let ended = |condition: &Condition, how, started: Option<Timestamp>| {
+        let at = condition.last_transition_time.map_or(since, Time::moment);
+        let at = terminated.and_then(|end| end.finished_at).map_or(at, Time::moment);
         JobSeen::Ended { job: job_id.clone(), started, at: at.max(started.unwrap_or(at)), how }
     };
     if let Some(complete) = conditions.iter().find(|condition| condition.is("Complete", "True")) {
         // Its pod may be gone already; that it ran is certain.
-        let start = job.status.as_ref().and_then(|status| status.start_time).map(super::objects::Time::moment);
-        let JobSeen::Ended { job, at, how, .. } = ended(complete, JobEnd::Exited) else { return JobSeen::Absent };
-        return JobSeen::Ended { job, started: started.or(start), at, how };
+        return ended(complete, JobEnd::Exited, started.or(begun));
     }
     if let Some(failed) = conditions.iter().find(|condition| condition.is("Failed", "True")) {
-        return ended(failed, how_it_failed(job, failed, terminated, config));
+        // A pod that was counted as failed and is gone may have run; nobody can say that it did not.
+        let may_have_run = begun.filter(|_| pods.is_empty() && status.is_some_and(|status| status.failed > 0));
+        return ended(failed, how_it_failed(job, failed, terminated, config), started.or(may_have_run));
+    }
+    let cancelled = job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.own("cancelled")));
+    if job.spec.suspend && cancelled && pods.is_empty() {
+        // Nobody ends a job that somebody holds back, and it runs nothing.
+        return JobSeen::Ended { job: job_id, started: None, at: since, how: JobEnd::Killed };
+    }
+    if conditions.iter().any(|one| one.is("FailureTarget", "True") || one.is("SuccessCriteriaMet", "True")) {
+        // It is decided, and its last pod is being removed.
+        return JobSeen::Running { job: job_id, since: started.or(begun).unwrap_or(since) };
     }
     match (running, terminated) {
         (Some(_), _) => JobSeen::Running { job: job_id, since: started.unwrap_or(since) },

@@ -17,10 +17,9 @@ use super::{
 };
 use crate::backend::Change;
 
-/// Comes and goes with a cordon and says nothing more.
-const CORDON_TAINT: &str = "node.kubernetes.io/unschedulable";
-/// Of the kubelet's and the node controller's own: the node's conditions say the same.
-const OF_CONDITIONS: &str = "node.kubernetes.io/";
+/// Taints that come and go with a cordon or with the node's being ready, which are looked at themselves.
+const SAID_OTHERWISE: [&str; 3] =
+    ["node.kubernetes.io/unschedulable", "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 /// Changes that are remembered on the node. An older one is not asked for again.
 const REMEMBERED: usize = 8;
 
@@ -50,9 +49,9 @@ impl Standing {
             .map(|mark| OurMark { kind: mark.kind, case: mark.case })
             .collect();
         let mut foreign: Vec<ForeignMark> =
-            node.spec.taints.iter().filter_map(|taint| foreign_taint(taint, config)).collect();
+            node.spec.taints.iter().filter_map(|taint| foreign_taint(taint, &written, config)).collect();
         let cordon = written.iter().find(|mark| mark.kind == MarkKind::Cordon);
-        if node.spec.unschedulable && cordon.is_none_or(|mark| mark.over) {
+        if node.spec.unschedulable && !(cordon.is_some_and(|mark| !mark.over) && node.spec.cordon_is_ours) {
             foreign.push(ForeignMark { by: "somebody".to_owned(), text: "cordoned".to_owned(), blocks: true });
         }
         foreign.sort();
@@ -60,31 +59,53 @@ impl Standing {
     }
 }
 
+/// What our annotation says; nothing, if there is none.
 fn written(node: &NodeObject, config: &KubernetesConfig) -> Vec<Written> {
-    let annotation = node.metadata.annotations.as_ref().and_then(|all| all.get(&config.own("marks")));
     // What cannot be read is nobody's: then the taint is somebody else's, and left alone.
-    annotation.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    annotation(node, &config.own("marks")).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
+fn annotation<'a>(node: &'a NodeObject, name: &str) -> Option<&'a str> {
+    node.metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
 
 fn bears(node: &NodeObject, kind: MarkKind, config: &KubernetesConfig) -> bool {
-    match taint_key(kind, config) {
-        Some(key) => node.spec.taints.iter().any(|taint| taint.key == key),
-        None => node.spec.unschedulable,
+    match our_taint(kind, config) {
+        Some(ours) => node.spec.taints.iter().any(|taint| is_same(taint, &ours)),
+        None => node.spec.unschedulable && node.spec.cordon_is_ours || is_over(node, config),
     }
 }
 
-fn taint_key(kind: MarkKind, config: &KubernetesConfig) -> Option<String> {
+/// A cordon of ours on top of somebody else's, which is still there.
+fn is_over(node: &NodeObject, config: &KubernetesConfig) -> bool {
+    let over = |mark: &Written| mark.kind == MarkKind::Cordon && mark.over;
+    node.spec.unschedulable && written(node, config).iter().any(over)
+}
+
+fn our_taint(kind: MarkKind, config: &KubernetesConfig) -> Option<Taint> {
+    let taint = |name| {
+        Some(Taint {
+            key: config.own(name),
+            value: Some("true".to_owned()),
+            effect: "NoSchedule".to_owned(),
+            time_added: None,
+        })
+    };
     match kind {
-        MarkKind::Unhealthy => Some(config.own("unhealthy")),
-        MarkKind::Maintenance => Some(config.own("maintenance")),
+        MarkKind::Unhealthy => taint("unhealthy"),
+        MarkKind::Maintenance => taint("maintenance"),
         MarkKind::Cordon => None,
     }
 }
 
-fn foreign_taint(taint: &Taint, config: &KubernetesConfig) -> Option<ForeignMark> {
-    let ours = [MarkKind::Unhealthy, MarkKind::Maintenance];
-    let is_ours = ours.iter().any(|kind| taint_key(*kind, config).as_deref() == Some(&taint.key));
-    if is_ours || taint.key == CORDON_TAINT || taint.key.starts_with(OF_CONDITIONS) {
+/// When it was added says nothing about whose it is.
+fn is_same(one: &Taint, other: &Taint) -> bool {
+    (&one.key, &one.value, &one.effect) == (&other.key, &other.value, &other.effect)
+}
+
+fn foreign_taint(taint: &Taint, written: &[Written], config: &KubernetesConfig) -> Option<ForeignMark> {
+    let is_ours = written.iter().any(|mark| our_taint(mark.kind, config).is_some_and(|ours| is_same(taint, &ours)));
+    if is_ours || SAID_OTHERWISE.contains(&taint.key.as_str()) {
         return None;
     }
     let keeps_off = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
@@ -98,18 +119,8 @@ fn foreign_taint(taint: &Taint, config: &KubernetesConfig) -> Option<ForeignMark
 
 /// The patch that makes a change; `None` if it was made before.
 pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &KubernetesConfig) -> Option<Value> {
-    let annotation = config.own("changes");
-    let before = node.metadata.annotations.as_ref().and_then(|all| all.get(&annotation)).map_or("", String::as_str);
-    let op = op.to_string();
-    let mut done: Vec<&str> = before.split(',').filter(|one| !one.is_empty()).collect();
-    if done.contains(&op.as_str()) {
-        return None;
-    }
-    done.push(&op);
-    let done = done[done.len().saturating_sub(REMEMBERED)..].join(",");
-
-    let mut marks = written(node, config);
-    let (mut spec, mut labels) = (Map::new(), Map::new());
+    let changes = config.own("changes");
+    let before = annotation(node, &changes).unwrap_or_default();
     let (kind, case, there) = match what {
         Change::Mark(mark) => (mark.kind, mark.case, true),
         Change::Unmark(mark) => (mark.kind, None, false),
@@ -117,15 +128,28 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
         Change::Undrain => (MarkKind::Cordon, None, false),
         Change::Reset | Change::Reboot | Change::Replace => return None,
     };
-    let had = marks.iter().position(|mark| mark.kind == kind).map(|place| marks.remove(place));
-    match taint_key(kind, config) {
-        Some(key) => {
-            let mut taints: Vec<&Taint> = node.spec.taints.iter().filter(|taint| taint.key != key).collect();
-            let ours = Taint { key, value: Some("true".to_owned()), effect: "NoSchedule".to_owned(), time_added: None };
+    // One operation may take away several marks.
+    let this = format!("{op}/{kind}");
+    let mut done: Vec<&str> = before.split(',').filter(|one| !one.is_empty()).collect();
+    if done.contains(&this.as_str()) {
+        return None;
+    }
+    done.push(&this);
+    let done = done[done.len().saturating_sub(REMEMBERED)..].join(",");
+
+    let mut marks = written(node, config);
+    let (mut spec, mut labels) = (Map::new(), Map::new());
+    let borne = bears(node, kind, config);
+    let had = marks.iter().position(|mark| mark.kind == kind).map(|place| marks.remove(place)).filter(|_| borne);
+    match our_taint(kind, config) {
+        Some(ours) => {
+            // One that looks like ours and that we never wrote down is somebody else's.
+            let goes = |taint: &Taint| (there || had.is_some()) && is_same(taint, &ours);
+            let mut taints: Vec<&Taint> = node.spec.taints.iter().filter(|taint| !goes(taint)).collect();
             taints.extend(there.then_some(&ours));
             spec.insert("taints".to_owned(), json!(taints));
         }
-        // Where somebody else had cordoned the node before us, that stays.
+        // Where somebody else had cordoned the node before us, or has since, that stays.
         None if !there && had.as_ref().is_some_and(|mark| !mark.over) => {
             spec.insert("unschedulable".to_owned(), Value::Null);
         }
@@ -146,7 +170,7 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
     let metadata = json!({
         "resourceVersion": node.metadata.resource_version,
         "labels": labels,
-        "annotations": { annotation: done, config.own("marks"): marks },
+        "annotations": { changes: done, config.own("marks"): marks },
     });
     Some(json!({ "metadata": metadata, "spec": spec }))
 }
@@ -154,6 +178,7 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::kubernetes::objects::note_writers;
     use doctor_core::{ids::IdSource, time::Timestamp};
 
     fn config() -> KubernetesConfig {
@@ -165,7 +190,15 @@ mod tests {
     }
 
     fn read(node: &Value) -> NodeObject {
-        serde_json::from_value(node.clone()).unwrap()
+        let mut node = serde_json::from_value(node.clone()).unwrap();
+        note_writers(&mut node);
+        node
+    }
+
+    /// The server's record of who wrote the cordon last.
+    fn cordoned_by(manager: &str) -> Value {
+        json!([{ "manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+            "fieldsV1": { "f:spec": { "f:unschedulable": {} } } }])
     }
 
     /// As the server does it (RFC 7396).
@@ -201,7 +234,12 @@ mod tests {
         fn apply(&mut self, what: &Change) {
             let op = self.ids.op();
             let patch = patch(&read(&self.node), op, what, &config()).unwrap();
+            let before = self.node["spec"]["unschedulable"].clone();
             merge(&mut self.node, &patch);
+            // Who writes what is there already does not become its owner.
+            if self.node["spec"]["unschedulable"] != before {
+                self.node["metadata"]["managedFields"] = cordoned_by("cluster-doctor");
+            }
             assert_eq!(super::patch(&read(&self.node), op, what, &config()), None, "it was done");
         }
 
@@ -241,6 +279,7 @@ mod tests {
     fn a_cordon_of_somebody_else_stays_when_ours_ends() {
         let mut node = bare();
         node["spec"] = json!({ "unschedulable": true, "taints": [{ "key": "team", "effect": "NoSchedule" }] });
+        node["metadata"]["managedFields"] = cordoned_by("kubectl-cordon");
         let mut cluster = Cluster::new(node);
         let foreign = cluster.marks().foreign;
         assert_eq!(foreign.len(), 2);
@@ -261,9 +300,32 @@ mod tests {
         cluster.apply(&Change::Drain);
         cluster.node["spec"] = json!({});
         assert_eq!(cluster.marks(), Marks::default());
-        // And what somebody put there under our name without our word is not touched by an end of ours.
+        // A cordon that comes later is the operator's, and so is a taint that looks like ours.
+        cluster.node["spec"] = json!({
+            "unschedulable": true,
+            "taints": [{ "key": "cluster-doctor.io/maintenance", "value": "alice", "effect": "NoExecute" }],
+        });
+        cluster.node["metadata"]["managedFields"] = cordoned_by("kubectl-cordon");
+        let foreign = cluster.marks().foreign;
+        assert_eq!((cluster.marks().ours.len(), foreign.len()), (0, 2));
         cluster.apply(&Change::Undrain);
-        assert_eq!(cluster.node["spec"]["unschedulable"], Value::Null);
+        cluster.apply(&Change::Unmark(mark(MarkKind::Maintenance)));
+        cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
+        assert_eq!(cluster.marks(), Marks { ours: Vec::new(), foreign });
+        assert_eq!(cluster.node["metadata"]["labels"], json!({}));
+    }
+
+    #[test]
+    fn one_operation_takes_several_marks_away() {
+        let mut cluster = Cluster::new(bare());
+        cluster.apply(&Change::Mark(mark(MarkKind::Unhealthy)));
+        cluster.apply(&Change::Mark(mark(MarkKind::Maintenance)));
+        let op = cluster.ids.op();
+        for kind in [MarkKind::Unhealthy, MarkKind::Maintenance] {
+            let patch = patch(&read(&cluster.node), op, &Change::Unmark(mark(kind)), &config()).unwrap();
+            merge(&mut cluster.node, &patch);
+        }
+        assert_eq!(cluster.marks(), Marks::default());
     }
 
     #[test]

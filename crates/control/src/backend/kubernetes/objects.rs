@@ -35,6 +35,22 @@ pub(super) type Amounts = BTreeMap<String, String>;
 pub(super) struct NodeSpec {
     pub(super) unschedulable: bool,
     pub(super) taints: Vec<Taint>,
+    /// Whether we were the last to write the cordon, by the object's own record of its writers. Not a field of Kubernetes.
+    #[serde(skip)]
+    pub(super) cordon_is_ours: bool,
+}
+
+/// Who writes, in an object's own record of its writers.
+pub(super) const FIELD_MANAGER: &str = "cluster-doctor";
+
+/// Notes who cordoned the node, and drops the long record that tells it.
+pub(super) fn note_writers(node: &mut NodeObject) {
+    let writers = node.metadata.managed_fields.take().unwrap_or_default();
+    node.spec.cordon_is_ours = writers.iter().any(|writer| {
+        let fields = writer.fields_v1.as_ref();
+        writer.manager.as_deref() == Some(FIELD_MANAGER)
+            && fields.is_some_and(|fields| fields.0.pointer("/f:spec/f:unschedulable").is_some())
+    });
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, serde::Serialize)]
@@ -144,15 +160,19 @@ pub(super) struct Terminated {
     pub(super) finished_at: Option<Time>,
 }
 
-/// Nothing of it is read back.
 #[derive(Debug, Clone, Default, Deserialize)]
-pub(super) struct JobSpec {}
+#[serde(default)]
+pub(super) struct JobSpec {
+    pub(super) suspend: bool,
+}
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct JobStatus {
     pub(super) conditions: Vec<Condition>,
     pub(super) start_time: Option<Time>,
+    /// Pods that failed, counted also when they are gone.
+    pub(super) failed: u32,
 }
 
 /// A moment as Kubernetes writes it, in whole seconds.

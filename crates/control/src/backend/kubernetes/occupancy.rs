@@ -48,7 +48,8 @@ pub(super) fn occupancy(
         return busy(format!("kept from work by {}: {}", mark.by, mark.text));
     }
     let expected = expected_gpus(node, config);
-    let there = gpus(&status.allocatable, config);
+    // What cannot be read is not there to be had, and is there where it would be in the way.
+    let there = gpus(&status.allocatable, 0, config);
     match (expected, there) {
         (0, 0) => unknown("it has no GPU that Kubernetes knows of".to_owned()),
         (expected, there) if there < expected => unknown(format!("{there} of {expected} GPUs can be had")),
@@ -60,36 +61,51 @@ pub(super) fn occupancy(
 pub(super) fn expected_gpus(node: &NodeObject, config: &KubernetesConfig) -> u64 {
     let label = node.metadata.labels.as_ref().and_then(|labels| labels.get(&config.gpu_count_label));
     let told = label.and_then(|count| count.parse().ok()).unwrap_or(0);
-    told.max(node.status.as_ref().map_or(0, |status| gpus(&status.capacity, config)))
+    told.max(node.status.as_ref().map_or(0, |status| gpus(&status.capacity, 1, config)))
 }
 
 /// Whether it is a node to look after.
 pub(super) fn has_gpus(node: &NodeObject, config: &KubernetesConfig) -> bool {
     let label = node.metadata.labels.as_ref().and_then(|labels| labels.get(&config.gpu_present_label));
-    label.is_some_and(|present| present == "true") || expected_gpus(node, config) > 0
+    // A device plugin that died leaves `nvidia.com/gpu: 0`: the node is still one of ours, and nobody knows how it is.
+    let once_had = |name: &String| is_gpu(name, config);
+    label.is_some_and(|present| present == "true")
+        || expected_gpus(node, config) > 0
+        || node.status.as_ref().is_some_and(|status| status.capacity.keys().any(once_had))
 }
 
 fn words<'a>(reason: &'a str, message: &'a str) -> &'a str {
     if message.is_empty() { reason } else { message }
 }
 
-/// GPUs of any kind that is configured; parts of GPUs count as one each.
-pub(super) fn gpus(amounts: &Amounts, config: &KubernetesConfig) -> u64 {
-    let is_gpu = |name: &str| {
-        config.gpu_resources.iter().any(|resource| match resource.strip_suffix('*') {
-            Some(start) => name.starts_with(start),
-            None => name == resource,
-        })
+/// Whether a resource is one of those that stand for GPUs.
+pub(super) fn is_gpu(name: &str, config: &KubernetesConfig) -> bool {
+    config.gpu_resources.iter().any(|resource| match resource.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => name == resource,
+    })
+}
+
+/// An amount of something that comes in whole pieces: `8`, or `3k` for three thousand. `None`: it is written otherwise.
+pub(super) fn whole(amount: &str) -> Option<u64> {
+    let (digits, scale) = match amount.strip_suffix('k') {
+        Some(digits) => (digits, 1_000),
+        None => amount.strip_suffix('M').map_or((amount, 1), |digits| (digits, 1_000_000)),
     };
-    let whole = |amount: &String| amount.parse::<u64>().unwrap_or(0);
-    amounts.iter().filter(|(name, _)| is_gpu(name)).map(|(_, amount)| whole(amount)).fold(0, u64::saturating_add)
+    digits.parse::<u64>().ok()?.checked_mul(scale)
+}
+
+/// GPUs of any kind that is configured; parts of GPUs count as one each, and an amount that cannot be read as `unread`.
+fn gpus(amounts: &Amounts, unread: u64, config: &KubernetesConfig) -> u64 {
+    let of_gpus = amounts.iter().filter(|(name, _)| is_gpu(name, config));
+    of_gpus.map(|(_, amount)| whole(amount).unwrap_or(unread)).fold(0, u64::saturating_add)
 }
 
 /// What a pod takes of the GPUs, counted as the scheduler does: init containers run one after the other before the rest,
 /// those that stay run beside it.
 pub(super) fn wanted_gpus(pod: &PodSpec, config: &KubernetesConfig) -> u64 {
     let of = |container: &Container| {
-        gpus(&container.resources.requests, config).max(gpus(&container.resources.limits, config))
+        gpus(&container.resources.requests, 1, config).max(gpus(&container.resources.limits, 1, config))
     };
     let mut staying = 0_u64;
     let mut most_before = 0_u64;
@@ -101,7 +117,7 @@ pub(super) fn wanted_gpus(pod: &PodSpec, config: &KubernetesConfig) -> u64 {
         }
     }
     let together = pod.containers.iter().map(of).fold(staying, u64::saturating_add);
-    together.max(most_before).saturating_add(gpus(&pod.overhead, config))
+    together.max(most_before).saturating_add(gpus(&pod.overhead, 1, config))
 }
 
 pub(super) fn uses_gpus(pod: &PodSpec, config: &KubernetesConfig) -> bool {
@@ -169,6 +185,17 @@ mod tests {
             let changed = node(|node| *node.pointer_mut(change.0).unwrap() = change.1.clone());
             assert_eq!(by(seen(&changed, &[])), expected, "{change:?}");
         }
+        let dead = node(|node| node["status"]["capacity"] = json!({ "nvidia.com/gpu": "0" }));
+        assert!(
+            has_gpus(&dead, &config())
+                && !has_gpus(
+                    &node(|node| {
+                        node["status"]["capacity"] = json!({ "cpu": "96" });
+                        node["metadata"]["labels"] = json!({});
+                    }),
+                    &config()
+                )
+        );
         let labelled = node(|node| node["metadata"]["labels"]["nvidia.com/gpu.count"] = json!("16"));
         assert_eq!(by(seen(&labelled, &[])), "unknown: 8 of 16 GPUs can be had");
     }
@@ -185,6 +212,8 @@ mod tests {
             (json!({ "containers": [takes(2)], "initContainers": [takes(4), stays(3)] }), 5),
             (json!({ "containers": [takes(2)], "overhead": { "nvidia.com/gpu": "1" } }), 3),
             (json!({ "containers": [{}] }), 0),
+            (json!({ "containers": [{ "resources": { "limits": { "nvidia.com/gpu": "3k" } } }] }), 3000),
+            (json!({ "containers": [{ "resources": { "limits": { "nvidia.com/gpu": "what" } } }] }), 1),
             (
                 json!({ "containers": [{ "resources": { "limits": { "nvidia.com/mig-1g.10gb": "2", "cpu": "4" } } }] }),
                 2,

@@ -31,7 +31,9 @@ pub fn manifests(config: &KubernetesConfig) -> Vec<Value> {
     let role_of = |kind: &str| json!({ "apiGroup": rbac, "kind": kind, "name": ACCOUNT });
     let version = format!("{rbac}/v1");
     let mut all = vec![
-        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } }),
+        // Jobs keep what they remember of a node in a directory of the node, which needs this.
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace,
+            "labels": { "pod-security.kubernetes.io/enforce": "privileged" } } }),
         json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": ACCOUNT, "namespace": namespace } }),
         json!({ "apiVersion": version, "kind": "ClusterRole", "metadata": { "name": ACCOUNT }, "rules": rules(&IN_THE_CLUSTER) }),
         json!({ "apiVersion": version, "kind": "ClusterRoleBinding", "metadata": { "name": ACCOUNT },
@@ -43,7 +45,7 @@ pub fn manifests(config: &KubernetesConfig) -> Vec<Value> {
     ];
     all.extend(config.priority_class.as_ref().map(|class| {
         json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": { "name": class },
-            "value": -1000, "globalDefault": false,
+            "value": -1000, "globalDefault": false, "preemptionPolicy": "Never",
             "description": "Validation by Cluster Doctor: every other pod goes first." })
     }));
     all

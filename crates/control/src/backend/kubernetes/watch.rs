@@ -18,12 +18,14 @@ use kube::{
 use super::{
     config::KubernetesConfig,
     job,
-    objects::{NodeObject, PodObject, node_resource, pod_resource},
+    objects::{NodeObject, PodObject, node_resource, note_writers, pod_resource},
     occupancy::{Tenant, has_gpus, uses_gpus},
 };
 
-/// A watch is asked for anew this often, which is also how long a connection that died in silence goes unnoticed.
-const WATCH_SECONDS: u32 = 60;
+/// A watch is asked for anew this often.
+const WATCH_SECONDS: u32 = 20;
+/// A connection on which nothing comes for so long is dead: longer than a watch without events, with what the client adds.
+pub(super) const SILENCE: Duration = Duration::from_secs(30);
 /// Between tries to list, doubled from the first to the last.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -46,12 +48,14 @@ struct Kind<T> {
     listing: Option<HashMap<String, T>>,
     /// Why it cannot be relied on; `None`: it can.
     broken: Option<(Instant, String)>,
+    /// Whether what was known is newer than what a list brought: we may have written it meanwhile.
+    is_newer: fn(&T, &T) -> bool,
 }
 
 impl<T> Kind<T> {
-    fn new() -> Self {
+    fn new(is_newer: fn(&T, &T) -> bool) -> Self {
         let broken = Some((Instant::now(), "it has not been listed yet".to_owned()));
-        Self { items: HashMap::new(), listing: None, broken }
+        Self { items: HashMap::new(), listing: None, broken, is_newer }
     }
 
     /// `None`: nothing that matters.
@@ -64,7 +68,15 @@ impl<T> Kind<T> {
     }
 
     fn listed(&mut self) {
-        self.items = self.listing.take().unwrap_or_default();
+        let mut listed = self.listing.take().unwrap_or_default();
+        for (key, known) in self.items.drain() {
+            if let Some(item) = listed.get_mut(&key)
+                && (self.is_newer)(&known, item)
+            {
+                *item = known;
+            }
+        }
+        self.items = listed;
         self.items.shrink_to_fit();
         self.broken = None;
     }
@@ -89,7 +101,10 @@ pub(super) struct Watched {
 
 impl Watched {
     pub(super) fn new() -> Self {
-        Self { inside: Mutex::new(Inside { nodes: Kind::new(), pods: Kind::new() }), changed: Condvar::new() }
+        Self {
+            inside: Mutex::new(Inside { nodes: Kind::new(is_newer), pods: Kind::new(|_, _| false) }),
+            changed: Condvar::new(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
@@ -121,15 +136,18 @@ impl Watched {
         self.lock().nodes.items.get(name).cloned()
     }
 
-    /// A node that we have just written is seen as we left it, before the watch tells.
-    pub(super) fn written(&self, node: NodeObject) {
+    /// A node that we have just written is seen as we left it, before the watch tells, and also where it is just being
+    /// listed: what comes of before our writing does not replace it.
+    pub(super) fn written(&self, node: &NodeObject) {
         let mut inside = self.lock();
-        let version =
-            |node: &NodeObject| node.metadata.resource_version.as_ref().and_then(|text| text.parse::<u64>().ok());
-        let known = inside.nodes.items.get(&node.name_any()).and_then(version);
-        // The watch may have told of something newer meanwhile. Versions of one kind can be compared.
-        if known.is_none_or(|known| version(&node).is_some_and(|written| written >= known)) {
-            inside.nodes.take(node.name_any(), Some(node));
+        let Inside { nodes, .. } = &mut *inside;
+        for items in [Some(&mut nodes.items), nodes.listing.as_mut()].into_iter().flatten() {
+            // One that is not there was deleted meanwhile, or is not ours to look after.
+            if let Some(known) = items.get_mut(&node.name_any())
+                && is_newer(node, known)
+            {
+                *known = node.clone();
+            }
         }
     }
 
@@ -139,13 +157,19 @@ impl Watched {
     }
 }
 
+/// Whether it is not older than the other. Versions of one kind can be compared.
+fn is_newer(node: &NodeObject, than: &NodeObject) -> bool {
+    let version = |node: &NodeObject| node.metadata.resource_version.as_ref()?.parse::<u64>().ok();
+    version(node) >= version(than)
+}
+
 /// Follows the nodes until the process ends.
 pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, watched: Arc<Watched>) {
     let api: Api<NodeObject> = Api::all_with(client, &node_resource());
     let mut settings = watcher::Config::default().timeout(WATCH_SECONDS);
     settings.label_selector.clone_from(&config.node_selector);
     let keep = |mut node: NodeObject| {
-        node.metadata.managed_fields = None;
+        note_writers(&mut node);
         let item = has_gpus(&node, &config).then_some(node.clone());
         (node.name_any(), item)
     };
@@ -192,6 +216,7 @@ async fn follow<K, T>(
 {
     let mut wait = FIRST_WAIT;
     loop {
+        let mut listed = None;
         let mut events = std::pin::pin!(watcher(api.clone(), settings.clone()));
         while let Some(event) = events.next().await {
             match event {
@@ -210,7 +235,7 @@ async fn follow<K, T>(
                     change(&mut |kind| kind.take(key.clone(), None));
                 }
                 Ok(Event::InitDone) => {
-                    wait = FIRST_WAIT;
+                    listed = Some(Instant::now());
                     change(&mut Kind::listed);
                 }
                 Err(error) => {
@@ -220,6 +245,10 @@ async fn follow<K, T>(
                     break;
                 }
             }
+        }
+        // What can be listed and not be watched would be listed without end.
+        if listed.is_some_and(|at: Instant| at.elapsed() > LONGEST_WAIT) {
+            wait = FIRST_WAIT;
         }
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(LONGEST_WAIT);
