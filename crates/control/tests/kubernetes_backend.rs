@@ -9,7 +9,7 @@ use std::{
 };
 
 use doctor_bed::kubernetes::{
-    BedError, ControlPlane,
+    ControlPlane,
     kubelet::{Exit, FakeNode, Kubelet, Play},
 };
 use doctor_checks::document::RunKey;
@@ -44,19 +44,6 @@ struct Cluster {
     account: PathBuf,
 }
 
-/// `None`: there is no control plane on this machine, which is said, and in CI is a failure.
-fn programs() -> Option<PathBuf> {
-    match ControlPlane::programs() {
-        Ok(programs) => Some(programs),
-        Err(why) => {
-            let excused = matches!(why, BedError::NotBuilt { .. }) && std::env::var("CI").as_deref() != Ok("true");
-            assert!(excused, "{why}");
-            println!("NOT RUN: the Kubernetes backend: {why}");
-            None
-        }
-    }
-}
-
 /// One for all tests of this file; each uses nodes of its own.
 fn cluster() -> Option<&'static Cluster> {
     static CLUSTER: OnceLock<Option<Cluster>> = OnceLock::new();
@@ -65,7 +52,8 @@ fn cluster() -> Option<&'static Cluster> {
 
 impl Cluster {
     fn start(nodes: &[&str]) -> Option<Self> {
-        let plane = ControlPlane::start(&programs()?).unwrap();
+        let programs = ControlPlane::programs().inspect_err(|why| why.not_run("the Kubernetes backend")).ok()?;
+        let plane = ControlPlane::start(&programs).unwrap();
         let started = Started::default();
         let counts = Arc::clone(&started);
         let nodes = nodes.iter().map(|node| FakeNode::gpu(node)).collect();
@@ -83,15 +71,10 @@ impl Cluster {
         .unwrap();
         let mut cluster = Self { plane, kubelet, started, account: PathBuf::new() };
         for object in manifests(&KubernetesConfig::default()) {
-            cluster.make(&path_of(&object), &object);
+            cluster.plane.make(&object);
         }
         cluster.account = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
         Some(cluster)
-    }
-
-    fn make(&self, path: &str, object: &Value) {
-        let answer = self.plane.request("POST", path, Some(object)).unwrap();
-        assert!(answer.is_success(), "{path}: {}", answer.text);
     }
 
     fn get(&self, path: &str) -> Value {
@@ -121,17 +104,14 @@ impl Cluster {
 
     /// A pod of somebody else that takes all GPUs of a node.
     fn user_pod(&self, name: &str, node: &str) {
-        self.make(
-            "/api/v1/namespaces/default/pods",
-            &json!({
-                "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
-                "spec": {
-                    "nodeSelector": { "kubernetes.io/hostname": node }, "terminationGracePeriodSeconds": 0,
-                    "containers": [{ "name": "train", "image": "train", "command": ["train"],
-                        "resources": { "limits": { "nvidia.com/gpu": "8" } } }],
-                },
-            }),
-        );
+        self.plane.make(&json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },
+            "spec": {
+                "nodeSelector": { "kubernetes.io/hostname": node }, "terminationGracePeriodSeconds": 0,
+                "containers": [{ "name": "train", "image": "train", "command": ["train"],
+                    "resources": { "limits": { "nvidia.com/gpu": "8" } } }],
+            },
+        }));
     }
 
     fn taint(&self, node: &str, taints: &Value) {
@@ -140,18 +120,6 @@ impl Cluster {
         let answer = self.plane.request("PATCH", &path, Some(&patch)).unwrap();
         assert!(answer.is_success(), "{path}: {}", answer.text);
     }
-}
-
-/// Where an object of this kind is made.
-fn path_of(object: &Value) -> String {
-    let word = |key: &str| object[key].as_str().unwrap();
-    let version = word("apiVersion");
-    let root = if version == "v1" { "/api/v1".to_owned() } else { format!("/apis/{version}") };
-    let namespace =
-        object["metadata"]["namespace"].as_str().map_or_else(String::new, |name| format!("/namespaces/{name}"));
-    let kind = word("kind").to_ascii_lowercase();
-    let kinds = if kind.ends_with('s') { format!("{kind}es") } else { format!("{kind}s") };
-    format!("{root}{namespace}/{kinds}")
 }
 
 /// Waits until it is so.
@@ -335,7 +303,9 @@ fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() 
     apply(Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: None }));
     let marked = cluster.get(path);
     assert_eq!(marked["metadata"]["labels"]["cluster-doctor.io/status"], "fail");
-    assert_eq!(marked["spec"]["taints"][0]["key"], "cluster-doctor.io/unhealthy");
+    // Beside it may be the cordon's own, which the controller manager takes away when it comes to it.
+    let taints = marked["spec"]["taints"].as_array().unwrap();
+    assert!(taints.iter().any(|taint| taint["key"] == "cluster-doctor.io/unhealthy"), "{taints:?}");
     cluster.taint("gpu-3", &json!([]));
     until("our mark to be gone", || seen(&backend, "gpu-3").marks.ours.is_empty());
     apply(Change::Unmark(OurMark { kind: MarkKind::Unhealthy, case: None }));

@@ -8,7 +8,7 @@ use std::{
 };
 
 use doctor_bed::kubernetes::{
-    BedError, ControlPlane,
+    ControlPlane,
     kubelet::{Exit, FakeNode, Kubelet, Play},
 };
 use doctor_control::backend::kubernetes::{KubernetesConfig, manifests};
@@ -30,15 +30,7 @@ struct Cluster {
 impl Cluster {
     /// `None`: there is no control plane on this machine, which is said, and in CI is a failure.
     fn start(bed: &Bed, nodes: &[&str]) -> Option<Self> {
-        let programs = match ControlPlane::programs() {
-            Ok(programs) => programs,
-            Err(why) => {
-                let excused = matches!(why, BedError::NotBuilt { .. }) && std::env::var("CI").as_deref() != Ok("true");
-                assert!(excused, "{why}");
-                println!("NOT RUN: the service on Kubernetes: {why}");
-                return None;
-            }
-        };
+        let programs = ControlPlane::programs().inspect_err(|why| why.not_run("the service on Kubernetes")).ok()?;
         let plane = Arc::new(ControlPlane::start(&programs).unwrap());
         let (start, started) = mpsc::channel::<Value>();
         let nodes = nodes.iter().map(|node| FakeNode::gpu(node)).collect();
@@ -65,21 +57,9 @@ impl Cluster {
         });
         let cluster = Self { plane, _kubelet: kubelet };
         for object in manifests(&KubernetesConfig::default()) {
-            cluster.make(&object);
+            cluster.plane.make(&object);
         }
         Some(cluster)
-    }
-
-    fn make(&self, object: &Value) {
-        let word = |key: &str| object[key].as_str().unwrap();
-        let root = if word("apiVersion") == "v1" { "/api".to_owned() } else { "/apis".to_owned() };
-        let namespace =
-            object["metadata"]["namespace"].as_str().map_or_else(String::new, |name| format!("/namespaces/{name}"));
-        let kind = word("kind").to_ascii_lowercase();
-        let plural = if kind.ends_with('s') { "es" } else { "s" };
-        let path = format!("{root}/{}{namespace}/{kind}{plural}", word("apiVersion"));
-        let answer = self.plane.request("POST", &path, Some(object)).unwrap();
-        assert!(answer.is_success(), "{path}: {}", answer.text);
     }
 
     fn node(&self, name: &str) -> Value {
