@@ -6,6 +6,7 @@
 #   make fuzz  [T=60]        a million inputs for every parser of outside text; with T, at most T seconds each
 #   make kill                the controller is killed 200 times on each database; nothing may be lost or doubled
 #   make portable            doctor-node for x86-64 and aarch64, glibc 2.28 or newer, into target/portable
+#   make images              both container images without Docker, into target/images (Debian or Ubuntu; deploy/image)
 #   make demo                a simulated month in the terminal
 #   make fmt | lint | docs   format; clippy; rewrite the pages that are generated from code
 
@@ -19,7 +20,7 @@ M ?=
 # Seconds per fuzz target; empty: as long as its million inputs take, half an hour at most.
 T ?=
 
-.PHONY: build test bench fuzz kill portable demo fmt lint docs
+.PHONY: build test bench fuzz kill portable images demo fmt lint docs
 
 build:
 	$(CARGO) build --release --workspace --bins
@@ -28,7 +29,7 @@ test:
 	@scripts/test.sh
 
 bench:
-	@$(CARGO) run --release --quiet -p doctor-bench -- $(M)
+	@$(CARGO) run --release --quiet -p doctor-bench $(if $(filter-out M2 M3 M14,$(M)),,--features kubernetes) -- $(M)
 
 fuzz:
 	@scripts/fuzz.sh $(T)
@@ -38,6 +39,10 @@ kill:
 
 portable:
 	@scripts/portable.sh dist
+
+images:
+	$(CARGO) build --profile dist -p doctor -p doctor-node --features doctor/kubernetes
+	@programs=$${CARGO_TARGET_DIR:-target}/dist; deploy/image/build.sh $$programs/doctor $$programs/doctor-node target/images
 
 demo:
 	@$(CARGO) run --release --quiet -- demo

@@ -1,16 +1,31 @@
 #!/usr/bin/env bash
-# The Kubernetes control plane that tests stand on: prints the folder in which kube-apiserver, kube-controller-manager,
-# kube-scheduler and etcd lie; everything else is said on standard error.
+# The parts of Kubernetes that tests stand on. Prints the folder in which they lie; everything else is said on standard error.
+#   kubernetes.sh             the control plane: kube-apiserver, kube-controller-manager, kube-scheduler and etcd
+#   kubernetes.sh kubelet     the kubelet, for the tests that want a real node
 #
-# KUBEBUILDER_ASSETS, where it is set, is that folder. Otherwise the three are built by Go from crates/bed/kubernetes, which
-# pins them (no distribution has them), and etcd is the distribution's, or is unpacked from its package without being installed.
-# That takes ten minutes once; the result is kept under DOCTOR_BED_CACHE by the hash of go.sum.
+# KUBEBUILDER_ASSETS, where it is set, is that folder; it has no kubelet as a rule, and that one is built then. Otherwise they
+# are built by Go from crates/bed/kubernetes, which pins them (no distribution has them), and etcd is the distribution's, or is
+# unpacked from its package without being installed. That takes ten minutes once, and one more for the kubelet; the result is
+# kept under DOCTOR_BED_CACHE by the hash of go.sum and of what is built.
 #
 # Where it cannot be done, the last line says why: "not run: …", exit 3, or exit 1 with CI=true.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-programs=(kube-apiserver kube-controller-manager kube-scheduler)
+case ${1:-control-plane} in
+control-plane)
+  programs=(kube-apiserver kube-controller-manager kube-scheduler)
+  packages=(etcd)
+  ;;
+kubelet)
+  programs=(kubelet)
+  packages=()
+  ;;
+*)
+  echo "usage: kubernetes.sh [control-plane|kubelet]" >&2
+  exit 2
+  ;;
+esac
 module=crates/bed/kubernetes
 
 say() { echo "$*" >&2; }
@@ -24,27 +39,30 @@ cannot() {
 # The programs of a folder that are not there.
 missing_in() {
   local name
-  for name in "${programs[@]}" etcd; do [ -x "$1/$name" ] || echo "$name"; done
+  for name in "${programs[@]}" "${packages[@]}"; do [ -x "$1/$name" ] || echo "$name"; done
 }
 
 if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
   missing=$(missing_in "$KUBEBUILDER_ASSETS" | xargs)
-  [ -z "$missing" ] || cannot "KUBEBUILDER_ASSETS names $KUBEBUILDER_ASSETS, which has no $missing; put it there, or unset the variable to build all"
-  echo "$KUBEBUILDER_ASSETS"
-  exit 0
+  if [ -z "$missing" ]; then
+    echo "$KUBEBUILDER_ASSETS"
+    exit 0
+  fi
+  [ "$missing" = kubelet ] ||
+    cannot "KUBEBUILDER_ASSETS names $KUBEBUILDER_ASSETS, which has no $missing; put it there, or unset the variable to build all"
 fi
 
 cache=${DOCTOR_BED_CACHE:-${HOME:?is where the cache is kept unless DOCTOR_BED_CACHE names a folder}/.cache/cluster-doctor-beds}
 version=$(sed -n 's|^\s*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$module/go.mod")
-folder=$cache/kubernetes-$version-$(sha256sum <"$module/go.sum" | cut -c 1-16)
+folder=$cache/kubernetes-$version-$({ cat "$module/go.sum" && echo "${programs[@]}" "${packages[@]}"; } | sha256sum | cut -c 1-16)
 
 build() { # into
-  local stamp=k8s.io/component-base/version flags name packages=() number=${version#v}
+  local stamp=k8s.io/component-base/version flags name commands=() number=${version#v}
   flags="-s -w -X $stamp.gitVersion=$version -X $stamp.gitMajor=${number%%.*}"
   flags+=" -X $stamp.gitMinor=$(cut -d . -f 2 <<<"$number")"
-  for name in "${programs[@]}"; do packages+=("k8s.io/kubernetes/cmd/$name"); done
-  say "building Kubernetes $version: about ten minutes, once"
-  CGO_ENABLED=0 go -C "$module" build -mod=readonly -buildvcs=false -trimpath -ldflags "$flags" -o "$1/" "${packages[@]}" >&2 ||
+  for name in "${programs[@]}"; do commands+=("k8s.io/kubernetes/cmd/$name"); done
+  say "building ${programs[*]} $version: minutes, once"
+  CGO_ENABLED=0 go -C "$module" build -mod=readonly -buildvcs=false -trimpath -ldflags "$flags" -o "$1/" "${commands[@]}" >&2 ||
     cannot "Kubernetes $version does not build; go says why above (it downloads the sources when it has not got them)"
 }
 
@@ -82,11 +100,11 @@ if [ -n "$(missing_in "$folder")" ]; then
   flock 9
   if [ -n "$(missing_in "$folder")" ]; then
     command -v go >/dev/null ||
-      cannot "the Kubernetes control plane is built with Go, which is not installed (1.26 or newer; any from 1.21 fetches that)"
+      cannot "building ${programs[*]} needs Go, which is not installed (1.26 or newer; any from 1.21 fetches that)"
     new=$(mktemp -d "$folder.new.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     chmod 755 "$new"
-    bring_etcd "$new"
+    [ ${#packages[@]} -eq 0 ] || bring_etcd "$new"
     build "$new"
     rm -rf "$folder"
     mv "$new" "$folder"

@@ -54,7 +54,46 @@ format() {
 
 # Built here and not by the first test that asks, so that its minutes are its own. Without it those tests say NOT RUN.
 control_plane() {
-  scripts/kubernetes.sh || [ $? -eq 3 ]
+  local part
+  for part in control-plane kubelet; do
+    scripts/kubernetes.sh "$part" || [ $? -eq 3 ] || return 1
+  done
+  scripts/volcano.sh || [ $? -eq 3 ]
+}
+
+# As the control plane, for the chart's tests.
+helm() {
+  scripts/helm.sh || [ $? -eq 3 ]
+}
+
+# The same for the cloud that replacement is tested on.
+cloud() {
+  scripts/cloud.sh || [ $? -eq 3 ]
+}
+
+# The same for the second generation of Slurm; the first comes with the system's packages.
+slurm() {
+  scripts/slurm.sh || [ $? -eq 3 ]
+}
+
+# The dashboard in a browser; without one it says NOT RUN.
+browser() {
+  scripts/browser.sh || [ $? -eq 3 ]
+}
+
+# The API against its own description; without schemathesis it says NOT RUN.
+api() {
+  scripts/api.sh || [ $? -eq 3 ]
+}
+
+# The same for the dstack server.
+dstack() {
+  scripts/dstack.sh || [ $? -eq 3 ]
+}
+
+# The same for Azure's command line.
+azure() {
+  scripts/azure.sh || [ $? -eq 3 ]
 }
 
 deny() {
@@ -70,15 +109,20 @@ shell() {
   if ! command -v shellcheck >/dev/null; then
     echo "shellcheck is not installed: only the syntax of the scripts was checked"
     local script
-    for script in scripts/*.sh .ci/run; do bash -n "$script" || return 1; done
+    for script in scripts/*.sh deploy/image/*.sh crates/bed/src/kubernetes/real/*.sh crates/bed/src/slurm/*.sh crates/bed/src/dstack/*.sh crates/bed/src/azure/*.sh deploy/azure/node/*.sh .ci/run; do bash -n "$script" || return 1; done
     return 0
   fi
-  shellcheck --severity=warning scripts/*.sh .ci/run
+  shellcheck --severity=warning scripts/*.sh deploy/image/*.sh crates/bed/src/kubernetes/real/*.sh crates/bed/src/slurm/*.sh crates/bed/src/dstack/*.sh crates/bed/src/azure/*.sh deploy/azure/node/*.sh .ci/run
 }
 
 wanted=("$@")
 part system scripts/system.sh
 part kubernetes control_plane
+part helm helm
+part cloud cloud
+part slurm slurm
+part dstack dstack
+part azure azure
 part format format
 part rules scripts/house-rules.sh
 part shell shell
@@ -87,8 +131,10 @@ part build "$cargo" build --workspace --all-features --all-targets --quiet || re
 # --show-output: a test that passes because it could not run says so in its output. Scenarios have a line of their own.
 part tests "$cargo" test --workspace --all-features --quiet -- --show-output --skip scenarios_play_as_reviewed
 part scenarios "$cargo" test --quiet -p doctor-sim --test scenarios
+part api api
+part browser browser
 part kill scripts/kill.sh
-part fuzz scripts/fuzz.sh 10
+part fuzz scripts/fuzz.sh 5
 part generated scripts/generated.sh check
 part kernels scripts/kernels.sh check
 part portable scripts/portable.sh check

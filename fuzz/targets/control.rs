@@ -1,18 +1,70 @@
 //! What the controller reads beside results: where its store is, the state files of the local backend, the holder of a
-//! lease.
+//! lease, host files, what hosts answer, what a command on a host prints, and status files of hosts.
 //!
-//! A password never shows in what is printed of a store's URL.
+//! A password never shows in what is printed of a store's URL. No command says itself how it ended, and no host is healthy whose
+//! files do not say so.
 
 #![no_main]
 
 use doctor_control::{
-    backend::local::fuzzed::{load, taken_as},
+    backend::{
+        local::fuzzed::{load, taken_as},
+        ssh::{
+            Between,
+            fuzzed::{answered, hosts_in},
+        },
+    },
+    fleet::status::{self, Health, Source},
+    limited::Listen as _,
     store::{StoreUrl, fuzzed::holder},
 };
+use doctor_core::time::Span;
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;
 
-const PARSERS: &[fn(&[u8])] = &[url, secret, state_file, load_average, lease];
+const PARSERS: &[fn(&[u8])] = &[url, secret, state_file, load_average, lease, host_file, host_answer, command, health];
+
+fn host_file(bytes: &[u8]) {
+    match hosts_in(&text(bytes)) {
+        Ok(count) => assert!(count > 0),
+        Err(error) => assert!(!error.is_empty()),
+    }
+}
+
+/// A host that could not be looked at is never free, whatever it says; and an answer to another question is none.
+fn host_answer(bytes: &[u8]) {
+    match answered(bytes, 7) {
+        Ok(free_in_doubt) => {
+            assert!(!free_in_doubt);
+            assert!(answered(bytes, 8).is_err());
+        }
+        Err(error) => assert!(!error.is_empty()),
+    }
+}
+
+/// In pieces of any size, it is the same; and it keeps no more than it may.
+fn command(bytes: &[u8]) {
+    let heard = |size: usize| {
+        let mut between = Between::new("word", 64);
+        bytes.chunks(size).for_each(|part| between.hear(part));
+        between.into_heard()
+    };
+    let whole = heard(bytes.len().max(1));
+    assert_eq!(heard(3), whole);
+    assert!(whole.text.len() <= 64 && (whole.code.is_none() || whole.begun));
+    let mut between = Between::new("another", 64);
+    between.hear(bytes);
+    assert!(text(bytes).contains("another") || between.into_heard().code.is_none());
+}
+
+fn health(bytes: &[u8]) {
+    let said = text(bytes);
+    let all = status::read("word", &said, &Source::ALL, Span::days(7));
+    assert_eq!(all.len(), Source::ALL.len());
+    let good = said.contains("passed") || said.contains("healthy");
+    assert!(good || status::worst(&all) != Health::Healthy);
+    assert!(good || all.iter().all(|status| status.health != Health::Healthy));
+}
 
 fn url(bytes: &[u8]) {
     let written = text(bytes);

@@ -1,17 +1,21 @@
-//! `dcgmi diag -j` prints JSON of three shapes, with text around it.
+//! `dcgmi diag -j` prints JSON of three shapes, with text around it, and without `-j` a table for people.
 //!
-//! What comes out measured rests on at least one result, and every event has a rule.
+//! What comes out measured rests on at least one result, and every event has a rule. A table has a line for each result.
 
 #![no_main]
 
 use doctor_checks::{
     dcgm_diag::{self, Scope},
+    dcgm_table::DcgmTable,
     probe::ProbeOutput,
 };
 use doctor_core::observation::Observation;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
+    let table = DcgmTable::read(text);
+    let results = table.passed + table.skipped + table.failed.len() + table.warned.len() + table.not_run.len();
+    assert!(results <= text.lines().count());
     for exit in [Some(0), Some(226), None] {
         let ran = ProbeOutput::Ran { exit, stdout: text.to_owned(), stderr: String::new() };
         if let Observation::Measured { metrics, events, .. } = dcgm_diag::interpret(Some(&ran), &[], Scope::default()) {

@@ -10,7 +10,8 @@ use std::sync::LazyLock;
 
 use doctor_checks::{
     Catalogue,
-    document::{AgentReport, Document, RunKey, TestEvidence},
+    carried::{self, Packed, Told},
+    document::{AgentReport, Document, MAX_DOCUMENT_BYTES, RunKey, TestEvidence},
     profiles::built_in,
 };
 use doctor_control::{
@@ -57,6 +58,19 @@ fn result(key: &RunKey, body: &[u8]) {
     document.tests.iter().for_each(|evidence| judged(evidence, document.up));
 }
 
+/// What a pod says of its end, and its log, are a node's own words too.
+fn unpacked(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let most = usize::try_from(MAX_DOCUMENT_BYTES).expect("it is a few megabytes");
+    if let Ok(Told::Document(document)) = carried::read_message(&text) {
+        assert!(document.len() <= most);
+    }
+    assert!(carried::read_log(&text).map_or(0, |document| document.len()) <= most);
+    if let Ok(packed) = Packed::of(data) {
+        assert_eq!(carried::read_log(&format!("{text}\n{}", packed.for_log())).as_deref(), Ok(data));
+    }
+}
+
 fn report(key: &RunKey, body: &[u8]) {
     let bytes = signed("doctor-report-1", body);
     let Ok(report) = AgentReport::open(&bytes, key) else { return };
@@ -71,6 +85,7 @@ fuzz_target!(|data: &[u8]| {
     assert!(Document::open(data, &key).is_err(), "nobody guesses a signature");
     assert!(AgentReport::open(data, &key).is_err(), "nobody guesses a signature");
     let _kept = Document::open_kept(data);
+    unpacked(data);
     result(&key, data);
     report(&key, data);
 });

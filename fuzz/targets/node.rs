@@ -6,13 +6,21 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use doctor_checks::probe::{FileText, Probe, ProbeOutput};
-use doctor_core::time::{Span, Timestamp};
+use doctor_checks::{
+    document::RunKey,
+    permit::Permit,
+    probe::{FileText, Probe, ProbeOutput},
+};
+use doctor_core::{
+    ids::NodeName,
+    time::{Span, Timestamp},
+};
 use doctor_fuzz::{pick, scratch, text};
 use doctor_node::{
     agent::{http, kernel},
     builtin::fuzzed as several_nodes,
     check, hardware,
+    hook::fuzzed as hooks,
     profile::metadata,
     runner::{FixtureRunner, fuzzed},
 };
@@ -20,7 +28,8 @@ use libfuzzer_sys::fuzz_target;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| scratch().keep());
 
-const PARSERS: &[fn(&[u8])] = &[reply, machine_type, mounts, up, samples, machine, record, note, stranger, other_node];
+const PARSERS: &[fn(&[u8])] =
+    &[reply, machine_type, mounts, up, samples, machine, record, note, stranger, other_node, slurm_nodes, permit];
 
 fn reply(answer: &[u8]) {
     let _whole = http::is_whole(answer);
@@ -97,6 +106,21 @@ fn stranger(bytes: &[u8]) {
 /// No node can make another one fail.
 fn other_node(bytes: &[u8]) {
     assert!(several_nodes::said_by_the_other(bytes).is_none_or(|findings| findings == 0));
+}
+
+/// Only a reason of ours makes a node ours: what a person writes never does, wherever it stands.
+fn slurm_nodes(bytes: &[u8]) {
+    let said = text(bytes);
+    for (name, is_ours) in hooks::slurm_says(&said).unwrap_or_default() {
+        assert!(!name.is_empty() && !name.contains(' '));
+        assert!(!is_ours || said.contains(" Reason=doctor:"), "{name}");
+    }
+}
+
+/// Nobody makes a permit without the node's key.
+fn permit(bytes: &[u8]) {
+    let node = NodeName::new("n1").expect("a name");
+    assert_eq!(Permit::open(&text(bytes), &node, 1, &RunKey::new([7; 32])), None);
 }
 
 fuzz_target!(|data: &[u8]| {

@@ -18,6 +18,9 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../crates/doctor/src/config/file.rs"]
 mod file;
 
+#[path = "../../crates/doctor/src/report/settings.rs"]
+mod report;
+
 const DEFAULT_TEXT: &str = include_str!("../../crates/doctor/src/config/default.toml");
 
 const PARSERS: &[fn(&str)] = &[service, agent, credential, world, address];

@@ -113,6 +113,12 @@ impl Server {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
     }
 
+    /// The same by the server's socket in the file system, as a program on the same machine would.
+    pub fn socket_url(&self, database: &str) -> String {
+        let folder = self.folder.path().display().to_string().replace('/', "%2F");
+        format!("postgres://postgres@{folder}:{}/{database}", self.port)
+    }
+
     /// The server's first process; the others are its children.
     pub fn pid(&self) -> u32 {
         self.process.id()

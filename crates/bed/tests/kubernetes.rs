@@ -212,7 +212,10 @@ fn a_node_is_what_its_kubelet_says() {
 #[test]
 fn a_node_that_falls_silent_is_held_to_be_unreachable() {
     let plane = match ControlPlane::programs() {
-        Ok(programs) => ControlPlane::start_with(&programs, Setup { node_grace: Duration::from_secs(4) }).unwrap(),
+        Ok(programs) => {
+            ControlPlane::start_with(&programs, Setup { node_grace: Duration::from_secs(4), ..Setup::default() })
+                .unwrap()
+        }
         Err(why) => return why.not_run("kubernetes"),
     };
     let nodes = vec![FakeNode::gpu("silent-1").with_lease()];
@@ -229,6 +232,31 @@ fn a_node_that_falls_silent_is_held_to_be_unreachable() {
         drop(kubelet);
         wait(&nodes, "silent-1", has_taint("node.kubernetes.io/unreachable")).await;
     });
+}
+
+#[test]
+fn a_cluster_begins_with_what_another_one_left_and_without_controllers_it_stays_so() {
+    let programs = match ControlPlane::programs() {
+        Ok(programs) => programs,
+        Err(why) => return why.not_run("kubernetes"),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("data");
+    let alone = Setup { controllers: false, ..Setup::default() };
+    let first = ControlPlane::start_with(&programs, alone).unwrap();
+    assert_eq!(first.pids().len(), 2, "{:?}", first.pids());
+    first.make(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "left" } }));
+    first.keep_data(&kept).unwrap();
+    drop(first);
+    for _ in 0..2 {
+        let next = ControlPlane::start_with(&programs, Setup { data: Some(&kept), ..alone }).unwrap();
+        let there = next.request("GET", "/api/v1/namespaces/left", None).unwrap();
+        assert!(there.is_success(), "{there:?}");
+        let accounts = next.request("GET", "/api/v1/namespaces/left/serviceaccounts", None).unwrap();
+        assert!(accounts.text.contains("\"items\":[]"), "nobody makes accounts: {accounts:?}");
+        // What is done with a copy is not in what was kept.
+        assert!(next.request("DELETE", "/api/v1/namespaces/left", None).unwrap().is_success());
+    }
 }
 
 #[test]

@@ -8,7 +8,6 @@
 //! Its twin: the first report is signed, has evidence of every check that an agent runs, and no rule finds anything in it.
 
 mod door;
-mod process;
 
 use std::{
     collections::BTreeSet,
@@ -35,9 +34,8 @@ use doctor_core::{
 };
 use serde_json::json;
 
-use crate::{Measured, figure::Figure, stopwatch::cpu_time_of};
+use crate::{Measured, figure::Figure, process::Running, stopwatch::cpu_time_of};
 use door::Door;
-use process::Running;
 
 /// Looks that are measured together.
 const LOOKS: u32 = 20;

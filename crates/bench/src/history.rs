@@ -54,9 +54,9 @@ pub(crate) fn run_postgres() -> Result<Measured> {
     }
     let kept = cache::input("history-postgres", fill::fingerprint()?, making)?;
     let server = Server::start(Setup { durable: true, data: Some(&kept) })?;
-    let url = server.url(DATABASE);
+    let url = server.socket_url(DATABASE);
     let samples = ask(&Store::open(&url.parse()?)?)?;
-    Ok(Measured::Figures(samples.figures("_pg", fill::postgres_bytes(&url)?, &inputs("PostgreSQL"))))
+    Ok(Measured::Figures(samples.figures("_pg", fill::postgres_bytes(&url)?, &inputs("PostgreSQL, by its socket"))))
 }
 
 fn inputs(database: &str) -> Value {

@@ -10,9 +10,15 @@ mod figure;
 mod gpu;
 mod history;
 mod ingest;
+mod kubernetes;
+mod one_cycle;
 mod plan;
+mod process;
 mod random;
+mod slurm;
+mod ssh;
 mod stopwatch;
+mod web;
 
 use std::{io::Write, process::ExitCode, time::Instant};
 
@@ -32,8 +38,10 @@ enum Measured {
     NotHere(String),
 }
 
-const BENCHMARKS: [Benchmark; 10] = [
+const BENCHMARKS: [Benchmark; 17] = [
     Benchmark { metric: "M1", what: "planning", run: plan::run },
+    Benchmark { metric: "M2", what: "the controller's memory on Kubernetes", run: kubernetes::run_memory },
+    Benchmark { metric: "M3", what: "traffic with the API server", run: kubernetes::run_traffic },
     Benchmark { metric: "M4", what: "history on SQLite", run: history::run_sqlite },
     Benchmark { metric: "M4", what: "history on PostgreSQL", run: history::run_postgres },
     Benchmark { metric: "M5", what: "ingest on SQLite", run: ingest::run_sqlite },
@@ -43,6 +51,11 @@ const BENCHMARKS: [Benchmark; 10] = [
     Benchmark { metric: "M8", what: "a verdict on a GPU", run: gpu::run_verdict },
     Benchmark { metric: "M9", what: "rates on a GPU", run: gpu::run_rates },
     Benchmark { metric: "M10", what: "planted errors on a GPU", run: gpu::run_sight },
+    Benchmark { metric: "M14", what: "marking 750 nodes on Kubernetes", run: kubernetes::run_marking },
+    Benchmark { metric: "M15", what: "a cycle on a Slurm of 10,000 nodes", run: slurm::run },
+    Benchmark { metric: "M16", what: "a cycle on 200 SSH hosts, 20 of them dead", run: ssh::run },
+    Benchmark { metric: "M17", what: "the API at 10,000 nodes", run: web::run },
+    Benchmark { metric: "M17", what: "the dashboard at 10,000 nodes", run: web::browser::run },
 ];
 
 fn main() -> ExitCode {

@@ -35,6 +35,8 @@ pub struct Suite {
     pub tests: Vec<TestId>,
     /// How old a result may be before the controller runs the test again by itself. `None`: only when asked.
     pub every: Option<Span>,
+    /// Whether its nodes bear our maintenance mark while its tests run.
+    pub maintenance: bool,
 }
 
 /// Suites and forms that every installation has: `suites.toml`, in the form of the policy file.
@@ -98,6 +100,7 @@ impl Catalogue {
                 suite.tests.clone_from(tests);
             }
             suite.every = settings.every.or(suite.every);
+            suite.maintenance = settings.maintenance.unwrap_or(suite.maintenance);
         }
     }
 
@@ -174,14 +177,18 @@ impl Catalogue {
         let base = form.of.as_ref().and_then(|of| policy.tests.get(of)).unwrap_or(&none);
         let suites = || self.suites.values().filter(|suite| suite.tests.contains(&id));
         let every = suites().filter_map(|suite| suite.every).min();
-        let routine = site.enabled.unwrap_or(!spec.opt_in || every.is_some());
-        let named = suites().next().is_some() || self.named(&policy.repair.proving).contains(&id);
+        let maintenance = suites().any(|suite| suite.maintenance && suite.every.is_some());
+        let together = site.together.or(form.together).unwrap_or(false);
+        let routine = site.enabled.unwrap_or(!spec.opt_in || every.is_some()) && !together;
+        let named = together || suites().next().is_some() || self.named(&policy.repair.proving).contains(&id);
         (routine || (named && site.enabled != Some(false))).then(|| TestPolicy {
             cutoff: site.cutoff.or(every).or(form.cutoff).unwrap_or(spec.cutoff),
             limit: site.limit.or(form.limit).unwrap_or_else(|| check.limit(&params)),
             usual: site.usual.or(form.usual).unwrap_or_else(|| spec.usually(&params)),
             exclusive: spec.exclusive,
             routine,
+            maintenance,
+            together,
             at_once: site.at_once.or(base.at_once),
             shares: site.shares.clone().or_else(|| base.shares.clone()).unwrap_or_else(|| spec.shared(&params)),
             pools: site.pools.clone().or_else(|| base.pools.clone()),

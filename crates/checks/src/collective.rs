@@ -64,7 +64,7 @@ const SPEC: Spec =
     Spec::deep("collective", "GPUs add up together, right and fast", Span::from_secs(40), Span::minutes(20)).opt_in();
 
 macro_rules! rules {
-    ($($metric:literal floor $floor:literal $(own $own:literal)?,)*) => {
+    ($($metric:literal floor $floor:literal $(own $own:literal)? $(of $all:literal)?,)*) => {
         concat!(r#"
 rules = [
   { id = "collective-wrong", check = "collective", event = "collective-wrong", reason = "collective-wrong",
@@ -72,19 +72,25 @@ rules = [
   { id = "collective-gpu-failed", check = "collective", event = "gpu-failed", reason = "gpu-failed",
     severity = "reboot", text = "{entity}: {value}" },
   { id = "collective-hung", check = "collective", event = "collective-hung", reason = "collective-hung",
-    severity = "monitor", confirm = 2, text = "{value}" },
+    severity = "monitor", confirm = 2, of_all = true, text = "{value}" },
+  { id = "collective-named", check = "collective", event = "named-by-trials", reason = "collective-named",
+    severity = "monitor", text = "{value}" },
+  { id = "collective-pair", check = "collective", event = "pair-by-trials", reason = "collective-pair",
+    severity = "monitor", text = "{value}" },
   { id = "collective-no-gpu-direct", check = "collective", metric = "nccl_without_gpu_direct", above = 0.0,
     where_measured = true, reason = "no-gpu-direct", severity = "monitor",
     text = "{value} connections take a detour over the host's memory" },
   { id = "collective-link-slow", check = "collective", metric = "nccl_link_percent_of_median", below = 70.0,
-    where_measured = true, reason = "link-slow", severity = "monitor", confirm = 2,
+    where_measured = true, of_all = true, reason = "link-slow", severity = "monitor", confirm = 2,
     text = "{entity}: {value} % of what the other links carry" },
 "#, $(
             "  { id = \"collective-", $metric, "-floor\", check = \"collective\", metric = \"", $metric, "\", below = ", $floor,
-            ", where_measured = true,\n    reason = \"collective-slow\", severity = \"monitor\", confirm = 2,\n    text = \"",
+            ", where_measured = true,", $(" of_", $all, " = true,",)?
+            "\n    reason = \"collective-slow\", severity = \"monitor\", confirm = 2,\n    text = \"",
             $metric, " is {value}, less than any such machine reaches ({limit})\" },\n",
             "  { id = \"collective-", $metric, "-profile\", check = \"collective\", metric = \"", $metric,
-            "\", below_percent_of_profile = 95.0, where_measured = true,\n    reason = \"collective-slow\", ",
+            "\", below_percent_of_profile = 95.0, where_measured = true,", $(" of_", $all, " = true,",)?
+            "\n    reason = \"collective-slow\", ",
             "severity = \"monitor\", confirm = 2,\n    text = \"", $metric,
             " is {value}, below 95 % of the profile ({limit})\" },\n",
             $("  { id = \"collective-", $metric, "-own\", check = \"collective\", metric = \"", $metric,
@@ -98,7 +104,7 @@ rules = [
 const RULES: &str = rules![
     "nccl_busbw_bytes_per_s" floor "1e9" own "93.0",
     "nccl_ib_loopback_busbw_bytes_per_s" floor "5e8" own "93.0",
-    "nccl_nodes_busbw_bytes_per_s" floor "5e8",
+    "nccl_nodes_busbw_bytes_per_s" floor "5e8" of "all",
 ];
 
 pub(crate) const CHECK: Check =

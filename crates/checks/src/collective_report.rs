@@ -185,10 +185,7 @@ fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
     // only have been slow.
     let astray = nodes.iter().any(|node| node.other_way.is_some());
     if let Some((report, text)) = hung.filter(|_| told.is_empty() && !astray) {
-        told.push(match nodes.len() {
-            1 => Told::Event(Event::seen("collective-hung", Entity::node(), text)),
-            _ => Told::Unread(ProbeFailure::new(FailureKind::TimedOut, of_node(nodes, report, text))),
-        });
+        told.push(Told::Event(Event::seen("collective-hung", Entity::node(), of_node(nodes, report, text))));
     }
     if told.is_empty() {
         told.extend(lost);
@@ -372,8 +369,7 @@ mod tests {
         hang(&mut one);
         hang(&mut two);
         assert_eq!(said(&one, 0).events[0].code.as_str(), "collective-hung");
-        assert!(said(&two, 0).events.is_empty());
-        assert_eq!(said(&two, 0).unread[0].kind, FailureKind::TimedOut);
+        assert_eq!(said(&two, 0).events[0].code.as_str(), "collective-hung");
         two[1].gpus[0].broken = Some(Broken::Gpu("CUDA_ERROR_ECC_UNCORRECTABLE".to_owned()));
         assert!(said(&two, 0).unread[0].text.starts_with("node n1: GPU 0000:1a:00.0: CUDA_ERROR"), "{two:?}");
         assert_eq!(said(&two, 1).events[0].code.as_str(), "gpu-failed");

@@ -62,16 +62,30 @@ pub struct Measurements {
 }
 
 /// A run's one-time key, known to the controller and handed to the job.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RunKey([u8; 32]);
+
+/// Keeps keys that are made from tokens apart from anything else that somebody may make from them.
+const OF_TOKEN: [u8; 32] = *b"doctor-report: key from a token ";
 
 impl RunKey {
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
+    /// The key of an agent that speaks with a token of its cluster: who has the token has the key. So a report has one form,
+    /// whatever vouches for it, and a token need not be kept to recognise it.
+    pub fn of_token(token: &str) -> Self {
+        Self(Self(OF_TOKEN).mac(token.as_bytes()).finalize().into_bytes().into())
+    }
+
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// What the nodes of a run over several know each other by. It does not tell the key.
+    pub fn rendezvous(&self) -> String {
+        Self(self.mac(b"rendezvous").finalize().into_bytes().into()).to_hex()
     }
 
     pub fn from_hex(text: &str) -> Option<Self> {
@@ -84,6 +98,16 @@ impl RunKey {
             *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).ok()?;
         }
         Some(Self(bytes))
+    }
+
+    /// What of these bytes only who has the key can say, in hexadecimal.
+    pub(crate) fn signature(&self, body: &[u8]) -> String {
+        self.mac(body).finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Whether this is the signature of these bytes, in the same time whatever is wrong with it.
+    pub(crate) fn is_signature(&self, body: &[u8], signature: &str) -> bool {
+        Self::from_hex(signature).is_some_and(|told| self.mac(body).verify_slice(&told.0).is_ok())
     }
 
     fn mac(&self, body: &[u8]) -> Hmac<Sha256> {

@@ -37,7 +37,7 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("gpu_libraries.rs")), rules: RULES, probes, interpret };
 
 /// Where Debian and Ubuntu, Red Hat and SUSE, and the container of the GPU operator put them.
-const PLACES: [&str; 4] = [
+pub const PLACES: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib64",

@@ -4,6 +4,7 @@
 //! the rules by which that is judged. It never reads anything itself, so every one of them is tested on captured
 //! output. The word in [`CHECKS`] is all that registers it.
 
+pub mod carried;
 pub mod catalogue;
 pub mod collective_links;
 pub mod collective_order;
@@ -14,6 +15,7 @@ pub mod cpu_list;
 pub mod credential;
 pub mod dcgm_diag;
 pub mod dcgm_order;
+pub mod dcgm_table;
 pub mod dcgm_watch;
 pub mod document;
 pub mod fabric_growth;
@@ -34,6 +36,7 @@ pub mod nvidia_smi;
 pub mod odd_ones;
 pub mod pci;
 pub mod perftest;
+pub mod permit;
 pub mod pingpong;
 pub mod probe;
 pub mod proc_stat;
@@ -51,6 +54,7 @@ pub mod uptime;
 pub mod xid_record;
 
 pub use catalogue::{Catalogue, Suite};
+pub use gpu_libraries::PLACES as LIBRARY_PLACES;
 pub use measurements::interpret_measurements;
 pub use spec::{Check, Depth, Params, Spec, page_of};
 
@@ -121,6 +125,7 @@ checks![
     ib_ports,
     ib_rate,
     imex,
+    job_ends,
     kernel_log,
     kernel_modules,
     kernel_settings,

@@ -44,6 +44,8 @@ const HOLDS: &str = "crates/core/src/plan/tests/holds.rs";
 const MODES: &str = "crates/core/src/plan/tests/modes.rs";
 const EVENTS: &str = "crates/control/tests/store_suite/events.rs";
 const CHECK: &str = "crates/node/src/check.rs";
+const FLEET: &str = "crates/doctor/tests/cli/fleet.rs";
+const HOOKS: &str = "crates/node/tests/slurm_hooks.rs";
 
 /// In the order of the survey.
 pub static REGRESSIONS: &[Row] = &[
@@ -148,7 +150,7 @@ pub static REGRESSIONS: &[Row] = &[
         "5: a warning takes the node out of service",
         Tested(&[
             (MODES, "what_is_only_worth_watching_is_never_marked"),
-            (CHECK, "a_hook_stops_a_job_for_a_finding_and_never_for_a_check_that_could_not_run"),
+            (HOOKS, "a_prolog_keeps_a_job_from_an_isolated_node_only_while_the_breakers_permit_is_fresh"),
         ]),
     ),
     row(
@@ -230,7 +232,27 @@ pub static REGRESSIONS: &[Row] = &[
             ("crates/node/tests/commands.rs", "test_aznhc_runs_it_and_finds_by_fault_code"),
         ]),
     ),
-    row(VMSS, "gathering files ignores which; unknown hosts are trusted", Later(7)),
+    row(
+        VMSS,
+        "a status that always says `passed` is believed by who reads it on all hosts",
+        Tested(&[
+            ("crates/control/src/fleet/status.rs", "a_wrapper_that_always_writes_passed_is_not_believed"),
+            (FLEET, "the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_unknown"),
+        ]),
+    ),
+    row(
+        VMSS,
+        "gathering files ignores which; unknown hosts are trusted",
+        Tested(&[
+            (FLEET, "a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named"),
+            (FLEET, "hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_there"),
+        ]),
+    ),
+    row(
+        VMSS,
+        "a host that does not answer falls out of the host files without a word",
+        Tested(&[(FLEET, "the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them")]),
+    ),
     row(
         AZNHC,
         "a machine type that is not supported ends with 0",
@@ -373,7 +395,7 @@ pub static REGRESSIONS: &[Row] = &[
                 "crates/node/tests/runner.rs",
                 "what_cannot_be_killed_is_left_behind_once_and_tried_again_when_it_is_free",
             ),
-            (CHECK, "a_hook_stops_a_job_for_a_finding_and_never_for_a_check_that_could_not_run"),
+            (HOOKS, "a_prolog_keeps_a_job_from_an_isolated_node_only_while_the_breakers_permit_is_fresh"),
             (NHC, "a_check_that_could_not_run_is_no_verdict_and_hides_no_other"),
         ]),
     ),

@@ -20,23 +20,31 @@ use std::{
 
 use doctor_checks::document::RunKey;
 use doctor_core::{
+    alert::{self, Route},
+    classify::{self, Past},
+    finding::Finding,
     ids::{IdSource, NodeName, RunId},
-    plan::{Action, Plan},
+    observation::{Entity, Event, Observation},
+    plan::{Action, Plan, TakeOut},
     reason::Because,
     run::Run,
     time::{Span, Timestamp},
 };
 
 use crate::{
+    audience::Audience,
     backend::Backend,
     clock::Clock,
     execute::Executor,
+    handoff,
     observe::Memory,
     publish::Publisher,
     settings::Settings,
     share::Share,
+    show::{Boards, Writing},
     store::{
         Lease, LeaseError, Store, StoreError,
+        outbox::{self, Addressed},
         records::{AgentHeard, CycleId, CycleIntent, Pruned, RetentionPolicy},
     },
 };
@@ -125,9 +133,14 @@ pub struct Engine {
     lease: Option<Lease>,
     ids: IdSource,
     memory: Memory,
+    boards: Boards,
     publisher: Publisher,
     /// What stays wrong from cycle to cycle, as whoever drives the engine knows it.
     remark: Option<String>,
+    /// Who is told of changes, and of which.
+    routes: Vec<(String, Route)>,
+    /// Whoever is shown the cluster after each cycle.
+    audience: Option<Arc<Audience>>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -143,7 +156,17 @@ impl Engine {
     pub fn new(parts: Parts) -> Self {
         let ids = IdSource::new(parts.salt);
         let publisher = Publisher::new(parts.publish_every);
-        Self { parts, lease: None, ids, memory: Memory::default(), publisher, remark: None }
+        Self {
+            parts,
+            lease: None,
+            ids,
+            memory: Memory::default(),
+            boards: Boards::default(),
+            publisher,
+            remark: None,
+            audience: None,
+            routes: Vec::new(),
+        }
     }
 
     pub const fn store(&self) -> &Store {
@@ -166,6 +189,17 @@ impl Engine {
         self.remark = remark;
     }
 
+    /// Who is told of what from the next cycle on, by receiver. Messages are written with the plan; delivering them is
+    /// somebody else's work.
+    pub fn set_routes(&mut self, routes: Vec<(String, Route)>) {
+        self.routes = routes;
+    }
+
+    /// Shows the cluster to these after each cycle from now on.
+    pub fn set_audience(&mut self, audience: Arc<Audience>) {
+        self.audience = Some(audience);
+    }
+
     /// Forgets what is too old, in the store and on the share. Does nothing while another controller leads.
     ///
     /// # Errors
@@ -179,6 +213,7 @@ impl Engine {
                     share.remove(test, &log.node, log.planned);
                 }
             }
+            handoff::forget(share, self.parts.clock.now().minus(keep.evidence));
             let runs: Vec<RunId> = pruned.logs.iter().map(|log| log.run).collect();
             self.parts.store.logs_deleted(lease, &runs)?;
         }
@@ -191,6 +226,7 @@ impl Engine {
     /// If another controller leads, or the store fails. A backend that fails is no error: nodes are `Unknown` then.
     pub fn cycle(&mut self) -> Result<CycleReport, CycleError> {
         let outcome = self.lead().and_then(|lease| self.run(&lease));
+        self.show_audience(outcome.is_ok());
         if let Err(CycleError::Store(error)) = &outcome {
             // The memory is a copy of a store that may have moved on.
             self.memory.forget();
@@ -199,6 +235,20 @@ impl Engine {
             }
         }
         outcome
+    }
+
+    /// A controller that does not lead knows no more than the store does, and that everybody can read.
+    fn show_audience(&self, leads: bool) {
+        let Some(audience) = &self.audience else { return };
+        match self.memory.snapshot().filter(|_| leads) {
+            Some(snapshot) => audience.show(snapshot, self.memory.behind(), &self.parts.settings),
+            None => audience.hide(),
+        }
+    }
+
+    /// Which nodes the breaker would let go now, for those who cannot wait for a cycle; `None`: this controller does not know.
+    pub fn may_be_taken_out(&self) -> Option<TakeOut> {
+        self.lease.as_ref().and_then(|_| self.memory.may_be_taken_out())
     }
 
     /// Gives the lease back, so that the next controller need not wait.
@@ -261,6 +311,7 @@ impl Engine {
             self.memory.written(now);
         }
         report.actions = plan.actions;
+        report.troubles.extend(self.show(lease)?);
         self.publisher.publish(&self.parts, &self.memory, now, &mut report.troubles);
         self.publisher.picture_if_due(&self.parts, lease, &self.memory, now)?;
         self.memory.count(&mut report);
@@ -275,19 +326,57 @@ impl Engine {
                 keys.insert(run.id, RunKey::new((self.parts.keys)()));
             }
         }
+        let told = self.told(&plan.actions)?;
         let cycle = self.parts.store.commit(
             lease,
             &CycleIntent {
                 at: now,
                 actions: &plan.actions,
                 keys: &keys,
+                named: &self.named(&plan.actions, now),
                 changed_reasons: &plan.passed_over,
                 policy_version: self.parts.settings.policy.version,
                 retry: &self.parts.settings.policy.retry,
+                told: &told,
             },
         )?;
         self.memory.committed(&plan.actions, &keys);
         Ok(cycle)
+    }
+
+    /// What this plan changes that somebody wants to hear of.
+    fn told(&self, actions: &[Because<Action>]) -> Result<Vec<Addressed>, StoreError> {
+        let Some(snapshot) = self.memory.snapshot().filter(|_| !self.routes.is_empty()) else { return Ok(Vec::new()) };
+        let notes = alert::notes(snapshot, actions, &self.parts.store.mutes()?);
+        Ok(outbox::addressed(&self.routes, &notes))
+    }
+
+    /// What the rules make of the nodes that trials of several have named.
+    fn named(&self, actions: &[Because<Action>], now: Timestamp) -> Vec<Vec<Finding>> {
+        let named = actions.iter().filter_map(|action| match &action.what {
+            Action::Name { test, peer, .. } => {
+                let code = if peer.is_some() { "pair-by-trials" } else { "named-by-trials" };
+                let events = vec![Event::seen(code, Entity::node(), action.text.clone())];
+                let observation = Observation::Measured { metrics: Vec::new(), events, unread: Vec::new() };
+                let rules = self.parts.settings.rules_of(test);
+                Some(classify::judge_with(rules, None, &Past::at(now), test, &observation).findings)
+            }
+            _ => None,
+        });
+        named.collect()
+    }
+
+    /// What is known of the nodes, on the nodes. What has just been decided is seen in the next cycle.
+    fn show(&mut self, lease: &Lease) -> Result<Vec<String>, StoreError> {
+        let changed = self.memory.take_changed();
+        match changed {
+            Some(names) => names.iter().for_each(|name| self.boards.changed(name)),
+            None => self.boards.all_changed(),
+        }
+        let Some(snapshot) = self.memory.snapshot() else { return Ok(Vec::new()) };
+        let parts = &self.parts;
+        let (backend, store, clock) = (&*parts.backend, &parts.store, &*parts.clock);
+        self.boards.write(snapshot, &Writing { backend, store, clock, lease, workers: parts.workers })
     }
 
     fn act(&self, lease: &Lease, plan: &Plan) -> Result<Vec<String>, StoreError> {
@@ -308,6 +397,7 @@ impl Engine {
             clock: &*self.parts.clock,
             lease,
             settings: &self.parts.settings,
+            share: self.parts.share.as_ref(),
             workers: self.parts.workers,
         };
         executor.execute(&plan.actions, &runs, snapshot)

@@ -11,18 +11,21 @@ use std::{
 
 use doctor_checks::document::RunKey;
 use doctor_core::{
-    case::StepKind,
+    case::{Rung, StepKind},
+    finding::{OpenFinding, Verdict},
     ids::{CaseId, NodeName, OpId, RunId},
     node::{MarkKind, OurMark},
     plan::{Action, unhealthy},
+    policy::Mode,
     reason::Because,
     run::Run,
     snapshot::Snapshot,
 };
 
 use crate::{
-    backend::{Backend, BackendError, Change, Effect, JobOutput, JobRequest, NodeOp},
+    backend::{Backend, BackendError, Change, Effect, Ground, JobOutput, JobRequest, NodeOp},
     clock::Clock,
+    handoff,
     settings::Settings,
     share::Share,
     store::{Lease, Store, StoreError},
@@ -36,6 +39,8 @@ pub struct Executor<'a> {
     pub clock: &'a dyn Clock,
     pub lease: &'a Lease,
     pub settings: &'a Settings,
+    /// Where the hand-off of a case is kept before a step that destroys what its node knew.
+    pub share: Option<&'a Share>,
     /// Effects at a time. One keeps a simulation in order.
     pub workers: usize,
 }
@@ -46,16 +51,33 @@ impl std::fmt::Debug for Executor<'_> {
     }
 }
 
+/// It belongs to a run, and to no case.
+const MAINTENANCE: OurMark = OurMark { kind: MarkKind::Maintenance, case: None };
+
 /// One effect on the cluster, with all it needs.
 #[derive(Debug)]
 enum Work {
     Submit(JobRequest),
     Cancel(RunId),
-    Change { case: CaseId, op: OpId, node: NodeName, changes: Vec<Change> },
+    /// The maintenance mark of a run that is over.
+    Tidy(OpId, NodeName),
+    Change {
+        case: CaseId,
+        op: OpId,
+        node: NodeName,
+        changes: Vec<Change>,
+        ground: Ground,
+        /// After it, what the node knew is gone.
+        destroys: Option<Rung>,
+    },
 }
 
 impl Executor<'_> {
     /// Carries out all actions. Each may fail alone; what failed is returned as one line each.
+    ///
+    /// Several hands take them in the order of the plan and finish them in any. That is right because a plan has at most one step
+    /// for a node, and each hand keeps for its own what order there must be: the lease, the effect, the record of it. All intents
+    /// were written before the first hand begins.
     ///
     /// # Errors
     /// Only if the store fails or the lease is lost: then nothing more may be done.
@@ -101,26 +123,35 @@ impl Executor<'_> {
                 Some(Work::Submit(job_request(run, key.clone())))
             }
             Action::Cancel { run, .. } => Some(Work::Cancel(*run)),
+            Action::Tidy { node, op } => Some(Work::Tidy(*op, node.clone())),
             Action::Step { case, node, step, op, .. } => {
                 let (case, op, node) = (*case, *op, node.clone());
                 let changes = match step {
                     StepKind::Mark => vec![Change::Mark(unhealthy(case))],
                     StepKind::Unmark => our_marks(snapshot, &node).into_iter().map(Change::Unmark).collect(),
                     StepKind::Drain => vec![Change::Drain],
+                    StepKind::Evict => vec![Change::Evict],
                     StepKind::Undrain => vec![Change::Undrain],
                     StepKind::Reset => vec![Change::Reset],
                     StepKind::Reboot => vec![Change::Reboot],
                     StepKind::Replace => vec![Change::Replace],
-                    // Done when it was written.
-                    StepKind::KeepEvidence | StepKind::Prove | StepKind::HandOver | StepKind::Release => return None,
+                    // Done when it was written, or by the run that goes with it.
+                    StepKind::KeepEvidence
+                    | StepKind::Prove
+                    | StepKind::Examine
+                    | StepKind::HandOver
+                    | StepKind::Release => return None,
                 };
-                Some(Work::Change { case, op, node, changes })
+                let ground = ground(snapshot, &node, case);
+                let destroys = step.destroys_evidence().then(|| rung_of(snapshot, case)).flatten();
+                Some(Work::Change { case, op, node, changes, ground, destroys })
             }
             // The rest is bookkeeping that the commit has done.
             Action::Conclude { .. }
             | Action::OpenCase(_)
             | Action::Escalate { .. }
             | Action::Worsen { .. }
+            | Action::Advise { .. }
             | Action::Propose { .. }
             | Action::Settle { .. }
             | Action::Move { .. }
@@ -129,6 +160,8 @@ impl Executor<'_> {
             | Action::OpenBreaker
             | Action::Notice(_)
             | Action::Answer { .. }
+            | Action::Try { .. }
+            | Action::Name { .. }
             | Action::Identify { .. }
             | Action::Rename { .. } => None,
         }
@@ -139,13 +172,30 @@ impl Executor<'_> {
         self.store.still_ours(self.lease, self.clock.now())?;
         match work {
             Work::Submit(job) => self.submit(job),
+            Work::Tidy(op, node) => {
+                let what = Change::Unmark(MAINTENANCE);
+                let done = self.backend.apply(node, &NodeOp { op: *op, what });
+                Ok(done.err().map(|error| format!("{node}: {error}")))
+            }
             Work::Cancel(run) => Ok(self.backend.cancel(*run).err().map(|error| format!("{run}: {error}"))),
-            Work::Change { case, op, node, changes } => self.change(*case, *op, node, changes),
+            Work::Change { case, op, node, changes, ground, destroys } => {
+                if let Some(trouble) = destroys.and_then(|rung| self.put_evidence_away(*case, rung)) {
+                    return Ok(Some(format!("{node}: {trouble}")));
+                }
+                self.change(*case, *op, node, changes, ground)
+            }
         }
     }
 
+    /// What the step would destroy is put where it cannot. A line comes back if that did not go well: then the step waits, and
+    /// is asked for again in the next cycle.
+    fn put_evidence_away(&self, case: CaseId, rung: Rung) -> Option<String> {
+        let kept = handoff::keep(self.store, self.share?, case, rung);
+        kept.err().map(|error| format!("the evidence could not be put away before {rung}: {error}"))
+    }
+
     fn submit(&self, job: &JobRequest) -> Result<Option<String>, StoreError> {
-        match self.backend.submit(job) {
+        match self.reserve(job).and_then(|()| self.backend.submit(job)) {
             Ok(id) => {
                 self.store.record_submitted(self.lease, job.run, &id, self.clock.now())?;
                 Ok(None)
@@ -160,15 +210,33 @@ impl Executor<'_> {
         }
     }
 
+    /// Puts the maintenance mark on the nodes of a run whose tests want that, before anything starts there. That it is taken away
+    /// again is the planner's care, also when this process is gone.
+    fn reserve(&self, job: &JobRequest) -> Result<(), BackendError> {
+        let (policy, tests) = (&self.settings.policy, &self.settings.tests);
+        let may = policy.mode != Mode::Observe && policy.allow.mark && self.backend.caps().mark;
+        let wants = || tests.iter().any(|test| test.maintenance && job.tests.contains(&test.id));
+        if may && wants() {
+            for node in job.nodes.iter() {
+                // A run is submitted once, and so is this.
+                let op = OpId::from_number(job.run.number());
+                self.backend.apply(node, &NodeOp { op, what: Change::Mark(MAINTENANCE) })?;
+            }
+        }
+        Ok(())
+    }
+
     fn change(
         &self,
         case: CaseId,
         op: OpId,
         node: &NodeName,
         changes: &[Change],
+        ground: &Ground,
     ) -> Result<Option<String>, StoreError> {
-        let outcome: Result<(), BackendError> =
-            changes.iter().try_for_each(|what| self.backend.apply(node, &NodeOp { op, what: what.clone() }));
+        let outcome: Result<(), BackendError> = changes
+            .iter()
+            .try_for_each(|what| self.backend.apply_for(node, &NodeOp { op, what: what.clone() }, ground));
         match outcome {
             Ok(()) => {
                 self.store.record_step(self.lease, case, op, Ok(()), self.clock.now())?;
@@ -182,6 +250,26 @@ impl Executor<'_> {
                 Ok(Some(format!("{node}: {error}")))
             }
         }
+    }
+}
+
+fn rung_of(snapshot: &Snapshot, case: CaseId) -> Option<Rung> {
+    snapshot.cases.iter().find(|known| known.id == case).map(|case| case.rung)
+}
+
+/// What people are told about it: the worst of what was found.
+fn ground(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> Ground {
+    let record = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok();
+    let findings = record.map_or(&[][..], |place| &snapshot.nodes[place].findings);
+    let worst = findings
+        .iter()
+        .filter(|one| one.finding.verdict == Verdict::Fail)
+        .max_by_key(|one: &&OpenFinding| (one.is_confirmed(), one.finding.severity))
+        .map(|one| &one.finding);
+    Ground {
+        case: Some(case),
+        code: worst.map_or_else(|| "unhealthy".to_owned(), |finding| finding.reason.to_string()),
+        text: worst.map_or_else(String::new, |finding| finding.text.clone()),
     }
 }
 

@@ -145,8 +145,11 @@ pub fn judge(by: By<'_>, evidence: &TestEvidence, past: &Past, up: Option<Span>)
     let params = settings.catalogue.params(&settings.policy, &evidence.test);
     let observation = check.observe(&params, evidence).less(&evidence.test, settled);
     let profile = settings.profiles.get(sku);
-    let judgement =
-        classify::judge_with(settings.rules_of(&evidence.test), profile, past, &evidence.test, &observation);
+    let rules = settings.rules_of(&evidence.test);
+    let mut judgement = classify::judge_with(rules, profile, past, &evidence.test, &observation);
+    if settings.is_together(&evidence.test) {
+        judgement = classify::of_several(judgement, rules);
+    }
     classify::after_boot(judgement, up, settings.policy.agents.boot_grace)
 }
 

@@ -1,18 +1,33 @@
 //! The controller: everything between `doctor-core`'s judgement and the outside world.
 
+pub mod access;
+pub mod alert;
+pub mod audience;
+pub mod azure;
 pub mod backend;
+mod child;
 pub mod clock;
 pub mod cycle;
 mod door;
 pub mod execute;
+mod failed_work;
+pub mod fleet;
+pub mod handoff;
+pub mod hook;
 pub mod ingest;
+pub mod limited;
+pub mod metrics;
 mod observe;
+pub mod orders;
 pub mod past;
 pub mod picture;
 mod publish;
 pub mod rejudge;
+pub mod scrub;
 pub mod settings;
 pub mod share;
+mod show;
 pub mod store;
+pub mod vouch;
 pub mod wake;
 pub mod web;

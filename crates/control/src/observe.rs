@@ -9,15 +9,16 @@ use std::{
 
 use doctor_checks::document::RunKey;
 use doctor_core::{
+    failed_work::FailedHere,
     ids::{IdSource, NodeName, RunId},
     lifecycle::Life,
     node::Occupancy,
     observation::Settled,
-    plan::{Action, Plan, Planner},
+    plan::{Action, Plan, Planner, TakeOut},
     policy::TestPolicy,
     reason::Because,
     run::{JobSeen, Run, RunState},
-    snapshot::{ActiveRun, NodeRecord, RecentActions, Snapshot, TestRecord},
+    snapshot::{ActiveRun, Asked, NodeRecord, RecentActions, Records, Snapshot, TestRecord, Trial},
     time::{Span, Timestamp},
 };
 
@@ -25,6 +26,7 @@ use crate::{
     backend::{PolledJob, SeenNode},
     cycle::{CycleReport, Inbox, Parts},
     door::{self, Known, TurnedAway},
+    failed_work::Failures,
     store::{
         Lease, StoreError,
         records::{StoredNode, StoredRun},
@@ -41,8 +43,13 @@ pub(crate) struct Memory {
     /// Since when the backend has not known a run's job.
     absent: BTreeMap<RunId, Timestamp>,
     turned_away: TurnedAway,
+    /// Logs that came along with jobs and were kept.
+    logged: BTreeSet<(RunId, NodeName)>,
+    failures: Failures,
     /// Events that have had their answer, by node.
     settled: BTreeMap<NodeName, Vec<Settled>>,
+    /// Nodes of which the planner learnt something since they were last asked for; `None`: all of them.
+    changed: Option<Vec<NodeName>>,
     /// Nodes of which the store knows more than the planner.
     dirty: BTreeSet<NodeName>,
     stale: Stale,
@@ -74,6 +81,21 @@ impl Memory {
 
     pub(crate) fn plan(&mut self, now: Timestamp, ids: &mut IdSource) -> Option<Plan> {
         self.planner.as_mut().map(|planner| planner.plan(now, ids))
+    }
+
+    /// Who may be taken out by somebody else; `None`: nothing is known of the cluster.
+    pub(crate) fn may_be_taken_out(&self) -> Option<TakeOut> {
+        self.planner.as_ref().map(Planner::may_be_taken_out)
+    }
+
+    /// Nodes of which the store knows more than the snapshot.
+    pub(crate) fn behind(&self) -> Vec<NodeName> {
+        self.dirty.iter().cloned().collect()
+    }
+
+    /// Nodes that are not as they were; `None`: nobody knows which.
+    pub(crate) fn take_changed(&mut self) -> Option<Vec<NodeName>> {
+        self.changed.replace(Vec::new())
     }
 
     pub(crate) fn quiet_since(&self, now: Timestamp) -> Span {
@@ -114,10 +136,17 @@ impl Memory {
         }
         // The machines first: a result is judged by what a machine of its type is expected to reach. While none was ever
         // seen, results wait where they lie.
+        let troubles = report.troubles.len();
         let Some(seen) = self.look(parts, report) else { return Ok(()) };
+        let answers = report.troubles.len() == troubles;
         let polled = self.poll(parts, report);
+        self.keep_logs(parts, report);
         self.take_in(parts, lease, &seen, &polled, report)?;
         self.note_progress(parts, lease, &polled)?;
+        // A cluster that does not answer is not asked for more in the same breath.
+        if answers {
+            self.failures.update(parts, lease, &seen, report)?;
+        }
         self.update_nodes(parts, seen)?;
         self.update_rest(parts, &polled)
     }
@@ -142,6 +171,22 @@ impl Memory {
             Err(error) => {
                 report.troubles.push(error.to_string());
                 BTreeMap::new()
+            }
+        }
+    }
+
+    /// Logs that came along with what became of jobs, before their runs end with their results.
+    fn keep_logs(&mut self, parts: &Parts, report: &mut CycleReport) {
+        let Some(share) = &parts.share else { return };
+        self.logged.retain(|(run, _)| self.runs.iter().any(|stored| stored.run.id == *run));
+        for stored in &self.runs {
+            for (node, text) in parts.backend.logs(stored.run.id) {
+                if !self.logged.insert((stored.run.id, node.clone())) {
+                    continue;
+                }
+                if let Err(error) = share.keep_log(&stored.run, &node, &text) {
+                    report.troubles.push(error.to_string());
+                }
             }
         }
     }
@@ -246,16 +291,23 @@ impl Memory {
         };
         let dirty: Vec<NodeName> = std::mem::take(&mut self.dirty).into_iter().collect();
         let mut stored = if dirty.is_empty() { BTreeMap::new() } else { parts.store.load_nodes_named(&dirty)? };
+        let never = Records::never(parts.settings.tests.len());
         for (place, seen) in seen.into_iter().enumerate() {
             let known = &planner.snapshot().nodes[place];
             let again = dirty.binary_search(&seen.node.name).is_ok();
+            if (again || known.node != *seen.node)
+                && let Some(changed) = &mut self.changed
+            {
+                changed.push(known.node.name.clone());
+            }
+            let failed = self.failures.on(&seen.node.name);
             if again {
-                let record = record(&parts.settings.tests, seen, stored.remove(&known.node.name));
-                planner.set_node(record);
-            } else if known.node != *seen.node {
+                let stored = stored.remove(&known.node.name);
+                planner.set_node(record(&parts.settings.tests, &never, seen, stored, failed));
+            } else if known.node != *seen.node || known.failed != failed {
                 let mut record = known.clone();
                 record.node = Arc::unwrap_or_clone(seen.node);
-                record.heard = seen.heard;
+                (record.heard, record.failed) = (seen.heard, failed);
                 planner.set_node(record);
             } else {
                 planner.set_heard(place, seen.heard);
@@ -266,14 +318,16 @@ impl Memory {
 
     fn rebuild(&mut self, parts: &Parts, seen: Vec<SeenNode>) -> Result<(), StoreError> {
         let mut stored = parts.store.load_nodes()?;
+        let never = Records::never(parts.settings.tests.len());
         let nodes = seen
             .into_iter()
             .map(|seen| {
-                let known = stored.remove(&seen.node.name);
-                record(&parts.settings.tests, seen, known)
+                let (known, failed) = (stored.remove(&seen.node.name), self.failures.on(&seen.node.name));
+                record(&parts.settings.tests, &never, seen, known, failed)
             })
             .collect();
         self.dirty.clear();
+        self.changed = None;
         self.stale = Stale { settled: false, runs: false, cases: true, spent: true, rest: true };
         self.planner = Some(Planner::new(Snapshot {
             at: parts.clock.now(),
@@ -285,6 +339,7 @@ impl Memory {
             breaker: parts.store.breaker()?,
             pauses: Vec::new(),
             requests: Vec::new(),
+            trials: Vec::new(),
             silence_reported: false,
             caps: parts.backend.caps(),
             policy: parts.settings.policy.clone(),
@@ -326,6 +381,23 @@ impl Memory {
             self.stale.rest = false;
             self.day = Some(today);
         }
+        self.update_trials(parts)
+    }
+
+    /// What the trials said that requests wait for.
+    fn update_trials(&mut self, parts: &Parts) -> Result<(), StoreError> {
+        let Some(planner) = self.planner.as_mut() else { return Ok(()) };
+        let asked = planner.snapshot().requests.iter().flat_map(|request| match &request.what {
+            Asked::Together { trials, .. } => trials.as_slice(),
+            _ => &[],
+        });
+        let mut trials = Vec::new();
+        for run in asked {
+            trials.extend(parts.store.run(*run)?.map(|record| Trial::of(&record.run)));
+        }
+        if planner.snapshot().trials != trials {
+            planner.set_rest(|rest| *rest.trials = trials);
+        }
         Ok(())
     }
 
@@ -356,17 +428,23 @@ impl Memory {
                 }
                 Action::Escalate { .. } | Action::Settle { .. } => self.stale.cases = true,
                 Action::Worsen { node, .. }
+                | Action::Advise { node, .. }
                 | Action::Step { node, .. }
                 | Action::Propose { node, .. }
                 | Action::CloseCase { node, .. }
                 | Action::Follow { node, .. }
                 | Action::Move { node, .. }
                 | Action::Identify { node, .. }
+                | Action::Name { node, .. }
                 | Action::Rename { node, .. } => {
+                    if matches!(action.what, Action::Rename { .. }) {
+                        self.failures.forget();
+                    }
                     self.stale.cases = true;
                     self.dirty.insert(node.clone());
                 }
-                Action::OpenBreaker | Action::Notice(_) => self.stale.rest = true,
+                Action::Tidy { .. } => {}
+                Action::OpenBreaker | Action::Notice(_) | Action::Try { .. } => self.stale.rest = true,
                 Action::Answer { .. } => {
                     self.stale.rest = true;
                     self.stale.settled = true;
@@ -414,11 +492,19 @@ pub(crate) fn active(
         .collect()
 }
 
-pub(crate) fn record(tests: &[TestPolicy], seen: SeenNode, stored: Option<StoredNode>) -> NodeRecord {
-    let records = tests.iter().map(|test| {
-        stored.as_ref().and_then(|stored| stored.records.get(&test.id)).copied().unwrap_or(TestRecord::NEVER)
-    });
-    let records = records.collect();
+/// A node as it is seen and stored; `never` is for one of which no test is known, so that all such have it in common.
+pub(crate) fn record(
+    tests: &[TestPolicy],
+    never: &Records,
+    seen: SeenNode,
+    stored: Option<StoredNode>,
+    failed: Option<Arc<FailedHere>>,
+) -> NodeRecord {
+    let known = stored.as_ref().map(|stored| &stored.records).filter(|known| !known.is_empty());
+    let records = known.map_or_else(
+        || never.clone(),
+        |known| tests.iter().map(|test| known.get(&test.id).copied().unwrap_or(TestRecord::NEVER)).collect(),
+    );
     match stored {
         Some(stored) => NodeRecord {
             node: Arc::unwrap_or_clone(seen.node),
@@ -431,6 +517,7 @@ pub(crate) fn record(tests: &[TestPolicy], seen: SeenNode, stored: Option<Stored
             hardware: stored.hardware,
             case: stored.case,
             heard: seen.heard,
+            failed,
         },
         None => NodeRecord {
             node: Arc::unwrap_or_clone(seen.node),
@@ -443,6 +530,7 @@ pub(crate) fn record(tests: &[TestPolicy], seen: SeenNode, stored: Option<Stored
             hardware: None,
             case: None,
             heard: seen.heard,
+            failed,
         },
     }
 }

@@ -10,21 +10,24 @@ use doctor_core::{
     ids::{NodeName, PoolName, RunId, Sku, TestId},
     node::{Marks, Node, Occupancy},
     policy::{Policy, TestPolicy},
-    snapshot::{Caps, RecentActions, Snapshot},
+    snapshot::{ActiveRun, Caps, NodeRecord, RecentActions, Records, Snapshot},
     time::{Span, Timestamp},
-    view::{Facts, Latest, PassedBy},
+    view::{AuditLine, CycleView, Facts, Kept, Latest, Ledger, PassedBy},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::{
+    audience::Seen,
     backend::{Backend, BackendError, PolledJob, SeenNode},
-    observe,
+    failed_work, observe,
     settings::Settings,
     store::{
         Store, StoreError,
-        records::{LatestRow, StoredNode},
+        records::{AuditRow, LatestRow, StoredNode},
     },
 };
+
+const DAY: i64 = 86_400_000;
 
 /// A cluster as a cycle saw it, and by what it was judged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -50,24 +53,54 @@ pub struct ClusterRow {
     pub heard: Option<Timestamp>,
 }
 
-impl Cluster {
-    /// What a snapshot says of the cluster.
-    pub fn of(backend: &str, snapshot: &Snapshot) -> Self {
-        let rows = snapshot.nodes.iter().map(|record| ClusterRow {
-            node: record.node.name.clone(),
-            pool: record.node.pool.clone(),
-            occupancy: record.node.occupancy.clone(),
-            marks: record.node.marks.clone(),
-            sku: record.node.sku.clone(),
-            heard: record.heard,
-        });
-        Self {
-            backend: backend.to_owned(),
-            caps: snapshot.caps,
-            policy: (*snapshot.policy).clone(),
-            tests: snapshot.tests.to_vec(),
-            nodes: rows.collect(),
+/// What a snapshot says of the cluster, as [`last_seen`] reads it. Written without a copy of the nodes: there may be thousands,
+/// and this is done all the time.
+///
+/// # Errors
+/// If it cannot be written as JSON.
+pub fn written(backend: &str, snapshot: &Snapshot) -> serde_json::Result<Vec<u8>> {
+    serde_json::to_vec(&Written {
+        backend,
+        caps: snapshot.caps,
+        policy: &snapshot.policy,
+        tests: &snapshot.tests,
+        nodes: Rows(&snapshot.nodes),
+    })
+}
+
+/// A [`Cluster`], borrowed.
+#[derive(Serialize)]
+struct Written<'a> {
+    backend: &'a str,
+    caps: Caps,
+    policy: &'a Policy,
+    tests: &'a [TestPolicy],
+    nodes: Rows<'a>,
+}
+
+struct Rows<'a>(&'a [NodeRecord]);
+
+impl Serialize for Rows<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        /// A [`ClusterRow`], borrowed.
+        #[derive(Serialize)]
+        struct Row<'a> {
+            node: &'a NodeName,
+            pool: &'a PoolName,
+            occupancy: &'a Occupancy,
+            marks: &'a Marks,
+            sku: &'a Option<Sku>,
+            heard: Option<Timestamp>,
         }
+
+        serializer.collect_seq(self.0.iter().map(|NodeRecord { node, heard, .. }| Row {
+            node: &node.name,
+            pool: &node.pool,
+            occupancy: &node.occupancy,
+            marks: &node.marks,
+            sku: &node.sku,
+            heard: *heard,
+        }))
     }
 }
 
@@ -117,21 +150,103 @@ pub fn facts(store: &Store, seen: Option<Timestamp>, cluster: Cluster, now: Time
     let by = Judged { caps: cluster.caps, policy: cluster.policy, tests: cluster.tests };
     let nodes = cluster.nodes.into_iter().map(ClusterRow::seen).collect();
     let (snapshot, gone) = assemble(store, by, nodes, &BTreeMap::new(), now)?;
-    let tests = snapshot.tests.clone();
-    let gone = gone.into_iter().map(|(name, stored)| observe::record(&tests, no_longer_named(name), Some(stored)));
-    let mut latest: BTreeMap<NodeName, BTreeMap<TestId, Latest>> = BTreeMap::new();
-    for row in store.latest_all()? {
-        let (node, test, result) = split(row);
-        latest.entry(node).or_default().insert(test, result);
+    let (tests, never) = (snapshot.tests.clone(), Records::never(snapshot.tests.len()));
+    let gone = gone
+        .into_iter()
+        .map(|(name, stored)| observe::record(&tests, &never, no_longer_named(name), Some(stored), None));
+    Ok(Facts { now, seen, gone: gone.collect(), reasons: reasons(store)?, snapshot })
+}
+
+/// The same of a cluster that this process has just seen itself. What a cycle has just done is in the store and not in its
+/// snapshot: that is brought up to date.
+///
+/// # Errors
+/// If the store fails.
+pub fn facts_of(store: &Store, seen: Seen) -> Result<Facts, StoreError> {
+    let Seen { mut snapshot, behind, .. } = seen;
+    catch_up(store, &mut snapshot, &behind)?;
+    let (tests, never) = (snapshot.tests.clone(), Records::never(snapshot.tests.len()));
+    let here = |name: &NodeName| snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).is_ok();
+    let names: Vec<NodeName> = store.node_names()?.into_iter().filter(|name| !here(name)).collect();
+    let gone = if names.is_empty() { BTreeMap::new() } else { store.load_nodes_named(&names)? };
+    let gone = gone.into_iter();
+    let gone = gone.map(|(name, stored)| observe::record(&tests, &never, no_longer_named(name), Some(stored), None));
+    let (now, seen) = (snapshot.at, Some(snapshot.at));
+    Ok(Facts { now, seen, gone: gone.collect(), reasons: reasons(store)?, snapshot })
+}
+
+/// What the store knows more.
+fn catch_up(store: &Store, snapshot: &mut Snapshot, behind: &[NodeName]) -> Result<(), StoreError> {
+    let stored = if behind.is_empty() { BTreeMap::new() } else { store.load_nodes_named(behind)? };
+    let (tests, never) = (snapshot.tests.clone(), Records::never(snapshot.tests.len()));
+    for (name, stored) in stored {
+        let Ok(place) = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(&name)) else { continue };
+        let record = &mut snapshot.nodes[place];
+        let node = SeenNode { node: record.node.clone().into(), heard: record.heard, jobs: Vec::new() };
+        *record = observe::record(&tests, &never, node, Some(stored), record.failed.clone());
     }
-    let reasons = store.reasons_all()?.into_iter();
-    Ok(Facts {
-        now,
-        seen,
-        gone: gone.collect(),
-        latest,
-        reasons: reasons.map(|row| (row.node, PassedBy { since: row.since, reason: row.reason })).collect(),
-        snapshot,
+    let runs = observe::active(&store.active_runs()?, &BTreeMap::new(), &BTreeMap::new());
+    let mut polled: BTreeMap<RunId, ActiveRun> =
+        std::mem::take(&mut snapshot.runs).into_iter().map(|active| (active.run.id, active)).collect();
+    // What the backend said of a job is known to the cycle alone.
+    let known = |active: ActiveRun| match polled.remove(&active.run.id) {
+        Some(seen) => ActiveRun { seen: seen.seen, absent_since: seen.absent_since, ..active },
+        None => active,
+    };
+    snapshot.runs = runs.into_iter().map(known).collect();
+    let now = snapshot.at;
+    snapshot.cases = store.cases(now.minus(snapshot.policy.repair.memory))?;
+    snapshot.recent = RecentActions { taken_out: store.taken_out_since(now.minus(Span::hours(1)))? };
+    snapshot.breaker = store.breaker()?;
+    snapshot.pauses = store.pauses(now)?;
+    snapshot.requests = store.requests()?;
+    Ok(())
+}
+
+fn reasons(store: &Store) -> Result<BTreeMap<NodeName, PassedBy>, StoreError> {
+    let rows = store.reasons_all()?.into_iter();
+    Ok(rows.map(|row| (row.node, PassedBy { since: row.since, reason: row.reason })).collect())
+}
+
+/// What the store says of one node beside the facts, with so many lines of the audit trail.
+///
+/// # Errors
+/// If the store fails.
+pub fn kept(store: &Store, facts: &Facts, node: &NodeName, audit: u32) -> Result<Kept, StoreError> {
+    let case = facts.node(node).and_then(|(record, _)| record.case);
+    let line = |row: AuditRow| AuditLine {
+        at: row.at,
+        by: row.by,
+        what: row.what,
+        code: row.code,
+        text: row.text,
+        run: row.run,
+    };
+    Ok(Kept {
+        latest: store.latest_of(node)?.into_iter().map(split).collect(),
+        case: case.map(|id| store.case(id)).transpose()?.flatten(),
+        audit: store.audit(audit, Some(node))?.into_iter().map(line).collect(),
+    })
+}
+
+/// What the store says beside the nodes.
+///
+/// # Errors
+/// If the store fails.
+pub fn ledger(store: &Store, now: Timestamp) -> Result<Ledger, StoreError> {
+    let midnight = Timestamp::from_millis(now.millis().div_euclid(DAY) * DAY);
+    let last_cycle = store.cycles(1)?.into_iter().next().map(|row| CycleView {
+        at: row.at,
+        took: row.took,
+        actions: row.actions,
+        submitted: row.submitted,
+        trouble: row.trouble,
+    });
+    Ok(Ledger {
+        last_cycle,
+        leader: store.leader()?,
+        rejected: store.counters()?.documents_rejected,
+        spent_today: store.spent_since(midnight)?,
     })
 }
 
@@ -176,11 +291,12 @@ fn assemble(
     polled: &BTreeMap<RunId, PolledJob>,
     now: Timestamp,
 ) -> Result<(Snapshot, Gone), StoreError> {
-    const DAY: i64 = 86_400_000;
     let mut stored = store.load_nodes()?;
+    let never = Records::never(by.tests.len());
+    let failed = failed_work::stored(store, by.policy.user_work.window, now)?;
     let records = seen.into_iter().map(|seen| {
-        let known = stored.remove(&seen.node.name);
-        observe::record(&by.tests, seen, known)
+        let (known, failed) = (stored.remove(&seen.node.name), failed.get(&seen.node.name).cloned());
+        observe::record(&by.tests, &never, seen, known, failed)
     });
     let nodes = records.collect();
     let runs = store.active_runs()?;
@@ -195,6 +311,7 @@ fn assemble(
         breaker: store.breaker()?,
         pauses: store.pauses(now)?,
         requests: store.requests()?,
+        trials: Vec::new(),
         silence_reported: store.silence_reported()?,
         caps: by.caps,
         policy: by.policy.into(),
@@ -216,7 +333,7 @@ fn no_longer_named(name: NodeName) -> SeenNode {
     SeenNode { node: node.into(), heard: None, jobs: Vec::new() }
 }
 
-fn split(row: LatestRow) -> (NodeName, TestId, Latest) {
-    let LatestRow { node, test, at, verdict, reason, run, conclusive, misses } = row;
-    (node, test, Latest { at, verdict, reason, run, conclusive, misses })
+fn split(row: LatestRow) -> (TestId, Latest) {
+    let LatestRow { node: _, test, at, verdict, reason, run, conclusive, misses } = row;
+    (test, Latest { at, verdict, reason, run, conclusive, misses })
 }

@@ -8,7 +8,7 @@ use doctor_core::time::{Span, Timestamp};
 use crate::{
     cycle::Parts,
     observe::Memory,
-    picture::Cluster,
+    picture,
     store::{Lease, StoreError},
 };
 
@@ -78,7 +78,7 @@ impl Publisher {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let Some(snapshot) = memory.snapshot() else { return Ok(()) };
-        let picture = serde_json::to_vec(&Cluster::of(parts.backend.name(), snapshot))
+        let picture = picture::written(parts.backend.name(), snapshot)
             .map_err(|error| StoreError::Unreadable { what: "picture of the cluster", why: error.to_string() })?;
         parts.store.save_cluster(lease, now, &picture)?;
         self.pictured = Some(Instant::now());

@@ -10,6 +10,9 @@ use doctor_core::{
     profile::Profiles,
 };
 
+/// The suite for nodes that an operator wants examined, where the policy names no other tests.
+const QUARANTINE: &str = "quarantine";
+
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub policy: Arc<Policy>,
@@ -58,6 +61,10 @@ impl Settings {
         check_names(&policy, &catalogue, &known)?;
         // The planner knows tests only.
         policy.repair.proving = catalogue.named(&policy.repair.proving);
+        policy.repair.examine = match policy.repair.examine.as_slice() {
+            [] => catalogue.suites().get(QUARANTINE).map_or_else(Vec::new, |suite| suite.tests.clone()),
+            names => catalogue.named(names),
+        };
         if let Some(id) = policy.tests.keys().find(|id| catalogue.get(id).is_none()) {
             return Err(BadSettings::UnknownTest(id.to_string(), known()));
         }
@@ -77,6 +84,11 @@ impl Settings {
             profiles: Arc::new(profiles),
             catalogue: Arc::new(catalogue),
         })
+    }
+
+    /// Whether a test runs on several nodes at once.
+    pub fn is_together(&self, test: &CheckId) -> bool {
+        self.tests.iter().any(|policy| policy.together && policy.id == *test)
     }
 
     /// The rules of one check. There are hundreds of others, and a result is judged by its own alone.
@@ -102,9 +114,10 @@ fn check_names(policy: &Policy, catalogue: &Catalogue, known: &dyn Fn() -> Strin
             return Err(BadSettings::UnknownName(format!("suite `{name}`"), test.to_string(), known()));
         }
     }
-    let proving = catalogue.named(&policy.repair.proving);
-    match proving.iter().find(|test| catalogue.get(test).is_none()) {
-        Some(test) => Err(BadSettings::UnknownName("`repair.proving`".to_owned(), test.to_string(), known())),
-        None => Ok(()),
+    for (key, names) in [("`repair.proving`", &policy.repair.proving), ("`repair.examine`", &policy.repair.examine)] {
+        if let Some(test) = catalogue.named(names).iter().find(|test| catalogue.get(test).is_none()) {
+            return Err(BadSettings::UnknownName(key.to_owned(), test.to_string(), known()));
+        }
     }
+    Ok(())
 }

@@ -122,6 +122,22 @@ impl Share {
         Ok(Found::Document(bytes))
     }
 
+    /// Opens a log below the shared directory. `None`: there is no such plain file.
+    ///
+    /// # Errors
+    /// If the share itself cannot be read.
+    pub fn open_log(&self, path: &Path) -> Result<Option<File>, ShareError> {
+        use rustix::io::Errno;
+        let fail = |error: Errno| ShareError::new("reading", &self.root.join(path), error.into());
+        let file = match self.open_plainly(path) {
+            Ok(file) => file,
+            Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => return Ok(None),
+            Err(error) => return Err(fail(error)),
+        };
+        let plain = FileType::from_raw_mode(fstat(&file).map_err(fail)?.st_mode) == FileType::RegularFile;
+        Ok(plain.then(|| File::from(file)))
+    }
+
     /// Opens component by component without following any link.
     fn open_plainly(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
         let dir = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
@@ -189,6 +205,28 @@ impl Share {
         let dir = self.root.join("metadata");
         fs::create_dir_all(&dir).map_err(|e| ShareError::new("making", &dir, e))?;
         Ok(dir.join(name))
+    }
+
+    /// Keeps the log of a run on one node that came with a job's output: each line in the log of its test, those about the job
+    /// in the first.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn keep_log(&self, run: &Run, node: &NodeName, text: &str) -> Result<(), ShareError> {
+        let mut logs: Vec<(&TestId, String)> = run.tests.iter().map(|test| (test, String::new())).collect();
+        for line in text.split_inclusive('\n') {
+            // A line is `TIME ABOUT: TEXT`.
+            let about = line.split_once(' ').and_then(|(_, rest)| rest.split_once(": ")).map_or("", |(about, _)| about);
+            let place = logs.iter().position(|(test, _)| test.as_str() == about).unwrap_or(0);
+            logs[place].1.push_str(line);
+        }
+        for (test, text) in logs.iter().filter(|(_, text)| !text.is_empty()) {
+            let path = self.root.join(Self::log_path(test, node, run.planned));
+            let folder = path.parent().unwrap_or(&self.root);
+            fs::create_dir_all(folder).map_err(|e| ShareError::new("making", folder, e))?;
+            write_atomically(&path, text.as_bytes()).map_err(|e| ShareError::new("writing", &path, e))?;
+        }
+        Ok(())
     }
 
     /// Removes logs and documents that have outlived their time.

@@ -7,17 +7,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_checks::document::{AgentReport, Dropped, RunKey, Schema, Versions};
+use doctor_checks::{
+    document::{AgentReport, Dropped, RunKey, Schema, Versions},
+    permit::Permit,
+};
 use doctor_control::{
     clock::{Clock, SystemClock},
     cycle::Inbox,
-    store::Store,
+    store::{
+        Store,
+        records::{AgentKey, SpeaksBy},
+    },
+    vouch::{Answer, NotVouched, Voucher},
     wake::Wake,
-    web::{Door, DoorInbox},
+    web::{Door, DoorInbox, Tokens},
 };
 use doctor_core::{
     ids::NodeName,
     node::Hardware,
+    plan::TakeOut,
     time::{Span, Timestamp},
 };
 
@@ -50,6 +58,25 @@ impl Bed {
         Self { store, door, inbox, wake }
     }
 
+    /// A cluster vouches for agents here.
+    fn vouched() -> Self {
+        let mut bed = Self::new();
+        let (at, tokens) = ("127.0.0.1:0".parse().unwrap(), Tokens::new(Arc::new(Cluster), Span::minutes(1)));
+        let opened = Door::open_with(at, &bed.store, Arc::new(SystemClock), Arc::clone(&bed.wake), Some(tokens));
+        (bed.door, bed.inbox) = opened.unwrap();
+        bed.door.cycle_ended(true);
+        bed
+    }
+
+    #[track_caller]
+    fn expect_of(&self, status: &str, name: &str, token: &str, report: &AgentReport) -> String {
+        let body = report.sign(&RunKey::of_token(token)).unwrap();
+        let head = head(name, body.len()).replace("\r\n\r\n", &format!("\r\nauthorization: Bearer {token}\r\n\r\n"));
+        let answer = exchange(self.door.address(), &head, &body);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        answer
+    }
+
     fn leading() -> Self {
         let bed = Self::new();
         bed.door.cycle_ended(true);
@@ -65,6 +92,21 @@ impl Bed {
         let answer = self.post(name, body);
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
         answer
+    }
+}
+
+/// A cluster whose token for the agent on a node is the node's name.
+struct Cluster;
+
+impl Voucher for Cluster {
+    fn whose(&self, token: String) -> Answer {
+        Box::pin(async move {
+            match token.as_str() {
+                "away" => Err(NotVouched::Unanswered("connection refused".to_owned())),
+                "old" => Err(NotVouched::Refused("it has expired".to_owned())),
+                name => Ok(node(name)),
+            }
+        })
     }
 }
 
@@ -214,8 +256,81 @@ fn heartbeats_are_heard_without_the_engine_and_an_old_one_proves_nothing() {
 }
 
 #[test]
+fn a_node_that_its_cluster_vouches_for_needs_no_enrolment_and_is_known_from_then_on() {
+    let mut bed = Bed::vouched();
+    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 5));
+    let heard = bed.inbox.heard(&node("n7"));
+    assert!(heard.is_some());
+    let lease = bed.store.acquire("test", SystemClock.now(), Span::hours(2)).unwrap();
+    let noted = bed.inbox.take_heard(SystemClock.now());
+    assert_eq!(noted.iter().map(|(node, heard)| (node.as_str(), heard.number)).collect::<Vec<_>>(), [("n7", 5)]);
+    bed.store.note_agents(&lease, &noted).unwrap();
+    assert!(matches!(bed.store.agent_key(&node("n7")).unwrap(), AgentKey::Vouched { heard: Some(_) }));
+    let row = bed.store.agents().unwrap().into_iter().find(|agent| agent.node == node("n7")).unwrap();
+    assert_eq!((row.speaks_by, row.revoked), (SpeaksBy::Token, None));
+    assert_eq!(bed.store.audit(1, None).unwrap()[0].what, "introduce-agent");
+    // A copy proves nothing of now, and without a token the name is nobody's.
+    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 5));
+    assert_eq!(bed.inbox.heard(&node("n7")), heard);
+    bed.expect("401", "n7", &heartbeat("n7", 6).sign(&RunKey::of_token("n7")).unwrap());
+    // One that was enrolled may change over to tokens.
+    bed.expect_of("200", "n1", "n1", &heartbeat("n1", 1));
+    bed.expect("200", "n1", &signed(&heartbeat("n1", 2), "n1"));
+}
+
+#[test]
+fn a_token_speaks_for_its_own_node_and_only_while_the_cluster_says_so() {
+    let mut bed = Bed::vouched();
+    let refused = bed.expect_of("403", "n2", "n7", &report("n2", 1));
+    assert!(refused.contains("the token is of the agent on n7, and does not speak for n2"), "{refused}");
+    assert!(bed.expect_of("403", "n7", "n7", &report("n2", 1)).contains("does not bear the signature of n7"));
+    assert!(bed.expect_of("401", "n7", "old", &report("n7", 1)).contains("it has expired"));
+    let later = bed.expect_of("503", "n7", "away", &report("n7", 1));
+    assert!(later.contains("retry-after") && later.contains("connection refused"), "{later}");
+    // A report that was signed with something else than the token it came with.
+    let body = signed(&report("n7", 1), "n1");
+    let head = head("n7", body.len()).replace("\r\n\r\n", "\r\nauthorization: Bearer n7\r\n\r\n");
+    assert!(exchange(bed.door.address(), &head, &body).starts_with("HTTP/1.1 403 "));
+    bed.expect_of("401", "n3", "n3", &report("n3", 1)).contains("revoked");
+    assert!(bed.inbox.waiting().is_empty() && bed.inbox.take_heard(SystemClock.now()).is_empty());
+    assert!(Bed::leading().expect_of("401", "n1", "n1", &report("n1", 1)).contains("no tokens are accepted here"));
+}
+
+#[test]
+fn an_agent_that_the_cluster_vouches_for_can_be_revoked() {
+    let mut bed = Bed::vouched();
+    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 1));
+    bed.inbox.take_heard(SystemClock.now());
+    assert!(bed.store.revoke_agent(&node("n7"), "ann", "taken over", SystemClock.now()).unwrap());
+    assert!(bed.expect_of("401", "n7", "n7", &heartbeat("n7", 2)).contains("revoked"));
+    bed.store.enroll_agent(&node("n7"), &key("n7"), "ann", "cleaned", SystemClock.now()).unwrap();
+    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 3));
+}
+
+#[test]
 fn health_says_who_leads() {
     let bed = Bed::leading();
     let ask = "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     assert!(exchange(bed.door.address(), ask, b"").ends_with("leading\n"));
+}
+
+#[test]
+fn a_node_is_told_with_each_answer_whether_the_breaker_would_let_it_go() {
+    let bed = Bed::leading();
+    let permit = |name: &str, number: u64| {
+        let answer = bed.expect("200", name, &heartbeat(name, number).sign(&key(name)).unwrap());
+        let value = answer.lines().find_map(|line| line.strip_prefix("x-doctor-permit: ").map(str::to_owned))?;
+        Some(Permit::open(&value, &node(name), number, &key(name)).expect("it is signed for this report of this node"))
+    };
+    assert_eq!(permit("n1", 1), None, "no cycle has said anything");
+    let every = Duration::from_secs(60);
+    bed.door.may_take_out(Some(TakeOut::AllBut([node("n2")].into())), every);
+    assert_eq!(permit("n1", 2), Some(Permit { lasts: Span::minutes(2) }));
+    assert_eq!(permit("n2", 1), None, "its pool can spare no more");
+    bed.door.may_take_out(Some(TakeOut::Nobody), every);
+    assert_eq!(permit("n1", 3), None, "the breaker opened");
+    bed.door.may_take_out(Some(TakeOut::AllBut([].into())), every);
+    assert!(permit("n1", 4).is_some());
+    bed.door.may_take_out(None, every);
+    assert_eq!(permit("n1", 5), None, "the store failed, and nobody knows");
 }

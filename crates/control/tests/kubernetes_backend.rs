@@ -1,6 +1,19 @@
 //! The Kubernetes backend on a real control plane: the contract, and an API server that goes away. Pods are played by a
 //! kubelet of the bed; scheduling, preemption and the life of Jobs are the real thing.
 
+#[path = "kubernetes_backend/acts.rs"]
+mod acts;
+#[path = "kubernetes_backend/carry.rs"]
+mod carry;
+#[path = "kubernetes_backend/failures.rs"]
+mod failures;
+#[path = "kubernetes_backend/template.rs"]
+mod template;
+#[path = "kubernetes_backend/troubles.rs"]
+mod troubles;
+#[path = "kubernetes_backend/volcano.rs"]
+mod volcano;
+
 use std::{
     collections::HashMap,
     path::PathBuf,
@@ -47,7 +60,12 @@ struct Cluster {
 /// One for all tests of this file; each uses nodes of its own.
 fn cluster() -> Option<&'static Cluster> {
     static CLUSTER: OnceLock<Option<Cluster>> = OnceLock::new();
-    CLUSTER.get_or_init(|| Cluster::start(&["gpu-1", "gpu-2", "gpu-3", "gpu-4"])).as_ref()
+    CLUSTER
+        .get_or_init(|| {
+            let names: Vec<String> = (1..=16).map(|number| format!("gpu-{number}")).collect();
+            Cluster::start(&names.iter().map(String::as_str).collect::<Vec<_>>())
+        })
+        .as_ref()
 }
 
 impl Cluster {
@@ -56,7 +74,8 @@ impl Cluster {
         let plane = ControlPlane::start(&programs).unwrap();
         let started = Started::default();
         let counts = Arc::clone(&started);
-        let nodes = nodes.iter().map(|node| FakeNode::gpu(node)).collect();
+        let instance = "aws:///us-east-1a/i-0123456789abcdef0";
+        let nodes = nodes.iter().map(|node| FakeNode::gpu(node).provider_id(instance)).collect();
         let kubelet = Kubelet::start(plane.admin(), nodes, move |pod| {
             let run = pod.metadata.labels.as_ref().and_then(|labels| labels.get("cluster-doctor.io/run"));
             if let Some(run) = run {
@@ -256,12 +275,43 @@ fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
         backend.snapshot().unwrap().into_iter().find(|seen| seen.node.name.as_str() == "gpu-2").unwrap().jobs;
     assert_eq!(seen_run, [run]);
     cluster.user_pod("user-on-gpu-2", "gpu-2");
-    until("our job to be gone", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Killed, .. }));
+    until("our job to be gone", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Displaced, .. }));
     until(
         "the user's pod to have the node",
         || matches!(seen(&backend, "gpu-2").occupancy, Occupancy::Busy { by } if by.contains("user-on-gpu-2")),
     );
     cluster.delete("/api/v1/namespaces/default/pods/user-on-gpu-2");
+}
+
+#[test]
+fn a_node_that_a_user_pod_waits_for_is_wanted_where_nobody_preempts() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    cluster.plane.make(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+        "metadata": { "name": "polite" }, "value": 1000, "preemptionPolicy": "Never" }));
+    let run = ids(6).run();
+    backend.submit(&request(run, "gpu-10", "endless")).unwrap();
+    until("our job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
+    cluster.plane.make(&json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "polite-on-gpu-10", "namespace": "default" },
+        "spec": {
+            "priorityClassName": "polite", "nodeSelector": { "kubernetes.io/hostname": "gpu-10" },
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{ "name": "train", "image": "train", "command": ["train"],
+                "resources": { "limits": { "nvidia.com/gpu": "8" } } }],
+        },
+    }));
+    until(
+        "the node to be wanted",
+        || matches!(seen(&backend, "gpu-10").occupancy, Occupancy::Busy { by } if by.contains("polite-on-gpu-10, which waits")),
+    );
+    assert!(matches!(polled(&backend, run), JobSeen::Running { .. }), "nobody but us ends it");
+    backend.cancel(run).unwrap();
+    until(
+        "the user's pod to have the node",
+        || matches!(seen(&backend, "gpu-10").occupancy, Occupancy::Busy { by } if by == "pod default/polite-on-gpu-10".into()),
+    );
+    cluster.delete("/api/v1/namespaces/default/pods/polite-on-gpu-10");
 }
 
 #[test]

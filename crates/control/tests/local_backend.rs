@@ -4,10 +4,10 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::OnceLock,
     time::Duration,
 };
 
+use doctor_bed::programs::doctor_node;
 use doctor_checks::{
     document::{Document, RunKey},
     proc_stat::ProcStat,
@@ -33,25 +33,6 @@ const KEY: RunKey = RunKey::new([7; 32]);
 
 /// A policy with a test that goes on for longer than any of these tests.
 const POLICY: &str = "[tests.endless.params]\ncommand = [\"/bin/sleep\", \"600\"]\ntimeout = \"20m\"\n";
-
-/// The program under test, built as this test was.
-fn doctor_node() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        if let Some(program) = std::env::var_os("DOCTOR_NODE") {
-            return program.into();
-        }
-        let me = std::env::current_exe().unwrap();
-        let profile = me.parent().and_then(Path::parent).unwrap();
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "doctor-node", "--target-dir"]).arg(profile.parent().unwrap());
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success(), "cargo build -p doctor-node");
-        profile.join("doctor-node")
-    })
-}
 
 struct Local {
     directory: TempDir,

@@ -1,31 +1,38 @@
 //! One suite, every kind of store: in memory, in a file, on PostgreSQL.
 
+#[path = "store_suite/agents.rs"]
+mod agents;
 mod bed;
+#[path = "store_suite/cases.rs"]
+mod cases;
 #[path = "store_suite/events.rs"]
 mod events;
+#[path = "store_suite/failed_work.rs"]
+mod failed_work;
 #[path = "store_suite/files.rs"]
 mod files;
 #[path = "store_suite/inbox.rs"]
 mod inbox;
+#[path = "store_suite/outbox.rs"]
+mod outbox;
 #[path = "store_suite/property.rs"]
 mod property;
+#[path = "store_suite/web.rs"]
+mod web;
 
 use bed::{Bed, finding, hardware, node, retry, test};
-use doctor_checks::document::{Dropped, RunKey, Schema, Versions};
 use doctor_control::store::{
     GroupCommit, LeaseError, Store, StoreError,
-    records::{Accepted, AgentFindings, AgentHeard, AgentKey, HistoryFilter},
+    records::{Accepted, HistoryFilter},
 };
 use doctor_core::{
-    case::{Case, CaseState, Closed, Rung, StepKind, StepState},
-    finding::{Severity, Verdict},
+    finding::Verdict,
     ids::{HardwareId, JobId},
     lifecycle::Life,
     node::Hold,
-    plan::{Action, Conclusion, Notice, PassedOver},
+    plan::{Action, Conclusion, PassedOver},
     reason::Because,
     run::{CancelWhy, IncompleteWhy, NotStarted, RunEnd, RunState},
-    snapshot::{Asked, Breaker, Pause},
     time::{Span, Timestamp},
 };
 
@@ -57,16 +64,9 @@ suite!(
     findings_count_up_while_they_last_and_a_conclusive_result_clears_them,
     a_late_result_is_history_and_changes_neither_latest_nor_findings,
     another_machine_under_a_name_begins_anew,
-    a_case_is_kept_step_by_step_and_its_closing_frees_the_node,
-    a_case_follows_its_machine_to_another_name,
-    the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for,
-    what_operators_say_is_read_back_and_audited,
     history_is_read_newest_first_by_node_test_and_time,
     a_limit_cuts_history_where_it_would_be_cut_without_one,
     failure_rates_are_counted_by_the_hour,
-    agents_open_and_clear_findings_without_history,
-    an_agent_speaks_with_its_key_until_it_is_revoked,
-    what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told,
     node_hours_count_from_the_start_to_the_end_of_each_run,
     reasons_are_kept_until_they_change_or_a_run_takes_the_node,
     many_threads_share_one_commit_and_each_gets_its_own_answer,
@@ -376,174 +376,6 @@ fn another_machine_under_a_name_begins_anew(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-fn new_case(bed: &mut Bed, name: &str) -> Case {
-    bed.ids.at(bed.now);
-    Case {
-        id: bed.ids.case(),
-        hardware: hardware(name).id().unwrap(),
-        node: node(name),
-        opened: bed.now,
-        severity: Severity::Reset,
-        findings: vec![finding("gpu", "gpu-hot", 3)],
-        rung: Rung::Reset,
-        steps: Vec::new(),
-        state: CaseState::Open,
-        boot_id: None,
-    }
-}
-
-fn open_case(bed: &mut Bed, name: &str) -> Case {
-    let case = new_case(bed, name);
-    let to = Life::Quarantined;
-    bed.commit(&[
-        Because::new(Action::OpenCase(case.clone()), "confirmed", "hot"),
-        Because::new(Action::Move { node: node(name), to, case: Some(case.id) }, "confirmed", "hot"),
-    ]);
-    case
-}
-
-fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut Bed) {
-    bed.tested("n1", "gpu", Verdict::Fail);
-    let case = open_case(bed, "n1");
-    let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
-    assert_eq!((stored.life, stored.case, stored.since), (Life::Quarantined, Some(case.id), bed.now));
-
-    let (mark, reset) = (bed.ids.op(), bed.ids.op());
-    let step = |step, op| Action::Step { case: case.id, node: node("n1"), step, op, tries: 1 };
-    bed.commit(&[Because::new(step(StepKind::Mark, mark), "confirmed", "hot")]);
-    bed.store.record_step(&bed.lease, case.id, mark, Ok(()), bed.now).unwrap();
-    bed.commit(&[Because::new(step(StepKind::Reset, reset), "next", "try")]);
-    bed.store.record_step(&bed.lease, case.id, reset, Err("driver is stuck"), bed.now).unwrap();
-    bed.commit(&[Because::new(Action::Escalate { case: case.id, to: Rung::Reboot }, "failed", "up")]);
-    let proposed = bed.ids.op();
-    let propose = Action::Propose { case: case.id, node: node("n1"), step: StepKind::Reboot, op: proposed };
-    bed.commit(&[Because::new(propose, "not-allowed", "ask")]);
-    bed.commit(&[Because::new(Action::Settle { case: case.id, op: proposed, done: true }, "seen", "rebooted")]);
-    let (prove, drain) = (bed.ids.op(), bed.ids.op());
-    bed.commit(&[Because::new(step(StepKind::Prove, prove), "proof", "prove it")]);
-    bed.commit(&[Because::new(step(StepKind::Drain, drain), "case", "drain it")]);
-    let kept = bed.store.case(case.id).unwrap().unwrap();
-    let steps: Vec<_> = kept.steps.iter().map(|step| (step.what, step.state, step.rung)).collect();
-    assert_eq!(
-        steps,
-        [
-            (StepKind::Mark, StepState::Done, Rung::Reset),
-            (StepKind::Reset, StepState::Failed, Rung::Reset),
-            (StepKind::Reboot, StepState::Done, Rung::Reboot),
-            // What happens in our own books only is done with the plan; what touches the cluster is not.
-            (StepKind::Prove, StepState::Done, Rung::Reboot),
-            (StepKind::Drain, StepState::Intended, Rung::Reboot)
-        ]
-    );
-    assert_eq!(kept.steps[1].text, "driver is stuck");
-    let unknown = bed.ids.op();
-    assert!(bed.store.record_step(&bed.lease, case.id, unknown, Ok(()), bed.now).is_err());
-
-    bed.wait(Span::hours(1));
-    bed.tested("n1", "disk", Verdict::Fail);
-    bed.commit(&[Because::new(Action::Worsen { case: case.id, node: node("n1") }, "worse", "disk too")]);
-    assert_eq!(bed.store.case(case.id).unwrap().unwrap().findings.len(), 2);
-    bed.assert_sound();
-
-    let close = Action::CloseCase { case: case.id, node: node("n1"), how: Closed::Returned };
-    bed.commit(&[Because::new(close, "proved", "well")]);
-    let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
-    assert_eq!((stored.case, stored.findings.len()), (None, 0));
-    let closed_at = bed.now;
-    assert_eq!(bed.store.cases(closed_at.minus(Span::from_secs(1))).unwrap().len(), 1);
-    assert!(bed.store.cases(closed_at).unwrap().is_empty());
-    assert_eq!(bed.store.cases_all(10).unwrap().len(), 1);
-    bed.assert_sound();
-}
-
-fn a_case_follows_its_machine_to_another_name(bed: &mut Bed) {
-    let case = open_case(bed, "n1");
-    bed.commit(&[Because::new(Action::Follow { case: case.id, node: node("n9") }, "machine-followed", "renamed")]);
-    let nodes = bed.store.load_nodes().unwrap();
-    assert_eq!((nodes[&node("n1")].case, nodes[&node("n9")].case), (None, Some(case.id)));
-    assert_eq!(bed.store.case(case.id).unwrap().unwrap().node, node("n9"));
-    // Closed under the new name, it takes nothing from the old one.
-    let close = Action::CloseCase { case: case.id, node: node("n9"), how: Closed::Returned };
-    bed.commit(&[Because::new(close, "proved", "well")]);
-    bed.assert_sound();
-}
-
-fn the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for(bed: &mut Bed) {
-    let since = bed.now;
-    let request = bed.store.add_request(&Asked::Quarantine { node: node("n2") }, "ada", "smells", bed.now).unwrap();
-    let mut actions = Vec::new();
-    for name in ["n1", "n2"] {
-        let case = new_case(bed, name);
-        let op = bed.ids.op();
-        let id = case.id;
-        actions.push(Because::new(Action::OpenCase(case), "x", "x"));
-        actions.push(Because::new(
-            Action::Step { case: id, node: node(name), step: StepKind::Mark, op, tries: 1 },
-            "x",
-            "x",
-        ));
-        actions.push(Because::new(Action::Move { node: node(name), to: Life::Quarantined, case: Some(id) }, "x", "x"));
-    }
-    // A mark that was found, not made.
-    actions.push(Because::new(
-        Action::Move { node: node("n3"), to: Life::Quarantined, case: None },
-        "mark-adopted",
-        "x",
-    ));
-    actions.push(Because::new(Action::Answer { request }, "operator", "asked"));
-    bed.commit(&actions);
-    assert_eq!(bed.store.taken_out_since(since).unwrap(), [(node("n1"), bed.now)]);
-    assert!(bed.store.taken_out_since(bed.now.plus(Span::from_millis(1))).unwrap().is_empty());
-    assert!(bed.store.requests().unwrap().is_empty());
-    bed.assert_sound();
-}
-
-fn what_operators_say_is_read_back_and_audited(bed: &mut Bed) {
-    let (store, now) = (bed.store.clone(), bed.now);
-    let before = store.operator_changes().unwrap();
-    let hold = Hold { by: "ada".to_owned(), why: "debugging".to_owned(), since: now, until: None };
-    store.hold(&node("n1"), &hold).unwrap();
-    assert_eq!(store.load_nodes_named(&[node("n1"), node("nobody")]).unwrap()[&node("n1")].hold, Some(hold));
-    store.unhold(&node("n1"), "ada", "done", now).unwrap();
-    assert_eq!(store.load_nodes().unwrap()[&node("n1")].hold, None);
-
-    let everywhere = Pause {
-        pool: None,
-        by: "bob".to_owned(),
-        why: "demo".to_owned(),
-        since: now,
-        until: Some(now.plus(Span::hours(4))),
-    };
-    store.pause(&everywhere).unwrap();
-    assert_eq!(store.pauses(now).unwrap(), [everywhere]);
-    assert!(store.pauses(now.plus(Span::hours(4))).unwrap().is_empty());
-    store.resume(None, "bob", "over", now).unwrap();
-    assert!(store.pauses(now).unwrap().is_empty());
-
-    assert_eq!(store.breaker().unwrap(), Breaker::Closed { since: None });
-    bed.commit(&[Because::new(Action::OpenBreaker, "breaker-opened", "3 nodes in an hour")]);
-    assert_eq!(store.breaker().unwrap(), Breaker::Open { since: now, why: "3 nodes in an hour".to_owned() });
-    store.close_breaker("ada", "looked at all three", now).unwrap();
-    assert_eq!(store.breaker().unwrap(), Breaker::Closed { since: Some(now) });
-
-    assert!(!store.silence_reported().unwrap());
-    bed.commit(&[Because::new(Action::Notice(Notice::AgentsSilent { silent: 5, of: 9 }), "agents-silent", "x")]);
-    assert!(store.silence_reported().unwrap());
-    bed.commit(&[Because::new(Action::Notice(Notice::AgentsBack), "agents-back", "x")]);
-    assert!(!store.silence_reported().unwrap());
-
-    store.add_request(&Asked::Test { node: node("n2"), tests: vec![test("disk")] }, "eve", "new disk", now).unwrap();
-    let requests = store.requests().unwrap();
-    assert_eq!((requests.len(), requests[0].by.as_str()), (1, "eve"));
-    assert_eq!(store.operator_changes().unwrap(), before + 6);
-    let who: Vec<_> = store.audit(100, None).unwrap().into_iter().map(|row| (row.by, row.what)).collect();
-    for (by, what) in
-        [("ada", "hold"), ("bob", "pause"), ("bob", "resume"), ("ada", "close-breaker"), ("eve", "ask-test")]
-    {
-        assert!(who.contains(&(by.to_owned(), what.to_owned())), "{by} {what}: {who:?}");
-    }
-}
-
 fn history_is_read_newest_first_by_node_test_and_time(bed: &mut Bed) {
     let begin = bed.now;
     for hour in 0..30 {
@@ -564,7 +396,12 @@ fn history_is_read_newest_first_by_node_test_and_time(bed: &mut Bed) {
     assert!(n1.iter().all(|row| row.node == node("n1")) && n1[0].at == begin.plus(Span::hours(29)));
     let since = begin.plus(Span::hours(20));
     assert_eq!(of(HistoryFilter { since: Some(since), ..HistoryFilter::default() }).len(), 20);
-    let disk = HistoryFilter { node: Some(node("n2")), test: Some(test("disk")), since: Some(since), limit: None };
+    let disk = HistoryFilter {
+        node: Some(node("n2")),
+        test: Some(test("disk")),
+        since: Some(since),
+        ..HistoryFilter::default()
+    };
     assert_eq!(of(disk).len(), 5);
     assert!(of(HistoryFilter { test: Some(test("never")), ..HistoryFilter::default() }).is_empty());
     assert!(of(HistoryFilter { node: Some(node("never")), ..HistoryFilter::default() }).is_empty());
@@ -601,90 +438,6 @@ fn failure_rates_are_counted_by_the_hour(bed: &mut Bed) {
     let [rate] = lately.as_slice() else { panic!("{lately:?}") };
     assert_eq!((rate.pass, rate.fail, rate.inconclusive, rate.not_applicable), (2, 1, 1, 1));
     assert_eq!(bed.store.failure_rates(Timestamp::from_secs(0)).unwrap()[0].fail, 2);
-}
-
-fn agents_open_and_clear_findings_without_history(bed: &mut Bed) {
-    let mut report = AgentFindings {
-        node: node("n1"),
-        number: 1,
-        sent: bed.now,
-        received: bed.now,
-        by_check: [(test("gpu"), vec![finding("gpu", "gpu-hot", 1)])].into(),
-        hardware: hardware("n1"),
-        dropped: None,
-    };
-    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
-    report.received = bed.wait(Span::minutes(1));
-    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Duplicate, "it was kept before");
-    report.number = 2;
-    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
-    let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
-    assert_eq!((stored.findings[0].times, stored.findings[0].run), (2, None));
-    assert_eq!(stored.hardware, hardware("n1").id());
-    assert_eq!(bed.store.audit(10, None).unwrap().len(), 1, "only what changed is worth a line");
-    // The agent was set up anew and counts from one again.
-    (report.number, report.sent) = (1, bed.now);
-    report.by_check.insert(test("gpu"), Vec::new());
-    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
-    assert!(bed.store.load_nodes().unwrap()[&node("n1")].findings.is_empty());
-    assert!(bed.store.history(&HistoryFilter::default()).unwrap().is_empty());
-}
-
-fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut Bed) {
-    let (n1, first, second) = (node("n1"), RunKey::new([1; 32]), RunKey::new([2; 32]));
-    assert_eq!(bed.store.agent_key(&n1).unwrap(), AgentKey::Unknown);
-    assert!(!bed.store.revoke_agent(&n1, "ann", "lost", bed.now).unwrap());
-    let operators = bed.store.operator_changes().unwrap();
-    let key_now = |bed: &Bed| match bed.store.agent_key(&node("n1")).unwrap() {
-        AgentKey::Enrolled { key, heard: None, .. } => key,
-        other => panic!("{other:?}"),
-    };
-    bed.store.enroll_agent(&n1, &first, "ann", "new node", bed.now).unwrap();
-    assert_eq!(key_now(bed), first);
-    bed.store.enroll_agent(&n1, &second, "ann", "set up anew", bed.now).unwrap();
-    assert_eq!(key_now(bed), second, "one key at a time");
-    assert!(bed.store.operator_changes().unwrap() > operators);
-    assert!(bed.store.load_nodes().unwrap().is_empty(), "enrolling makes no node of the cluster");
-
-    let at = bed.wait(Span::minutes(1));
-    assert!(bed.store.revoke_agent(&n1, "ann", "stolen", at).unwrap());
-    assert_eq!(bed.store.agent_key(&n1).unwrap(), AgentKey::Revoked);
-    assert_eq!(bed.store.agents().unwrap()[0].revoked, Some(at));
-    let said: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
-    assert_eq!(said, ["revoke-agent", "enroll-agent", "enroll-agent"]);
-}
-
-fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut Bed) {
-    let heard = |number: u64, at: Timestamp| AgentHeard {
-        at,
-        number,
-        sent: at,
-        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 7 },
-    };
-    for name in ["n1", "n2", "n3"] {
-        bed.store.enroll_agent(&node(name), &RunKey::new([1; 32]), "ann", "x", bed.now).unwrap();
-    }
-    bed.store.revoke_agent(&node("n2"), "ann", "x", bed.now).unwrap();
-    let at = bed.wait(Span::minutes(1));
-    let all: Vec<_> = ["n1", "n2", "n9"].map(|name| (node(name), heard(5, at))).into();
-    bed.store.note_agents(&bed.lease, &all).unwrap();
-    let known: Vec<_> = bed.store.agents().unwrap().into_iter().map(|agent| agent.heard).collect();
-    assert_eq!(known, [Some(heard(5, at)), None, None], "neither the revoked nor the unknown are heard");
-
-    let dropped = Dropped { reports: 12, checks: [(test("gpu"), 9)].into(), from: at, to: at };
-    let report = AgentFindings {
-        node: node("n1"),
-        number: 1,
-        sent: at,
-        received: at,
-        by_check: [].into(),
-        hardware: hardware("n1"),
-        dropped: Some(dropped),
-    };
-    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
-    let line = &bed.store.audit(1, None).unwrap()[0];
-    assert_eq!(line.what, "reports-dropped");
-    assert!(line.text.contains("12 reports") && line.text.contains("gpu 9"), "{}", line.text);
 }
 
 fn node_hours_count_from_the_start_to_the_end_of_each_run(bed: &mut Bed) {

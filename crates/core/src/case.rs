@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    failed_work::FailedWork,
     finding::{Finding, Severity},
     ids::{CaseId, HardwareId, NodeName, OpId},
     reason::coded,
@@ -24,6 +25,26 @@ pub struct Case {
     pub state: CaseState,
     /// Boot at the time of the newest finding; another boot means that somebody rebooted it.
     pub boot_id: Option<String>,
+    /// What its examination says should become of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<Advice>,
+    /// User work that had failed on the node lately when it was opened.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_work: Vec<FailedWork>,
+}
+
+coded! {
+    /// What the tests of a quarantined node say should become of it.
+    pub enum Advice {
+        /// Every test that applies has passed.
+        Return => "return",
+        /// It may return, and there is something to watch.
+        ReturnFlagged => "return-flagged",
+        Reboot => "reboot",
+        Replace => "replace",
+        /// Something could not be tested: nobody can say.
+        ExamineAgain => "examine-again",
+    }
 }
 
 coded! {
@@ -65,12 +86,16 @@ coded! {
     pub enum StepKind {
         Mark => "mark",
         Drain => "drain",
+        /// User work is asked to leave, by whatever means the cluster has for that.
+        Evict => "evict",
         /// The evidence is put where the next step cannot destroy it.
         KeepEvidence => "keep-evidence",
         Reset => "reset",
         Reboot => "reboot",
         /// Tests that must pass before the node returns.
         Prove => "prove",
+        /// Tests on an operator's word; what they say is put before a person, who decides.
+        Examine => "examine",
         Replace => "replace",
         /// A person takes over.
         HandOver => "hand-over",
@@ -148,6 +173,11 @@ impl Case {
         given.is_some_and(|place| self.steps[place].rung == self.rung && !self.waits_for_person())
     }
 
+    /// An operator has the node examined, and that is not over.
+    pub fn is_examined(&self) -> bool {
+        self.step(StepKind::Examine).is_some_and(|step| step.state == StepState::Intended)
+    }
+
     /// Whether this was done at any time in this case.
     pub fn ever_done(&self, what: StepKind) -> bool {
         self.steps.iter().any(|step| step.what == what && step.state == StepState::Done)
@@ -176,6 +206,9 @@ mod tests {
         }
         for state in StepState::ALL {
             assert_eq!(StepState::from_code(state.code()), Some(*state));
+        }
+        for advice in Advice::ALL {
+            assert_eq!(Advice::from_code(advice.code()), Some(*advice));
         }
         for closed in Closed::ALL {
             assert_eq!(Closed::from_code(closed.code()), Some(*closed));

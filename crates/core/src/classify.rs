@@ -6,6 +6,7 @@
 
 mod clock;
 mod past;
+mod several;
 
 use std::collections::BTreeMap;
 
@@ -21,6 +22,7 @@ use crate::{
 
 pub use clock::{CLOCK_TOLERANCE, judge_clock};
 pub use past::{Past, Wanted, median};
+pub use several::of_several;
 
 /// A verdict with its reason and everything that is wrong.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,6 +44,8 @@ coded! {
         NotANumber => "not-a-number",
         NoPeers => "no-peers",
         NoPast => "no-past",
+        /// The nodes of a run failed all together, and nothing says which of them it was.
+        FailedTogether => "failed-together",
         Booting => "booting",
     }
 }

@@ -13,8 +13,8 @@ pub enum BadHostlist {
     Bracket(String),
     #[error("`{0}` is not a range; write it like 01-64 or 7, the smaller number first")]
     Range(String),
-    #[error("the list names more than {MOST_NODES} nodes")]
-    TooMany,
+    #[error("the list names more than {0} nodes")]
+    TooMany(usize),
     #[error("the list names no node")]
     Empty,
     #[error(transparent)]
@@ -28,15 +28,23 @@ pub enum BadHostlist {
 /// # Errors
 /// With the part that is wrong and what would be accepted.
 pub fn parse(text: &str) -> Result<Vec<NodeName>, BadHostlist> {
+    parse_up_to(text, MOST_NODES)
+}
+
+/// As [`parse`], for somebody to whom a longer list says nothing: it is refused before it is expanded.
+///
+/// # Errors
+/// The same, and if more nodes are named.
+pub fn parse_up_to(text: &str, most: usize) -> Result<Vec<NodeName>, BadHostlist> {
     let mut seen = std::collections::BTreeSet::new();
     let mut names = Vec::new();
     let mut named = 0;
     for item in split(text)? {
-        let expanded = expand(item)?;
+        let expanded = expand(item, most)?;
         // Repeated names count too: naming the same many nodes over and over takes as long as naming others.
         named += expanded.len();
-        if named > MOST_NODES {
-            return Err(BadHostlist::TooMany);
+        if named > most {
+            return Err(BadHostlist::TooMany(most));
         }
         for name in expanded {
             let name = NodeName::new(&name)?;
@@ -73,14 +81,14 @@ fn split(text: &str) -> Result<Vec<&str>, BadHostlist> {
     Ok(items)
 }
 
-fn expand(item: &str) -> Result<Vec<String>, BadHostlist> {
+fn expand(item: &str, most: usize) -> Result<Vec<String>, BadHostlist> {
     let mut partial = vec![String::new()];
     let mut rest = item;
     while let Some((before, after)) = rest.split_once('[') {
         let (ranges, tail) = after.split_once(']').ok_or_else(|| BadHostlist::Bracket(item.to_owned()))?;
-        let numbers = expand_ranges(ranges)?;
-        if partial.len().saturating_mul(numbers.len()) > MOST_NODES {
-            return Err(BadHostlist::TooMany);
+        let numbers = expand_ranges(ranges, most)?;
+        if partial.len().saturating_mul(numbers.len()) > most {
+            return Err(BadHostlist::TooMany(most));
         }
         partial = partial
             .iter()
@@ -94,7 +102,7 @@ fn expand(item: &str) -> Result<Vec<String>, BadHostlist> {
     Ok(partial)
 }
 
-fn expand_ranges(ranges: &str) -> Result<Vec<String>, BadHostlist> {
+fn expand_ranges(ranges: &str, most: usize) -> Result<Vec<String>, BadHostlist> {
     let mut numbers = Vec::new();
     for range in ranges.split(',') {
         let bad = || BadHostlist::Range(range.chars().take(64).collect());
@@ -108,8 +116,8 @@ fn expand_ranges(ranges: &str) -> Result<Vec<String>, BadHostlist> {
         if to < from {
             return Err(bad());
         }
-        if to - from >= MOST_NODES as u64 || numbers.len() > MOST_NODES {
-            return Err(BadHostlist::TooMany);
+        if to - from >= most as u64 || numbers.len() > most {
+            return Err(BadHostlist::TooMany(most));
         }
         let width = first.len();
         numbers.extend((from..=to).map(|number| format!("{number:0width$}")));
@@ -174,12 +182,20 @@ pub enum Selector {
 pub const LIVES: [&str; 7] = ["in-service", "suspect", "quarantined", "repairing", "proving", "out", "held"];
 
 impl Selector {
-    pub fn matches(&self, name: &NodeName, pool: &PoolName, life: &str) -> bool {
+    /// Whether the name alone decides that it is meant.
+    pub fn matches_name(&self, name: &NodeName) -> bool {
         match self {
             Self::Names(names) => names.contains(name),
+            Self::Pattern(pattern) => glob(pattern.as_bytes(), name.as_str().as_bytes()),
+            Self::Pool(_) | Self::Life(_) => false,
+        }
+    }
+
+    pub fn matches(&self, name: &NodeName, pool: &PoolName, life: &str) -> bool {
+        match self {
+            Self::Names(_) | Self::Pattern(_) => self.matches_name(name),
             Self::Pool(wanted) => wanted == pool,
             Self::Life(wanted) => wanted == life,
-            Self::Pattern(pattern) => glob(pattern.as_bytes(), name.as_str().as_bytes()),
         }
     }
 }
@@ -276,6 +292,22 @@ mod tests {
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_list_longer_than_wanted_is_refused() {
+        for (text, most, fits) in [
+            ("n[1-32]", 32, true),
+            ("n[1-33]", 32, false),
+            ("n[1-16],m[1-16]", 32, true),
+            ("n[1-16],m[1-17]", 32, false),
+            ("r[1-8]n[1-5]", 32, false),
+            ("n[1-20,30-49]", 32, false),
+        ] {
+            let parsed = parse_up_to(text, most);
+            assert_eq!(parsed.is_ok(), fits, "{text}: {parsed:?}");
+            assert!(fits || parsed == Err(BadHostlist::TooMany(most)), "{text}: {parsed:?}");
         }
     }
 

@@ -150,6 +150,11 @@ macro_rules! number_type {
                 self.0
             }
 
+            /// The lowest one of those made at that moment.
+            pub fn born_at(moment: Timestamp) -> Self {
+                Self(u64::try_from(moment.millis()).unwrap_or(0).min(u64::MAX >> (SUFFIX_BITS + 1)) << SUFFIX_BITS)
+            }
+
             /// When it was made, to the millisecond.
             pub fn born(self) -> Timestamp {
                 Timestamp::from_millis(i64::try_from(self.0 >> SUFFIX_BITS).unwrap_or(i64::MAX))

@@ -6,10 +6,13 @@
 //!
 //! Reading order: [`node`], [`run`], [`observation`], [`finding`] are the nouns; [`policy`] is what a site may set;
 //! [`classify`] turns observations into findings; [`lifecycle`] is a node's way out of service and back;
-//! [`plan`] is the one place where anything is decided; [`view`] is what people are shown.
+//! [`plan`] is the one place where anything is decided; [`view`] is what people are shown, [`alert`] what they are told
+//! without asking.
 
+pub mod alert;
 pub mod case;
 pub mod classify;
+pub mod failed_work;
 pub mod finding;
 pub mod hostlist;
 pub mod ids;
@@ -22,7 +25,9 @@ pub mod policy;
 pub mod profile;
 pub mod reason;
 pub mod run;
+pub mod shown;
 pub mod snapshot;
 pub mod time;
 pub mod toml_text;
+pub mod trials;
 pub mod view;

@@ -52,6 +52,11 @@ impl Marks {
         self.ours.iter().any(|mark| mark.kind == kind)
     }
 
+    /// A mark of ours keeps the node out of service, and not only for the length of a test.
+    pub fn keep_out(&self) -> bool {
+        self.ours.iter().any(|mark| mark.kind != MarkKind::Maintenance)
+    }
+
     /// Somebody else keeps this node out of service.
     pub fn foreign_block(&self) -> Option<&ForeignMark> {
         self.foreign.iter().find(|mark| mark.blocks)

@@ -46,6 +46,7 @@ pub struct Policy {
     pub breaker: BreakerLimits,
     pub repair: Repair,
     pub agents: AgentPolicy,
+    pub user_work: UserWork,
     #[serde(default)]
     pub windows: Vec<Window>,
     /// Settings of tests, by name, over what each test's own file says.
@@ -65,6 +66,7 @@ pub struct Policy {
 pub struct Allow {
     pub mark: bool,
     pub drain: bool,
+    pub evict: bool,
     pub reset: bool,
     pub reboot: bool,
     pub replace: bool,
@@ -112,6 +114,14 @@ pub struct BreakerLimits {
     pub nodes_per_hour: u32,
 }
 
+impl BreakerLimits {
+    /// How many of so many nodes may be out. One always may, or a pool of five could never lose one.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count is a small count")]
+    pub fn most_out(&self, total: u32) -> u32 {
+        ((f64::from(total) * self.percent_of_pool / 100.0).floor().max(0.0) as u32).max(1)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Repair {
@@ -128,6 +138,9 @@ pub struct Repair {
     /// Tests of a proving run, beside those that had failed. Empty: every routine test that applies.
     #[serde(default)]
     pub proving: Vec<TestId>,
+    /// Tests of a node that an operator has put into quarantine. Empty: every routine test that applies.
+    #[serde(default)]
+    pub examine: Vec<TestId>,
     /// Steps by severity.
     pub steps: BTreeMap<Severity, Vec<StepKind>>,
 }
@@ -143,6 +156,16 @@ pub struct AgentPolicy {
     pub incident_percent: f64,
     /// For this long after a boot, what is measured may still be on its way and fails nothing.
     pub boot_grace: Span,
+}
+
+/// What failed work of users says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UserWork {
+    /// Work that failed longer ago says nothing any more.
+    pub window: Span,
+    /// From so many owners on whose work failed on one node and nowhere else, its tests are due at once. 0: never.
+    pub retest: f64,
 }
 
 /// A time of the week. Times are at a fixed offset from UTC: daylight saving would make a plan depend on tables
@@ -231,6 +254,9 @@ pub struct TestSettings {
     pub at_once: Option<u32>,
     pub shares: Option<Vec<String>>,
     pub pools: Option<Vec<PoolName>>,
+    /// Whether it runs on several nodes at once, and only when that is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<bool>,
     /// Handed to the check as they are, such as `percent = 90` or `mounts = ["/"]`.
     #[serde(default)]
     pub params: BTreeMap<String, toml::Value>,
@@ -250,6 +276,12 @@ pub struct TestPolicy {
     pub exclusive: bool,
     /// Whether it is run by itself when it is stale. Others run when they are asked for, or to prove a node.
     pub routine: bool,
+    /// Whether a node bears our maintenance mark while it runs there.
+    #[serde(default)]
+    pub maintenance: bool,
+    /// Whether it runs on several nodes at once. Such a test is never run on a node by itself.
+    #[serde(default)]
+    pub together: bool,
     /// Runs of this test at a time over the whole cluster.
     pub at_once: Option<u32>,
     /// Shared things it loads, such as mounts.
@@ -293,7 +325,7 @@ impl Policy {
     /// # Errors
     /// With line, column and what is accepted.
     pub fn over_defaults(site: &str) -> Result<Self, BadText> {
-        const LIMITS: [Limit; 3] = [
+        const LIMITS: [Limit; 4] = [
             Limit { key: &["breaker", "percent_of_pool"], least: 0.0, most: 100.0, accepted: "0 to 100 percent" },
             Limit { key: &["agents", "incident_percent"], least: 0.0, most: 100.0, accepted: "0 to 100 percent" },
             Limit {
@@ -301,6 +333,12 @@ impl Policy {
                 least: 0.0,
                 most: f64::MAX,
                 accepted: "node-hours, 0 or more",
+            },
+            Limit {
+                key: &["user_work", "retest"],
+                least: 0.0,
+                most: 60.0,
+                accepted: "owners of failed work, 0 (never) to 60",
             },
         ];
         toml_text::read_over(Self::DEFAULT_TEXT, site, &LIMITS)
@@ -329,7 +367,7 @@ mod tests {
         assert_eq!(policy.limits.per_share, 1);
         assert_eq!(policy.breaker.nodes_per_hour, 3);
         assert!((policy.breaker.percent_of_pool - 10.0).abs() < f64::EPSILON);
-        let off = Allow { mark: true, drain: false, reset: false, reboot: false, replace: false };
+        let off = Allow { mark: true, drain: false, evict: false, reset: false, reboot: false, replace: false };
         assert_eq!(policy.allow, off);
     }
 

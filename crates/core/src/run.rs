@@ -26,6 +26,10 @@ impl<T> NonEmpty<T> {
     pub fn first(&self) -> &T {
         &self.0[0]
     }
+
+    pub fn map<U>(&self, each: impl FnMut(&T) -> U) -> NonEmpty<U> {
+        NonEmpty(self.0.iter().map(each).collect())
+    }
 }
 
 impl<T> std::ops::Deref for NonEmpty<T> {
@@ -125,6 +129,8 @@ coded! {
         /// The backend knows the job no more.
         JobLost => "job-lost",
         NodeVanished => "node-vanished",
+        /// The node went away under it.
+        NodeDied => "node-died",
         /// An operator withdrew it.
         Withdrawn => "withdrawn",
         Crashed => "crashed",
@@ -215,6 +221,10 @@ coded! {
         Exited => "exited",
         Failed => "failed",
         Killed => "killed",
+        /// The cluster itself ended it for somebody who goes first.
+        Displaced => "displaced",
+        /// Its node went away under it, and nobody wanted it for anything else.
+        NodeDied => "node-died",
         Lost => "lost",
     }
 }

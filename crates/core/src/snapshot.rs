@@ -6,12 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     case::Case,
+    classify::JudgedWhy,
+    failed_work::{FailedHere, Weight},
     finding::{OpenFinding, Verdict},
     ids::{CaseId, HardwareId, NodeName, PoolName, RunId, TestId},
     lifecycle::Life,
     node::{Hold, Node},
     policy::{Policy, TestPolicy},
-    run::{CancelWhy, JobSeen, Run},
+    run::{CancelWhy, JobSeen, NonEmpty, Outcome, Run, RunEnd, RunState},
     time::{Span, Timestamp},
 };
 
@@ -30,6 +32,8 @@ pub struct Snapshot {
     pub breaker: Breaker,
     pub pauses: Vec<Pause>,
     pub requests: Vec<Request>,
+    /// What the trials said that requests of [`Asked::Together`] name.
+    pub trials: Vec<Trial>,
     /// Whether the present silence of agents has been reported already.
     pub silence_reported: bool,
     pub caps: Caps,
@@ -46,7 +50,7 @@ pub struct NodeRecord {
     /// When `life` last changed.
     pub since: Timestamp,
     /// One for each of `Snapshot::tests`.
-    pub records: Box<[TestRecord]>,
+    pub records: Records,
     pub findings: Vec<OpenFinding>,
     pub backoff: Option<Backoff>,
     pub hold: Option<Hold>,
@@ -55,12 +59,61 @@ pub struct NodeRecord {
     pub case: Option<CaseId>,
     /// When its agent last spoke. `None`: no agent is expected here.
     pub heard: Option<Timestamp>,
+    /// User work that failed here within `Policy::user_work.window`.
+    pub failed: Option<Arc<FailedHere>>,
 }
 
 impl NodeRecord {
     /// The operator's hold that is in force at this moment. One whose time is over stays written down and binds nobody.
     pub fn hold_at(&self, at: Timestamp) -> Option<&Hold> {
         self.hold.as_ref().filter(|hold| hold.until.is_none_or(|until| until > at))
+    }
+
+    /// How much failed user work speaks for looking at it soon.
+    pub fn risk(&self) -> Weight {
+        self.failed.as_ref().map_or(Weight::NONE, |failed| failed.weight)
+    }
+}
+
+/// What is known of every test on one node, in the order of `Snapshot::tests`. Nodes of which the same is known may share it: of
+/// a new cluster nothing is known of any, and eighty tests on each of thousands of nodes are more than all else about them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Records(Arc<[TestRecord]>);
+
+impl Records {
+    /// None of so many tests was ever run.
+    pub fn never(tests: usize) -> Self {
+        std::iter::repeat_n(TestRecord::NEVER, tests).collect()
+    }
+}
+
+impl std::ops::Deref for Records {
+    type Target = [TestRecord];
+
+    fn deref(&self) -> &[TestRecord] {
+        &self.0
+    }
+}
+
+/// What is changed is one's own from then on.
+impl std::ops::DerefMut for Records {
+    fn deref_mut(&mut self) -> &mut [TestRecord] {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl<'a> IntoIterator for &'a Records {
+    type Item = &'a TestRecord;
+    type IntoIter = std::slice::Iter<'a, TestRecord>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl FromIterator<TestRecord> for Records {
+    fn from_iter<I: IntoIterator<Item = TestRecord>>(records: I) -> Self {
+        Self(records.into_iter().collect())
     }
 }
 
@@ -72,12 +125,15 @@ pub struct TestRecord {
     /// The newest result of any kind; `Timestamp::MIN` if there is none.
     attempt: Timestamp,
     verdict: Option<Verdict>,
+    /// Whether the newest result that says something is a pass or fail, and not that there is nothing to test.
+    judged: bool,
     /// Inconclusive results since the newest that says something.
     misses: u32,
 }
 
 impl TestRecord {
-    pub const NEVER: Self = Self { settled: Timestamp::MIN, attempt: Timestamp::MIN, verdict: None, misses: 0 };
+    pub const NEVER: Self =
+        Self { settled: Timestamp::MIN, attempt: Timestamp::MIN, verdict: None, judged: false, misses: 0 };
 
     /// Adds a result. Results that arrive out of order count by their time.
     pub fn add(&mut self, verdict: Verdict, at: Timestamp) {
@@ -86,6 +142,8 @@ impl TestRecord {
                 self.misses = self.misses.saturating_add(1);
             }
         } else if at >= self.settled {
+            // Of two of the same moment the pass or fail counts, in whatever order they come.
+            self.judged = verdict.is_conclusive() || (self.judged && at == self.settled);
             self.settled = at;
             self.misses = 0;
         }
@@ -95,10 +153,16 @@ impl TestRecord {
         }
     }
 
-    /// From stored columns.
-    pub fn restore(settled: Option<Timestamp>, last: Option<(Verdict, Timestamp)>, misses: u32) -> Self {
+    /// From stored columns. `judged`: the newest pass or fail.
+    pub fn restore(
+        settled: Option<Timestamp>,
+        judged: Option<Timestamp>,
+        last: Option<(Verdict, Timestamp)>,
+        misses: u32,
+    ) -> Self {
         Self {
             settled: settled.unwrap_or(Timestamp::MIN),
+            judged: judged.is_some() && judged == settled,
             attempt: last.map_or(Timestamp::MIN, |(_, at)| at),
             verdict: last.map(|(verdict, _)| verdict),
             misses,
@@ -107,6 +171,11 @@ impl TestRecord {
 
     pub fn settled(&self) -> Option<Timestamp> {
         (self.settled != Timestamp::MIN).then_some(self.settled)
+    }
+
+    /// The newest pass or fail, unless it was found since that there is nothing to test.
+    pub fn judged(&self) -> Option<Timestamp> {
+        self.settled().filter(|_| self.judged)
     }
 
     pub fn attempt(&self) -> Option<Timestamp> {
@@ -216,13 +285,79 @@ pub enum Asked {
     Release {
         node: NodeName,
     },
-    /// Take the node out of service.
+    /// Take the node out of service and examine it; a person decides then.
     Quarantine {
         node: NodeName,
+        /// Whether user work on it is asked to leave, or may finish.
+        #[serde(default)]
+        evict: bool,
     },
     Withdraw {
         run: RunId,
     },
+    /// Run this test over all these nodes together; if they fail, find out which of them is at fault.
+    Together {
+        nodes: NonEmpty<NodeName>,
+        test: TestId,
+        /// Runs that were made for it so far.
+        #[serde(default)]
+        trials: Vec<RunId>,
+    },
+}
+
+/// A run over several nodes that was made for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trial {
+    pub run: RunId,
+    pub nodes: NonEmpty<NodeName>,
+    pub said: TrialSaid,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TrialSaid {
+    /// It has not ended.
+    NotYet,
+    Passed,
+    /// The nodes failed together, and nothing says which of them it was.
+    Failed,
+    /// These failed by what each measured of itself.
+    Named(Vec<NodeName>),
+    /// It brought no answer.
+    Nothing(String),
+}
+
+impl Trial {
+    /// What a run says about its nodes; `reason` of an outcome is [`JudgedWhy::FailedTogether`] where they failed as one.
+    pub fn of(run: &Run) -> Self {
+        let said = match &run.state {
+            RunState::Planned | RunState::Submitted { .. } | RunState::Running { .. } => TrialSaid::NotYet,
+            RunState::Ended(RunEnd::Completed(report)) => weigh(&report.outcomes, None),
+            RunState::Ended(RunEnd::Incomplete { why, partial }) => {
+                weigh(partial.as_ref().map_or(&[], |report| &report.outcomes), Some(why.code()))
+            }
+            RunState::Ended(RunEnd::NotStarted(why)) => TrialSaid::Nothing(why.code().to_owned()),
+        };
+        Self { run: run.id, nodes: run.nodes.clone(), said }
+    }
+}
+
+fn weigh(outcomes: &[Outcome], incomplete: Option<&str>) -> TrialSaid {
+    let failed = outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Fail);
+    let mut named: Vec<NodeName> = failed.map(|outcome| outcome.node.clone()).collect();
+    named.dedup();
+    if !named.is_empty() {
+        return TrialSaid::Named(named);
+    }
+    if outcomes.iter().any(|outcome| outcome.reason.as_str() == JudgedWhy::FailedTogether.code()) {
+        return TrialSaid::Failed;
+    }
+    let silent = outcomes.iter().find(|outcome| outcome.verdict != Verdict::Pass);
+    match (incomplete, silent) {
+        (Some(why), _) => TrialSaid::Nothing(why.to_owned()),
+        (None, Some(outcome)) => TrialSaid::Nothing(format!("{}: {}", outcome.node, outcome.reason)),
+        (None, None) if outcomes.is_empty() => TrialSaid::Nothing("no result".to_owned()),
+        (None, None) => TrialSaid::Passed,
+    }
 }
 
 /// What a backend can do, as data.
@@ -230,14 +365,17 @@ pub enum Asked {
 pub struct Caps {
     pub mark: bool,
     pub drain: bool,
+    /// User work can be asked to leave.
+    pub evict: bool,
     pub reset: bool,
     pub reboot: bool,
     pub replace: bool,
 }
 
 impl Caps {
-    pub const ALL: Self = Self { mark: true, drain: true, reset: true, reboot: true, replace: true };
-    pub const NONE: Self = Self { mark: false, drain: false, reset: false, reboot: false, replace: false };
+    pub const ALL: Self = Self { mark: true, drain: true, evict: true, reset: true, reboot: true, replace: true };
+    pub const NONE: Self =
+        Self { mark: false, drain: false, evict: false, reset: false, reboot: false, replace: false };
 }
 
 #[cfg(test)]

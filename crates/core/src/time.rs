@@ -214,7 +214,12 @@ impl Serialize for Timestamp {
 impl<'de> Deserialize<'de> for Timestamp {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
+        // As they are written: what is stored is read back. People write neither.
+        match &*text {
+            "never" => Ok(Self::MIN),
+            "forever" => Ok(Self::MAX),
+            moment => moment.parse().map_err(de::Error::custom),
+        }
     }
 }
 
@@ -271,6 +276,10 @@ mod tests {
     fn what_is_printed_reads_back() {
         for span in [Span::ZERO, Span::minutes(5), Span::days(7), Span::hours(36), Span::from_millis(1500)] {
             assert_eq!(span.to_string().parse::<Span>().unwrap(), span, "{span}");
+        }
+        for moment in [Timestamp::MIN, Timestamp::from_secs(0), Timestamp::from_secs(1_795_000_000), Timestamp::MAX] {
+            let text = serde_json::to_string(&moment).unwrap();
+            assert_eq!(serde_json::from_str::<Timestamp>(&text).unwrap(), moment, "{text}");
         }
         let moment = Timestamp::from_millis(1_794_700_800_123);
         assert_eq!(moment.to_string().parse::<Timestamp>().unwrap(), moment);

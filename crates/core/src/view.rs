@@ -5,11 +5,20 @@
 //! apply and one whose result is too old have different words ([`Standing`]) in every view.
 
 mod advice;
+mod budget;
 mod coverage;
+mod findings;
+mod map;
 mod nodes;
 mod period;
+mod plan;
+mod runs;
+mod said;
+mod series;
+mod spread;
 mod standing;
 mod status;
+mod timeline;
 mod why;
 mod words;
 
@@ -18,14 +27,23 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 pub use self::{
+    budget::{BudgetDay, BudgetView, budget},
     coverage::{CoverageRow, coverage, is_overdue},
+    findings::{FindingRow, findings},
+    map::{FleetMap, MapRow, fleet_map},
     nodes::{NodeRow, TestCell, Use, node_row, node_rows},
-    period::{Count, FaultRow, Period, ReportView, RunFacts, report},
+    period::{Count, FaultRow, Period, ReportView, ResultsRow, RunFacts, Tested, report},
+    plan::{ActionRow, PassedRow, PlanView, action_row, plan_view},
+    runs::{OutcomeView, RunView, outcomes, run_view},
+    said::{clock, plural},
+    series::Slot,
+    spread::{Outlier, Spread},
     standing::{Due, Latest, Standing},
     status::{
         BreakerState, BreakerView, CycleView, LeaderView, Ledger, NodeCounts, RunCounts, SilentView, StatusView, status,
     },
-    why::{AuditLine, CaseView, FindingView, StepView, TestLine, WhyView, why},
+    timeline::{BootFacts, Happening, Moment, ResultFacts, timeline},
+    why::{AuditLine, CaseView, FindingView, Kept, StepView, TestLine, WhyView, why},
     words::{Meaning, PASSED_OVER, evidence, passed_over_code, passed_over_text, run_end},
 };
 use crate::{
@@ -34,7 +52,7 @@ use crate::{
     plan::PassedOver,
     policy::TestPolicy,
     run::Run,
-    snapshot::{NodeRecord, Snapshot},
+    snapshot::{NodeRecord, Snapshot, TestRecord},
     time::Timestamp,
 };
 
@@ -48,8 +66,6 @@ pub struct Facts {
     pub snapshot: Snapshot,
     /// Nodes that the store knows and the cluster did not name any more. Their pool is not known.
     pub gone: Vec<NodeRecord>,
-    /// The newest results by node and test.
-    pub latest: BTreeMap<NodeName, BTreeMap<TestId, Latest>>,
     /// Why nodes were not chosen, and since when.
     pub reasons: BTreeMap<NodeName, PassedBy>,
 }
@@ -86,22 +102,20 @@ impl Facts {
         self.nodes().filter(|(record, _)| wanted(record)).map(|(record, _)| record.node.name.clone()).collect()
     }
 
-    /// The tests that this node's pool is meant to have and others that it had, with their newest results.
-    fn tests_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, Option<&'a Latest>)> {
-        let latest = self.latest.get(&record.node.name);
-        let applies = |test: &&TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
-        let tests = self.snapshot.tests.iter().filter(applies);
-        let tests = tests.map(move |test| (test, latest.and_then(|latest| latest.get(&test.id))));
-        tests.filter(|(test, latest)| test.routine || latest.is_some())
+    /// The tests that this node's pool is meant to have and others that it had, with what is known of each.
+    fn tests_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, &'a TestRecord)> {
+        let applies = |test: &TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
+        let known = self.snapshot.tests.iter().zip(&record.records);
+        known.filter(move |(test, known)| applies(test) && (test.routine || known.attempt().is_some()))
     }
 
-    /// When each test that is run regularly is due.
-    fn due_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, Due)> {
+    /// What is known of each test that is run regularly, and when it is due.
+    fn due_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, &'a TestRecord, Due)> {
         let known = self.snapshot.tests.iter().zip(&record.records);
         let applies = |test: &TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
         known
             .filter(move |(test, _)| applies(test) && test.routine)
-            .map(|(test, known)| (test, Due::of(&self.snapshot, record, test, known, self.now)))
+            .map(|(test, known)| (test, known, Due::of(&self.snapshot, record, test, known, self.now)))
     }
 
     /// The run that occupies a node, if one does.

@@ -1,9 +1,11 @@
 //! One file per command, or per small family of commands. Each has its arguments and one function.
 
 pub(crate) mod agent;
+pub(crate) mod alert;
 pub(crate) mod ask;
 pub(crate) mod audit;
 pub(crate) mod breaker;
+pub(crate) mod bundle;
 pub(crate) mod cases;
 pub(crate) mod config;
 pub(crate) mod confirm;
@@ -12,6 +14,7 @@ pub(crate) mod demo;
 pub(crate) mod deploy;
 pub(crate) mod docs;
 pub(crate) mod explain;
+pub(crate) mod fleet;
 pub(crate) mod history;
 pub(crate) mod import;
 pub(crate) mod log;
@@ -25,4 +28,5 @@ pub(crate) mod serve;
 pub(crate) mod shell;
 pub(crate) mod sim;
 pub(crate) mod status;
+pub(crate) mod token;
 pub(crate) mod why;

@@ -13,7 +13,7 @@ use doctor_core::{profile::UnknownLike, toml_text::BadText};
 pub(crate) use self::{
     file::{Agents, BackendChoice, Config},
     place::Place,
-    settings::{Loaded, Reloaded},
+    settings::{Loaded, Reloaded, profile_files},
 };
 
 /// The commented defaults, as `doctor config init` writes them.

@@ -4,16 +4,12 @@ use std::{cell::OnceCell, path::PathBuf};
 
 use doctor_control::{
     clock::{Clock, SystemClock},
+    orders,
     picture::{self, Cluster},
     share::Share,
     store::{Store, StoreError, StoreUrl},
 };
-use doctor_core::{
-    hostlist::{self, Selector},
-    ids::NodeName,
-    time::Timestamp,
-    view::Facts,
-};
+use doctor_core::{hostlist::Selector, ids::NodeName, time::Timestamp, view::Facts};
 
 use crate::{
     config::{Config, Loaded, Place},
@@ -118,31 +114,7 @@ impl Context {
 
     /// The nodes that these selectors mean. A name that nobody knows is a slip, not an empty answer.
     pub(crate) fn pick(&self, facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeName>> {
-        let unknown = |name: String| {
-            let mut names = facts.select(&[]);
-            let more = names.len().saturating_sub(1000);
-            names.truncate(1000);
-            let known = match (names.is_empty(), more) {
-                (true, _) => "none; no cycle has looked at the cluster yet".to_owned(),
-                (_, 0) => hostlist::fold(&names),
-                (..) => format!("{} and {more} more", hostlist::fold(&names)),
-            };
-            Failure::Unknown { what: "node", name, known }
-        };
-        for selector in selectors {
-            match selector {
-                Selector::Names(names) => {
-                    if let Some(name) = names.iter().find(|name| facts.node(name).is_none()) {
-                        return Err(unknown(name.to_string()));
-                    }
-                }
-                other if facts.select(std::slice::from_ref(other)).is_empty() => {
-                    return Err(unknown(other.to_string()));
-                }
-                _ => {}
-            }
-        }
-        Ok(facts.select(selectors))
+        Ok(orders::pick(facts, selectors)?)
     }
 }
 

@@ -4,13 +4,18 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use doctor_checks::document::RunKey;
 use doctor_control::{
-    backend::{Backend, local::LocalBackend},
+    alert::{AlertSettings, Alerter},
+    audience::Audience,
+    backend::{Backend, dstack::DstackBackend, local::LocalBackend, slurm::SlurmBackend, ssh::SshBackend},
     clock::{Clock, SystemClock},
     cycle::{AgentMessage, CycleError, CycleReport, Engine, Inbox, Parts},
     share::Share,
     store::{self, Store, StoreError},
     wake::Wake,
-    web::Door,
+    web::{
+        Door, Scraped, Tokens,
+        api::{Web, WebParts},
+    },
 };
 use doctor_core::{ids::NodeName, snapshot::Asked};
 use doctor_sim::RemoteSim;
@@ -28,6 +33,8 @@ pub(crate) struct World {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<dyn Clock>,
     sim: Option<Arc<RemoteSim>>,
+    /// Where the cluster vouches for its agents.
+    tokens: Option<Tokens>,
 }
 
 impl World {
@@ -35,22 +42,36 @@ impl World {
         match &loaded.config.backend {
             BackendChoice::Local(config) => {
                 let backend = LocalBackend::open(config.clone())?;
-                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None })
+                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens: None })
             }
             #[cfg(feature = "kubernetes")]
             BackendChoice::Kubernetes(config) => {
                 let backend = doctor_control::backend::kubernetes::KubernetesBackend::open((**config).clone())?;
-                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None })
+                let tokens = Some(Tokens::new(backend.voucher(), config.agents.remember));
+                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens })
             }
             #[cfg(not(feature = "kubernetes"))]
             BackendChoice::Kubernetes(_) => Err(Failure::Other(
                 "this program was built without Kubernetes: build it with `cargo build --release --features kubernetes`"
                     .to_owned(),
             )),
+            BackendChoice::Slurm(config) => {
+                let (data, policy) = (&loaded.config.data, loaded.config.policy.as_deref());
+                let backend = SlurmBackend::open((**config).clone(), data, policy)?;
+                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens: None })
+            }
+            BackendChoice::Ssh(config) => {
+                let backend = SshBackend::open((**config).clone(), loaded.config.policy.as_deref())?;
+                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens: None })
+            }
+            BackendChoice::Dstack(config) => {
+                let backend = DstackBackend::open((**config).clone(), loaded.config.policy.as_deref())?;
+                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens: None })
+            }
             BackendChoice::Sim(config) => {
                 let sim = RemoteSim::connect(&config.socket, WAIT_FOR_SIM);
                 let sim = Arc::new(sim.map_err(|error| Failure::Unreachable(error.to_string()))?);
-                Ok(Self { backend: sim.clone(), clock: sim.clone(), sim: Some(sim) })
+                Ok(Self { backend: sim.clone(), clock: sim.clone(), sim: Some(sim), tokens: None })
             }
         }
     }
@@ -63,13 +84,18 @@ pub(crate) struct Controller {
     /// Rings when something has come in that should not wait for the next cycle.
     pub wake: Arc<Wake>,
     pub door: Option<Door>,
+    pub web: Option<Web>,
+    pub scraped: Option<Scraped>,
+    /// Whoever delivers messages; a program that does not stay has nobody.
+    alerter: Option<Alerter>,
+    serving: Serving,
     sim: Option<Arc<RemoteSim>>,
 }
 
-/// Whether agents may knock.
+/// Whether this is a service, to which agents and people may come and which delivers messages, or does one thing and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Serving {
-    Agents,
+    Everybody,
     Nobody,
 }
 
@@ -87,12 +113,30 @@ impl Controller {
             inboxes.push(Box::new(SimInbox { sim, keys: BTreeMap::new() }));
         }
         let mut door = None;
-        if let (Serving::Agents, Some(at)) = (serving, config.agents.listen) {
-            let (opened, inbox) = Door::open(at, &store, world.clock.clone(), Arc::clone(&wake))?;
+        if let (Serving::Everybody, Some(at)) = (serving, config.agents.listen) {
+            let (opened, inbox) = Door::open_with(at, &store, world.clock.clone(), Arc::clone(&wake), world.tokens)?;
             inboxes.push(Box::new(inbox));
             door = Some(opened);
         }
-        let engine = Engine::new(Parts {
+        let mut scraped = None;
+        if let (Serving::Everybody, Some(at)) = (serving, config.metrics.listen) {
+            let (settings, clock) = (config.metrics.clone(), world.clock.clone());
+            scraped = Some(Scraped::open(at, settings, store.clone(), clock, loaded.settings.clone())?);
+        }
+        let mut web = None;
+        let audience = Arc::new(Audience::default());
+        if let (Serving::Everybody, Some(config)) = (serving, &config.web) {
+            let parts = WebParts {
+                store: store.clone(),
+                clock: world.clock.clone(),
+                wake: Arc::clone(&wake),
+                audience: Arc::clone(&audience),
+                share: Some(share.clone()),
+                settings: loaded.settings.clone(),
+            };
+            web = Some(Web::open(config, parts)?);
+        }
+        let mut engine = Engine::new(Parts {
             backend: world.backend,
             store,
             clock: world.clock.clone(),
@@ -106,7 +150,30 @@ impl Controller {
             workers: config.workers,
             publish_every: config.publish,
         });
-        Ok(Self { engine, clock: world.clock, wake, door, sim: world.sim })
+        if web.is_some() {
+            engine.set_audience(audience);
+        }
+        let mut controller =
+            Self { engine, clock: world.clock, wake, door, web, scraped, alerter: None, serving, sim: world.sim };
+        controller.set_alerts(&config.alerts)?;
+        Ok(controller)
+    }
+
+    /// Who is told of what from now on. Those who deliver now end what they are at, and others begin.
+    pub(crate) fn set_alerts(&mut self, alerts: &AlertSettings) -> Result<()> {
+        self.engine.set_routes(alerts.routes());
+        if self.serving == Serving::Everybody {
+            let failed = |error| Failure::Other(format!("starting a thread that delivers messages: {error}"));
+            self.alerter = Some(Alerter::start(alerts, self.engine.store(), &self.clock).map_err(failed)?);
+        }
+        Ok(())
+    }
+
+    /// What is under way to people may arrive.
+    pub(crate) fn stop_alerts(&mut self) {
+        if let Some(alerter) = self.alerter.take() {
+            alerter.stop();
+        }
     }
 
     /// Seconds that pass in the cluster while one passes here. Only a simulated cluster is in a hurry.
@@ -114,12 +181,20 @@ impl Controller {
         self.sim.as_ref().map_or(1.0, |sim| sim.speed())
     }
 
-    pub(crate) fn cycle(&mut self) -> std::result::Result<CycleReport, CycleError> {
+    /// One cycle of those that begin as long as `every` apart.
+    pub(crate) fn cycle(&mut self, every: Duration) -> std::result::Result<CycleReport, CycleError> {
+        let turned = |door: &Option<Door>| door.iter().for_each(|door| door.turned(every));
+        turned(&self.door);
         self.hear_operators()?;
         let report = self.engine.cycle();
+        turned(&self.door);
+        if report.as_ref().is_ok_and(|report| !report.actions.is_empty()) {
+            self.alerter.iter().for_each(Alerter::ring);
+        }
         if let Some(door) = &self.door {
             // A store that fails may work again in the next cycle; agents wait for that.
             door.cycle_ended(!matches!(report, Err(CycleError::Passive { .. })));
+            door.may_take_out(self.engine.may_be_taken_out().filter(|_| report.is_ok()), every);
         }
         report
     }

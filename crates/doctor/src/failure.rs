@@ -3,14 +3,19 @@
 use std::{error::Error, io, path::PathBuf};
 
 use doctor_control::{
+    azure::AzureError,
     backend::BackendError,
     cycle::CycleError,
+    handoff::HandoffError,
+    orders::BadOrder,
     share::ShareError,
     store::{LeaseError, StoreError},
-    web::DoorError,
+    web::{DoorError, api::WebError},
 };
 
-use crate::{config::ConfigError, exit::Exit};
+use doctor_core::toml_text::BadText;
+
+use crate::{config::ConfigError, deploy::BadValue, exit::Exit};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -27,7 +32,11 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Share(#[from] ShareError),
     #[error(transparent)]
+    Handoff(#[from] HandoffError),
+    #[error(transparent)]
     Door(#[from] DoorError),
+    #[error(transparent)]
+    Web(#[from] WebError),
     #[error("another controller leads: {by} until {until}")]
     Passive { by: String, until: doctor_core::time::Timestamp },
     #[error("{operation} {}", path.display())]
@@ -36,6 +45,12 @@ pub(crate) enum Failure {
     Output(#[source] io::Error),
     #[error("no {what} `{name}`")]
     Unknown { what: &'static str, name: String, known: String },
+    #[error(transparent)]
+    Setting(#[from] BadValue),
+    #[error("{}, {error}", path.display())]
+    Cluster { path: PathBuf, error: BadText },
+    #[error(transparent)]
+    Azure(#[from] AzureError),
     #[error("{0}")]
     Usage(String),
     #[error("nothing was changed")]
@@ -50,15 +65,19 @@ pub(crate) enum Failure {
 impl Failure {
     pub(crate) const fn exit(&self) -> Exit {
         match self {
-            Self::Config(_) => Exit::Configuration,
+            Self::Config(_) | Self::Cluster { .. } => Exit::Configuration,
+            Self::Azure(error) if error.is_about_reaching() => Exit::Unreachable,
+            Self::Azure(_) => Exit::Trouble,
             Self::Store(error) | Self::Unopened { source: error, .. } => store_exit(error),
-            Self::Unknown { .. } | Self::Usage(_) => Exit::Usage,
+            Self::Unknown { .. } | Self::Setting(_) | Self::Usage(_) => Exit::Usage,
             Self::Other(_) => Exit::Trouble,
             Self::Unreachable(_)
             | Self::NoStore(_)
             | Self::Backend(_)
             | Self::Share(_)
             | Self::Door(_)
+            | Self::Handoff(_)
+            | Self::Web(_)
             | Self::File { .. }
             | Self::Output(_) => Exit::Unreachable,
             Self::Passive { .. } => Exit::Passive,
@@ -75,6 +94,7 @@ impl Failure {
             Self::Passive { .. } => "ask it with `doctor status`, stop it, or wait until its lease runs out".to_owned(),
             Self::Unknown { known, .. } => format!("known: {known}"),
             Self::NotConfirmed => "add --yes to do it".to_owned(),
+            Self::Cluster { .. } => "`doctor fleet provision --example` prints a commented file".to_owned(),
             Self::Config(_) => {
                 "`doctor config check` reads all files; `doctor config init` writes commented defaults".to_owned()
             }
@@ -145,6 +165,15 @@ impl From<CycleError> for Failure {
         match error {
             CycleError::Passive { by, until } => Self::Passive { by, until },
             CycleError::Store(error) => Self::Store(error),
+        }
+    }
+}
+
+impl From<BadOrder> for Failure {
+    fn from(error: BadOrder) -> Self {
+        match error {
+            BadOrder::Unknown { what, name, known } => Self::Unknown { what, name, known },
+            BadOrder::Usage(text) => Self::Usage(text),
         }
     }
 }

@@ -4,11 +4,14 @@ mod cli;
 mod commands;
 mod config;
 mod context;
+mod deploy;
 mod engine;
 mod exit;
 mod failure;
+mod memory;
 mod output;
 mod pages;
+mod report;
 
 use std::{io::Write, process::ExitCode};
 
@@ -60,6 +63,7 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Log(args) => commands::log::run(&context, &args),
         Command::Report(args) => commands::report::run(&context, &args),
         Command::Cases(args) => commands::cases::run(&context, &args),
+        Command::Bundle(args) => commands::bundle::run(&context, &args),
         Command::Audit(args) => commands::audit::run(&context, &args),
         Command::Test(args) => commands::ask::test(&context, &args),
         Command::Hold(args) => commands::ask::hold(&context, &args),
@@ -68,11 +72,14 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Pause(args) => commands::pause::pause(&context, &args),
         Command::Resume(args) => commands::pause::resume(&context, &args),
         Command::Breaker(args) => commands::breaker::run(&context, &args),
+        Command::Alert(args) => commands::alert::run(&context, &args),
+        Command::Token(args) => commands::token::run(&context, &args),
         Command::Agent(args) => commands::agent::run(&context, &args),
         Command::Explain(args) => commands::explain::run(&context, &args),
         Command::Rejudge(args) => commands::rejudge::run(&context, &args),
         Command::Config(args) => commands::config::run(&context, &args),
         Command::Deploy(args) => commands::deploy::run(&context, &args),
+        Command::Fleet(args) => commands::fleet::run(&context, &args),
         Command::Db(args) => commands::db::run(&context, &args),
         Command::Import(args) => commands::import::run(&context, &args),
         Command::Demo(args) => commands::demo::run(&context, &args),

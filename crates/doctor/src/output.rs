@@ -9,7 +9,7 @@ use serde::Serialize;
 
 pub(crate) use self::{
     table::{Cell, Table, cell},
-    words::{ago, clock, hours, length, list, percent, plural},
+    words::{ago, clock, harmless, hours, length, list, percent, plural},
 };
 use crate::failure::{Failure, Result};
 

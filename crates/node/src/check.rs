@@ -7,6 +7,7 @@ mod print;
 
 use doctor_checks::{
     Catalogue, Check, Depth,
+    document::TestEvidence,
     probe::{Probe, ProbeOutput},
 };
 use doctor_core::{
@@ -96,16 +97,28 @@ pub fn check(
     profile: Option<&Profile>,
     runner: &dyn ProbeRunner,
 ) -> Result<Vec<Answer>, CheckError> {
+    let all = check_with_evidence(names, suite, policy, profile, runner)?;
+    Ok(all.into_iter().map(|(answer, _)| answer).collect())
+}
+
+/// The same, with what each answer rests on, for whoever judges it again.
+pub fn check_with_evidence(
+    names: &[CheckId],
+    suite: Suite,
+    policy: &Policy,
+    profile: Option<&Profile>,
+    runner: &dyn ProbeRunner,
+) -> Result<Vec<(Answer, TestEvidence)>, CheckError> {
     let catalogue = Catalogue::with_site_checks(policy);
     let book = catalogue.rule_book(policy);
     let looked = look_by(&catalogue, names, suite, policy, runner)?;
     let (past, up) = (Past::at(now()), uptime(runner));
-    let judged = looked.into_iter().map(|Looked { check, observation, took }| {
+    let judged = looked.into_iter().map(|(Looked { check, observation, took }, evidence)| {
         let of = catalogue.get(&check);
         let rules = of.map_or(Ok(Vec::new()), |of| book.about(of, &observation)).map_err(CheckError::Rules)?;
         let judgement = judge_with(&rules, profile, &past, &check, &observation);
         let Judgement { verdict, reason, text, findings } = after_boot(judgement, up, policy.agents.boot_grace);
-        Ok(Answer { check, verdict, reason, text, took, findings })
+        Ok((Answer { check, verdict, reason, text, took, findings }, evidence))
     });
     judged.collect()
 }
@@ -117,7 +130,8 @@ pub fn look(
     policy: &Policy,
     runner: &dyn ProbeRunner,
 ) -> Result<Vec<Looked>, CheckError> {
-    look_by(&Catalogue::with_site_checks(policy), names, suite, policy, runner)
+    let all = look_by(&Catalogue::with_site_checks(policy), names, suite, policy, runner)?;
+    Ok(all.into_iter().map(|(looked, _)| looked).collect())
 }
 
 fn look_by(
@@ -126,7 +140,7 @@ fn look_by(
     suite: Suite,
     policy: &Policy,
     runner: &dyn ProbeRunner,
-) -> Result<Vec<Looked>, CheckError> {
+) -> Result<Vec<(Looked, TestEvidence)>, CheckError> {
     let chosen = choose(catalogue, names, suite, policy)?;
     let params = |id: &CheckId| catalogue.params(policy, id);
     // What is read for all of them together counts as the first one's time.
@@ -135,10 +149,13 @@ fn look_by(
     runner.prepare(&probes);
     let looked = chosen.into_iter().map(|(check, of)| {
         let params = params(&check);
-        let outputs: Vec<_> = (of.probes)(&params).iter().map(|probe| runner.run(probe)).collect();
+        let probes = (of.probes)(&params);
+        let outputs: Vec<_> = probes.iter().map(|probe| runner.run(probe)).collect();
         let observation = (of.interpret)(&params, &outputs);
         let began = std::mem::replace(&mut started, now());
-        Looked { check, observation, took: started.since(began) }
+        let probes = probes.into_iter().zip(outputs).collect();
+        let evidence = TestEvidence { test: check.clone(), started: began, ended: started, probes };
+        (Looked { check, observation, took: started.since(began) }, evidence)
     });
     Ok(looked.collect())
 }
@@ -183,13 +200,6 @@ pub fn exit_code(answers: &[Answer]) -> u8 {
     answers.iter().map(rank).max().map_or(exit::UNKNOWN, |(_, code)| code)
 }
 
-/// The exit code for a hook of a scheduler, which takes the node out of service for anything but zero: only a finding
-/// that asks for that does. A check that could not run is no reason to stop a job.
-pub fn hook_code(answers: &[Answer]) -> u8 {
-    let bad = answers.iter().any(|answer| answer.worst().is_some_and(|worst| worst > Severity::Monitor));
-    if bad { exit::WARNING } else { exit::OK }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,14 +226,6 @@ mod tests {
         assert_eq!(code(&["memory", "kernel-log"], &memory(900_000)), exit::UNKNOWN);
         assert_eq!(code(&["memory", "kernel-log"], &memory(10)), exit::WARNING);
         assert_eq!(exit_code(&[]), exit::UNKNOWN);
-    }
-
-    #[test]
-    fn a_hook_stops_a_job_for_a_finding_and_never_for_a_check_that_could_not_run() {
-        assert_eq!(hook_code(&answers(&["memory", "kernel-log"], &memory(10))), exit::OK);
-        let less = "MemTotal: 1000 kB\nMemAvailable: 10 kB\n".to_owned();
-        let runner = FixtureRunner::new([(Probe::read("/proc/meminfo"), ProbeOutput::Text(less))]);
-        assert_eq!(hook_code(&answers(&["memory"], &runner)), exit::WARNING);
     }
 
     #[test]

@@ -16,11 +16,13 @@ use doctor_core::{
 };
 use doctor_node::{
     agent, builtin, check,
-    job::{self, Order, place},
+    hook::{self, HOOK_ARGUMENT},
+    host,
+    job::{self, HandOver, Order, place},
     memory,
     policy::load_policy,
     profile::{self, MachineArgs},
-    profile_command,
+    profile_command, repair,
     runner::{self, BUILTIN_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
     stop::Stop,
     test,
@@ -42,7 +44,10 @@ enum Sub {
     Test(TestArgs),
     Record(RecordArgs),
     Agent(AgentArgs),
+    Hook(HookArgs),
+    Host(HostArgs),
     Job(JobArgs),
+    Repair(RepairArgs),
     Profile(ProfileArgs),
 }
 
@@ -68,10 +73,6 @@ struct CheckArgs {
     /// Give each check that does not apply a line of its own.
     #[arg(long)]
     all: bool,
-    /// Behave as a hook of a scheduler: the fast suite, one line for each finding on standard error, and an exit code
-    /// that is not 0 only where a finding takes the node out of service.
-    #[arg(long, value_enum, conflicts_with = "json")]
-    hook: Option<Hook>,
     #[command(flatten, next_help_heading = "Machine type")]
     machine: MachineArgs,
     #[command(flatten, next_help_heading = "Place")]
@@ -93,6 +94,9 @@ struct TestArgs {
     /// How deep `dcgm` looks: the same as `--set level=N`.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=4))]
     level: Option<u8>,
+    /// Print on standard error what the tests' programs print, also where that is no terminal.
+    #[arg(long)]
+    echo: bool,
     /// Print JSON instead of a table: one object for each finding, and one for each test that found nothing.
     #[arg(long)]
     json: bool,
@@ -133,7 +137,8 @@ struct RecordArgs {
 ///
 /// This is what a backend starts on the node. The run's key comes from the environment variable DOCTOR_RUN_KEY or
 /// from --key-file. Told to stop (SIGTERM), it signs what had finished and exits with 143.
-/// By hand: `doctor-node job --suite standard --data DIR`.
+/// By hand: `doctor-node job --suite standard --data DIR`. A run over several nodes names all of them, each with its own --log and
+/// --document; which of them this is, is in the environment variable DOCTOR_NODE_NAME or, in Slurm, SLURMD_NODENAME.
 ///
 /// Exit codes: 0 every test ran, whatever it found; 1 the result could not be written; 2 the job could not begin;
 /// 3 another process has this run or it was cancelled; 124 over its time limit; 143 told to stop.
@@ -143,20 +148,24 @@ struct JobArgs {
     #[arg(long, value_name = "ID", required_unless_present = "data")]
     run: Option<RunId>,
     /// This node, as its cluster calls it. With --data, its host name by default.
-    #[arg(long, value_name = "NAME", required_unless_present = "data")]
-    node: Option<NodeName>,
+    #[arg(long = "node", value_name = "NAME", required_unless_present = "data")]
+    nodes: Vec<NodeName>,
     /// Tests or suites to run, in this order, separated by commas.
     #[arg(long, visible_alias = "suite", value_name = "NAMES", value_delimiter = ',', required = true)]
     tests: Vec<TestId>,
     /// Where the log grows while the tests run: one for all tests, or one for each, in their order.
-    #[arg(long = "log", value_name = "FILE", required_unless_present = "data")]
+    #[arg(long = "log", value_name = "FILE", required_unless_present_any = ["data", "carry"])]
     logs: Vec<PathBuf>,
     /// Where the result document appears at the end.
-    #[arg(long, value_name = "FILE", required_unless_present = "data")]
-    document: Option<PathBuf>,
+    #[arg(long = "document", value_name = "FILE", required_unless_present_any = ["data", "carry"])]
+    documents: Vec<PathBuf>,
+    /// Without a directory that the controller reads: the log goes to standard output, and at the end the document, packed,
+    /// between two lines of its own; and into FILE, which is a container's termination message, the document if it fits there.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["logs", "documents", "data"])]
+    carry: Option<PathBuf>,
     /// Write as into a shared directory: DIR/TEST/NODE/TEST_NODE_TIME.log for each test, and the document beside the
     /// first. Without a key the document is signed by one that nobody keeps: for people, not for a controller.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["logs", "document"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["logs", "documents"])]
     data: Option<PathBuf>,
     /// A file that holds the run's key in hexadecimal; it is read once.
     #[arg(long, value_name = "FILE")]
@@ -167,6 +176,34 @@ struct JobArgs {
     /// Claim the run in this file, and keep there what became of the job.
     #[arg(long, value_name = "FILE")]
     job_file: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Reset the GPUs of this machine or reboot it, by a command of the site's, once, and see whether it helped.
+///
+/// This is what a backend starts on a node without user work. Example: `doctor-node repair reboot --boot ID -- systemctl reboot`.
+///
+/// Exit codes: 0 done, or done already; 1 it failed or did not help.
+#[derive(Debug, Args)]
+struct RepairArgs {
+    #[arg(value_enum)]
+    what: repair::What,
+    /// The boot in which it was asked for, as /proc/sys/kernel/random/boot_id has it: in another one nothing is done.
+    #[arg(long, value_name = "ID")]
+    boot: Option<String>,
+    /// The command is ended after this long.
+    #[arg(long, value_name = "DURATION", default_value = "5m")]
+    limit: Span,
+    /// Be the one process that does this: claim it in this file, and keep there what became of it.
+    #[arg(long, value_name = "FILE", requires = "run")]
+    job_file: Option<PathBuf>,
+    /// What is claimed, as the controller calls it.
+    #[arg(long, value_name = "ID", requires = "job_file")]
+    run: Option<RunId>,
+    /// The command that does it, word by word.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
     #[command(flatten)]
     place: Place,
 }
@@ -187,15 +224,36 @@ struct AgentArgs {
     settings: agent::config::Written,
 }
 
-/// Which hook of Slurm this is called from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Hook {
-    /// Before a job: an exit code that is not 0 makes Slurm drain the node and requeue the job.
-    Prolog,
-    /// After a job: an exit code that is not 0 makes Slurm drain the node.
-    Epilog,
-    /// `HealthCheckProgram`: Slurm ignores the exit code; the lines go to slurmd's log.
-    Health,
+/// Be Slurm's HealthCheckProgram, Prolog or Epilog: look at this node, or use the verdict of a moment ago, and say one line.
+///
+/// With a controller it reports, and the controller drains under its breaker. With `alone` it drains the node by itself, with
+/// a reason that begins with `doctor:`, within the limits of the policy's breaker, and never touches what somebody else has
+/// drained. It always comes back within its limit; whatever hangs or cannot be known is no reason to drain or to stop a job.
+/// `doctor deploy slurm` prints the scripts and lines for Slurm. Settings: docs/guide/slurm-hooks.md.
+///
+/// Exit codes: 0 go on; 1 of a prolog with `block`: not on this node, there is a finding that isolates it and the breaker permits.
+#[derive(Debug, Args)]
+struct HookArgs {
+    #[arg(value_enum)]
+    moment: hook::Moment,
+    /// Settings as TOML. Else: /etc/cluster-doctor/hook.toml, if it is there.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// There is no controller: drain this node by itself. The same as `alone = true` in the file.
+    #[arg(long)]
+    alone: bool,
+}
+
+/// Answer one question of a controller that reaches this machine over SSH: who uses it, or start, follow and end a run.
+///
+/// The question comes on standard input; people do not need this.
+///
+/// Exit codes: 0 answered, whatever the answer is; 1 there was no question, or nobody to answer.
+#[derive(Debug, Args)]
+struct HostArgs {
+    /// Where runs and marks of this machine are kept, on a disk of its own.
+    #[arg(long, value_name = "DIR")]
+    keep: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -231,6 +289,7 @@ fn main() -> ExitCode {
     match args.nth(1) {
         Some(argument) if argument == HELPER_ARGUMENT => return helper(args),
         Some(argument) if argument == BUILTIN_ARGUMENT => return builtin::run(args),
+        Some(argument) if argument == HOOK_ARGUMENT => return hook::worker(args),
         _ => {}
     }
     let (result, failure) = match Cli::try_parse() {
@@ -238,7 +297,14 @@ fn main() -> ExitCode {
         Ok(Cli { command: Sub::Test(args) }) => (test(&args), check::exit::UNKNOWN),
         Ok(Cli { command: Sub::Record(args) }) => (record(&args), check::exit::UNKNOWN),
         Ok(Cli { command: Sub::Agent(args) }) => (watch(&args), 1),
+        Ok(Cli { command: Sub::Hook(args) }) => {
+            return ExitCode::from(hook::run(args.moment, args.config.as_deref(), args.alone));
+        }
+        Ok(Cli { command: Sub::Host(args) }) => {
+            (host::answer(&args.keep).map(|()| 0).context("cannot answer the controller"), 1)
+        }
         Ok(Cli { command: Sub::Job(args) }) => (job(args), job_file::exit::NOT_BEGUN),
+        Ok(Cli { command: Sub::Repair(args) }) => (repair(&args), 1),
         Ok(Cli { command: Sub::Profile(args) }) => (profile(&args), check::exit::UNKNOWN),
         Err(error) => return usage(&error),
     };
@@ -251,12 +317,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// A wrong command line says nothing about the node: for Nagios that is 3, where clap would exit with 2, "critical".
+/// A wrong command line says nothing about the node: for Nagios that is 3, where clap would exit with 2, "critical". A
+/// scheduler takes a hook that exits with anything but 0 for a failed node, so a hook that is called wrongly complains
+/// and lets the job begin.
 fn usage(error: &clap::Error) -> ExitCode {
     let wrong = error.use_stderr();
     // Nobody is left to tell if this cannot be printed.
     let _said = error.print();
-    if wrong { ExitCode::from(check::exit::UNKNOWN) } else { ExitCode::SUCCESS }
+    let hook = std::env::args_os().nth(1).is_some_and(|word| word == "hook");
+    if wrong && !hook { ExitCode::from(check::exit::UNKNOWN) } else { ExitCode::SUCCESS }
 }
 
 fn check(args: &CheckArgs) -> anyhow::Result<u8> {
@@ -265,11 +334,7 @@ fn check(args: &CheckArgs) -> anyhow::Result<u8> {
     let runner = args.place.runner(&stop);
     let profile = profile::choose(&args.machine, args.place.state.as_deref(), &runner)?.profile;
     let names: Vec<_> = args.names.iter().chain(&args.only).cloned().collect();
-    let suite = if args.hook.is_some() { check::Suite::Fast } else { args.suite };
-    let answers = check::check(&names, suite, &policy, profile.as_ref(), &runner)?;
-    if let Some(hook) = args.hook {
-        return Ok(said_to_hook(hook, &answers));
-    }
+    let answers = check::check(&names, args.suite, &policy, profile.as_ref(), &runner)?;
     shown(&answers, args.json, args.all)
 }
 
@@ -283,7 +348,7 @@ fn test(args: &TestArgs) -> anyhow::Result<u8> {
     let stop = Stop::on_signals().context("cannot watch for signals")?;
     let say = |line: &str| eprintln!("{line}");
     let mut runner = args.place.runner(&stop);
-    if std::io::stderr().is_terminal() {
+    if args.echo || std::io::stderr().is_terminal() {
         runner = runner.echo(&say);
     }
     let profile = profile::choose(&args.machine, args.place.state.as_deref(), &runner)?.profile;
@@ -318,14 +383,18 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-fn said_to_hook(hook: Hook, answers: &[check::Answer]) -> u8 {
-    for finding in answers.iter().flat_map(|answer| &answer.findings) {
-        let (check, severity, reason) = (&finding.check, finding.severity, &finding.reason);
-        eprintln!("doctor-node: {check}: {severity}: {reason}: {}", finding.text);
-    }
-    match hook {
-        Hook::Prolog | Hook::Epilog => check::hook_code(answers),
-        Hook::Health => check::exit::OK,
+fn repair(args: &RepairArgs) -> anyhow::Result<u8> {
+    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let runner = args.place.runner(&stop);
+    let (limit, root) = (args.limit.to_std(), args.place.root.as_path());
+    let work = || -> anyhow::Result<u8> {
+        let done = repair::repair(args.what, args.boot.as_deref(), &args.command, limit, root, &runner)?;
+        println!("{done}");
+        Ok(0)
+    };
+    match (&args.job_file, args.run) {
+        (Some(path), Some(run)) => job::claimed(path, run, work)?,
+        _ => work(),
     }
 }
 
@@ -344,22 +413,31 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
     let policy = load_policy(args.place.policy.as_deref())?;
     let tests = test::named(&args.tests, &policy);
     let by_hand = args.data.is_some();
-    let (run, node) = (args.run.unwrap_or_else(place::new_run), args.node.map_or_else(place::this_node, Ok)?);
-    let (logs, document) = match (args.data, args.document) {
-        (Some(data), _) => place::below(&data, &tests, &node, run).context("--tests names no test")?,
-        (None, Some(document)) => (args.logs, document),
-        (None, None) => bail!("--document or --data is needed"),
+    let run = args.run.unwrap_or_else(place::new_run);
+    let this = NODE_VARIABLES.iter().find_map(|name| std::env::var(name).ok());
+    let (node, logs, hand_over) = match (args.data, args.carry) {
+        (Some(data), _) => {
+            let node = args.nodes.into_iter().next().map_or_else(place::this_node, Ok)?;
+            let (logs, document) = place::below(&data, &tests, &node, run).context("--tests names no test")?;
+            println!("{}", document.display());
+            (node, logs, HandOver::File(document))
+        }
+        (None, Some(message)) => {
+            let which = place::which(&args.nodes, this.as_deref())?;
+            (args.nodes[which].clone(), Vec::new(), HandOver::Output { message })
+        }
+        (None, None) => {
+            let (node, logs, document) = place::among(&args.nodes, &args.logs, &args.documents, this.as_deref())?;
+            (node, logs, HandOver::File(document))
+        }
     };
-    if by_hand {
-        println!("{}", document.display());
-    }
     let order = Order {
         run,
         node,
         tests,
         key: key(args.key_file.as_deref(), by_hand)?,
         logs,
-        document,
+        hand_over,
         policy,
         root: args.place.root,
         library: args.place.nvml,
@@ -367,13 +445,16 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
         job_file: args.job_file,
     };
     match job::run(&order, &stop) {
-        Err(error @ job::JobError::Write { .. }) => {
+        Err(error) if error.is_result_lost() => {
             eprintln!("doctor-node: {:#}", anyhow::Error::new(error));
             Ok(job_file::exit::NO_DOCUMENT)
         }
         other => Ok(other?),
     }
 }
+
+/// Which node of a run over several this is: as the backend says, or as Slurm does.
+const NODE_VARIABLES: [&str; 2] = ["DOCTOR_NODE_NAME", "SLURMD_NODENAME"];
 
 fn key(file: Option<&Path>, by_hand: bool) -> anyhow::Result<RunKey> {
     let text = match file {

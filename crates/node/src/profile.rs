@@ -64,6 +64,13 @@ pub struct MachineArgs {
     pub metadata: String,
 }
 
+impl MachineArgs {
+    /// Nobody said anything: it is to be found out.
+    pub(crate) fn unasked() -> Self {
+        Self { sku: None, profile: None, profiles: None, label: None, metadata: LINK_LOCAL.to_owned() }
+    }
+}
+
 /// What this machine is judged by, and why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Choice {

@@ -61,6 +61,18 @@ impl Stop {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(StopWhy::TimeLimit)
     }
 
+    /// The same, and if nobody has said so yet, whether it is said within this time.
+    pub(crate) fn told_within(&self, wait: Duration) -> Option<StopWhy> {
+        let end = Instant::now() + wait;
+        loop {
+            let told = self.told();
+            if told.is_some() || Instant::now() >= end {
+                return told;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Readable once a signal came.
     pub(crate) fn wake(&self) -> Option<impl AsFd + '_> {
         self.wake.as_ref()

@@ -280,7 +280,7 @@ fn a_fault_of_one_node_is_its_own_and_the_others_are_not_blamed() {
     said[0].is(3, "inconclusive failed node", "GPU 0000:18:00.0: its worker was ended by signal 6");
     assert_eq!(said[1].row, "inconclusive failed node");
     let said = Job::of(&bench, 2).run("hang:2", &["stall=1s"]);
-    said[0].is(3, "inconclusive timed-out node", "not through within 1s");
+    said[0].is(1, "fail collective-hung node", "not through within 1s");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::{
 };
 
 use doctor_checks::{
+    carried::{self, Told},
     document::{Document, RunKey},
     job_file::exit,
 };
@@ -41,6 +42,21 @@ const DAMAGED: &str = "3,1,900000000,-;EXT4-fs error (device sda1): ext4_lookup:
 
 fn check(root: &Path, args: &[&str]) -> Output {
     Command::new(PROGRAM).arg("check").args(args).arg("--root").arg(root).output().unwrap()
+}
+
+#[test]
+fn a_hook_that_nobody_hears_fails_no_job() {
+    let state = tempfile::tempdir().unwrap();
+    let config = state.path().join("hook.toml");
+    for text in ["nonsense", &format!("state = {:?}\nagent = \"/no/such/file\"\n", state.path())] {
+        fs::write(&config, text).unwrap();
+        for moment in ["health", "prolog", "epilog"] {
+            let full = fs::File::options().write(true).open("/dev/full").unwrap();
+            let mut hook = Command::new(PROGRAM);
+            let ended = hook.args(["hook", moment, "--config"]).arg(&config).stderr(full).status().unwrap();
+            assert_eq!(ended.code(), Some(0), "{moment} with {text}");
+        }
+    }
 }
 
 #[test]
@@ -207,6 +223,40 @@ fn over_its_limit_a_job_signs_what_had_finished() {
     let job = Job::new();
     assert_eq!(code(job.start("memory,endless", &["--limit", "1s"])), exit::OVER_LIMIT);
     assert_eq!(job.tests(), ["memory"]);
+}
+
+#[test]
+fn without_a_directory_the_document_is_in_the_output_and_in_the_message_if_it_fits() {
+    let (job, lots) = (Job::new(), "echo; head -c 200000 /dev/urandom | od -An -tx1");
+    let message = job.directory.path().join("message");
+    let policy = format!("[tests.lots.params]\ncommand = [\"/bin/sh\", \"-c\", \"{lots}\"]\n");
+    fs::write(job.directory.path().join("policy.toml"), policy).unwrap();
+    let run = |tests: &str, message: &Path| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["job", "--run", "r0000000000007", "--node", "n1", "--tests", tests, "--carry"]).arg(message);
+        command.arg("--policy").arg(job.directory.path().join("policy.toml")).arg("--root").arg(job.root.path());
+        command.env("DOCTOR_RUN_KEY", KEY.to_hex()).output().unwrap()
+    };
+    let named = |document: &[u8]| Document::open(document, &KEY).unwrap().tests[0].test.to_string();
+
+    let small = run("memory", &message);
+    assert_eq!(small.status.code(), Some(0), "{small:?}");
+    let log = String::from_utf8(small.stdout).unwrap();
+    assert!(carried::split_log(&log).0.contains("job: done"), "{log}");
+    let told = carried::read_message(&fs::read_to_string(&message).unwrap()).unwrap();
+    let Told::Document(document) = told else { panic!("{told:?}") };
+    assert_eq!((named(&document).as_str(), carried::read_log(&log).unwrap()), ("memory", document));
+
+    let large = run("lots", &message);
+    assert_eq!(large.status.code(), Some(0), "{large:?}");
+    let log = String::from_utf8(large.stdout).unwrap();
+    let told = carried::read_message(&fs::read_to_string(&message).unwrap()).unwrap();
+    let Told::InLog { lines } = told else { panic!("it fits into a message: {told:?}") };
+    let whole: Vec<&str> = log.lines().collect();
+    assert_eq!(named(&carried::read_log(&whole[whole.len() - lines..].join("\n")).unwrap()), "lots");
+
+    let nowhere = run("memory", Path::new("/no/such/place"));
+    assert_eq!(nowhere.status.code(), Some(i32::from(exit::NO_DOCUMENT)), "{nowhere:?}");
 }
 
 #[test]

@@ -432,8 +432,9 @@ fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
         fs::write(place(path), text).unwrap();
     }
     fs::write(folder.path().join("scene.toml"), &recording.scene).unwrap();
-    // The machine had just been booted, and the program that looked at it then made no allowance for that.
-    fs::write(folder.path().join("policy.toml"), "[agents]\nboot_grace = \"0s\"\n").unwrap();
+    // The machine had just been booted, and the program that looked at it then made no allowance for that and had no `job-ends`.
+    let policy = "[agents]\nboot_grace = \"0s\"\n[tests.job-ends]\nenabled = false\n";
+    fs::write(folder.path().join("policy.toml"), policy).unwrap();
     let program = Path::new(env!("CARGO_BIN_EXE_doctor-node"));
     let output = Command::new(program)
         .args(["check", "--suite", "fast", "--json", "--root"])

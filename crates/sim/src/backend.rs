@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doctor_checks::document::RunKey;
 use doctor_control::{
-    backend::{Backend, BackendError, JobRequest, NodeOp, PolledJob, SeenNode},
+    backend::{Backend, BackendError, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode},
     clock::Clock,
 };
 use doctor_core::{
@@ -104,6 +104,10 @@ impl Backend for SimBackend {
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
         self.world().apply(node, change)
+    }
+
+    fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
+        self.world().failed_work(since)
     }
 }
 

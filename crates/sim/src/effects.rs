@@ -87,6 +87,11 @@ pub enum Happened {
         op: OpId,
         node: NodeName,
     },
+    /// User work was asked to leave, and left.
+    Evicted {
+        op: OpId,
+        node: NodeName,
+    },
     Undrained {
         op: OpId,
         node: NodeName,

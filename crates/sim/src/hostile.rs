@@ -114,6 +114,8 @@ pub enum Incident {
     Heal { node: NodeName },
     /// A user's job takes exactly these nodes, for so long. Where our jobs run, it waits for them to leave.
     UserJob { nodes: Vec<NodeName>, length: Span },
+    /// The cluster tells that work of this user has failed on these nodes. Nothing else happens.
+    UserWorkFails { nodes: Vec<NodeName>, owner: String },
     /// The next calls of this kind go wrong.
     Calls { call: Call, trouble: CallTrouble, times: u32 },
     /// The next jobs go wrong.
@@ -154,6 +156,7 @@ impl fmt::Display for Incident {
             Self::Fault { node, kind } => write!(f, "{node} has {kind}"),
             Self::Heal { node } => write!(f, "{node} is well again"),
             Self::UserJob { nodes, length } => write!(f, "a user job wants {nodes:?} for {length}"),
+            Self::UserWorkFails { nodes, owner } => write!(f, "work of {owner} fails on {nodes:?}"),
             Self::Calls { call, trouble, times } => write!(f, "the next {times} calls to {call:?} are {trouble:?}"),
             Self::Jobs { trouble, times } => write!(f, "the next {times} jobs: {trouble:?}"),
             Self::Outage { length } => write!(f, "the cluster does not answer for {length}"),

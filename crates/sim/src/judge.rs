@@ -128,6 +128,7 @@ impl Judge {
             Happened::Marked { op, node, .. }
             | Happened::Unmarked { op, node, .. }
             | Happened::Drained { op, node }
+            | Happened::Evicted { op, node }
             | Happened::Undrained { op, node } => self.operated(at, *op, node),
             Happened::Disturbed { op, node, user, under_way, .. } => {
                 self.operated(at, *op, node);

@@ -1,6 +1,9 @@
 //! What a simulated test prints: numbers about what the machine's profile promises, worse where a fault is caught.
 
-use doctor_checks::{document::Measurements, probe::ProbeOutput};
+use doctor_checks::{
+    document::{Measurements, TestEvidence},
+    probe::ProbeOutput,
+};
 use doctor_core::{
     observation::{Entity, EntityKind, Event, Metric},
     reason::ReasonCode,
@@ -13,6 +16,9 @@ use crate::{
     random::Stream,
     tests::{GPU_HEALTH, MetricRow, PARTS, metrics_of},
 };
+
+/// The figure that several nodes have in common.
+const SHARED: &str = "allreduce_bandwidth";
 
 /// Prints one test's measurements. `shown` are the machine's faults that this run of this test shows.
 pub(crate) fn print(
@@ -35,6 +41,28 @@ pub(crate) fn print(
     let stdout = serde_json::to_string(&Measurements { metrics, events, unread: Vec::new() })
         .expect("finite numbers and plain words have a JSON form");
     ProbeOutput::Ran { exit: Some(0), stdout, stderr: String::new() }
+}
+
+/// What nodes measure together is one figure, that of the slowest of them.
+pub(crate) fn share<'a>(evidence: impl Iterator<Item = &'a mut TestEvidence>) {
+    let read = |evidence: &'a mut TestEvidence| {
+        let (_, ProbeOutput::Ran { stdout, .. }) = evidence.probes.first_mut()? else { return None };
+        let measured = serde_json::from_str::<Measurements>(stdout).ok()?;
+        Some((stdout, measured))
+    };
+    let mut all: Vec<(&mut String, Measurements)> = evidence.filter_map(read).collect();
+    if all.len() < 2 {
+        return;
+    }
+    let shared = |metric: &&Metric| metric.name == SHARED;
+    let values = all.iter().flat_map(|(_, measured)| measured.metrics.iter().filter(shared)).map(|metric| metric.value);
+    let Some(slowest) = values.reduce(f64::min) else { return };
+    for (stdout, measured) in &mut all {
+        for metric in measured.metrics.iter_mut().filter(|metric| metric.name == SHARED) {
+            metric.value = slowest;
+        }
+        **stdout = serde_json::to_string(measured).expect("finite numbers and plain words have a JSON form");
+    }
 }
 
 /// Prints what a test says that cannot run on this machine as it is.

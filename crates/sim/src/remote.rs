@@ -12,7 +12,7 @@ use std::{
 
 use doctor_checks::document::RunKey;
 use doctor_control::{
-    backend::{Backend, BackendError, Effect as After, JobRequest, NodeOp, PolledJob, SeenNode},
+    backend::{Backend, BackendError, Effect as After, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode},
     clock::Clock,
 };
 use doctor_core::{
@@ -257,6 +257,13 @@ impl Backend for RemoteSim {
         match self.look("snapshot", &Ask::Snapshot)? {
             Answer::Nodes(nodes) => Ok(nodes.into_iter().map(Into::into).collect()),
             other => Err(strange("snapshot", &format!("{other:?}"))),
+        }
+    }
+
+    fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
+        match self.look("asking for failed user work", &Ask::FailedWork(since))? {
+            Answer::Failures(failed) => Ok(failed.into_iter().map(Into::into).collect()),
+            other => Err(strange("asking for failed user work", &format!("{other:?}"))),
         }
     }
 

@@ -177,6 +177,9 @@ fn answer(served: &Served, ask: Ask) -> Answer {
                 effect: crate::wire::WireEffect::NoneGiveUp,
             }),
         },
+        Ask::FailedWork(since) => {
+            world.failed_work(since).map(|failed| Answer::Failures(failed.into_iter().map(Into::into).collect()))
+        }
         Ask::Poll(runs) => world.poll(&runs).map(|jobs| Answer::Polled(jobs.into_iter().map(Into::into).collect())),
         Ask::Cancel(run) => world.cancel(run).map(|()| Answer::Done),
         Ask::Apply { node, op, what } => world.apply(&node, &what.into_op(op)).map(|()| Answer::Done),

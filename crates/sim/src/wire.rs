@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use doctor_checks::document::RunKey;
 use doctor_control::backend::{
-    BackendError, Change, Effect as After, JobOutput, JobRequest, NodeOp, PolledJob, SeenNode,
+    BackendError, Change, Effect as After, JobOutput, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode,
 };
 use doctor_core::{
+    failed_work::FailedWork,
     ids::{JobId, NodeName, OpId, RunId, TestId},
     node::{Node, OurMark},
     run::{JobSeen, NonEmpty},
@@ -33,6 +34,7 @@ pub(crate) enum Ask {
     Submit(WireJob),
     Poll(Vec<RunId>),
     Cancel(RunId),
+    FailedWork(Timestamp),
     Apply { node: NodeName, op: OpId, what: WireChange },
     Reports,
     Acknowledge(Vec<u64>),
@@ -54,6 +56,7 @@ pub(crate) enum Answer {
     Nodes(Vec<WireNode>),
     Job(JobId),
     Polled(Vec<WirePolled>),
+    Failures(Vec<WireFailure>),
     Done,
     Reports(Vec<WireReport>),
     Key(String),
@@ -91,6 +94,7 @@ pub(crate) enum WireChange {
     Mark(OurMark),
     Unmark(OurMark),
     Drain,
+    Evict,
     Undrain,
     Reset,
     Reboot,
@@ -108,6 +112,12 @@ pub(crate) struct WireNode {
 pub(crate) struct WirePolled {
     seen: JobSeen,
     documents: Vec<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct WireFailure {
+    work: FailedWork,
+    nodes: Vec<NodeName>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -171,6 +181,7 @@ impl From<&Change> for WireChange {
             Change::Mark(mark) => Self::Mark(mark.clone()),
             Change::Unmark(mark) => Self::Unmark(mark.clone()),
             Change::Drain => Self::Drain,
+            Change::Evict => Self::Evict,
             Change::Undrain => Self::Undrain,
             Change::Reset => Self::Reset,
             Change::Reboot => Self::Reboot,
@@ -185,6 +196,7 @@ impl WireChange {
             Self::Mark(mark) => Change::Mark(mark),
             Self::Unmark(mark) => Change::Unmark(mark),
             Self::Drain => Change::Drain,
+            Self::Evict => Change::Evict,
             Self::Undrain => Change::Undrain,
             Self::Reset => Change::Reset,
             Self::Reboot => Change::Reboot,
@@ -203,6 +215,18 @@ impl From<SeenNode> for WireNode {
 impl From<WireNode> for SeenNode {
     fn from(wire: WireNode) -> Self {
         Self { node: wire.node, heard: wire.heard, jobs: wire.jobs }
+    }
+}
+
+impl From<SeenFailure> for WireFailure {
+    fn from(failed: SeenFailure) -> Self {
+        Self { work: failed.work, nodes: failed.nodes }
+    }
+}
+
+impl From<WireFailure> for SeenFailure {
+    fn from(wire: WireFailure) -> Self {
+        Self { work: wire.work, nodes: wire.nodes }
     }
 }
 

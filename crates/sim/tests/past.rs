@@ -1,4 +1,5 @@
-//! Rules that know the past, in the engine: judged as results come in, and the same when they are judged again.
+//! The engine over days: rules that know the past are judged as results come in, and the same when they are judged again; what a
+//! repair destroys is put away before it.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,13 @@ use doctor_control::{
     rejudge::{Scope, rejudge},
     store::records::HistoryFilter,
 };
-use doctor_core::{finding::Verdict, ids::NodeName, policy::Policy, time::Span};
+use doctor_core::{
+    case::{Case, StepState},
+    finding::Verdict,
+    ids::NodeName,
+    policy::{Allow, Mode, Policy},
+    time::Span,
+};
 use doctor_sim::{
     WorldConfig,
     drive::{Session, SessionConfig},
@@ -77,4 +84,32 @@ fn results_are_judged_with_their_past_and_judged_again_they_are_the_same() {
     let rejudged = rejudge(session.store(), session.settings(), &Scope { nodes: None, since, types }).unwrap();
     assert_eq!(rejudged.differs, [], "a verdict is a function of evidence, rules, profile and past");
     assert_eq!(rejudged.judged, rows.len() as u64, "{:?}", rejudged.passed_over);
+}
+
+#[test]
+fn before_a_reset_or_a_reboot_the_evidence_lies_packed_on_the_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = SessionConfig::new(WorldConfig::of(48).with_seed(11));
+    config.share = Some(folder.path().to_owned());
+    config.policy.mode = Mode::Act;
+    config.policy.allow = Allow { mark: true, drain: true, evict: false, reset: true, reboot: true, replace: false };
+    let mut session = Session::new(config).unwrap();
+    let until = session.now().plus(Span::days(6));
+    session.run_until(until, |_, _| Ok(())).unwrap();
+
+    let destroyed =
+        |case: &&Case| case.steps.iter().any(|step| step.what.destroys_evidence() && step.state == StepState::Done);
+    let cases = session.store().cases_all(1000).unwrap();
+    let destroyed: Vec<&Case> = cases.iter().filter(destroyed).collect();
+    assert!(!destroyed.is_empty(), "nothing was repaired in {} cases", cases.len());
+    let kept: Vec<String> = std::fs::read_dir(folder.path().join("handoff"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    for case in destroyed {
+        for step in case.steps.iter().filter(|step| step.what.destroys_evidence() && step.state == StepState::Done) {
+            let name = format!("{}-{}.tar.gz", case.id, step.rung);
+            assert!(kept.contains(&name), "{name} is not among {kept:?}");
+        }
+    }
 }

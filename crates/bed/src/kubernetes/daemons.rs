@@ -6,17 +6,14 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::File,
     io::{self, Write as _},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
-use super::{BedError, Part, at};
-
-/// How much of a log an error shows.
-const LAST_LINES: usize = 12;
+use super::{BedError, Part, at, last_lines};
 
 /// Reads what began and ended until its input ends with the process that writes it.
 ///
@@ -119,10 +116,7 @@ impl Daemons {
 
     /// The end of what a part has said.
     pub(super) fn last_lines(&self, part: Part) -> String {
-        let log = fs::read(self.log(part)).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
+        last_lines(&self.log(part))
     }
 
     fn tell(&mut self, what: &str, pid: u32) -> Result<(), BedError> {
@@ -149,6 +143,7 @@ impl Drop for Daemons {
 #[cfg(test)]
 mod tests {
     use std::{
+        fs,
         os::unix::fs::PermissionsExt as _,
         time::{Duration, Instant},
     };

@@ -1,6 +1,7 @@
 //! A Kubernetes control plane of one's own: etcd, API server, controller manager and scheduler as they are released, on
-//! loopback, with TLS and RBAC on. There is no container runtime: nodes and what happens to pods on them are played by
-//! `kubelet` (cargo feature `kubernetes`), everything else is the real thing, the scheduler's preemption included.
+//! loopback, with TLS and RBAC on. It has no nodes of its own: many, and what happens to pods on them, are played by
+//! `kubelet` (cargo feature `kubernetes`), one or two are real (`real`, which needs root). Everything else is the real thing,
+//! the scheduler's preemption included.
 //!
 //! ```no_run
 //! use doctor_bed::kubernetes::ControlPlane;
@@ -16,12 +17,16 @@
 //! It takes seconds and half a GiB to have one: tests of one file share it, each in a namespace of its own, and every method
 //! takes `&self`. Its processes and files go when it is dropped, and when this process is gone, however it went.
 
+mod audit;
 mod authority;
 mod daemons;
+mod data;
 mod door;
+mod error;
 #[cfg(feature = "kubernetes")]
 pub mod kubelet;
 mod parts;
+pub mod real;
 
 use std::{
     fs, io,
@@ -35,10 +40,13 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+pub use audit::Asked;
 use authority::{Authority, Pair};
 use daemons::Daemons;
 pub use door::Answer;
 use door::Door;
+pub use error::BedError;
+use error::at;
 pub use parts::Part;
 use parts::Place;
 
@@ -48,19 +56,32 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How long between two looks at whether a step is done.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How much of a log an error shows.
+const LAST_LINES: usize = 12;
+
+/// How a script begins its last line when this machine lacks something.
+const NOT_RUN: &str = "not run: ";
+
 /// How often another process may take a port between its choice and its use.
 const TRIES: usize = 3;
 
 /// How a control plane is to be.
 #[derive(Debug, Clone, Copy)]
-pub struct Setup {
+pub struct Setup<'a> {
     /// How long a node may be silent before it is held to be unreachable. As it comes, a day: nobody keeps fake nodes alive.
     pub node_grace: Duration,
+    /// Whether what service accounts ask for is noted, for [`ControlPlane::asked`].
+    pub audit: bool,
+    /// What the cluster begins with: a folder that [`ControlPlane::keep_data`] left. It is copied, and stays as it is.
+    pub data: Option<&'a Path>,
+    /// Whether controller manager and scheduler run. Without them nothing happens to an object but what it is asked for,
+    /// and nobody makes the service accounts that pods need.
+    pub controllers: bool,
 }
 
-impl Default for Setup {
+impl Default for Setup<'_> {
     fn default() -> Self {
-        Self { node_grace: Duration::from_secs(24 * 3600) }
+        Self { node_grace: Duration::from_secs(24 * 3600), data: None, controllers: true, audit: false }
     }
 }
 
@@ -89,80 +110,21 @@ enum Speaker<'a> {
     Token(&'a str),
 }
 
-/// Why there is no control plane to stand on, or why it did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum BedError {
-    /// What this machine lacks, as scripts/kubernetes.sh says it.
-    #[error("no control plane on this machine: {why}")]
-    NotBuilt { why: String },
-    #[error("{folder} has no {program}: name the folder that scripts/kubernetes.sh prints")]
-    Missing { folder: PathBuf, program: &'static str },
-    #[error("{operation} {path}")]
-    File {
-        operation: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("running {program}")]
-    Program {
-        program: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("openssl made no certificate (3.0 or newer is needed): {said}")]
-    Certificate { said: String },
-    #[error("looking for free ports on loopback")]
-    Ports(#[source] io::Error),
-    #[error("ending {part}")]
-    Ending {
-        part: Part,
-        #[source]
-        source: io::Error,
-    },
-    #[error("{part} does not run: it was killed and not restarted")]
-    NotRunning { part: Part },
-    #[error("{part} has ended; it said last:\n{said}")]
-    Ended { part: Part, said: String },
-    #[error("{what} within {} s, {part} said last:\n{said}", PATIENCE.as_secs())]
-    Late { what: &'static str, part: Part, said: String },
-    #[error("{asked} was not answered: {said}")]
-    Unanswered { asked: String, said: String },
-    #[error("{asked} was refused with {status}: {said}")]
-    Refused { asked: String, status: u16, said: String },
-}
-
-impl BedError {
-    /// Says that these tests could not run.
-    ///
-    /// # Panics
-    /// In CI, where that is a failure; and anywhere if there is a control plane that does not do what it should.
-    pub fn not_run(&self, what: &str) {
-        let excused = matches!(self, Self::NotBuilt { .. }) && std::env::var("CI").as_deref() != Ok("true");
-        assert!(excused, "{self}");
-        println!("NOT RUN: {what}: {self}");
-    }
-}
-
-fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
-    move |source| BedError::File { operation, path: path.to_owned(), source }
-}
-
 impl ControlPlane {
     /// The folder of the programs that this repository pins. Where they were never built, this builds them, which takes minutes.
     ///
     /// # Errors
     /// [`BedError::NotBuilt`] with what is missing on this machine.
     pub fn programs() -> Result<PathBuf, BedError> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/kubernetes.sh");
-        let ended = Command::new(&script).output();
-        let ended = ended.map_err(|source| BedError::Program { program: script, source })?;
-        if ended.status.success() {
-            return Ok(PathBuf::from(String::from_utf8_lossy(&ended.stdout).trim()));
-        }
-        let said = String::from_utf8_lossy(&ended.stderr);
-        let why = said.lines().last().unwrap_or("scripts/kubernetes.sh said nothing");
-        Err(BedError::NotBuilt { why: why.trim_start_matches("not run: ").to_owned() })
+        from_script("scripts/kubernetes.sh", &[]).map_err(|why| BedError::NotBuilt { why })
+    }
+
+    /// The folder with Volcano's controller and the definitions of its kinds, which `scripts/volcano.sh` builds or finds.
+    ///
+    /// # Errors
+    /// [`BedError::NotBuilt`] with what is missing on this machine.
+    pub fn volcano() -> Result<PathBuf, BedError> {
+        from_script("scripts/volcano.sh", &[]).map_err(|why| BedError::NotBuilt { why })
     }
 
     /// Starts a control plane from the programs of a folder and waits until it is ready and has its first service account.
@@ -177,7 +139,7 @@ impl ControlPlane {
     ///
     /// # Errors
     /// With what is missing, or with the end of the log of the process that failed.
-    pub fn start_with(programs: &Path, setup: Setup) -> Result<Self, BedError> {
+    pub fn start_with(programs: &Path, setup: Setup<'_>) -> Result<Self, BedError> {
         for part in Part::ALL {
             if !programs.join(part.program()).exists() {
                 return Err(BedError::Missing { folder: programs.to_owned(), program: part.program() });
@@ -229,19 +191,46 @@ impl ControlPlane {
     /// # Errors
     /// If there is no such account.
     pub fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> Result<PathBuf, BedError> {
-        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
-        let asked = json!({
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": { "expirationSeconds": 86_400 },
-        });
+        let token = self.token(namespace, name, &json!({ "expirationSeconds": 86_400 }))?;
+        self.place.kubeconfig(&self.lock().next_kubeconfig(), &self.url(), &Speaker::Token(&token))
+    }
+
+    /// A token of a service account that exists; `spec` is that of a TokenRequest.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub fn token(&self, namespace: &str, account: &str, spec: &Value) -> Result<String, BedError> {
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
+        let asked = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec });
         let answer = self.request("POST", &path, Some(&asked))?;
         let given: Value = serde_json::from_str(&answer.text).unwrap_or_default();
-        let Some(token) = given["status"]["token"].as_str().filter(|_| answer.is_success()) else {
-            let asked = format!("POST {path}");
-            return Err(BedError::Refused { asked, status: answer.status, said: answer.text });
-        };
-        self.place.kubeconfig(&self.lock().next_kubeconfig(), &self.url(), &Speaker::Token(token))
+        match given["status"]["token"].as_str().filter(|_| answer.is_success()) {
+            Some(token) => Ok(token.to_owned()),
+            None => {
+                let asked = format!("POST {path}");
+                Err(BedError::Refused { asked, status: answer.status, said: answer.text })
+            }
+        }
+    }
+
+    /// A token as a kubelet has it made for a pod that exists, for this audience and ten minutes.
+    ///
+    /// # Errors
+    /// If there is no such pod, or it does not run as this account.
+    pub fn pod_token(&self, namespace: &str, account: &str, pod: &str, audience: &str) -> Result<String, BedError> {
+        let found = self.request("GET", &format!("/api/v1/namespaces/{namespace}/pods/{pod}"), None)?;
+        let found: Value = serde_json::from_str(&found.text).unwrap_or_default();
+        let bound = json!({ "kind": "Pod", "apiVersion": "v1", "name": pod, "uid": found["metadata"]["uid"] });
+        let spec = json!({ "audiences": [audience], "expirationSeconds": 600, "boundObjectRef": bound });
+        self.token(namespace, account, &spec)
+    }
+
+    /// What service accounts have asked for so far, where [`Setup::audit`] was set.
+    ///
+    /// # Errors
+    /// If nothing is noted.
+    pub fn asked(&self) -> Result<Vec<Asked>, BedError> {
+        audit::read(&self.place.audit_log())
     }
 
     /// Asks the API server something as the user who may do everything; a body is JSON.
@@ -252,18 +241,23 @@ impl ControlPlane {
         self.door.ask(method, path, body)
     }
 
-    /// Makes an object of a kind whose plural is a regular one.
-    ///
-    /// # Panics
-    /// If it is not taken.
-    pub fn make(&self, object: &Value) {
+    /// Where objects of this one's kind are made, for a kind whose plural is a regular one.
+    pub fn place_of(object: &Value) -> String {
         let word = |key: &str| object[key].as_str().unwrap_or_default();
         let root = if word("apiVersion") == "v1" { "/api" } else { "/apis" };
         let namespace = object["metadata"]["namespace"].as_str();
         let namespace = namespace.map_or_else(String::new, |name| format!("/namespaces/{name}"));
         let kind = word("kind").to_ascii_lowercase();
         let plural = if kind.ends_with('s') { "es" } else { "s" };
-        let path = format!("{root}/{}{namespace}/{kind}{plural}", word("apiVersion"));
+        format!("{root}/{}{namespace}/{kind}{plural}", word("apiVersion"))
+    }
+
+    /// Makes an object of a kind whose plural is a regular one.
+    ///
+    /// # Panics
+    /// If it is not taken.
+    pub fn make(&self, object: &Value) {
+        let path = Self::place_of(object);
         let answer = self.request("POST", &path, Some(object));
         assert!(answer.as_ref().is_ok_and(Answer::is_success), "{path}: {answer:?}");
     }
@@ -297,16 +291,20 @@ impl ControlPlane {
         self.lock().daemons.pids().collect()
     }
 
-    fn start_once(programs: &Path, setup: Setup) -> Result<Self, BedError> {
+    fn start_once(programs: &Path, setup: Setup<'_>) -> Result<Self, BedError> {
         let began = Instant::now();
         let temporary = std::env::temp_dir();
         let folder = tempfile::Builder::new().prefix("doctor-kubernetes-").tempdir_in(&temporary);
         let folder = folder.map_err(at("creating a folder in", &temporary))?;
+        if let Some(data) = setup.data {
+            data::copy(data, &folder.path().join(data::FOLDER))?;
+        }
         let mut daemons = Daemons::new(folder.path())?;
         let mut authority = Authority::new(&folder.path().join("pki"))?;
         let [etcd_port, port] = free_ports().map_err(BedError::Ports)?;
         let place = Place {
-            setup,
+            node_grace: setup.node_grace,
+            audit: setup.audit,
             programs: programs.to_owned(),
             folder: folder.path().to_owned(),
             etcd_port,
@@ -314,7 +312,11 @@ impl ControlPlane {
             server: authority.server()?,
             authority: authority.certificate().to_owned(),
             tokens: authority.token_key()?,
+            kubelet_client: authority.user("bed-apiserver", &["system:masters"])?,
         };
+        if setup.audit {
+            audit::write_policy(&place.audit_policy())?;
+        }
         let url = format!("https://127.0.0.1:{port}");
         for part in [Part::ControllerManager, Part::Scheduler] {
             let pair = authority.user(&format!("system:{}", part.program()), &[])?;
@@ -329,15 +331,18 @@ impl ControlPlane {
         }
         let inner = Mutex::new(Inner { daemons, authority, kubeconfigs: 0 });
         let mut plane = Self { place, door, admin, took: Duration::ZERO, inner, _folder: folder };
-        plane.finish_start()?;
+        plane.finish_start(setup.controllers)?;
         plane.took = began.elapsed();
         Ok(plane)
     }
 
     /// What comes once the API server has been started: the parts that give up when it does not answer.
-    fn finish_start(&self) -> Result<(), BedError> {
+    fn finish_start(&self, controllers: bool) -> Result<(), BedError> {
         let mut inner = self.lock();
         self.wait_until_ready(&mut inner.daemons)?;
+        if !controllers {
+            return Ok(());
+        }
         for part in [Part::ControllerManager, Part::Scheduler] {
             inner.daemons.begin(part, &self.place.programs, &self.place.arguments(part))?;
         }
@@ -373,6 +378,33 @@ impl ControlPlane {
         // A test that failed while it held this leaves nothing half done that the next one could not see.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn repository_file(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// The path that a script of this repository prints, or the last that it said.
+pub(crate) fn from_script(script: &str, arguments: &[&str]) -> Result<PathBuf, String> {
+    let ended = Command::new(repository_file(script)).args(arguments).output();
+    let ended = ended.map_err(|error| format!("running {script}: {error}"))?;
+    if ended.status.success() {
+        return Ok(PathBuf::from(String::from_utf8_lossy(&ended.stdout).trim()));
+    }
+    Err(last_reason(&String::from_utf8_lossy(&ended.stderr)))
+}
+
+/// Why a script could not do it, as it says last.
+fn last_reason(said: &str) -> String {
+    said.lines().last().unwrap_or("it said nothing").trim_start_matches(NOT_RUN).to_owned()
+}
+
+/// The end of a log.
+pub(crate) fn last_lines(log: &Path) -> String {
+    let log = fs::read(log).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
 }
 
 impl Inner {

@@ -3,9 +3,10 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use super::{Setup, authority::Pair};
+use super::{authority::Pair, data};
 
 /// One process of a control plane, in the order in which they start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,7 +40,9 @@ impl fmt::Display for Part {
 /// Where a control plane is: its ports and its files.
 #[derive(Debug)]
 pub(super) struct Place {
-    pub(super) setup: Setup,
+    /// How long a node may be silent.
+    pub(super) node_grace: Duration,
+    pub(super) audit: bool,
     pub(super) programs: PathBuf,
     pub(super) folder: PathBuf,
     pub(super) etcd_port: u16,
@@ -47,11 +50,21 @@ pub(super) struct Place {
     pub(super) server: Pair,
     pub(super) authority: PathBuf,
     pub(super) tokens: Pair,
+    /// As whom the API server asks a kubelet for logs.
+    pub(super) kubelet_client: Pair,
 }
 
 impl Place {
     pub(super) fn kubeconfig_path(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.kubeconfig"))
+    }
+
+    pub(super) fn audit_policy(&self) -> PathBuf {
+        self.folder.join("audit-policy.json")
+    }
+
+    pub(super) fn audit_log(&self) -> PathBuf {
+        self.folder.join("audit.log")
     }
 
     pub(super) fn arguments(&self, part: Part) -> Vec<String> {
@@ -66,7 +79,7 @@ impl Place {
     fn etcd(&self) -> Vec<String> {
         let url = format!("http://127.0.0.1:{}", self.etcd_port);
         vec![
-            setting("data-dir", self.folder.join("etcd").display()),
+            setting("data-dir", self.folder.join(data::FOLDER).display()),
             setting("listen-client-urls", &url),
             setting("advertise-client-urls", &url),
             // It has no peers: any port that is free.
@@ -77,7 +90,7 @@ impl Place {
     }
 
     fn apiserver(&self) -> Vec<String> {
-        vec![
+        let mut arguments = vec![
             setting("etcd-servers", format_args!("http://127.0.0.1:{}", self.etcd_port)),
             setting("bind-address", "127.0.0.1"),
             // Otherwise a machine without a default route has none to announce.
@@ -94,9 +107,18 @@ impl Place {
             setting("service-cluster-ip-range", "10.96.0.0/16"),
             setting("authorization-mode", "Node,RBAC"),
             setting("enable-admission-plugins", "NodeRestriction"),
+            file("kubelet-client-certificate", &self.kubelet_client.certificate),
+            file("kubelet-client-key", &self.kubelet_client.key),
+            // Nobody resolves the names of a bed's nodes.
+            setting("kubelet-preferred-address-types", "InternalIP"),
             // What runs on a node to reset or test it is privileged.
             setting("allow-privileged", true),
-        ]
+        ];
+        if self.audit {
+            arguments.push(file("audit-policy-file", &self.audit_policy()));
+            arguments.push(file("audit-log-path", &self.audit_log()));
+        }
+        arguments
     }
 
     fn controller_manager(&self) -> Vec<String> {
@@ -105,7 +127,7 @@ impl Place {
             file("service-account-private-key-file", &self.tokens.key),
             file("root-ca-file", &self.authority),
             setting("use-service-account-credentials", true),
-            setting("node-monitor-grace-period", format_args!("{}s", self.setup.node_grace.as_secs())),
+            setting("node-monitor-grace-period", format_args!("{}s", self.node_grace.as_secs())),
             // The shortest that takes the taint off a new node soon.
             setting("node-monitor-period", "1s"),
         ]);

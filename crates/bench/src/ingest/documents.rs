@@ -146,9 +146,11 @@ impl Plans {
                 at: self.now,
                 actions: &actions,
                 keys: &keys,
+                named: &[],
                 changed_reasons: &[],
                 policy_version: policy.version,
                 retry: &policy.retry,
+                told: &[],
             };
             store.commit(lease, &intent)?;
         }

@@ -46,6 +46,7 @@ pub(crate) fn busy(nodes: usize, tests: usize) -> Snapshot {
         breaker: Breaker::Closed { since: None },
         pauses: Vec::new(),
         requests: Vec::new(),
+        trials: Vec::new(),
         silence_reported: false,
         caps: Caps::ALL,
         policy: Arc::new(policy),
@@ -75,6 +76,8 @@ fn test(place: usize) -> TestPolicy {
         usual: Span::minutes(10),
         exclusive: true,
         routine: true,
+        maintenance: false,
+        together: false,
         at_once: None,
         shares: if place < 2 { vec!["scratch".to_owned()] } else { Vec::new() },
         pools: None,
@@ -109,6 +112,7 @@ fn record(place: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord
         hardware: HardwareId::new(&format!("board-{serial}")).ok(),
         case: None,
         heard: Some(NOW.minus(Span::from_millis(random.below(60_000).cast_signed()))),
+        failed: None,
     }
 }
 

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use doctor_core::{
+    case::StepKind,
     ids::{IdSource, JobId, NodeName, OpId, RunId},
     node::{MarkKind, Node, Occupancy, OurMark},
     run::{JobEnd, JobSeen},
@@ -36,6 +37,12 @@ pub trait Bed {
 
     /// Ends the running job of this run so that it cannot say how it ended.
     fn lose(&self, run: RunId);
+
+    /// How often the node was reset or rebooted so far, as seen from outside of the backend. `None`: this bed cannot tell, and
+    /// repairs are tried elsewhere.
+    fn repairs_done(&self, _what: StepKind) -> Option<usize> {
+        None
+    }
 
     /// A little time goes by: milliseconds of a real clock, seconds of a virtual one.
     fn let_time_pass(&self);
@@ -76,7 +83,7 @@ type RuleCheck<'a> = fn(&mut Suite<'a>) -> Result<(), String>;
 /// Runs every rule. An empty answer is a backend that keeps the contract.
 pub fn breaches<'a>(backend: &'a dyn Backend, bed: &'a dyn Bed) -> Vec<Breach> {
     let mut suite = Suite { backend, bed, ids: IdSource::new(0xc0de) };
-    let rules: [(&'static str, RuleCheck<'a>); 11] = [
+    let rules: [(&'static str, RuleCheck<'a>); 12] = [
         ("every node is in the snapshot, once", Suite::nodes_are_there_once),
         ("unknown and busy are never reported as free", Suite::occupancy_is_told_apart),
         ("a run nobody submitted is absent, and answers keep their order", Suite::absent_is_said),
@@ -86,6 +93,7 @@ pub fn breaches<'a>(backend: &'a dyn Backend, bed: &'a dyn Bed) -> Vec<Breach> {
         ("a lost job does not look alive or well", Suite::lost_is_said),
         ("a restarted controller finds the job", Suite::a_restart_loses_nothing),
         ("marks and drains are idempotent, visible, and leave others' marks alone", Suite::marks_are_ours_only),
+        ("a repair never happens under somebody's work, and happens once", Suite::repairs_are_done_once),
         ("what is not in caps is refused for good", Suite::caps_are_the_truth),
         ("a node that is not there is refused, with nothing done", Suite::strangers_are_refused),
     ];
@@ -275,7 +283,7 @@ impl Suite<'_> {
         self.bed.lose(run);
         let gone = |seen: &JobSeen| matches!(seen, JobSeen::Absent | JobSeen::Ended { .. });
         let seen = self.wait(run, "the lost job to be missed", gone)?;
-        must(matches!(seen, JobSeen::Absent | JobSeen::Ended { how: JobEnd::Lost, .. }), || {
+        must(matches!(seen, JobSeen::Absent | JobSeen::Ended { how: JobEnd::Lost | JobEnd::NodeDied, .. }), || {
             format!("a lost job is {seen:?}")
         })
     }
@@ -336,11 +344,48 @@ impl Suite<'_> {
         Ok(())
     }
 
+    fn repairs_are_done_once(&mut self) -> Result<(), String> {
+        let (backend, bed) = (self.backend, self.bed);
+        let (caps, name) = (backend.caps(), bed.node());
+        for (able, what) in [(caps.reset, Change::Reset), (caps.reboot, Change::Reboot)] {
+            let done = || bed.repairs_done(what.step());
+            let Some(before) = done().filter(|_| able) else { continue };
+            let first = NodeOp { op: self.op(), what: what.clone() };
+            bed.occupy(&name, Wanted::Busy);
+            let answer = backend.apply(&name, &first);
+            let later = matches!(&answer, Err(error) if error.effect == Effect::NoneTryAgain);
+            must(later, || format!("{what:?} under somebody's work was answered with {answer:?}"))?;
+            must(done() == Some(before), || format!("{what:?} happened under somebody's work"))?;
+            bed.occupy(&name, Wanted::Free);
+            let mut answer = backend.apply(&name, &first);
+            for _ in 0..PATIENCE {
+                match &answer {
+                    Ok(()) => break,
+                    Err(error) if error.effect == Effect::NoneGiveUp => break,
+                    Err(_) => bed.let_time_pass(),
+                }
+                answer = backend.apply(&name, &first);
+            }
+            answer.map_err(said)?;
+            let now = done();
+            must(now == Some(before + 1), || format!("{what:?} is done and happened {now:?} times, {before} before"))?;
+            // Asked once more, and by the next controller.
+            backend.apply(&name, &first).map_err(said)?;
+            if let Some(successor) = bed.restarted() {
+                successor.apply(&name, &first).map_err(said)?;
+            }
+            let now = done();
+            must(now == Some(before + 1), || format!("{what:?} that was done happened again: {now:?}"))?;
+        }
+        Ok(())
+    }
+
     fn caps_are_the_truth(&mut self) -> Result<(), String> {
         let caps = self.backend.caps();
         let name = self.bed.node();
         let changes = [
             (caps.drain, Change::Drain),
+            (caps.evict, Change::Evict),
             (caps.reset, Change::Reset),
             (caps.reboot, Change::Reboot),
             (caps.replace, Change::Replace),

@@ -9,20 +9,35 @@
 //! snapshot and leaves foreign marks alone; every error says whether to try again.
 
 pub mod contract;
+pub mod dstack;
+mod http;
+pub mod inspection;
 pub mod kubernetes;
 pub mod local;
+pub mod program;
+pub mod slurm;
+pub mod ssh;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use doctor_checks::document::RunKey;
 use doctor_core::{
     case::StepKind,
-    ids::{JobId, NodeName, OpId, RunId, TestId},
-    node::{Node, OurMark},
+    failed_work::FailedWork,
+    ids::{CaseId, JobId, NodeName, OpId, RunId, TestId},
+    node::{MarkKind, Node, OurMark},
     run::{JobSeen, NonEmpty},
+    shown::Shown,
     snapshot::Caps,
     time::{Span, Timestamp},
 };
+use doctor_host::marks::MarkChange;
 
 pub trait Backend: Send + Sync {
     /// A short name for messages: `sim`, `local`, `kubernetes`.
@@ -40,11 +55,95 @@ pub trait Backend: Send + Sync {
     /// What became of these runs' jobs, in the same order.
     fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError>;
 
+    /// What the job of a run wrote on each node, as far as it came with an answer of [`Self::poll`]: where logs are not on the
+    /// shared directory.
+    fn logs(&self, _run: RunId) -> Vec<(NodeName, String)> {
+        Vec::new()
+    }
+
     /// Ends the job of a run. A job that is not there, or has ended, is fine.
     fn cancel(&self, run: RunId) -> Result<(), BackendError>;
 
     /// Changes a node. Asked again with the same operation id, nothing more happens.
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError>;
+
+    /// The same, with the words for it, where the cluster has a place for words.
+    fn apply_for(&self, node: &NodeName, change: &NodeOp, _ground: &Ground) -> Result<(), BackendError> {
+        self.apply(node, change)
+    }
+
+    /// User work that failed since then, as far as the cluster tells. What was told before may be told again, and need not
+    /// be. Work that somebody cancelled, that was preempted, evicted, or ran into its own time limit has not failed.
+    fn failed_work(&self, _since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
+        Ok(Vec::new())
+    }
+
+    /// Where results can be read on the node itself: who puts them there.
+    fn board(&self) -> Option<&dyn Board> {
+        None
+    }
+}
+
+/// A place on each node where everybody can read how it is.
+pub trait Board: Sync {
+    /// The number of what is written there; `None`: nothing of ours, or nobody knows.
+    fn number(&self, node: &NodeName) -> Option<u64>;
+
+    /// Writes it there, in place of what was.
+    fn write(&self, node: &NodeName, what: &ToShow) -> Result<(), BackendError>;
+
+    /// The same for several, by as many workers. Back come those on which it could not be written.
+    fn write_all(&self, work: &[(NodeName, ToShow)], workers: usize) -> Vec<(NodeName, BackendError)> {
+        one_by_one(work, workers, |node, what| self.write(node, what))
+    }
+}
+
+/// Writes each alone, several at a time.
+fn one_by_one(
+    work: &[(NodeName, ToShow)],
+    workers: usize,
+    write: impl Fn(&NodeName, &ToShow) -> Result<(), BackendError> + Sync,
+) -> Vec<(NodeName, BackendError)> {
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let each = || {
+        while let Some((node, what)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = write(node, what) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).push((node.clone(), error));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..workers.clamp(1, work.len().max(1)) {
+            scope.spawn(each);
+        }
+        each();
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is written on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToShow {
+    pub shown: Shown,
+    /// `shown` as JSON.
+    pub text: String,
+    /// The same for the same, but for the sentences of findings.
+    pub number: u64,
+}
+
+impl ToShow {
+    pub fn of(shown: Shown) -> Self {
+        // A value of names and numbers is always text.
+        let text = serde_json::to_string(&shown).unwrap_or_default();
+        // A measured value in a sentence is another one each time, and nothing new.
+        let mut plain = shown.clone();
+        plain.findings.iter_mut().for_each(|finding| finding.text.clear());
+        let counted = serde_json::to_string(&plain).unwrap_or_default();
+        // FNV-1a: what another version wrote is recognised.
+        let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let number = counted.bytes().fold(0xcbf2_9ce4_8422_2325, fold);
+        Self { shown, text, number }
+    }
 }
 
 /// A node (shared with the backend that keeps it: most do not change from one look to the next), when its agent last spoke through this backend (if agents do), and the jobs of ours on it.
@@ -55,6 +154,14 @@ pub struct SeenNode {
     /// Runs whose jobs are pending or running here, whoever submitted them: a controller with an empty store must see
     /// that the node is in use.
     pub jobs: Vec<RunId>,
+}
+
+/// User work that failed, and where it ran. Over many nodes it says little about each; see [`doctor_core::failed_work`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeenFailure {
+    pub work: FailedWork,
+    /// Where it failed; where nobody tells that, where it ran.
+    pub nodes: Vec<NodeName>,
 }
 
 /// What a job is told.
@@ -94,11 +201,22 @@ pub struct NodeOp {
     pub what: Change,
 }
 
+/// Why a node is changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ground {
+    pub case: Option<CaseId>,
+    /// The reason code of the worst finding, and its words.
+    pub code: String,
+    pub text: String,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     Mark(OurMark),
     Unmark(OurMark),
     Drain,
+    /// Asks user work to leave. It is done when none is left; until then, asking again is right.
+    Evict,
     Undrain,
     Reset,
     Reboot,
@@ -112,10 +230,22 @@ impl Change {
             Self::Mark(_) => StepKind::Mark,
             Self::Unmark(_) => StepKind::Unmark,
             Self::Drain => StepKind::Drain,
+            Self::Evict => StepKind::Evict,
             Self::Undrain => StepKind::Undrain,
             Self::Reset => StepKind::Reset,
             Self::Reboot => StepKind::Reboot,
             Self::Replace => StepKind::Replace,
+        }
+    }
+
+    /// As a mark of ours, where the cluster has nothing but marks: a drain is the mark that nothing new may start.
+    fn as_mark(&self) -> Option<MarkChange> {
+        match self {
+            Self::Mark(mark) => Some(MarkChange::Mark(mark.clone())),
+            Self::Unmark(mark) => Some(MarkChange::Unmark(mark.kind)),
+            Self::Drain => Some(MarkChange::Mark(OurMark { kind: MarkKind::Cordon, case: None })),
+            Self::Undrain => Some(MarkChange::Unmark(MarkKind::Cordon)),
+            Self::Evict | Self::Reset | Self::Reboot | Self::Replace => None,
         }
     }
 }

@@ -1,19 +1,22 @@
-//! Who may speak for a node: the keys that agents were enrolled with, and when each was last heard.
+//! Who may speak for a node: the keys that agents were enrolled with, those that their cluster vouches for and that have
+//! none, and when each was last heard.
 
 use doctor_checks::document::{RunKey, Schema, Versions};
 use doctor_core::{ids::NodeName, time::Timestamp};
 
 use super::{
     Store,
+    audit::{self, Line},
     db::{Access, Kind, Row, Val, vals},
     error::{Result, StoreError},
     lease::Lease,
     names::parsed,
     operators::say,
-    records::{AgentHeard, AgentKey, AgentRow},
+    records::{AgentHeard, AgentKey, AgentRow, SpeaksBy},
 };
 
-const COLUMNS: &str = "node, created, revoked, heard, number, sent, program, form, policy";
+/// An agent without a secret that was not revoked is one that its cluster vouches for.
+const COLUMNS: &str = "node, created, revoked, heard, number, sent, program, form, policy, secret";
 
 impl Store {
     /// From now on this key, and no other, speaks for the node.
@@ -45,13 +48,16 @@ impl Store {
     /// The key that a message of this node must be signed with.
     pub fn agent_key(&self, node: &NodeName) -> Result<AgentKey> {
         self.read(|tx| {
-            let sql = format!("SELECT {COLUMNS}, secret FROM agent WHERE node = $1");
+            let sql = format!("SELECT {COLUMNS} FROM agent WHERE node = $1");
             let found = tx.first("reading an agent's key", &sql, vals![node.as_str()], |row| {
                 Ok((read_agent(row)?, row.text(9)?.to_owned()))
             })?;
             let Some((agent, secret)) = found else { return Ok(AgentKey::Unknown) };
             if agent.revoked.is_some() {
                 return Ok(AgentKey::Revoked);
+            }
+            if agent.speaks_by == SpeaksBy::Token {
+                return Ok(AgentKey::Vouched { heard: agent.heard });
             }
             let key = RunKey::from_hex(&secret).ok_or_else(|| StoreError::Unreadable {
                 what: "agent's key",
@@ -61,7 +67,23 @@ impl Store {
         })
     }
 
-    /// Every agent that was ever enrolled, by node.
+    /// These nodes' agents speak by a token of their cluster, since then. One that is known already stays what it is.
+    pub fn introduce_agents(&self, nodes: &[(NodeName, Timestamp)]) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| {
+            for (node, at) in nodes {
+                let sql = "INSERT INTO agent (node, secret, created) VALUES ($1, '', $2) ON CONFLICT (node) DO NOTHING";
+                if tx.run("introducing an agent", sql, vals![node.as_str(), *at])? > 0 {
+                    let (code, words) = ("token".to_owned(), format!("{node}: its cluster vouches for its agent"));
+                    let node = tx.names.node_number(node);
+                    let line = Line { what: "introduce-agent", node, code, words, ..Line::default() };
+                    audit::append(tx, *at, None, &[line])?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Every agent that was ever enrolled or vouched for, by node.
     pub fn agents(&self) -> Result<Vec<AgentRow>> {
         self.read(|tx| tx.all("reading agents", &format!("SELECT {COLUMNS} FROM agent ORDER BY node"), &[], read_agent))
     }
@@ -103,5 +125,7 @@ fn read_agent(row: &Row<'_>) -> Result<AgentRow> {
         }
     };
     let node = parsed("node name", NodeName::new(row.text(0)?))?;
-    Ok(AgentRow { node, created: row.moment(1)?, revoked: row.opt_moment(2)?, heard })
+    let (created, revoked) = (row.moment(1)?, row.opt_moment(2)?);
+    let speaks_by = if row.text(9)?.is_empty() && revoked.is_none() { SpeaksBy::Token } else { SpeaksBy::Key };
+    Ok(AgentRow { node, speaks_by, created, revoked, heard })
 }

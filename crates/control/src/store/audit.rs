@@ -31,11 +31,15 @@ pub(super) struct Line {
     pub(super) run: Option<RunId>,
     pub(super) code: String,
     pub(super) words: String,
+    /// From where it was asked for.
+    pub(super) origin: Option<String>,
+    /// What was shown of it before it was done.
+    pub(super) plan: Option<String>,
 }
 
 pub(super) fn append(tx: &mut Tx<'_>, at: Timestamp, cycle: Option<CycleId>, lines: &[Line]) -> Result<()> {
     use Kind::{Int, Text};
-    let mut rows = Vec::with_capacity(lines.len() * 9);
+    let mut rows = Vec::with_capacity(lines.len() * 11);
     for line in lines {
         let actor = line.actor.as_deref().unwrap_or(CONTROLLER);
         rows.extend_from_slice(vals![
@@ -47,11 +51,13 @@ pub(super) fn append(tx: &mut Tx<'_>, at: Timestamp, cycle: Option<CycleId>, lin
             line.run,
             &line.code,
             &line.words,
-            cycle.map(|CycleId(number)| number)
+            cycle.map(|CycleId(number)| number),
+            line.origin.as_deref(),
+            line.plan.as_deref()
         ]);
     }
-    let into = "audit (at, actor, what, node, case_id, run, code, words, cycle)";
-    let kinds = [Int, Text, Text, Int, Int, Int, Text, Text, Int];
+    let into = "audit (at, actor, what, node, case_id, run, code, words, cycle, origin, plan)";
+    let kinds = [Int, Text, Text, Int, Int, Int, Text, Text, Int, Text, Text];
     tx.bulk("writing the audit trail", into, &kinds, &rows, "")
 }
 
@@ -71,6 +77,8 @@ pub(super) enum Counter {
     Rewrites,
     /// Writes of anybody but the controller; it reads everything anew when this moves.
     Operators,
+    AlertsDelivered,
+    AlertsLost,
 }
 
 impl Counter {
@@ -86,6 +94,8 @@ impl Counter {
             Self::Changes => "history-changes",
             Self::Rewrites => "history-rewrites",
             Self::Operators => "operator-changes",
+            Self::AlertsDelivered => "alerts-delivered",
+            Self::AlertsLost => "alerts-lost",
         }
     }
 }
@@ -107,18 +117,33 @@ pub(super) fn counted(tx: &mut Tx<'_>, counter: Counter) -> Result<u64> {
 impl Store {
     /// The newest lines of the trail first; of one node, or of all.
     pub fn audit(&self, limit: u32, node: Option<&NodeName>) -> Result<Vec<AuditRow>> {
-        const COLUMNS: &str = "SELECT at, actor, what, node, case_id, run, code, words FROM audit";
+        Ok(self.audit_before(None, limit, node)?.into_iter().map(|(_, row)| row).collect())
+    }
+
+    /// As [`Store::audit`], of the lines before this one, each with its number.
+    pub fn audit_before(
+        &self,
+        before: Option<u64>,
+        limit: u32,
+        node: Option<&NodeName>,
+    ) -> Result<Vec<(u64, AuditRow)>> {
         let operation = "reading the audit trail";
+        // PostgreSQL hands out smaller numbers than this, and would take it for one of them.
+        let before = before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            let read = |row: &Row<'_>| read_line(row, &names);
+            let read = |row: &Row<'_>| Ok((row.number(NUMBER)?, read_line(row, &names)?));
             match node {
-                None => tx.all(operation, &format!("{COLUMNS} ORDER BY id DESC LIMIT $1"), vals![limit], read),
+                None => {
+                    let sql = format!("{COLUMNS} WHERE id < CAST($1 AS BIGINT) ORDER BY id DESC LIMIT $2");
+                    tx.all(operation, &sql, vals![before, limit], read)
+                }
                 Some(node) => match names.node_number(node) {
                     None => Ok(Vec::new()),
                     Some(id) => {
-                        let sql = format!("{COLUMNS} WHERE node = $1 ORDER BY id DESC LIMIT $2");
-                        tx.all(operation, &sql, vals![id, limit], read)
+                        let sql =
+                            format!("{COLUMNS} WHERE node = $1 AND id < CAST($2 AS BIGINT) ORDER BY id DESC LIMIT $3");
+                        tx.all(operation, &sql, vals![id, before, limit], read)
                     }
                 },
             }
@@ -127,10 +152,10 @@ impl Store {
 
     /// What was decided in one cycle, in the order of the plan.
     pub fn audit_of_cycle(&self, cycle: CycleId) -> Result<Vec<AuditRow>> {
-        let sql = "SELECT at, actor, what, node, case_id, run, code, words FROM audit WHERE cycle = $1 ORDER BY id";
+        let sql = format!("{COLUMNS} WHERE cycle = $1 ORDER BY id");
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            tx.all("reading the audit trail", sql, vals![cycle.0], |row| read_line(row, &names))
+            tx.all("reading the audit trail", &sql, vals![cycle.0], |row| read_line(row, &names))
         })
     }
 
@@ -160,6 +185,8 @@ impl Store {
                 runs_ended: counted(tx, Counter::RunsEnded)?,
                 cycles: counted(tx, Counter::Cycles)?,
                 published: counted(tx, Counter::Published)?,
+                alerts_delivered: counted(tx, Counter::AlertsDelivered)?,
+                alerts_lost: counted(tx, Counter::AlertsLost)?,
             })
         })
     }
@@ -175,6 +202,10 @@ impl Store {
     }
 }
 
+const COLUMNS: &str = "SELECT at, actor, what, node, case_id, run, code, words, origin, plan, id FROM audit";
+/// Of those, the line's own number.
+const NUMBER: usize = 10;
+
 fn read_line(row: &Row<'_>, names: &Names) -> Result<AuditRow> {
     Ok(AuditRow {
         at: row.moment(0)?,
@@ -185,5 +216,7 @@ fn read_line(row: &Row<'_>, names: &Names) -> Result<AuditRow> {
         run: row.opt_int(5)?.map(|number| RunId::from_number(number.cast_unsigned())),
         code: parsed("reason", ReasonCode::new(row.text(6)?))?,
         text: row.text(7)?.to_owned(),
+        origin: row.opt_text(8)?.map(str::to_owned),
+        plan: row.opt_text(9)?.map(str::to_owned),
     })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use doctor_core::{
-    case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
+    case::{Advice, Case, CaseState, Closed, Rung, Step, StepKind, StepState},
     ids::{CaseId, NodeName, OpId},
     time::Timestamp,
 };
@@ -15,6 +15,7 @@ use super::{
     error::{Result, StoreError},
     evidence, findings, json,
     lease::Lease,
+    mutes,
 };
 
 impl Store {
@@ -34,6 +35,12 @@ impl Store {
     pub fn cases_all(&self, limit: u32) -> Result<Vec<Case>> {
         let sql = "SELECT body FROM case_file ORDER BY id DESC LIMIT $1";
         self.read(|tx| tx.all("reading cases", sql, vals![limit], read_case))
+    }
+
+    /// As [`Store::cases_all`], of those before this one.
+    pub fn cases_before(&self, before: CaseId, limit: u32) -> Result<Vec<Case>> {
+        let sql = "SELECT body FROM case_file WHERE id < $1 ORDER BY id DESC LIMIT $2";
+        self.read(|tx| tx.all("reading cases", sql, vals![before, limit], read_case))
     }
 
     pub fn case(&self, case: CaseId) -> Result<Option<Case>> {
@@ -114,6 +121,13 @@ pub(super) fn escalate(tx: &mut Tx<'_>, case: CaseId, to: Rung) -> Result<()> {
     put(tx, &file)
 }
 
+/// What the tests of an operator's quarantine say.
+pub(super) fn advise(tx: &mut Tx<'_>, case: CaseId, advice: Advice) -> Result<()> {
+    let mut file = get(tx, case)?;
+    file.advice = Some(advice);
+    put(tx, &file)
+}
+
 /// The case takes over what is open against its node now.
 pub(super) fn worsen(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
@@ -150,6 +164,8 @@ pub(super) fn add_step(tx: &mut Tx<'_>, case: CaseId, new: &NewStep<'_>, at: Tim
     let step =
         Step { op: new.op, what: new.what, rung, state: new.state, at, tries: new.tries, text: new.text.to_owned() };
     match file.steps.iter_mut().find(|known| known.op == new.op) {
+        // Since when it has been tried is what its deadline counts from.
+        Some(known) if known.state == StepState::Intended => *known = Step { at: known.at, ..step },
         Some(known) => *known = step,
         None => file.steps.push(step),
     }
@@ -177,6 +193,7 @@ pub(super) fn close(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, how: Closed,
     let mut file = get(tx, case)?;
     file.state = CaseState::Closed { at, how };
     put(tx, &file)?;
+    mutes::unmute(tx, case)?;
     let id = tx.node_id(node, at)?;
     let operation = "closing a case";
     let sql = "UPDATE node SET case_id = NULL WHERE id = $1 AND case_id = $2";

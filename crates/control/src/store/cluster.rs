@@ -4,6 +4,7 @@ use doctor_core::time::Timestamp;
 
 use super::{
     Store,
+    db::Access,
     error::{Result, StoreError},
     lease::Lease,
     operators::{meta, set_meta},
@@ -20,6 +21,13 @@ impl Store {
         self.write(lease, |tx| {
             set_meta(tx, AT, &at.millis().to_string())?;
             set_meta(tx, CLUSTER, text)
+        })
+    }
+
+    /// When a cycle last looked at the cluster and left a picture.
+    pub fn cluster_seen(&self) -> Result<Option<Timestamp>> {
+        self.transaction(Access::Read, &mut |tx| {
+            Ok(meta(tx, AT)?.and_then(|text| text.parse().ok()).map(Timestamp::from_millis))
         })
     }
 

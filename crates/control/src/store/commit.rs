@@ -18,9 +18,10 @@ use super::{
     conclude::conclude,
     db::{Kind, Tx, vals},
     error::{Result, StoreError},
+    findings::{Changes, Open, Shown},
     json,
     lease::Lease,
-    nodes, operators,
+    nodes, operators, outbox,
     records::{CycleId, CycleIntent},
     runs, settled,
 };
@@ -43,7 +44,9 @@ impl Store {
                 lines.push(line(tx, action, intent.at)?);
             }
             audit::append(tx, intent.at, Some(cycle), &lines)?;
+            name(tx, intent)?;
             write_reasons(tx, intent)?;
+            outbox::queue(tx, intent.told)?;
             audit::count(tx, &[(Counter::Cycles, 1)])?;
             Ok(cycle)
         })
@@ -85,6 +88,7 @@ fn apply(
         Action::OpenCase(case) => cases::open(tx, case),
         Action::Escalate { case, to } => cases::escalate(tx, *case, *to),
         Action::Worsen { case, node } => cases::worsen(tx, *case, node, at),
+        Action::Advise { case, advice, .. } => cases::advise(tx, *case, *advice),
         Action::Step { case, step, op, tries, .. } => {
             let state = if step.is_bookkeeping() { StepState::Done } else { StepState::Intended };
             let text = action.text.as_str();
@@ -121,6 +125,11 @@ fn apply(
             let id = tx.node_id(node, at)?;
             nodes::identify(tx, id, hardware, at)
         }
+        Action::Try { request, run } => add_trial(tx, *request, *run),
+        // Written with all that are named, below.
+        Action::Name { .. } => Ok(()),
+        // It is on the node and nowhere else.
+        Action::Tidy { .. } => Ok(()),
         Action::Rename { node, hardware } => {
             let id = tx.node_id(node, at)?;
             nodes::begin_anew(tx, id, hardware, at)
@@ -139,12 +148,36 @@ fn taken_out(tx: &mut Tx<'_>, actions: &[Because<Action>]) -> Result<BTreeSet<No
     }
     for action in actions {
         if let Action::Answer { request } = action.what
-            && let Some(Asked::Quarantine { node }) = asked(tx, request)?
+            && let Some(Asked::Quarantine { node, .. }) = asked(tx, request)?
         {
             nodes.remove(&node);
         }
     }
     Ok(nodes)
+}
+
+/// A run was made for a request; the next step follows from what it says.
+fn add_trial(tx: &mut Tx<'_>, request: u64, run: RunId) -> Result<()> {
+    let Some(Asked::Together { nodes, test, mut trials }) = asked(tx, request)? else { return Ok(()) };
+    trials.push(run);
+    let body = json::write(&Asked::Together { nodes, test, trials })?;
+    tx.run("adding a trial", "UPDATE request SET body = $2 WHERE id = $1", vals![request, &body]).map(drop)
+}
+
+/// What trials of several nodes showed is open against those that they named.
+fn name(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
+    let named = intent.actions.iter().filter_map(|action| match &action.what {
+        Action::Name { node, test, run, .. } => Some((node, test, *run)),
+        _ => None,
+    });
+    let mut changes = Changes::default();
+    for ((node, test, run), findings) in named.zip(intent.named) {
+        let (node, check) = (tx.node_id(node, intent.at)?, tx.test_id(test)?);
+        let shown = Shown { node, check, run: Some(run), at: intent.at, findings, proof: false, boot: None };
+        Open::load(tx, &[node])?.show(&shown, &mut changes);
+    }
+    changes.write(tx)?;
+    audit::append(tx, intent.at, None, &changes.lines)
 }
 
 fn asked(tx: &mut Tx<'_>, request: u64) -> Result<Option<Asked>> {
@@ -162,6 +195,7 @@ fn subject(action: &Action) -> (&'static str, Option<&NodeName>, Option<CaseId>,
         Action::OpenCase(case) => ("open-case", Some(&case.node), Some(case.id), None),
         Action::Escalate { case, .. } => ("escalate", None, Some(*case), None),
         Action::Worsen { case, node } => ("worsen", Some(node), Some(*case), None),
+        Action::Advise { case, node, .. } => ("advise", Some(node), Some(*case), None),
         Action::Step { case, node, .. } => ("step", Some(node), Some(*case), None),
         Action::Propose { case, node, .. } => ("propose", Some(node), Some(*case), None),
         Action::Settle { case, .. } => ("settle", None, Some(*case), None),
@@ -172,6 +206,9 @@ fn subject(action: &Action) -> (&'static str, Option<&NodeName>, Option<CaseId>,
         Action::Notice(_) => ("notice", None, None, None),
         Action::Answer { .. } => ("answer", None, None, None),
         Action::Identify { node, .. } => ("identify", Some(node), None, None),
+        Action::Try { run, .. } => ("try", None, None, Some(*run)),
+        Action::Name { node, run, .. } => ("name", Some(node), None, Some(*run)),
+        Action::Tidy { node, .. } => ("tidy", Some(node), None, None),
         Action::Rename { node, .. } => ("rename", Some(node), None, None),
     }
 }

@@ -1,9 +1,11 @@
 //! Reading results: the latest of each test, the past of a node, rates over a time.
 
-use std::sync::Arc;
+use std::{cmp::Ordering, sync::Arc};
 
 use doctor_core::{
-    ids::NodeName,
+    finding::Verdict,
+    ids::{NodeName, TestId},
+    plan::MOST_TESTS,
     time::{Span, Timestamp},
 };
 
@@ -13,7 +15,7 @@ use super::{
     error::Result,
     ledger::{HOUR, longest_run, moment_of},
     names::Names,
-    records::{FailureRate, HistoryFilter, HistoryRow, LatestRow},
+    records::{FailureRate, HistoryFilter, HistoryPlace, HistoryRow, LatestRow},
 };
 
 /// Rows kept beyond what was asked for while searching, before the surplus is thrown away.
@@ -54,11 +56,23 @@ impl Store {
         })
     }
 
+    /// Where one test stands on every node.
+    pub fn latest_of_test(&self, test: &TestId) -> Result<Vec<LatestRow>> {
+        self.read(|tx| {
+            let Some(id) = tx.names.test_number(test) else { return Ok(Vec::new()) };
+            let names = Arc::clone(&tx.names);
+            let sql = format!("{LATEST} WHERE test = $1 ORDER BY node");
+            tx.all("reading latest results", &sql, vals![id], |row| read_latest(row, (row.int(0)?, id), &names))
+        })
+    }
+
     /// Past results, newest first.
     pub fn history(&self, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
         let mut rows = match &filter.node {
             // One statement answers this.
-            Some(node) if filter.since.is_none() => self.ask(|tx| of_node(tx, node, filter))?.unwrap_or_default(),
+            Some(node) if filter.since.is_none() && filter.verdict.is_none() => {
+                self.ask(|tx| of_node(tx, node, filter))?.unwrap_or_default()
+            }
             Some(node) => self.read(|tx| of_node(tx, node, filter))?.unwrap_or_default(),
             None => self.read(|tx| of_all(tx, filter))?,
         };
@@ -120,29 +134,49 @@ fn lowest_run(tx: &mut Tx<'_>, since: Timestamp) -> Result<i64> {
     Ok(born.millis().clamp(0, i64::MAX >> BIRTH_SHIFT) << BIRTH_SHIFT)
 }
 
-fn newest_first(a: &HistoryRow, b: &HistoryRow) -> std::cmp::Ordering {
+fn newest_first(a: &HistoryRow, b: &HistoryRow) -> Ordering {
     (b.at, b.run, &a.node, &a.test).cmp(&(a.at, a.run, &b.node, &b.test))
+}
+
+/// Whether a row comes after this place, newest first.
+fn follows(row: &HistoryRow, place: &HistoryPlace) -> bool {
+    (row.at, row.run, &place.node, &place.test) < (place.at, place.run, &row.node, &row.test)
+}
+
+/// The numbers of outcomes with this verdict, as SQL; nothing if every verdict is wanted.
+fn with_verdict(names: &Names, verdict: Option<Verdict>, column: &str) -> String {
+    let Some(verdict) = verdict else { return String::new() };
+    let ids: Vec<String> = names.outcomes_with(verdict).map(|id| id.to_string()).collect();
+    // No outcome has the number 0.
+    let ids = if ids.is_empty() { "0".to_owned() } else { ids.join(", ") };
+    format!(" AND {column} IN ({ids})")
 }
 
 /// `None`: the node or the test is not known.
 fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<Option<Vec<HistoryRow>>> {
     let Some(node) = tx.names.node_number(node) else { return Ok(None) };
     let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
-    let mut of_test = "";
-    let mut vals: Vec<Val<'_>> = vec![node.into(), lowest.into()];
+    // A node has one run at a time, so what follows a row is of its run or of an older one. What was imported has no run.
+    let place = filter.after.as_ref().and_then(|place| place.run);
+    let highest = place.map_or(i64::MAX, |run| i64::try_from(run.number()).unwrap_or(i64::MAX));
+    let mut only = with_verdict(&tx.names, filter.verdict, "outcome");
+    let mut vals: Vec<Val<'_>> = vec![node.into(), lowest.into(), highest.into()];
     if let Some(test) = &filter.test {
         let Some(test) = tx.names.test_number(test) else { return Ok(None) };
         vals.push(test.into());
-        of_test = " AND test = $3";
+        only += " AND test = $4";
     }
-    let mut sql =
-        format!("SELECT node, run, test, outcome, at, took FROM history WHERE node = $1 AND run >= $2{of_test}");
+    let mut sql = format!(
+        "SELECT node, run, test, outcome, at, took FROM history WHERE node = $1 AND run >= $2 AND run <= $3{only}"
+    );
     // A node has one run at a time, so the newest runs have the newest results. The run in which the limit falls is read
-    // whole: which of its tests come first is told by their names.
-    if let (Some(limit), None) = (filter.limit, filter.since) {
-        vals.push(i64::from(limit.max(1) - 1).into());
+    // whole: which of its tests come first is told by their names. So is the run of the place.
+    let imported = filter.after.is_some() && place.is_none();
+    if let (Some(limit), None, false) = (filter.limit, filter.since, imported) {
+        let more = if place.is_some() { i64::try_from(MOST_TESTS).unwrap_or(i64::MAX) } else { 0 };
+        vals.push((i64::from(limit.max(1) - 1) + more).into());
         sql += &format!(
-            " AND run >= COALESCE((SELECT run FROM history WHERE node = $1{of_test} ORDER BY run DESC \
+            " AND run >= COALESCE((SELECT run FROM history WHERE node = $1 AND run <= $3{only} ORDER BY run DESC \
              LIMIT 1 OFFSET ${}), 0)",
             vals.len()
         );
@@ -152,12 +186,8 @@ fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<O
     Ok(Some(rows.into_iter().flatten().collect()))
 }
 
-/// Rows of all nodes, each node's newest runs found by the primary key.
+/// Rows of all nodes.
 fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
-    let mut sql = "SELECT h.node, h.run, h.test, h.outcome, h.at, h.took FROM node n \
-                   JOIN history h ON h.node = n.id AND h.run >= $1"
-        .to_owned();
-    let mut vals: Vec<Val<'_>> = Vec::new();
     let test = match &filter.test {
         Some(test) => match tx.names.test_number(test) {
             Some(id) => Some(id),
@@ -165,15 +195,48 @@ fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
         },
         None => None,
     };
-    let since = match (filter.since, filter.limit) {
-        (Some(since), _) => since,
-        (None, Some(limit)) => far_enough(tx, test, limit)?,
-        (None, None) => Timestamp::MIN,
+    match (filter.since, filter.limit) {
+        (Some(since), _) => all_since(tx, filter, test, since),
+        (None, None) => all_since(tx, filter, test, Timestamp::MIN),
+        (None, Some(limit)) if filter.after.is_none() && filter.verdict.is_none() => {
+            let since = far_enough(tx, test, limit)?;
+            all_since(tx, filter, test, since)
+        }
+        (None, Some(limit)) => search_back(tx, filter, test, limit),
+    }
+}
+
+/// How far back enough rows reach is not known beforehand: further and further, until there are enough or all.
+fn search_back(tx: &mut Tx<'_>, filter: &HistoryFilter, test: Option<i64>, limit: u32) -> Result<Vec<HistoryRow>> {
+    const FIRST: Span = Span::hours(6);
+    let from = match &filter.after {
+        Some(place) => place.at,
+        None => far_enough(tx, test, 1)?,
     };
-    vals.push(lowest_run(tx, since)?.into());
+    let mut back = FIRST;
+    loop {
+        let since = from.minus(back);
+        let rows = all_since(tx, filter, test, since)?;
+        if rows.len() >= limit as usize || since.millis() <= 0 {
+            return Ok(rows);
+        }
+        back = back.times(8);
+    }
+}
+
+/// Each node's newest runs are found by the primary key.
+fn all_since(tx: &mut Tx<'_>, filter: &HistoryFilter, test: Option<i64>, since: Timestamp) -> Result<Vec<HistoryRow>> {
+    let lowest = lowest_run(tx, since)?;
+    let highest = filter.after.as_ref().map_or(i64::MAX, |place| highest_run(place.at));
+    let of_verdict = with_verdict(&tx.names, filter.verdict, "h.outcome");
+    let mut sql = format!(
+        "SELECT h.node, h.run, h.test, h.outcome, h.at, h.took FROM node n \
+         JOIN history h ON h.node = n.id AND h.run >= $1 AND h.run <= $2{of_verdict}"
+    );
+    let mut vals: Vec<Val<'_>> = vec![lowest.into(), highest.into()];
     if let Some(test) = test {
         vals.push(test.into());
-        sql += " WHERE h.test = $2";
+        sql += " WHERE h.test = $3";
     }
     let names = Arc::clone(&tx.names);
     let mut rows = Vec::new();
@@ -186,6 +249,13 @@ fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
         Ok(())
     })?;
     Ok(rows)
+}
+
+/// The highest number a run can have whose result is not younger than this: a run is born before its result, but for
+/// clocks that disagree.
+fn highest_run(at: Timestamp) -> i64 {
+    let latest = at.plus(Span::hours(1)).millis().clamp(0, (i64::MAX >> BIRTH_SHIFT) - 1);
+    ((latest + 1) << BIRTH_SHIFT) - 1
 }
 
 /// A moment since which there are at least so many results: `latest` alone has that many.
@@ -204,7 +274,7 @@ fn far_enough(tx: &mut Tx<'_>, test: Option<i64>, limit: u32) -> Result<Timestam
     Ok(found.unwrap_or(Timestamp::MIN))
 }
 
-/// `None`: it is older than what was asked for.
+/// `None`: it is older than what was asked for, or not after the place.
 fn read_row(row: &Row<'_>, names: &Names, filter: &HistoryFilter) -> Result<Option<HistoryRow>> {
     let run = row.run(1)?;
     let at = moment_of(run, row.int(4)?);
@@ -212,7 +282,7 @@ fn read_row(row: &Row<'_>, names: &Names, filter: &HistoryFilter) -> Result<Opti
         return Ok(None);
     }
     let kind = names.outcome(row.int(3)?)?;
-    Ok(Some(HistoryRow {
+    let row = HistoryRow {
         node: names.node(row.int(0)?)?.clone(),
         test: names.test(row.int(2)?)?.clone(),
         at,
@@ -222,5 +292,6 @@ fn read_row(row: &Row<'_>, names: &Names, filter: &HistoryFilter) -> Result<Opti
         run: (!kind.imported).then_some(run),
         took: Span::from_millis(row.int(5)?),
         untrusted: kind.untrusted,
-    }))
+    };
+    Ok(Some(row).filter(|row| filter.after.as_ref().is_none_or(|place| follows(row, place))))
 }

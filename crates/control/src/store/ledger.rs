@@ -121,7 +121,8 @@ pub(super) fn before(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Before> {
 pub(super) fn read_standing(row: &Row<'_>, names: &Names) -> Result<((i64, i64), Standing)> {
     let outcome = row.int(3)?;
     let verdict = names.outcome(outcome)?.verdict;
-    let record = TestRecord::restore(row.opt_moment(5)?, Some((verdict, row.moment(2)?)), row.count(8)?);
+    let (settled, judged) = (row.opt_moment(5)?, row.opt_moment(7)?);
+    let record = TestRecord::restore(settled, judged, Some((verdict, row.moment(2)?)), row.count(8)?);
     let sure = row.opt_int(6)?.zip(row.opt_moment(7)?);
     Ok(((row.int(0)?, row.int(1)?), Standing { record, outcome, run: row.int(4)?, sure }))
 }

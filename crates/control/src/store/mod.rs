@@ -32,6 +32,7 @@ mod commit;
 mod conclude;
 mod db;
 mod evidence;
+mod failed_work;
 mod findings;
 mod group;
 mod history;
@@ -40,9 +41,11 @@ mod inbox;
 mod json;
 mod lease;
 mod ledger;
+mod mutes;
 mod names;
 mod nodes;
 mod operators;
+pub mod outbox;
 mod publish;
 mod retention;
 mod runs;
@@ -50,6 +53,7 @@ mod schema;
 mod settled;
 mod spent;
 mod standing;
+mod tokens;
 mod url;
 mod verify;
 
@@ -64,6 +68,8 @@ pub use self::{
     error::{Result, StoreError},
     group::GroupCommit,
     lease::{Lease, LeaseError, this_process},
+    operators::Orders,
+    tokens::ApiCall,
     url::StoreUrl,
 };
 

@@ -104,6 +104,15 @@ impl Names {
         self.outcomes.name(id).ok_or_else(|| unknown("outcome", id))
     }
 
+    pub(super) fn all_nodes(&self) -> impl Iterator<Item = &NodeName> {
+        self.nodes.numbers.keys()
+    }
+
+    /// The numbers of outcomes with this verdict.
+    pub(super) fn outcomes_with(&self, verdict: Verdict) -> impl Iterator<Item = i64> {
+        self.outcomes.numbers.iter().filter(move |(kind, _)| kind.verdict == verdict).map(|(_, id)| *id)
+    }
+
     pub(super) fn node_number(&self, name: &NodeName) -> Option<i64> {
         self.nodes.numbers.get(name).copied()
     }

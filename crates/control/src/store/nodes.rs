@@ -19,7 +19,7 @@ use super::{
     Store,
     db::{Kind, Row, Tx, vals},
     error::Result,
-    json,
+    failed_work, json,
     names::{Names, parsed},
     records::{ReasonRow, StoredNode},
 };
@@ -31,6 +31,11 @@ impl Store {
     /// All nodes the store knows.
     pub fn load_nodes(&self) -> Result<BTreeMap<NodeName, StoredNode>> {
         self.read(|tx| load(tx, None))
+    }
+
+    /// The names of all nodes the store knows, in no order.
+    pub fn node_names(&self) -> Result<Vec<NodeName>> {
+        self.read(|tx| Ok(tx.names.all_nodes().cloned().collect()))
     }
 
     /// Of these nodes, those the store knows.
@@ -72,6 +77,19 @@ impl Store {
         })
     }
 
+    /// The machines a name has stood for, newest first, as they described themselves, with when each was seen first and last.
+    pub fn machines_of(&self, node: &NodeName) -> Result<Vec<(HardwareId, Timestamp, Timestamp, Hardware)>> {
+        self.read(|tx| {
+            let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
+            let sql =
+                "SELECT hardware, first_seen, last_seen, body FROM hardware WHERE node = $1 ORDER BY last_seen DESC";
+            tx.all("reading hardware", sql, vals![id], |row| {
+                let id = parsed("hardware id", HardwareId::new(row.text(0)?))?;
+                Ok((id, row.moment(1)?, row.moment(2)?, json::read("hardware", row.text(3)?)?))
+            })
+        })
+    }
+
     /// The machines a name has stood for, newest first, with when each was seen first and last.
     pub fn hardware_of(&self, node: &NodeName) -> Result<Vec<(HardwareId, Timestamp, Timestamp)>> {
         self.read(|tx| {
@@ -98,11 +116,12 @@ fn load(tx: &mut Tx<'_>, ids: Option<&[i64]>) -> Result<BTreeMap<NodeName, Store
         nodes.insert(row.int(0)?, read_node(row)?);
         Ok(())
     })?;
-    let columns = "SELECT node, test, attempt, outcome, settled, misses FROM latest";
+    let columns = "SELECT node, test, attempt, outcome, settled, misses, sure_at FROM latest";
     some_or_all(tx, columns, "node", ids, |row| {
         let Some(node) = nodes.get_mut(&row.int(0)?) else { return Ok(()) };
         let verdict = names.outcome(row.int(3)?)?.verdict;
-        let record = TestRecord::restore(row.opt_moment(4)?, Some((verdict, row.moment(2)?)), row.count(5)?);
+        let (settled, judged) = (row.opt_moment(4)?, row.opt_moment(6)?);
+        let record = TestRecord::restore(settled, judged, Some((verdict, row.moment(2)?)), row.count(5)?);
         node.records.insert(names.test(row.int(1)?)?.clone(), record);
         Ok(())
     })?;
@@ -183,7 +202,8 @@ pub(super) fn begin_anew(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: 
     tx.run(operation, sql, vals![node, &life, at, hardware.as_str()])?;
     tx.run(operation, "DELETE FROM latest WHERE node = $1", vals![node])?;
     tx.run(operation, "DELETE FROM settled WHERE node = $1", vals![node])?;
-    tx.run(operation, "DELETE FROM finding WHERE node = $1", vals![node]).map(drop)
+    tx.run(operation, "DELETE FROM finding WHERE node = $1", vals![node])?;
+    failed_work::forget_node(tx, node)
 }
 
 /// A job that did not start leaves its nodes alone for a while, longer each time.

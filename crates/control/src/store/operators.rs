@@ -57,69 +57,100 @@ impl Store {
         })
     }
 
+    /// All that `body` writes, or nothing of it.
+    pub fn ordered<T>(&self, mut body: impl FnMut(&mut Orders<'_, '_>) -> Result<T>) -> Result<T> {
+        self.write_unfenced(Access::Write, |tx| body(&mut Orders { tx }))
+    }
+
     /// The node is not to be touched.
     pub fn hold(&self, node: &NodeName, hold: &Hold) -> Result<()> {
-        self.write_unfenced(Access::Write, |tx| {
-            let id = tx.node_id(node, hold.since)?;
-            let body = json::write(hold)?;
-            tx.run("holding a node", "UPDATE node SET hold = $2 WHERE id = $1", vals![id, &body])?;
-            say(tx, "hold", Some(id), (&hold.by, &hold.why), hold.since)
-        })
+        self.ordered(|orders| orders.hold(node, hold))
     }
 
     pub fn unhold(&self, node: &NodeName, by: &str, why: &str, at: Timestamp) -> Result<()> {
-        self.write_unfenced(Access::Write, |tx| {
-            let id = tx.node_id(node, at)?;
-            tx.run("ending a hold", "UPDATE node SET hold = NULL WHERE id = $1", vals![id])?;
-            say(tx, "unhold", Some(id), (by, why), at)
-        })
+        self.ordered(|orders| orders.unhold(node, by, why, at))
     }
 
     /// Asks the controller for something; the next cycles see to it. Gives back the request's number.
     pub fn add_request(&self, what: &Asked, by: &str, why: &str, at: Timestamp) -> Result<u64> {
-        self.write_unfenced(Access::Write, |tx| {
-            let body = json::write(what)?;
-            let sql = "INSERT INTO request (actor, why, at, body) VALUES ($1, $2, $3, $4)";
-            let id = tx.insert("adding a request", sql, vals![by, why, at, &body])?;
-            let (kind, node) = match what {
-                Asked::Test { node, .. } => ("ask-test", Some(node)),
-                Asked::Release { node } => ("ask-release", Some(node)),
-                Asked::Quarantine { node } => ("ask-quarantine", Some(node)),
-                Asked::Withdraw { .. } => ("ask-withdraw", None),
-            };
-            let node = node.map(|node| tx.node_id(node, at)).transpose()?;
-            say(tx, kind, node, (by, why), at)?;
-            Ok(id.cast_unsigned())
-        })
+        self.ordered(|orders| orders.add_request(what, by, why, at))
     }
 
     /// No validation starts in the pool, or anywhere. A second pause of the same replaces the first.
     pub fn pause(&self, pause: &Pause) -> Result<()> {
-        self.write_unfenced(Access::Write, |tx| {
-            let body = json::write(pause)?;
-            let pool = pause.pool.as_ref().map_or("", PoolName::as_str);
-            let sql =
-                "INSERT INTO pause (pool, body) VALUES ($1, $2) ON CONFLICT (pool) DO UPDATE SET body = excluded.body";
-            tx.run("pausing", sql, vals![pool, &body])?;
-            say(tx, "pause", None, (&pause.by, &pause.why), pause.since)
-        })
+        self.ordered(|orders| orders.pause(pause))
     }
 
     /// Ends the pause of a pool, or of everything.
     pub fn resume(&self, pool: Option<&PoolName>, by: &str, why: &str, at: Timestamp) -> Result<()> {
-        self.write_unfenced(Access::Write, |tx| {
-            let pool = pool.map_or("", PoolName::as_str);
-            tx.run("resuming", "DELETE FROM pause WHERE pool = $1", vals![pool])?;
-            say(tx, "resume", None, (by, why), at)
-        })
+        self.ordered(|orders| orders.resume(pool, by, why, at))
     }
 
     /// Nodes may be taken out again. What happened before counts no more.
     pub fn close_breaker(&self, by: &str, why: &str, at: Timestamp) -> Result<()> {
-        self.write_unfenced(Access::Write, |tx| {
-            set_breaker(tx, &Breaker::Closed { since: Some(at) })?;
-            say(tx, "close-breaker", None, (by, why), at)
-        })
+        self.ordered(|orders| orders.close_breaker(by, why, at))
+    }
+}
+
+/// What people order, within one transaction.
+pub struct Orders<'a, 'tx> {
+    pub(super) tx: &'a mut Tx<'tx>,
+}
+
+impl std::fmt::Debug for Orders<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Orders").finish_non_exhaustive()
+    }
+}
+
+impl Orders<'_, '_> {
+    pub fn hold(&mut self, node: &NodeName, hold: &Hold) -> Result<()> {
+        let id = self.tx.node_id(node, hold.since)?;
+        let body = json::write(hold)?;
+        self.tx.run("holding a node", "UPDATE node SET hold = $2 WHERE id = $1", vals![id, &body])?;
+        say(self.tx, "hold", Some(id), (&hold.by, &hold.why), hold.since)
+    }
+
+    pub fn unhold(&mut self, node: &NodeName, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        let id = self.tx.node_id(node, at)?;
+        self.tx.run("ending a hold", "UPDATE node SET hold = NULL WHERE id = $1", vals![id])?;
+        say(self.tx, "unhold", Some(id), (by, why), at)
+    }
+
+    pub fn add_request(&mut self, what: &Asked, by: &str, why: &str, at: Timestamp) -> Result<u64> {
+        let body = json::write(what)?;
+        let sql = "INSERT INTO request (actor, why, at, body) VALUES ($1, $2, $3, $4)";
+        let id = self.tx.insert("adding a request", sql, vals![by, why, at, &body])?;
+        let (kind, node) = match what {
+            Asked::Test { node, .. } => ("ask-test", Some(node)),
+            Asked::Release { node } => ("ask-release", Some(node)),
+            Asked::Quarantine { node, .. } => ("ask-quarantine", Some(node)),
+            Asked::Withdraw { .. } => ("ask-withdraw", None),
+            Asked::Together { nodes, .. } => ("ask-together", Some(nodes.first())),
+        };
+        let node = node.map(|node| self.tx.node_id(node, at)).transpose()?;
+        say(self.tx, kind, node, (by, why), at)?;
+        Ok(id.cast_unsigned())
+    }
+
+    pub fn pause(&mut self, pause: &Pause) -> Result<()> {
+        let body = json::write(pause)?;
+        let pool = pause.pool.as_ref().map_or("", PoolName::as_str);
+        let sql =
+            "INSERT INTO pause (pool, body) VALUES ($1, $2) ON CONFLICT (pool) DO UPDATE SET body = excluded.body";
+        self.tx.run("pausing", sql, vals![pool, &body])?;
+        say(self.tx, "pause", None, (&pause.by, &pause.why), pause.since)
+    }
+
+    pub fn resume(&mut self, pool: Option<&PoolName>, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        let pool = pool.map_or("", PoolName::as_str);
+        self.tx.run("resuming", "DELETE FROM pause WHERE pool = $1", vals![pool])?;
+        say(self.tx, "resume", None, (by, why), at)
+    }
+
+    pub fn close_breaker(&mut self, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        set_breaker(self.tx, &Breaker::Closed { since: Some(at) })?;
+        say(self.tx, "close-breaker", None, (by, why), at)
     }
 }
 
@@ -159,4 +190,29 @@ pub(super) fn say(
     };
     audit::append(tx, at, None, &[line])?;
     audit::count(tx, &[(Counter::Operators, 1)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreError;
+
+    #[test]
+    fn orders_that_are_given_together_are_written_together_or_not_at_all() {
+        let store = Store::open_in_memory().unwrap();
+        let (node, at) = (NodeName::new("a").unwrap(), Timestamp::from_secs(1000));
+        let hold = Hold { by: "ann".to_owned(), why: "fan".to_owned(), since: at, until: None };
+        let failed = store.ordered(|orders| {
+            orders.hold(&node, &hold)?;
+            orders.close_breaker("ann", "seen", at)?;
+            Err::<(), _>(StoreError::Refused { operation: "testing", why: "the disk is full".to_owned() })
+        });
+        assert!(failed.is_err());
+        assert!(store.audit(10, None).unwrap().is_empty(), "nothing of it stands");
+        assert_eq!(store.breaker().unwrap(), Breaker::Closed { since: None });
+        store
+            .ordered(|orders| orders.hold(&node, &hold).and_then(|()| orders.close_breaker("ann", "seen", at)))
+            .unwrap();
+        assert_eq!(store.audit(10, None).unwrap().len(), 2);
+    }
 }

@@ -16,6 +16,8 @@ use doctor_core::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::outbox::Addressed;
+
 /// All the store knows of one node, but for its past results.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredNode {
@@ -46,11 +48,15 @@ pub struct CycleIntent<'a> {
     pub actions: &'a [Because<Action>],
     /// One for each `Action::Submit`, by run.
     pub keys: &'a BTreeMap<RunId, RunKey>,
+    /// What the rules make of each `Action::Name`, in their order.
+    pub named: &'a [Vec<Finding>],
     /// Only reasons that differ from the last cycle's.
     pub changed_reasons: &'a [(NodeName, PassedOver)],
     pub policy_version: u32,
     /// Back-off of a node whose run did not start.
     pub retry: &'a doctor_core::policy::Retry,
+    /// What people are told of it.
+    pub told: &'a [Addressed],
 }
 
 /// A verified and judged result, ready to be kept.
@@ -94,10 +100,11 @@ pub struct AgentFindings {
     pub dropped: Option<Dropped>,
 }
 
-/// An agent that was enrolled.
+/// An agent that was enrolled, or that its cluster vouches for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentRow {
     pub node: NodeName,
+    pub speaks_by: SpeaksBy,
     pub created: Timestamp,
     pub revoked: Option<Timestamp>,
     /// `None`: it never spoke.
@@ -115,10 +122,28 @@ pub struct AgentHeard {
     pub versions: Versions,
 }
 
+/// What makes an agent believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SpeaksBy {
+    /// The key it was enrolled with; one that was revoked has none any more.
+    Key,
+    /// A token of its cluster, looked at anew again and again.
+    Token,
+}
+
 /// What is known of the key that a node's agent signs with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgentKey {
-    Enrolled { key: RunKey, heard: Option<AgentHeard>, since: Timestamp },
+    Enrolled {
+        key: RunKey,
+        heard: Option<AgentHeard>,
+        since: Timestamp,
+    },
+    /// It was never enrolled: its cluster vouches for each message by a token.
+    Vouched {
+        heard: Option<AgentHeard>,
+    },
     Revoked,
     Unknown,
 }
@@ -173,6 +198,12 @@ pub struct AuditRow {
     pub run: Option<RunId>,
     pub code: ReasonCode,
     pub text: String,
+    /// From where it was asked for, of what came by the API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// What was shown of it before it was done, of what came by the API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<String>,
 }
 
 /// A cycle as it was.
@@ -207,8 +238,26 @@ pub struct HistoryFilter {
     pub node: Option<NodeName>,
     pub test: Option<TestId>,
     pub since: Option<Timestamp>,
+    pub verdict: Option<Verdict>,
+    /// Only what follows this row.
+    pub after: Option<HistoryPlace>,
     /// Absent: all of them.
     pub limit: Option<u32>,
+}
+
+/// Where a row of history stands among all, newest first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HistoryPlace {
+    pub at: Timestamp,
+    pub run: Option<RunId>,
+    pub node: NodeName,
+    pub test: TestId,
+}
+
+impl HistoryRow {
+    pub fn place(&self) -> HistoryPlace {
+        HistoryPlace { at: self.at, run: self.run, node: self.node.clone(), test: self.test.clone() }
+    }
 }
 
 /// Why a node was not chosen, and since when that is so.
@@ -244,6 +293,9 @@ pub struct Counters {
     pub runs_ended: u64,
     pub cycles: u64,
     pub published: u64,
+    /// Messages to people that arrived, and those that were given up.
+    pub alerts_delivered: u64,
+    pub alerts_lost: u64,
 }
 
 /// How long things are kept.

@@ -13,6 +13,7 @@ use super::{
     audit::{self, Counter},
     db::{Kind, Tx, Val, vals},
     error::Result,
+    failed_work,
     lease::Lease,
     ledger::{self, Before, moment_of},
     records::{ExpiredLog, Pruned, RetentionPolicy},
@@ -224,5 +225,6 @@ fn prune_trail(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
     tx.run(operation, "DELETE FROM cycle WHERE at < $1", vals![before])?;
     tx.run(operation, "DELETE FROM taken_out WHERE at < $1", vals![before])?;
     spent::prune(tx, before)?;
+    failed_work::prune(tx, before)?;
     Ok(lines)
 }

@@ -70,10 +70,31 @@ impl Store {
 
     /// The newest runs first, without their reports.
     pub fn last_runs(&self, limit: u32) -> Result<Vec<RunRecord>> {
+        self.runs_before(None, limit, None)
+    }
+
+    /// As [`Store::last_runs`], of those before this one. Of one node: those that are under way or brought a result.
+    pub fn runs_before(&self, before: Option<RunId>, limit: u32, node: Option<&NodeName>) -> Result<Vec<RunRecord>> {
+        let operation = "reading runs";
+        let before = before.map_or(i64::MAX, |run| i64::try_from(run.number()).unwrap_or(i64::MAX));
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            let sql = format!("{COLUMNS} ORDER BY id DESC LIMIT $1");
-            let mut records = tx.all("reading runs", &sql, vals![limit], |row| read_run(row, &names))?;
+            let read = |row: &Row<'_>| read_run(row, &names);
+            let mut records = match node {
+                None => {
+                    let sql = format!("{COLUMNS} WHERE id < $1 ORDER BY id DESC LIMIT $2");
+                    tx.all(operation, &sql, vals![before, limit], read)?
+                }
+                Some(node) => {
+                    let Some(node) = names.node_number(node) else { return Ok(Vec::new()) };
+                    let sql = format!(
+                        "{COLUMNS} WHERE id < $1 AND (id IN (SELECT run FROM awaited WHERE node = $2) OR id IN \
+                         (SELECT run FROM history WHERE node = $2 AND run < $1 GROUP BY run ORDER BY run DESC LIMIT $3)) \
+                         ORDER BY id DESC LIMIT $3"
+                    );
+                    tx.all(operation, &sql, vals![before, node, limit], read)?
+                }
+            };
             for record in records.iter_mut().filter(|record| record.ended.is_none()) {
                 if matches!(record.run.state, RunState::Ended(_)) {
                     let outcomes = outcomes_of(tx, record)?;
@@ -82,6 +103,23 @@ impl Store {
             }
             Ok(records)
         })
+    }
+
+    /// How runs ended that were planned since then; all ways are there.
+    pub fn run_outcomes(&self, since: Timestamp) -> Result<[(&'static str, u64); 3]> {
+        let sql = "SELECT COALESCE(ending, 'completed'), COUNT(*) FROM run WHERE id >= $1 \
+                   AND NOT EXISTS (SELECT 1 FROM awaited WHERE awaited.run = run.id) GROUP BY 1";
+        let mut outcomes = [(COMPLETED, 0), (INCOMPLETE, 0), (NOT_STARTED, 0)];
+        self.read(|tx| {
+            tx.rows("counting how runs ended", sql, vals![RunId::born_at(since)], |row| {
+                let ending = row.text(0)?.to_owned();
+                if let Some(known) = outcomes.iter_mut().find(|(outcome, _)| *outcome == ending) {
+                    known.1 = row.number(1)?;
+                }
+                Ok(())
+            })
+        })?;
+        Ok(outcomes)
     }
 
     /// The backend has taken the job.

@@ -9,18 +9,21 @@ use super::{
 };
 
 /// In order; the first brings an empty database to schema 1.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 7] = [
     include_str!("migrations/0001.sql"),
     include_str!("migrations/0002.sql"),
     include_str!("migrations/0003.sql"),
     include_str!("migrations/0004.sql"),
+    include_str!("migrations/0005.sql"),
+    include_str!("migrations/0006.sql"),
+    include_str!("migrations/0007.sql"),
 ];
 
 /// The schema this program reads and writes.
 pub(super) const KNOWN: i64 = MIGRATIONS.len() as i64;
 
 /// Every table, in an order in which rows may be inserted: what is referred to comes first.
-pub(super) const TABLES: [&str; 27] = [
+pub(super) const TABLES: [&str; 33] = [
     "meta",
     "counter",
     "node",
@@ -48,10 +51,17 @@ pub(super) const TABLES: [&str; 27] = [
     "settled",
     "awaited",
     "spent",
+    "failed_work",
+    "token",
+    "alert_message",
+    "alert_note",
+    "alert_condition",
+    "mute",
 ];
 
 /// Tables whose numbers the database hands out.
-pub(super) const NUMBERED: [&str; 6] = ["node", "test", "outcome", "cycle", "audit", "request"];
+pub(super) const NUMBERED: [&str; 8] =
+    ["node", "test", "outcome", "cycle", "audit", "request", "alert_message", "alert_note"];
 
 /// Brings the database to the present schema. One that is newer is refused: an older program would misread it.
 pub(super) fn migrate(tx: &mut Tx<'_>) -> Result<()> {

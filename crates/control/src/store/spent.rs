@@ -34,6 +34,23 @@ impl Store {
     }
 }
 
+impl Store {
+    /// The same by day (UTC), for the days that have any.
+    pub fn spent_by_day(&self, since: Timestamp) -> Result<Vec<(Timestamp, Span)>> {
+        const DAY: i64 = 86_400_000 / SLOT;
+        let sql = "SELECT slot, millis FROM spent WHERE slot >= $1";
+        self.read(|tx| {
+            let mut days: BTreeMap<i64, i64> = BTreeMap::new();
+            tx.rows("adding up node-hours", sql, vals![since.millis().div_euclid(SLOT)], |row| {
+                *days.entry(row.int(0)?.div_euclid(DAY)).or_default() += row.int(1)?;
+                Ok(())
+            })?;
+            let day = |(day, millis)| (Timestamp::from_millis(day * DAY * SLOT), Span::from_millis(millis));
+            Ok(days.into_iter().map(day).collect())
+        })
+    }
+}
+
 pub(super) fn add(tx: &mut Tx<'_>, spells: &[Spell]) -> Result<()> {
     let slots = by_slot(spells);
     let mut rows = Vec::with_capacity(slots.len() * 2);

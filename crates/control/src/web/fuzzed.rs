@@ -40,7 +40,7 @@ impl DoorOfOne {
         mail.set_leading(true);
         let room = Arc::new(Semaphore::new(BODIES));
         let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(1).build()?;
-        let service = TowerToHyperService::new(router(Desk { store, clock, mail, room }));
+        let service = TowerToHyperService::new(router(Desk { store, clock, mail, room, tokens: None }));
         Ok(Self { runtime, service })
     }
 

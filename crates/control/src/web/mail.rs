@@ -3,14 +3,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
+use doctor_checks::permit::Permit;
 use doctor_core::{
     ids::NodeName,
+    plan::TakeOut,
     time::{Span, Timestamp},
 };
 use tokio::sync::oneshot;
 
+use super::health::Pulse;
 use crate::{
     cycle::{AgentMessage, Inbox},
     store::{Store, StoreError, records::AgentHeard},
@@ -22,12 +26,17 @@ const WRITE_DOWN: Span = Span::minutes(1);
 /// What may wait for one cycle.
 const MOST_MESSAGES: usize = 1024;
 const MOST_BYTES: usize = 256 << 20;
+/// A node asks once a minute. One answer that is lost takes no permit away, and a breaker that opens is heard of soon.
+const PERMIT: Permit = Permit { lasts: Span::minutes(2) };
+/// What the breaker said is old when the next cycle is late by this much.
+const LATE: Duration = Duration::from_secs(60);
 
 /// Between the door and the engine.
 #[derive(Debug)]
 pub(super) struct Mail {
     inside: Mutex<Inside>,
     wake: Arc<Wake>,
+    pub(super) pulse: Pulse,
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +52,18 @@ struct Inside {
     unwritten: BTreeSet<NodeName>,
     /// One of them was never heard before, which somebody who has just enrolled it waits for.
     new_face: bool,
+    /// Those that the store does not know yet, because nobody enrolled them: their cluster vouches for them.
+    strangers: BTreeSet<NodeName>,
+    /// What the last cycle's breaker said, and until when that counts.
+    may_go: Option<(TakeOut, Instant)>,
+}
+
+/// What the store knows of who speaks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Face {
+    /// With the newest that was heard of it.
+    Known(Option<AgentHeard>),
+    New,
 }
 
 #[derive(Debug)]
@@ -55,7 +76,7 @@ struct Waiting {
 
 impl Mail {
     pub(super) fn new(wake: Arc<Wake>) -> Self {
-        Self { inside: Mutex::default(), wake }
+        Self { inside: Mutex::default(), wake, pulse: Pulse::new(Instant::now()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
@@ -66,14 +87,33 @@ impl Mail {
         self.lock().leading = leading;
     }
 
+    /// Who may be taken out by others, until the next of cycles that begin as long as `every` apart.
+    pub(super) fn set_may_go(&self, may_go: Option<TakeOut>, every: Duration) {
+        self.lock().may_go = may_go.map(|may_go| (may_go, Instant::now() + every + LATE));
+    }
+
+    /// What a node is told that asks now.
+    pub(super) fn permit(&self, node: &NodeName) -> Option<Permit> {
+        let inside = self.lock();
+        let (may_go, until) = inside.may_go.as_ref().filter(|_| inside.leading)?;
+        (may_go.allows(node) && Instant::now() < *until).then_some(PERMIT)
+    }
+
     pub(super) fn is_leading(&self) -> bool {
         self.lock().leading
     }
 
     /// An agent spoke and it was really that agent. What is not newer than what is known (a copy that somebody kept)
     /// proves nothing about now.
-    pub(super) fn hear(&self, node: &NodeName, stored: Option<&AgentHeard>, heard: AgentHeard) {
+    pub(super) fn hear(&self, node: &NodeName, face: &Face, heard: AgentHeard) {
         let mut inside = self.lock();
+        let stored = match face {
+            Face::Known(stored) => stored.as_ref(),
+            Face::New => {
+                inside.strangers.insert(node.clone());
+                None
+            }
+        };
         let known = inside.newest.get(node).or(stored);
         if known.is_some_and(|known| heard.number <= known.number && heard.sent <= known.sent) {
             return;
@@ -138,6 +178,24 @@ impl DoorInbox {
         Ok(inbox)
     }
 
+    /// The store is told of those that it does not know yet, from when they were heard.
+    fn introduce_strangers(&self) -> Result<(), StoreError> {
+        let strangers: Vec<(NodeName, Timestamp)> = {
+            let inside = self.mail.lock();
+            let heard = |node: &NodeName| Some((node.clone(), *inside.heard.get(node)?));
+            inside.strangers.iter().filter_map(heard).collect()
+        };
+        if strangers.is_empty() {
+            return Ok(());
+        }
+        self.store.introduce_agents(&strangers)?;
+        let mut inside = self.mail.lock();
+        for (node, _) in &strangers {
+            inside.strangers.remove(node);
+        }
+        Ok(())
+    }
+
     /// Who may speak, and when they last did as far as the store knows.
     fn read_roster(&self) -> Result<(), StoreError> {
         let agents = self.store.agents()?;
@@ -183,8 +241,8 @@ impl Inbox for DoorInbox {
             return Vec::new();
         }
         self.written = now;
-        if let Err(error) = self.read_roster() {
-            tracing::warn!(%error, "the list of agents could not be read again");
+        if let Err(error) = self.introduce_strangers().and_then(|()| self.read_roster()) {
+            tracing::warn!(%error, "the list of agents could not be brought up to date");
         }
         let mut inside = self.mail.lock();
         let unwritten = std::mem::take(&mut inside.unwritten);

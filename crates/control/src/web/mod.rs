@@ -1,20 +1,25 @@
 //! Where agents knock: a small HTTP server on a thread of its own, beside an engine that knows nothing of HTTP.
 //!
-//! Whatever comes in is judged before it costs anything: who is not enrolled is sent away before the body is read, what
-//! is not signed with that node's key before it is parsed, and everything has a limit and a deadline. A report is answered
+//! Whatever comes in is judged before it costs anything: who is neither enrolled nor vouched for by the cluster is sent away
+//! before the body is read, what is not signed with that node's key before it is parsed, and everything has a limit and a deadline. A report is answered
 //! with 200 only when the engine has kept it; a sign of life is answered at once and written down with others.
 
+pub mod api;
 #[doc(hidden)]
 pub mod fuzzed;
+mod health;
 mod ingest;
 mod mail;
+mod pages;
+mod scrape;
+mod tokens;
 
 use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -22,6 +27,7 @@ use axum::{
     extract::DefaultBodyLimit,
     routing::{get, post},
 };
+use doctor_core::plan::TakeOut;
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -37,7 +43,10 @@ use crate::{clock::Clock, store::Store, wake::Wake};
 use ingest::Desk;
 use mail::Mail;
 
+pub(crate) use api::gzip::gzip;
 pub use mail::DoorInbox;
+pub use scrape::Scraped;
+pub use tokens::Tokens;
 
 /// At a time. An agent connects for each message, and ten thousand of them speak once a minute.
 const CONNECTIONS: usize = 512;
@@ -51,8 +60,8 @@ const BODIES: usize = 128 << 10;
 pub enum DoorError {
     #[error("cannot listen on {at} for agents")]
     Listen { at: SocketAddr, source: io::Error },
-    #[error("cannot start the server for agents")]
-    Start(#[source] io::Error),
+    #[error("cannot listen on {at} for Prometheus")]
+    Scrape { at: SocketAddr, source: io::Error },
     #[error("cannot read which agents are enrolled")]
     Store(#[from] crate::store::StoreError),
 }
@@ -60,14 +69,59 @@ pub enum DoorError {
 /// The open door. Dropped, it closes.
 #[derive(Debug)]
 pub struct Door {
-    at: SocketAddr,
+    listening: Listening,
     mail: Arc<Mail>,
+}
+
+/// A server on a thread of its own. Dropped, it closes.
+#[derive(Debug)]
+struct Listening {
+    at: SocketAddr,
     close: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
+impl Listening {
+    fn start(name: &'static str, listener: TcpListener, router: Router) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let at = listener.local_addr()?;
+        let (close, closed) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(4)
+            .thread_name(name)
+            .build()?;
+        let body = move || {
+            runtime.block_on(async {
+                let serving = tokio::spawn(serve(listener, router));
+                // An error is the other end being dropped, which says the same.
+                let _closed = closed.await;
+                serving.abort();
+            });
+            runtime.shutdown_timeout(Duration::from_secs(1));
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(body)?;
+        Ok(Self { at, close: Some(close), thread: Some(thread) })
+    }
+
+    const fn address(&self) -> SocketAddr {
+        self.at
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        drop(self.close.take());
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say but that it is over.
+            let _over = thread.join();
+        }
+    }
+}
+
 impl Door {
-    /// Listens from now on, and sends everybody away until [`Door::cycle_ended`] says otherwise.
+    /// Listens from now on for agents that were enrolled, and sends everybody away until [`Door::cycle_ended`] says otherwise.
     ///
     /// # Errors
     /// If the address cannot be listened on, or the store fails.
@@ -77,37 +131,38 @@ impl Door {
         clock: Arc<dyn Clock>,
         wake: Arc<Wake>,
     ) -> Result<(Self, DoorInbox), DoorError> {
+        Self::open_with(at, store, clock, wake, None)
+    }
+
+    /// As [`Door::open`], and also for agents that their cluster vouches for.
+    ///
+    /// # Errors
+    /// If the address cannot be listened on, or the store fails.
+    pub fn open_with(
+        at: SocketAddr,
+        store: &Store,
+        clock: Arc<dyn Clock>,
+        wake: Arc<Wake>,
+        tokens: Option<Tokens>,
+    ) -> Result<(Self, DoorInbox), DoorError> {
         let failed = |source| DoorError::Listen { at, source };
         let listener = TcpListener::bind(at).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let at = listener.local_addr().map_err(failed)?;
         let mail = Arc::new(Mail::new(wake));
         let inbox = DoorInbox::new(Arc::clone(&mail), store.clone(), clock.now())?;
-        let desk =
-            Desk { store: store.clone(), clock, mail: Arc::clone(&mail), room: Arc::new(Semaphore::new(BODIES)) };
-        let (close, closed) = oneshot::channel();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .max_blocking_threads(4)
-            .thread_name("doctor-door")
-            .build()
-            .map_err(DoorError::Start)?;
-        let body = move || {
-            runtime.block_on(async {
-                let serving = tokio::spawn(serve(listener, desk));
-                // An error is the other end being dropped, which says the same.
-                let _closed = closed.await;
-                serving.abort();
-            });
-            runtime.shutdown_timeout(Duration::from_secs(1));
-        };
-        let thread = thread::Builder::new().name("doctor-door".to_owned()).spawn(body).map_err(DoorError::Start)?;
-        Ok((Self { at, mail, close: Some(close), thread: Some(thread) }, inbox))
+        let room = Arc::new(Semaphore::new(BODIES));
+        let desk = Desk { store: store.clone(), clock, mail: Arc::clone(&mail), room, tokens };
+        let listening = Listening::start("doctor-door", listener, router(desk)).map_err(failed)?;
+        Ok((Self { listening, mail }, inbox))
     }
 
     pub const fn address(&self) -> SocketAddr {
-        self.at
+        self.listening.address()
+    }
+
+    /// Before and after each cycle; they begin as long as `every` apart. A door that hears nothing for much longer says that the
+    /// controller is stuck.
+    pub fn turned(&self, every: Duration) {
+        self.mail.pulse.beat(Instant::now(), every);
     }
 
     /// After each cycle. Only a controller that leads can keep anything; the others send agents on.
@@ -119,34 +174,33 @@ impl Door {
     }
 }
 
-impl Drop for Door {
-    fn drop(&mut self) {
-        drop(self.close.take());
-        if let Some(thread) = self.thread.take() {
-            // It has nothing to say but that it is over.
-            let _over = thread.join();
-        }
+impl Door {
+    /// Who may be taken out by hooks on the nodes, by the breaker of the cycle that is over; the next one begins `every` later.
+    /// `None`: nobody knows.
+    pub fn may_take_out(&self, may_go: Option<TakeOut>, every: Duration) {
+        self.mail.set_may_go(may_go, every);
     }
 }
 
 fn router(desk: Desk) -> Router {
     Router::new()
         .route("/api/v1/ingest", post(ingest::ingest))
-        .route("/healthz", get(ingest::health))
+        .route("/healthz", get(health::health))
+        .route("/readyz", get(health::ready))
         // The limit that counts is applied where the body is read.
         .layer(DefaultBodyLimit::disable())
         .with_state(Arc::new(desk))
 }
 
-async fn serve(listener: TcpListener, desk: Desk) {
+async fn serve(listener: TcpListener, router: Router) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
-            tracing::error!(%error, "the door for agents cannot be opened");
+            tracing::error!(%error, "a door cannot be opened");
             return;
         }
     };
-    let service = TowerToHyperService::new(router(desk));
+    let service = TowerToHyperService::new(router);
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
@@ -154,7 +208,7 @@ async fn serve(listener: TcpListener, desk: Desk) {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Out of descriptors, usually: those that are served give theirs back.
-                tracing::warn!(%error, "an agent's connection could not be accepted");
+                tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

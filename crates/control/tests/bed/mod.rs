@@ -114,8 +114,16 @@ impl Bed {
                 keys.insert(run.id, RunKey::new([self.keys; 32]));
             }
         }
-        let intent =
-            CycleIntent { at: self.now, actions, keys: &keys, changed_reasons, policy_version: 3, retry: &retry() };
+        let intent = CycleIntent {
+            at: self.now,
+            actions,
+            keys: &keys,
+            named: &[],
+            changed_reasons,
+            policy_version: 3,
+            retry: &retry(),
+            told: &[],
+        };
         self.store.commit(&self.lease, &intent)
     }
 

@@ -18,7 +18,8 @@ use doctor_core::{
 
 use crate::{
     bed::{Bed, node},
-    open_case, suite,
+    cases::open_case,
+    suite,
 };
 
 suite!(

@@ -257,6 +257,8 @@ fn case_of(bed: &mut Bed, name: &str) -> Case {
         steps: Vec::new(),
         state: CaseState::Open,
         boot_id: None,
+        advice: None,
+        failed_work: Vec::new(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The circuit breaker: how many nodes may be taken out before a person must look.
 
 use crate::{
+    policy::BreakerLimits,
     snapshot::{Breaker, Snapshot},
     time::Span,
 };
@@ -11,8 +12,7 @@ use super::index::PoolCount;
 #[derive(Debug)]
 pub(super) struct Gate {
     state: GateState,
-    per_hour: u32,
-    percent: f64,
+    limits: BreakerLimits,
     taken_lately: u32,
     added: Vec<u32>,
 }
@@ -38,8 +38,7 @@ impl Gate {
         lately.dedup();
         Self {
             state,
-            per_hour: snapshot.policy.breaker.nodes_per_hour,
-            percent: snapshot.policy.breaker.percent_of_pool,
+            limits: snapshot.policy.breaker.clone(),
             taken_lately: u32::try_from(lately.len()).unwrap_or(u32::MAX),
             added: vec![0; pools],
         }
@@ -50,28 +49,32 @@ impl Gate {
         if self.state != GateState::Closed {
             return false;
         }
-        let added_here = self.added[pool as usize];
-        let added: u32 = self.added.iter().sum();
-        if self.taken_lately + added >= self.per_hour {
-            self.state = GateState::OpensNow(format!(
-                "{} nodes were taken out within the last hour and {} is the limit",
-                self.taken_lately + added,
-                self.per_hour
-            ));
-            return false;
-        }
-        let most = most_out(count.total, self.percent);
-        if count.out + added_here >= most {
-            self.state = GateState::OpensNow(format!(
-                "{} of {} nodes of pool {name} are out already and {most} is the limit ({} %)",
-                count.out + added_here,
-                count.total,
-                self.percent
-            ));
+        if let Some(why) = self.limit_reached(pool, name, count) {
+            self.state = GateState::OpensNow(why);
             return false;
         }
         self.added[pool as usize] += 1;
         true
+    }
+
+    /// Whether [`Self::take_out`] would let one more go, without asking for it.
+    pub(super) fn has_room(&self, pool: u16, name: &str, count: &PoolCount) -> bool {
+        self.state == GateState::Closed && self.limit_reached(pool, name, count).is_none()
+    }
+
+    fn limit_reached(&self, pool: u16, name: &str, count: &PoolCount) -> Option<String> {
+        let added_here = self.added[pool as usize];
+        let lately = self.taken_lately + self.added.iter().sum::<u32>();
+        if lately >= self.limits.nodes_per_hour {
+            let most = self.limits.nodes_per_hour;
+            return Some(format!("{lately} nodes were taken out within the last hour and {most} is the limit"));
+        }
+        let (out, most) = (count.out + added_here, self.limits.most_out(count.total));
+        let over = || {
+            let (total, percent) = (count.total, self.limits.percent_of_pool);
+            format!("{out} of {total} nodes of pool {name} are out already and {most} is the limit ({percent} %)")
+        };
+        (out >= most).then(over)
     }
 
     /// Why it opened in this plan, if it did: said once.
@@ -83,21 +86,16 @@ impl Gate {
     }
 }
 
-/// One node always may be out, or a pool of five could never lose one.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count is a small count")]
-fn most_out(total: u32, percent: f64) -> u32 {
-    ((f64::from(total) * percent / 100.0).floor().max(0.0) as u32).max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn one_node_of_a_small_pool_may_be_out_and_a_tenth_of_a_large_one() {
+        let limits = |percent_of_pool| BreakerLimits { percent_of_pool, nodes_per_hour: 3 };
         for (total, most) in [(1, 1), (5, 1), (10, 1), (19, 1), (20, 2), (1000, 100)] {
-            assert_eq!(most_out(total, 10.0), most, "{total}");
+            assert_eq!(limits(10.0).most_out(total), most, "{total}");
         }
-        assert_eq!(most_out(100, 0.0), 1);
+        assert_eq!(limits(0.0).most_out(100), 1);
     }
 }

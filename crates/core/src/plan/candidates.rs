@@ -1,4 +1,5 @@
-//! Which of the due nodes get a run now: suspects, then the stalest, while slots, mounts and budget last.
+//! Which of the due nodes get a run now: suspects, then those on which user work failed, then the stalest, while slots,
+//! mounts and budget last.
 
 use std::{
     cmp::Reverse,
@@ -11,7 +12,10 @@ use super::{
     index::{Group, Rank, TestMask},
     rooms::Rooms,
 };
-use crate::run::{NonEmpty, Purpose};
+use crate::{
+    failed_work::{FailedHere, Weight},
+    run::{NonEmpty, Purpose},
+};
 
 /// Chooses, and returns what is left: it says what kept those waiting that were not chosen.
 ///
@@ -64,8 +68,17 @@ fn choose(draft: &mut Draft<'_>, rank: Rank, mask: TestMask) {
         because(Purpose::Confirmation, "unconfirmed", "a failing test is repeated before it is believed".into())
     } else if !rank.calm {
         because(Purpose::Validation, "suspect", format!("suspect; {age}"))
+    } else if let Some(failed) = record.failed.as_ref().filter(|failed| failed.weight > Weight::NONE) {
+        because(Purpose::Validation, "user-work-failed", format!("{}; {age}", lately(failed)))
     } else {
         because(Purpose::Validation, "stale", age)
     };
     draft.submit(rank.node, tests, asked, None);
+}
+
+fn lately(failed: &FailedHere) -> String {
+    let works = if failed.count == 1 { "user work" } else { "pieces of user work" };
+    let count = if failed.count == 1 { String::new() } else { format!("{} ", failed.count) };
+    let owners = if failed.owners == 1 { String::new() } else { format!(" of {} owners", failed.owners) };
+    format!("{count}{works}{owners} failed here lately")
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     case::Case,
-    ids::{CaseId, IdSource, NodeName, PoolName, TestId},
+    ids::{CaseId, IdSource, NodeName, PoolName, RunId, TestId},
     lifecycle::{Life, LifeEvent},
     policy::{TestPolicy, WindowKind},
     reason::{Because, ReasonCode},
@@ -150,15 +150,27 @@ impl<'a> Draft<'a> {
         tests: NonEmpty<TestId>,
         asked: Because<Purpose>,
         case: Option<CaseId>,
-    ) -> crate::ids::RunId {
+    ) -> RunId {
+        self.submit_on(&NonEmpty::one(node), tests, asked, case)
+    }
+
+    /// The same for a run on several nodes at once.
+    pub(super) fn submit_on(
+        &mut self,
+        nodes: &NonEmpty<u32>,
+        tests: NonEmpty<TestId>,
+        asked: Because<Purpose>,
+        case: Option<CaseId>,
+    ) -> RunId {
         let id = self.ids.run();
-        self.usage.count(self.snapshot, &tests, &[self.index.pool(node)]);
-        self.usage.charge(usual(self.snapshot, &tests));
+        let pools: Vec<u16> = nodes.iter().map(|node| self.index.pool(*node)).collect();
+        self.usage.count(self.snapshot, &tests, &pools);
+        self.usage.charge(usual(self.snapshot, &tests).times(nodes.len() as i64));
         let limit = tests.iter().filter_map(|id| policy_of(self.snapshot, id)).map(|test| test.limit).sum();
         let (code, text) = (asked.code.clone(), asked.text.clone());
         let run = Run {
             id,
-            nodes: NonEmpty::one(self.snapshot.nodes[node as usize].node.name.clone()),
+            nodes: nodes.map(|node| self.snapshot.nodes[*node as usize].node.name.clone()),
             tests,
             state: RunState::Planned,
             asked,
@@ -167,8 +179,8 @@ impl<'a> Draft<'a> {
             limit,
         };
         self.actions.push(Because { what: Action::Submit(run), code, text });
-        self.touched.insert(node);
-        self.active.insert(node);
+        self.touched.extend(nodes.iter());
+        self.active.extend(nodes.iter());
         id
     }
 }

@@ -6,16 +6,20 @@
 //! other nodes (slots, shared mounts, budgets) is settled for whole groups of due nodes in `candidates`: all nodes of
 //! one pool with the same tests due share one fate, but for the few that are chosen.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
-use super::PassedOver;
+use super::{PassedOver, due::due_tests};
 use crate::{
+    failed_work::Weight,
     ids::PoolName,
     lifecycle::Life,
     node::Occupancy,
     policy::TestPolicy,
-    snapshot::{NodeRecord, Snapshot, TestRecord},
-    time::{Span, Timestamp},
+    snapshot::{NodeRecord, Snapshot},
+    time::Timestamp,
 };
 
 /// Tests by their place in `Snapshot::tests`.
@@ -24,9 +28,6 @@ pub(super) type TestMask = u128;
 /// More tests than bits in [`TestMask`] cannot be planned; a catalogue has tens.
 pub const MOST_TESTS: usize = 128;
 
-/// A watched but confirmed trouble is looked at again at least this often.
-const WATCH_EVERY: Span = Span::days(1);
-
 /// Nodes that share their fate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
@@ -34,10 +35,12 @@ pub(super) struct Group {
     pub due: TestMask,
 }
 
-/// The order in which due nodes are taken: suspects first, then the stalest, then by name.
+/// The order in which due nodes are taken: suspects first, then those on which user work failed, then the stalest, then
+/// by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub calm: bool,
+    pub risk: Reverse<Weight>,
     pub age: Timestamp,
     pub node: u32,
 }
@@ -251,7 +254,7 @@ impl Index {
         if let Life::Held { by } = &record.life {
             return passed(PassedOver::Held { by: by.clone() }, Timestamp::MAX);
         }
-        if record.life.is_out() || !record.node.marks.ours.is_empty() {
+        if record.life.is_out() || record.node.marks.keep_out() {
             let life = if record.life.is_out() { record.life.clone() } else { Life::Quarantined };
             return passed(PassedOver::OutOfService { life }, Timestamp::MAX);
         }
@@ -281,7 +284,7 @@ impl Index {
         }
         let group = Group { pool: self.pool(node), due: due.mask };
         let calm = record.life != Life::Suspect && record.findings.is_empty();
-        (Standing::Due(group, Rank { calm, age: due.age, node }), due.next)
+        (Standing::Due(group, Rank { calm, risk: Reverse(record.risk()), age: due.age, node }), due.next)
     }
 }
 
@@ -305,59 +308,11 @@ fn fetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
     std::hint::black_box(read);
 }
 
-struct Due {
-    mask: TestMask,
-    age: Timestamp,
-    /// When the next test becomes due.
-    next: Timestamp,
-}
-
-fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: TestMask) -> Due {
-    let mut due = Due { mask: 0, age: Timestamp::MAX, next: Timestamp::MAX };
-    for (place, (test, known)) in snapshot.tests.iter().zip(&record.records).enumerate() {
-        if applies & (1 << place) == 0 {
-            continue;
-        }
-        let moment = due_at(snapshot, record, test, known);
-        if moment <= snapshot.at {
-            due.mask |= 1 << place;
-            due.age = due.age.min(known.age_key());
-        } else {
-            due.next = due.next.min(moment);
-        }
-    }
-    due
-}
-
-/// When a test is due on this node (again). `Timestamp::MIN`: it never ran.
-pub(crate) fn due_at(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &TestRecord) -> Timestamp {
-    let retry = &snapshot.policy.retry;
-    let moment = match test.routine {
-        true => known.due(test.cutoff, retry.inconclusive, retry.inconclusive_cap),
-        false => Timestamp::MAX,
-    };
-    // Only nodes with something open pay for looking it up.
-    if record.findings.is_empty() { moment } else { moment.min(recheck(snapshot, record, test, known)) }
-}
-
-/// When a test with something open against this node is to be repeated: soon while it is unconfirmed, daily after. A
-/// try that said nothing is followed by the next, at a growing distance.
-fn recheck(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &TestRecord) -> Timestamp {
-    let retry = &snapshot.policy.retry;
-    let open = record.findings.iter().filter(|open| open.finding.check == test.id);
-    let wait = open.map(|open| if open.is_confirmed() { WATCH_EVERY } else { retry.confirm }).min();
-    match (wait, known.attempt()) {
-        (Some(wait), Some(attempt)) => {
-            attempt.plus(wait.max(known.backoff(retry.inconclusive, retry.inconclusive_cap)))
-        }
-        _ => Timestamp::MAX,
-    }
-}
-
 fn applicable(tests: &[TestPolicy], pool: &PoolName) -> TestMask {
     let mut mask = 0;
     for (place, test) in tests.iter().enumerate().take(MOST_TESTS) {
-        if test.pools.as_ref().is_none_or(|pools| pools.contains(pool)) {
+        // One over several nodes says nothing of a node by itself.
+        if !test.together && test.pools.as_ref().is_none_or(|pools| pools.contains(pool)) {
             mask |= 1 << place;
         }
     }
@@ -385,5 +340,5 @@ pub(super) fn is_new_machine(record: &NodeRecord) -> bool {
 
 /// Not there for users, for whatever reason: what the breaker counts.
 fn is_out(record: &NodeRecord) -> bool {
-    record.life.is_out() || !record.node.marks.ours.is_empty() || record.node.marks.foreign_block().is_some()
+    record.life.is_out() || record.node.marks.keep_out() || record.node.marks.foreign_block().is_some()
 }

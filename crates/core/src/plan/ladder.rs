@@ -34,7 +34,10 @@ pub(super) fn climb(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
             StepKind::Reset | StepKind::Reboot => repaired(draft, node, record, case, kind),
             StepKind::Replace => replaced(draft, node, record, case),
             StepKind::Prove => proof::begin(draft, node, record, case),
+            StepKind::Examine => proof::examine(draft, node, record, case),
             StepKind::HandOver => hand_over(draft, node, record, case, "the policy says so"),
+            // Part of draining.
+            StepKind::Evict => true,
             StepKind::KeepEvidence | StepKind::Release | StepKind::Undrain | StepKind::Unmark => true,
         };
         if !done {
@@ -48,6 +51,9 @@ pub(super) fn climb(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
 fn route(draft: &Draft<'_>, case: &Case) -> Vec<StepKind> {
     if case.is_released() {
         return vec![StepKind::Prove];
+    }
+    if case.is_examined() {
+        return vec![StepKind::Mark, StepKind::Drain, StepKind::Examine];
     }
     let severity = match case.rung {
         Rung::Reset => Severity::Reset,
@@ -65,14 +71,28 @@ pub(super) fn may(draft: &Draft<'_>, kind: StepKind) -> bool {
     match kind {
         StepKind::Mark => policy.mode != Mode::Observe && policy.allow.mark && caps.mark,
         StepKind::Drain => acting && policy.allow.drain && caps.drain,
+        StepKind::Evict => acting && policy.allow.evict && caps.evict,
         StepKind::Reset => acting && policy.allow.reset && caps.reset,
         StepKind::Reboot => acting && policy.allow.reboot && caps.reboot,
         StepKind::Replace => acting && policy.allow.replace && caps.replace,
         // What we did we may undo, whatever else is allowed by now; while we only observe, a person has to.
         StepKind::Unmark => policy.mode != Mode::Observe && caps.mark,
         StepKind::Undrain => policy.mode != Mode::Observe && caps.drain,
-        StepKind::KeepEvidence | StepKind::Prove | StepKind::HandOver | StepKind::Release => true,
+        StepKind::KeepEvidence | StepKind::Prove | StepKind::Examine | StepKind::HandOver | StepKind::Release => true,
     }
+}
+
+/// Whether an operator ordered this for the node; then no leave of the policy is needed.
+pub(super) fn is_ordered(draft: &Draft<'_>, case: &Case, kind: StepKind) -> bool {
+    let caps = &draft.snapshot.caps;
+    let can = match kind {
+        StepKind::Mark => caps.mark,
+        StepKind::Drain => caps.drain,
+        StepKind::Evict => caps.evict,
+        _ => false,
+    };
+    let ordered = case.is_examined() && case.step(kind).is_some_and(|step| step.state != StepState::Proposed);
+    ordered && can && draft.snapshot.policy.mode != Mode::Observe
 }
 
 /// New trouble that asks for a higher rung.
@@ -93,7 +113,7 @@ fn marked(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) ->
     if record.node.marks.has_ours(MarkKind::Unhealthy) {
         return true;
     }
-    if may(draft, StepKind::Mark) {
+    if may(draft, StepKind::Mark) || is_ordered(draft, case, StepKind::Mark) {
         drive(draft, node, record, case, StepKind::Mark);
     } else {
         propose(draft, node, record, case, StepKind::Mark, "marking is left to a person");
@@ -103,13 +123,31 @@ fn marked(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) ->
 
 /// No user work is left on it. Where draining is not ours to do, the mark keeps new work away and time does the rest.
 fn drained(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
-    if may(draft, StepKind::Drain) && !record.node.marks.has_ours(MarkKind::Cordon) {
-        if may_disturb(draft, record) {
+    let ours = |kind| may(draft, kind) || is_ordered(draft, case, kind);
+    let (drains, evicts) = (ours(StepKind::Drain), ours(StepKind::Evict));
+    // An operator's order is for now, whatever the hour.
+    let now = case.is_examined() || may_disturb(draft, record);
+    if drains && !record.node.marks.has_ours(MarkKind::Cordon) {
+        if now {
             drive(draft, node, record, case, StepKind::Drain);
         }
         return false;
     }
-    if !matches!(record.node.occupancy, Occupancy::Busy { .. }) {
+    let busy = matches!(record.node.occupancy, Occupancy::Busy { .. });
+    let left = case.step(StepKind::Evict).is_some_and(|step| step.state == StepState::Done);
+    // Work that needs none of its GPUs does not make a node busy, and would be ended by a restart all the same.
+    let restarts =
+        is_ordered(draft, case, StepKind::Evict) || route(draft, case).iter().any(|step| step.destroys_evidence());
+    if evicts && drains && (busy || (!left && restarts)) {
+        // Once a person was asked, nobody is asked to leave again.
+        let asked = case.step(StepKind::Drain).is_some_and(|step| step.state == StepState::Proposed);
+        if now && !asked {
+            drive(draft, node, record, case, StepKind::Evict);
+        }
+        stuck(draft, node, record, case);
+        return false;
+    }
+    if !busy {
         return true;
     }
     stuck(draft, node, record, case);
@@ -120,7 +158,8 @@ fn drained(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -
 fn stuck(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     let why = match record.node.occupancy {
         Occupancy::Busy { .. } => "user work does not end; a person has to decide",
-        _ => "it does not answer and may have user work on it; a person has to decide",
+        Occupancy::Free => "what is on it does not leave; a person has to decide",
+        Occupancy::Unknown { .. } => "it does not answer and may have user work on it; a person has to decide",
     };
     let since = case.step(StepKind::Drain).map_or(record.since, |step| step.at);
     if draft.snapshot.at.since(since) > draft.snapshot.policy.repair.drain_deadline {
@@ -178,6 +217,26 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
             escalate(draft, node, record, case, &format!("{kind} failed {} times", step.tries));
             return false;
         }
+        Some(step) if step.state == StepState::Intended && may(draft, kind) => {
+            // It may have begun: that is asked to its end, whatever the hour. What the node itself shows goes first, and a boot
+            // that changed tells of a first try only.
+            let limit = deadline(draft, kind);
+            let happened = kind == StepKind::Reboot && step.tries <= 1 && boot_changed(record, case);
+            if draft.snapshot.at.since(step.at) > limit {
+                draft.touched.insert(node);
+                let text = if happened {
+                    "it was rebooted".to_owned()
+                } else {
+                    format!("{kind} did not happen within {limit}")
+                };
+                draft.act(Action::Settle { case: case.id, op: step.op, done: happened }, "deadline", text);
+            } else if is_empty(record, case, kind) {
+                drive(draft, node, record, case, kind);
+            } else {
+                stuck(draft, node, record, case);
+            }
+            return false;
+        }
         _ => {}
     }
     let (ours, empty) = (may(draft, kind), is_empty(record, case, kind));
@@ -209,14 +268,18 @@ fn came_back(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case,
     if record.node.occupancy.is_free() && !same_boot {
         return true;
     }
-    let repair = &draft.snapshot.policy.repair;
-    let deadline = if kind == StepKind::Reset { repair.reset_deadline } else { repair.reboot_deadline };
+    let deadline = deadline(draft, kind);
     if draft.snapshot.at.since(step.at) > deadline {
         draft.touched.insert(node);
         let settle = Action::Settle { case: case.id, op: step.op, done: false };
         draft.act(settle, "deadline", format!("{kind} did not bring the node back within {deadline}"));
     }
     false
+}
+
+fn deadline(draft: &Draft<'_>, kind: StepKind) -> Span {
+    let repair = &draft.snapshot.policy.repair;
+    if kind == StepKind::Reset { repair.reset_deadline } else { repair.reboot_deadline }
 }
 
 fn boot_known(record: &NodeRecord, case: &Case) -> bool {
@@ -252,6 +315,15 @@ fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
         }
         Some(step) if step.state == StepState::Failed && step.tries >= draft.snapshot.policy.repair.tries => {
             return hand_over(draft, node, record, case, "replacing it failed");
+        }
+        // Asked for again and again, and nobody says that it happened.
+        Some(step)
+            if step.state == StepState::Intended
+                && draft.snapshot.at.since(step.at) > draft.snapshot.policy.repair.reboot_deadline =>
+        {
+            draft.touched.insert(node);
+            let settle = Action::Settle { case: case.id, op: step.op, done: false };
+            draft.act(settle, "deadline", "nobody says that it was replaced");
         }
         _ => {
             if !is_empty(record, case, StepKind::Replace) {

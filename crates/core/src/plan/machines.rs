@@ -33,7 +33,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     } else if record.hardware.is_none() {
         // It only got a name; nothing else about it has changed.
         return;
-    } else if !record.node.marks.ours.is_empty() {
+    } else if record.node.marks.keep_out() {
         newcomer(draft, node, record, now, &life);
     }
     draft.left_alone.insert(node);
@@ -116,7 +116,7 @@ fn follow(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, life: &Life, ca
     draft.left_alone.extend(draft.find(&case.node));
     // What marked the old name marks nothing here; nobody has removed it.
     for step in case.steps.iter().filter(|step| step.state == StepState::Done) {
-        if matches!(step.what, StepKind::Mark | StepKind::Drain) {
+        if matches!(step.what, StepKind::Mark | StepKind::Drain | StepKind::Evict) {
             let settle = Action::Settle { case: case.id, op: step.op, done: false };
             draft.act(settle, "machine-followed", format!("{} was of the name {}", step.what, case.node));
         }

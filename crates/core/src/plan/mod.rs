@@ -7,6 +7,7 @@
 mod breaker;
 mod candidates;
 mod draft;
+mod due;
 #[doc(hidden)]
 pub mod fleet;
 mod holds;
@@ -20,14 +21,16 @@ mod rooms;
 mod running;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use due::due_at;
 pub use index::MOST_TESTS;
-pub(crate) use index::due_at;
 pub use remedies::unhealthy;
+pub use together::MOST_NODES;
 
 use self::{
     draft::Draft,
@@ -35,12 +38,12 @@ use self::{
     rooms::Rooms,
 };
 use crate::{
-    case::{Case, Closed, Rung, StepKind},
+    case::{Advice, Case, Closed, Rung, StepKind},
     ids::{CaseId, HardwareId, IdSource, NodeName, OpId, PoolName, RunId, TestId},
     lifecycle::Life,
     reason::Because,
     run::{CancelWhy, IncompleteWhy, NotStarted, Run},
-    snapshot::{ActiveRun, Breaker, NodeRecord, Pause, RecentActions, Request, Snapshot},
+    snapshot::{ActiveRun, Breaker, NodeRecord, Pause, RecentActions, Request, Snapshot, Trial},
     time::{Span, Timestamp},
 };
 
@@ -81,6 +84,12 @@ pub enum Action {
     Worsen {
         case: CaseId,
         node: NodeName,
+    },
+    /// What the tests of an operator's quarantine say.
+    Advise {
+        case: CaseId,
+        node: NodeName,
+        advice: Advice,
     },
     Step {
         case: CaseId,
@@ -123,6 +132,24 @@ pub enum Action {
     /// An operator's request has been seen to.
     Answer {
         request: u64,
+    },
+    /// A trial of several nodes that a request is answered with.
+    Try {
+        request: u64,
+        run: RunId,
+    },
+    /// Trials of several nodes have shown that this one is at fault, or the way between it and another.
+    Name {
+        node: NodeName,
+        test: TestId,
+        peer: Option<NodeName>,
+        /// The last of them.
+        run: RunId,
+    },
+    /// Our maintenance mark goes: the run it was there for is over.
+    Tidy {
+        node: NodeName,
+        op: OpId,
     },
     /// The machine behind this name became known for the first time.
     Identify {
@@ -312,6 +339,7 @@ impl Planner {
             breaker: &mut s.breaker,
             pauses: &mut s.pauses,
             requests: &mut s.requests,
+            trials: &mut s.trials,
             silence_reported: &mut s.silence_reported,
         });
     }
@@ -351,9 +379,43 @@ impl Planner {
         Plan { actions: std::mem::take(&mut self.last.actions), passed_over }
     }
 
+    /// Which nodes the breaker would let somebody else take out now, who cannot wait for the next plan.
+    pub fn may_be_taken_out(&self) -> TakeOut {
+        let (snapshot, index) = (&self.snapshot, &self.index);
+        let gate = breaker::Gate::new(snapshot, index.pools.len());
+        if !(snapshot.caps.mark || snapshot.caps.drain) || matches!(snapshot.breaker, Breaker::Open { .. }) {
+            return TakeOut::Nobody;
+        }
+        let pools = (0_u16..).zip(index.pools.iter().zip(&index.counts));
+        let full: Vec<&PoolName> = pools
+            .filter(|(pool, (name, count))| !gate.has_room(*pool, name.as_str(), count))
+            .map(|(_, (name, _))| name)
+            .collect();
+        if full.len() == index.pools.len() {
+            return TakeOut::Nobody;
+        }
+        let of_full = |record: &&NodeRecord| !full.is_empty() && full.contains(&&record.node.pool);
+        TakeOut::AllBut(snapshot.nodes.iter().filter(of_full).map(|record| record.node.name.clone()).collect())
+    }
+
     /// Why this node was not chosen in the last plan; `None` if it was, or is in use.
     pub fn reason(&self, name: &NodeName) -> Option<PassedOver> {
         draft::find(&self.snapshot, name).and_then(|node| self.last.reason(&self.snapshot, &self.index, node))
+    }
+}
+
+/// Who may be taken out of service without a plan of ours, as far as the breaker goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TakeOut {
+    /// The breaker is open or has reached its limit everywhere, or this controller takes nothing out.
+    Nobody,
+    /// All but the nodes of pools that can spare no more.
+    AllBut(BTreeSet<NodeName>),
+}
+
+impl TakeOut {
+    pub fn allows(&self, node: &NodeName) -> bool {
+        matches!(self, Self::AllBut(kept) if !kept.contains(node))
     }
 }
 
@@ -367,5 +429,6 @@ pub struct Rest<'a> {
     pub breaker: &'a mut Breaker,
     pub pauses: &'a mut Vec<Pause>,
     pub requests: &'a mut Vec<Request>,
+    pub trials: &'a mut Vec<Trial>,
     pub silence_reported: &'a mut bool,
 }

@@ -11,7 +11,7 @@ use super::{
     rooms::closed_pool,
 };
 use crate::{
-    case::{Case, Closed, Step, StepKind},
+    case::{Advice, Case, Closed, Step, StepKind},
     finding::{Severity, Verdict},
     ids::{RunId, TestId},
     lifecycle::{Life, LifeEvent},
@@ -44,9 +44,91 @@ enum Proof {
     Nothing,
 }
 
+/// What is run on a node that an operator wants examined: the policy's list, and what had failed.
+fn examined(draft: &Draft<'_>, node: u32, case: &Case) -> Vec<TestId> {
+    let list = &draft.snapshot.policy.repair.examine;
+    let failed = |test: &TestId| case.findings.iter().any(|finding| finding.check == *test);
+    let listed = |test: &TestId| if list.is_empty() { is_routine(draft.snapshot, test) } else { list.contains(test) };
+    let applicable = named(draft.snapshot, draft.index.applies(node));
+    applicable.into_iter().filter(|test| listed(test) || failed(test)).collect()
+}
+
+/// Starts the examination when the node is empty and the limits allow it.
+pub(super) fn examine(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+    let Some(tests) = NonEmpty::new(examined(draft, node, case)) else {
+        return advise(draft, node, record, case, Advice::ExamineAgain, "no test of `repair.examine` applies to it");
+    };
+    if !draft.is_open_to_runs(node) || !draft.usage.admits(draft, node, &tests) {
+        return false;
+    }
+    let text = "an operator wants it examined";
+    let asked = because(Purpose::Proving, "quarantine", format!("case {}: {text}", case.id));
+    let run = draft.submit(node, tests, asked, Some(case.id));
+    draft.advance(node, &LifeEvent::ProofBegan { run }, Some(case.id), "quarantine", text);
+    false
+}
+
+/// What the tests since then say should become of the node. What could not be tested leaves it open.
+fn weigh_examination(
+    draft: &Draft<'_>,
+    node: u32,
+    record: &NodeRecord,
+    case: &Case,
+    since: Timestamp,
+) -> (Advice, String) {
+    let (mut passed, mut missing) = (0_usize, Vec::new());
+    for test in examined(draft, node, case) {
+        let Some(place) = draft.snapshot.tests.iter().position(|policy| policy.id == test) else { continue };
+        let known = &record.records[place];
+        match known.verdict().filter(|_| known.attempt().is_some_and(|at| at >= since)) {
+            Some(Verdict::Pass) => passed += 1,
+            Some(Verdict::NotApplicable | Verdict::Fail) => {}
+            Some(Verdict::Inconclusive) | None => missing.push(test.to_string()),
+        }
+    }
+    let fresh = record.findings.iter().filter(|open| open.last_seen >= since);
+    if let Some(worst) = fresh.max_by_key(|open| open.finding.severity) {
+        let advice = match worst.finding.severity {
+            Severity::Monitor => Advice::ReturnFlagged,
+            Severity::Reset | Severity::Reboot => Advice::Reboot,
+            Severity::Isolate => Advice::Replace,
+        };
+        // Something to watch is no reason to overlook what was not tested.
+        if advice != Advice::ReturnFlagged || missing.is_empty() {
+            return (advice, format!("{}: {}", worst.finding.check, worst.finding.text));
+        }
+    }
+    // Not seen again, and not cleared either: absence is not recovery.
+    missing.extend(
+        record.findings.iter().filter(|open| open.last_seen < since).map(|open| open.finding.check.to_string()),
+    );
+    missing.sort();
+    missing.dedup();
+    match passed {
+        _ if !missing.is_empty() => (Advice::ExamineAgain, format!("no result of {}", missing.join(", "))),
+        0 => (Advice::ExamineAgain, "no test applies to it".to_owned()),
+        _ => (Advice::Return, format!("{passed} tests passed and nothing is open against it")),
+    }
+}
+
+/// The examination is over: a person has the word.
+fn advise(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, advice: Advice, why: &str) -> bool {
+    if let Some(step) = case.step(StepKind::Examine) {
+        let settle = Action::Settle { case: case.id, op: step.op, done: true };
+        draft.act(settle, "examined", "the examination is over");
+    }
+    draft.act(Action::Advise { case: case.id, node: record.node.name.clone(), advice }, "examined", why);
+    hand_over(draft, node, record, case, &format!("examined, the advice is: {advice} ({why})"))
+}
+
 /// Draws the conclusion once the proving run has ended.
 pub(super) fn conclude(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, run: RunId) {
     if draft.snapshot.runs.iter().any(|active| active.run.id == run) {
+        return;
+    }
+    if case.is_examined() {
+        let (advice, why) = weigh_examination(draft, node, record, case, run.born().min(draft.snapshot.at));
+        advise(draft, node, record, case, advice, &why);
         return;
     }
     // After a clock that went back, new ids are still born ahead of it; the step says when it really was.

@@ -8,10 +8,11 @@ use super::{
 use crate::{
     case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
     finding::{OpenFinding, Severity},
-    ids::{CaseId, HardwareId},
+    ids::{CaseId, HardwareId, RunId},
     lifecycle::{Life, LifeEvent},
     node::{MarkKind, Occupancy, OurMark},
     policy::{Mode, Policy},
+    reason::Because,
     snapshot::NodeRecord,
 };
 
@@ -30,6 +31,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     machines::find_lost(draft);
     for &node in &index.troubled {
         let record = &draft.snapshot.nodes[node as usize];
+        tidy(draft, node, record);
         if draft.left_alone.contains(&node) {
             continue;
         }
@@ -42,7 +44,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         match draft.open_case(record) {
             Some(case) if is_touchable(&record.life) => proposed(draft, node, record, case),
             Some(case) => ladder::climb(draft, node, record, case),
-            None if record.life.is_out() || !record.node.marks.ours.is_empty() => adopt(draft, node, record),
+            None if record.life.is_out() || record.node.marks.keep_out() => adopt(draft, node, record),
             None => doubt(draft, node, record, silent.binary_search(&node).is_ok()),
         }
     }
@@ -56,6 +58,43 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     if let Some(why) = draft.gate.opens_now().map(str::to_owned) {
         draft.act(Action::OpenBreaker, "breaker-opened", why);
     }
+}
+
+/// A maintenance mark is there for the length of a run. One that outlived its run, or whose run is being ended because somebody wants
+/// the node, goes; whoever left it behind.
+fn tidy(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
+    // It is ours for a while, whatever we may do by now.
+    if !record.node.marks.has_ours(MarkKind::Maintenance) || !draft.snapshot.caps.mark {
+        return;
+    }
+    // A repair may need it too, and takes it away itself.
+    let repaired = |case: &Case| {
+        let under_way = |step: &Step| {
+            step.state == StepState::Intended
+                && matches!(step.what, StepKind::Reset | StepKind::Reboot | StepKind::Replace)
+        };
+        case.steps.iter().any(under_way)
+    };
+    if draft.open_case(record).is_some_and(repaired) {
+        return;
+    }
+    let name = &record.node.name;
+    let on_it = draft.snapshot.runs.iter().filter(|active| active.run.nodes.contains(name));
+    let ends = |run: RunId| {
+        draft.actions.iter().any(|act| matches!(act.what, Action::Cancel { run: other, .. } if other == run))
+    };
+    if on_it.clone().any(|active| active.cancelling.is_none() && !ends(active.run.id)) {
+        return;
+    }
+    let begins = |act: &Because<Action>| matches!(&act.what, Action::Submit(run) if run.nodes.contains(name));
+    if draft.actions.iter().any(begins) {
+        return;
+    }
+    let op = draft.ids.op();
+    draft.touched.insert(node);
+    // Two changes of one node at once would have no order: what else there is to do waits for the next plan.
+    draft.left_alone.insert(node);
+    draft.act(Action::Tidy { node: name.clone(), op }, "tested", "no test runs on it any more");
 }
 
 /// Steps that took effect although nobody lived to write it down. Until that is made up for, nobody would notice that
@@ -114,7 +153,7 @@ fn adopt(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     }
 }
 
-/// A case that only a person ends: adopted marks, an operator's quarantine.
+/// A case that only a person ends: a mark that nobody remembers.
 pub(super) fn open_for_person(draft: &mut Draft<'_>, node: u32, severity: Severity, code: &'static str, text: &str) {
     let record = &draft.snapshot.nodes[node as usize];
     let (op, what) = (draft.ids.op(), StepKind::HandOver);
@@ -139,6 +178,44 @@ pub(super) fn open_for_person(draft: &mut Draft<'_>, node: u32, severity: Severi
     let after = |event: &LifeEvent| record.life.after(event);
     let to = after(&LifeEvent::TakenOut).or_else(|| after(&LifeEvent::GivenUp)).unwrap_or_else(|| record.life.clone());
     draft.move_to(node, to, Some(id), code, text);
+    draft.left_alone.insert(node);
+}
+
+/// An operator wants to know what is wrong with it: out of service at once, examined as soon as it is empty.
+pub(super) fn open_to_examine(draft: &mut Draft<'_>, node: u32, evict: bool, text: &str) {
+    let record = &draft.snapshot.nodes[node as usize];
+    if let Some(open) = draft.open_case(record) {
+        let close = Action::CloseCase { case: open.id, node: record.node.name.clone(), how: Closed::Withdrawn };
+        draft.act(close, "operator", "an operator's quarantine takes over");
+    }
+    let findings = record.findings.iter().map(|open| open.finding.clone()).collect();
+    let mut case = new_case(draft, record, Severity::Isolate, findings);
+    case.rung = Rung::Quarantine;
+    let marks = &record.node.marks;
+    let unmarked = !marks.has_ours(MarkKind::Unhealthy);
+    let is_theirs = marks.foreign_block().is_some();
+    let asked = [
+        unmarked.then_some(StepKind::Mark),
+        Some(StepKind::Drain),
+        evict.then_some(StepKind::Evict),
+        Some(StepKind::Examine),
+    ];
+    for what in asked.into_iter().flatten() {
+        let (op, rung, state, at) = (draft.ids.op(), case.rung, StepState::Intended, draft.snapshot.at);
+        case.steps.push(Step { op, what, rung, state, at, tries: 1, text: text.to_owned() });
+    }
+    let id = case.id;
+    let marking = case
+        .step(StepKind::Mark)
+        .filter(|_| !is_theirs && ladder::is_ordered(draft, &case, StepKind::Mark))
+        .map(|step| step.op);
+    draft.act(Action::OpenCase(case), "operator", text);
+    if let Some(op) = marking {
+        let step = Action::Step { case: id, node: record.node.name.clone(), step: StepKind::Mark, op, tries: 1 };
+        draft.act(step, "operator", text);
+    }
+    let to = record.life.after(&LifeEvent::TakenOut).unwrap_or_else(|| record.life.clone());
+    draft.move_to(node, to, Some(id), "operator", text);
     draft.left_alone.insert(node);
 }
 
@@ -260,6 +337,8 @@ pub(super) fn new_case(
         steps,
         state: CaseState::Open,
         boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
+        advice: None,
+        failed_work: record.failed.as_ref().map_or_else(Vec::new, |failed| failed.works.clone()),
     }
 }
 

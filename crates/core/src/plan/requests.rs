@@ -6,11 +6,10 @@
 use super::{
     Action,
     draft::{Draft, because, is_routine, is_touchable, named},
-    remedies,
+    remedies, together,
 };
 use crate::{
-    case::{Rung, StepKind},
-    finding::Severity,
+    case::{Case, Rung, StepKind},
     ids::{NodeName, TestId},
     lifecycle::{Life, LifeEvent},
     run::{NonEmpty, Purpose},
@@ -23,9 +22,15 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         let answered = match &request.what {
             Asked::Test { node, tests } => test(draft, request, node, tests),
             Asked::Release { node } => release(draft, request, node),
-            Asked::Quarantine { node } => quarantine(draft, request, node),
+            Asked::Quarantine { node, evict } => quarantine(draft, request, node, *evict),
             // Running work comes first: the run has been cancelled by now, or there is none.
             Asked::Withdraw { .. } => true,
+            Asked::Together { nodes, test, trials } => {
+                if let Some(words) = together::plan(draft, request, (nodes, test, trials)) {
+                    draft.act(Action::Answer { request: request.id }, "together", words);
+                }
+                false
+            }
         };
         if answered {
             draft.act(Action::Answer { request: request.id }, "operator", format!("asked by {}", request.by));
@@ -59,6 +64,10 @@ fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
     }
     let text = format!("released by {}: {}", request.by, request.why);
     match (&record.life, draft.open_case(record)) {
+        // What was an examination is a proof from here on, and decides.
+        (Life::Proving { .. }, Some(case)) if case.is_examined() => {
+            give_back(draft, node, case, name, &text);
+        }
         // A run decides already, or users have it anyway.
         (Life::Proving { .. } | Life::InService | Life::Suspect, _) => {}
         (Life::Held { .. }, None) => {
@@ -70,16 +79,12 @@ fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
                 let climb = Action::Escalate { case: case.id, to: Rung::Quarantine };
                 draft.act(climb, "released", "a proof decides");
             }
-            let op = draft.ids.op();
-            let step = StepKind::Release;
-            draft.act(Action::Step { case: case.id, node: name.clone(), step, op, tries: 1 }, "released", text.clone());
+            give_back(draft, node, case, name, &text);
             let event = match life {
                 Life::Held { .. } => LifeEvent::LetGo { out: true },
                 _ => LifeEvent::StepEnded,
             };
             draft.advance(node, &event, Some(case.id), "released", text);
-            draft.touched.insert(node);
-            draft.left_alone.insert(node);
         }
         // Out of service without a case: it is adopted first, and released then.
         (Life::Quarantined | Life::Repairing { .. } | Life::Out, None) => return false,
@@ -87,8 +92,20 @@ fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
     true
 }
 
+/// A person gives the node back: an examination that is not over has nothing more to say.
+fn give_back(draft: &mut Draft<'_>, node: u32, case: &Case, name: &NodeName, text: &str) {
+    if let Some(step) = case.step(StepKind::Examine).filter(|_| case.is_examined()) {
+        let settle = Action::Settle { case: case.id, op: step.op, done: false };
+        draft.act(settle, "released", "the examination was not waited for");
+    }
+    let (op, step) = (draft.ids.op(), StepKind::Release);
+    draft.act(Action::Step { case: case.id, node: name.clone(), step, op, tries: 1 }, "released", text);
+    draft.touched.insert(node);
+    draft.left_alone.insert(node);
+}
+
 /// An operator's own judgement needs no breaker and no confirmation.
-fn quarantine(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
+fn quarantine(draft: &mut Draft<'_>, request: &Request, name: &NodeName, evict: bool) -> bool {
     let Some(node) = draft.find(name) else { return true };
     let record = &draft.snapshot.nodes[node as usize];
     if record.hold_at(draft.snapshot.at).is_some() || matches!(record.life, Life::Held { .. }) {
@@ -96,7 +113,7 @@ fn quarantine(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool
     }
     if is_touchable(&record.life) && !draft.moved.contains(&node) {
         let text = format!("taken out by {}: {}", request.by, request.why);
-        remedies::open_for_person(draft, node, Severity::Isolate, "operator", &text);
+        remedies::open_to_examine(draft, node, evict, &text);
     }
     true
 }

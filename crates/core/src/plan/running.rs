@@ -119,7 +119,8 @@ fn ended(
 ) -> Option<Next> {
     let cancelled = active.cancelling.map(|cancelling| cancelling.why);
     if started.is_none() {
-        let why = cancelled.map_or(NotStarted::Rejected, CancelWhy::not_started);
+        let unasked = if how == JobEnd::Displaced { NotStarted::NodeTaken } else { NotStarted::Rejected };
+        let why = cancelled.map_or(unasked, CancelWhy::not_started);
         return Some(Next::Conclude(Conclusion::NotStarted(why), format!("the job ended ({how}) before it started")));
     }
     if draft.snapshot.at.since(ended) < draft.snapshot.policy.limits.result_grace {
@@ -129,6 +130,8 @@ fn ended(
         || match how {
             JobEnd::Exited => IncompleteWhy::NoResult,
             JobEnd::Failed | JobEnd::Killed => IncompleteWhy::Crashed,
+            JobEnd::Displaced => IncompleteWhy::NodeTaken,
+            JobEnd::NodeDied => IncompleteWhy::NodeDied,
             JobEnd::Lost => IncompleteWhy::JobLost,
         },
         CancelWhy::incomplete,

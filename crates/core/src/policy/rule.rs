@@ -25,6 +25,8 @@ pub struct Rule {
     pub confirm: u32,
     /// The check knows by itself where there is nothing to measure; that its metric is missing is no doubt then.
     pub where_measured: bool,
+    /// Of a run over several nodes it says that they fail together, and not which of them is at fault.
+    pub of_all: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -138,6 +140,8 @@ struct WrittenRule {
     confirm: u32,
     #[serde(default, skip_serializing_if = "is_false")]
     where_measured: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    of_all: bool,
 }
 
 const fn once() -> u32 {
@@ -166,6 +170,7 @@ impl TryFrom<WrittenRule> for Rule {
             text: written.text,
             confirm: written.confirm,
             where_measured: written.where_measured,
+            of_all: written.of_all,
         })
     }
 }
@@ -288,6 +293,7 @@ impl From<Rule> for WrittenRule {
             text: rule.text,
             confirm: rule.confirm,
             where_measured: rule.where_measured,
+            of_all: rule.of_all,
         };
         written.write_condition(rule.when);
         written

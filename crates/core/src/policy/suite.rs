@@ -11,4 +11,7 @@ pub struct SuiteSettings {
     pub tests: Option<Vec<TestId>>,
     /// The controller runs these tests by itself when their last result is older than this.
     pub every: Option<Span>,
+    /// While one of these tests runs because of that, the node bears our maintenance mark: nobody new comes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maintenance: Option<bool>,
 }

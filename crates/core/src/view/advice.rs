@@ -2,7 +2,7 @@
 
 use super::{Due, Standing, Use, WhyView};
 use crate::{
-    case::{StepKind, StepState},
+    case::{Advice, StepKind, StepState},
     lifecycle::Life,
     snapshot::Breaker,
 };
@@ -87,11 +87,26 @@ fn person(view: &WhyView) -> Vec<String> {
     for step in case.steps.iter().filter(|step| step.state == StepState::Proposed) {
         let what = step.what;
         lines.push(match what {
-            StepKind::Mark | StepKind::Drain | StepKind::Reset | StepKind::Reboot | StepKind::Replace => {
+            StepKind::Mark
+            | StepKind::Drain
+            | StepKind::Evict
+            | StepKind::Reset
+            | StepKind::Reboot
+            | StepKind::Replace => {
                 format!("{what} it yourself, then `doctor release {node} --why …`; or allow it (`allow.{what} = true`)")
             }
             _ => format!("{what} it yourself: {}", step.text),
         });
+    }
+    if let Some(advice) = case.advice.filter(|_| case.waits_for_person) {
+        let meaning = match advice {
+            Advice::Return => "it passed: release it",
+            Advice::ReturnFlagged => "release it if you can live with what is open against it",
+            Advice::Reboot => "reboot it, then release it",
+            Advice::Replace => "have it replaced",
+            Advice::ExamineAgain => "nobody can say: something could not be tested",
+        };
+        lines.push(format!("its examination advises {advice}: {meaning}"));
     }
     if case.waits_for_person || view.life == Life::Out {
         lines.push(format!(

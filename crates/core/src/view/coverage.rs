@@ -62,9 +62,9 @@ pub fn coverage(facts: &Facts) -> Vec<CoverageRow> {
     let mut rows: Vec<CoverageRow> =
         facts.snapshot.tests.iter().filter(|test| test.routine).map(CoverageRow::empty).collect();
     for record in &facts.snapshot.nodes {
-        for (test, latest) in facts.tests_of(record) {
+        for (test, known) in facts.tests_of(record) {
             let Some(row) = rows.iter_mut().find(|row| row.test == test.id) else { continue };
-            row.count(Standing::of(latest, test, facts.now), is_covered(latest, test, facts.now));
+            row.count(Standing::of(known, test, facts.now), is_covered(known, test, facts.now));
         }
     }
     for row in &mut rows {
@@ -76,5 +76,5 @@ pub fn coverage(facts: &Facts) -> Vec<CoverageRow> {
 
 /// Something on this node is due and has not been done.
 pub fn is_overdue(facts: &Facts, record: &NodeRecord) -> bool {
-    facts.due_of(record).any(|(_, due)| due == Due::Now)
+    facts.due_of(record).any(|(_, _, due)| due == Due::Now)
 }

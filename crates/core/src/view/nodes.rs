@@ -75,10 +75,10 @@ pub fn node_rows(facts: &Facts, names: &[NodeName]) -> Vec<NodeRow> {
 /// One node's row.
 pub fn node_row(facts: &Facts, record: &NodeRecord, here: bool) -> NodeRow {
     let (used, used_text) = used(record, here);
-    let tests = facts.tests_of(record).map(|(test, latest)| TestCell {
+    let tests = facts.tests_of(record).map(|(test, known)| TestCell {
         test: test.id.clone(),
-        standing: Standing::of(latest, test, facts.now),
-        at: latest.map(|latest| latest.at),
+        standing: Standing::of(known, test, facts.now),
+        at: known.attempt(),
     });
     let marks = &record.node.marks;
     let foreign = |mark: &crate::node::ForeignMark| format!("{}: {}", mark.by, mark.text);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{CoverageRow, Facts, coverage, is_overdue, passed_over_code, run_end};
+use super::{CoverageRow, Facts, Slot, coverage, is_overdue, passed_over_code, run_end, series::slots};
 use crate::{
     case::Case,
     finding::{Severity, Verdict},
@@ -19,10 +19,19 @@ use crate::{
 pub struct Period {
     /// Runs that were planned, active or ended in it.
     pub runs: Vec<RunFacts>,
-    /// Results of every test: test, node, verdict.
-    pub results: Vec<(TestId, NodeName, Verdict)>,
+    /// Results of every test.
+    pub results: Vec<Tested>,
     /// Cases that were opened or closed in it, and those still open.
     pub cases: Vec<Case>,
+}
+
+/// One result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tested {
+    pub test: TestId,
+    pub node: NodeName,
+    pub verdict: Verdict,
+    pub at: Timestamp,
 }
 
 /// A run with its moments.
@@ -64,6 +73,8 @@ pub struct ReportView {
     pub node_hours: f64,
     /// Node-hours of validation for each case that was opened. `None`: none was.
     pub node_hours_per_fault: Option<f64>,
+    /// The time cut into pieces of one length, for plots.
+    pub slots: Vec<Slot>,
 }
 
 /// How many, of a code.
@@ -130,6 +141,7 @@ pub fn report(facts: &Facts, period: &Period, since: Timestamp) -> ReportView {
         node_hours,
         node_hours_per_fault: (!opened.is_empty()).then(|| node_hours / f64::from(count(opened.len()))),
         faults: opened.into_iter().map(fault).collect(),
+        slots: slots(period, since, until),
     }
 }
 
@@ -144,7 +156,7 @@ const fn end_of(run: &Run) -> Option<&RunEnd> {
     }
 }
 
-const fn closed_at(case: &Case) -> Option<Timestamp> {
+pub(super) const fn closed_at(case: &Case) -> Option<Timestamp> {
     match case.state {
         crate::case::CaseState::Closed { at, .. } => Some(at),
         crate::case::CaseState::Open => None,
@@ -152,7 +164,7 @@ const fn closed_at(case: &Case) -> Option<Timestamp> {
 }
 
 /// The part of a run's node-time that lies within the period.
-fn spent(facts: &RunFacts, since: Timestamp, until: Timestamp) -> Span {
+pub(super) fn spent(facts: &RunFacts, since: Timestamp, until: Timestamp) -> Span {
     let Some(started) = facts.started else { return Span::ZERO };
     let ended = facts.ended.unwrap_or(until).min(until);
     ended.since(started.max(since)).times(i64::try_from(facts.run.nodes.len()).unwrap_or(i64::MAX))
@@ -171,7 +183,7 @@ fn counts(codes: impl Iterator<Item = &'static str>) -> Vec<Count> {
 
 fn results(period: &Period) -> Vec<ResultsRow> {
     let mut rows: BTreeMap<&TestId, (ResultsRow, BTreeSet<&NodeName>)> = BTreeMap::new();
-    for (test, node, verdict) in &period.results {
+    for Tested { test, node, verdict, .. } in &period.results {
         let (row, failing) = rows.entry(test).or_insert_with(|| {
             let (pass, fail, inconclusive, not_applicable, failing_nodes) = (0, 0, 0, 0, 0);
             let test = test.clone();

@@ -55,10 +55,10 @@ pub enum Due {
 }
 
 impl Standing {
-    pub fn of(latest: Option<&Latest>, test: &TestPolicy, now: Timestamp) -> Self {
-        let Some(latest) = latest else { return Self::NeverTested };
-        let old = now.since(latest.at) > test.cutoff;
-        match latest.verdict {
+    pub fn of(known: &TestRecord, test: &TestPolicy, now: Timestamp) -> Self {
+        let Some((verdict, newest)) = known.verdict().zip(known.attempt()) else { return Self::NeverTested };
+        let old = now.since(newest) > test.cutoff;
+        match verdict {
             Verdict::Fail => Self::Fail,
             Verdict::Inconclusive => Self::Inconclusive,
             Verdict::Pass | Verdict::NotApplicable if old => Self::Stale,
@@ -89,6 +89,6 @@ impl Due {
 }
 
 /// Whether the newest pass or fail is young enough to count.
-pub(super) fn is_covered(latest: Option<&Latest>, test: &TestPolicy, now: Timestamp) -> bool {
-    latest.and_then(|latest| latest.conclusive).is_some_and(|(_, at)| now.since(at) <= test.cutoff)
+pub(super) fn is_covered(known: &TestRecord, test: &TestPolicy, now: Timestamp) -> bool {
+    known.judged().is_some_and(|at| now.since(at) <= test.cutoff)
 }

@@ -13,7 +13,7 @@ use crate::{
     policy::Policy,
     reason::{Because, ReasonCode},
     run::{IncompleteWhy, JobSeen, NonEmpty, NotStarted, Purpose, Report, RunEnd, RunState},
-    snapshot::{ActiveRun, Breaker, Caps, Pause, RecentActions, TestRecord},
+    snapshot::{ActiveRun, Breaker, Caps, Pause, RecentActions, Records},
     time::Span,
 };
 
@@ -40,6 +40,8 @@ fn tests() -> Vec<TestPolicy> {
         usual: Span::minutes(10),
         exclusive: true,
         routine: true,
+        maintenance: false,
+        together: false,
         at_once: None,
         shares: Vec::new(),
         pools,
@@ -61,13 +63,13 @@ fn cluster() -> Facts {
             breaker: Breaker::Closed { since: None },
             pauses: Vec::new(),
             requests: Vec::new(),
+            trials: Vec::new(),
             silence_reported: false,
             caps: Caps::NONE,
             policy: Arc::new(Policy::standard()),
             tests: tests().into(),
         },
         gone: Vec::new(),
-        latest: BTreeMap::new(),
         reasons: BTreeMap::new(),
     }
 }
@@ -85,13 +87,14 @@ impl Facts {
             },
             life: Life::InService,
             since: Timestamp::MIN,
-            records: vec![TestRecord::NEVER; self.snapshot.tests.len()].into(),
+            records: Records::never(self.snapshot.tests.len()),
             findings: Vec::new(),
             backoff: None,
             hold: None,
             hardware: None,
             case: None,
             heard: None,
+            failed: None,
         });
         self
     }
@@ -108,20 +111,6 @@ impl Facts {
     fn result(mut self, test: &str, verdict: Verdict, at: Timestamp) -> Self {
         let place = self.snapshot.tests.iter().position(|known| known.id.as_str() == test).unwrap();
         self.last().records[place].add(verdict, at);
-        let node = self.last().node.name.clone();
-        let known = self.latest.entry(node).or_default().entry(test_id(test)).or_insert_with(|| Latest {
-            at,
-            verdict,
-            reason: ReasonCode::fixed("said-so"),
-            run: None,
-            conclusive: None,
-            misses: 0,
-        });
-        (known.at, known.verdict) = (at, verdict);
-        known.misses = if verdict == Verdict::Inconclusive { known.misses + 1 } else { 0 };
-        if verdict.is_conclusive() {
-            known.conclusive = Some((verdict, at));
-        }
         self
     }
 
@@ -233,7 +222,7 @@ fn a_test_that_applies_to_no_node_has_no_percentage() {
 #[test]
 fn due_is_what_the_planner_says() {
     let due = |facts: &Facts| {
-        let view = why(facts, &name("a"), None, Vec::new()).unwrap();
+        let view = why(facts, &name("a"), Kept::default()).unwrap();
         view.tests.iter().find(|line| line.test.as_str() == "storage").unwrap().due
     };
     let facts = || cluster().with("a");
@@ -252,7 +241,7 @@ fn due_is_what_the_planner_says() {
 
 #[test]
 fn a_quiet_node_is_only_called_well_when_every_test_has_passed() {
-    let headline = |facts: &Facts| why(facts, &name("a"), None, Vec::new()).unwrap().headline;
+    let headline = |facts: &Facts| why(facts, &name("a"), Kept::default()).unwrap().headline;
     let passed = cluster().with("a").result("dl", Verdict::Pass, days(1)).result("storage", Verdict::Pass, days(1));
     assert!(headline(&passed).contains("every test that applies has passed"), "{}", headline(&passed));
     let half = cluster().with("a").result("dl", Verdict::Pass, days(1));
@@ -282,6 +271,8 @@ fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
         }],
         state: CaseState::Open,
         boot_id: None,
+        advice: None,
+        failed_work: Vec::new(),
     };
     let suspect = |record: &mut NodeRecord| {
         record.life = Life::Suspect;
@@ -300,7 +291,7 @@ fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
     ];
     for (set, headline, advice) in table {
         let facts = cluster().with("a").change(set);
-        let view = why(&facts, &name("a"), Some(&case), Vec::new()).unwrap();
+        let view = why(&facts, &name("a"), Kept { case: Some(case.clone()), ..Kept::default() }).unwrap();
         assert!(view.headline.contains(headline), "{}", view.headline);
         assert!(view.next.iter().any(|line| line.contains(advice)), "{:?}", view.next);
     }
@@ -310,7 +301,7 @@ fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
 fn a_hold_whose_time_is_over_is_not_shown() {
     let hold = Hold { by: "ann".into(), why: "fan".into(), since: days(2), until: Some(days(1)) };
     let facts = cluster().with("a").change(|record| record.hold = Some(hold));
-    assert_eq!(why(&facts, &name("a"), None, Vec::new()).unwrap().hold, None);
+    assert_eq!(why(&facts, &name("a"), Kept::default()).unwrap().hold, None);
 }
 
 #[test]
@@ -321,7 +312,7 @@ fn a_node_that_the_cluster_names_no_more_is_gone_and_not_free() {
     assert_eq!((row.used, row.pool), (Use::Gone, None));
     let counts = status(&facts, &Ledger::default()).nodes;
     assert_eq!((counts.total, counts.gone, counts.free), (0, 1, 0));
-    assert!(why(&facts, &name("a"), None, Vec::new()).unwrap().headline.contains("not named by the cluster"));
+    assert!(why(&facts, &name("a"), Kept::default()).unwrap().headline.contains("not named by the cluster"));
 }
 
 #[test]
@@ -399,7 +390,10 @@ fn a_report_counts_what_was_queued_run_and_skipped_and_what_it_cost() {
         steps: Vec::new(),
         state,
         boot_id: None,
+        advice: None,
+        failed_work: Vec::new(),
     };
+    let result = |verdict, at| Tested { test: test_id("storage"), node: name("a"), verdict, at };
     let period = Period {
         runs: vec![
             // It began before the time and ended inside: one hour of it counts.
@@ -409,11 +403,7 @@ fn a_report_counts_what_was_queued_run_and_skipped_and_what_it_cost() {
             run(hour(5), None, Some(hour(5)), RunEnd::NotStarted(NotStarted::PendingTooLong)),
             run(hour(4), None, Some(hour(4)), RunEnd::NotStarted(NotStarted::PendingTooLong)),
         ],
-        results: vec![
-            (test_id("storage"), name("a"), Verdict::Fail),
-            (test_id("storage"), name("a"), Verdict::Fail),
-            (test_id("storage"), name("a"), Verdict::Pass),
-        ],
+        results: vec![result(Verdict::Fail, hour(9)), result(Verdict::Fail, hour(9)), result(Verdict::Pass, hour(2))],
         cases: vec![
             case(hour(3), CaseState::Open),
             case(hour(90), CaseState::Closed { at: hour(2), how: Closed::Returned }),
@@ -431,6 +421,13 @@ fn a_report_counts_what_was_queued_run_and_skipped_and_what_it_cost() {
     assert_eq!(view.node_hours_per_fault, Some(3.0));
     assert_eq!((view.results[0].fail, view.results[0].failing_nodes), (2, 1));
     assert_eq!(view.overdue, [name("a")]);
+    assert_eq!((view.slots.len(), view.slots[0].at), (24, hour(24)));
+    assert_eq!((view.slots[15].fail, view.slots[22].pass, view.slots[21].cases_opened), (2, 1, 1));
+    assert_eq!(view.slots[22].cases_closed, 1);
+    let spent: f64 = view.slots.iter().map(|slot| slot.node_hours).sum();
+    assert!((spent - view.node_hours).abs() < 1e-9, "the pieces add up: {spent}");
+    let year = report(&facts, &period, hour(24 * 365));
+    assert!(year.slots.len() <= 120, "{}", year.slots.len());
 }
 
 #[test]
@@ -439,7 +436,7 @@ fn every_view_is_json() {
         .with("a")
         .result("storage", Verdict::Inconclusive, days(1))
         .change(|record| record.findings.push(finding("storage", Severity::Reset, 1, 2)));
-    let view = why(&facts, &name("a"), None, Vec::new()).unwrap();
+    let view = why(&facts, &name("a"), Kept::default()).unwrap();
     let text = serde_json::to_string(&view).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&json["node"], &json["life"]), (&"a".into(), &"in-service".into()));

@@ -1,11 +1,14 @@
 //! Everything about one node, in the order in which a person asks: where it stands, what is wrong, what was looked at,
 //! why nothing happens now, what was done, what to do.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use super::{Due, Facts, NodeRow, Standing, advice, evidence, node_row};
+use super::{Due, Facts, Latest, NodeRow, Standing, advice, evidence, node_row};
 use crate::{
-    case::Case,
+    case::{Advice, Case},
+    failed_work::FailedWork,
     finding::{OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, CheckId, HardwareId, NodeName, RuleId, RunId, TestId},
     lifecycle::Life,
@@ -31,6 +34,8 @@ pub struct WhyView {
     pub case: Option<CaseView>,
     #[serde(rename = "open_findings")]
     pub findings: Vec<FindingView>,
+    /// User work that failed here lately, the newest first. It says nothing by itself.
+    pub failed_work: Vec<FailedWork>,
     #[serde(rename = "test_lines")]
     pub tests: Vec<TestLine>,
     pub audit: Vec<AuditLine>,
@@ -46,6 +51,10 @@ pub struct CaseView {
     pub rung: crate::case::Rung,
     pub open: bool,
     pub waits_for_person: bool,
+    /// What its examination says should become of the node.
+    pub advice: Option<Advice>,
+    /// User work that had failed on the node when the case was opened.
+    pub failed_work: Vec<FailedWork>,
     pub steps: Vec<StepView>,
 }
 
@@ -83,7 +92,7 @@ pub struct TestLine {
     pub test: TestId,
     pub standing: Standing,
     pub cutoff: Span,
-    pub last: Option<super::Latest>,
+    pub last: Option<Latest>,
     pub due: Due,
 }
 
@@ -98,19 +107,26 @@ pub struct AuditLine {
     pub run: Option<RunId>,
 }
 
+/// What the store says of one node beside the facts.
+#[derive(Debug, Clone, Default)]
+pub struct Kept {
+    /// The newest results of its tests.
+    pub latest: BTreeMap<TestId, Latest>,
+    /// The case that it belongs to.
+    pub case: Option<Case>,
+    /// The newest lines first.
+    pub audit: Vec<AuditLine>,
+}
+
 /// All about one node; `None` if nobody knows it.
-pub fn why(facts: &Facts, name: &NodeName, case: Option<&Case>, audit: Vec<AuditLine>) -> Option<WhyView> {
+pub fn why(facts: &Facts, name: &NodeName, kept: Kept) -> Option<WhyView> {
     let (record, here) = facts.node(name)?;
-    let latest = facts.latest.get(name);
-    let tests = facts.due_of(record).map(|(test, due)| {
-        let last = latest.and_then(|latest| latest.get(&test.id));
-        TestLine {
-            test: test.id.clone(),
-            standing: Standing::of(last, test, facts.now),
-            cutoff: test.cutoff,
-            last: last.cloned(),
-            due,
-        }
+    let tests = facts.due_of(record).map(|(test, known, due)| TestLine {
+        test: test.id.clone(),
+        standing: Standing::of(known, test, facts.now),
+        cutoff: test.cutoff,
+        last: kept.latest.get(&test.id).cloned(),
+        due,
     });
     let mut findings: Vec<FindingView> = record.findings.iter().map(FindingView::of).collect();
     findings.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.first_seen.cmp(&b.first_seen)));
@@ -122,10 +138,11 @@ pub fn why(facts: &Facts, name: &NodeName, case: Option<&Case>, audit: Vec<Audit
         hardware: record.hardware.clone(),
         hold: record.hold_at(facts.now).cloned(),
         backoff: record.backoff.filter(|backoff| backoff.until > facts.now),
-        case: case.map(CaseView::of),
+        case: kept.case.as_ref().map(CaseView::of),
         findings,
+        failed_work: record.failed.as_ref().map_or_else(Vec::new, |failed| failed.works.clone()),
         tests: tests.collect(),
-        audit,
+        audit: kept.audit,
         next: Vec::new(),
     };
     view.headline = advice::headline(&view);
@@ -134,7 +151,7 @@ pub fn why(facts: &Facts, name: &NodeName, case: Option<&Case>, audit: Vec<Audit
 }
 
 impl FindingView {
-    fn of(open: &OpenFinding) -> Self {
+    pub(super) fn of(open: &OpenFinding) -> Self {
         let finding = &open.finding;
         Self {
             check: finding.check.clone(),
@@ -157,7 +174,7 @@ impl FindingView {
 }
 
 impl CaseView {
-    fn of(case: &Case) -> Self {
+    pub(super) fn of(case: &Case) -> Self {
         let steps = case.steps.iter().map(|step| StepView {
             at: step.at,
             what: step.what,
@@ -172,6 +189,8 @@ impl CaseView {
             rung: case.rung,
             open: case.is_open(),
             waits_for_person: case.waits_for_person(),
+            advice: case.advice,
+            failed_work: case.failed_work.clone(),
             steps: steps.collect(),
         }
     }

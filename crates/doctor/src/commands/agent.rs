@@ -12,7 +12,10 @@ use doctor_checks::{
     credential::Credential,
     document::{RunKey, Schema},
 };
-use doctor_control::store::{Store, records::AgentRow};
+use doctor_control::store::{
+    Store,
+    records::{AgentRow, SpeaksBy},
+};
 use doctor_core::{
     hostlist::{self, BadHostlist},
     ids::NodeName,
@@ -284,6 +287,8 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
 pub(crate) struct AgentView {
     pub node: NodeName,
     pub state: AgentState,
+    pub speaks_by: SpeaksBy,
+    /// Or first vouched for.
     pub enrolled: Timestamp,
     pub revoked: Option<Timestamp>,
     /// Up to a minute behind.
@@ -309,7 +314,7 @@ pub(crate) enum AgentState {
 /// The way of a report, and a little.
 const CLOCK_TOLERANCE: i64 = 5_000;
 
-/// Every agent that was ever enrolled.
+/// Every agent that was ever enrolled or vouched for.
 pub(crate) fn views(store: &Store, facts: &Facts) -> Result<Vec<AgentView>> {
     let policy = &facts.snapshot.policy;
     let silent_after = policy.agents.silent_after;
@@ -349,6 +354,7 @@ impl AgentView {
         }
         Self {
             state,
+            speaks_by: agent.speaks_by,
             enrolled: agent.created,
             revoked: agent.revoked,
             heard: heard.map(|heard| heard.at),
@@ -392,7 +398,7 @@ fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
         page.line("No agents: `doctor agent enroll NODE` makes a credential for one.");
         return;
     }
-    let mut table = Table::new(["NODE", "STATE", "HEARD", "PROGRAM", "SCHEMA", "POLICY", "DIFFERS"]);
+    let mut table = Table::new(["NODE", "STATE", "BY", "HEARD", "PROGRAM", "SCHEMA", "POLICY", "DIFFERS"]);
     for agent in agents {
         let state = match agent.state {
             AgentState::Reports => cell("reports").good(),
@@ -404,6 +410,10 @@ fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
         table.row([
             cell(agent.node.as_str()),
             state,
+            cell(match agent.speaks_by {
+                SpeaksBy::Key => "key",
+                SpeaksBy::Token => "token",
+            }),
             or_dash(agent.heard.map(|heard| ago(now, heard))),
             or_dash(agent.program.clone()),
             or_dash(agent.schema.clone()),
@@ -433,6 +443,7 @@ mod tests {
         };
         let row = AgentRow {
             node: NodeName::new("n1").unwrap(),
+            speaks_by: SpeaksBy::Key,
             created: NOW.minus(Span::days(2)),
             revoked: None,
             heard: heard_ago.map(heard),

@@ -1,9 +1,10 @@
 //! The circuit breaker: how it stands, and closing it.
 
 use clap::Subcommand;
+use doctor_control::orders::Order;
 use doctor_core::view::{self, BreakerState, BreakerView, Ledger};
 
-use super::confirm::{Change, Signed};
+use super::confirm::Signed;
 use crate::{
     context::Context,
     exit::Exit,
@@ -72,24 +73,5 @@ fn why(view: &BreakerView) -> String {
 }
 
 fn close(context: &Context, args: &CloseArgs) -> Result<Exit> {
-    let store = context.store()?;
-    let facts = context.facts(&store)?;
-    let view = view::status(&facts, &Ledger::default()).breaker;
-    let (by, at) = (args.signed.by(), facts.now);
-    let now = match view.state {
-        BreakerState::Open => {
-            format!("open -> closed; it had opened because {}", view.why.as_deref().unwrap_or("of a reason not kept"))
-        }
-        BreakerState::Closed => "closed already; what was taken out so far counts no more".to_owned(),
-    };
-    let change = Change {
-        plan: "Would close the breaker: nodes may be taken out again.".to_owned(),
-        changes: vec![format!("breaker: {now}")],
-        done: "Closed the breaker.".to_owned(),
-        next: "`doctor status` shows what is taken out now".to_owned(),
-        why: args.why.clone(),
-        by: by.clone(),
-        at,
-    };
-    args.signed.carry_out(context, &change, || Ok(store.close_breaker(&by, &args.why, at)?))
+    args.signed.give(context, &args.why, |_| Ok(Order::CloseBreaker))
 }

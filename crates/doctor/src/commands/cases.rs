@@ -1,5 +1,7 @@
 //! `doctor cases`: troubles from their first finding to return or replacement.
 
+mod mute;
+
 use doctor_core::{case::Case, hostlist::Selector};
 
 use crate::{
@@ -9,9 +11,12 @@ use crate::{
     output::{Cell, Table, cell, clock, plural},
 };
 
-/// List cases: one trouble of one machine each.
+/// List cases: one trouble of one machine each; or say that one has been seen.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    what: Option<mute::What>,
     /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Without: all.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
@@ -24,6 +29,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    if let Some(what) = &args.what {
+        return mute::run(context, what);
+    }
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let mut cases = if args.all { store.cases_all(args.limit)? } else { store.cases(facts.now)? };

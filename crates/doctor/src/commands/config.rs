@@ -1,5 +1,9 @@
 //! `doctor config`: write, check and show the configuration.
 
+#[cfg(feature = "kubernetes")]
+mod coverage;
+mod live;
+
 use std::{
     fs::OpenOptions,
     io::Write,
@@ -7,6 +11,7 @@ use std::{
 };
 
 use clap::Subcommand;
+use doctor_control::backend::inspection::{Inspected, Standing};
 use doctor_core::policy::Policy;
 use serde::Serialize;
 
@@ -34,7 +39,13 @@ enum What {
         dir: PathBuf,
     },
     /// Read all files and say what is wrong, with line and column.
-    Check,
+    Check {
+        /// Also ask whether what they name is there and answers: the store, the shared directory, and the cluster with the
+        /// rights, volume, priority class, image, GPU nodes and agents that the service needs. Each that is not is named with
+        /// its remedy; what could not be asked is unknown, never good.
+        #[arg(long)]
+        live: bool,
+    },
     /// Show what is in force: the defaults with your files laid over.
     Show,
 }
@@ -42,7 +53,7 @@ enum What {
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.what {
         What::Init { dir } => init(context, dir),
-        What::Check => check(context),
+        What::Check { live } => check(context, *live),
         What::Show => show(context),
     }
 }
@@ -87,9 +98,12 @@ struct Checked {
     rules: usize,
     /// What is right as text and will not work yet.
     remarks: Vec<String>,
+    /// What was asked, where that was wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    live: Option<Vec<Inspected>>,
 }
 
-fn check(context: &Context) -> Result<Exit> {
+fn check(context: &Context, live: bool) -> Result<Exit> {
     let loaded = context.loaded()?;
     let config = &loaded.config;
     let mut remarks = Vec::new();
@@ -107,6 +121,7 @@ fn check(context: &Context) -> Result<Exit> {
         tests: loaded.settings.tests.iter().map(|test| test.id.to_string()).collect(),
         rules: loaded.settings.rules.len(),
         remarks,
+        live: live.then(|| live::inspect(context, loaded)).transpose()?,
     };
     context.out.show(&view, |page| {
         page.line(format!("{} is good.", view.configuration));
@@ -121,8 +136,12 @@ fn check(context: &Context) -> Result<Exit> {
         for remark in &view.remarks {
             page.line(format!("  ! {remark}"));
         }
+        if let Some(found) = &view.live {
+            live::show(page, found);
+        }
     })?;
-    Ok(if view.remarks.is_empty() { Exit::Ok } else { Exit::Trouble })
+    let is_bad = view.live.iter().flatten().any(|found| found.standing == Standing::Bad);
+    Ok(if view.remarks.is_empty() && !is_bad { Exit::Ok } else { Exit::Trouble })
 }
 
 #[derive(Debug, Serialize)]

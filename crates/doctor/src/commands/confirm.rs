@@ -1,7 +1,12 @@
 //! Changes: who makes them, why, and the question before they are made.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::{
+    io::{self, BufRead, IsTerminal, Write},
+    sync::Arc,
+};
 
+use doctor_checks::Catalogue;
+use doctor_control::orders::{Order, Signature};
 use doctor_core::time::Timestamp;
 use serde::Serialize;
 
@@ -45,6 +50,36 @@ impl Signed {
         let env = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
         let named = self.by.clone().or_else(|| env("SUDO_USER")).or_else(|| env("USER")).or_else(|| env("LOGNAME"));
         named.unwrap_or_else(|| "somebody without a name".to_owned())
+    }
+
+    /// Gives an order, which is made at the moment it is given: shows what would come of it, makes sure that it is wanted,
+    /// writes it down, and says so.
+    pub(crate) fn give(
+        &self,
+        context: &Context,
+        why: &str,
+        order: impl FnOnce(Timestamp) -> Result<Order>,
+    ) -> Result<Exit> {
+        let store = context.store()?;
+        let facts = context.facts(&store)?;
+        let (by, why, at) = (self.by(), why.to_owned(), facts.now);
+        let order = order(at)?;
+        // A mistake in the policy keeps nobody from holding a node.
+        let catalogue = match order.names_tests() {
+            true => Arc::clone(&context.loaded()?.settings.catalogue),
+            false => Arc::new(Catalogue::new([])),
+        };
+        let prepared = order.prepare(&facts, &catalogue)?;
+        let change = Change {
+            plan: prepared.plan.clone(),
+            changes: prepared.changes.clone(),
+            by: by.clone(),
+            why: why.clone(),
+            at,
+            done: prepared.done.clone(),
+            next: prepared.next.clone(),
+        };
+        self.carry_out(context, &change, || Ok(prepared.carry_out(&store, &Signature { by, why, at })?))
     }
 
     /// Shows what would change, makes sure that it is wanted, does it, and says that it was done.

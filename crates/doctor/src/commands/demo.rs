@@ -1,12 +1,19 @@
 //! `doctor demo`: a simulated month in seconds, and what to do with what it leaves behind.
 
-use std::{io::IsTerminal, path::PathBuf, time::Duration};
+use std::{io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use doctor_control::{
+    audience::Audience,
+    share::Share,
+    wake::Wake,
+    web::api::{Web, WebConfig, WebParts},
+};
 use doctor_sim::drive::{
-    demo::{Demo, Shown},
+    demo::{Demo, DemoError, Shown},
     score::Score,
 };
 
+use super::serve::stop_flag;
 use crate::{
     context::Context,
     exit::Exit,
@@ -35,6 +42,15 @@ pub(crate) struct Args {
     /// Draw nothing while it plays.
     #[arg(long)]
     quiet: bool,
+    /// Then go on behind the dashboard and the API until told to stop: a live cluster to look at.
+    #[arg(long)]
+    serve: bool,
+    /// Where the API answers.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7480", requires = "serve")]
+    listen: SocketAddr,
+    /// Seconds of the cluster per second of ours, while it is served.
+    #[arg(long, value_name = "FACTOR", default_value_t = 600.0, requires = "serve")]
+    speed: f64,
 }
 
 /// Long enough for an eye to follow.
@@ -53,8 +69,44 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         live,
         at_least: if live { AT_LEAST } else { Duration::ZERO },
     };
-    let shown = demo.play(&mut std::io::stdout().lock()).map_err(|error| Failure::Other(error.to_string()))?;
+    let failed = |error: DemoError| Failure::Other(error.to_string());
+    if args.serve {
+        return serve(context, args, &demo);
+    }
+    let shown = demo.play(&mut std::io::stdout().lock()).map_err(failed)?;
     context.out.show(&shown.score, |page| text(page, &shown))?;
+    Ok(Exit::Ok)
+}
+
+/// Plays the past, then goes on behind the API.
+fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
+    if !(1.0..=100_000.0).contains(&args.speed) {
+        return Err(Failure::Usage(format!("a speed of {} is not between 1 and 100000", args.speed)));
+    }
+    let stop = stop_flag().map_err(|error| Failure::Other(format!("watching for signals: {error}")))?;
+    let played = demo.play_and_go_on(&mut std::io::stdout().lock());
+    let (shown, mut going_on) = played.map_err(|error| Failure::Other(error.to_string()))?;
+    let (wake, audience) = (Arc::new(Wake::default()), Arc::new(Audience::default()));
+    let parts = WebParts {
+        store: going_on.store().clone(),
+        clock: going_on.clock(),
+        wake: Arc::clone(&wake),
+        audience: Arc::clone(&audience),
+        share: Some(Share::open(&shown.share)?),
+        settings: going_on.settings().clone(),
+    };
+    let web = Web::open(&WebConfig::on(args.listen), parts)?;
+    let (url, store) = (format!("http://{}/api/v1/", web.address()), shown.store.display().to_string());
+    let told = serde_json::json!({ "url": url, "store": store, "speed": args.speed });
+    context.out.show(&told, |page| {
+        page.line(format!("A simulated cluster of {} nodes goes on at {} times real time.", args.nodes, args.speed));
+        page.line(format!("Look at http://{}/ with a browser, or ask the API at {url}", web.address()));
+        page.line(format!(
+            "It may be read until somebody needs a token: `doctor token create me --role operator --store {store}`."
+        ));
+    })?;
+    going_on.go_on(args.speed, audience, &wake, &stop).map_err(|error| Failure::Other(error.to_string()))?;
+    drop(web);
     Ok(Exit::Ok)
 }
 
@@ -95,6 +147,7 @@ fn text(page: &mut Page, shown: &Shown) {
     for command in ["status", "nodes", "cases --all", "why NODE", "history --limit 20", "report --since 7d"] {
         page.line(format!("  doctor {command} --store {store}"));
     }
+    page.line("  doctor demo --serve goes on from there, behind the dashboard");
 }
 
 fn headline(score: &Score) -> String {

@@ -1,40 +1,112 @@
-//! `doctor deploy`: prints what a cluster has to have before the service can work there.
+//! `doctor deploy`: prints what a cluster has to have for the service to work there.
+
+mod slurm;
+mod systemd;
 
 use clap::Subcommand;
-use doctor_control::backend::kubernetes::{KubernetesConfig, manifests};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    config::BackendChoice,
     context::Context,
+    deploy::{What, from_site},
     exit::Exit,
-    failure::{Failure, Result},
+    failure::Result,
 };
 
 /// Print what to apply to a cluster: nothing is changed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    target: Target,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    /// Namespace, account, rights and priority class, for `kubectl apply -f -`. Names are those of the configuration.
-    Kubernetes,
+enum Target {
+    Kubernetes(KubernetesArgs),
+    Slurm(slurm::Args),
+    Systemd(systemd::Args),
 }
 
+/// Namespace, rights, configuration, volumes, controller and agents, as YAML for `kubectl apply -f -`.
+///
+/// What the configuration says ([backend.kubernetes], policy, profiles) is what the controller in the cluster finds. The chart
+/// in deploy/helm/cluster-doctor makes the same objects with the same settings.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+struct KubernetesArgs {
+    /// Only a part of it.
+    #[arg(long, value_name = "PART", default_value = "all")]
+    what: What,
+    /// The image with `doctor-node`, for agents and jobs (images.node).
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+    /// The image with `doctor` (images.controller).
+    #[arg(long, value_name = "IMAGE")]
+    controller_image: Option<String>,
+    /// Where everything goes. Else: what the configuration says.
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<String>,
+    /// The namespace is there already.
+    #[arg(long)]
+    no_namespace: bool,
+    /// Two controllers on PostgreSQL, whose URL is the key `url` of this Secret (store.kind, store.secret).
+    #[arg(long, value_name = "SECRET")]
+    postgres: Option<String>,
+    /// The storage class of the shared volume; every node has to be able to mount it (data.storageClass).
+    #[arg(long, value_name = "CLASS")]
+    storage_class: Option<String>,
+    /// Any other setting of the chart, such as agent.hostNetwork=true; what is not text is JSON. May be repeated.
+    #[arg(long, value_name = "SETTING=VALUE")]
+    set: Vec<String>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  doctor deploy kubernetes --what rights | kubectl apply -f -
+  doctor deploy kubernetes --image registry.example.com/cluster-doctor-node:0.1.0 \\
+      --controller-image registry.example.com/cluster-doctor:0.1.0 --storage-class efs | kubectl apply -f -
+  doctor deploy kubernetes --postgres doctor-db --set data.size=1Ti | kubectl diff -f -
+  doctor deploy kubernetes --what values > values.yaml   # for helm install --values
+  doctor deploy kubernetes --what template > job.yaml     # to change, and name as `template` in [backend.kubernetes]
+
+Every setting: docs/reference/deployment.md";
+
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    match args.what {
-        What::Kubernetes => {
-            let config = match &context.config()?.backend {
-                BackendChoice::Kubernetes(config) => (**config).clone(),
-                BackendChoice::Local(_) | BackendChoice::Sim(_) => KubernetesConfig::default(),
-            };
-            let list = json!({ "apiVersion": "v1", "kind": "List", "items": manifests(&config) });
-            let text = serde_json::to_string_pretty(&list).map_err(|error| Failure::Other(error.to_string()))?;
-            context.out.print(&format!("{text}\n"))?;
-            Ok(Exit::Ok)
+    match &args.target {
+        Target::Kubernetes(args) => kubernetes(context, args),
+        Target::Slurm(args) => slurm::run(context, args),
+        Target::Systemd(args) => systemd::run(context, args),
+    }
+}
+
+fn kubernetes(context: &Context, args: &KubernetesArgs) -> Result<Exit> {
+    let mut deployment = from_site(context.config()?)?;
+    if let Some(namespace) = &args.namespace {
+        deployment.in_namespace(namespace)?;
+    }
+    // With Helm, making it is Helm's.
+    if !args.no_namespace && args.what != What::Values {
+        deployment.set("namespace.create", json!(true))?;
+    }
+    let postgres = args.postgres.as_ref().map(|_| "postgres".to_owned());
+    for (name, value) in [
+        ("images.node", &args.image),
+        ("images.controller", &args.controller_image),
+        ("store.kind", &postgres),
+        ("store.secret", &args.postgres),
+        ("data.storageClass", &args.storage_class),
+    ] {
+        if let Some(value) = value {
+            deployment.set(name, Value::String(value.clone()))?;
         }
     }
+    for written in &args.set {
+        deployment.set_written(written)?;
+    }
+    if context.out.is_json() {
+        context.out.json(&deployment.json(args.what))?;
+    } else {
+        context.out.print(&deployment.yaml(args.what))?;
+    }
+    Ok(Exit::Ok)
 }

@@ -97,6 +97,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 fn simulated(policy: &Policy) -> Result<Settings> {
     let mut bare = Policy { tests: BTreeMap::new(), suites: BTreeMap::new(), rules: Vec::new(), ..policy.clone() };
     bare.repair.proving.clear();
+    bare.repair.examine.clear();
     let catalogue: Catalogue = doctor_sim::tests::catalogue();
     Settings::new(bare, catalogue, doctor_sim::tests::profiles()).map_err(|error| Failure::Other(error.to_string()))
 }

@@ -36,7 +36,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let since = args.since.as_deref().map(|text| past(text, facts.now)).transpose()?;
-    let filter = HistoryFilter { node: None, test: args.test.clone(), since, limit: Some(args.limit) };
+    let limit = Some(args.limit);
+    let filter = HistoryFilter { test: args.test.clone(), since, limit, ..HistoryFilter::default() };
     let rows = if args.nodes.is_empty() {
         store.history(&filter)?
     } else {

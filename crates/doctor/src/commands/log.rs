@@ -22,7 +22,7 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{clock, list},
+    output::{clock, harmless, list},
 };
 
 /// The output of a run, from the shared directory.
@@ -158,11 +158,6 @@ impl Growing {
     }
 }
 
-/// A node wrote this, and nodes are not trusted: no control sequence of theirs reaches a terminal.
-fn harmless(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
-}
-
 fn say(context: &Context, record: &RunRecord, found: bool, logs: &[Growing]) -> Result<()> {
     if !found {
         let path = logs.first().map_or_else(String::new, |log| log.path.display().to_string());
@@ -174,14 +169,4 @@ fn say(context: &Context, record: &RunRecord, found: bool, logs: &[Growing]) -> 
         ))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn control_sequences_of_a_node_do_not_reach_the_terminal() {
-        assert_eq!(harmless("ok\n\tfine\x1b[2Jgone\r\x07"), "ok\n\tfine\u{fffd}[2Jgone\u{fffd}\u{fffd}");
-    }
 }

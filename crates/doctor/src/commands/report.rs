@@ -1,131 +1,79 @@
 //! `doctor report`: the daily summary, for a terminal, a mail or a program.
 
+use std::path::PathBuf;
+
 use clap::ValueEnum;
-use doctor_control::store::{
-    Store,
-    records::{HistoryFilter, RunRecord},
-};
-use doctor_core::{
-    hostlist,
-    time::{Span, Timestamp},
-    view::{self, Count, Period, ReportView, RunFacts},
-};
+use doctor_core::view::ReportView;
 
 use super::{history::past, status::coverage};
 use crate::{
     context::Context,
     exit::Exit,
-    failure::Result,
-    output::{Page, Table, cell, clock, hours, percent, plural},
+    failure::{Failure, Result},
+    output::{Page, Table, cell, clock, plural},
+    report::{self, Whole, counted, headline, jobs, overdue, title},
 };
 
 /// A summary of a time: jobs queued, run and skipped, busy and overdue nodes, coverage, findings, cost.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// From then until now: a length such as "7d", or a moment such as "2026-11-15T00:00:00Z".
-    #[arg(long, value_name = "WHEN", default_value = "1d")]
+    #[arg(long, value_name = "WHEN", default_value = "1d", conflicts_with = "last")]
     since: String,
+    /// The last whole day or week (UTC, from Monday) instead.
+    #[arg(long, value_enum)]
+    last: Option<Whole>,
     /// The form of the report. --json is the same as --format json.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
+    /// Write it to this file, as a whole or not at all.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
+    /// For a terminal.
     Text,
+    /// One page with everything in it, plots too.
+    Html,
     Markdown,
     Json,
+}
+
+impl Format {
+    const fn page(self) -> Option<report::Page> {
+        match self {
+            Self::Text => None,
+            Self::Html => Some(report::Page::Html),
+            Self::Markdown => Some(report::Page::Markdown),
+            Self::Json => Some(report::Page::Json),
+        }
+    }
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
-    let since = past(&args.since, facts.now)?;
-    let view = view::report(&facts, &period(&store, since, facts.now)?, since);
-    match args.format {
-        _ if context.out.is_json() => context.out.json(&view)?,
-        Format::Json => context.out.json(&view)?,
-        Format::Markdown => context.out.print(&markdown(&view))?,
-        Format::Text => context.out.show(&view, |page| text(page, &view))?,
+    let (since, until) = match args.last {
+        Some(whole) => whole.last_before(facts.now),
+        None => (past(&args.since, facts.now)?, facts.now),
+    };
+    let view = report::view(&store, facts, since, until)?;
+    let page = if context.out.is_json() { Some(report::Page::Json) } else { args.format.page() };
+    match (page, &args.out) {
+        (Some(page), Some(path)) => {
+            report::write(path, &page.of(&view)?)?;
+            eprintln!("doctor: wrote {}", path.display());
+        }
+        (Some(report::Page::Json), None) => context.out.json(&view)?,
+        (Some(page), None) => context.out.print(&page.of(&view)?)?,
+        (None, None) => context.out.show(&view, |page| text(page, &view))?,
+        (None, Some(_)) => {
+            return Err(Failure::Usage("--out wants --format html, markdown or json".to_owned()));
+        }
     }
     Ok(Exit::Ok)
-}
-
-/// What the store says of the time.
-fn period(store: &Store, since: Timestamp, now: Timestamp) -> Result<Period> {
-    let results = store.history(&HistoryFilter { since: Some(since), ..HistoryFilter::default() })?;
-    // A case may be closed long after it was opened: all that were closed since, and those that are open.
-    let cases = store.cases(since)?;
-    Ok(Period {
-        runs: runs_since(store, since, now)?.into_iter().map(facts_of).collect(),
-        results: results
-            .into_iter()
-            .filter(|row| !row.untrusted)
-            .map(|row| (row.test, row.node, row.verdict))
-            .collect(),
-        cases,
-    })
-}
-
-fn facts_of(record: RunRecord) -> RunFacts {
-    RunFacts { run: record.run, started: record.started, ended: record.ended }
-}
-
-/// Runs are read newest first, in growing helpings, until they are too old to have been active in the time.
-fn runs_since(store: &Store, since: Timestamp, now: Timestamp) -> Result<Vec<RunRecord>> {
-    /// No run is active for longer than this before its end.
-    const LONGEST: Span = Span::days(2);
-    let mut helping = 1000;
-    loop {
-        let runs = store.last_runs(helping)?;
-        let oldest = runs.last().map_or(now, |record| record.run.planned);
-        if runs.len() < helping as usize || oldest < since.minus(LONGEST) || helping == u32::MAX {
-            return Ok(runs);
-        }
-        helping = helping.saturating_mul(4);
-    }
-}
-
-fn title(view: &ReportView) -> String {
-    format!("{} to {} UTC", clock(view.since), clock(view.until))
-}
-
-/// What happened, in one sentence.
-fn headline(view: &ReportView) -> String {
-    let per_fault = view.node_hours_per_fault.map_or_else(String::new, |hours| format!(" ({hours:.1} each)"));
-    format!(
-        "{} found and {} closed with {} node-hours of validation{per_fault}.",
-        plural(view.cases_opened as usize, "fault"),
-        view.cases_closed,
-        hours(view.node_hours)
-    )
-}
-
-fn jobs(view: &ReportView) -> String {
-    let never: u32 = view.not_started.iter().map(|row| row.count).sum();
-    let cut: u32 = view.incomplete.iter().map(|row| row.count).sum();
-    format!(
-        "{} queued, {} run, {} completed, {cut} incomplete, {never} never started",
-        view.queued, view.run, view.completed
-    )
-}
-
-fn counted(rows: &[Count]) -> String {
-    if rows.is_empty() {
-        return "none".to_owned();
-    }
-    rows.iter().map(|row| format!("{} {}", row.count, row.code)).collect::<Vec<_>>().join(", ")
-}
-
-fn overdue(view: &ReportView) -> String {
-    /// A list longer than this is no help.
-    const MOST: usize = 40;
-    let names = &view.overdue[..view.overdue.len().min(MOST)];
-    match view.overdue.len() {
-        0 => "none".to_owned(),
-        n if n > MOST => format!("{n}: {}, …", hostlist::fold(names)),
-        n => format!("{n}: {}", hostlist::fold(names)),
-    }
 }
 
 fn text(page: &mut Page, view: &ReportView) {
@@ -169,69 +117,4 @@ fn text(page: &mut Page, view: &ReportView) {
         }
         page.table(&faults);
     }
-}
-
-/// What would end a table's cell.
-fn escaped(text: &str) -> String {
-    text.replace('|', "\\|").replace('\n', " ")
-}
-
-fn markdown(view: &ReportView) -> String {
-    let mut text = format!("# Cluster Doctor: {}\n\n{}\n\n", title(view), headline(view));
-    let facts = [
-        ("nodes", view.nodes.to_string()),
-        ("jobs", jobs(view)),
-        ("not started", counted(&view.not_started)),
-        ("incomplete", counted(&view.incomplete)),
-        ("skipped", counted(&view.skipped)),
-        ("busy", format!("{} ({} of unknown use)", view.busy, view.unknown)),
-        ("overdue", overdue(view)),
-        ("cases open", view.cases_open.to_string()),
-        ("findings open", view.open_findings.to_string()),
-        ("node-hours", hours(view.node_hours)),
-    ];
-    text.push_str("| | |\n|---|---|\n");
-    for (name, value) in facts {
-        text.push_str(&format!("| {name} | {} |\n", escaped(&value)));
-    }
-    text.push_str("\n## Results\n\n| test | pass | fail | inconclusive | not applicable | nodes failing |\n|---|--:|--:|--:|--:|--:|\n");
-    for row in &view.results {
-        let (pass, fail, inconclusive) = (row.pass, row.fail, row.inconclusive);
-        text.push_str(&format!(
-            "| {} | {pass} | {fail} | {inconclusive} | {} | {} |\n",
-            row.test, row.not_applicable, row.failing_nodes
-        ));
-    }
-    text.push_str("\n## Coverage\n\n| test | covered | nodes | pass | fail | inconclusive | stale | never tested | not applicable |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n");
-    for row in &view.coverage {
-        text.push_str(&format!(
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
-            row.test,
-            percent(row.percent),
-            row.nodes,
-            row.pass,
-            row.fail,
-            row.inconclusive,
-            row.stale,
-            row.never_tested,
-            row.not_applicable
-        ));
-    }
-    if !view.faults.is_empty() {
-        text.push_str(
-            "\n## Faults found\n\n| opened (UTC) | node | severity | case | now | what |\n|---|---|---|---|---|---|\n",
-        );
-        for fault in &view.faults {
-            let now = if fault.open { "open" } else { "closed" };
-            let what = escaped(&fault.text);
-            text.push_str(&format!(
-                "| {} | {} | {} | {} | {now} | {what} |\n",
-                clock(fault.opened),
-                fault.node,
-                fault.severity,
-                fault.case
-            ));
-        }
-    }
-    text
 }

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use doctor_control::cycle::CycleReport;
-use doctor_core::{plan::Action, reason::Because};
+use doctor_control::{alert, cycle::CycleReport};
+use doctor_core::view::{ActionRow, action_row};
 use serde::Serialize;
 
-use super::plan::{ActionRow, action_row};
 use crate::{
     context::Context,
     engine::{Controller, Serving, World},
@@ -50,7 +49,7 @@ impl RunView {
         (self.nodes, self.free, self.running) = (report.nodes, report.free, report.running);
         self.results += report.results;
         self.rejected += report.rejected;
-        self.actions.extend(report.actions.iter().map(|action: &Because<Action>| action_row(action)));
+        self.actions.extend(report.actions.iter().map(action_row));
         for trouble in report.troubles {
             if !self.troubles.contains(&trouble) {
                 self.troubles.push(trouble);
@@ -69,6 +68,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let outcome = cycles(&mut controller, args, &mut view);
     // The next controller need not wait for this one's lease, whatever happened.
     let stopped = controller.engine.stop();
+    alert::deliver_once(&loaded.config.alerts, controller.engine.store(), &controller.clock);
     outcome?;
     stopped?;
     context.out.show(&view, |page| text(page, &view))?;
@@ -78,7 +78,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 fn cycles(controller: &mut Controller, args: &Args, view: &mut RunView) -> Result<()> {
     let give_up = controller.clock.now().plus(args.timeout);
     loop {
-        view.add(controller.cycle()?);
+        view.add(controller.cycle(EVERY)?);
         if !args.wait || view.running == 0 {
             return Ok(());
         }
@@ -106,7 +106,7 @@ fn text(page: &mut Page, view: &RunView) {
         page.blank();
         let mut table = Table::new(["ACTION", "NODE", "WHAT", "CODE", "WHY"]);
         for row in &view.actions {
-            table.row(row.cells());
+            table.row(cells(row));
         }
         page.table(&table);
         page.blank();
@@ -121,16 +121,14 @@ fn text(page: &mut Page, view: &RunView) {
     }
 }
 
-impl ActionRow {
-    pub(crate) fn cells(&self) -> Vec<crate::output::Cell> {
-        vec![
-            cell(self.action),
-            cell(self.nodes.clone().unwrap_or_else(|| "-".to_owned())),
-            cell(few(&self.what)),
-            cell(self.code.clone()),
-            cell(self.why.clone()),
-        ]
-    }
+pub(super) fn cells(row: &ActionRow) -> Vec<crate::output::Cell> {
+    vec![
+        cell(row.action),
+        cell(row.nodes.clone().unwrap_or_else(|| "-".to_owned())),
+        cell(few(&row.what)),
+        cell(row.code.as_str()),
+        cell(row.why.clone()),
+    ]
 }
 
 /// The first of many names; the JSON has them all.

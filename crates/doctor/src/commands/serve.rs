@@ -27,6 +27,7 @@ use crate::{
     engine::{Controller, Serving, World},
     exit::Exit,
     failure::{Failure, Result},
+    report::Reporter,
 };
 
 /// Run the controller until told to stop (SIGTERM, SIGINT).
@@ -48,18 +49,25 @@ const TICK: Duration = Duration::from_millis(100);
 const APART: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    crate::memory::be_frugal();
     log_to_stderr();
     let stop = stop_flag().map_err(|source| Failure::Other(format!("watching for signals: {source}")))?;
     let store = context.make_store()?;
     let mut loaded = context.loaded()?.clone();
     let share = context.share()?;
     let world = World::open(&loaded)?;
-    let controller = Controller::new(&loaded, store, share, world, Serving::Agents)?;
+    let controller = Controller::new(&loaded, store, share, world, Serving::Everybody)?;
     tracing::info!(configuration = %loaded.place, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
     if let Some(door) = &controller.door {
         tracing::info!(at = %door.address(), "agents may report");
     }
-    let mut service = Service { controller, said: Said::default(), tidied: None };
+    if let Some(scraped) = &controller.scraped {
+        tracing::info!(at = %scraped.address(), "Prometheus may ask");
+    }
+    if let Some(web) = &controller.web {
+        tracing::info!(at = %web.address(), "the API answers");
+    }
+    let mut service = Service { controller, said: Said::default(), tidied: None, reporter: Reporter::default() };
     let mut done = 0;
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
@@ -70,10 +78,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             break;
         }
         let took = began.elapsed();
-        let next = began + loaded.config.cycle.to_std().div_f64(service.controller.pace());
+        let next = began + service.every(&loaded);
         wait(&stop, &service.controller.wake, next, began + (took * 2).max(APART));
     }
     let stopped = service.controller.engine.stop();
+    service.controller.stop_alerts();
     tracing::info!("stopped");
     stopped?;
     Ok(Exit::Ok)
@@ -127,13 +136,20 @@ struct Service {
     controller: Controller,
     said: Said,
     tidied: Option<Instant>,
+    reporter: Reporter,
 }
 
 impl Service {
     fn reload(&mut self, loaded: &mut Loaded) {
+        let alerts = loaded.config.alerts.clone();
         match loaded.reload() {
             Reloaded::Same => {}
             Reloaded::Changed { after_restart } => {
+                if alerts != loaded.config.alerts
+                    && let Err(error) = self.controller.set_alerts(&loaded.config.alerts)
+                {
+                    tracing::error!("{error}");
+                }
                 self.controller.engine.set_settings(loaded.settings.clone());
                 self.controller.engine.set_remark(None);
                 tracing::info!(policy = loaded.settings.policy.version, "the changed configuration is in force");
@@ -149,8 +165,13 @@ impl Service {
         }
     }
 
+    /// How long after one cycle the next one begins, if nobody asks for it earlier.
+    fn every(&self, loaded: &Loaded) -> Duration {
+        loaded.config.cycle.to_std().div_f64(self.controller.pace())
+    }
+
     fn cycle(&mut self, loaded: &Loaded) {
-        match self.controller.cycle() {
+        match self.controller.cycle(self.every(loaded)) {
             Ok(report) => {
                 if self.said.passive.take().is_some() {
                     tracing::info!("leading now");
@@ -160,6 +181,8 @@ impl Service {
                 }
                 self.tell(&report);
                 self.tidy(loaded);
+                let (config, now) = (&loaded.config, self.controller.clock.now());
+                self.reporter.look(&config.reports, &config.data, self.controller.engine.store(), now);
             }
             Err(CycleError::Passive { by, until }) => {
                 if self.said.passive.as_ref() != Some(&by) {

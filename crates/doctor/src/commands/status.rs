@@ -1,10 +1,7 @@
 //! `doctor status`: is somebody at work, what is in the way, how much has been looked at.
 
-use doctor_control::store::Store;
-use doctor_core::{
-    time::Timestamp,
-    view::{self, CoverageRow, CycleView, LeaderView, Ledger, StatusView},
-};
+use doctor_control::picture;
+use doctor_core::view::{self, CoverageRow, LeaderView, StatusView};
 
 use crate::{
     context::Context,
@@ -22,29 +19,9 @@ pub(crate) struct Args {}
 pub(crate) fn run(context: &Context, _args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
-    let ledger = ledger(&store, facts.now)?;
-    let view = view::status(&facts, &ledger);
+    let view = view::status(&facts, &picture::ledger(&store, facts.now)?);
     context.out.show(&view, |page| text(page, &view))?;
     Ok(if view.troubles.is_empty() { Exit::Ok } else { Exit::Trouble })
-}
-
-/// What the store says beside the nodes.
-pub(crate) fn ledger(store: &Store, now: Timestamp) -> Result<Ledger> {
-    const DAY: i64 = 86_400_000;
-    let midnight = Timestamp::from_millis(now.millis().div_euclid(DAY) * DAY);
-    let last_cycle = store.cycles(1)?.into_iter().next().map(|row| CycleView {
-        at: row.at,
-        took: row.took,
-        actions: row.actions,
-        submitted: row.submitted,
-        trouble: row.trouble,
-    });
-    Ok(Ledger {
-        last_cycle,
-        leader: store.leader()?,
-        rejected: store.counters()?.documents_rejected,
-        spent_today: store.spent_since(midnight)?,
-    })
 }
 
 fn text(page: &mut Page, view: &StatusView) {

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use doctor_control::picture;
 use doctor_core::{
+    failed_work::FailedWork,
     finding::Severity,
     ids::NodeName,
     time::Timestamp,
@@ -38,18 +40,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let node = &args.node;
-    let case = facts.node(node).and_then(|(record, _)| record.case);
-    let case = case.map(|id| store.case(id)).transpose()?.flatten();
-    let audit = store.audit(args.audit, Some(node))?.into_iter();
-    let audit = audit.map(|row| AuditLine {
-        at: row.at,
-        by: row.by,
-        what: row.what,
-        code: row.code,
-        text: row.text,
-        run: row.run,
-    });
-    let Some(view) = view::why(&facts, node, case.as_ref(), audit.collect()) else {
+    let Some(view) = view::why(&facts, node, picture::kept(&store, &facts, node, args.audit)?) else {
         context.pick(&facts, &[doctor_core::hostlist::Selector::Names(vec![node.clone()])])?;
         return Err(Failure::Unknown { what: "node", name: node.to_string(), known: "see `doctor nodes`".to_owned() });
     };
@@ -98,6 +89,10 @@ fn text(page: &mut Page, Shown { view, agent }: &Shown) {
     if !view.findings.is_empty() {
         page.heading("Open findings");
         findings(page, &view.findings, now);
+    }
+    if !view.failed_work.is_empty() {
+        page.heading("User work that failed here lately");
+        page.table(&failed_work(&view.failed_work));
     }
     page.heading("Tests");
     let (not_here, here): (Vec<_>, Vec<_>) =
@@ -221,6 +216,20 @@ fn steps(page: &mut Page, case: &CaseView) {
         ]);
     }
     page.table(&table);
+    if !case.failed_work.is_empty() {
+        page.line("  User work that had failed on the node when the case was opened:");
+        page.table(&failed_work(&case.failed_work));
+    }
+}
+
+/// It says nothing about the node by itself; who looks for a cause begins here.
+fn failed_work(works: &[FailedWork]) -> Table {
+    let mut table = Table::new(["AT (UTC)", "OWNER", "WORK", "ENDED WITH"]).indent(2);
+    for work in works {
+        let [owner, name] = [&work.owner, &work.name].map(|label| cell(label.as_str()));
+        table.row([cell(clock(work.at)), owner, name, cell(work.how.to_string())]);
+    }
+    table
 }
 
 fn audit(lines: &[AuditLine]) -> Table {

@@ -6,8 +6,13 @@ use std::{
 };
 
 use doctor_control::{
-    backend::{kubernetes::KubernetesConfig, local::LocalConfig},
+    alert::{AlertSettings, BadReceiver},
+    backend::{
+        dstack::DstackConfig, kubernetes::KubernetesConfig, local::LocalConfig, slurm::SlurmConfig, ssh::SshConfig,
+    },
+    metrics::MetricsSettings,
     store::{StoreUrl, records::RetentionPolicy},
+    web::api::{BadWebConfig, WebConfig},
 };
 use doctor_core::{
     ids::{NodeName, Sku},
@@ -18,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::DEFAULT_TEXT;
+use crate::report::ReportSettings;
 
 /// The configuration of the service, with every path made absolute or relative to where the program stands.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -33,6 +39,11 @@ pub(crate) struct Config {
     pub workers: usize,
     pub retention: RetentionPolicy,
     pub agents: Agents,
+    pub alerts: AlertSettings,
+    pub metrics: MetricsSettings,
+    pub reports: ReportSettings,
+    /// Without it, nobody listens.
+    pub web: Option<WebConfig>,
     pub backend: BackendChoice,
 }
 
@@ -52,6 +63,9 @@ pub(crate) struct Agents {
 pub(crate) enum BackendChoice {
     Local(LocalConfig),
     Kubernetes(Box<KubernetesConfig>),
+    Slurm(Box<SlurmConfig>),
+    Ssh(Box<SshConfig>),
+    Dstack(Box<DstackConfig>),
     Sim(SimConfig),
 }
 
@@ -79,6 +93,13 @@ struct Written {
     retention: RetentionPolicy,
     #[serde(default)]
     agents: Agents,
+    web: Option<Spanned<WebConfig>>,
+    #[serde(default)]
+    alerts: Option<Spanned<AlertSettings>>,
+    #[serde(default)]
+    metrics: MetricsSettings,
+    #[serde(default)]
+    reports: ReportSettings,
     #[serde(default)]
     backend: Option<Spanned<WrittenBackend>>,
 }
@@ -88,6 +109,9 @@ struct Written {
 struct WrittenBackend {
     local: Option<WrittenLocal>,
     kubernetes: Option<Box<KubernetesConfig>>,
+    slurm: Option<Box<Spanned<SlurmConfig>>>,
+    ssh: Option<Box<Spanned<SshConfig>>>,
+    dstack: Option<Box<Spanned<DstackConfig>>>,
     sim: Option<WrittenSim>,
 }
 
@@ -136,13 +160,37 @@ impl Config {
         };
         let data = beside.join(&written.data);
         let policy = written.policy.map(|path| beside.join(path));
+        let mut alerts = written.alerts.map(Spanned::into_inner).unwrap_or_default();
+        alerts.resolve(beside);
         let backend = match written.backend.map(Spanned::into_inner) {
             Some(WrittenBackend { sim: Some(sim), .. }) => {
                 BackendChoice::Sim(SimConfig { socket: beside.join(sim.socket) })
             }
             Some(WrittenBackend { kubernetes: Some(mut kubernetes), .. }) => {
                 kubernetes.kubeconfig = kubernetes.kubeconfig.map(|path| beside.join(path));
+                kubernetes.template = kubernetes.template.map(|path| beside.join(path));
                 BackendChoice::Kubernetes(kubernetes)
+            }
+            Some(WrittenBackend { slurm: Some(slurm), .. }) => {
+                let mut slurm = slurm.into_inner();
+                slurm.slurm_conf = slurm.slurm_conf.map(|path| beside.join(path));
+                slurm.programs = slurm.programs.map(|path| beside.join(path));
+                if let Some(file) = slurm.rest.as_mut().and_then(|rest| rest.token_file.as_mut()) {
+                    *file = beside.join(&*file);
+                }
+                BackendChoice::Slurm(Box::new(slurm))
+            }
+            Some(WrittenBackend { ssh: Some(ssh), .. }) => {
+                let mut ssh = ssh.into_inner();
+                let files = [&mut ssh.hostfile, &mut ssh.ssh_config, &mut ssh.known_hosts, &mut ssh.doctor_node];
+                files.into_iter().flatten().for_each(|path| *path = beside.join(&*path));
+                ssh.state = beside.join(ssh.state);
+                BackendChoice::Ssh(Box::new(ssh))
+            }
+            Some(WrittenBackend { dstack: Some(dstack), .. }) => {
+                let mut dstack = dstack.into_inner();
+                dstack.beside(beside);
+                BackendChoice::Dstack(Box::new(dstack))
             }
             other => {
                 let local = other.and_then(|backend| backend.local).unwrap_or_default();
@@ -160,6 +208,17 @@ impl Config {
             workers: written.workers,
             retention: written.retention,
             agents: written.agents,
+            alerts,
+            metrics: written.metrics,
+            reports: written.reports,
+            web: written.web.map(|web| {
+                let mut web = web.into_inner();
+                if let Some(tls) = &mut web.tls {
+                    tls.certificate = beside.join(&tls.certificate);
+                    tls.key = beside.join(&tls.key);
+                }
+                web
+            }),
             backend,
         })
     }
@@ -188,15 +247,52 @@ impl Written {
             );
             return Err(BadText::at(text, Some(self.place_of_lease(text)), message));
         }
+        if let Some(web) = &self.web {
+            let bad = |error: BadWebConfig| BadText::at(text, Some(web.span()), error.to_string());
+            web.get_ref().check().map_err(bad)?;
+        }
+        if let Some(slurm) = self.backend.as_ref().and_then(|backend| backend.get_ref().slurm.as_ref()) {
+            let bad = |error: doctor_control::backend::slurm::BadSettings| {
+                BadText::at(text, Some(slurm.span()), error.to_string())
+            };
+            slurm.get_ref().check().map_err(bad)?;
+        }
+        if let Some(ssh) = self.backend.as_ref().and_then(|backend| backend.get_ref().ssh.as_ref()) {
+            let bad = |error: doctor_control::backend::ssh::BadSettings| {
+                BadText::at(text, Some(ssh.span()), error.to_string())
+            };
+            ssh.get_ref().check().map_err(bad)?;
+        }
+        if let Some(alerts) = &self.alerts {
+            let bad = |error: BadReceiver| BadText::at(text, Some(alerts.span()), error.to_string());
+            alerts.get_ref().check().map_err(bad)?;
+        }
+        if let Some(dstack) = self.backend.as_ref().and_then(|backend| backend.get_ref().dstack.as_ref()) {
+            let bad = |error: doctor_control::backend::dstack::BadSettings| {
+                BadText::at(text, Some(dstack.span()), error.to_string())
+            };
+            dstack.get_ref().check().map_err(bad)?;
+        }
+        self.check_one_cluster(text)
+    }
+
+    fn check_one_cluster(&self, text: &str) -> Result<(), BadText> {
         let both = self.backend.as_ref().filter(|backend| {
             let backend = backend.get_ref();
-            let chosen = [backend.local.is_some(), backend.kubernetes.is_some(), backend.sim.is_some()];
+            let chosen = [
+                backend.local.is_some(),
+                backend.kubernetes.is_some(),
+                backend.slurm.is_some(),
+                backend.ssh.is_some(),
+                backend.dstack.is_some(),
+                backend.sim.is_some(),
+            ];
             chosen.into_iter().filter(|chosen| *chosen).count() > 1
         });
         match both {
             Some(backend) => {
                 let message = "one service serves one cluster: keep one of [backend.local], [backend.kubernetes], \
-                               [backend.sim]";
+                               [backend.slurm], [backend.ssh], [backend.dstack], [backend.sim]";
                 Err(BadText::at(text, Some(backend.span()), message))
             }
             None => Ok(()),
@@ -241,6 +337,7 @@ impl WrittenLocal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use doctor_control::backend::{dstack::Task, slurm::Submission};
 
     fn read(text: &str) -> Result<Config, BadText> {
         Config::read(text, Path::new("/etc/doctor"))
@@ -271,10 +368,13 @@ mod tests {
         let first = settings.iter().position(begins).unwrap();
         let (service, clusters) = settings.split_at(first);
         let sections: Vec<&[&str]> = clusters.chunk_by(|_, next| !begins(next)).collect();
-        assert!(service.len() >= 5 && sections.len() == 3, "{service:?} {sections:?}");
+        assert!(service.len() >= 5 && sections.len() == 6, "{service:?} {sections:?}");
         for (section, is_it) in sections.iter().zip([
             (|choice| matches!(choice, BackendChoice::Local(_))) as fn(&BackendChoice) -> bool,
             |choice| matches!(choice, BackendChoice::Kubernetes(_)),
+            |choice| matches!(choice, BackendChoice::Slurm(_)),
+            |choice| matches!(choice, BackendChoice::Ssh(_)),
+            |choice| matches!(choice, BackendChoice::Dstack(_)),
             |choice| matches!(choice, BackendChoice::Sim(_)),
         ]) {
             assert!(section.len() > 1, "{section:?}");
@@ -290,7 +390,61 @@ mod tests {
             node_selector: written.node_selector.clone(),
             service_account: written.service_account.clone(),
             policy_map: written.policy_map.clone(),
+            template: written.template.clone(),
             ..KubernetesConfig::default()
+        };
+        assert_eq!(*written, named);
+        let slurm = read(&sections[2].join("\n")).unwrap().backend;
+        let BackendChoice::Slurm(written) = slurm else { panic!("{slurm:?}") };
+        let plain = SlurmConfig::default();
+        let named = SlurmConfig {
+            programs: written.programs.clone(),
+            slurm_conf: written.slurm_conf.clone(),
+            rest: written.rest.clone(),
+            partitions: written.partitions.clone(),
+            skus: written.skus.clone(),
+            share: written.share.clone(),
+            replace: written.replace.clone(),
+            validated_feature: written.validated_feature.clone(),
+            job: Submission {
+                partition: written.job.partition.clone(),
+                account: written.job.account.clone(),
+                qos: written.job.qos.clone(),
+                ..plain.job.clone()
+            },
+            ..plain
+        };
+        assert_eq!(*written, named);
+        let ssh = read(&sections[3].join("\n")).unwrap().backend;
+        let BackendChoice::Ssh(written) = ssh else { panic!("{ssh:?}") };
+        let named = SshConfig {
+            hostfile: Some("/etc/doctor/hostfile".into()),
+            sku: written.sku.clone(),
+            ssh_config: written.ssh_config.clone(),
+            known_hosts: written.known_hosts.clone(),
+            as_root: written.as_root.clone(),
+            doctor_node: written.doctor_node.clone(),
+            share: written.share.clone(),
+            locks: written.locks.clone(),
+            motd: written.motd.clone(),
+            cordon: written.cordon.clone(),
+            ..SshConfig::default()
+        };
+        assert_eq!(*written, named);
+        let dstack = read(&sections[4].join("\n")).unwrap().backend;
+        let BackendChoice::Dstack(written) = dstack else { panic!("{dstack:?}") };
+        let plain = DstackConfig::default();
+        let named = DstackConfig {
+            token_file: Some("/etc/doctor/token".into()),
+            ca_file: Some("/etc/doctor/ca.pem".into()),
+            fleets: written.fleets.clone(),
+            skus: written.skus.clone(),
+            task: Task {
+                state: written.task.state.clone(),
+                volumes: written.task.volumes.clone(),
+                ..plain.task.clone()
+            },
+            ..plain
         };
         assert_eq!(*written, named);
     }
@@ -306,9 +460,17 @@ mod tests {
             ("lease = \"10s\"\n", 1, "a lease must outlast a cycle"),
             ("workers = -1\n", 1, "expected 1 to 256"),
             ("store = \"mysql://x\"\n", 1, "postgres://USER@HOST/DATABASE"),
-            ("[backend.locla]\n", 1, "expected one of `local`, `kubernetes`, `sim`"),
+            ("[backend.locla]\n", 1, "expected one of `local`, `kubernetes`, `slurm`, `ssh`, `dstack`, `sim`"),
             ("[backend.kubernetes]\nshare = { claim = \"a\", host-path = \"/b\" }\n", 2, "share"),
             ("[backend.kubernetes]\nnamespce = \"x\"\n", 2, "namespace"),
+            ("\n[backend.slurm]\nprefix = \"x\"\n", 2, "ends in a colon"),
+            ("[backend.slurm]\nprefiks = \"x\"\n", 2, "prefix"),
+            ("[backend.slurm]\n[backend.slurm.job]\nnise = 1\n", 3, "nice"),
+            ("\n[backend.ssh]\nparallel = 1\n", 2, "`hostfile` or `hosts`"),
+            ("[backend.ssh]\nhosts = \"n[1-\"\n", 1, "`hosts`: line 1"),
+            ("[backend.ssh]\nhostfiles = \"x\"\n", 2, "hostfile"),
+            ("\n[backend.dstack]\nurl = \"x\"\n", 2, "such as https://dstack.example.com"),
+            ("[backend.dstack]\n[backend.dstack.task]\nimages = \"x\"\n", 3, "image"),
             ("[backend.local]\nmax_load_per_core = -0.5\n", 2, "0 or more"),
             ("[backend.local]\n[backend.sim]\nsocket = \"s\"\n", 1, "one service serves one cluster"),
             ("[backend.sim]\n", 1, "missing field `socket`"),

@@ -85,6 +85,8 @@ impl Loaded {
             ("workers", a.workers != b.workers),
             ("publish", a.publish != b.publish),
             ("agents", a.agents != b.agents),
+            ("metrics", a.metrics != b.metrics),
+            ("web", a.web != b.web),
         ];
         pairs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
     }
@@ -157,13 +159,28 @@ fn settings(config: &Config, place: &Place, texts: &mut Vec<Text>) -> Result<Set
         BackendChoice::Sim(_) => {
             (doctor_sim::tests::catalogue(), MachineTypes::new([doctor_sim::tests::profile_file()]))
         }
-        BackendChoice::Local(_) | BackendChoice::Kubernetes(_) => {
-            (Catalogue::with_site_checks(&policy), doctor_checks::profiles::built_in())
-        }
+        BackendChoice::Local(_)
+        | BackendChoice::Kubernetes(_)
+        | BackendChoice::Slurm(_)
+        | BackendChoice::Ssh(_)
+        | BackendChoice::Dstack(_) => (Catalogue::with_site_checks(&policy), doctor_checks::profiles::built_in()),
     };
     lay_over(&mut types, &config.profiles, texts)?;
+    check_template(config, texts)?;
     Settings::new(policy, catalogue, types.profiles())
         .map_err(|source| ConfigError::Settings { path: policy_path, source })
+}
+
+/// The template of jobs is used by the backend, which follows the file too; here it is only looked at.
+fn check_template(config: &Config, texts: &mut Vec<Text>) -> Result<(), ConfigError> {
+    let BackendChoice::Kubernetes(kubernetes) = &config.backend else { return Ok(()) };
+    let Some(path) = &kubernetes.template else { return Ok(()) };
+    let text = read(path, texts)?;
+    #[cfg(feature = "kubernetes")]
+    doctor_control::backend::kubernetes::check_template(&text, kubernetes).map_err(|error| bad(path, error))?;
+    #[cfg(not(feature = "kubernetes"))]
+    drop(text);
+    Ok(())
 }
 
 /// Lays the site's profiles over: each path is a file, or a directory of which every `.toml` is one.
@@ -185,7 +202,8 @@ fn lay_over(types: &mut MachineTypes, paths: &[PathBuf], texts: &mut Vec<Text>) 
     types.lay_over_all(files).map_err(|source| ConfigError::Profiles { path: path(), source })
 }
 
-fn profile_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+/// The profiles of a directory: every `.toml` in it, by name.
+pub(crate) fn profile_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
@@ -227,6 +245,23 @@ mod tests {
         assert!(matches!(loaded.reload(), Reloaded::Changed { after_restart } if after_restart.is_empty()));
         assert_eq!(loaded.settings.policy.limits.jobs, 8);
         assert!(matches!(loaded.reload(), Reloaded::Same));
+    }
+
+    #[cfg(feature = "kubernetes")]
+    #[test]
+    fn a_template_of_jobs_that_cannot_be_used_is_refused_with_its_place_and_a_change_of_it_is_noticed() {
+        let (directory, place) = site("");
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("doctor.toml"), "[backend.kubernetes]\ntemplate = \"job.yaml\"\n").unwrap();
+        let error = Loaded::load(place.clone()).unwrap_err().to_string();
+        assert!(error.contains("job.yaml"), "{error}");
+        fs::write(at("job.yaml"), doctor_control::backend::kubernetes::STANDARD_TEMPLATE).unwrap();
+        let mut loaded = Loaded::load(place).unwrap();
+        fs::write(at("job.yaml"), "apiVersion: batch/v1\nkind: Job\nspec:\n  completions: 2\n").unwrap();
+        let Reloaded::Bad(error) = loaded.reload() else { panic!("how many there are is ours") };
+        assert!(error.to_string().contains("job.yaml, line 4, column 3: `completions`"), "{error}");
+        fs::write(at("job.yaml"), "apiVersion: batch/v1\nkind: Job\n").unwrap();
+        assert!(matches!(loaded.reload(), Reloaded::Changed { after_restart } if after_restart.is_empty()));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Times, lengths and counts as people say them.
 
 use doctor_core::time::{Span, Timestamp};
+pub(crate) use doctor_core::view::{clock, plural};
 
 /// A length in its largest unit: `3d`, `5h`, `12m`, `8s`. For columns; exact lengths print themselves.
 pub(crate) fn length(span: Span) -> String {
@@ -26,15 +27,6 @@ pub(crate) fn ago(now: Timestamp, at: Timestamp) -> String {
         _ => 86_400,
     };
     format!("in {}", length(Span::from_secs((ahead + unit - 1) / unit * unit)))
-}
-
-/// A moment to the second, in UTC.
-pub(crate) fn clock(at: Timestamp) -> String {
-    let text = at.to_string();
-    match text.split_once('T') {
-        Some((day, time)) => format!("{day} {}", time.get(..8).unwrap_or(time).trim_end_matches('Z')),
-        None => text,
-    }
 }
 
 pub(crate) fn hours(hours: f64) -> String {
@@ -72,9 +64,12 @@ pub(super) fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     lines
 }
 
-/// `1 node`, `2 nodes`.
-pub(crate) fn plural(count: usize, noun: &str) -> String {
-    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+/// What a node or a host wrote, and they are not trusted: no control sequence of theirs reaches a terminal, and none that makes
+/// text run backwards.
+pub(crate) fn harmless(text: &str) -> String {
+    let backwards = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let harmful = |c: char| c.is_control() && c != '\n' && c != '\t' || backwards(c);
+    text.chars().map(|c| if harmful(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// Joined by commas; `-` where there is nothing.
@@ -94,6 +89,12 @@ mod tests {
         assert_eq!(wrapped("short\n\nlines", Some(12)), ["short", "", "lines"]);
         assert_eq!(wrapped(&"x".repeat(30), Some(12)), ["x".repeat(30)]);
         assert_eq!(wrapped("a very long line indeed", None).len(), 1);
+    }
+
+    #[test]
+    fn control_sequences_of_a_node_do_not_reach_the_terminal() {
+        assert_eq!(harmless("ok\n\tfine\x1b[2Jgone\r\x07"), "ok\n\tfine\u{fffd}[2Jgone\u{fffd}\u{fffd}");
+        assert_eq!(harmless("a\u{9b}2J\u{202e}b é"), "a\u{fffd}2J\u{fffd}b é");
     }
 
     #[test]

@@ -6,10 +6,11 @@ use doctor_checks::{
     coverage::{COVERAGE, Here},
     regressions::{Answer, REGRESSIONS},
 };
+use doctor_control::metrics::FAMILIES;
 use doctor_core::policy::{Policy, Rule, When};
 
 use super::reasons::reasons;
-use crate::{config::DEFAULT_TEXT, exit::Exit};
+use crate::{config::DEFAULT_TEXT, deploy::settings_page, exit::Exit};
 
 /// A page: its file name and its text.
 #[derive(Debug)]
@@ -27,7 +28,10 @@ pub(crate) fn all() -> Vec<Written> {
         Written { name: "cli.md", text: command_line() },
         Written { name: "config.md", text: config() },
         Written { name: "coverage.md", text: coverage() },
+        Written { name: "deployment.md", text: deployment() },
+        Written { name: "openapi.json", text: doctor_control::web::api::openapi_text() },
         Written { name: "exit-codes.md", text: exit_codes() },
+        Written { name: "metrics.md", text: metrics() },
         Written { name: "reasons.md", text: reason_codes() },
         Written { name: "regressions.md", text: regressions() },
     ]
@@ -62,6 +66,13 @@ fn condition(when: &When) -> String {
         When::Event(code) => format!("event {code}"),
         When::EventsWithin { code, times, within } => format!("event {code} {times} times within {within}"),
     }
+}
+
+fn deployment() -> String {
+    let intro = "What can be set when the service is put into a Kubernetes cluster: values of the Helm chart \
+        `deploy/helm/cluster-doctor`, and what `doctor deploy kubernetes --set` takes. The chart also wants a namespace \
+        (`helm --namespace`), and the command has it from the configuration or from `--namespace`.";
+    page("Settings of a deployment", intro) + &settings_page()
 }
 
 /// What others check, and where that is looked at here.
@@ -142,6 +153,20 @@ fn checks() -> String {
             ));
         }
         text.push('\n');
+    }
+    text
+}
+
+fn metrics() -> String {
+    let mut text = page(
+        "Metrics",
+        "Every series at `/metrics`, with its labels and what they can be. [The guide](../guide/metrics.md) says how to use them.",
+    );
+    text.push_str("| series | kind | labels | what it says |\n|---|---|---|---|\n");
+    for family in FAMILIES {
+        let labels: Vec<String> = family.labels.iter().map(|(name, values)| format!("`{name}`: {values}")).collect();
+        let (name, kind, help) = (family.name, family.kind.word(), escaped(family.help));
+        text.push_str(&format!("| `{name}` | {kind} | {} | {help} |\n", escaped(&labels.join("; "))));
     }
     text
 }

@@ -60,6 +60,10 @@ const fn judged(why: JudgedWhy) -> (&'static str, &'static str) {
             "a rule looks at earlier results, and too few of them are known",
             "wait for more results; reports of agents have no past",
         ),
+        JudgedWhy::FailedTogether => (
+            "the nodes of a run over several failed all together, and nothing says which of them it was",
+            "pairs with nodes that are known to be good follow by themselves; `doctor audit` tells what they show",
+        ),
         JudgedWhy::Booting => (
             "the machine has just booted, and what was measured may still be on its way",
             "it is looked at again; `agents.boot_grace` says how long nothing is judged",
@@ -98,6 +102,7 @@ const fn incomplete(why: IncompleteWhy) -> &'static str {
         IncompleteWhy::NoResult => "its job ended and no result came within `limits.result_grace`",
         IncompleteWhy::JobLost => "the cluster knows its job no more",
         IncompleteWhy::NodeVanished => "its node is not named by the cluster any more",
+        IncompleteWhy::NodeDied => "its node died under it, or was out of the cluster's reach for too long",
         IncompleteWhy::Withdrawn => "an operator withdrew it",
         IncompleteWhy::Crashed => "its job crashed",
     }

@@ -1,12 +1,13 @@
 //! The program under test in a directory of its own, and what it said.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Output, Stdio},
     sync::OnceLock,
     time::{Duration, Instant},
 };
 
+pub(crate) use doctor_bed::programs::doctor_node;
 use tempfile::TempDir;
 
 /// A directory, with nothing of the caller's environment in it.
@@ -108,21 +109,6 @@ impl Said {
         assert!(self.err.contains(part), "`{part}` is not in:\n{}", self.err);
         self
     }
-}
-
-/// The program that jobs run, built if need be beside the one under test.
-pub(crate) fn doctor_node() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let profile = Path::new(env!("CARGO_BIN_EXE_doctor")).parent().unwrap();
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "doctor-node", "--target-dir"]).arg(profile.parent().unwrap());
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success(), "cargo build -p doctor-node");
-        profile.join("doctor-node")
-    })
 }
 
 /// A store that a short demonstration left; made once, and copied for those who change it.

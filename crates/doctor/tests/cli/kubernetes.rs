@@ -2,9 +2,11 @@
 //! with what its pod says.
 
 use std::{
+    collections::HashMap,
+    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, OnceLock, mpsc},
 };
 
 use doctor_bed::kubernetes::{
@@ -19,40 +21,55 @@ use crate::{
     this_machine::Service,
 };
 
-const NAMESPACE: &str = "cluster-doctor";
+pub(crate) const NAMESPACE: &str = "cluster-doctor";
 
 /// A cluster whose kubelet runs the programs of our pods on this machine.
-struct Cluster {
-    plane: Arc<ControlPlane>,
+pub(crate) struct Cluster {
+    pub(crate) plane: Arc<ControlPlane>,
     _kubelet: Arc<Kubelet>,
 }
 
 impl Cluster {
-    /// `None`: there is no control plane on this machine, which is said, and in CI is a failure.
-    fn start(bed: &Bed, nodes: &[&str]) -> Option<Self> {
+    /// On nodes called `stuck…` no container starts, on those called `slow…` none ends. `None`: there is no control plane on
+    /// this machine, which is said, and in CI is a failure.
+    pub(crate) fn start(bed: &Bed, nodes: &[&str]) -> Option<Self> {
         let programs = ControlPlane::programs().inspect_err(|why| why.not_run("the service on Kubernetes")).ok()?;
         let plane = Arc::new(ControlPlane::start(&programs).unwrap());
         let (start, started) = mpsc::channel::<Value>();
         let nodes = nodes.iter().map(|node| FakeNode::gpu(node)).collect();
         let kubelet = Kubelet::start(plane.admin(), nodes, move |pod| {
-            // Nobody listens any more when the test is over.
-            let _gone = start.send(serde_json::to_value(pod).unwrap());
+            let of_a_run = |labels: &std::collections::BTreeMap<_, _>| labels.contains_key("cluster-doctor.io/run");
+            let on = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
+            if on.starts_with("stuck") {
+                return Play::Waits { reason: "ImagePullBackOff".to_owned(), message: "no such image".to_owned() };
+            }
+            if pod.metadata.labels.as_ref().is_some_and(of_a_run) && !on.starts_with("slow") {
+                // Nobody listens any more when the test is over.
+                let _gone = start.send(serde_json::to_value(pod).unwrap());
+            }
             Play::UntilTold
         });
         let kubelet = Arc::new(kubelet.unwrap());
-        let mut node = Container {
+        let container = Arc::new(Container {
             data: bed.path("data"),
             state: bed.path("node"),
             policy: bed.path("policy.toml"),
             plane: Arc::clone(&plane),
-        };
+            meetings: Mutex::default(),
+        });
         let ending = Arc::downgrade(&kubelet);
         std::thread::spawn(move || {
             for pod in started {
-                let code = node.run(&pod);
-                let (Some(kubelet), Some(name)) = (ending.upgrade(), pod["metadata"]["name"].as_str()) else { return };
-                // A pod that was deleted meanwhile has ended already.
-                let _ended = kubelet.end_pod(NAMESPACE, name, Exit::code(code));
+                let (container, ending) = (Arc::clone(&container), ending.clone());
+                // Those of one run wait for each other.
+                std::thread::spawn(move || {
+                    let code = container.run(&pod);
+                    let (Some(kubelet), Some(name)) = (ending.upgrade(), pod["metadata"]["name"].as_str()) else {
+                        return;
+                    };
+                    // A pod that was deleted meanwhile has ended already.
+                    let _ended = kubelet.end_pod(NAMESPACE, name, Exit::code(code));
+                });
             }
         });
         let cluster = Self { plane, _kubelet: kubelet };
@@ -62,7 +79,7 @@ impl Cluster {
         Some(cluster)
     }
 
-    fn node(&self, name: &str) -> Value {
+    pub(crate) fn node(&self, name: &str) -> Value {
         let answer = self.plane.request("GET", &format!("/api/v1/nodes/{name}"), None).unwrap();
         serde_json::from_str(&answer.text).unwrap()
     }
@@ -74,18 +91,55 @@ struct Container {
     state: PathBuf,
     policy: PathBuf,
     plane: Arc<ControlPlane>,
+    /// The port of this machine at which the pods meet that would meet at a name of the cluster.
+    meetings: Mutex<HashMap<String, u16>>,
 }
 
 impl Container {
-    /// Runs the pod's command and gives back its exit code.
-    fn run(&mut self, pod: &Value) -> i32 {
+    /// Runs the pod's command and gives back its exit code. Its GPUs and NCCL are stand-ins; on a node called `bad…` its first GPU
+    /// keeps the others waiting.
+    fn run(&self, pod: &Value) -> i32 {
         let container = &pod["spec"]["containers"][0];
         let words = container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
-        let secret = container["env"][0]["valueFrom"]["secretKeyRef"]["name"].as_str().unwrap();
+        let variables: HashMap<String, String> =
+            container["env"].as_array().unwrap().iter().map(|one| self.variable(pod, one)).collect();
         let mut command = Command::new(doctor_node());
-        command.args(words.skip(1).map(|word| self.here(word))).env("DOCTOR_RUN_KEY", self.key(secret));
+        command.args(words.skip(1).map(|word| self.here(word))).envs(&variables);
+        if let Some(rank) = variables.get("JOB_COMPLETION_INDEX") {
+            static STANDIN: OnceLock<PathBuf> = OnceLock::new();
+            let library = STANDIN.get_or_init(|| doctor_bed::machine::standin(doctor_node()));
+            command.env("DOCTOR_CUDA", library).env("DOCTOR_NCCL", library);
+            command.env("DOCTOR_STANDIN_GPUS", "2").env("DOCTOR_STANDIN_NODE", rank);
+            if pod["spec"]["nodeName"].as_str().is_some_and(|node| node.starts_with("bad")) {
+                command.env("DOCTOR_STANDIN_FAULTS", format!("hang:{}", 2 * rank.parse::<u32>().unwrap()));
+            }
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().unwrap().code().unwrap_or(-1)
+    }
+
+    /// As a kubelet fills it in.
+    fn variable(&self, pod: &Value, one: &Value) -> (String, String) {
+        let (name, from) = (one["name"].as_str().unwrap().to_owned(), &one["valueFrom"]);
+        if let Some(key) = from["secretKeyRef"]["key"].as_str() {
+            return (name, self.secret(from["secretKeyRef"]["name"].as_str().unwrap(), key));
+        }
+        if let Some(path) = from["fieldRef"]["fieldPath"].as_str() {
+            let within = |kind: &str| path.strip_prefix(kind)?.strip_prefix("['")?.strip_suffix("']");
+            let value = match (within("metadata.labels"), within("metadata.annotations")) {
+                (Some(label), _) => &pod["metadata"]["labels"][label],
+                (_, Some(annotation)) => &pod["metadata"]["annotations"][annotation],
+                _ => &pod["spec"]["nodeName"],
+            };
+            return (name, value.as_str().unwrap().to_owned());
+        }
+        let value = one["value"].as_str().unwrap();
+        if name != "DOCTOR_RENDEZVOUS" {
+            return (name, value.to_owned());
+        }
+        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = *self.meetings.lock().unwrap().entry(value.to_owned()).or_insert_with(free);
+        (name, format!("127.0.0.1:{port}"))
     }
 
     fn here(&self, word: &str) -> PathBuf {
@@ -102,13 +156,13 @@ impl Container {
     }
 
     /// As a kubelet does, it waits until the secret is there.
-    fn key(&self, secret: &str) -> String {
+    fn secret(&self, secret: &str, key: &str) -> String {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/secrets/{secret}");
         let mut encoded = None;
         until("the secret", || {
             let answer = self.plane.request("GET", &path, None).unwrap();
             let secret: Value = serde_json::from_str(&answer.text).unwrap_or_default();
-            encoded = secret["data"]["key"].as_str().map(str::to_owned);
+            encoded = secret["data"][key].as_str().map(str::to_owned);
             encoded.is_some()
         });
         let shell = format!("printf %s '{}' | base64 -d", encoded.unwrap());
@@ -116,15 +170,19 @@ impl Container {
     }
 }
 
+fn taint_of(cluster: &Cluster, node: &str) -> String {
+    cluster.node(node)["spec"]["taints"].to_string()
+}
+
 /// Fails everywhere: no machine has less memory than none.
-const BAD: &str = "version = 2\n[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
+pub(crate) const BAD: &str = "version = 2\n[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
                    severity = \"isolate\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
 
 #[test]
 fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
     let bed = Bed::new();
     std::fs::create_dir(bed.path("data")).unwrap();
-    bed.policy_for(&["memory", "disk-space"], "version = 1\n");
+    bed.policy_for(&["memory", "cpu-online"], "version = 1\n");
     let Some(cluster) = Cluster::start(&bed, &["gpu-1", "gpu-2"]) else { return };
     let kubeconfig = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
     bed.write(
@@ -145,23 +203,50 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
     let run = rows()[0]["run"].as_str().unwrap().to_owned();
     bed.expect(0, &["log", &run]).says("memory");
 
-    bed.policy_for(&["memory", "disk-space"], BAD);
+    let label =
+        |node: &str, name: &str| cluster.node(node)["metadata"]["labels"][format!("cluster-doctor.io/{name}")].clone();
+    until("what is known to be written on the nodes", || {
+        label("gpu-1", "status") == "pass" && label("gpu-2", "status") == "pass"
+    });
+
+    bed.policy_for(&["memory", "cpu-online"], BAD);
     service.says("the changed configuration is in force policy=2");
     bed.expect(0, &["test", "gpu-1", "--test", "memory", "--why", "a planted fault", "--yes"]);
-    let taint = || cluster.node("gpu-1")["spec"]["taints"].to_string();
+    let taint = || taint_of(&cluster, "gpu-1");
     until("the taint", || taint().contains("cluster-doctor.io/unhealthy"));
     assert_eq!(cluster.node("gpu-1")["metadata"]["labels"]["cluster-doctor.io/status"], "fail");
     bed.doctor(&["why", "gpu-1"]).says("a planted fault");
+    let annotation = |node: &str, name: &str| {
+        let text = cluster.node(node)["metadata"]["annotations"][format!("cluster-doctor.io/{name}")].clone();
+        serde_json::from_str::<Value>(text.as_str().unwrap_or("null")).unwrap()
+    };
+    until("the results on the node", || annotation("gpu-1", "results")["findings"][0]["text"] == "a planted fault");
+    assert_eq!(label("gpu-1", "severity"), "isolate");
+    let events = cluster.plane.request("GET", "/api/v1/namespaces/default/events", None).unwrap().text;
+    assert!(events.contains("MarkedUnhealthy"), "{events}");
     assert!(
         !cluster.node("gpu-2")["spec"]["taints"].to_string().contains("cluster-doctor"),
         "gpu-2 was not tested again"
     );
 
-    bed.policy_for(&["memory", "disk-space"], "version = 3\n");
+    bed.policy_for(&["memory", "cpu-online"], "version = 3\n[repair]\nexamine = [\"memory\", \"cpu-online\"]\n");
     service.says("the changed configuration is in force policy=3");
     bed.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
     until("the node to be back", || !taint().contains("cluster-doctor"));
     assert_eq!(bed.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "it was proven");
+    until("the node to pass again", || label("gpu-1", "status") == "pass" && label("gpu-1", "severity").is_null());
+    assert_eq!(label("gpu-2", "status"), "pass");
+
+    // An operator wants to know: examined, advised, and still out.
+    bed.expect(0, &["quarantine", "gpu-2", "--why", "it smells", "--yes"]);
+    until("the advice", || annotation("gpu-2", "quarantine-result")["recommendation"] == "return");
+    assert!(taint_of(&cluster, "gpu-2").contains("unhealthy"), "a person decides");
+    assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], true);
+    bed.doctor(&["why", "gpu-2"]).says("its examination advises return");
+    bed.expect(0, &["release", "gpu-2", "--why", "it does not", "--yes"]);
+    until("gpu-2 to be back", || !taint_of(&cluster, "gpu-2").contains("cluster-doctor"));
+    until("the advice to be gone", || annotation("gpu-2", "quarantine-result").is_null());
+    assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], Value::Null);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     bed.expect(0, &["db", "verify"]).says("The store is sound.");

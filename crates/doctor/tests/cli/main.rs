@@ -1,12 +1,36 @@
 //! The program as people use it: built, started, and asked; what it prints and how it ends is compared.
 
 mod agents;
+mod alerts;
+mod api;
+mod azure;
+mod azure_node;
 mod bed;
 mod changing;
+mod deployment;
+#[cfg(feature = "dstack-bed")]
+mod dstack;
+mod fleet;
 #[cfg(feature = "kubernetes-bed")]
 mod kubernetes;
+#[cfg(feature = "kubernetes-bed")]
+mod kubernetes_agents;
+#[cfg(feature = "kubernetes-bed")]
+mod kubernetes_flows;
+#[cfg(feature = "kubernetes-bed")]
+mod kubernetes_several;
+mod metrics;
 mod reading;
+#[cfg(feature = "kubernetes-bed")]
+mod real_kubelet;
 mod rejudging;
+mod reports;
 mod settings;
 mod simulated;
+mod slurm_flows;
+mod slurm_hooks;
+mod slurm_several;
+mod ssh_flows;
+mod ssh_several;
 mod this_machine;
+mod units;

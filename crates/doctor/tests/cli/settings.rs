@@ -104,3 +104,22 @@ fn profiles_of_other_tools_are_imported_and_judge() {
     bed.expect(4, &["config", "check"]).complains("hgx-h999");
     bed.expect(1, &["import", "profiles", files[1], "--out", "profiles"]).says("left as it is");
 }
+
+#[test]
+fn a_live_check_asks_whether_what_is_named_is_there() {
+    let bed = Bed::local();
+    let said = bed.expect(0, &["config", "check", "--live"]);
+    said.says("good     store: ")
+        .says("the first start makes it")
+        .says("good     data: ")
+        .says("good     cluster: local");
+    assert!(!bed.path("doctor.db").exists(), "looking makes nothing");
+    std::fs::write(bed.path("doctor.db"), "this is no database at all, whatever its name says").unwrap();
+    let view = bed.json(&["config", "check", "--live"]);
+    let store = view["live"].as_array().unwrap().iter().find(|one| one["what"] == "store").unwrap();
+    assert_eq!(store["standing"], "bad", "{view}");
+    assert!(store["remedy"].is_string(), "{view}");
+    std::fs::remove_dir(bed.path("data")).unwrap();
+    bed.expect(1, &["config", "check", "--live"]).says("bad      data: ").says("to be mended");
+    assert!(bed.json(&["config", "check"])["live"].is_null(), "only where it is asked for");
+}

@@ -132,10 +132,22 @@ impl Service {
         });
     }
 
+    /// The line that says this.
+    #[track_caller]
+    pub(crate) fn line(&mut self, part: &str) -> String {
+        self.says(part);
+        self.seen.lines().find(|line| line.contains(part)).unwrap_or_default().to_owned()
+    }
+
     /// Asks it to read its configuration again.
     pub(crate) fn hang_up(&self) {
         let pid = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-HUP", &pid]).status().unwrap().success());
+    }
+
+    /// Whether it has ended by itself, or by somebody's signal.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     /// Asks it to stop, as an init system does, and gives back its exit code.

@@ -194,6 +194,8 @@ impl<'a> Rank<'a> {
                 Ok::<_, Ended>(self.goes_on(deadline))
             },
         )?;
+        // What ended because another rank went away looks as if it were through, and its sum as if it were wrong.
+        self.communicator.trouble()?;
         seconds.map(|seconds| seconds / f64::from(repeats)).ok_or_else(|| self.given_up(&what()))
     }
 

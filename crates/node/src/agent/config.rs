@@ -18,7 +18,7 @@ use doctor_checks::{
     document::{Schema, Versions},
 };
 use doctor_core::{
-    ids::CheckId,
+    ids::{CheckId, NodeName},
     policy::{Policy, Rule},
     profile::Profile,
     time::Span,
@@ -28,8 +28,9 @@ use serde::Deserialize;
 
 use super::{
     http::{Address, BadAddress},
-    sender::Route,
+    sender::{Proof, Route},
     spool::Room,
+    token::{Token, TokenError},
 };
 use crate::policy::{FileError, load_policy, load_profile};
 
@@ -48,6 +49,12 @@ pub struct Written {
     /// The file that `doctor agent enroll` wrote for this node. [default: /etc/cluster-doctor/agent.key]
     #[arg(long, value_name = "FILE")]
     pub credential: Option<PathBuf>,
+    /// The file in which the cluster keeps a token for this agent, instead of a credential. It is read for each message.
+    #[arg(long, value_name = "FILE", conflicts_with = "credential")]
+    pub token: Option<PathBuf>,
+    /// What the cluster calls this node. With --token only: a credential says it itself.
+    #[arg(long, value_name = "NAME", env = "DOCTOR_NODE_NAME")]
+    pub node: Option<NodeName>,
     /// Where reports wait and counters are remembered. [default: /var/lib/cluster-doctor/agent]
     #[arg(long, value_name = "DIR", env = "DOCTOR_NODE_STATE")]
     pub state: Option<PathBuf>,
@@ -81,6 +88,15 @@ pub enum ConfigError {
     File(#[from] FileError),
     #[error("nobody says where the controller is: name it with --controller, or enroll the node again")]
     NoController,
+    #[error(
+        "nobody says which node this is: name it with --node or DOCTOR_NODE_NAME; in a pod that is spec.nodeName of the \
+         downward API"
+    )]
+    NoNode,
+    #[error("both `token` and `credential` are named: keep the one that this node speaks with")]
+    TwoProofs,
+    #[error(transparent)]
+    Token(#[from] TokenError),
     #[error(transparent)]
     Address(#[from] BadAddress),
     #[error("{} can be read by everybody, and whoever reads it speaks for this node: chmod 600", .0.display())]
@@ -129,12 +145,9 @@ impl Config {
         let mut files = vec![Stamp::of(&path)];
         let there = file.is_some() || path.exists();
         let written = if there { told.clone().over(read(&path)?) } else { told.clone() };
-        let credential_path = written.credential.unwrap_or_else(|| DEFAULT_CREDENTIAL.into());
-        files.extend(
-            [&credential_path].into_iter().chain(&written.policy).chain(&written.profile).map(|p| Stamp::of(p)),
-        );
-        let credential = read_credential(&credential_path)?;
-        let url = written.controller.as_ref().or(credential.controller.as_ref()).ok_or(ConfigError::NoController)?;
+        files.extend(written.policy.iter().chain(&written.profile).map(|path| Stamp::of(path)));
+        let Speaks { node, proof, controller } = speaks(&written, &mut files)?;
+        let url = written.controller.as_ref().or(controller.as_ref()).ok_or(ConfigError::NoController)?;
         let address: Address = url.parse()?;
         if let Some(path) = &written.policy {
             ours_alone(path)?;
@@ -145,7 +158,7 @@ impl Config {
             Versions { program: env!("CARGO_PKG_VERSION").to_owned(), schema: Schema::KNOWN, policy: policy.version };
         let room = Room::default();
         Ok(Self {
-            route: Route { credential, address, versions },
+            route: Route { node, proof, address, versions },
             state: written.state.unwrap_or_else(|| DEFAULT_STATE.into()),
             root: written.root.unwrap_or_else(|| "/".into()),
             library: written.nvml.unwrap_or_else(|| doctor_gpu::nvml::LIBRARY.into()),
@@ -178,6 +191,12 @@ impl Config {
         }
     }
 
+    /// Those that start no program: what a hook looks at, too.
+    pub fn fast_checks(&self) -> impl Iterator<Item = CheckId> + '_ {
+        let fast = |id: &CheckId| self.catalogue.get(id).is_some_and(|check| check.spec.is_fast());
+        self.checks().into_iter().map(|(id, _)| id).filter(fast)
+    }
+
     /// What an agent may run: never anything that occupies the node.
     pub fn checks(&self) -> Vec<(CheckId, Span)> {
         let tests = self.catalogue.tests(&self.policy).into_iter();
@@ -200,7 +219,10 @@ impl Written {
     fn over(self, below: Self) -> Self {
         Self {
             controller: self.controller.or(below.controller),
-            credential: self.credential.or(below.credential),
+            // Whichever of the two the command line names is meant alone.
+            credential: self.credential.clone().or(below.credential.filter(|_| self.token.is_none())),
+            token: self.token.or(below.token.filter(|_| self.credential.is_none())),
+            node: self.node.or(below.node),
             state: self.state.or(below.state),
             policy: self.policy.or(below.policy),
             profile: self.profile.or(below.profile),
@@ -225,6 +247,30 @@ fn rules(catalogue: &Catalogue, policy: &Policy) -> Result<BTreeMap<CheckId, Vec
     quick.filter_map(of).map(|(id, rules)| Ok((id, rules.map_err(ConfigError::Rules)?))).collect()
 }
 
+/// As whom, by what, and to whom if that says so too.
+struct Speaks {
+    node: NodeName,
+    proof: Proof,
+    controller: Option<String>,
+}
+
+/// A credential is noted among the files whose change is a change of settings; a token changes by itself, all the time.
+fn speaks(written: &Written, files: &mut Vec<Stamp>) -> Result<Speaks, ConfigError> {
+    if let Some(token) = &written.token {
+        if written.credential.is_some() {
+            return Err(ConfigError::TwoProofs);
+        }
+        let node = written.node.clone().ok_or(ConfigError::NoNode)?;
+        // A slip in the path is told at once; what the file says is read anew for each message.
+        Token::read(token)?;
+        return Ok(Speaks { node, proof: Proof::Token(token.clone()), controller: None });
+    }
+    let path = written.credential.clone().unwrap_or_else(|| DEFAULT_CREDENTIAL.into());
+    files.push(Stamp::of(&path));
+    let Credential { node, key, controller } = read_credential(&path)?;
+    Ok(Speaks { node, proof: Proof::Key(key), controller })
+}
+
 fn read_credential(path: &Path) -> Result<Credential, ConfigError> {
     let unread = |source| ConfigError::Read { path: path.to_owned(), source };
     if fs::metadata(path).map_err(unread)?.mode() & 0o007 != 0 {
@@ -235,7 +281,7 @@ fn read_credential(path: &Path) -> Result<Credential, ConfigError> {
 }
 
 /// A policy names commands of the site; with root's rights they are run only where root alone could have written them.
-fn ours_alone(path: &Path) -> Result<(), ConfigError> {
+pub(crate) fn ours_alone(path: &Path) -> Result<(), ConfigError> {
     let found = fs::metadata(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let (owner, me) = (found.uid(), rustix::process::geteuid().as_raw());
     if (owner == 0 || owner == me) && found.mode() & 0o022 == 0 {
@@ -289,6 +335,53 @@ mod tests {
         assert!(!config.has_changed());
         site.write("agent.toml", "controller = \"http://third:1\"\n", 0o644);
         assert!(config.has_changed());
+    }
+
+    /// The kubelet writes a new folder and turns one link to it; what the agent reads are links through that link.
+    #[test]
+    fn a_mounted_config_map_that_changes_is_noticed() {
+        let site = Site::new();
+        let at = |name: &str| site.0.path().join(name);
+        let turn = |folder: &str, text: &str| {
+            fs::create_dir(at(folder)).unwrap();
+            site.write(&format!("{folder}/policy.toml"), text, 0o644);
+            std::os::unix::fs::symlink(folder, at("..data_tmp")).unwrap();
+            fs::rename(at("..data_tmp"), at("..data")).unwrap();
+        };
+        turn("..1", "version = 7\n");
+        std::os::unix::fs::symlink("..data/policy.toml", at("policy.toml")).unwrap();
+        let text = format!("policy = {:?}\n", at("policy.toml").display());
+        let config = site.load(&text).unwrap();
+        assert_eq!((config.policy.version, config.has_changed()), (7, false));
+        // Of the same length, and within the same tick of the file system's clock.
+        turn("..2", "version = 8\n");
+        fs::remove_dir_all(at("..1")).unwrap();
+        assert!(config.has_changed());
+        assert_eq!(site.load(&text).unwrap().policy.version, 8);
+    }
+
+    #[test]
+    fn a_token_stands_for_a_credential_and_needs_a_node_and_a_controller() {
+        let site = Site::new();
+        let token = site.write("token", "a.b.c", 0o644);
+        let load = |text: &str| {
+            let file = site.write("agent.toml", &format!("token = {:?}\n{text}", token.display()), 0o644);
+            Config::load(&Written::default(), Some(&file))
+        };
+        assert!(matches!(load("controller = \"http://ctl:1\"\n"), Err(ConfigError::NoNode)));
+        assert!(matches!(load("node = \"n1\"\n"), Err(ConfigError::NoController)));
+        assert!(matches!(load("node = \"n1\"\ncredential = \"agent.key\"\n"), Err(ConfigError::TwoProofs)));
+        let config = load("node = \"n1\"\ncontroller = \"http://ctl:1\"\n").unwrap();
+        assert_eq!((config.route.node.as_str(), &config.route.proof), ("n1", &Proof::Token(token.clone())));
+        // The cluster renews it: that is no change of settings.
+        site.write("token", "d.e.f.g", 0o644);
+        assert!(!config.has_changed());
+        // The command line goes first.
+        let file = site.write("agent.toml", &format!("token = {:?}\n", token.display()), 0o644);
+        let told = Written { credential: Some(site.0.path().join("agent.key")), ..Written::default() };
+        assert!(matches!(Config::load(&told, Some(&file)).unwrap().route.proof, Proof::Key(_)));
+        fs::remove_file(&token).unwrap();
+        assert!(matches!(load("node = \"n1\"\n"), Err(ConfigError::Token(_))));
     }
 
     #[test]

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use doctor_checks::permit::PERMIT_HEADER;
 use doctor_core::ids::NodeName;
+
+use super::token::Token;
 
 /// An answer has a line of text; more is not for us.
 const MOST_ANSWER: usize = 64 << 10;
@@ -70,6 +73,8 @@ pub struct Reply {
     pub retry_after: Option<Duration>,
     /// One line.
     pub text: String,
+    /// The breaker's word, as it was sent.
+    pub permit: Option<String>,
 }
 
 impl Reply {
@@ -79,21 +84,23 @@ impl Reply {
         let (head, body) = text.split_once("\r\n\r\n")?;
         let status = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.get(..3)?.parse().ok()?;
         let retry_after = header(head, "retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+        let permit = header(head, PERMIT_HEADER).map(str::to_owned);
         let line = body.lines().next().unwrap_or_default();
-        Some(Self { status, retry_after, text: line.chars().filter(|c| !c.is_control()).take(300).collect() })
+        Some(Self { status, retry_after, text: line.chars().filter(|c| !c.is_control()).take(300).collect(), permit })
     }
 }
 
-/// Sends one signed report. `limit` is for everything together; connecting gets a quarter of it.
+/// Sends one signed report, with the token that vouches for it where it has one. `limit` is for everything together; connecting gets a quarter of it.
 ///
 /// # Errors
 /// If nobody answers in time, or what answers is not HTTP.
-pub fn post(to: &Address, node: &NodeName, body: &[u8], limit: Duration) -> io::Result<Reply> {
+pub fn post(to: &Address, node: &NodeName, token: Option<&Token>, body: &[u8], limit: Duration) -> io::Result<Reply> {
     let deadline = Instant::now() + limit;
     let mut stream = connect(to, limit / 4)?;
     stream.set_nodelay(true)?;
+    let vouched = token.map_or_else(String::new, |token| format!("Authorization: Bearer {}\r\n", token.text()));
     let head = format!(
-        "POST {}/api/v1/ingest HTTP/1.1\r\nHost: {}:{}\r\nX-Doctor-Node: {node}\r\nUser-Agent: doctor-node/{}\r\n\
+        "POST {}/api/v1/ingest HTTP/1.1\r\nHost: {}:{}\r\nX-Doctor-Node: {node}\r\n{vouched}User-Agent: doctor-node/{}\r\n\
          Content-Type: application/octet-stream\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         to.prefix,
         to.host,
@@ -207,7 +214,7 @@ mod tests {
     }
 
     fn send(to: &Address) -> io::Result<Reply> {
-        post(to, &NodeName::new("n1").unwrap(), b"BODY", Duration::from_secs(5))
+        post(to, &NodeName::new("n1").unwrap(), None, b"BODY", Duration::from_secs(5))
     }
 
     #[test]
@@ -215,7 +222,8 @@ mod tests {
         let (address, thread) =
             door(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\ncontent-length: 9\r\n\r\nlater on\n");
         let reply = send(&address).unwrap();
-        assert_eq!(reply, Reply { status: 503, retry_after: Some(Duration::from_secs(7)), text: "later on".into() });
+        let (retry_after, text) = (Some(Duration::from_secs(7)), "later on".to_owned());
+        assert_eq!(reply, Reply { status: 503, retry_after, text, permit: None });
         let got = String::from_utf8(thread.join().unwrap()).unwrap();
         assert!(got.starts_with("POST /api/v1/ingest HTTP/1.1\r\n"), "{got}");
         assert!(got.contains("\r\nX-Doctor-Node: n1\r\n") && got.contains("\r\nContent-Length: 4\r\n"), "{got}");

@@ -5,16 +5,18 @@
 //! costs nothing but order. The agent judges only to know what is worth saying; the verdict is the controller's.
 
 pub mod config;
+pub mod handed;
 pub mod http;
 pub mod kernel;
+pub mod permit;
 pub mod said;
 pub mod schedule;
 pub mod sender;
 pub mod spool;
+pub mod token;
 
 use std::{
     collections::BTreeSet,
-    fs::File,
     io,
     os::{fd::AsFd, unix::net::UnixStream},
     path::PathBuf,
@@ -33,15 +35,12 @@ use doctor_core::{
     node::Hardware,
     time::Span,
 };
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fs::FlockOperation,
-    io::Errno,
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::SIGHUP;
 
 use self::{
     config::{Config, ConfigError, Written},
+    handed::{Bell, claim},
     kernel::KernelLog,
     said::Said,
     schedule::Schedule,
@@ -56,6 +55,7 @@ use crate::{
     memory,
     runner::{LocalRunner, ProbeRunner},
     stop::Stop,
+    verdict::Verdicts,
 };
 
 /// Everything is said again this often.
@@ -89,7 +89,8 @@ pub fn run(told: &Written, file: Option<&std::path::Path>, stop: &Stop) -> Resul
     let failed = |source| AgentError::State { path: config.state.clone(), source };
     let spool = Spool::open(&config.state.join("spool"), config.room).map_err(failed)?;
     let _mine = claim(&config.state)?;
-    let outbox = Arc::new(Outbox::new(spool, config.route.clone()));
+    let bell = Bell::hang(&config.state).map_err(failed)?;
+    let outbox = Arc::new(Outbox::new(spool, config.route.clone(), config.state.clone()));
     let (hung_up, signal) = UnixStream::pair().map_err(AgentError::Signals)?;
     hung_up.set_nonblocking(true).map_err(AgentError::Signals)?;
     signal_hook::low_level::pipe::register(SIGHUP, signal).map_err(AgentError::Signals)?;
@@ -100,8 +101,9 @@ pub fn run(told: &Written, file: Option<&std::path::Path>, stop: &Stop) -> Resul
         sender::run(&sending, &say);
     };
     thread::Builder::new().name("doctor-sender".to_owned()).spawn(body).map_err(AgentError::Thread)?;
-    say(&format!("reports for {} to {}", config.route.credential.node, config.route.address));
-    Agent::new(told, file, config, &outbox, stop, hung_up).run();
+    say(&format!("reports for {} to {}", config.route.node, config.route.address));
+    let rung = Rung { hung_up, bell };
+    Agent::new(told, file, config, &outbox, stop, rung).run();
     outbox.close();
     // Also when the sender is in the middle of something: what it did not send is on disk.
     let _in_time = ended.recv_timeout(LAST_WORDS);
@@ -114,16 +116,12 @@ fn say(words: &str) {
     eprintln!("doctor-node: {words}");
 }
 
-/// Two agents would use each other's numbers.
-fn claim(state: &std::path::Path) -> Result<File, AgentError> {
-    let path = state.join("lock");
-    let failed = |source| AgentError::State { path: path.clone(), source };
-    let file = File::options().create(true).append(true).open(&path).map_err(failed)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(Errno::WOULDBLOCK) => Err(AgentError::Taken(state.to_owned())),
-        Err(error) => Err(failed(error.into())),
-    }
+/// By what others call the agent.
+struct Rung {
+    /// SIGHUP: somebody wants the configuration read again.
+    hung_up: UnixStream,
+    /// A hook has handed something in.
+    bell: Bell,
 }
 
 struct Agent<'a> {
@@ -132,7 +130,7 @@ struct Agent<'a> {
     config: Config,
     outbox: &'a Outbox,
     stop: &'a Stop,
-    hung_up: UnixStream,
+    rung: Rung,
     started: Instant,
     schedule: Schedule,
     /// Checks that read the kernel's log.
@@ -142,6 +140,8 @@ struct Agent<'a> {
     said_all: Option<Instant>,
     looked_at_files: Instant,
     disk_trouble: Option<String>,
+    /// For hooks, which need not look while this is fresh.
+    verdicts: Verdicts,
 }
 
 impl<'a> Agent<'a> {
@@ -151,7 +151,7 @@ impl<'a> Agent<'a> {
         config: Config,
         outbox: &'a Outbox,
         stop: &'a Stop,
-        hung_up: UnixStream,
+        rung: Rung,
     ) -> Self {
         let log = KernelLog::follow(&config.root).unwrap_or_else(|error| {
             say(&format!("the kernel's log cannot be followed, and is looked at every few minutes instead: {error}"));
@@ -163,7 +163,7 @@ impl<'a> Agent<'a> {
             file,
             outbox,
             stop,
-            hung_up,
+            rung,
             started,
             schedule: plan(&config),
             log_checks: log_checks(&config),
@@ -172,13 +172,19 @@ impl<'a> Agent<'a> {
             said_all: None,
             looked_at_files: started,
             disk_trouble: None,
+            verdicts: Verdicts::read(&config.state),
             config,
         }
     }
 
     fn run(&mut self) {
+        // Also what was handed in while no agent ran.
+        self.take_handed();
         while self.stop.told().is_none() {
             self.look_at_files();
+            if self.rung.bell.take_ring() {
+                self.take_handed();
+            }
             if let Err(error) = self.log.notice(Instant::now()) {
                 say(&format!("the kernel's log is not followed any more: {error}"));
             }
@@ -237,6 +243,7 @@ impl<'a> Agent<'a> {
             let judgement = judge_with(config.rules_of(id), config.profile.as_ref(), &past, id, &observation);
             // Its answer changes when the grace ends, and is said then.
             let judgement = after_boot(judgement, up, config.policy.agents.boot_grace);
+            self.verdicts.note(id, judgement.verdict, &judgement.findings, now());
             if self.said.is_news(id, &observation, &judgement) {
                 let probes = probes.into_iter().zip(outputs).collect();
                 let mut evidence = TestEvidence { test: id.clone(), started, ended: now(), probes };
@@ -244,6 +251,7 @@ impl<'a> Agent<'a> {
                 news.push(evidence);
             }
         }
+        self.keep_verdicts(due);
         if news.is_empty() {
             return false;
         }
@@ -256,7 +264,7 @@ impl<'a> Agent<'a> {
     fn report(&mut self, hardware: Hardware, up: Option<Span>, checks: Vec<TestEvidence>) {
         let route = &self.config.route;
         let trouble = self.outbox.add(|number| AgentReport {
-            node: route.credential.node.clone(),
+            node: route.node.clone(),
             hardware,
             number,
             at: now(),
@@ -273,9 +281,26 @@ impl<'a> Agent<'a> {
         self.disk_trouble = trouble;
     }
 
+    /// For hooks. One that cannot be kept is made by the hook itself.
+    fn keep_verdicts(&mut self, due: &BTreeSet<CheckId>) {
+        if self.config.fast_checks().all(|check| due.contains(&check)) {
+            self.verdicts.looked_at_all(now());
+        }
+        let _kept = self.verdicts.write(&self.config.state);
+    }
+
+    /// Reports what hooks have seen.
+    fn take_handed(&self) {
+        for (path, handed) in handed::waiting(&self.config.state) {
+            let _on_disk_or_in_memory = self.outbox.add(|number| handed::report(handed, &self.config, number));
+            // A file that stays is reported again, and counts once.
+            let _gone = std::fs::remove_file(path);
+        }
+    }
+
     /// Reads the configuration again where somebody asked for it or a file has changed.
     fn look_at_files(&mut self) {
-        let asked = io::Read::read(&mut self.hung_up, &mut [0; 64]).is_ok_and(|count| count > 0);
+        let asked = io::Read::read(&mut self.rung.hung_up, &mut [0; 64]).is_ok_and(|count| count > 0);
         if !asked {
             if self.looked_at_files.elapsed() < LOOK_AT_FILES {
                 return;
@@ -323,7 +348,8 @@ impl<'a> Agent<'a> {
         }
         let wait = until.saturating_duration_since(at);
         let wake = self.stop.wake();
-        let mut fds = vec![PollFd::new(&self.hung_up, PollFlags::IN)];
+        let mut fds =
+            vec![PollFd::new(&self.rung.hung_up, PollFlags::IN), PollFd::new(self.rung.bell.socket(), PollFlags::IN)];
         fds.extend(wake.as_ref().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
         // While it is known that there is news, more of it is no reason to wake.
         let log = self.log.descriptor().filter(|_| self.log.next().is_none());
@@ -335,7 +361,7 @@ impl<'a> Agent<'a> {
 }
 
 fn plan(config: &Config) -> Schedule {
-    Schedule::new(config.checks(), &config.route.credential.node, now())
+    Schedule::new(config.checks(), &config.route.node, now())
 }
 
 fn log_checks(config: &Config) -> Vec<CheckId> {

@@ -4,20 +4,23 @@
 //! each failure, and not all nodes the same, so that a controller that comes back is not run over.
 
 use std::{
+    path::PathBuf,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use doctor_checks::{
-    credential::Credential,
-    document::{AgentReport, Versions},
+    document::{AgentReport, RunKey, Versions},
+    permit::Permit,
 };
-use doctor_core::node::Hardware;
+use doctor_core::{ids::NodeName, node::Hardware, time::Timestamp};
 
 use super::{
     http::{self, Address, Reply},
+    permit,
     schedule::spread,
     spool::{Next, Spool},
+    token::Token,
 };
 use crate::{clock::now, memory};
 
@@ -35,9 +38,19 @@ const WAIT_FOR_PEOPLE: Duration = Duration::from_secs(300);
 /// To whom and as whom.
 #[derive(Debug, Clone)]
 pub struct Route {
-    pub credential: Credential,
+    pub node: NodeName,
+    pub proof: Proof,
     pub address: Address,
     pub versions: Versions,
+}
+
+/// What makes this node believed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Proof {
+    /// It was enrolled with this key.
+    Key(RunKey),
+    /// Its cluster keeps a token for it in this file.
+    Token(PathBuf),
 }
 
 /// Between the thread that looks and the thread that sends.
@@ -51,15 +64,17 @@ pub struct Outbox {
 struct Inside {
     spool: Spool,
     route: Arc<Route>,
+    /// Where the controller's permits are kept.
+    state: PathBuf,
     closing: bool,
     /// Reports were thrown away: what they said has to be said anew.
     say_all: bool,
 }
 
 impl Outbox {
-    pub fn new(spool: Spool, route: Route) -> Self {
+    pub fn new(spool: Spool, route: Route, state: PathBuf) -> Self {
         let say_all = spool.lost() > 0;
-        let inside = Inside { spool, route: Arc::new(route), closing: false, say_all };
+        let inside = Inside { spool, route: Arc::new(route), state, closing: false, say_all };
         Self { inside: Mutex::new(inside), wake: Condvar::new() }
     }
 
@@ -104,7 +119,7 @@ impl Outbox {
 
 /// What became of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Fate {
+pub(super) enum Fate {
     Taken,
     /// Not now: after the back-off, and not before this.
     Later(Duration),
@@ -146,16 +161,13 @@ impl Sender<'_> {
         let limit = if inside.closing { LAST_EXCHANGE } else { EXCHANGE };
         let route = Arc::clone(&inside.route);
         let report = match &next {
-            Some(Next::Report(report)) => (**report).clone(),
-            Some(Next::Lost { number, dropped }) => {
-                AgentReport { dropped: Some(dropped.clone()), ..bare(&route, *number) }
-            }
+            Some(next) => next.message(&route),
             None => bare(&route, inside.spool.number()),
         };
         drop(inside);
-        let (fate, said) = attempt(&route, report, limit);
+        let tried = attempt(&route, report, limit);
         let was_large = next.is_some();
-        self.settle(next.as_ref(), &fate, said);
+        self.settle(next.as_ref(), tried);
         drop(next);
         if was_large {
             memory::give_back();
@@ -164,10 +176,13 @@ impl Sender<'_> {
         true
     }
 
-    fn settle(&mut self, next: Option<&Next>, fate: &Fate, said: Option<String>) {
+    fn settle(&mut self, next: Option<&Next>, tried: Tried) {
+        let Tried { fate, said, permit, asked } = tried;
         let mut inside = self.outbox.lock();
-        match (fate, next) {
+        match (&fate, next) {
             (Fate::Taken, next) => {
+                // What is not kept is given again in a minute; hooks then leave users their node.
+                let _kept = permit::keep(&inside.state, permit, asked);
                 if let Some(next) = next {
                     inside.spool.taken(next);
                 }
@@ -191,11 +206,11 @@ impl Sender<'_> {
         }
         let at_least = match fate {
             Fate::Taken => return,
-            Fate::Later(at_least) => *at_least,
+            Fate::Later(at_least) => at_least,
             Fate::Refused => Duration::ZERO,
         };
         // A door that is run over tells everybody the same; what each adds of its own spreads them.
-        let wait = at_least.max(back_off(self.failures, jitter(inside.route.credential.node.as_str())));
+        let wait = at_least.max(back_off(self.failures, jitter(inside.route.node.as_str())));
         self.failures = self.failures.saturating_add(1);
         self.pause(inside, wait);
     }
@@ -214,10 +229,20 @@ impl Sender<'_> {
     }
 }
 
+impl Next {
+    /// What is sent for it.
+    pub(super) fn message(&self, route: &Route) -> AgentReport {
+        match self {
+            Self::Report(report) => (**report).clone(),
+            Self::Lost { number, dropped } => AgentReport { dropped: Some(dropped.clone()), ..bare(route, *number) },
+        }
+    }
+}
+
 fn bare(route: &Route, number: u64) -> AgentReport {
     AgentReport {
         up: None,
-        node: route.credential.node.clone(),
+        node: route.node.clone(),
         hardware: Hardware::default(),
         number,
         at: now(),
@@ -227,27 +252,52 @@ fn bare(route: &Route, number: u64) -> AgentReport {
     }
 }
 
-fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -> (Fate, Option<String>) {
-    let node = &route.credential.node;
+/// One attempt, and what it brought.
+pub(super) struct Tried {
+    pub(super) fate: Fate,
+    /// For people.
+    said: Option<String>,
+    /// From `asked` on.
+    pub(super) permit: Option<Permit>,
+    pub(super) asked: Timestamp,
+}
+
+pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -> Tried {
+    let asked = now();
+    let failed = |fate, said: String| Tried { fate, said: Some(said), permit: None, asked };
     // What was kept under an older name of this machine is this node's all the same.
-    report.node = node.clone();
-    let Ok(bytes) = report.sign(&route.credential.key) else {
-        return (Fate::Refused, Some("a report cannot be written as JSON; it is counted as lost".to_owned()));
+    report.node = route.node.clone();
+    let (key, token) = match &route.proof {
+        Proof::Key(key) => (key.clone(), None),
+        Proof::Token(file) => match Token::read(file) {
+            Ok(token) => (token.key(), Some(token)),
+            Err(error) => return failed(Fate::Later(Duration::ZERO), super::chain(&error)),
+        },
     };
-    match http::post(&route.address, node, &bytes, limit) {
-        Ok(reply) => judge(&route.address, &reply),
-        Err(error) => (Fate::Later(Duration::ZERO), Some(format!("{} does not answer: {error}", route.address))),
+    let Ok(bytes) = report.sign(&key) else {
+        return failed(Fate::Refused, "a report cannot be written as JSON; it is counted as lost".to_owned());
+    };
+    match http::post(&route.address, &route.node, token.as_ref(), &bytes, limit) {
+        Ok(reply) => {
+            let (fate, said) = judge(route, &reply);
+            let open = |text: &String| Permit::open(text, &route.node, report.number, &key);
+            Tried { fate, said, permit: reply.permit.as_ref().and_then(open), asked }
+        }
+        Err(error) => failed(Fate::Later(Duration::ZERO), format!("{} does not answer: {error}", route.address)),
     }
 }
 
-fn judge(address: &Address, reply: &Reply) -> (Fate, Option<String>) {
+fn judge(route: &Route, reply: &Reply) -> (Fate, Option<String>) {
+    let address = &route.address;
     let said = |words: &str| Some(format!("{address} {words} ({}: {})", reply.status, reply.text));
-    match reply.status {
-        200..=299 => (Fate::Taken, None),
-        401 | 403 => (Fate::Later(WAIT_FOR_PEOPLE), said("does not accept this node's credential")),
-        404 | 405 => (Fate::Later(WAIT_FOR_PEOPLE), said("is no controller that takes reports")),
-        409 => (Fate::Later(WAIT_FOR_PEOPLE), said("does not read reports of this program")),
-        400 | 411 | 413 | 422 => (Fate::Refused, said("will never take this report; it is counted as lost")),
+    match (reply.status, &route.proof) {
+        (200..=299, _) => (Fate::Taken, None),
+        (401 | 403, Proof::Key(_)) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not accept this node's credential")),
+        // The next token may be better, and comes by itself.
+        (401 | 403, Proof::Token(_)) => (Fate::Later(LONGEST_WAIT), said("does not accept this node's token")),
+        (404 | 405, _) => (Fate::Later(WAIT_FOR_PEOPLE), said("is no controller that takes reports")),
+        (409, _) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not read reports of this program")),
+        (400 | 411 | 413 | 422, _) => (Fate::Refused, said("will never take this report; it is counted as lost")),
         _ => (Fate::Later(reply.retry_after.unwrap_or_default().min(LONGEST_WAIT)), said("is busy")),
     }
 }
@@ -268,9 +318,15 @@ fn jitter(node: &str) -> f64 {
 mod tests {
     use super::*;
 
+    fn route(proof: Proof) -> Route {
+        let (node, address) = (NodeName::new("n1").unwrap(), "http://127.0.0.1:1".parse().unwrap());
+        Route { node, proof, address, versions: Versions::default() }
+    }
+
     fn fate(status: u16, retry_after: Option<u64>) -> Fate {
-        let reply = Reply { status, retry_after: retry_after.map(Duration::from_secs), text: String::new() };
-        judge(&"http://ctl:1".parse().unwrap(), &reply).0
+        let reply =
+            Reply { status, retry_after: retry_after.map(Duration::from_secs), text: String::new(), permit: None };
+        judge(&route(Proof::Key(RunKey::new([1; 32]))), &reply).0
     }
 
     #[test]
@@ -287,6 +343,18 @@ mod tests {
         }
         assert_eq!(fate(503, Some(3)), Fate::Later(Duration::from_secs(3)));
         assert_eq!(fate(503, Some(99_999)), Fate::Later(LONGEST_WAIT), "nobody sends us to sleep");
+    }
+
+    #[test]
+    fn a_token_that_is_not_accepted_or_not_there_is_tried_again_soon_and_loses_nothing() {
+        let token = route(Proof::Token("no/such/token".into()));
+        for status in [401, 403] {
+            let reply = Reply { status, retry_after: None, text: String::new(), permit: None };
+            assert_eq!(judge(&token, &reply).0, Fate::Later(LONGEST_WAIT), "{status}");
+        }
+        let tried = attempt(&token, bare(&token, 1), Duration::from_secs(1));
+        assert_eq!(tried.fate, Fate::Later(Duration::ZERO));
+        assert!(tried.said.is_some_and(|said| said.contains("cannot read the token no/such/token: ")));
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! The job's logs: lines that are on the share as soon as they are written, each in the log of its test.
+//! The job's logs: lines that are on the share as soon as they are written, each in the log of its test; or on standard output,
+//! where the cluster keeps them.
 
 use std::{
     cell::RefCell,
-    fs::{self, File},
+    fs::File,
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
@@ -11,12 +12,13 @@ use std::{
 use doctor_core::ids::TestId;
 use rustix::fs::OFlags;
 
-use super::parent;
+use super::{output::make_folders, parent};
 use crate::clock::now;
 
 pub(super) struct Log {
     /// The first takes what is about the job and about tests without a log of their own.
     files: Vec<(Option<TestId>, RefCell<Option<File>>)>,
+    to_output: bool,
 }
 
 impl Log {
@@ -26,17 +28,28 @@ impl Log {
             Self::create(path).inspect_err(|error| eprintln!("cannot write the log {}: {error}", path.display())).ok()
         };
         let files = paths.iter().enumerate().map(|(place, path)| (tests.get(place).cloned(), RefCell::new(open(path))));
-        Self { files: files.collect() }
+        Self { files: files.collect(), to_output: false }
+    }
+
+    pub(super) const fn to_output() -> Self {
+        Self { files: Vec::new(), to_output: true }
     }
 
     fn create(path: &Path) -> io::Result<File> {
-        fs::create_dir_all(parent(path))?;
+        make_folders(parent(path))?;
         // The share is writable by others: a link in the log's place must not lead the writing elsewhere.
         let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or(0);
         File::options().append(true).create(true).custom_flags(flags).open(path)
     }
 
     pub(super) fn line(&self, about: &str, text: &str) {
+        if self.to_output {
+            // One line is one line: what a tool prints cannot pass for what is put between lines of ours.
+            let text = text.replace(['\n', '\r'], " ");
+            // Nobody reads it any more: that is no reason not to test.
+            let _unread = writeln!(io::stdout().lock(), "{} {about}: {text}", now());
+            return;
+        }
         let own = self.files.iter().find(|(test, _)| test.as_ref().is_some_and(|test| test.as_str() == about));
         let Some((_, file)) = own.or(self.files.first()) else { return };
         let mut file = file.borrow_mut();

@@ -1,7 +1,7 @@
 //! `doctor-node job`: what a validation job runs.
 //!
 //! It runs the tests in order, writes a log that can be followed while it runs, and ends with one signed document of
-//! raw evidence, put in place by a rename. Told to stop, or over its limit, it ends the running probe and signs what
+//! raw evidence: put in place by a rename, or given to whoever keeps the container's output. Told to stop, or over its limit, it ends the running probe and signs what
 //! had finished. It judges nothing: that is the controller's.
 
 mod claim;
@@ -10,13 +10,16 @@ pub(crate) mod output;
 pub mod place;
 
 use std::{
+    error::Error,
     ffi::OsString,
-    io,
+    io::{self, Write},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use doctor_checks::{
     Catalogue,
+    carried::{BadCarried, Packed},
     document::{Document, MAX_DOCUMENT_BYTES, RunKey, TestEvidence},
     job_file::exit,
     probe::ProbeOutput,
@@ -48,7 +51,7 @@ pub struct Order {
     pub key: RunKey,
     /// One for all tests, or one for each.
     pub logs: Vec<PathBuf>,
-    pub document: PathBuf,
+    pub hand_over: HandOver,
     pub policy: Policy,
     pub root: PathBuf,
     /// NVML, by name or path.
@@ -56,6 +59,15 @@ pub struct Order {
     pub state: Option<PathBuf>,
     /// Claimed before anything is done; says to whoever looks how the job goes.
     pub job_file: Option<PathBuf>,
+}
+
+/// Where the signed document goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HandOver {
+    /// Into this file, which appears whole.
+    File(PathBuf),
+    /// Packed to standard output, where the log goes too, and into this file as far as it fits: see `doctor_checks::carried`.
+    Output { message: PathBuf },
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -66,26 +78,44 @@ pub enum JobError {
     Sign(#[source] serde_json::Error),
     #[error("cannot write the result document {}", .path.display())]
     Write { path: PathBuf, source: io::Error },
+    #[error("cannot give the result document to standard output")]
+    Print(#[source] io::Error),
+    #[error("cannot hand the result document over")]
+    Carry(#[source] BadCarried),
+}
+
+impl JobError {
+    /// The tests ran, and nobody will know what they found.
+    pub const fn is_result_lost(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Print(_) | Self::Carry(_))
+    }
 }
 
 /// Runs the job and answers with its exit code (`doctor_checks::job_file::exit`).
 pub fn run(order: &Order, stop: &Stop) -> Result<u8, JobError> {
-    let claim = match &order.job_file {
-        Some(path) => match Claim::take(path, order.run).map_err(JobError::Claim)? {
-            Some(claim) => Some(claim),
-            None => return Ok(exit::NOT_WANTED),
-        },
-        None => None,
-    };
-    let result = work(order, stop);
-    if let Some(claim) = claim {
-        claim.ended(*result.as_ref().unwrap_or(&exit::NO_DOCUMENT)).map_err(JobError::Claim)?;
+    match &order.job_file {
+        Some(path) => claimed(path, order.run, || work(order, stop)).map_err(JobError::Claim)?,
+        None => work(order, stop),
     }
-    result
+}
+
+/// Does something as the one process that has this run, and leaves its exit code in the file of the claim. Who comes second does
+/// nothing.
+///
+/// # Errors
+/// If the claim cannot be made, or the end not be told.
+pub fn claimed<E>(path: &Path, run: RunId, work: impl FnOnce() -> Result<u8, E>) -> Result<Result<u8, E>, ClaimError> {
+    let Some(claim) = Claim::take(path, run)? else { return Ok(Ok(exit::NOT_WANTED)) };
+    let result = work();
+    claim.ended(*result.as_ref().unwrap_or(&exit::NO_DOCUMENT))?;
+    Ok(result)
 }
 
 fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
-    let log = Log::open(&order.logs, &order.tests);
+    let log = match order.hand_over {
+        HandOver::File(_) => Log::open(&order.logs, &order.tests),
+        HandOver::Output { .. } => Log::to_output(),
+    };
     let started = now();
     let names = order.tests.iter().map(TestId::as_str).collect::<Vec<_>>().join(", ");
     log.line("job", &format!("run {} on {}: {names}", order.run, order.node));
@@ -103,11 +133,28 @@ fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
         Some(StopWhy::TimeLimit) => (exit::OVER_LIMIT, "over the time limit; what had finished is in the result"),
     };
     log.line("job", words);
-    output::put(&order.document, &bytes).map_err(|source| {
-        log.line("job", &format!("the result could not be written: {source}"));
-        JobError::Write { path: order.document.clone(), source }
+    hand_over(&order.hand_over, &bytes).inspect_err(|error| {
+        let why = error.source().map_or_else(String::new, |source| format!(": {source}"));
+        log.line("job", &format!("the result could not be written{why}"));
     })?;
     Ok(code)
+}
+
+fn hand_over(to: &HandOver, bytes: &[u8]) -> Result<(), JobError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        |source| JobError::Write { path, source }
+    };
+    match to {
+        HandOver::File(path) => output::put(path, bytes).map_err(failed(path)),
+        HandOver::Output { message } => {
+            let packed = Packed::of(bytes).map_err(JobError::Carry)?;
+            let mut out = io::stdout().lock();
+            out.write_all(packed.for_log().as_bytes()).and_then(|()| out.flush()).map_err(JobError::Print)?;
+            // The container's runtime put the file there and reads this very one: it is not replaced.
+            std::fs::write(message, packed.for_message()).map_err(failed(message))
+        }
+    }
 }
 
 /// The evidence of every test that finished, and who cut the rest short.
@@ -120,7 +167,8 @@ fn run_tests(order: &Order, stop: &Stop, log: &Log) -> (Vec<TestEvidence>, Optio
             return (finished, Some(why));
         }
         let mut evidence = run_test(order, &catalogue, test, stop, log);
-        if let Some(why) = stop.told() {
+        let told = if was_killed(&evidence) { stop.told_within(A_MOMENT) } else { stop.told() };
+        if let Some(why) = told {
             log.line(test.as_str(), "cut short");
             return (finished, Some(why));
         }
@@ -128,6 +176,19 @@ fn run_tests(order: &Order, stop: &Stop, log: &Log) -> (Vec<TestEvidence>, Optio
         finished.push(evidence);
     }
     (finished, None)
+}
+
+/// Whoever ends a job signals all its processes, and the test's may go before this one hears of it.
+const A_MOMENT: Duration = Duration::from_secs(1);
+
+/// Whether a process of the test was ended by a signal, or failed as it would then.
+fn was_killed(evidence: &TestEvidence) -> bool {
+    let killed = |output: &ProbeOutput| match output {
+        ProbeOutput::Ran { exit, .. } => exit.is_none(),
+        ProbeOutput::Failed(failure) => matches!(failure.kind, FailureKind::Killed | FailureKind::Failed),
+        _ => false,
+    };
+    evidence.probes.iter().any(|(_, output)| killed(output))
 }
 
 fn run_test(order: &Order, catalogue: &Catalogue, test: &TestId, stop: &Stop, log: &Log) -> TestEvidence {

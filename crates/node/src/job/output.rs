@@ -1,8 +1,9 @@
-//! Puts a file in place whole: written beside its name, made durable, renamed.
+//! Puts a file in place whole: written beside its name, made durable, renamed. And reads the end of one that grew.
 
 use std::{
     fs::{self, File},
-    io::{self, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
+    os::unix::fs::PermissionsExt,
     path::Path,
 };
 
@@ -10,7 +11,7 @@ use super::parent;
 
 pub(crate) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = parent(path);
-    fs::create_dir_all(directory)?;
+    make_folders(directory)?;
     let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it names no file"))?;
     let temporary = directory.join(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
     // Left over from a job of the same number that was killed. What is not there need not go.
@@ -29,9 +30,79 @@ pub(crate) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// The last lines of a text, as many as this many bytes hold. `None`: there is no such file.
+pub(crate) fn tail(path: &Path, most: u64) -> io::Result<Option<String>> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other?,
+    };
+    let length = file.metadata()?.len();
+    let skipped = length.saturating_sub(most);
+    file.seek(SeekFrom::Start(skipped))?;
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    if skipped > 0 {
+        // The first line is not whole.
+        let begins = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |place| place + 1);
+        bytes.drain(..begins);
+    }
+    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+/// Makes a folder, and those above it that are missing. Where the group may write, it may write in the new one too: a controller
+/// that is not root shares the directory by its group, and removes there what has outlived its time.
+pub(super) fn make_folders(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            make_folders(path.parent().ok_or(error)?)?;
+            make_folders(path)
+        }
+        Err(_) if path.is_dir() => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => {
+            let mode = |of: &Path| fs::metadata(of).map(|found| found.permissions().mode());
+            let above = parent(path);
+            if mode(above)? & GROUP_WRITES != 0 {
+                fs::set_permissions(path, fs::Permissions::from_mode(mode(path)? | GROUP_WRITES))?;
+            }
+            Ok(())
+        }
+    }
+}
+
+const GROUP_WRITES: u32 = 0o020;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_may_write_by_the_group_may_write_in_what_is_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let mode = |path: &str| fs::metadata(directory.path().join(path)).unwrap().permissions().mode() & 0o7777;
+        for (given, wanted) in [(0o755, 0), (0o2775, 0o2020)] {
+            fs::set_permissions(directory.path(), fs::Permissions::from_mode(given)).unwrap();
+            let path = format!("memory-{given:o}/n1");
+            make_folders(&directory.path().join(&path)).unwrap();
+            make_folders(&directory.path().join(&path)).unwrap();
+            assert_eq!(mode(&path) & 0o2020, wanted, "{given:o}");
+            assert_eq!(mode(&format!("memory-{given:o}")) & 0o2020, wanted, "{given:o}");
+        }
+        fs::write(directory.path().join("file"), "").unwrap();
+        assert!(make_folders(&directory.path().join("file")).is_err());
+        assert!(make_folders(&directory.path().join("file/below")).is_err());
+    }
+
+    #[test]
+    fn of_a_long_text_the_last_whole_lines_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        assert_eq!(tail(&path, 8).unwrap(), None);
+        fs::write(&path, "one\ntwo\nthree\n").unwrap();
+        for (most, expected) in [(100, "one\ntwo\nthree\n"), (9, "three\n"), (6, ""), (0, "")] {
+            assert_eq!(tail(&path, most).unwrap().as_deref(), Some(expected), "{most}");
+        }
+    }
 
     #[test]
     fn a_file_appears_whole_and_leaves_nothing_beside_it() {

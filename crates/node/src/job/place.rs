@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
 use doctor_checks::{document::RunKey, job_file::log_path};
 use doctor_core::ids::{IdSource, NodeName, RunId, TestId};
 
@@ -33,10 +33,62 @@ pub fn below(data: &Path, tests: &[TestId], node: &NodeName, run: RunId) -> Opti
     Some((logs, document))
 }
 
+/// Which of a run's nodes this is.
+pub fn which(nodes: &[NodeName], this: Option<&str>) -> anyhow::Result<usize> {
+    match (nodes, this) {
+        ([_], _) => Ok(0),
+        (_, Some(this)) => nodes
+            .iter()
+            .position(|node| node.as_str() == this)
+            .with_context(|| format!("this is node {this}, which is not one of the run's")),
+        (_, None) => bail!("the run has {} nodes: set DOCTOR_NODE_NAME to the name of this one", nodes.len()),
+    }
+}
+
+/// This node's part of a run: its name, its logs and its document, among those of all nodes in their order. `this` is needed where
+/// there are several.
+pub fn among(
+    nodes: &[NodeName],
+    logs: &[PathBuf],
+    documents: &[PathBuf],
+    this: Option<&str>,
+) -> anyhow::Result<(NodeName, Vec<PathBuf>, PathBuf)> {
+    ensure!(
+        nodes.len() == documents.len() && !nodes.is_empty() && logs.len().is_multiple_of(nodes.len()),
+        "{} nodes, {} documents, {} logs: each node needs one document and as many logs as the others",
+        nodes.len(),
+        documents.len(),
+        logs.len()
+    );
+    let place = which(nodes, this)?;
+    let each = logs.len() / nodes.len();
+    Ok((nodes[place].clone(), logs[place * each..][..each].to_vec(), documents[place].clone()))
+}
+
 /// A key that is forgotten with this process.
 pub fn passing_key() -> anyhow::Result<RunKey> {
     let mut bytes = [0; 32];
     let read = |bytes: &mut [u8]| -> io::Result<()> { File::open("/dev/urandom")?.read_exact(bytes) };
     read(&mut bytes).context("cannot make a key")?;
     Ok(RunKey::new(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_takes_its_own_part_of_a_run_over_several() {
+        let name = |text: &str| NodeName::new(text).unwrap();
+        let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let (nodes, logs, documents) =
+            ([name("a"), name("b")], paths(&["a1", "a2", "b1", "b2"]), paths(&["a.json", "b.json"]));
+        let among = |this| among(&nodes, &logs, &documents, this);
+        assert_eq!(among(Some("b")).unwrap(), (name("b"), paths(&["b1", "b2"]), PathBuf::from("b.json")));
+        assert!(among(Some("c")).unwrap_err().to_string().contains("not one of the run's"));
+        assert!(among(None).unwrap_err().to_string().contains("DOCTOR_NODE_NAME"));
+        assert!(super::among(&nodes, &logs[..3], &documents, Some("a")).is_err());
+        let alone = super::among(&nodes[..1], &logs[..2], &documents[..1], None).unwrap();
+        assert_eq!(alone, (name("a"), paths(&["a1", "a2"]), PathBuf::from("a.json")));
+    }
 }

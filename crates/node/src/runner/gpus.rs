@@ -1,9 +1,14 @@
 //! The GPUs of this machine: what the bus says, and what the driver says through NVML, or through `nvidia-smi` where the
 //! library cannot be loaded.
 
-use std::{ffi::OsStr, fs, path::Path};
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    path::{Path, PathBuf},
+};
 
 use doctor_checks::{
+    LIBRARY_PLACES,
     gpu::{Gpu, GpuAnswer, bus_id},
     nvidia_smi,
     probe::ProbeOutput,
@@ -11,16 +16,31 @@ use doctor_checks::{
 use doctor_core::observation::FailureKind;
 use doctor_gpu::nvml::Nvml;
 
+/// Where else machines keep the driver's libraries for containers: the GPU operator's on ARM, and Google's nodes.
+const MORE_PLACES: [&str; 2] = ["/run/nvidia/driver/usr/lib/aarch64-linux-gnu", "/home/kubernetes/bin/nvidia/lib64"];
 const NVIDIA: &str = "0x10de";
 /// The upper byte of a PCI class: a display controller, with a connector or without.
 const DISPLAY: &str = "0x03";
 
 pub(super) fn ask(root: &Path, library: &OsStr, fields: &[String]) -> GpuAnswer {
     let on_pci = on_pci(root);
-    match Nvml::open(library) {
+    match Nvml::open(&found(root, library)) {
         Ok(nvml) => nvml.answer(fields, on_pci),
         Err(failure) => GpuAnswer { on_pci, driver: Err(failure), gpus: Vec::new() },
     }
+}
+
+/// A library that is named without its place is looked for on the machine that is seen below `root`: the image of a container
+/// has none, because it must be the one of the machine's driver.
+fn found(root: &Path, library: &OsStr) -> OsString {
+    let is_name = Path::new(library).components().count() == 1;
+    if root == Path::new("/") || !is_name {
+        return library.to_owned();
+    }
+    let mut places =
+        LIBRARY_PLACES.iter().chain(&MORE_PLACES).map(|place| root.join(place.trim_start_matches('/')).join(library));
+    let there = places.find(|place| place.exists());
+    there.map_or_else(|| library.to_owned(), PathBuf::into_os_string)
 }
 
 /// The answer itself; or what `nvidia-smi` says where there are GPUs and no library to ask. `exec` runs a program within
@@ -150,6 +170,17 @@ mod tests {
             fs::create_dir_all(&folder).unwrap();
             fs::write(folder.join("vendor"), vendor).unwrap();
             fs::write(folder.join("class"), class).unwrap();
+        }
+        let lib = root.path().join("usr/lib64");
+        fs::create_dir_all(&lib).unwrap();
+        fs::write(lib.join("libdoctor.so.1"), "").unwrap();
+        for (machine, asked, wanted) in [
+            (root.path(), "libdoctor.so.1", lib.join("libdoctor.so.1")),
+            (root.path(), "libdoctor-has-none.so.1", "libdoctor-has-none.so.1".into()),
+            (root.path(), "/own/libdoctor.so.1", "/own/libdoctor.so.1".into()),
+            (Path::new("/"), "libdoctor.so.1", "libdoctor.so.1".into()),
+        ] {
+            assert_eq!(found(machine, OsStr::new(asked)), wanted, "{}", machine.display());
         }
         assert_eq!(on_pci(root.path()), ["0000:18:00.0", "0000:19:00.0"]);
         let answer = ask(root.path(), OsStr::new("libdoctor-has-none.so.1"), &[]);

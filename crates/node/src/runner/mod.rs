@@ -54,6 +54,7 @@ use samples::Samples;
 use trusted::Trusted;
 use watched::NoAnswer;
 
+pub(crate) use abandoned::boot_id;
 pub use clock_discipline::CLOCK_FILE;
 pub use reading::answer_as_helper;
 pub use recorded::FixtureRunner;

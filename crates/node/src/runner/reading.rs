@@ -76,13 +76,16 @@ impl Reader {
     }
 }
 
+/// Where a file of the machine is. Some of /proc are links to what the reading process itself has; in a container that sees its
+/// host below `root` that would be the container's own, and the machine's are those of its first process.
 pub(super) fn below(root: &Path, path: &str) -> PathBuf {
-    // In a container that sees its host below `root`, /proc/mounts would be the container's own.
-    let path = if path == "/proc/mounts" && root != Path::new("/") && root.join("proc/1/mounts").exists() {
-        "/proc/1/mounts"
-    } else {
-        path
-    };
+    let own = path.strip_prefix("/proc/").filter(|rest| *rest == "mounts" || rest.starts_with("net/"));
+    if let Some(own) = own.filter(|_| root != Path::new("/")) {
+        let first = root.join("proc/1").join(own);
+        if first.exists() {
+            return first;
+        }
+    }
     root.join(path.trim_start_matches('/'))
 }
 
@@ -175,4 +178,29 @@ fn kernel_log(path: &Path) -> io::Result<String> {
         }
     }
     Ok(records.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_that_sees_its_host_reads_the_hosts_mounts_and_sockets_and_not_its_own() {
+        let host = tempfile::tempdir().unwrap();
+        fs::create_dir_all(host.path().join("proc/1/net")).unwrap();
+        for file in ["proc/1/mounts", "proc/1/net/tcp"] {
+            fs::write(host.path().join(file), "").unwrap();
+        }
+        for (asked, wanted) in [
+            ("/proc/mounts", "proc/1/mounts"),
+            ("/proc/net/tcp", "proc/1/net/tcp"),
+            // Not there: the link, which says the same of a machine that was recorded.
+            ("/proc/net/tcp6", "proc/net/tcp6"),
+            ("/proc/uptime", "proc/uptime"),
+            ("/sys/class/net", "sys/class/net"),
+        ] {
+            assert_eq!(below(host.path(), asked), host.path().join(wanted));
+            assert_eq!(below(Path::new("/"), asked), Path::new(asked));
+        }
+    }
 }

@@ -23,6 +23,7 @@ use doctor_core::{
     node::{ForeignMark, Hold},
     plan::{Action, Conclusion},
     policy::Policy,
+    run::NonEmpty,
     snapshot::{Asked, Breaker, Pause},
     time::{Span, Timestamp},
 };
@@ -107,9 +108,8 @@ impl Stage {
                 let empty = words.get(1) == Some(&"empty");
                 Ok(self.session()?.restart(empty)?)
             }
-            "record" | "hold" | "unhold" | "release" | "test" | "quarantine" | "pause" | "resume" | "close-breaker" => {
-                self.operator(&words)
-            }
+            "record" | "hold" | "unhold" | "release" | "test" | "together" | "quarantine" | "pause" | "resume"
+            | "close-breaker" => self.operator(&words),
             _ => self.incident(&words),
         }
     }
@@ -310,10 +310,15 @@ impl Stage {
             }
             ["unhold", node] => store.unhold(&name(node)?, by, why, now)?,
             ["release", node] => ask(Asked::Release { node: name(node)? })?,
-            ["quarantine", node] => ask(Asked::Quarantine { node: name(node)? })?,
+            ["quarantine", node] => ask(Asked::Quarantine { node: name(node)?, evict: false })?,
+            ["quarantine", node, "drain"] => ask(Asked::Quarantine { node: name(node)?, evict: true })?,
             ["test", node, tests @ ..] => {
                 let tests = tests.iter().map(|test| name(test)).collect::<Result<_, _>>()?;
                 ask(Asked::Test { node: name(node)?, tests })?;
+            }
+            ["together", nodes, test] => {
+                let Some(nodes) = NonEmpty::new(list(nodes)?) else { return said("together needs nodes") };
+                ask(Asked::Together { nodes, test: name(test)?, trials: Vec::new() })?;
             }
             ["pause", rest @ ..] => {
                 let (pool, until) = match rest {
@@ -330,7 +335,7 @@ impl Stage {
             ["close-breaker"] => store.close_breaker(by, why, now)?,
             _ => {
                 return said(
-                    "accepted: record NODES TEST VERDICT AGO, hold NODE [for 2h], unhold NODE, release NODE, quarantine NODE, test NODE [TESTS], pause [POOL] [for 4h], resume [POOL], close-breaker",
+                    "accepted: record NODES TEST VERDICT AGO, hold NODE [for 2h], unhold NODE, release NODE, quarantine NODE [drain], test NODE [TESTS], together NODES TEST, pause [POOL] [for 4h], resume [POOL], close-breaker",
                 );
             }
         }
@@ -483,6 +488,9 @@ pub(crate) fn incident(words: &[&str]) -> Result<Incident, Trouble> {
         }
         ["heal", node] => Incident::Heal { node: name(node)? },
         ["user-job", nodes, length] => Incident::UserJob { nodes: list(nodes)?, length: span(length)? },
+        ["user-work-fails", nodes, "of", owner] => {
+            Incident::UserWorkFails { nodes: list(nodes)?, owner: (*owner).to_owned() }
+        }
         ["calls", call, trouble, times] => {
             Incident::Calls { call: word::<Call>(call)?, trouble: word::<CallTrouble>(trouble)?, times: number(times)? }
         }
@@ -511,7 +519,7 @@ pub(crate) fn incident(words: &[&str]) -> Result<Incident, Trouble> {
         _ => {
             return said(
                 "accepted: world, policy, fresh, run, show, restart [empty], record, operators' commands (hold, unhold, release, \
-                 quarantine, test, pause, resume, close-breaker), and incidents (fault, heal, user-job, calls, jobs, outage, \
+                 quarantine, test, together, pause, resume, close-breaker), and incidents (fault, heal, user-job, user-work-fails NODES of OWNER, calls, jobs, outage, \
                  unreachable, vanish, return, node-clock, controller-clock, agent-silent, agents-silent, cordon, uncordon, \
                  our-marks-removed, foreign-reboot)",
             );
@@ -552,7 +560,7 @@ fn describe(action: &Action) -> Option<String> {
     Some(match action {
         Action::Submit(run) => {
             let tests: Vec<_> = run.tests.iter().map(TestId::as_str).collect();
-            format!("submit {} on {}: {} ({})", run.id, run.nodes.first(), tests.join(" "), run.asked.what)
+            format!("submit {} on {}: {} ({})", run.id, hostlist::fold(&run.nodes), tests.join(" "), run.asked.what)
         }
         Action::Resubmit { run } => format!("submit {run} again"),
         Action::Cancel { run, .. } => format!("cancel {run}"),
@@ -561,6 +569,7 @@ fn describe(action: &Action) -> Option<String> {
         Action::OpenCase(case) => format!("open {} on {}: {} at rung {}", case.id, case.node, case.severity, case.rung),
         Action::Escalate { case, to } => format!("{case} moves to rung {to}"),
         Action::Worsen { case, .. } => format!("{case} is worse"),
+        Action::Advise { advice, .. } => format!("advice: {advice}"),
         Action::Step { node, step, tries: 1, .. } => format!("{step} {node}"),
         Action::Step { node, step, tries, .. } => format!("{step} {node}, try {tries}"),
         Action::Propose { node, step, .. } => format!("propose {step} of {node}"),
@@ -571,6 +580,11 @@ fn describe(action: &Action) -> Option<String> {
         Action::OpenBreaker => "the breaker opens".to_owned(),
         Action::Notice(_) => "notice".to_owned(),
         Action::Answer { .. } => "request seen to".to_owned(),
+        Action::Name { node, peer: None, .. } => format!("{node} is named"),
+        Action::Name { node, peer: Some(peer), .. } => format!("{node} is named with {peer}"),
+        // Its run stands in a line of its own.
+        Action::Try { .. } => return None,
+        Action::Tidy { node, .. } => format!("maintenance of {node} is over"),
         Action::Rename { node, hardware } => format!("{node} is another machine now, {hardware}"),
         // Every node is identified once at the beginning.
         Action::Identify { .. } => return None,

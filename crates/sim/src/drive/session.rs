@@ -7,6 +7,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use doctor_checks::document::RunKey;
 use doctor_control::{
+    audience::Audience,
     clock::Clock,
     cycle::{AgentMessage, CycleError, CycleReport, Engine, Inbox, Parts},
     settings::{BadSettings, Settings},
@@ -98,6 +99,8 @@ pub struct Session {
     controllers: u64,
     /// Since when the breaker waits for somebody to look.
     breaker_opened: Option<Timestamp>,
+    /// Whoever is shown the cluster after each cycle.
+    audience: Option<Arc<Audience>>,
     /// Results written by [`Session::record`], so that no two of them share an id.
     recorded: std::cell::Cell<u64>,
 }
@@ -127,6 +130,7 @@ impl Session {
             looked_at: 0,
             controllers: 0,
             breaker_opened: None,
+            audience: None,
             recorded: std::cell::Cell::new(0),
         })
     }
@@ -182,9 +186,11 @@ impl Session {
                 at,
                 actions: &[Because::new(Action::Submit(run), "recorded", "recorded by the script")],
                 keys: &[(id, key)].into(),
+                named: &[],
                 changed_reasons: &[],
                 policy_version: 1,
                 retry: &self.config.policy.retry,
+                told: &[],
             },
         )?;
         let outcome = Outcome {
@@ -228,10 +234,31 @@ impl Session {
     /// # Errors
     /// If the new one cannot be made.
     pub fn restart(&mut self, empty_store: bool) -> Result<(), SessionError> {
-        self.controllers += 1;
         let store = if empty_store { Store::open_in_memory()? } else { self.engine.store().clone() };
+        self.move_to(store)
+    }
+
+    /// The controller dies and another takes over on this store.
+    ///
+    /// # Errors
+    /// If the new one cannot be made.
+    pub fn move_to(&mut self, store: Store) -> Result<(), SessionError> {
+        self.controllers += 1;
         self.engine = engine(&self.config, &self.backend, &self.clock, store, self.controllers)?;
+        if let Some(audience) = &self.audience {
+            self.engine.set_audience(Arc::clone(audience));
+        }
         Ok(())
+    }
+
+    /// Shows the cluster to these after each cycle from now on.
+    pub fn set_audience(&mut self, audience: Arc<Audience>) {
+        self.engine.set_audience(Arc::clone(&audience));
+        self.audience = Some(audience);
+    }
+
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
     }
 
     /// Runs one cycle now.

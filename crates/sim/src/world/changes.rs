@@ -65,6 +65,11 @@ impl World {
                 self.log(Happened::Undrained { op, node });
                 self.remove_mark(slot, &CORDON);
             }
+            Change::Evict => {
+                self.log(Happened::Evicted { op, node });
+                self.end_user_of(slot);
+                self.touch(slot);
+            }
             Change::Reset => self.disturb(slot, op, Disturbance::Reset),
             Change::Reboot => self.disturb(slot, op, Disturbance::Reboot),
             Change::Replace => self.disturb(slot, op, Disturbance::Replace),
@@ -146,6 +151,7 @@ const fn can(caps: Caps, what: &Change) -> bool {
     match what {
         Change::Mark(_) | Change::Unmark(_) => caps.mark,
         Change::Drain | Change::Undrain => caps.drain,
+        Change::Evict => caps.evict,
         Change::Reset => caps.reset,
         Change::Reboot => caps.reboot,
         Change::Replace => caps.replace,

@@ -145,6 +145,10 @@ impl World {
                 let slots = nodes.iter().map(|node| self.place_of(node)).collect::<Option<Vec<_>>>()?;
                 return self.pinned_job(&slots, *length).then_some(());
             }
+            Incident::UserWorkFails { nodes, owner } => {
+                nodes.iter().map(|node| self.place_of(node)).collect::<Option<Vec<_>>>()?;
+                self.scripted_failure(nodes, owner);
+            }
             Incident::Calls { call, trouble, times } => {
                 let waiting = self.troubles.calls.entry(*call).or_default();
                 waiting.extend((0..*times).map(|_| *trouble));

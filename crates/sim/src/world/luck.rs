@@ -124,6 +124,7 @@ impl World {
         let mut stream = self.seed.stream(Purpose::Placement, crashed.choice, 1 + u64::from(crashed.tries));
         let lost = self.unsaved(job) + self.config.assumptions.restart;
         self.figures.jobs_crashed += 1;
+        self.tell_crash(job);
         if stream.chance(share) {
             self.figures.jobs_crashed_by_faults += 1;
             self.lose(lost.as_hours() * self.size_of(job), culprit);

@@ -5,6 +5,7 @@
 
 mod agents;
 mod changes;
+mod failures;
 mod faults;
 mod incidents;
 mod luck;
@@ -39,6 +40,7 @@ pub(crate) use luck::Figures;
 pub use nodes::Changes;
 
 use agents::Agents;
+use failures::Failures;
 use incidents::Troubles;
 use nodes::{Pool, Slot};
 use queue::{Event, Queue};
@@ -78,6 +80,7 @@ pub struct World {
     share: Option<Share>,
     troubles: Troubles,
     agents: Agents,
+    failures: Failures,
     requests: Vec<OperatorRequest>,
     script: Vec<Incident>,
     figures: Figures,
@@ -118,6 +121,7 @@ impl World {
             share: config.share.clone().map(Share::new),
             troubles: Troubles::new(seed),
             agents: Agents::default(),
+            failures: Failures::default(),
             requests: Vec::new(),
             script: Vec::new(),
             figures: Figures::default(),

@@ -29,6 +29,7 @@ impl World {
             let evidence = self.test_on(slot, &test, began, hot);
             self.runs[number as usize].evidence[place].push(evidence);
         }
+        measure::share(self.runs[number as usize].evidence.iter_mut().filter_map(|tests| tests.last_mut()));
     }
 
     /// One test on one node, from `began` until now.

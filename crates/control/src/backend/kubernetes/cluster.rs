@@ -4,44 +4,55 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use doctor_core::{
     ids::{JobId, NodeName, PoolName, RunId, Sku},
-    node::{Hardware, MarkKind, Node},
+    node::{Hardware, Node},
     run::JobSeen,
     snapshot::Caps,
+    time::Timestamp,
 };
+use hyper::http::Request;
 use kube::{
-    Api, Client, ResourceExt,
-    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    Api, Client,
+    api::{DynamicObject, ListParams, Patch, PatchParams},
     config::{KubeConfigOptions, Kubeconfig},
     core::{ApiResource, DynamicResourceScope},
 };
+use serde_json::Value;
 use tokio::runtime::Runtime;
 
 use super::{
-    KubernetesConfig, job,
+    KubernetesConfig, Replace,
+    carry::Carried,
+    failures::{self, Failures},
+    job,
     marks::{self, Standing},
-    objects::{
-        Amounts, FIELD_MANAGER, JobObject, NodeObject, PodObject, job_resource, node_resource, note_writers,
-        pod_resource, secret_resource,
-    },
-    occupancy::{Tenant, is_gpu, occupancy, whole},
-    watch::{self, Placed, Watched},
+    objects::{FIELD_MANAGER, JobObject, NodeAnswer, NodeObject, PodObject, node_resource, pod_resource},
+    occupancy::{Tenant, occupancy},
+    repair::Repair,
+    template::Templates,
+    tokens::Reviews,
+    wanted::{self, Offer, Waiting},
+    watch::{self, Kept, Placed, Watched},
 };
 use crate::{
-    backend::{Backend, BackendError, Change, Effect, JobRequest, NodeOp, PolledJob, SeenNode},
+    backend::{Backend, BackendError, Board, Change, Effect, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode},
     clock::{Clock, SystemClock},
+    vouch::Voucher,
 };
 
 /// For the first lists, and for new ones after a watch broke.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// One exchange with the API server.
 const EXCHANGE: Duration = Duration::from_secs(15);
 /// Somebody else may change a node between our reading and our writing.
-const TRIES: usize = 5;
+pub(super) const TRIES: usize = 5;
 
 pub struct KubernetesBackend {
-    config: Arc<KubernetesConfig>,
-    client: Client,
-    watched: Arc<Watched>,
+    pub(super) config: Arc<KubernetesConfig>,
+    pub(super) client: Client,
+    pub(super) watched: Arc<Watched>,
+    failures: Arc<Failures>,
+    pub(super) carried: Arc<Carried>,
+    pub(super) templates: Templates,
     runtime: Runtime,
 }
 
@@ -65,58 +76,91 @@ impl KubernetesBackend {
             .enable_all()
             .build()
             .map_err(|error| refuse(error.to_string()))?;
+        if let Replace::Webhook(webhook) = &config.replace {
+            super::webhook::check(&webhook.url).map_err(refuse)?;
+        }
+        let templates = Templates::open(&config).map_err(|error| refuse(error.to_string()))?;
         let client = runtime.block_on(connect(&config)).map_err(refuse)?;
         let (config, watched) = (Arc::new(config), Arc::new(Watched::new()));
         runtime.spawn(watch::follow_nodes(client.clone(), Arc::clone(&config), Arc::clone(&watched)));
         runtime.spawn(watch::follow_pods(client.clone(), Arc::clone(&config), Arc::clone(&watched)));
-        Ok(Self { config, client, watched, runtime })
+        let (failures, carried) = (Arc::new(Failures::default()), Arc::new(Carried::default()));
+        let (to, nodes, along) = (Arc::clone(&failures), Arc::clone(&watched), Arc::clone(&carried));
+        runtime.spawn(failures::follow(client.clone(), Arc::clone(&config), to, nodes, along));
+        Ok(Self { config, client, watched, failures, carried, templates, runtime })
+    }
+
+    /// Who says whose a token of this cluster is.
+    pub fn voucher(&self) -> Arc<dyn Voucher> {
+        Arc::new(Reviews::new(self.client.clone(), self.runtime.handle().clone(), Arc::clone(&self.config)))
     }
 
     /// Asks the API server, and no longer than is reasonable.
-    fn ask<T>(
+    pub(super) fn ask<T>(
         &self,
         operation: &'static str,
         question: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, Failed> {
+        self.ask_for(operation, EXCHANGE, question)
+    }
+
+    /// Asks somebody, for no longer than this.
+    pub(super) fn ask_for<T>(
+        &self,
+        operation: &'static str,
+        limit: Duration,
+        question: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, Failed> {
         self.runtime.block_on(async {
-            match tokio::time::timeout(EXCHANGE, question).await {
+            match tokio::time::timeout(limit, question).await {
                 Ok(answer) => answer.map_err(|error| Failed::of(operation, &error)),
                 Err(_) => {
-                    let text = format!("no answer within {} s", EXCHANGE.as_secs());
-                    Err(Failed {
-                        code: None,
-                        exists: false,
-                        error: BackendError { operation, text, effect: Effect::Unknown },
-                    })
+                    let text = format!("no answer within {} s", limit.as_secs());
+                    let error = BackendError { operation, text, effect: Effect::Unknown };
+                    Err(Failed { code: None, exists: false, error })
                 }
             }
         })
     }
 
-    fn nodes(&self) -> Api<NodeObject> {
+    /// Posts what no typed call is there for.
+    pub(super) fn post(&self, operation: &'static str, path: &str, body: &Value) -> Result<Value, Failed> {
+        self.ask(operation, async {
+            let request = Request::post(path).header("content-type", "application/json");
+            let request = request.body(body.to_string().into_bytes()).map_err(kube::Error::HttpError)?;
+            self.client.request::<Value>(request).await
+        })
+    }
+
+    pub(super) fn nodes(&self) -> Api<NodeAnswer> {
         Api::all_with(self.client.clone(), &node_resource())
     }
 
-    fn jobs<K: Described>(&self, of: &ApiResource) -> Api<K> {
+    pub(super) fn jobs<K: Described>(&self, of: &ApiResource) -> Api<K> {
         Api::namespaced_with(self.client.clone(), &self.config.namespace, of)
     }
 
     /// The node that a job is for, as it is now.
-    fn node_of(&self, request: &JobRequest) -> Result<(NodeName, NodeObject), BackendError> {
-        let operation = "submit";
-        let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
-        let [node] = &*request.nodes else {
-            return Err(refuse(format!("a job over {} nodes cannot be run here yet", request.nodes.len())));
-        };
-        let found = self.watched.now(PATIENCE, |nodes, _| nodes.get(node.as_str()).cloned());
-        match found {
-            Ok(Some(found)) => Ok((node.clone(), found)),
-            Ok(None) => Err(refuse(format!("there is no node {node} with GPUs in this cluster"))),
-            Err(text) => Err(BackendError { operation, text, effect: Effect::NoneTryAgain }),
-        }
+    /// Nodes that user work waits for, which users could have if we were not there.
+    fn wanted(
+        &self,
+        nodes: &HashMap<String, NodeObject>,
+        tenants: &HashMap<&str, Vec<&Placed>>,
+        waiting: Vec<&Waiting>,
+    ) -> HashMap<String, String> {
+        let of = |node: &NodeObject| tenants.get(node.name()).map_or(&[][..], Vec::as_slice);
+        let mut offers: Vec<Offer<'_>> = nodes
+            .values()
+            .filter(|node| {
+                seen_node(node, of(node), None, &self.config).is_some_and(|seen| seen.node.occupancy.is_free())
+            })
+            .map(|node| Offer { node, ours: of(node).iter().any(|placed| placed.tenant.ours) })
+            .collect();
+        offers.sort_by(|a, b| a.node.name().cmp(b.node.name()));
+        wanted::wanted(&offers, waiting, &self.config)
     }
 
-    fn list<K>(&self, operation: &'static str, of: &ApiResource) -> Result<Vec<K>, BackendError>
+    pub(super) fn list<K>(&self, operation: &'static str, of: &ApiResource) -> Result<Vec<K>, BackendError>
     where
         K: Described + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
@@ -126,7 +170,7 @@ impl KubernetesBackend {
     }
 }
 
-async fn connect(config: &KubernetesConfig) -> Result<Client, String> {
+pub(super) async fn connect(config: &KubernetesConfig) -> Result<Client, String> {
     let options = KubeConfigOptions { context: config.context.clone(), ..KubeConfigOptions::default() };
     let settings = match &config.kubeconfig {
         Some(path) => {
@@ -148,16 +192,16 @@ async fn connect(config: &KubernetesConfig) -> Result<Client, String> {
 }
 
 /// What kind of object it is, is told at run time.
-trait Described: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope> {}
+pub(super) trait Described: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope> {}
 
 impl<K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>> Described for K {}
 
 /// An exchange that failed, and the server's code where it answered.
-struct Failed {
-    code: Option<u16>,
+pub(super) struct Failed {
+    pub(super) code: Option<u16>,
     /// What was to be made is there already.
-    exists: bool,
-    error: BackendError,
+    pub(super) exists: bool,
+    pub(super) error: BackendError,
 }
 
 impl Failed {
@@ -187,10 +231,15 @@ impl From<Failed> for BackendError {
     }
 }
 
-fn seen_node(node: &NodeObject, tenants: &[&Placed], config: &KubernetesConfig) -> Option<SeenNode> {
+fn seen_node(
+    node: &NodeObject,
+    tenants: &[&Placed],
+    wanted_by: Option<&str>,
+    config: &KubernetesConfig,
+) -> Option<SeenNode> {
     let standing = Standing::of(node, config);
     let on_it: Vec<Tenant> = tenants.iter().map(|placed| placed.tenant.clone()).collect();
-    let label = |key: &str| node.labels().get(key);
+    let label = |key: &str| node.metadata.labels.get(key);
     let info = node.status.as_ref().map(|status| &status.node_info);
     let told = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
     let hardware = info.map(|info| Hardware {
@@ -200,9 +249,9 @@ fn seen_node(node: &NodeObject, tenants: &[&Placed], config: &KubernetesConfig) 
     });
     Some(SeenNode {
         node: Arc::new(Node {
-            name: NodeName::new(&node.name_any()).ok()?,
+            name: NodeName::new(node.name()).ok()?,
             pool: label(&config.pool_label).and_then(|pool| PoolName::new(pool).ok()).unwrap_or_else(default_pool),
-            occupancy: occupancy(node, &standing, &on_it, config),
+            occupancy: occupancy(node, &standing, &on_it, wanted_by, config),
             marks: standing.marks,
             hardware: hardware.map(Arc::new),
             sku: label(&config.sku_label).and_then(|sku| Sku::new(sku).ok()),
@@ -222,17 +271,30 @@ impl Backend for KubernetesBackend {
     }
 
     fn caps(&self) -> Caps {
-        Caps { mark: true, drain: true, ..Caps::NONE }
+        Caps {
+            mark: true,
+            drain: true,
+            evict: true,
+            reset: !self.config.reset.is_empty(),
+            reboot: !self.config.reboot.is_empty(),
+            replace: self.config.replace != Replace::None,
+        }
     }
 
     fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
         let seen = self.watched.now(PATIENCE, |nodes, pods| {
             let mut tenants: HashMap<&str, Vec<&Placed>> = HashMap::new();
-            for placed in pods.values() {
-                tenants.entry(&placed.node).or_default().push(placed);
+            let mut waiting = Vec::new();
+            for kept in pods.values() {
+                match kept {
+                    Kept::Placed(placed) => tenants.entry(&placed.node).or_default().push(placed),
+                    Kept::Waiting(pod) => waiting.push(&**pod),
+                }
             }
             let of = |name: &str| tenants.get(name).map_or(&[][..], Vec::as_slice);
-            nodes.iter().filter_map(|(name, node)| seen_node(node, of(name), &self.config)).collect()
+            let wanted = if waiting.is_empty() { HashMap::new() } else { self.wanted(nodes, &tenants, waiting) };
+            let by = |name: &str| wanted.get(name).map(String::as_str);
+            nodes.iter().filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config)).collect()
         });
         let broken = |text| BackendError { operation: "look at the cluster", text, effect: Effect::NoneTryAgain };
         let mut seen: Vec<SeenNode> = seen.map_err(broken)?;
@@ -245,45 +307,7 @@ impl Backend for KubernetesBackend {
     }
 
     fn submit(&self, request: &JobRequest) -> Result<JobId, BackendError> {
-        let operation = "submit";
-        let (name, node) = self.node_of(request)?;
-        let again = |text: &str| BackendError { operation, text: text.to_owned(), effect: Effect::NoneTryAgain };
-        // All that it has, of every kind: the scheduler then keeps everybody else off.
-        let allocatable = node.status.as_ref().map(|status| &status.allocatable).into_iter().flatten();
-        let gpus: Amounts = allocatable
-            .filter(|(name, amount)| is_gpu(name, &self.config) && whole(amount) != Some(0))
-            .map(|(name, amount)| (name.clone(), amount.clone()))
-            .collect();
-        if gpus.is_empty() {
-            return Err(again("no GPU of the node can be had now"));
-        }
-        let cordoned_by_us = Standing::of(&node, &self.config).marks.has_ours(MarkKind::Cordon);
-        let manifest = job::manifest(request, &name, &gpus, cordoned_by_us, &self.config);
-        let made: DynamicObject = serde_json::from_value(manifest).map_err(|error| BackendError {
-            operation,
-            text: error.to_string(),
-            effect: Effect::NoneGiveUp,
-        })?;
-        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        let api: Api<DynamicObject> = self.jobs(&job_resource());
-        let job = match self.ask(operation, api.create(&parameters, &made)) {
-            Ok(job) => job,
-            // It is there from an earlier try.
-            Err(failed) if failed.exists => {
-                let there = self.ask(operation, api.get(&job::name(request.run)));
-                there.map_err(|failed| BackendError { effect: Effect::Unknown, ..failed.error })?
-            }
-            Err(failed) => return Err(failed.into()),
-        };
-        let uid = job.uid().unwrap_or_default();
-        let secret = serde_json::from_value(job::secret(request, &uid, &self.config))
-            .map_err(|error| BackendError { operation, text: error.to_string(), effect: Effect::NoneGiveUp })?;
-        let secrets: Api<DynamicObject> = self.jobs(&secret_resource());
-        match self.ask(operation, secrets.create(&parameters, &secret)) {
-            Ok(_) | Err(Failed { exists: true, .. }) => Ok(job::id(&self.config, request.run)),
-            // The job is there: it waits for its key until it is submitted again or cancelled.
-            Err(Failed { error, .. }) => Err(BackendError { effect: Effect::Unknown, ..error }),
-        }
+        self.make_run(request)
     }
 
     fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
@@ -292,7 +316,9 @@ impl Backend for KubernetesBackend {
         }
         // Pods first: a pod that a job had is then seen, or its job says more.
         let pods: Vec<PodObject> = self.list("poll", &pod_resource())?;
-        let jobs: Vec<JobObject> = self.list("poll", &job_resource())?;
+        let jobs: Vec<JobObject> = self.list_runs()?;
+        self.take_along(runs, pods.iter());
+        pods.iter().for_each(|pod| self.failures.notice(pod, &self.config, &self.watched));
         let mut of_run: HashMap<RunId, Vec<PodObject>> = HashMap::new();
         for pod in pods {
             if let Some(run) = job::run_of(&pod.metadata, &self.config) {
@@ -305,24 +331,31 @@ impl Backend for KubernetesBackend {
             let pods = of_run.get(run).map_or(&[][..], Vec::as_slice);
             jobs.get(run).map_or(JobSeen::Absent, |job| job::seen(job, pods, *run, &self.config))
         };
-        Ok(runs.iter().map(|run| PolledJob { seen: look(run), documents: Vec::new() }).collect())
+        let seen: Vec<JobSeen> = runs.iter().map(|run| self.failures.told_apart(*run, look(run))).collect();
+        self.look_again(runs, &seen)?;
+        let documents = runs.iter().map(|run| self.carried.documents(*run));
+        Ok(seen.into_iter().zip(documents).map(|(seen, documents)| PolledJob { seen, documents }).collect())
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
-        let api: Api<DynamicObject> = self.jobs(&job_resource());
+        let api: Api<DynamicObject> = self.jobs(&self.kind_of_runs());
         let patch = Patch::Merge(job::cancelled(&self.config, SystemClock.now()));
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         match self.ask("cancel", api.patch(&job::name(run), &parameters, &patch)) {
-            Ok(_) | Err(Failed { code: Some(404), .. }) => Ok(()),
+            Ok(job) => self.tell_volcano(&job),
+            Err(Failed { code: Some(404), .. }) => Ok(()),
             Err(failed) => Err(failed.into()),
         }
     }
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
         let operation = "change the node";
-        let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
-        if matches!(change.what, Change::Reset | Change::Reboot | Change::Replace) {
-            return Err(refuse(format!("the Kubernetes backend cannot {} yet; see its caps", change.what.step())));
+        match change.what {
+            Change::Evict => return self.evict(node),
+            Change::Reset => return self.repair(node, change.op, Repair::Reset),
+            Change::Reboot => return self.repair(node, change.op, Repair::Reboot),
+            Change::Replace => return self.replace(node, change.op),
+            Change::Mark(_) | Change::Unmark(_) | Change::Drain | Change::Undrain => {}
         }
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let (nodes, name) = (self.nodes(), node.as_str());
@@ -330,17 +363,13 @@ impl Backend for KubernetesBackend {
         for _ in 0..TRIES {
             let now = match known.take() {
                 Some(node) => node,
-                None => {
-                    let mut node = self.ask(operation, nodes.get(name))?;
-                    note_writers(&mut node);
-                    node
-                }
+                None => self.ask(operation, nodes.get(name))?.into(),
             };
             let Some(patch) = marks::patch(&now, change.op, &change.what, &self.config) else { return Ok(()) };
             match self.ask(operation, nodes.patch(name, &parameters, &Patch::Merge(patch))) {
-                Ok(mut written) => {
-                    note_writers(&mut written);
-                    self.watched.written(&written);
+                Ok(written) => {
+                    self.tell(&written, &change.what);
+                    self.watched.written(&written.into());
                     return Ok(());
                 }
                 // What we knew was old: ask, and try with that.
@@ -350,5 +379,18 @@ impl Backend for KubernetesBackend {
         }
         let text = format!("{node} changed {TRIES} times while we tried");
         Err(BackendError { operation, text, effect: Effect::NoneTryAgain })
+    }
+
+    fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
+        let broken = |text| BackendError { operation: "follow failed pods", text, effect: Effect::NoneTryAgain };
+        self.failures.since(since).map_err(broken)
+    }
+
+    fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
+        self.carried.logs(run)
+    }
+
+    fn board(&self) -> Option<&dyn Board> {
+        Some(self)
     }
 }

@@ -1,15 +1,18 @@
 //! A run as a Job: what is submitted, and what became of it. Pure.
 
 use doctor_core::{
-    ids::{JobId, NodeName, RunId},
+    ids::{JobId, RunId},
     run::{JobEnd, JobSeen},
     time::{Span, Timestamp},
 };
 use serde_json::{Value, json};
 
 use super::{
-    config::{KubernetesConfig, Share},
+    config::{KubernetesConfig, RunAs, Share},
     objects::{Amounts, Condition, JobObject, PodObject, Terminated, Time},
+    several,
+    template::Template,
+    volcano,
 };
 use crate::backend::JobRequest;
 
@@ -17,14 +20,24 @@ use crate::backend::JobRequest;
 const DATA: &str = "/data";
 /// Where a job keeps what it remembers of the node from one run to the next.
 const STATE: &str = "/var/lib/cluster-doctor/node";
+/// Where a container leaves what is kept of its end, in the pod's own state.
+const LAST_WORDS: &str = "/dev/termination-log";
 /// Where a job finds the site's policy.
 const POLICY: &str = "/etc/cluster-doctor";
 /// The job ends itself at its limit, and the controller ends one that did not; the cluster ends one when neither is there. Its
 /// time begins when the job is made, and waiting for a place and for an image counts.
 const OVER_LIMIT: Span = Span::minutes(30);
+/// Why a job of Kubernetes' failed: its pod was taken away; its time was over.
+pub(super) const POD_TAKEN: &str = "PodFailurePolicy";
+pub(super) const ENDED: &str = "DeadlineExceeded";
 /// The container in the pod, and the key in the secret.
-const CONTAINER: &str = "doctor-node";
+pub(super) const CONTAINER: &str = "doctor-node";
 const KEY: &str = "key";
+pub(super) const RENDEZVOUS: &str = "rendezvous";
+/// What a template leaves to us: the variable with the key, names of volumes, and where they are in the container.
+pub(super) const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
+pub(super) const VOLUMES: [&str; 3] = ["data", "state", "policy"];
+pub(super) const PLACES: [&str; 3] = [DATA, STATE, POLICY];
 
 /// The name of a run's job and of its secret.
 pub(super) fn name(run: RunId) -> String {
@@ -45,41 +58,48 @@ pub(super) fn run_of(metadata: &kube::core::ObjectMeta, config: &KubernetesConfi
     metadata.labels.as_ref()?.get(&label(config))?.parse().ok()
 }
 
-/// The job of a run on one node, which takes all of its `gpus` so that the scheduler keeps everybody else off.
+/// The job of a run, which takes all `gpus` of its nodes so that the scheduler keeps everybody else off.
 pub(super) fn manifest(
     job: &JobRequest,
-    node: &NodeName,
     gpus: &Amounts,
     cordoned_by_us: bool,
+    template: &Template,
     config: &KubernetesConfig,
 ) -> Value {
     let labels = json!({ label(config): job.run.to_string(), "app.kubernetes.io/name": "cluster-doctor" });
-    let volume = match &config.share {
-        Share::Claim(claim) => json!({ "name": "data", "persistentVolumeClaim": { "claimName": claim } }),
-        Share::HostPath(path) => json!({ "name": "data", "hostPath": { "path": path, "type": "DirectoryOrCreate" } }),
+    let data = match &config.share {
+        Share::None => None,
+        Share::Claim(claim) => Some(json!({ "persistentVolumeClaim": { "claimName": claim } })),
+        Share::HostPath(path) => Some(json!({ "hostPath": { "path": path, "type": "DirectoryOrCreate" } })),
     };
-    let (mut volumes, mut mounts) = (
-        vec![volume, json!({ "name": "state", "hostPath": { "path": STATE, "type": "DirectoryOrCreate" } })],
-        vec![json!({ "name": "data", "mountPath": DATA }), json!({ "name": "state", "mountPath": STATE })],
-    );
+    let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
+    if let Some(mut volume) = data {
+        volume["name"] = json!("data");
+        volumes.push(volume);
+        mounts.push(json!({ "name": "data", "mountPath": DATA }));
+    }
+    volumes.push(json!({ "name": "state", "hostPath": { "path": STATE, "type": "DirectoryOrCreate" } }));
+    mounts.push(json!({ "name": "state", "mountPath": STATE }));
     if let Some(map) = &config.policy_map {
         volumes.push(json!({ "name": "policy", "configMap": { "name": map } }));
         mounts.push(json!({ "name": "policy", "mountPath": POLICY, "readOnly": true }));
     }
     let container = json!({
-        "name": CONTAINER, "image": config.image, "imagePullPolicy": config.image_pull_policy,
+        "name": CONTAINER,
         "command": command(job, config),
-        "env": [{ "name": "DOCTOR_RUN_KEY", "valueFrom": { "secretKeyRef": { "name": name(job.run), "key": KEY } } }],
+        "terminationMessagePath": LAST_WORDS, "terminationMessagePolicy": "File",
+        "env": [{ "name": KEY_VARIABLE, "valueFrom": { "secretKeyRef": { "name": name(job.run), "key": KEY } } }],
         "resources": { "limits": gpus },
         "volumeMounts": mounts,
     });
-    let pinned = json!({ "key": "metadata.name", "operator": "In", "values": [node.as_str()] });
+    // One of these: a field has one value.
+    let pinned = |node| json!({ "matchFields": [{ "key": "metadata.name", "operator": "In", "values": [node] }] });
+    let pinned: Vec<Value> = job.nodes.iter().map(pinned).collect();
     let mut pod = json!({
         "restartPolicy": "Never",
-        "automountServiceAccountToken": false,
         "terminationGracePeriodSeconds": config.grace.millis() / 1000,
         "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [{ "matchFields": [pinned] }] } } },
+            "nodeSelectorTerms": pinned } } },
         "tolerations": tolerations(cordoned_by_us, config),
         "containers": [container],
         "volumes": volumes,
@@ -90,7 +110,7 @@ pub(super) fn manifest(
     if let Some(account) = &config.service_account {
         pod["serviceAccountName"] = json!(account);
     }
-    json!({
+    let mut ours = json!({
         "apiVersion": "batch/v1", "kind": "Job",
         "metadata": { "name": name(job.run), "namespace": config.namespace, "labels": labels },
         "spec": {
@@ -101,11 +121,26 @@ pub(super) fn manifest(
             "podFailurePolicy": { "rules": [
                 { "action": "FailJob", "onPodConditions": [{ "type": "DisruptionTarget", "status": "True" }] } ] },
             "template": {
-                "metadata": { "labels": labels, "annotations": { config.own("node"): node.as_str() } },
+                "metadata": { "labels": labels, "annotations": { config.own("node"): job.nodes.first() } },
                 "spec": pod,
             },
         },
-    })
+    });
+    if job.nodes.len() > 1 {
+        several::spread(&mut ours, job, config);
+    }
+    let job = template.filled(usual(config), ours);
+    match &config.run_as {
+        RunAs::Job => job,
+        RunAs::Volcano(volcano) => volcano::manifest(job, volcano),
+    }
+}
+
+/// What a template may say otherwise.
+fn usual(config: &KubernetesConfig) -> Value {
+    let container = json!({ "name": CONTAINER, "image": config.image, "imagePullPolicy": config.image_pull_policy });
+    let pod = json!({ "automountServiceAccountToken": false, "containers": [container] });
+    json!({ "spec": { "template": { "spec": pod } } })
 }
 
 /// Ours, those that every node of its kind has, and a cordon if it is ours: a node that is proven is kept from others. One
@@ -123,8 +158,14 @@ fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
     if config.policy_map.is_some() {
         command.extend(["--policy".into(), format!("{POLICY}/policy.toml")]);
     }
+    if config.share == Share::None {
+        command.extend(["--carry".into(), LAST_WORDS.into()]);
+    }
     for output in &job.outputs {
         command.extend(["--node".into(), output.node.to_string()]);
+        if config.share == Share::None {
+            continue;
+        }
         let in_data = |path: &std::path::Path| std::path::Path::new(DATA).join(path).display().to_string();
         for log in &output.logs {
             command.extend(["--log".into(), in_data(log)]);
@@ -136,23 +177,28 @@ fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
 
 /// The key that the job signs with. It goes with the job.
 pub(super) fn secret(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> Value {
+    let owner = match config.run_as {
+        RunAs::Job => "batch/v1",
+        RunAs::Volcano(_) => volcano::VERSION,
+    };
     json!({
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
         "metadata": {
             "name": name(job.run), "namespace": config.namespace,
             "labels": { label(config): job.run.to_string() },
-            "ownerReferences": [{ "apiVersion": "batch/v1", "kind": "Job", "name": name(job.run), "uid": uid }],
+            "ownerReferences": [{ "apiVersion": owner, "kind": "Job", "name": name(job.run), "uid": uid }],
         },
-        "stringData": { KEY: job.key.to_hex() },
+        "stringData": { KEY: job.key.to_hex(), RENDEZVOUS: job.key.rendezvous() },
     })
 }
 
-/// The patch that ends a job. It stays, with its end, until it is removed with those that ended by themselves.
+/// The patch that ends a job; Volcano has to be told by a command beside it. It stays, with its end, until it is removed with those that ended by themselves.
 pub(super) fn cancelled(config: &KubernetesConfig, now: Timestamp) -> Value {
-    json!({
-        "metadata": { "annotations": { config.own("cancelled"): now.to_string() } },
-        "spec": { "activeDeadlineSeconds": 0 },
-    })
+    let mut patch = json!({ "metadata": { "annotations": { config.own("cancelled"): now.to_string() } } });
+    if config.run_as == RunAs::Job {
+        patch["spec"] = json!({ "activeDeadlineSeconds": 0 });
+    }
+    patch
 }
 
 /// What a job and its pods say.
@@ -161,7 +207,8 @@ pub(super) fn seen(job: &JobObject, pods: &[PodObject], run: RunId, config: &Kub
     let created = job.metadata.creation_timestamp.as_ref().map(|time| Timestamp::from_millis(time.0.as_millisecond()));
     let since = created.unwrap_or(Timestamp::MIN);
     let conditions = job.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let states = || pods.iter().filter_map(|pod| pod.status.as_ref()).flat_map(|status| &status.container_statuses);
+    let statuses = || pods.iter().filter_map(|pod| pod.status.as_ref());
+    let states = || statuses().flat_map(|status| &status.container_statuses).filter(|of| of.name == CONTAINER);
     let terminated = states().find_map(|container| container.state.terminated.as_ref());
     let running = states().find_map(|container| container.state.running.as_ref());
     let started = terminated
@@ -211,7 +258,9 @@ fn how_it_failed(
 ) -> JobEnd {
     let cancelled = job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.own("cancelled")));
     match failed.reason.as_str() {
-        "DeadlineExceeded" | "PodFailurePolicy" => JobEnd::Killed,
+        // Preempted, evicted, or its node was taken away.
+        POD_TAKEN if !cancelled => JobEnd::Displaced,
+        ENDED | POD_TAKEN => JobEnd::Killed,
         _ if cancelled => JobEnd::Killed,
         _ => match terminated {
             Some(_) => JobEnd::Failed,

@@ -4,10 +4,13 @@
 //! more. A patch names the version of the node that it was made from, so that nothing that changed meanwhile is
 //! overwritten; the list of taints can only be written as a whole (server-side apply has it as one field).
 
+use std::collections::BTreeMap;
+
 use doctor_core::{
     ids::{CaseId, OpId},
     node::{ForeignMark, MarkKind, Marks, OurMark},
 };
+use kube::core::ObjectMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -66,11 +69,13 @@ fn written(node: &NodeObject, config: &KubernetesConfig) -> Vec<Written> {
 }
 
 fn annotation<'a>(node: &'a NodeObject, name: &str) -> Option<&'a str> {
-    node.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    node.metadata.annotations.get(name)
 }
 
 fn bears(node: &NodeObject, kind: MarkKind, config: &KubernetesConfig) -> bool {
     match our_taint(kind, config) {
+        // Where no taint shows it, what is written down is all there is.
+        Some(_) if !config.write.taint => true,
         Some(ours) => node.spec.taints.iter().any(|taint| is_same(taint, &ours)),
         None => node.spec.unschedulable && node.spec.cordon_is_ours || is_over(node, config),
     }
@@ -117,6 +122,33 @@ fn foreign_taint(taint: &Taint, written: &[Written], config: &KubernetesConfig) 
     })
 }
 
+/// What was written down of this operation on the node, if it was.
+pub(super) fn noted(
+    annotations: Option<&BTreeMap<String, String>>,
+    op: OpId,
+    what: &str,
+    config: &KubernetesConfig,
+) -> Option<String> {
+    let this = format!("{op}/{what}=");
+    let all = annotations?.get(&config.own("changes"))?;
+    all.split(',').find_map(|one| one.strip_prefix(&this)).map(str::to_owned)
+}
+
+/// The patch that writes it down.
+pub(super) fn note(node: &ObjectMeta, op: OpId, what: &str, text: &str, config: &KubernetesConfig) -> Value {
+    let changes = config.own("changes");
+    let before = node.annotations.as_ref().and_then(|all| all.get(&changes)).map_or("", String::as_str);
+    let done = remembered(before, &format!("{op}/{what}={text}"));
+    json!({ "metadata": { "resourceVersion": node.resource_version, "annotations": { changes: done } } })
+}
+
+/// The last changes, with this one.
+fn remembered(before: &str, this: &str) -> String {
+    let mut done: Vec<&str> = before.split(',').filter(|one| !one.is_empty()).collect();
+    done.push(this);
+    done[done.len().saturating_sub(REMEMBERED)..].join(",")
+}
+
 /// The patch that makes a change; `None` if it was made before.
 pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &KubernetesConfig) -> Option<Value> {
     let changes = config.own("changes");
@@ -126,16 +158,14 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
         Change::Unmark(mark) => (mark.kind, None, false),
         Change::Drain => (MarkKind::Cordon, None, true),
         Change::Undrain => (MarkKind::Cordon, None, false),
-        Change::Reset | Change::Reboot | Change::Replace => return None,
+        Change::Evict | Change::Reset | Change::Reboot | Change::Replace => return None,
     };
     // One operation may take away several marks.
     let this = format!("{op}/{kind}");
-    let mut done: Vec<&str> = before.split(',').filter(|one| !one.is_empty()).collect();
-    if done.contains(&this.as_str()) {
+    if before.split(',').any(|one| one == this) {
         return None;
     }
-    done.push(&this);
-    let done = done[done.len().saturating_sub(REMEMBERED)..].join(",");
+    let done = remembered(before, &this);
 
     let mut marks = written(node, config);
     let (mut spec, mut labels) = (Map::new(), Map::new());
@@ -146,7 +176,7 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
             // One that looks like ours and that we never wrote down is somebody else's.
             let goes = |taint: &Taint| (there || had.is_some()) && is_same(taint, &ours);
             let mut taints: Vec<&Taint> = node.spec.taints.iter().filter(|taint| !goes(taint)).collect();
-            taints.extend(there.then_some(&ours));
+            taints.extend((there && config.write.taint).then_some(&ours));
             spec.insert("taints".to_owned(), json!(taints));
         }
         // Where somebody else had cordoned the node before us, or has since, that stays.
@@ -163,7 +193,7 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
         let over = kind == MarkKind::Cordon && node.spec.unschedulable && had.is_none_or(|mark| mark.over);
         marks.push(Written { kind, case, over });
     }
-    if kind == MarkKind::Unhealthy {
+    if kind == MarkKind::Unhealthy && config.write.label {
         labels.insert(config.own("status"), if there { json!("fail") } else { Value::Null });
     }
     let marks = if marks.is_empty() { Value::Null } else { json!(json!(marks).to_string()) };
@@ -178,7 +208,6 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::kubernetes::objects::note_writers;
     use doctor_core::{ids::IdSource, time::Timestamp};
 
     fn config() -> KubernetesConfig {
@@ -190,9 +219,7 @@ mod tests {
     }
 
     fn read(node: &Value) -> NodeObject {
-        let mut node = serde_json::from_value(node.clone()).unwrap();
-        note_writers(&mut node);
-        node
+        serde_json::from_value(node.clone()).unwrap()
     }
 
     /// The server's record of who wrote the cordon last.

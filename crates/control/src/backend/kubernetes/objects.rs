@@ -1,13 +1,15 @@
 //! What we read of the cluster's objects, and nothing more. A node has hundreds of fields and a cluster thousands of nodes:
 //! what is not here is not kept.
 
-use std::collections::BTreeMap;
-
 use doctor_core::time::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::{ApiResource, GroupVersionKind, Object};
 use serde::Deserialize;
 
-pub(super) type NodeObject = Object<NodeSpec, NodeStatus>;
+use super::pairs::{Pairs, Shared};
+
+/// A node as the server tells it.
+pub(super) type NodeAnswer = Object<NodeSpec, NodeStatus>;
 pub(super) type PodObject = Object<PodSpec, PodStatus>;
 pub(super) type JobObject = Object<JobSpec, JobStatus>;
 
@@ -23,17 +25,83 @@ pub(super) fn job_resource() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("batch", "v1", "Job"))
 }
 
+pub(super) fn service_resource() -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Service"))
+}
+
 pub(super) fn secret_resource() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Secret"))
 }
 
 /// Amounts of resources as they are written: `8`, `500m`, `1Gi`.
-pub(super) type Amounts = BTreeMap<String, String>;
+pub(super) type Amounts = Pairs;
+
+/// A node as it is kept: thousands of them, from one list to the next. Tests read it from what a server would tell.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(from = "NodeAnswer")]
+pub(super) struct NodeObject {
+    pub(super) metadata: NodeMeta,
+    pub(super) spec: NodeSpec,
+    pub(super) status: Option<NodeStatus>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct NodeMeta {
+    pub(super) name: Box<str>,
+    pub(super) resource_version: Option<Box<str>>,
+    pub(super) labels: Pairs,
+    pub(super) annotations: Pairs,
+}
+
+impl NodeObject {
+    pub(super) fn name(&self) -> &str {
+        &self.metadata.name
+    }
+
+    /// As it is to be kept for long: without annotations of others and without results, and with pairs that others have too.
+    pub(super) fn sharing(mut self, shared: &mut Shared, prefix: &str) -> Self {
+        let own = |name: &str| {
+            let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('/'));
+            rest.is_some_and(|name| !matches!(name, "results" | "quarantine-result"))
+        };
+        self.metadata.annotations = self.metadata.annotations.only(own);
+        shared.share(&mut self.metadata.labels);
+        if let Some(status) = &mut self.status {
+            shared.share(&mut status.capacity);
+            shared.share(&mut status.allocatable);
+        }
+        self
+    }
+}
+
+impl From<NodeAnswer> for NodeObject {
+    fn from(told: NodeAnswer) -> Self {
+        let NodeAnswer { metadata, mut spec, mut status, .. } = told;
+        spec.cordon_is_ours = is_our_cordon(metadata.managed_fields.as_deref().unwrap_or_default());
+        if let Some(status) = &mut status {
+            status.conditions.retain(|condition| KEPT_CONDITIONS.contains(&condition.kind.as_str()));
+            status.conditions.shrink_to_fit();
+        }
+        let metadata = NodeMeta {
+            name: metadata.name.unwrap_or_default().into(),
+            resource_version: metadata.resource_version.map(Into::into),
+            labels: metadata.labels.unwrap_or_default().into_iter().collect(),
+            annotations: metadata.annotations.unwrap_or_default().into_iter().collect(),
+        };
+        Self { metadata, spec, status }
+    }
+}
+
+/// What anybody here asks of a node's state. A kubelet tells of five more, each with a sentence.
+const KEPT_CONDITIONS: [&str; 1] = ["Ready"];
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct NodeSpec {
     pub(super) unschedulable: bool,
+    /// Which instance of a cloud it is.
+    #[serde(rename = "providerID")]
+    pub(super) provider_id: Option<String>,
     pub(super) taints: Vec<Taint>,
     /// Whether we were the last to write the cordon, by the object's own record of its writers. Not a field of Kubernetes.
     #[serde(skip)]
@@ -43,14 +111,13 @@ pub(super) struct NodeSpec {
 /// Who writes, in an object's own record of its writers.
 pub(super) const FIELD_MANAGER: &str = "cluster-doctor";
 
-/// Notes who cordoned the node, and drops the long record that tells it.
-pub(super) fn note_writers(node: &mut NodeObject) {
-    let writers = node.metadata.managed_fields.take().unwrap_or_default();
-    node.spec.cordon_is_ours = writers.iter().any(|writer| {
+/// Whether we wrote the cordon last, by the object's long record of its writers, which is not kept.
+fn is_our_cordon(writers: &[ManagedFieldsEntry]) -> bool {
+    writers.iter().any(|writer| {
         let fields = writer.fields_v1.as_ref();
         writer.manager.as_deref() == Some(FIELD_MANAGER)
             && fields.is_some_and(|fields| fields.0.pointer("/f:spec/f:unschedulable").is_some())
-    });
+    })
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, serde::Serialize)]
@@ -109,6 +176,53 @@ pub(super) struct PodSpec {
     pub(super) overhead: Amounts,
     /// Claims of dynamic resource allocation.
     pub(super) resource_claims: Vec<serde::de::IgnoredAny>,
+    pub(super) node_selector: Pairs,
+    pub(super) affinity: Option<Affinity>,
+    pub(super) tolerations: Vec<Toleration>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Affinity {
+    pub(super) node_affinity: Option<NodeAffinity>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct NodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    pub(super) required: Option<NodeTerms>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct NodeTerms {
+    pub(super) node_selector_terms: Vec<NodeTerm>,
+}
+
+/// All of these.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct NodeTerm {
+    pub(super) match_expressions: Vec<Requirement>,
+    pub(super) match_fields: Vec<Requirement>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Requirement {
+    pub(super) key: String,
+    pub(super) operator: String,
+    pub(super) values: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Toleration {
+    pub(super) key: Option<String>,
+    pub(super) operator: Option<String>,
+    pub(super) value: Option<String>,
+    pub(super) effect: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -130,13 +244,18 @@ pub(super) struct Resources {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PodStatus {
     pub(super) phase: String,
+    /// Why the kubelet or a controller ended it, where not its containers did.
+    pub(super) reason: String,
     pub(super) nominated_node_name: Option<String>,
+    pub(super) conditions: Vec<Condition>,
+    pub(super) init_container_statuses: Vec<ContainerStatus>,
     pub(super) container_statuses: Vec<ContainerStatus>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ContainerStatus {
+    pub(super) name: String,
     pub(super) state: ContainerState,
 }
 
@@ -158,6 +277,15 @@ pub(super) struct Running {
 pub(super) struct Terminated {
     pub(super) started_at: Option<Time>,
     pub(super) finished_at: Option<Time>,
+    #[serde(default)]
+    pub(super) exit_code: i32,
+    #[serde(default)]
+    pub(super) signal: i32,
+    #[serde(default)]
+    pub(super) reason: String,
+    /// What the container wrote of its end.
+    #[serde(default)]
+    pub(super) message: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -26,6 +26,7 @@ pub(super) fn occupancy(
     node: &NodeObject,
     standing: &Standing,
     tenants: &[Tenant],
+    wanted_by: Option<&str>,
     config: &KubernetesConfig,
 ) -> Occupancy {
     let unknown = |why: String| Occupancy::Unknown { why: why.into() };
@@ -44,6 +45,9 @@ pub(super) fn occupancy(
         };
         return busy(by);
     }
+    if let Some(by) = wanted_by {
+        return busy(format!("pod {by}, which waits for it"));
+    }
     if let Some(mark) = standing.marks.foreign_block() {
         return busy(format!("kept from work by {}: {}", mark.by, mark.text));
     }
@@ -59,19 +63,19 @@ pub(super) fn occupancy(
 
 /// How many GPUs the node should have: what its label says, or what it once had.
 pub(super) fn expected_gpus(node: &NodeObject, config: &KubernetesConfig) -> u64 {
-    let label = node.metadata.labels.as_ref().and_then(|labels| labels.get(&config.gpu_count_label));
+    let label = node.metadata.labels.get(&config.gpu_count_label);
     let told = label.and_then(|count| count.parse().ok()).unwrap_or(0);
     told.max(node.status.as_ref().map_or(0, |status| gpus(&status.capacity, 1, config)))
 }
 
 /// Whether it is a node to look after.
 pub(super) fn has_gpus(node: &NodeObject, config: &KubernetesConfig) -> bool {
-    let label = node.metadata.labels.as_ref().and_then(|labels| labels.get(&config.gpu_present_label));
+    let label = node.metadata.labels.get(&config.gpu_present_label);
     // A device plugin that died leaves `nvidia.com/gpu: 0`: the node is still one of ours, and nobody knows how it is.
-    let once_had = |name: &String| is_gpu(name, config);
+    let once_had = |(name, _): (&str, &str)| is_gpu(name, config);
     label.is_some_and(|present| present == "true")
         || expected_gpus(node, config) > 0
-        || node.status.as_ref().is_some_and(|status| status.capacity.keys().any(once_had))
+        || node.status.as_ref().is_some_and(|status| status.capacity.iter().any(once_had))
 }
 
 fn words<'a>(reason: &'a str, message: &'a str) -> &'a str {
@@ -101,23 +105,33 @@ fn gpus(amounts: &Amounts, unread: u64, config: &KubernetesConfig) -> u64 {
     of_gpus.map(|(_, amount)| whole(amount).unwrap_or(unread)).fold(0, u64::saturating_add)
 }
 
-/// What a pod takes of the GPUs, counted as the scheduler does: init containers run one after the other before the rest,
-/// those that stay run beside it.
+/// What a pod takes of the GPUs.
 pub(super) fn wanted_gpus(pod: &PodSpec, config: &KubernetesConfig) -> u64 {
     let of = |container: &Container| {
         gpus(&container.resources.requests, 1, config).max(gpus(&container.resources.limits, 1, config))
     };
-    let mut staying = 0_u64;
-    let mut most_before = 0_u64;
+    counted(pod, of, gpus(&pod.overhead, 1, config), u64::saturating_add)
+}
+
+/// What a pod takes of something, counted as the scheduler does: init containers run one after the other before the rest, those
+/// that stay run beside it.
+pub(super) fn counted<T: Copy + Default + PartialOrd>(
+    pod: &PodSpec,
+    of: impl Fn(&Container) -> T,
+    overhead: T,
+    add: impl Fn(T, T) -> T,
+) -> T {
+    let more = |one: T, other: T| if other > one { other } else { one };
+    let (mut staying, mut most_before) = (T::default(), T::default());
     for init in &pod.init_containers {
         if init.restart_policy.as_deref() == Some("Always") {
-            staying = staying.saturating_add(of(init));
+            staying = add(staying, of(init));
         } else {
-            most_before = most_before.max(staying.saturating_add(of(init)));
+            most_before = more(most_before, add(staying, of(init)));
         }
     }
-    let together = pod.containers.iter().map(of).fold(staying, u64::saturating_add);
-    together.max(most_before).saturating_add(gpus(&pod.overhead, 1, config))
+    let together = pod.containers.iter().map(of).fold(staying, &add);
+    add(more(together, most_before), overhead)
 }
 
 pub(super) fn uses_gpus(pod: &PodSpec, config: &KubernetesConfig) -> bool {
@@ -148,7 +162,7 @@ mod tests {
     }
 
     fn seen(node: &NodeObject, tenants: &[Tenant]) -> Occupancy {
-        occupancy(node, &Standing::of(node, &config()), tenants, &config())
+        occupancy(node, &Standing::of(node, &config()), tenants, None, &config())
     }
 
     fn tenant(uses_gpus: bool, ours: bool) -> Tenant {

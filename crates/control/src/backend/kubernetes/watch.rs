@@ -18,19 +18,33 @@ use kube::{
 use super::{
     config::KubernetesConfig,
     job,
-    objects::{NodeObject, PodObject, node_resource, note_writers, pod_resource},
+    objects::{NodeAnswer, NodeObject, PodObject, node_resource, pod_resource},
     occupancy::{Tenant, has_gpus, uses_gpus},
+    pairs::Shared,
+    wanted::{self, Waiting},
 };
 
 /// A watch is asked for anew this often.
-const WATCH_SECONDS: u32 = 20;
+pub(super) const WATCH_SECONDS: u32 = 20;
 /// A connection on which nothing comes for so long is dead: longer than a watch without events, with what the client adds.
 pub(super) const SILENCE: Duration = Duration::from_secs(30);
 /// Between tries to list, doubled from the first to the last.
-const FIRST_WAIT: Duration = Duration::from_millis(500);
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+pub(super) const FIRST_WAIT: Duration = Duration::from_millis(500);
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// Objects that are listed at a time. A page is held as text and as objects with all that is thrown away, several times its size:
+/// this is what a list takes of memory beyond what is kept. A node of a GPU cluster has twenty kilobytes, a pod six.
+const PAGE_OF_NODES: u32 = 20;
+const PAGE_OF_PODS: u32 = 60;
 /// Pods that have ended take nothing any more.
 const LIVING: &str = "status.phase!=Succeeded,status.phase!=Failed";
+
+/// What is kept of a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Kept {
+    Placed(Placed),
+    /// It takes GPUs and has no place.
+    Waiting(Box<Waiting>),
+}
 
 /// Where a pod is, or will be, and what it does there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,7 +104,7 @@ impl<T> Kind<T> {
 #[derive(Debug)]
 struct Inside {
     nodes: Kind<NodeObject>,
-    pods: Kind<Placed>,
+    pods: Kind<Kept>,
 }
 
 #[derive(Debug)]
@@ -118,7 +132,7 @@ impl Watched {
     pub(super) fn now<T>(
         &self,
         patience: Duration,
-        read: impl FnOnce(&HashMap<String, NodeObject>, &HashMap<String, Placed>) -> T,
+        read: impl FnOnce(&HashMap<String, NodeObject>, &HashMap<String, Kept>) -> T,
     ) -> Result<T, String> {
         let broken = |inside: &mut Inside| inside.nodes.broken.is_some() || inside.pods.broken.is_some();
         let (inside, _) =
@@ -136,6 +150,11 @@ impl Watched {
         self.lock().nodes.items.get(name).cloned()
     }
 
+    /// Looks at a node as it is now, if it is known.
+    pub(super) fn with_node<T>(&self, name: &str, look: impl FnOnce(&NodeObject) -> T) -> Option<T> {
+        self.lock().nodes.items.get(name).map(look)
+    }
+
     /// A node that we have just written is seen as we left it, before the watch tells, and also where it is just being
     /// listed: what comes of before our writing does not replace it.
     pub(super) fn written(&self, node: &NodeObject) {
@@ -143,7 +162,7 @@ impl Watched {
         let Inside { nodes, .. } = &mut *inside;
         for items in [Some(&mut nodes.items), nodes.listing.as_mut()].into_iter().flatten() {
             // One that is not there was deleted meanwhile, or is not ours to look after.
-            if let Some(known) = items.get_mut(&node.name_any())
+            if let Some(known) = items.get_mut(node.name())
                 && is_newer(node, known)
             {
                 *known = node.clone();
@@ -165,13 +184,13 @@ fn is_newer(node: &NodeObject, than: &NodeObject) -> bool {
 
 /// Follows the nodes until the process ends.
 pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, watched: Arc<Watched>) {
-    let api: Api<NodeObject> = Api::all_with(client, &node_resource());
-    let mut settings = watcher::Config::default().timeout(WATCH_SECONDS);
+    let api: Api<NodeAnswer> = Api::all_with(client, &node_resource());
+    let mut settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_OF_NODES);
     settings.label_selector.clone_from(&config.node_selector);
-    let keep = |mut node: NodeObject| {
-        note_writers(&mut node);
-        let item = has_gpus(&node, &config).then_some(node.clone());
-        (node.name_any(), item)
+    let mut shared = Shared::default();
+    let keep = |node: NodeAnswer| {
+        let node = NodeObject::from(node).sharing(&mut shared, &config.prefix);
+        (node.name().to_owned(), Some(node).filter(|node| has_gpus(node, &config)))
     };
     follow(api, settings, keep, |change| watched.with(|inside| change(&mut inside.nodes))).await;
 }
@@ -179,8 +198,11 @@ pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, 
 /// Follows the pods until the process ends.
 pub(super) async fn follow_pods(client: Client, config: Arc<KubernetesConfig>, watched: Arc<Watched>) {
     let api: Api<PodObject> = Api::all_with(client, &pod_resource());
-    let settings = watcher::Config::default().timeout(WATCH_SECONDS).fields(LIVING);
-    let keep = |pod: PodObject| (key(&pod), placed(&pod, &config));
+    let settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_OF_PODS).fields(LIVING);
+    let keep = |pod: PodObject| {
+        let waits = || wanted::waiting(&pod, &config).map(|waiting| Kept::Waiting(Box::new(waiting)));
+        (key(&pod), placed(&pod, &config).map(Kept::Placed).or_else(waits))
+    };
     follow(api, settings, keep, |change| watched.with(|inside| change(&mut inside.pods))).await;
 }
 
@@ -209,7 +231,7 @@ fn placed(pod: &PodObject, config: &KubernetesConfig) -> Option<Placed> {
 async fn follow<K, T>(
     api: Api<K>,
     settings: watcher::Config,
-    keep: impl Fn(K) -> (String, Option<T>),
+    mut keep: impl FnMut(K) -> (String, Option<T>),
     change: impl Fn(&mut dyn FnMut(&mut Kind<T>)),
 ) where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,

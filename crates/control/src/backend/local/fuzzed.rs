@@ -2,8 +2,7 @@
 
 use doctor_checks::job_file::{JobFile, JobProcess};
 use doctor_core::node::ForeignMark;
-
-use super::{files, jobs::Decided, load, marks::Ours};
+use doctor_host::{files, jobs::Decided, marks::Ours};
 
 /// As which of the state files these bytes would be taken.
 pub fn taken_as(bytes: &[u8]) -> Vec<&'static str> {
@@ -19,5 +18,5 @@ pub fn taken_as(bytes: &[u8]) -> Vec<&'static str> {
 
 /// The load average that such a `/proc/loadavg` says.
 pub fn load(text: &str) -> Option<f64> {
-    load::one_minute(text)
+    doctor_host::one_minute(text)
 }

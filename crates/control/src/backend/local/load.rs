@@ -31,12 +31,6 @@ impl OwnLoad {
     }
 }
 
-/// The first number of /proc/loadavg.
-pub(super) fn one_minute(text: &str) -> Option<f64> {
-    let load: f64 = text.split_ascii_whitespace().next()?.parse().ok()?;
-    (load.is_finite() && load >= 0.0).then_some(load)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,13 +45,5 @@ mod tests {
         let grown = own.follow(8, after(60));
         assert!((grown - 8.0 * (1.0 - (-1.0_f64).exp())).abs() < 1e-9, "{grown}");
         assert!(own.follow(0, after(360)) < 0.1);
-    }
-
-    #[test]
-    fn a_load_that_is_no_number_is_none() {
-        assert_eq!(one_minute("0.02 0.17 0.09 1/84 7182\n"), Some(0.02));
-        for text in ["", "x", "-1 0 0", "nan 0 0"] {
-            assert_eq!(one_minute(text), None, "{text}");
-        }
     }
 }

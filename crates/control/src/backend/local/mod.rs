@@ -2,16 +2,12 @@
 //! `README.md` beside this file.
 
 mod config;
-mod files;
 #[doc(hidden)]
 pub mod fuzzed;
-mod jobs;
 mod load;
-mod marks;
-mod process;
 
 use std::{
-    env, fs, io,
+    fs, io,
     path::{Component, Path, PathBuf},
     process::Command,
     time::Instant,
@@ -25,19 +21,13 @@ use doctor_core::{
     snapshot::Caps,
     time::Timestamp,
 };
+use doctor_host::{jobs::Jobs, marks::MarkFiles, one_minute, process};
 
-use super::{Backend, BackendError, Change, Effect, JobOutput, JobRequest, NodeOp, PolledJob, SeenNode};
+use super::{Backend, BackendError, Effect, JobOutput, JobRequest, NodeOp, PolledJob, SeenNode, program};
 use crate::clock::{Clock, SystemClock};
-use jobs::Jobs;
 use load::OwnLoad;
-use marks::MarkFiles;
 
 pub use config::LocalConfig;
-
-/// The environment variable that names the `doctor-node` program.
-pub const PROGRAM_VARIABLE: &str = "DOCTOR_NODE";
-
-const PROGRAM: &str = "doctor-node";
 
 #[derive(Debug)]
 pub struct LocalBackend {
@@ -63,7 +53,7 @@ impl LocalBackend {
             share: absolute(&config.share).map_err(failed)?,
             ..config
         };
-        let jobs = Jobs::open(&config.state, config.start_limit).map_err(failed)?;
+        let jobs = Jobs::open(&config.state, "local", config.start_limit).map_err(failed)?;
         Ok(Self {
             node: config.node_name(),
             marks: MarkFiles::new(&config.state),
@@ -92,7 +82,7 @@ impl LocalBackend {
         let file = &self.config.load_file;
         let text =
             fs::read_to_string(file).map_err(|error| io::Error::other(format!("{}: {error}", file.display())))?;
-        let Some(load) = load::one_minute(&text) else {
+        let Some(load) = one_minute(&text) else {
             let why = format!("{} does not begin with a load average", file.display());
             return Ok(Occupancy::Unknown { why: why.into() });
         };
@@ -127,7 +117,7 @@ impl LocalBackend {
             }
         }
         let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
-        let mut command = Command::new(self.program().map_err(refuse)?);
+        let mut command = Command::new(program::find(self.config.doctor_node.as_deref()).map_err(refuse)?);
         command.arg("job").args(["--run", &job.run.to_string(), "--node", self.node.as_str(), "--tests", &tests]);
         for log in logs {
             command.arg("--log").arg(self.config.share.join(log));
@@ -141,24 +131,6 @@ impl LocalBackend {
         }
         give_key(&mut command, &job.key);
         Ok(command)
-    }
-
-    /// Looked up at each submit: it may be built or updated while we run.
-    fn program(&self) -> Result<PathBuf, String> {
-        let named = self.config.doctor_node.clone().or_else(|| env::var_os(PROGRAM_VARIABLE).map(PathBuf::from));
-        if let Some(program) = named {
-            return if program.is_file() { Ok(program) } else { Err(format!("{} is no program", program.display())) };
-        }
-        let beside = env::current_exe().ok().and_then(|me| Some(me.parent()?.to_owned()));
-        let path = env::var_os("PATH").unwrap_or_default();
-        let places = beside.iter().cloned().chain(env::split_paths(&path));
-        let mut candidates = places.map(|place| place.join(PROGRAM));
-        candidates.find(|candidate| candidate.is_file()).ok_or_else(|| {
-            format!(
-                "{PROGRAM} is neither beside this program nor in PATH, and ${PROGRAM_VARIABLE} is not set; \
-                 build it: cargo build --release -p {PROGRAM}"
-            )
-        })
     }
 }
 
@@ -193,7 +165,7 @@ impl Backend for LocalBackend {
         self.jobs.prune(now).map_err(|error| try_again("submit", &error))?;
         // Once the intent is written the job may exist: asking again is safe and tells.
         self.jobs.start(job.run, command, now).map_err(|error| unknown("submit", &error))?;
-        Ok(Jobs::id(job.run))
+        Ok(self.jobs.id(job.run))
     }
 
     fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
@@ -212,14 +184,10 @@ impl Backend for LocalBackend {
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
         let operation = "change the node";
         self.check_node(operation, node)?;
-        match change.what {
-            Change::Mark(_) | Change::Unmark(_) | Change::Drain | Change::Undrain => {
-                self.marks.apply(change).map_err(|error| unknown(operation, &error))
-            }
-            Change::Reset | Change::Reboot | Change::Replace => {
-                Err(refused(operation, format!("the local backend cannot {}; see its caps", change.what.step())))
-            }
-        }
+        let Some(mark) = change.what.as_mark() else {
+            return Err(refused(operation, format!("the local backend cannot {}; see its caps", change.what.step())));
+        };
+        self.marks.apply(change.op, &mark).map(drop).map_err(|error| unknown(operation, &error))
     }
 }
 

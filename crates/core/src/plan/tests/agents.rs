@@ -65,8 +65,10 @@ fn a_node_that_is_out_may_be_silent() {
 fn a_silent_node_moves_only_once_in_a_plan() {
     let mut adopted = acting().fillers(20).node(free("a").fresh().heard(1.hours()));
     adopted.record("a").node.marks.ours.push(unhealthy_mark());
-    let asked =
-        acting().fillers(20).node(free("a").fresh().heard(1.hours())).asks(Asked::Quarantine { node: name("a") });
+    let asked = acting()
+        .fillers(20)
+        .node(free("a").fresh().heard(1.hours()))
+        .asks(Asked::Quarantine { node: name("a"), evict: false });
     let known = acting().fillers(20).node(free("a").fresh().heard(1.hours()).shows_machine("J1"));
     let held = acting().fillers(20).node(free("a").fresh().heard(1.hours()).held("ann", Some(NOW.plus(1.hours()))));
     for cluster in [adopted, asked, known, held] {

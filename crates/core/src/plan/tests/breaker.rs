@@ -4,7 +4,8 @@ use super::cluster::{Cluster, NOW, NodeFixture, Spans, acting, bad, busy, free, 
 use crate::{
     case::Rung,
     finding::Severity,
-    snapshot::{Asked, Breaker},
+    plan::Planner,
+    snapshot::{Asked, Breaker, Caps, Snapshot},
     time::Span,
 };
 
@@ -55,6 +56,23 @@ fn nodes_that_are_out_already_count_whoever_took_them_out() {
         assert_eq!(taken_out(&cluster.lines()), 1, "{other:?}");
     }
     assert_eq!(taken_out(&pool_of(20, 2).lines()), 2);
+}
+
+#[test]
+fn others_may_take_out_what_the_breaker_would_let_go() {
+    let allowed = |cluster: Cluster, node: &str| Planner::new(cluster.snapshot).may_be_taken_out().allows(&name(node));
+    assert!(allowed(pool_of(20, 1), "b00"));
+    let open = |snapshot: &mut Snapshot| snapshot.breaker = Breaker::Open { since: NOW, why: "x".into() };
+    assert!(!allowed(pool_of(20, 1).with(open), "b00"), "it is open");
+    let lately = |snapshot: &mut Snapshot| {
+        snapshot.recent.taken_out = ["x1", "x2", "x3"].map(|node| (name(node), NOW.minus(10.minutes()))).to_vec();
+    };
+    assert!(!allowed(pool_of(100, 1).with(lately), "b00"), "three within the hour");
+    assert!(!allowed(pool_of(20, 1).caps(Caps::NONE), "b00"), "who only observes");
+    // One pool is at its limit and the other is not.
+    let two = pool_of(10, 1).node(busy("y1").fresh().pool("other")).node(busy("c1").fresh().cordoned_by("bob"));
+    assert!(!allowed(two.clone(), "b00"));
+    assert!(allowed(two, "y1"));
 }
 
 #[test]
@@ -111,10 +129,10 @@ fn an_operators_quarantine_needs_no_breaker() {
     let cluster = pool_of(10, 0)
         .node(free("a").fresh())
         .with(|snapshot| snapshot.breaker = Breaker::Open { since: NOW, why: "enough".into() })
-        .asks(Asked::Quarantine { node: name("a") });
+        .asks(Asked::Quarantine { node: name("a"), evict: false });
     assert_eq!(
         cluster.lines(),
-        ["open a replace: operator", "step a mark: operator", "move a quarantined: operator", "answer 1: operator"]
+        ["open a quarantine: operator", "step a mark: operator", "move a quarantined: operator", "answer 1: operator"]
     );
 }
 

@@ -77,6 +77,47 @@ fn a_failing_result_is_as_fresh_as_a_passing_one() {
 }
 
 #[test]
+fn where_user_work_failed_is_tested_before_others_that_are_as_stale_and_more_owners_come_first() {
+    let cluster = cluster()
+        .policy(|policy| policy.limits.jobs = 2)
+        .node(free("a").stale(9.days()))
+        .node(free("b").stale(8.days()).user_work_failed(1, 2.hours()))
+        .node(free("c").stale(8.days()).user_work_failed(3, 3.hours()))
+        .node(free("d"));
+    let plan = cluster.plan();
+    assert_eq!(cluster.chosen(), ["c dl", "b dl"]);
+    let said: Vec<_> = plan.actions.iter().map(|action| (action.code.as_str(), action.text.as_str())).collect();
+    let three = "3 pieces of user work of 3 owners failed here lately; last settled 8d ago";
+    let one = "user work failed here lately; last settled 8d ago";
+    assert_eq!(said, [("user-work-failed", three), ("user-work-failed", one)]);
+}
+
+#[test]
+fn what_is_fresh_is_tested_again_only_when_work_of_several_owners_failed_since() {
+    let tested = |owners, failed: Span, past: Span| {
+        let node = free("a").result("dl", Verdict::Pass, past).user_work_failed(owners, failed);
+        !cluster().node(node).chosen().is_empty()
+    };
+    assert!(tested(2, 1.hours(), 2.days()));
+    assert!(!tested(1, 1.hours(), 2.days()), "one owner's work may fail by its own fault");
+    assert!(!tested(2, 2.hours(), 1.hours()), "it was tested since");
+    let never = cluster().policy(|policy| policy.user_work.retest = 0.0);
+    let node = free("a").result("dl", Verdict::Pass, 2.days()).user_work_failed(9, 1.hours());
+    assert!(never.node(node).chosen().is_empty());
+}
+
+#[test]
+fn a_case_keeps_the_user_work_that_had_failed() {
+    let node = free("a").fresh().found(bad("dl", Severity::Isolate)).user_work_failed(2, 1.hours());
+    let plan = acting().node(node).plan();
+    let opened = plan.actions.iter().find_map(|action| match &action.what {
+        super::super::Action::OpenCase(case) => Some(case.failed_work.len()),
+        _ => None,
+    });
+    assert_eq!(opened, Some(2), "{plan:?}");
+}
+
+#[test]
 fn suspects_come_first_then_the_stalest_and_never_tested_is_oldest() {
     let nodes = [
         free("a").stale(8.days()),

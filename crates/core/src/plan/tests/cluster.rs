@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
+    failed_work::{FailedWork, HowFailed, Label, weigh},
     finding::{Evidence, Finding, OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, HardwareId, IdSource, JobId, NodeName, OpId, PoolName, RuleId, RunId, TestId},
     lifecycle::Life,
@@ -17,8 +18,8 @@ use crate::{
     reason::{Because, ReasonCode},
     run::{JobSeen, NonEmpty, Purpose, Run, RunState},
     snapshot::{
-        ActiveRun, Asked, Backoff, Breaker, Cancelling, Caps, NodeRecord, Pause, RecentActions, Request, Snapshot,
-        TestRecord,
+        ActiveRun, Asked, Backoff, Breaker, Cancelling, Caps, NodeRecord, Pause, RecentActions, Records, Request,
+        Snapshot, TestRecord,
     },
     time::{Span, Timestamp},
 };
@@ -70,6 +71,8 @@ pub(super) fn test(id: &str) -> TestPolicy {
         usual: 10.minutes(),
         exclusive: true,
         routine: true,
+        maintenance: false,
+        together: false,
         at_once: None,
         shares: Vec::new(),
         pools: None,
@@ -121,13 +124,14 @@ fn node(text: &str, occupancy: Occupancy) -> NodeFixture {
         node,
         life: Life::InService,
         since: NOW.minus(30.days()),
-        records: Box::default(),
+        records: Records::default(),
         findings: Vec::new(),
         backoff: None,
         hold: None,
         hardware: None,
         case: None,
         heard: None,
+        failed: None,
     };
     NodeFixture { record, past: Vec::new(), case: None }
 }
@@ -239,6 +243,20 @@ impl NodeFixture {
         self
     }
 
+    /// Work of so many owners, each of whom had bad luck here only, failed that long ago.
+    pub(super) fn user_work_failed(mut self, owners: u16, ago: Span) -> Self {
+        let work = |owner: u16| FailedWork {
+            id: Label::new(&format!("{}-{owner}", self.record.node.name)),
+            name: Label::new("train"),
+            owner: Label::new(&format!("user-{owner}")),
+            at: NOW.minus(ago),
+            how: HowFailed::Signal { number: 11 },
+        };
+        let failed: Vec<_> = (0..owners).map(|owner| (self.record.node.name.clone(), work(owner))).collect();
+        self.record.failed = weigh(&failed).into_values().next().map(Arc::new);
+        self
+    }
+
     pub(super) fn heard(mut self, ago: Span) -> Self {
         self.record.heard = Some(NOW.minus(ago));
         self
@@ -300,6 +318,8 @@ pub(super) fn case_of(record: &NodeRecord, severity: Severity, rung: Rung) -> Ca
         steps: Vec::new(),
         state: CaseState::Open,
         boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
+        advice: None,
+        failed_work: Vec::new(),
     }
 }
 
@@ -389,6 +409,7 @@ pub(super) fn cluster() -> Cluster {
         breaker: Breaker::Closed { since: None },
         pauses: Vec::new(),
         requests: Vec::new(),
+        trials: Vec::new(),
         silence_reported: false,
         caps: Caps::ALL,
         policy: Arc::new(Policy::standard()),
@@ -401,7 +422,7 @@ pub(super) fn cluster() -> Cluster {
 pub(super) fn acting() -> Cluster {
     cluster().policy(|policy| {
         policy.mode = Mode::Act;
-        policy.allow = Allow { mark: true, drain: true, reset: true, reboot: true, replace: true };
+        policy.allow = Allow { mark: true, drain: true, evict: false, reset: true, reboot: true, replace: true };
     })
 }
 

@@ -1,7 +1,11 @@
 //! Actions as lines of text, with the reason's code at the end: `submit n1 dl: stale`.
 
 use super::super::{Action, Conclusion, Notice, Plan};
-use crate::{ids::TestId, lifecycle::Life, reason::Because};
+use crate::{
+    ids::{NodeName, TestId},
+    lifecycle::Life,
+    reason::Because,
+};
 
 pub(super) fn of(plan: &Plan) -> Vec<String> {
     plan.actions.iter().map(line).collect()
@@ -21,9 +25,12 @@ fn names(tests: &[TestId]) -> String {
     tests.iter().map(TestId::as_str).collect::<Vec<_>>().join("+")
 }
 
-fn line(action: &Because<Action>) -> String {
+pub(super) fn line(action: &Because<Action>) -> String {
     let what = match &action.what {
-        Action::Submit(run) => format!("submit {} {}", run.nodes.first(), names(&run.tests)),
+        Action::Submit(run) => {
+            let nodes: Vec<&str> = run.nodes.iter().map(NodeName::as_str).collect();
+            format!("submit {} {}", nodes.join("+"), names(&run.tests))
+        }
         Action::Resubmit { .. } => "resubmit".to_owned(),
         Action::Cancel { .. } => "cancel".to_owned(),
         Action::Conclude { end: Conclusion::Incomplete(_), .. } => "conclude incomplete".to_owned(),
@@ -31,6 +38,7 @@ fn line(action: &Because<Action>) -> String {
         Action::OpenCase(case) => format!("open {} {}", case.node, case.rung),
         Action::Escalate { to, .. } => format!("escalate {to}"),
         Action::Worsen { node, .. } => format!("worsen {node}"),
+        Action::Advise { node, advice, .. } => format!("advise {node} {advice}"),
         Action::Step { node, step, tries: 1, .. } => format!("step {node} {step}"),
         Action::Step { node, step, tries, .. } => format!("step {node} {step} try {tries}"),
         Action::Propose { node, step, .. } => format!("propose {node} {step}"),
@@ -44,6 +52,10 @@ fn line(action: &Because<Action>) -> String {
         Action::Notice(Notice::AgentsBack) => "notice agents back".to_owned(),
         Action::Answer { request } => format!("answer {request}"),
         Action::Identify { node, hardware } => format!("identify {node} {hardware}"),
+        Action::Try { request, .. } => format!("try {request}"),
+        Action::Name { node, peer: None, .. } => format!("name {node}"),
+        Action::Name { node, peer: Some(peer), .. } => format!("name {node} with {peer}"),
+        Action::Tidy { node, .. } => format!("tidy {node}"),
         Action::Rename { node, hardware } => format!("rename {node} {hardware}"),
     };
     format!("{what}: {}", action.code)

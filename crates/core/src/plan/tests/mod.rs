@@ -4,6 +4,7 @@
 //! actions down so that a test reads like a scenario.
 
 mod agents;
+mod alerts;
 mod breaker;
 mod choosing;
 mod cluster;
@@ -17,6 +18,9 @@ mod model;
 mod modes;
 mod proof;
 mod properties;
+mod quarantine;
 mod random;
 mod requests;
 mod running;
+mod shown;
+mod together;

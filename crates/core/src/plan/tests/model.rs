@@ -7,10 +7,10 @@ use crate::{
     finding::{Severity, Verdict},
     ids::{CaseId, HardwareId, JobId, NodeName, OpId, RunId},
     lifecycle::Life,
-    node::{MarkKind, OurMark},
+    node::{MarkKind, Occupancy, OurMark},
     reason::Because,
     run::{JobEnd, JobSeen, NotStarted, RunState},
-    snapshot::{ActiveRun, Backoff, Breaker, Cancelling, NodeRecord, Snapshot, TestRecord},
+    snapshot::{ActiveRun, Asked, Backoff, Breaker, Cancelling, NodeRecord, Snapshot, TestRecord},
 };
 
 use super::cluster::{bad, unconfirmed};
@@ -43,6 +43,7 @@ fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
         }
         Action::Escalate { case, to } => case_of(snapshot, *case).rung = *to,
         Action::Worsen { case, node } => worsen(snapshot, *case, node),
+        Action::Advise { case, advice, .. } => case_of(snapshot, *case).advice = Some(*advice),
         Action::Step { case, node, step, op, tries } => {
             effect(record(snapshot, node), *step, *case);
             add_step(snapshot, *case, *op, *step, StepState::Done, *tries);
@@ -67,6 +68,16 @@ fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
         Action::Notice(notice) => snapshot.silence_reported = matches!(notice, Notice::AgentsSilent { .. }),
         Action::Answer { request } => snapshot.requests.retain(|known| known.id != *request),
         Action::Identify { node, hardware } => record(snapshot, node).hardware = Some(hardware.clone()),
+        Action::Try { request, run } => {
+            let request = snapshot.requests.iter_mut().find(|known| known.id == *request).unwrap();
+            let Asked::Together { trials, .. } = &mut request.what else { panic!("{request:?} has no trials") };
+            trials.push(*run);
+        }
+        // What is found is in the hands of whoever keeps findings.
+        Action::Name { .. } => {}
+        Action::Tidy { node, .. } => {
+            record(snapshot, node).node.marks.ours.retain(|mark| mark.kind != MarkKind::Maintenance);
+        }
         Action::Rename { node, hardware } => begin_anew(snapshot, node, hardware),
     }
 }
@@ -146,6 +157,7 @@ fn effect(record: &mut NodeRecord, step: StepKind, case: CaseId) {
             ours.push(mark(MarkKind::Unhealthy));
         }
         StepKind::Drain if ours.iter().all(|known| known.kind != MarkKind::Cordon) => ours.push(mark(MarkKind::Cordon)),
+        StepKind::Evict => record.node.occupancy = Occupancy::Free,
         StepKind::Unmark => ours.retain(|known| known.kind == MarkKind::Cordon),
         StepKind::Undrain => ours.retain(|known| known.kind != MarkKind::Cordon),
         StepKind::Reboot => {

@@ -61,7 +61,7 @@ fn the_default_policy_marks_and_does_nothing_else_by_itself() {
 
 #[test]
 fn acting_does_only_what_is_allowed() {
-    let off = Allow { mark: true, drain: false, reset: false, reboot: false, replace: false };
+    let off = Allow { mark: true, drain: false, evict: false, reset: false, reboot: false, replace: false };
     for (severity, allow, does) in [
         (Severity::Reset, Allow { reset: true, ..off.clone() }, StepKind::Reset),
         (Severity::Reboot, Allow { reboot: true, ..off.clone() }, StepKind::Reboot),
@@ -125,7 +125,7 @@ fn nothing_is_marked_any_more_once_the_mode_is_observe() {
 #[test]
 fn an_operators_quarantine_is_not_marked_while_we_only_observe() {
     let mut cluster = found(Mode::Observe, Severity::Monitor)
-        .asks(crate::snapshot::Asked::Quarantine { node: super::cluster::name("a") });
+        .asks(crate::snapshot::Asked::Quarantine { node: super::cluster::name("a"), evict: false });
     for _ in 0..5 {
         let lines = cluster.cycle();
         assert!(lines.iter().all(|line| !line.starts_with("step a mark")), "{lines:?}");

@@ -64,15 +64,18 @@ fn named(snapshot: &Snapshot, plan: &Plan, action: &Action) -> Vec<NodeName> {
         Action::Resubmit { run } | Action::Cancel { run, .. } | Action::Conclude { run, .. } => of_run(run),
         Action::OpenCase(case) => vec![case.node.clone()],
         Action::Worsen { node, .. }
+        | Action::Advise { node, .. }
         | Action::Step { node, .. }
         | Action::Propose { node, .. }
         | Action::Move { node, .. }
         | Action::CloseCase { node, .. }
         | Action::Follow { node, .. }
         | Action::Identify { node, .. }
+        | Action::Tidy { node, .. }
+        | Action::Name { node, .. }
         | Action::Rename { node, .. } => vec![node.clone()],
         Action::Escalate { case, .. } | Action::Settle { case, .. } => of_case(case),
-        Action::OpenBreaker | Action::Notice(_) | Action::Answer { .. } => Vec::new(),
+        Action::OpenBreaker | Action::Notice(_) | Action::Answer { .. } | Action::Try { .. } => Vec::new(),
     }
 }
 
@@ -210,8 +213,9 @@ fn the_breaker_holds(snapshot: &Snapshot, plan: &Plan) {
     }
 }
 
-/// Where a node that is due stands in the queue, worked out anew: suspects, then the stalest, then by name.
-fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, Timestamp, NodeName) {
+/// Where a node that is due stands in the queue, worked out anew: suspects, then where user work failed, then the
+/// stalest, then by name.
+fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, i32, Timestamp, NodeName) {
     let retry = &snapshot.policy.retry;
     let mut age = Timestamp::MAX;
     for (test, known) in snapshot.tests.iter().zip(&record.records) {
@@ -220,6 +224,12 @@ fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, Timestamp, NodeName)
         let pause = known.backoff(retry.inconclusive, retry.inconclusive_cap);
         if known.misses() > 0 {
             due = due.max(known.attempt().unwrap().plus(pause));
+        }
+        if let Some(failed) = &record.failed
+            && f64::from(failed.weight.0) >= 1000.0 * snapshot.policy.user_work.retest
+            && known.attempt().is_none_or(|attempt| attempt < failed.works[0].at)
+        {
+            due = due.min(failed.works[0].at);
         }
         for open in record.findings.iter().filter(|open| open.finding.check == test.id) {
             let wait = if open.is_confirmed() { 1.days() } else { retry.confirm };
@@ -232,7 +242,8 @@ fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, Timestamp, NodeName)
             age = age.min(last.unwrap_or(Timestamp::MIN));
         }
     }
-    (record.life != Life::Suspect && record.findings.is_empty(), age, record.node.name.clone())
+    let risk = record.failed.as_ref().map_or(0, |failed| i32::from(failed.weight.0));
+    (record.life != Life::Suspect && record.findings.is_empty(), -risk, age, record.node.name.clone())
 }
 
 fn the_stalest_come_first(snapshot: &Snapshot, plan: &Plan) {
@@ -320,17 +331,24 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
     for action in &plan.actions {
         let Action::Step { case, node, step, op, .. } = &action.what else { continue };
         let record = find(snapshot, node);
+        let opened = plan.actions.iter().find_map(|action| match &action.what {
+            Action::OpenCase(new) if new.id == *case => Some(new),
+            _ => None,
+        });
+        let of = snapshot.cases.iter().find(|known| known.id == *case).or(opened);
+        let ordered = !observing && of.is_some_and(|case| case.is_examined() && case.step(*step).is_some());
         let allowed = match step {
-            S::Mark => !observing && policy.allow.mark && caps.mark,
-            S::Drain => acting && policy.allow.drain && caps.drain,
+            S::Mark => (ordered || !observing && policy.allow.mark) && caps.mark,
+            S::Drain => (ordered || acting && policy.allow.drain) && caps.drain,
+            S::Evict => (ordered || acting && policy.allow.evict) && caps.evict,
             S::Reset => acting && policy.allow.reset && caps.reset,
             S::Reboot => acting && policy.allow.reboot && caps.reboot,
             S::Replace => acting && policy.allow.replace && caps.replace,
             S::Unmark | S::Undrain => !observing,
-            S::KeepEvidence | S::Prove | S::HandOver | S::Release => true,
+            S::KeepEvidence | S::Prove | S::Examine | S::HandOver | S::Release => true,
         };
         assert!(allowed, "{step} on {node} is not allowed");
-        if matches!(step, S::Mark | S::Drain | S::Reset | S::Reboot | S::Replace | S::Unmark | S::Undrain) {
+        if matches!(step, S::Mark | S::Drain | S::Evict | S::Reset | S::Reboot | S::Replace | S::Unmark | S::Undrain) {
             assert!(record.node.marks.foreign_block().is_none(), "{step} on {node}, which is somebody else's");
             assert!(record.hold_at(snapshot.at).is_none(), "{step} on {node}, which is held");
         }
@@ -432,7 +450,7 @@ proptest! {
             record.findings.clear();
             for known in record.records.iter_mut() {
                 let last = known.attempt().map(|at| (Verdict::Inconclusive, at));
-                *known = TestRecord::restore(None, last, u32::from(last.is_some()));
+                *known = TestRecord::restore(None, None, last, u32::from(last.is_some()));
             }
         }
         cluster.snapshot.requests.clear();

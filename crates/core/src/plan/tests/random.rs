@@ -89,11 +89,12 @@ fn a_node(n: usize) -> impl Strategy<Value = NodeFixture> {
     let place = (0..4, select(&POOLS[..]), rare(1), option::weighted(0.1, an_age()), any::<bool>());
     let past = vec((select(&TESTS[..]), select(Verdict::ALL), an_age()), 0..6);
     let trouble = (vec(a_finding(), 0..3), 0..10, select(Severity::ALL), select(Rung::ALL), 0_u8..9, an_age());
-    let rest = (option::of(an_age()), 0..6, option::weighted(0.1, 0_i64..60), rare(1));
+    let failed = option::weighted(0.2, (1_u16..4, an_age()));
+    let rest = (option::of(an_age()), 0..6, option::weighted(0.1, 0_i64..60), rare(1), failed);
     (place, past, trouble, rest).prop_map(move |(place, past, trouble, rest)| {
         let (occupancy, in_pool, foreign, held, over) = place;
         let (findings, life, severity, rung, progress, ago) = trouble;
-        let (heard, machine, backoff, marked) = rest;
+        let (heard, machine, backoff, marked, failed) = rest;
         let text = format!("n{n:02}");
         let node = match occupancy {
             0 => busy(&text),
@@ -122,6 +123,7 @@ fn a_node(n: usize) -> impl Strategy<Value = NodeFixture> {
         if let Some(ago) = held {
             node = node.held("ann", over.then(|| NOW.minus(ago)));
         }
+        node = failed.into_iter().fold(node, |node, (owners, ago)| node.user_work_failed(owners, ago));
         node = backoff.into_iter().fold(node, |node, wait| node.backing_off(wait.minutes()));
         heard.into_iter().fold(node, NodeFixture::heard)
     })
@@ -129,7 +131,7 @@ fn a_node(n: usize) -> impl Strategy<Value = NodeFixture> {
 
 fn a_policy() -> impl Strategy<Value = Policy> {
     let limits = (0_u32..6, option::of(0_u32..3), option::of(0_i64..4), 1_u32..3);
-    let may = (select(Mode::ALL), any::<[bool; 5]>());
+    let may = (select(Mode::ALL), any::<[bool; 6]>());
     let breaker = (0_u32..4, select(&[5.0, 10.0, 30.0, 60.0][..]));
     let window = option::weighted(0.2, (select(WindowKind::ALL), 0_u16..24));
     (limits, may, breaker, window).prop_map(|(limits, (mode, may), breaker, window)| {
@@ -142,8 +144,9 @@ fn a_policy() -> impl Strategy<Value = Policy> {
         let hours = hours.map(|hours| hours as f64 / 2.0);
         policy.limits.node_hours_per_day = hours;
         policy.mode = mode;
-        let [mark, drain, reset, reboot, replace] = may;
-        policy.allow = Allow { mark: mark || drain, drain, reset, reboot, replace };
+        policy.repair.examine = vec![test_id(TESTS[0])];
+        let [mark, drain, evict, reset, reboot, replace] = may;
+        policy.allow = Allow { mark: mark || drain, drain, evict, reset, reboot, replace };
         (policy.breaker.nodes_per_hour, policy.breaker.percent_of_pool) = breaker;
         policy.windows.extend(window.map(|(kind, from)| Window {
             kind,
@@ -163,7 +166,7 @@ fn a_wish(nodes: usize) -> impl Strategy<Value = Asked> {
         match kind {
             0 => Asked::Test { node, tests: vec![test_id(test)] },
             1 => Asked::Release { node },
-            2 => Asked::Quarantine { node },
+            2 => Asked::Quarantine { node, evict: test == TESTS[0] },
             _ => Asked::Withdraw { run: super::cluster::run_of(node.as_str()) },
         }
     })

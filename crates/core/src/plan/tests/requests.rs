@@ -94,22 +94,10 @@ fn a_request_for_a_node_that_is_not_there_is_answered() {
     for what in [
         Asked::Test { node: name("x"), tests: Vec::new() },
         Asked::Release { node: name("x") },
-        Asked::Quarantine { node: name("x") },
+        Asked::Quarantine { node: name("x"), evict: false },
         Asked::Withdraw { run: run_of("x") },
     ] {
         assert_eq!(cluster().node(free("a").fresh()).asks(what).lines(), ["answer 1: operator"]);
-    }
-}
-
-#[test]
-fn a_quarantined_node_stays_with_its_operator() {
-    let mut cluster = acting().fillers(20).node(free("a").fresh()).asks(Asked::Quarantine { node: name("a") });
-    let expected =
-        ["open a replace: operator", "step a mark: operator", "move a quarantined: operator", "answer 1: operator"];
-    assert_eq!(cluster.cycle(), expected);
-    for _ in 0..5 {
-        assert!(cluster.cycle().is_empty());
-        cluster.wait(3.days());
     }
 }
 
@@ -118,16 +106,20 @@ fn quarantining_a_node_whose_mark_was_only_proposed_takes_it_out() {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)));
     cluster = cluster.policy(|policy| policy.allow.mark = false);
     cluster.cycle();
-    cluster.ask(Asked::Quarantine { node: name("a") });
-    let expected = ["step a hand-over: operator", "move a quarantined: operator", "answer 1: operator"];
+    cluster.ask(Asked::Quarantine { node: name("a"), evict: false });
+    let expected = [
+        "close a withdrawn: operator",
+        "open a quarantine: operator",
+        "step a mark: operator",
+        "move a quarantined: operator",
+        "answer 1: operator",
+    ];
     assert_eq!(cluster.cycle(), expected);
-    assert!(cluster.cycle().is_empty());
-    assert_eq!(cluster.snapshot.cases.len(), 1);
 }
 
 #[test]
 fn quarantining_a_held_node_waits_and_one_that_is_out_already_is_answered() {
-    let ask = || Asked::Quarantine { node: name("a") };
+    let ask = || Asked::Quarantine { node: name("a"), evict: false };
     let held = free("a").fresh().held("bob", None).life(Life::Held { by: "bob".into() });
     assert!(acting().fillers(20).node(held).asks(ask()).lines().is_empty());
     let out = free("a").fresh().out(Severity::Reset, Rung::Reset);

@@ -5,6 +5,8 @@ use super::{
     cluster::{Cluster, NOW, Spans, busy, cluster, free, job, pending, run, run_of, running, unknown},
 };
 use crate::{
+    node::{MarkKind, OurMark},
+    policy::Mode,
     run::{CancelWhy, IncompleteWhy, JobEnd, JobSeen, NotStarted, RunState},
     snapshot::ActiveRun,
     time::{Span, Timestamp},
@@ -124,6 +126,7 @@ fn a_job_that_ended_without_a_result_gets_a_grace_and_then_says_how_it_ended() {
         (JobEnd::Failed, IncompleteWhy::Crashed),
         (JobEnd::Killed, IncompleteWhy::Crashed),
         (JobEnd::Lost, IncompleteWhy::JobLost),
+        (JobEnd::NodeDied, IncompleteWhy::NodeDied),
     ] {
         let cluster = |ago| on_a(ended(Some(30.minutes()), ago, how));
         assert!(ends(&cluster(1.minutes())).is_empty(), "{how}");
@@ -133,7 +136,7 @@ fn a_job_that_ended_without_a_result_gets_a_grace_and_then_says_how_it_ended() {
 
 #[test]
 fn a_job_that_ended_before_it_started_leaves_no_row() {
-    for how in JobEnd::ALL {
+    for how in JobEnd::ALL.iter().filter(|how| **how != JobEnd::Displaced) {
         let cluster = on_a(ended(None, Span::ZERO, *how));
         assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStarted::Rejected)], "{how}");
     }
@@ -217,4 +220,27 @@ fn a_cancelled_run_ends_as_what_it_was_cancelled_for() {
 fn a_run_names_its_actions_by_its_id() {
     let plan = on_a(pending(6.minutes())).plan();
     assert_eq!(plan.actions[0].what, Action::Cancel { run: run_of("a"), why: CancelWhy::PendingTooLong });
+}
+
+#[test]
+fn a_job_that_the_cluster_ended_for_a_user_was_taken_and_did_not_crash() {
+    let over = |started| ends(&on_a(ended(started, 3.minutes(), JobEnd::Displaced)));
+    assert_eq!(over(Some(9.minutes())), [Conclusion::Incomplete(IncompleteWhy::NodeTaken)]);
+    assert_eq!(over(None), [Conclusion::NotStarted(NotStarted::NodeTaken)]);
+}
+
+#[test]
+fn a_maintenance_mark_goes_when_its_run_is_over_or_somebody_wants_the_node() {
+    let mark = OurMark { kind: MarkKind::Maintenance, case: None };
+    let marked = |mut cluster: Cluster| {
+        cluster.record("a").node.marks.ours.push(mark.clone());
+        cluster
+    };
+    let runs = || run("a", &["dl"], running(5.minutes()));
+    assert!(marked(cluster().node(free("a").fresh()).run(runs())).lines().is_empty(), "its run goes on");
+    assert_eq!(marked(cluster().node(free("a").fresh())).lines(), ["tidy a: tested"], "whoever left it");
+    let wanted = marked(cluster().node(busy("a").fresh()).run(runs())).lines();
+    assert_eq!(wanted, ["cancel: node-taken", "tidy a: tested"]);
+    let watching = marked(cluster().node(free("a").fresh())).policy(|policy| policy.mode = Mode::Observe);
+    assert_eq!(watching.lines(), ["tidy a: tested"], "it was ours for a while, and locks users out");
 }

@@ -52,7 +52,9 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
         ),
         Mode::Nvlink | Mode::Loopback => None,
     };
-    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    // As its cluster calls it, where somebody has said so.
+    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let name = env::var("DOCTOR_NODE_NAME").unwrap_or_else(|_| host());
     let outcome = Conduct::begin(&order, place.as_ref(), name, &stop)?.run()?;
     print(&outcome);
     Ok(judged(&order, outcome))

@@ -4,6 +4,7 @@
 //! back. The store lives in memory while it runs (a simulated month in real fsyncs would show nothing but the disk) and
 //! is written to a file at the end.
 
+mod going_on;
 mod picture;
 
 use std::{
@@ -20,7 +21,10 @@ use super::{
     session::{Session, SessionConfig, SessionError},
 };
 use crate::WorldConfig;
+use doctor_control::store::{Store, StoreUrl};
 use picture::Picture;
+
+pub use going_on::GoingOn;
 
 /// What to show.
 #[derive(Debug, Clone)]
@@ -73,6 +77,21 @@ impl Demo {
     /// # Errors
     /// If the folder cannot be used or the session fails.
     pub fn play(&self, screen: &mut dyn Write) -> Result<Shown, DemoError> {
+        self.played(screen).map(|(shown, _)| shown)
+    }
+
+    /// Plays it, and goes on from there on the store that it left, at a speed that people can follow.
+    ///
+    /// # Errors
+    /// If the folder cannot be used or the session fails.
+    pub fn play_and_go_on(&self, screen: &mut dyn Write) -> Result<(Shown, GoingOn), DemoError> {
+        let (shown, mut session) = self.played(screen)?;
+        let store = Store::open(&StoreUrl::Sqlite(shown.store.clone())).map_err(SessionError::from)?;
+        session.move_to(store)?;
+        Ok((shown, GoingOn::new(session)))
+    }
+
+    fn played(&self, screen: &mut dyn Write) -> Result<(Shown, Session), DemoError> {
         let began = Instant::now();
         let (store, share) = self.prepare()?;
         let mut config = SessionConfig::new(WorldConfig::of(self.nodes).with_seed(self.seed));
@@ -103,7 +122,8 @@ impl Demo {
         session.stop()?;
         session.store().backup(&store).map_err(SessionError::from)?;
         self.remove_earlier()?;
-        Ok(Shown { score: Score::of(&session)?, store, share, assumptions, took: began.elapsed() })
+        let shown = Shown { score: Score::of(&session)?, store, share, assumptions, took: began.elapsed() };
+        Ok((shown, session))
     }
 
     /// Where an earlier demonstration waits to be removed.

@@ -1,0 +1,206 @@
+//! A piece of Azure without Azure, for the real `az`: a server plays the resource manager in a network of its own, and machines of a scale set
+//! are sshd with files of their own, in which run-command runs its scripts.
+//!
+//! It proves the calls and what is done on the machines, not Azure: no quota, no right and no name is checked, and nothing takes time.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::{
+    excuse,
+    kubernetes::{from_script, last_lines},
+};
+
+const KEEPER: &str = include_str!("keep.sh");
+const SERVER: &str = include_str!("arm.py");
+/// Tells the real `az` who it talks to; one process for three calls, because each takes seconds to begin.
+const LOGIN: &str = "import sys
+from azure.cli.core import get_default_cli
+for words in (['cloud', 'register', '--name', 'bed', '--endpoint-resource-manager', 'https://127.0.0.1:5991/'],
+              ['cloud', 'set', '--name', 'bed'], ['login', '--identity', '--output', 'none']):
+    if get_default_cli().invoke(words) != 0:
+        sys.exit('az ' + ' '.join(words))
+";
+
+#[derive(Debug, thiserror::Error)]
+pub enum AzureError {
+    /// It is not on this machine and cannot be brought here.
+    #[error("{0}")]
+    NotThere(String),
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl AzureError {
+    /// Says that a test did not run, by name and reason.
+    ///
+    /// # Panics
+    /// In CI, where that is a failure; and anywhere if there is a bed that does not do what it should.
+    pub fn not_run(&self, what: &str) {
+        excuse::not_run(what, self, matches!(self, Self::NotThere(_)));
+    }
+}
+
+/// Where `az` and its Python are.
+///
+/// # Errors
+/// With why they cannot be brought here.
+pub fn programs() -> Result<PathBuf, AzureError> {
+    from_script("scripts/azure.sh", &[]).map_err(AzureError::NotThere)
+}
+
+/// What keeps `az` to itself: it finds no account of whoever runs the tests, and tells nobody about them.
+pub fn alone(command: &mut Command, folder: &Path) {
+    command.env("AZURE_CONFIG_DIR", folder.join("az")).env("AZURE_CORE_COLLECT_TELEMETRY", "false");
+    command.env("AZURE_CORE_SURVEY_MESSAGE", "false").env("AZURE_CORE_CHECK_FOR_UPDATES", "false");
+}
+
+/// A subscription with nothing in it. It ends with this value.
+#[derive(Debug)]
+pub struct Azure {
+    keeper: Child,
+    /// The first process inside, as seen from here.
+    inside: u32,
+    programs: PathBuf,
+    folder: TempDir,
+}
+
+impl Azure {
+    /// # Errors
+    /// With what is missing on this machine, or if it does not begin to answer.
+    pub fn start() -> Result<Self, AzureError> {
+        try_it()?;
+        let programs = programs()?;
+        let failed = |error: std::io::Error| AzureError::Failed(format!("making a piece of Azure: {error}"));
+        let folder = tempfile::tempdir().map_err(failed)?;
+        fs::write(folder.path().join("arm.py"), SERVER).map_err(failed)?;
+        // The shell reads a script while it runs it.
+        fs::write(folder.path().join("keep.sh"), KEEPER).map_err(failed)?;
+        certificate(folder.path())?;
+        let log = folder.path().join("keep.log");
+        let mut keeper = Command::new("bash")
+            .arg(folder.path().join("keep.sh"))
+            .arg("keep")
+            .arg(folder.path())
+            .arg(programs.join("python"))
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log).map_err(failed)?)
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        let mut ready = String::new();
+        if let Some(output) = keeper.stdout.take() {
+            // What cannot be read is an empty line, which is not an answer.
+            let _read = BufReader::new(output).read_line(&mut ready);
+        }
+        let inside = child_of(keeper.id()).and_then(child_of);
+        let mut azure = Self { keeper, inside: inside.unwrap_or_default(), programs, folder };
+        if ready.trim() != "ready" || azure.inside == 0 {
+            azure.end();
+            return Err(AzureError::Failed(format!("the namespace has ended before it began: {}", last_lines(&log))));
+        }
+        azure.log_in()?;
+        Ok(azure)
+    }
+
+    fn log_in(&self) -> Result<(), AzureError> {
+        let login = self.command(&self.programs.join("python"), self.folder.path()).args(["-c", LOGIN]).output();
+        let login = login.map_err(|error| AzureError::Failed(format!("az login: {error}")))?;
+        match login.status.success() {
+            true => Ok(()),
+            false => Err(AzureError::Failed(format!("az login: {}", String::from_utf8_lossy(&login.stderr)))),
+        }
+    }
+
+    /// A program inside, in this folder, with an `az` that is logged in. Nothing else of the caller's environment comes with it.
+    pub fn command(&self, program: &Path, folder: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--target={}", self.inside)).args(["--net", "--mount", "--pid"]);
+        command.arg(format!("--wdns={}", folder.display())).arg("--").arg(program);
+        command.env_clear().env("HOME", self.folder.path()).env("LC_ALL", "C.UTF-8");
+        command.env("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.programs.display()));
+        command.env("REQUESTS_CA_BUNDLE", self.at("cert.pem"));
+        alone(&mut command, self.folder.path());
+        command
+    }
+
+    /// Kills what [`Self::command`] started: nsenter waits outside for a process that is inside.
+    ///
+    /// # Errors
+    /// If it cannot be waited for.
+    pub fn kill(started: &mut Child) -> std::io::Result<()> {
+        let inner = child_of(started.id()).and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        // It may have ended by itself.
+        let _gone = inner.map(|pid| kill_process(pid, Signal::KILL));
+        started.wait().map(drop)
+    }
+
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// What was asked of Azure that changes something: method and address, without those that `az` asks for itself.
+    pub fn changes(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.at("requests.log")).unwrap_or_default();
+        let changes =
+            |line: &&str| !line.starts_with("GET ") && !line.starts_with("HEAD ") && !line.contains("/validate ");
+        log.lines().filter(changes).map(str::to_owned).collect()
+    }
+
+    fn end(&mut self) {
+        // The end of its input is the order.
+        drop(self.keeper.stdin.take());
+        drop(self.keeper.wait());
+    }
+}
+
+impl Drop for Azure {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn try_it() -> Result<(), AzureError> {
+    let no = |why: String| Err(AzureError::NotThere(why));
+    if !rustix::process::geteuid().is_root() {
+        return no("it needs root: namespaces are made, and machines in them".to_owned());
+    }
+    for program in ["/usr/sbin/sshd", "/usr/bin/ssh", "/usr/bin/openssl"] {
+        if !Path::new(program).exists() {
+            return no(format!("{program} is not installed; scripts/system.sh brings it"));
+        }
+    }
+    let tried = Command::new("bash").args(["-c", KEEPER, "bash", "try"]).output();
+    match tried {
+        Ok(tried) if tried.status.success() => Ok(()),
+        Ok(tried) => no(String::from_utf8_lossy(&tried.stderr).trim().to_owned()),
+        Err(error) => no(format!("running bash: {error}")),
+    }
+}
+
+/// `az` hands its token only to who speaks TLS.
+fn certificate(folder: &Path) -> Result<(), AzureError> {
+    let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1";
+    let mut command = Command::new("openssl");
+    command.args(words.split(' ')).arg("-keyout").arg(folder.join("key.pem")).arg("-out").arg(folder.join("cert.pem"));
+    match command.output() {
+        Ok(made) if made.status.success() => Ok(()),
+        Ok(made) => Err(AzureError::Failed(format!("openssl: {}", String::from_utf8_lossy(&made.stderr)))),
+        Err(error) => Err(AzureError::Failed(format!("openssl: {error}"))),
+    }
+}
+
+fn child_of(pid: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_ascii_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,73 @@
+//! The files of one host: what its sshd reads, what its jobs find, and what it says of its GPUs.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
+
+use serde_json::json;
+
+use super::error::{BedError, at};
+
+const SHIM: &str = include_str!("shim.py");
+const SYSTEMCTL: &str = include_str!("systemctl.sh");
+/// Who is root already needs nobody's leave.
+const SUDO: &str = "#!/bin/sh\nexec \"$@\"\n";
+/// Seen from the host: `world.sh` puts its folder there.
+const SSHD: &str = "HostKey /run/bed/host_key\nAuthorizedKeysFile .ssh/authorized_keys\nPidFile none\nStrictModes no\nUsePAM no\n\
+    PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 200\n\
+    MaxSessions 64\nSubsystem sftp internal-sftp\n";
+
+/// What DCGM says of a host's GPUs, in a word and a sentence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Health<'a> {
+    Healthy,
+    Warning(&'a str),
+    Failure(&'a str),
+}
+
+/// Makes the files of a host.
+pub(super) fn lay_out(bed: &Path, number: u8) -> Result<(), BedError> {
+    let folder = bed.join(format!("host{number}"));
+    for name in ["home/.ssh", "home/.dstack", "bin", "tmp"] {
+        let path = folder.join(name);
+        fs::create_dir_all(&path).map_err(at("creating", &path))?;
+    }
+    let tmp = folder.join("tmp");
+    fs::set_permissions(&tmp, fs::Permissions::from_mode(0o1777)).map_err(at("opening", &tmp))?;
+    keygen(&folder.join("host_key"))?;
+    let put = |name: &str, text: &str, mode: u32| {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(at("writing", &path))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(at("opening", &path))
+    };
+    put("sshd_config", &format!("ListenAddress 10.98.{number}.2\n{SSHD}"), 0o644)?;
+    put("shim.py", SHIM, 0o755)?;
+    put("bin/sudo", SUDO, 0o755)?;
+    put("bin/systemctl", SYSTEMCTL, 0o755)?;
+    let key = bed.join("id.pub");
+    let key = fs::read_to_string(&key).map_err(at("reading", &key))?;
+    put("home/.ssh/authorized_keys", &key, 0o600)
+}
+
+/// In place by a rename: it may be read at any moment.
+pub(super) fn set_health(folder: &Path, health: &Health<'_>) -> Result<(), BedError> {
+    let (number, text) = match health {
+        Health::Healthy => (0, None),
+        Health::Warning(text) => (10, Some(text)),
+        Health::Failure(text) => (20, Some(text)),
+    };
+    let incident = |text| json!({ "system": 1, "health": number, "error_message": text, "error_code": 1, "entity_group_id": 1, "entity_id": 5 });
+    let told = json!({ "overall_health": number, "incidents": text.map(incident).into_iter().collect::<Vec<_>>() });
+    let path = folder.join("home/.dstack/health.json");
+    let aside = path.with_extension("new");
+    fs::write(&aside, told.to_string()).and_then(|()| fs::rename(&aside, &path)).map_err(at("writing", &path))
+}
+
+/// A key pair without a passphrase.
+pub(super) fn keygen(path: &Path) -> Result<(), BedError> {
+    let program = "ssh-keygen";
+    let made = Command::new(program).args(["-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f"]).arg(path).output();
+    let made = made.map_err(|source| BedError::Program { program, source })?;
+    if made.status.success() {
+        return Ok(());
+    }
+    Err(BedError::Refused { program, said: String::from_utf8_lossy(&made.stderr).trim().to_owned() })
+}

@@ -1,0 +1,324 @@
+//! A dstack of one's own: the real server in a namespace, with hosts that are namespaces with an sshd each.
+//!
+//! ```no_run
+//! use doctor_bed::dstack::{Dstack, Health};
+//!
+//! let dstack = Dstack::start(2)?;                                   // host1 and host2: instances bed-0 and bed-1, both idle
+//! dstack.set_health(1, &Health::Failure("GPU 5 has a volatile DBE"))?;
+//! dstack.wait_for_instance(1, "failing", |instance| instance["health_status"] == "failure")?;
+//! # Ok::<(), doctor_bed::dstack::BedError>(())
+//! ```
+//!
+//! Everything that the server decides is its own: states, scheduling, logs, health, events. What its hosts run is not: a stand-in of a
+//! few pages for shim and runner (`shim.py`) starts jobs as plain processes and answers for DCGM from a file. So nothing here shows how
+//! Docker, images, GPUs or the real shim and runner behave. The server's intervals are shortened (`server.py`).
+//!
+//! It needs root. All of it ends with the value, and when this process is gone, however it went.
+
+mod api;
+mod error;
+mod host;
+mod world;
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub use api::Person;
+pub use error::BedError;
+pub use host::Health;
+
+use error::at;
+use world::{KEEPER, Keeper, SERVER, keep, token, try_one};
+
+use crate::kubernetes::last_lines;
+
+/// An interpreter starts and reads a thousand modules, on a machine that does other things too.
+const PATIENCE: Duration = Duration::from_secs(180);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The project that every server has.
+pub const PROJECT: &str = "main";
+/// The fleet of the bed's hosts.
+pub const FLEET: &str = "bed";
+
+/// A running server with its hosts. Dropping it ends all of it.
+#[derive(Debug)]
+pub struct Dstack {
+    at: SocketAddr,
+    admin: Person,
+    user: Person,
+    hosts: u8,
+    keeper: Mutex<Keeper>,
+    /// Last: the files go after the processes that use them. The keeper removes them too, for when this process is killed.
+    folder: TempDir,
+}
+
+impl Dstack {
+    /// Starts a server and waits until all its hosts are idle instances.
+    ///
+    /// # Errors
+    /// [`BedError::NotThere`] with what this machine lacks; others if it does not start.
+    pub fn start(hosts: u8) -> Result<Self, BedError> {
+        let programs = try_one()?;
+        let place = std::env::temp_dir();
+        let folder = tempfile::Builder::new().prefix("doctor-dstack-").tempdir_in(&place);
+        let folder = folder.map_err(at("creating a folder in", &place))?;
+        let path = folder.path();
+        host::keygen(&path.join("id"))?;
+        for (name, text) in [("world.sh", KEEPER), ("server.py", SERVER)] {
+            fs::write(path.join(name), text).map_err(at("writing", &path.join(name)))?;
+        }
+        for number in 1..=hosts {
+            host::lay_out(path, number)?;
+        }
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(BedError::Socket)?;
+        let address = listener.local_addr().map_err(BedError::Socket)?;
+        let admin = Person { name: "admin".to_owned(), token: token() };
+        let keeper = keep(path, hosts, &programs, &listener, &admin)?;
+        drop(listener);
+        let user = Person { name: "alice".to_owned(), token: String::new() };
+        let mut dstack = Self { at: address, admin, user, hosts, keeper: Mutex::new(keeper), folder };
+        dstack.begin()?;
+        Ok(dstack)
+    }
+
+    fn begin(&mut self) -> Result<(), BedError> {
+        self.wait_for("the server to answer", || self.ask("/api/server/get_info", &json!({})), |_| true)?;
+        let id = self.folder.path().join("id");
+        let read = |path: PathBuf| fs::read_to_string(&path).map_err(at("reading", &path));
+        let key = json!({ "public": read(id.with_extension("pub"))?, "private": read(id)? });
+        let hosts: Vec<Value> = (1..=self.hosts).map(|n| json!({ "hostname": format!("10.98.{n}.2") })).collect();
+        let fleet = json!({ "type": "fleet", "name": FLEET,
+            "ssh_config": { "user": "root", "ssh_key": key, "hosts": hosts } });
+        let spec = json!({ "configuration": fleet, "profile": { "name": "default" } });
+        let plan = json!({ "plan": { "spec": spec, "current_resource": null }, "force": true });
+        self.ask(&in_project("fleets/apply"), &plan)?;
+        self.user = self.hire(&self.user.name)?;
+        for number in 1..=self.hosts {
+            self.wait_for_instance(number, "idle", |instance| instance["status"] == "idle")?;
+        }
+        Ok(())
+    }
+
+    /// Makes a member of the project.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub fn hire(&self, name: &str) -> Result<Person, BedError> {
+        self.ask(
+            "/api/users/create",
+            &json!({ "username": name, "global_role": "user", "email": null, "active": true }),
+        )?;
+        let members = json!({ "members": [{ "username": name, "project_role": "user" }] });
+        self.ask("/api/projects/main/add_members", &members)?;
+        let told = self.ask("/api/users/get_user", &json!({ "username": name }))?;
+        let token = told["creds"]["token"].as_str().unwrap_or_default().to_owned();
+        Ok(Person { name: name.to_owned(), token })
+    }
+
+    /// Where the server answers.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.at)
+    }
+
+    /// Where its files are, for as long as it lives.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Who may do everything.
+    pub fn admin(&self) -> &Person {
+        &self.admin
+    }
+
+    /// Somebody who has work of their own.
+    pub fn user(&self) -> &Person {
+        &self.user
+    }
+
+    /// The instance that a host is; they are counted from 1 and from 0.
+    pub fn instance_name(number: u8) -> String {
+        format!("{FLEET}-{}", number - 1)
+    }
+
+    /// Asks the server as its administrator.
+    ///
+    /// # Errors
+    /// With what it answered, if that is not what was asked for.
+    pub fn ask(&self, path: &str, body: &Value) -> Result<Value, BedError> {
+        self.ask_as(&self.admin, path, body)
+    }
+
+    /// # Errors
+    /// As [`Self::ask`].
+    pub fn ask_as(&self, person: &Person, path: &str, body: &Value) -> Result<Value, BedError> {
+        api::ask(self.at, &person.token, path, body)
+    }
+
+    /// What the server says of the instance that a host is.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub fn instance(&self, number: u8) -> Result<Value, BedError> {
+        let fleets = self.ask(&in_project("fleets/list"), &json!({}))?;
+        let name = Self::instance_name(number);
+        let all = fleets
+            .as_array()
+            .into_iter()
+            .flatten()
+            .flat_map(|fleet| fleet["instances"].as_array().into_iter().flatten());
+        Ok(all.into_iter().find(|instance| instance["name"] == *name).cloned().unwrap_or_default())
+    }
+
+    /// Waits until the instance that a host is looks as wanted; `what` names it in the error.
+    ///
+    /// # Errors
+    /// With how it looked last.
+    pub fn wait_for_instance(&self, number: u8, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value, BedError> {
+        self.wait_for(&format!("{} {what}", Self::instance_name(number)), || self.instance(number), is)
+    }
+
+    /// What the server says of a run.
+    ///
+    /// # Errors
+    /// If the server does not answer, or does not know it.
+    pub fn run(&self, name: &str) -> Result<Value, BedError> {
+        self.ask(&in_project("runs/get"), &json!({ "run_name": name }))
+    }
+
+    /// # Errors
+    /// With how it looked last.
+    pub fn wait_for_run(&self, name: &str, status: &str) -> Result<Value, BedError> {
+        self.wait_for(&format!("run {name} {status}"), || self.run(name), |run| run["status"] == status)
+    }
+
+    /// A user's task on the instance that a host is, or, without one, on any that fits. `more` goes over its configuration.
+    ///
+    /// # Errors
+    /// If the server refuses it.
+    pub fn submit_as_user(&self, name: &str, number: Option<u8>, command: &str, more: &Value) -> Result<(), BedError> {
+        let mut task = json!({ "type": "task", "name": name, "image": "debian:12", "user": "root", "commands": [command],
+            "creation_policy": "reuse", "fleets": [FLEET], "max_duration": "1h",
+            "resources": { "gpu": "H100:8", "cpu": "x86:2.." } });
+        if let Some(number) = number {
+            task["instances"] = json!([Self::instance_name(number)]);
+        }
+        for (key, value) in more.as_object().into_iter().flatten() {
+            task[key] = value.clone();
+        }
+        let spec = json!({ "run_name": name, "configuration": task, "profile": { "name": "default" } });
+        let plan = json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": false });
+        self.ask_as(&self.user, &in_project("runs/apply"), &plan).map(drop)
+    }
+
+    /// Ends a run, whoever has it.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub fn stop_run(&self, name: &str) -> Result<(), BedError> {
+        self.ask(&in_project("runs/stop"), &json!({ "runs_names": [name], "abort": false })).map(drop)
+    }
+
+    /// The link to a host is cut: whoever waits for it waits in vain.
+    ///
+    /// # Errors
+    /// If the world does not obey.
+    pub fn cut(&self, number: u8) -> Result<(), BedError> {
+        self.order("cut", number)
+    }
+
+    /// The link is there again.
+    ///
+    /// # Errors
+    /// If the world does not obey.
+    pub fn join(&self, number: u8) -> Result<(), BedError> {
+        self.order("join", number)
+    }
+
+    /// What runs the newest job of a host is gone, and the job with it.
+    ///
+    /// # Errors
+    /// If the world does not obey.
+    pub fn lose(&self, number: u8) -> Result<(), BedError> {
+        self.order("lose", number)
+    }
+
+    fn order(&self, word: &str, number: u8) -> Result<(), BedError> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner).order(word, number)
+    }
+
+    fn host(&self, number: u8) -> PathBuf {
+        self.folder.path().join(format!("host{number}"))
+    }
+
+    /// What DCGM says of a host from now on.
+    ///
+    /// # Errors
+    /// If that cannot be written down.
+    pub fn set_health(&self, number: u8, health: &Health<'_>) -> Result<(), BedError> {
+        host::set_health(&self.host(number), health)
+    }
+
+    /// Puts a program where jobs of all hosts find it by its name.
+    ///
+    /// # Errors
+    /// If it cannot be copied.
+    pub fn install(&self, program: &Path) -> Result<(), BedError> {
+        let name = program.file_name().unwrap_or_default();
+        for number in 1..=self.hosts {
+            let to = self.host(number).join("bin").join(name);
+            fs::copy(program, &to).map_err(at("copying to", &to))?;
+            fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).map_err(at("opening", &to))?;
+        }
+        Ok(())
+    }
+
+    /// How many jobs of this run were ever started on the hosts.
+    pub fn jobs_started(&self, run: &str) -> usize {
+        let told = |number| fs::read_to_string(self.host(number).join("home/.dstack/started")).unwrap_or_default();
+        (1..=self.hosts).map(|number| told(number).lines().filter(|line| *line == run).count()).sum()
+    }
+
+    /// The end of what the server has noted.
+    pub fn log(&self) -> String {
+        last_lines(&self.folder.path().join("server.log"))
+    }
+
+    /// Waits until what is asked for is as wanted. Not being answered is only one of the states in between.
+    ///
+    /// # Errors
+    /// With the last answer.
+    pub fn wait_for(
+        &self,
+        what: &str,
+        ask: impl Fn() -> Result<Value, BedError>,
+        is: impl Fn(&Value) -> bool,
+    ) -> Result<Value, BedError> {
+        let began = Instant::now();
+        loop {
+            match ask() {
+                Ok(answer) if is(&answer) => return Ok(answer),
+                answer if began.elapsed() > PATIENCE => {
+                    let last = answer.map_or_else(|error| error.to_string(), |value| value.to_string());
+                    let last = format!("{last}; the server's log ends with:\n{}", self.log());
+                    return Err(BedError::Late { what: what.to_owned(), within: PATIENCE, last });
+                }
+                _ => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+}
+
+/// The path of a question about the project.
+pub fn in_project(what: &str) -> String {
+    format!("/api/project/{PROJECT}/{what}")
+}

@@ -1,0 +1,37 @@
+"""The dstack server, unchanged but for its patience, on a socket that was handed down.
+
+How often it looks at jobs and instances, and how long it waits for a host that does not answer, is written into its code and tuned for
+hundreds of hosts. A bed has three, and a test that waits half a minute for each step is a test that nobody runs. Nothing else of the
+server is touched: what it does when it looks is its own.
+"""
+
+import socket
+import sys
+from datetime import timedelta
+
+from dstack._internal.server import bootstrap
+
+bootstrap.set_up_process()
+
+import uvicorn  # noqa: E402
+
+from dstack._internal.server.background.pipeline_tasks import base, jobs_running  # noqa: E402
+from dstack._internal.server.services.runner import client  # noqa: E402
+
+EVERY = timedelta(seconds=0.5)
+
+begin = base.Pipeline.__init__
+
+
+def begin_hurried(self, **settings):
+    settings["min_processing_interval"] = min(EVERY, settings["min_processing_interval"])
+    begin(self, **settings)
+
+
+base.Pipeline.__init__ = begin_hurried
+base.Fetcher._DEFAULT_FETCH_DELAYS = [0.2]
+jobs_running.JOB_DISCONNECTED_RETRY_TIMEOUT = timedelta(seconds=4)
+client.REQUEST_TIMEOUT = 3
+
+server = uvicorn.Server(uvicorn.Config("dstack._internal.server.main:app", log_level="error", workers=1))
+server.run(sockets=[socket.socket(fileno=int(sys.argv[1]))])

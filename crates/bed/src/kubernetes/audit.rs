@@ -1,0 +1,77 @@
+//! What the API server was asked, by its own record: who asked for what, and whether it was allowed.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use super::{BedError, at};
+
+/// One request that the API server answered.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Asked {
+    pub user: String,
+    pub verb: String,
+    pub group: String,
+    /// With its subresource: `pods/eviction`.
+    pub resource: String,
+    pub status: u16,
+}
+
+/// Has every request of service accounts noted, without what was in it.
+pub(super) fn write_policy(path: &Path) -> Result<(), BedError> {
+    let policy = json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            { "level": "Metadata", "userGroups": ["system:serviceaccounts"] },
+            { "level": "None" },
+        ],
+    });
+    fs::write(path, policy.to_string()).map_err(at("writing", path))
+}
+
+/// All that was asked so far; a watch counts as soon as it is answered.
+pub(super) fn read(path: &PathBuf) -> Result<Vec<Asked>, BedError> {
+    let text = fs::read_to_string(path).map_err(at("reading", path))?;
+    Ok(text.lines().filter_map(|line| asked(&serde_json::from_str(line).ok()?)).collect())
+}
+
+/// `None`: it was not about an object.
+fn asked(line: &Value) -> Option<Asked> {
+    let word = |pointer: &str| line.pointer(pointer).and_then(Value::as_str);
+    let resource = word("/objectRef/resource")?;
+    let part = word("/objectRef/subresource").map_or_else(String::new, |part| format!("/{part}"));
+    Some(Asked {
+        user: word("/user/username")?.to_owned(),
+        verb: word("/verb")?.to_owned(),
+        group: word("/objectRef/apiGroup").unwrap_or_default().to_owned(),
+        resource: format!("{resource}{part}"),
+        status: u16::try_from(line.pointer("/responseStatus/code")?.as_u64()?).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_record_is_who_asked_for_what() {
+        let line = json!({
+            "verb": "create", "user": { "username": "system:serviceaccount:a:b" }, "responseStatus": { "code": 403 },
+            "objectRef": { "resource": "pods", "subresource": "eviction", "namespace": "a", "apiVersion": "v1" },
+        });
+        let expected = Asked {
+            user: "system:serviceaccount:a:b".to_owned(),
+            verb: "create".to_owned(),
+            group: String::new(),
+            resource: "pods/eviction".to_owned(),
+            status: 403,
+        };
+        assert_eq!(asked(&line), Some(expected));
+        assert_eq!(asked(&json!({ "verb": "get", "requestURI": "/version" })), None);
+    }
+}

@@ -1,0 +1,75 @@
+//! Why there is nothing to stand on: this machine lacks something, which excuses a test, or something failed, which does not.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::{PATIENCE, Part};
+use crate::excuse;
+
+/// Why there is no control plane to stand on, or why it did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BedError {
+    /// What this machine lacks, as scripts/kubernetes.sh says it.
+    #[error("no control plane on this machine: {why}")]
+    NotBuilt { why: String },
+    /// What this machine lacks for a node with a kubelet and containers.
+    #[error("no real node on this machine: {why}")]
+    NoNode { why: String },
+    #[error("{folder} has no {program}: name the folder that scripts/kubernetes.sh prints")]
+    Missing { folder: PathBuf, program: &'static str },
+    #[error("{operation} {path}")]
+    File {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("running {program}")]
+    Program {
+        program: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("openssl made no certificate (3.0 or newer is needed): {said}")]
+    Certificate { said: String },
+    #[error("looking for free ports on loopback")]
+    Ports(#[source] io::Error),
+    #[error("ending {part}")]
+    Ending {
+        part: Part,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{part} does not run: it was killed and not restarted")]
+    NotRunning { part: Part },
+    #[error("{part} has ended; it said last:\n{said}")]
+    Ended { part: Part, said: String },
+    #[error("{what} within {} s, {part} said last:\n{said}", PATIENCE.as_secs())]
+    Late { what: &'static str, part: Part, said: String },
+    #[error("node {node}: {what} within {} s; it said last:\n{said}", PATIENCE.as_secs())]
+    LateNode { node: String, what: &'static str, said: String },
+    #[error("node {node} has ended; it said last:\n{said}")]
+    EndedNode { node: String, said: String },
+    #[error("importing the image `{kind}`: {said}")]
+    Image { kind: &'static str, said: String },
+    #[error("{asked} was not answered: {said}")]
+    Unanswered { asked: String, said: String },
+    #[error("{asked} was refused with {status}: {said}")]
+    Refused { asked: String, status: u16, said: String },
+}
+
+impl BedError {
+    /// Says that these tests could not run.
+    ///
+    /// # Panics
+    /// In CI, where that is a failure; and anywhere if there is a control plane or a node that does not do what it should.
+    pub fn not_run(&self, what: &str) {
+        excuse::not_run(what, self, matches!(self, Self::NotBuilt { .. } | Self::NoNode { .. }));
+    }
+}
+
+pub(super) fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
+    move |source| BedError::File { operation, path: path.to_owned(), source }
+}

@@ -1,0 +1,363 @@
+//! A real node of a control plane: kubelet, containerd and runc as they are released, in namespaces of their own on this machine.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use doctor_bed::kubernetes::{ControlPlane, real::RealNode};
+//!
+//! let plane = Arc::new(ControlPlane::start(&ControlPlane::programs()?)?);
+//! let node = RealNode::start(&RealNode::programs()?, &plane, "real-1")?;
+//! node.install("doctor".as_ref(), "doctor-node".as_ref())?;    // in our images, as deploy/image makes them
+//! node.set_gpus(8)?;                                           // nobody has to have any
+//! node.kill_kubelet()?;                                        // containers go on
+//! node.start_kubelet()?;
+//! # Ok::<(), doctor_bed::kubernetes::BedError>(())
+//! ```
+//!
+//! It needs root. Processes and mounts are in namespaces that end with the process that started the node, however that ended;
+//! what no namespace holds is removed by a keeper outside (`node.sh`). Containers see a file system of the node's own under
+//! /run, /var/lib and /var/log, and this machine's elsewhere: a path of a test's folder can be mounted as it is.
+//!
+//! The way between node and control plane is a link that only the two can reach. The API server asks the kubelet directly; the
+//! kubelet asks the API server, which listens on loopback alone, through a socket at the host's end of the link (`road`).
+
+mod road;
+mod settings;
+
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader, Write as _},
+    net::Ipv4Addr,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, channel},
+    },
+    time::Instant,
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{
+    BedError, ControlPlane, NOT_RUN, PATIENCE, PAUSE, at, from_script, last_lines, last_reason, repository_file,
+};
+use road::Road;
+
+/// Lives in its folder, because the shell reads a script while it runs it.
+const SCRIPT: &str = include_str!("node.sh");
+
+/// What a pod's namespaces are held by, as scripts/bed-images.sh names it.
+const PAUSE_IMAGE: &str = "cluster-doctor-bed-pause:latest";
+
+/// Namespace of containerd in which a kubelet's images are.
+const IMAGES: &str = "k8s.io";
+
+/// A node that is ready, until it is dropped.
+#[derive(Debug)]
+pub struct RealNode {
+    name: String,
+    plane: Arc<ControlPlane>,
+    inner: Mutex<Inner>,
+    _road: Road,
+    /// Last: the files go after the processes that use them. The keeper removes them too, for when this process is killed.
+    folder: TempDir,
+}
+
+#[derive(Debug)]
+struct Inner {
+    keeper: Child,
+    orders: Option<ChildStdin>,
+    answers: Receiver<String>,
+    /// What was no answer.
+    said: String,
+}
+
+/// Where the programs are that a node is made of.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    kubelet: PathBuf,
+    plugins: PathBuf,
+}
+
+impl RealNode {
+    /// What a node is made of. Where the kubelet was never built, this builds it.
+    ///
+    /// # Errors
+    /// [`BedError::NoNode`] with what is missing on this machine.
+    pub fn programs() -> Result<Programs, BedError> {
+        let no = |why: String| BedError::NoNode { why };
+        if !rustix::process::geteuid().is_root() {
+            return Err(no("a kubelet with containers needs root".to_owned()));
+        }
+        for program in ["containerd", "runc", "ctr", "ip", "nsenter", "unshare"] {
+            if !on_path(program) {
+                return Err(no(format!("{program} is not installed; scripts/system.sh brings it")));
+            }
+        }
+        let plugins = ["/usr/lib/cni", "/opt/cni/bin"].map(PathBuf::from);
+        let plugins = plugins.into_iter().find(|folder| folder.join("bridge").exists());
+        let plugins = plugins.ok_or_else(|| no("containernetworking-plugins is not installed".to_owned()))?;
+        if let Some(why) = forbidden()? {
+            return Err(no(why));
+        }
+        let kubelet = from_script("scripts/kubernetes.sh", &["kubelet"]).map_err(no)?;
+        Ok(Programs { kubelet, plugins })
+    }
+
+    /// Starts a node and waits until the scheduler may use it.
+    ///
+    /// # Errors
+    /// With the end of the log of what failed.
+    pub fn start(programs: &Programs, plane: &Arc<ControlPlane>, name: &str) -> Result<Self, BedError> {
+        let temporary = std::env::temp_dir();
+        let folder = tempfile::Builder::new().prefix("doctor-node-").tempdir_in(&temporary);
+        let folder = folder.map_err(at("creating a folder in", &temporary))?;
+        let user = plane.lock().authority.user(&format!("system:node:{name}"), &["system:nodes"])?;
+        settings::write(folder.path(), programs, plane.authority())?;
+        let script = folder.path().join("node.sh");
+        fs::write(&script, SCRIPT).map_err(at("writing", &script))?;
+        let mut inner = Inner::start(&script, folder.path(), programs, name)?;
+        let host: Option<Ipv4Addr> = inner.answer("address ").and_then(|address| address.parse().ok());
+        let ended = |inner: &Inner| BedError::EndedNode { node: name.to_owned(), said: inner.said.clone() };
+        let host = host.ok_or_else(|| ended(&inner))?;
+        let road = Road::open(host, plane.door.port)?;
+        settings::kubeconfig(folder.path(), &format!("https://{}", road.address()), plane.authority(), &user)?;
+        let node =
+            Self { name: name.to_owned(), folder, plane: Arc::clone(plane), inner: Mutex::new(inner), _road: road };
+        node.wait("containerd did not answer", || {
+            node.ctr(&["version"]).status().is_ok_and(|status| status.success())
+        })?;
+        node.start_kubelet()?;
+        Ok(node)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the node's API object says.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub fn object(&self) -> Result<Value, BedError> {
+        let answer = self.plane.request("GET", &format!("/api/v1/nodes/{}", self.name), None)?;
+        Ok(serde_json::from_str(&answer.text).unwrap_or_default())
+    }
+
+    /// Brings the images of our pods: `cluster-doctor:latest` runs this `doctor`, `cluster-doctor-node:latest` this `doctor-node`.
+    ///
+    /// # Errors
+    /// [`BedError::NoNode`] if this machine cannot make them.
+    pub fn install(&self, doctor: &Path, doctor_node: &Path) -> Result<(), BedError> {
+        self.import("pause", None)?;
+        self.import("controller", Some(doctor))?;
+        self.import("node", Some(doctor_node))
+    }
+
+    /// Gives containerd an image while it is made: on a disk of its own it would only be in the way.
+    fn import(&self, kind: &'static str, program: Option<&Path>) -> Result<(), BedError> {
+        let script = repository_file("scripts/bed-images.sh");
+        let log = self.folder.path().join("images.log");
+        let said = File::create(&log).map_err(at("creating", &log))?;
+        let mut making = Command::new(&script)
+            .arg(kind)
+            .args(program)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(said)
+            .spawn()
+            .map_err(|source| BedError::Program { program: script.clone(), source })?;
+        let archive = making.stdout.take().map_or_else(Stdio::null, Stdio::from);
+        let snapshotter = settings::snapshotter(self.folder.path());
+        let mut taking = self.ctr(&["--namespace", IMAGES, "images", "import", "--snapshotter", snapshotter, "-"]);
+        let taken = taking.stdin(archive).output();
+        let taken = taken.map_err(|source| BedError::Program { program: "ctr".into(), source })?;
+        // Otherwise it would hold on to the end of the pipe for which the script waits.
+        drop(taking);
+        let made = making.wait().map_err(|source| BedError::Program { program: script, source })?;
+        if made.success() && taken.status.success() {
+            return Ok(());
+        }
+        let said = last_lines(&log);
+        if said.lines().last().is_some_and(|line| line.starts_with(NOT_RUN)) {
+            return Err(BedError::NoNode { why: last_reason(&said) });
+        }
+        let taken = String::from_utf8_lossy(&taken.stderr);
+        Err(BedError::Image { kind, said: format!("{}\n{said}", taken.trim()) })
+    }
+
+    /// Has the node say that it has GPUs, as a device plugin's kubelet would.
+    ///
+    /// # Errors
+    /// If the API server refuses.
+    pub fn set_gpus(&self, count: u32) -> Result<(), BedError> {
+        let path = format!("/api/v1/nodes/{}/status", self.name);
+        let gpus = json!({ "nvidia.com/gpu": count.to_string() });
+        let status = json!({ "status": { "capacity": gpus, "allocatable": gpus } });
+        let answer = self.plane.request("PATCH", &path, Some(&status))?;
+        if answer.is_success() {
+            return Ok(());
+        }
+        Err(BedError::Refused { asked: format!("PATCH {path}"), status: answer.status, said: answer.text })
+    }
+
+    /// Kills the kubelet, as a crash would. Containers go on.
+    ///
+    /// # Errors
+    /// If the node has ended.
+    pub fn kill_kubelet(&self) -> Result<(), BedError> {
+        self.order("kill kubelet", "killed")
+    }
+
+    /// Starts the kubelet, for the first time or again, and waits until it has said that the node is ready.
+    ///
+    /// # Errors
+    /// With the end of its log.
+    pub fn start_kubelet(&self) -> Result<(), BedError> {
+        let began = self.heartbeat();
+        self.order("start kubelet", "started")?;
+        self.wait("the kubelet did not say that the node is ready", || {
+            self.object().is_ok_and(|node| is_ready(&node)) && self.heartbeat() != began
+        })
+    }
+
+    /// The file in which the kubelet's output is.
+    pub fn log(&self) -> PathBuf {
+        self.folder.path().join("kubelet.log")
+    }
+
+    /// The process that removes what no namespace holds.
+    pub fn keeper(&self) -> u32 {
+        self.lock().keeper.id()
+    }
+
+    /// When the kubelet last said something about the node.
+    fn heartbeat(&self) -> Option<String> {
+        let node = self.object().ok()?;
+        ready(&node)?["lastHeartbeatTime"].as_str().map(str::to_owned)
+    }
+
+    fn ctr(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("ctr");
+        command.arg("--address").arg(self.folder.path().join("run/containerd/containerd.sock")).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+    }
+
+    fn order(&self, order: &str, answer: &str) -> Result<(), BedError> {
+        let mut inner = self.lock();
+        let told = inner.orders.as_mut().is_some_and(|orders| writeln!(orders, "{order}").is_ok());
+        if told && inner.answer(answer).is_some() {
+            return Ok(());
+        }
+        Err(BedError::EndedNode { node: self.name.clone(), said: inner.said.clone() })
+    }
+
+    fn wait(&self, what: &'static str, mut reached: impl FnMut() -> bool) -> Result<(), BedError> {
+        let began = Instant::now();
+        while !reached() {
+            let ended = self.lock().keeper.try_wait();
+            if matches!(ended, Ok(Some(_))) {
+                return Err(BedError::EndedNode { node: self.name.clone(), said: self.last_said() });
+            }
+            if began.elapsed() > PATIENCE {
+                return Err(BedError::LateNode { node: self.name.clone(), what, said: self.last_said() });
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// The end of every log of the node.
+    fn last_said(&self) -> String {
+        let logs = ["containerd.log", "kubelet.log"].map(|log| last_lines(&self.folder.path().join(log)));
+        format!("{}{}", self.lock().said, logs.join("\n"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for RealNode {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The files go with the node, and this may be why.
+            eprintln!("node {} said last:\n{}", self.name, self.last_said());
+        }
+    }
+}
+
+impl Inner {
+    fn start(script: &Path, folder: &Path, programs: &Programs, name: &str) -> Result<Self, BedError> {
+        let mut keeper = Command::new("bash")
+            .arg(script)
+            .arg("keep")
+            .args([folder, &programs.kubelet])
+            .arg(name)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            // Whoever ends this process by its group must not end the keeper as well.
+            .process_group(0)
+            .spawn()
+            .map_err(|source| BedError::Program { program: "bash".into(), source })?;
+        let (told, answers) = channel();
+        if let Some(output) = keeper.stdout.take() {
+            std::thread::spawn(move || {
+                BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| told.send(line))
+            });
+        }
+        let orders = keeper.stdin.take();
+        Ok(Self { keeper, orders, answers, said: String::new() })
+    }
+
+    /// The rest of the next line that begins like this; what else is said is kept.
+    fn answer(&mut self, begins: &str) -> Option<String> {
+        loop {
+            let line = self.answers.recv_timeout(PATIENCE).ok()?;
+            if let Some(rest) = line.strip_prefix(begins) {
+                return Some(rest.to_owned());
+            }
+            self.said += &(line + "\n");
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The end of its input ends the node.
+        drop(self.orders.take());
+        drop(self.keeper.wait());
+    }
+}
+
+fn ready(node: &Value) -> Option<&Value> {
+    node["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == "Ready")
+}
+
+/// Whether pods may be put on it: the controller manager takes a new node's taint off a moment after it is ready.
+fn is_ready(node: &Value) -> bool {
+    let tainted = node["spec"]["taints"].as_array().is_some_and(|taints| {
+        taints
+            .iter()
+            .any(|taint| taint["key"].as_str().is_some_and(|key| key.starts_with("node.kubernetes.io/not-ready")))
+    });
+    ready(node).is_some_and(|condition| condition["status"] == "True") && !tainted
+}
+
+/// Why a node may not be made here: root in a container has not all rights.
+fn forbidden() -> Result<Option<String>, BedError> {
+    let tried = Command::new("bash").args(["-c", SCRIPT, "node.sh", "try", "", "", ""]).output();
+    let tried = tried.map_err(|source| BedError::Program { program: "bash".into(), source })?;
+    let said = String::from_utf8_lossy(&tried.stdout);
+    let why = said.lines().last().unwrap_or("the attempt said nothing");
+    Ok((!tried.status.success()).then(|| format!("root may not make namespaces and control groups here: {why}")))
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).exists())
+}

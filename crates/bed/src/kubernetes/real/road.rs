@@ -1,0 +1,102 @@
+//! The way of a node to the API server, which listens on loopback alone: a socket at the host's end of the node's link, from
+//! which every connection goes on to loopback.
+
+use std::{
+    io,
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use super::super::BedError;
+
+/// Open until it is dropped; connections that were made end with either of their ends.
+#[derive(Debug)]
+pub(super) struct Road {
+    address: SocketAddr,
+    closed: Arc<AtomicBool>,
+}
+
+impl Road {
+    /// From this address of the host to a port on loopback.
+    pub(super) fn open(host: Ipv4Addr, port: u16) -> Result<Self, BedError> {
+        let listener = TcpListener::bind((host, 0)).map_err(BedError::Ports)?;
+        let address = listener.local_addr().map_err(BedError::Ports)?;
+        let closed = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&closed);
+        thread::spawn(move || {
+            for from in listener.incoming() {
+                if seen.load(Ordering::Relaxed) {
+                    return;
+                }
+                // While the API server is away a connection ends at once, as it would without a road.
+                if let (Ok(from), Ok(to)) = (from, TcpStream::connect((Ipv4Addr::LOCALHOST, port))) {
+                    join(&from, &to).unwrap_or_default();
+                }
+            }
+        });
+        Ok(Self { address, closed })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Road {
+    fn drop(&mut self) {
+        self.closed.store(true, Ordering::Relaxed);
+        // Wakes the thread; where the link is gone already it fails, and the thread has nobody left to serve.
+        drop(TcpStream::connect(self.address));
+    }
+}
+
+/// Carries what either end says to the other until one of them ends.
+fn join(one: &TcpStream, other: &TcpStream) -> io::Result<()> {
+    for (from, to) in [(one, other), (other, one)] {
+        let (mut from, mut to) = (from.try_clone()?, to.try_clone()?);
+        thread::spawn(move || {
+            // How it ended is for those at the ends to say.
+            drop(io::copy(&mut from, &mut to));
+            drop(to.shutdown(Shutdown::Both));
+            drop(from.shutdown(Shutdown::Both));
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_at_one_end_is_heard_at_the_other_until_it_ends() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let road = Road::open(Ipv4Addr::LOCALHOST, server.local_addr().unwrap().port()).unwrap();
+        let mut client = TcpStream::connect(road.address()).unwrap();
+        let (mut served, _) = server.accept().unwrap();
+        client.write_all(b"asked").unwrap();
+        let mut heard = [0; 5];
+        served.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"asked");
+        served.write_all(b"said").unwrap();
+        drop(served);
+        let mut heard = String::new();
+        client.read_to_string(&mut heard).unwrap();
+        assert_eq!(heard, "said");
+    }
+
+    #[test]
+    fn where_nobody_listens_at_the_end_the_connection_ends() {
+        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let road = Road::open(Ipv4Addr::LOCALHOST, nobody).unwrap();
+        let mut client = TcpStream::connect(road.address()).unwrap();
+        let mut heard = Vec::new();
+        assert_eq!(client.read_to_end(&mut heard).unwrap_or(0), 0);
+    }
+}

@@ -1,0 +1,75 @@
+//! The files that a Slurm begins with: its configuration, munge's key, the devices of its GPUs, folders for what it keeps.
+
+use std::{
+    fs,
+    io::Read as _,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    path::Path,
+};
+
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+
+use super::{
+    error::{BedError, at},
+    layout::{Layout, Place, Rest},
+};
+
+/// What a node runs to reboot.
+const REBOOT: &str = include_str!("reboot.sh");
+
+/// The device that swallows everything. It stands for a GPU: Slurm wants a device and does not open it.
+const NULL_DEVICE: (u32, u32) = (1, 3);
+
+pub(super) fn write(layout: &Layout, place: &Place) -> Result<(), BedError> {
+    let put = |name: &str, text: &str| {
+        let path = place.folder.join(name);
+        fs::write(&path, text).map_err(at("writing", &path))
+    };
+    put("slurm.conf", &layout.conf(place))?;
+    put("gres.conf", &layout.gres(place))?;
+    put("cgroup.conf", layout.cgroup())?;
+    executable(&place.folder.join("reboot.sh"), REBOOT)?;
+    for name in ["munge", "state", "spool"] {
+        folder(&place.folder.join(name))?;
+    }
+    secret(&place.munge("key"))?;
+    if layout.rest == Some(Rest::Token) {
+        secret(&place.token_key())?;
+    }
+    if !layout.slurmds {
+        return Ok(());
+    }
+    layout.node_names().try_for_each(|node| {
+        folder(&place.folder.join("spool").join(&node))?;
+        devices(&place.gpus(&node), layout.gpus)
+    })
+}
+
+/// Writes a program.
+pub(super) fn executable(path: &Path, text: &str) -> Result<(), BedError> {
+    fs::write(path, text).map_err(at("writing", path))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(at("writing", path))
+}
+
+pub(super) fn folder(path: &Path) -> Result<(), BedError> {
+    fs::create_dir_all(path).map_err(at("creating", path))
+}
+
+/// A key that only this Slurm has: daemons of two beds never believe each other.
+fn secret(path: &Path) -> Result<(), BedError> {
+    let mut key = [0; 128];
+    let random = Path::new("/dev/urandom");
+    fs::File::open(random).and_then(|mut file| file.read_exact(&mut key)).map_err(at("reading", random))?;
+    let file = fs::File::options().write(true).create_new(true).mode(0o600).open(path);
+    file.and_then(|mut file| std::io::Write::write_all(&mut file, &key)).map_err(at("writing", path))
+}
+
+fn devices(place: &Path, count: usize) -> Result<(), BedError> {
+    folder(place)?;
+    (0..count).try_for_each(|number| {
+        let path = place.join(format!("nvidia{number}"));
+        let (major, minor) = NULL_DEVICE;
+        mknodat(CWD, &path, FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(major, minor))
+            .map_err(|errno| at("making the device", &path)(errno.into()))
+    })
+}

@@ -1,0 +1,339 @@
+//! What a Slurm is to be like, and the files that make it so.
+
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Which Slurm. Their messages, flags and JSON differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Generation {
+    /// 22.05, as the packages of Debian 12 install it on this machine.
+    #[default]
+    Debian12,
+    /// 24.11, from a root file system of Debian 13 that `scripts/slurm.sh` makes.
+    Debian13,
+}
+
+impl Generation {
+    pub const ALL: [Self; 2] = [Self::Debian12, Self::Debian13];
+}
+
+/// What a Slurm is to be like. [`Layout::default`] has four nodes with eight GPUs each in one partition, nothing else.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    pub generation: Generation,
+    /// How many nodes: `node1`, `node2`, …
+    pub nodes: usize,
+    /// Whether they have a slurmd. Without, only the controller knows them: they are idle, do not respond, and no job begins.
+    pub slurmds: bool,
+    /// How many GPUs each node has, as `gres/gpu` of type `h100`.
+    pub gpus: usize,
+    /// The first is where jobs go that name none.
+    pub partitions: Vec<Partition>,
+    pub health_check: Option<HealthCheck>,
+    pub prolog: Option<PathBuf>,
+    pub epilog: Option<PathBuf>,
+    /// Whether a partition of a higher tier takes the nodes of a lower one, whose jobs are cancelled.
+    pub preemption: bool,
+    /// Whether ended jobs are noted in a file, for `sacct -c`.
+    pub job_completions: bool,
+    pub power_saving: Option<PowerSaving>,
+    /// Whether slurmrestd runs, and for whom.
+    pub rest: Option<Rest>,
+    /// How long an ended job can still be asked for.
+    pub min_job_age: Duration,
+    /// How long a node may be silent before it is down. Slurm notices in steps: half a minute passes with any small value.
+    pub slurmd_timeout: Duration,
+    /// Further lines of slurm.conf.
+    pub lines: Vec<String>,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self {
+            generation: Generation::default(),
+            nodes: 4,
+            slurmds: true,
+            gpus: 8,
+            partitions: vec![Partition::new("gpu")],
+            health_check: None,
+            prolog: None,
+            epilog: None,
+            preemption: false,
+            job_completions: false,
+            power_saving: None,
+            rest: None,
+            min_job_age: Duration::from_mins(5),
+            slurmd_timeout: Duration::from_secs(10),
+            lines: Vec::new(),
+        }
+    }
+}
+
+/// A partition of all nodes.
+#[derive(Debug, Clone)]
+pub struct Partition {
+    pub name: String,
+    /// Who comes first: the higher number.
+    pub tier: u32,
+    /// Further settings, as in slurm.conf: `MaxTime=60 OverSubscribe=NO`.
+    pub settings: String,
+}
+
+impl Partition {
+    /// With nothing but a name.
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), tier: 1, settings: String::new() }
+    }
+}
+
+/// What every slurmd runs from time to time.
+#[derive(Debug, Clone)]
+pub struct HealthCheck {
+    pub program: PathBuf,
+    pub interval: Duration,
+    /// On nodes in which states, as slurm.conf has it: `ANY`, `IDLE`, `ALLOC`, …
+    pub states: String,
+}
+
+/// What powers idle nodes down and up again.
+#[derive(Debug, Clone)]
+pub struct PowerSaving {
+    pub suspend: PathBuf,
+    pub resume: PathBuf,
+    /// How long a node is idle before.
+    pub after: Duration,
+}
+
+/// By what slurmrestd knows who asks. The one of 22.05 does not do both at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// On a socket of this machine: whoever may be root.
+    Socket,
+    /// On loopback: whoever has a token.
+    Token,
+}
+
+/// Where this Slurm lies: the folder of its files and its ports on loopback.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) folder: PathBuf,
+    pub(super) controller_port: u16,
+    pub(super) node_ports: Vec<u16>,
+    pub(super) rest_port: u16,
+}
+
+/// The programs that look at what is due do so every second or two: a test waits for them.
+const QUICK: &str = "\
+SchedulerParameters=sched_interval=2,sched_min_interval=20000,bf_interval=2,batch_sched_delay=0
+MessageTimeout=10
+KillWait=2
+ResumeTimeout=30
+SuspendTimeout=5
+ReturnToService=1
+";
+
+/// Many slurmds on one machine that claim more than it has, whose jobs stand in no control group.
+const MANY_ON_ONE: &str = "\
+ClusterName=bed
+SlurmctldHost=localhost(127.0.0.1)
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SlurmdParameters=config_overrides
+GresTypes=gpu
+MpiDefault=none
+";
+
+/// What one node claims to have.
+const NODE: &str = "CPUs=96 Sockets=2 CoresPerSocket=48 ThreadsPerCore=1 RealMemory=1900000 Feature=h100,ib";
+
+impl Place {
+    pub(super) fn conf(&self) -> PathBuf {
+        self.folder.join("slurm.conf")
+    }
+
+    pub(super) fn munge(&self, file: &str) -> PathBuf {
+        self.folder.join("munge").join(file)
+    }
+
+    pub(super) fn gpus(&self, node: &str) -> PathBuf {
+        self.folder.join("gpu").join(node)
+    }
+
+    /// By which tokens are signed.
+    pub(super) fn token_key(&self) -> PathBuf {
+        self.folder.join("state/jwt.key")
+    }
+
+    pub(super) fn rest_socket(&self) -> PathBuf {
+        self.folder.join("rest.socket")
+    }
+}
+
+impl Layout {
+    /// The names of its nodes.
+    pub fn node_names(&self) -> impl Iterator<Item = String> + use<> {
+        (1..=self.nodes).map(|number| format!("node{number}"))
+    }
+
+    /// slurm.conf.
+    pub(super) fn conf(&self, place: &Place) -> String {
+        let mut conf = format!("{MANY_ON_ONE}{QUICK}");
+        let mut say = |line: &str| {
+            conf.push_str(line);
+            conf.push('\n');
+        };
+        say(&paths(&place.folder));
+        say(&format!("SlurmctldPort={}", place.controller_port));
+        // 0: never down, however long they are silent.
+        let timeout = if self.slurmds { self.slurmd_timeout.as_secs() } else { 0 };
+        say(&format!("SlurmdTimeout={timeout}"));
+        say(&format!("MinJobAge={}", self.min_job_age.as_secs()));
+        if self.rest == Some(Rest::Token) {
+            say(&format!("AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={}", place.token_key().display()));
+        }
+        self.programs().iter().for_each(|line| say(line));
+        self.lines.iter().for_each(|line| say(line));
+        let gpus = if self.gpus == 0 { String::new() } else { format!(" Gres=gpu:h100:{}", self.gpus) };
+        let node = |name: &str, port: u16| {
+            format!("NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} {NODE}{gpus}")
+        };
+        if self.slurmds {
+            self.node_names().zip(&place.node_ports).for_each(|(name, port)| say(&node(&name, *port)));
+        } else {
+            // Nobody listens there, and one line is read faster than thousands.
+            say(&node(&format!("node[1-{}]", self.nodes), 1));
+        }
+        for (at, Partition { name, tier, settings }) in self.partitions.iter().enumerate() {
+            let default = if at == 0 { "YES" } else { "NO" };
+            say(&format!("PartitionName={name} Nodes=ALL Default={default} PriorityTier={tier} State=UP {settings}"));
+        }
+        conf
+    }
+
+    /// What is run by Slurm, or done by it, where the layout says so.
+    fn programs(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        if let Some(HealthCheck { program, interval, states }) = &self.health_check {
+            lines.push(format!("HealthCheckProgram={}", program.display()));
+            lines.push(format!("HealthCheckInterval={}", interval.as_secs()));
+            lines.push(format!("HealthCheckNodeState={states}"));
+        }
+        for (name, program) in [("Prolog", &self.prolog), ("Epilog", &self.epilog)] {
+            lines.extend(program.as_ref().map(|program| format!("{name}={}", program.display())));
+        }
+        if self.preemption {
+            lines.extend(["PreemptType=preempt/partition_prio".to_owned(), "PreemptMode=CANCEL".to_owned()]);
+        }
+        if let Some(PowerSaving { suspend, resume, after }) = &self.power_saving {
+            lines.push(format!("SuspendProgram={}", suspend.display()));
+            lines.push(format!("ResumeProgram={}", resume.display()));
+            lines.push(format!("SuspendTime={}", after.as_secs()));
+        }
+        let completions = if self.job_completions { "jobcomp/filetxt" } else { "jobcomp/none" };
+        lines.push(format!("JobCompType={completions}"));
+        lines
+    }
+
+    /// gres.conf: which devices the GPUs of each node are.
+    pub(super) fn gres(&self, place: &Place) -> String {
+        let Some(last) = self.gpus.checked_sub(1).filter(|_| self.slurmds) else { return String::new() };
+        self.node_names().fold(String::new(), |mut text, node| {
+            let devices = place.gpus(&node);
+            let line = writeln!(text, "NodeName={node} Name=gpu Type=h100 File={}/nvidia[0-{last}]", devices.display());
+            line.expect("a string takes everything");
+            text
+        })
+    }
+
+    /// cgroup.conf: none, as this generation says it.
+    pub(super) fn cgroup(&self) -> &'static str {
+        match self.generation {
+            Generation::Debian12 => "CgroupAutomount=no\n",
+            Generation::Debian13 => "CgroupPlugin=disabled\n",
+        }
+    }
+}
+
+fn paths(folder: &Path) -> String {
+    let folder = folder.display();
+    format!(
+        "AuthInfo=socket={folder}/munge/socket
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdSpoolDir={folder}/spool/%n
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdLogFile={folder}/slurmd.%n.log
+RebootProgram={folder}/reboot.sh
+JobCompLoc={folder}/completions"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_layout_names_is_in_the_configuration_and_nothing_else() {
+        let place = Place {
+            folder: PathBuf::from("/bed"),
+            controller_port: 6817,
+            node_ports: vec![7001, 7002, 7003, 7004],
+            rest_port: 6820,
+        };
+        let plain = Layout::default();
+        let conf = plain.conf(&place);
+        assert!(conf.contains("NodeName=node4 NodeHostname=localhost NodeAddr=127.0.0.1 Port=7004 CPUs=96"), "{conf}");
+        for absent in ["HealthCheck", "Prolog", "Epilog", "Preempt", "SuspendProgram", "filetxt", "AuthAlt"] {
+            assert!(!conf.contains(absent), "{absent} in {conf}");
+        }
+        assert!(plain.gres(&place).contains("NodeName=node2 Name=gpu Type=h100 File=/bed/gpu/node2/nvidia[0-7]\n"));
+
+        let low = Partition { tier: 0, settings: "MaxTime=60".to_owned(), ..Partition::new("doctor") };
+        let full = Layout {
+            nodes: 1,
+            gpus: 0,
+            partitions: vec![Partition::new("gpu"), low],
+            health_check: Some(HealthCheck {
+                program: "/hook".into(),
+                interval: Duration::from_secs(5),
+                states: "ANY".to_owned(),
+            }),
+            prolog: Some("/prolog".into()),
+            preemption: true,
+            job_completions: true,
+            rest: Some(Rest::Token),
+            ..plain
+        };
+        let conf = full.conf(&place);
+        let lines: Vec<&str> = conf.lines().collect();
+        for line in [
+            "HealthCheckProgram=/hook",
+            "HealthCheckInterval=5",
+            "HealthCheckNodeState=ANY",
+            "Prolog=/prolog",
+            "PreemptType=preempt/partition_prio",
+            "JobCompType=jobcomp/filetxt",
+            "AuthAltParameters=jwt_key=/bed/state/jwt.key",
+            "PartitionName=gpu Nodes=ALL Default=YES PriorityTier=1 State=UP ",
+            "PartitionName=doctor Nodes=ALL Default=NO PriorityTier=0 State=UP MaxTime=60",
+        ] {
+            assert!(lines.contains(&line), "{line} in {conf}");
+        }
+        assert!(!conf.contains("Gres="), "{conf}");
+        assert_eq!(full.gres(&place), "");
+
+        let silent = Layout { nodes: 10_000, slurmds: false, ..Layout::default() };
+        let conf = silent.conf(&place);
+        assert!(conf.contains("SlurmdTimeout=0\n") && conf.contains("\nNodeName=node[1-10000] "), "{conf}");
+    }
+}

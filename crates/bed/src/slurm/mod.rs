@@ -1,0 +1,361 @@
+//! A Slurm of one's own: munged, slurmctld and several slurmd as Debian releases them, on loopback, with GPUs that are devices
+//! without a card behind them. Jobs really run, as processes of this machine.
+//!
+//! ```no_run
+//! use doctor_bed::slurm::{Daemon, Layout, Slurm};
+//!
+//! let slurm = Slurm::start(&Layout::default())?;                     // node1 to node4, eight GPUs each, all idle
+//! let job = slurm.submit(&["--exclusive", "--gres=gpu:8", "--wrap=sleep 60"])?;
+//! slurm.wait_for_job(job, "RUNNING")?;
+//! slurm.kill(Daemon::Node("node1"))?;
+//! slurm.wait_for_node("node1", "down", |state| state.starts_with("DOWN"))?;
+//! slurm.restart(Daemon::Node("node1"))?;
+//! # Ok::<(), doctor_bed::slurm::BedError>(())
+//! ```
+//!
+//! It needs root. Two seconds suffice to have one: each test may have its own. Its processes, jobs included, and its files go when
+//! it is dropped, and when this process is gone, however it went.
+
+mod error;
+mod files;
+mod layout;
+mod rest;
+mod system;
+mod world;
+
+use std::{
+    fs, io,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+pub use error::BedError;
+use error::at;
+use layout::Place;
+pub use layout::{Generation, HealthCheck, Layout, Partition, PowerSaving, Rest};
+use system::System;
+pub use world::Daemon;
+use world::{Attached, PATH, World};
+
+use crate::kubernetes::last_lines;
+
+/// How long a step may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long between two looks at whether a step is done.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How often another process may take a port between its choice and its use.
+const TRIES: usize = 3;
+
+/// A running Slurm. Dropping it ends its processes, jobs included, and removes its files.
+#[derive(Debug)]
+pub struct Slurm {
+    nodes: Vec<String>,
+    layout: Layout,
+    place: Place,
+    programs: PathBuf,
+    attached: Mutex<Option<Attached>>,
+    world: World,
+    /// Last: the files go after the processes that use them. The keeper removes them too, for when this process is killed.
+    _folder: TempDir,
+}
+
+impl Slurm {
+    /// Whether this machine has what this generation needs.
+    ///
+    /// # Errors
+    /// [`BedError::NotThere`] with what it lacks.
+    pub fn can_start(generation: Generation) -> Result<(), BedError> {
+        World::try_one()?;
+        System::find(generation).map(drop)
+    }
+
+    /// Starts a Slurm and waits until all its nodes are idle.
+    ///
+    /// # Errors
+    /// [`BedError::NotThere`] with what this machine lacks; others if it does not start.
+    pub fn start(layout: &Layout) -> Result<Self, BedError> {
+        World::try_one()?;
+        let system = System::find(layout.generation)?;
+        let mut tries = 1;
+        loop {
+            match Self::start_once(layout, &system) {
+                Err(BedError::NotStarted { said, .. }) if tries < TRIES && said.contains("Address already in use") => {
+                    tries += 1;
+                }
+                started => return started,
+            }
+        }
+    }
+
+    /// The names of its nodes.
+    pub fn nodes(&self) -> &[String] {
+        &self.nodes
+    }
+
+    /// slurm.conf. What is changed there is in force after `scontrol reconfigure`.
+    pub fn conf(&self) -> PathBuf {
+        self.place.conf()
+    }
+
+    /// The folder in which its client programs lie: `scontrol`, `squeue`, `sbatch`, …
+    pub fn programs(&self) -> &Path {
+        &self.programs
+    }
+
+    /// What makes programs talk to this Slurm: `SLURM_CONF`, and a `PATH` that begins with its own.
+    pub fn environment(&self) -> [(&'static str, String); 2] {
+        let path = format!("{}:{PATH}", self.programs.display());
+        [("SLURM_CONF", self.conf().display().to_string()), ("PATH", path)]
+    }
+
+    /// A client program of this Slurm.
+    pub fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(self.programs.join(name));
+        command.envs(self.environment());
+        command
+    }
+
+    /// Runs a client program and gives what it printed.
+    ///
+    /// # Errors
+    /// With what it said, if it fails.
+    pub fn run(&self, name: &str, arguments: &[&str]) -> Result<String, BedError> {
+        let ended = self.command(name).args(arguments).output();
+        let ended = ended.map_err(|source| BedError::Program { program: name.to_owned(), source })?;
+        if ended.status.success() {
+            return Ok(String::from_utf8_lossy(&ended.stdout).trim().to_owned());
+        }
+        let command = format!("{name} {}", arguments.join(" "));
+        Err(BedError::Refused { command, said: String::from_utf8_lossy(&ended.stderr).trim().to_owned() })
+    }
+
+    /// Submits a job whose output nobody wants and gives its number.
+    ///
+    /// # Errors
+    /// If `sbatch` refuses it.
+    pub fn submit(&self, arguments: &[&str]) -> Result<u32, BedError> {
+        let all: Vec<&str> = ["--parsable", "--output=/dev/null"].iter().chain(arguments).copied().collect();
+        let said = self.run("sbatch", &all)?;
+        said.parse().map_err(|_| BedError::Refused { command: format!("sbatch {}", arguments.join(" ")), said })
+    }
+
+    /// The state of a node, as `scontrol show node` has it: `IDLE`, `ALLOCATED+DRAIN`, …
+    ///
+    /// # Errors
+    /// If the controller does not answer.
+    pub fn node_state(&self, node: &str) -> Result<String, BedError> {
+        self.run("scontrol", &["show", "node", "-o", node]).map(|said| field(&said, "State").to_owned())
+    }
+
+    /// The state of a job: `PENDING`, `RUNNING`, `COMPLETED`, …
+    ///
+    /// # Errors
+    /// If the controller does not know it, or no longer.
+    pub fn job_state(&self, job: u32) -> Result<String, BedError> {
+        self.run("scontrol", &["show", "job", "-o", &job.to_string()]).map(|said| field(&said, "JobState").to_owned())
+    }
+
+    /// Waits until the state of a node is as wanted; `what` names it in the error.
+    ///
+    /// # Errors
+    /// With the last state, if that takes more than two minutes.
+    pub fn wait_for_node(&self, node: &str, what: &str, is: impl Fn(&str) -> bool) -> Result<(), BedError> {
+        self.wait_for(&format!("node {node} {what}"), || self.node_state(node), is)
+    }
+
+    /// Waits until a job is in this state.
+    ///
+    /// # Errors
+    /// With the last state, if that takes more than two minutes.
+    pub fn wait_for_job(&self, job: u32, state: &str) -> Result<(), BedError> {
+        self.wait_for(&format!("job {job} {state}"), || self.job_state(job), |now| now == state)
+    }
+
+    /// Waits until what is asked for is as wanted. Not being answered is only one of the states in between.
+    ///
+    /// # Errors
+    /// With the last answer, if that takes more than two minutes.
+    pub fn wait_for(
+        &self,
+        what: &str,
+        ask: impl Fn() -> Result<String, BedError>,
+        is: impl Fn(&str) -> bool,
+    ) -> Result<(), BedError> {
+        let began = Instant::now();
+        loop {
+            let answer = ask();
+            if answer.as_deref().is_ok_and(&is) {
+                return Ok(());
+            }
+            if began.elapsed() > PATIENCE {
+                let last = answer.unwrap_or_else(|error| error.to_string());
+                return Err(BedError::Late { what: what.to_owned(), within: PATIENCE, last });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Kills a daemon (SIGKILL) and waits until it is gone. Jobs of a node go on without its slurmd. A controller forgets what
+    /// it has not kept yet, which can be all of the last seconds.
+    ///
+    /// # Errors
+    /// If it does not go.
+    pub fn kill(&self, daemon: Daemon<'_>) -> Result<(), BedError> {
+        self.world.end(daemon, Signal::KILL)
+    }
+
+    /// Stops a daemon as a service is stopped, and waits until it is gone. A controller keeps its state before.
+    ///
+    /// # Errors
+    /// If it does not go.
+    pub fn stop(&self, daemon: Daemon<'_>) -> Result<(), BedError> {
+        self.world.end(daemon, Signal::TERM)
+    }
+
+    /// Starts a daemon that is gone, with what it had kept. Who needs it to answer waits for that.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn restart(&self, daemon: Daemon<'_>) -> Result<(), BedError> {
+        let conf = self.conf().display().to_string();
+        let words: Vec<String> = match daemon {
+            Daemon::Munge => self.munge(),
+            Daemon::Controller => vec!["slurmctld".into(), "-f".into(), conf],
+            Daemon::Node(node) if self.nodes.iter().any(|known| known == node) => {
+                vec!["slurmd".into(), "-N".into(), node.into(), "-f".into(), conf]
+            }
+            Daemon::Node(node) => return Err(BedError::NoNode { node: node.to_owned() }),
+            Daemon::Rest => return self.attach_rest(),
+        };
+        self.world.start(daemon, &words)
+    }
+
+    /// The processes of a daemon, as this machine numbers them.
+    pub fn pids(&self, daemon: Daemon<'_>) -> Vec<u32> {
+        self.world.pids(daemon)
+    }
+
+    /// The end of what a daemon has noted.
+    pub fn log(&self, daemon: Daemon<'_>) -> String {
+        last_lines(&match daemon {
+            Daemon::Munge => self.place.munge("log"),
+            Daemon::Controller => self.place.folder.join("slurmctld.log"),
+            Daemon::Node(node) => self.place.folder.join(format!("slurmd.{node}.log")),
+            Daemon::Rest => self.place.folder.join(rest::LOG),
+        })
+    }
+
+    /// Whether a node that is rebooted comes back. Every node does unless told otherwise.
+    ///
+    /// # Errors
+    /// If that cannot be written down.
+    pub fn set_returns_from_reboot(&self, node: &str, returns: bool) -> Result<(), BedError> {
+        let never = self.place.folder.join(format!("never.{node}"));
+        let done = if returns { fs::remove_file(&never) } else { fs::write(&never, "") };
+        match done {
+            Err(error) if !(returns && error.kind() == io::ErrorKind::NotFound) => Err(at("writing", &never)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The nodes that Slurm has rebooted so far, in order.
+    pub fn reboots(&self) -> Vec<String> {
+        let noted = fs::read_to_string(self.place.folder.join("reboots")).unwrap_or_default();
+        noted.lines().map(str::to_owned).collect()
+    }
+
+    fn start_once(layout: &Layout, system: &System) -> Result<Self, BedError> {
+        let temporary = std::env::temp_dir();
+        let folder = tempfile::Builder::new().prefix("doctor-slurm-").tempdir_in(&temporary);
+        let folder = folder.map_err(at("creating a folder in", &temporary))?;
+        // Users other than root have jobs too, and look for the socket of munge in there.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).map_err(at("opening", folder.path()))?;
+        let mut ports = free_ports(2 + if layout.slurmds { layout.nodes } else { 0 }).map_err(BedError::Ports)?;
+        let (controller_port, rest_port) = (ports.remove(0), ports.remove(0));
+        let place = Place { folder: folder.path().to_owned(), controller_port, node_ports: ports, rest_port };
+        files::write(layout, &place)?;
+        let world = World::new(folder.path(), system.root.as_deref())?;
+        let programs = system.client_programs(&place, &world)?;
+        let nodes = layout.node_names().collect();
+        let slurm =
+            Self { nodes, layout: layout.clone(), place, programs, attached: Mutex::default(), world, _folder: folder };
+        slurm.begin()?;
+        if layout.rest.is_some() {
+            slurm.begin_rest()?;
+        }
+        Ok(slurm)
+    }
+
+    fn begin(&self) -> Result<(), BedError> {
+        self.restart(Daemon::Munge)?;
+        self.restart(Daemon::Controller)?;
+        self.wait_while_running(Daemon::Controller, "an answer", || self.run("scontrol", &["ping"]), |_| true)?;
+        if !self.layout.slurmds {
+            return self.make_idle();
+        }
+        for node in &self.nodes {
+            self.restart(Daemon::Node(node))?;
+        }
+        for node in &self.nodes {
+            self.wait_while_running(Daemon::Node(node), "idle", || self.node_state(node), |state| state == "IDLE")?;
+        }
+        Ok(())
+    }
+
+    /// A node that never spoke is in no state at all until it was down once and resumed.
+    fn make_idle(&self) -> Result<(), BedError> {
+        let all = format!("nodename=node[1-{}]", self.nodes.len());
+        self.run("scontrol", &["update", &all, "state=down", "reason=silent"])?;
+        self.run("scontrol", &["update", &all, "state=resume"]).map(drop)
+    }
+
+    /// As [`Self::wait_for`], but a daemon that has ended is an error at once.
+    fn wait_while_running(
+        &self,
+        daemon: Daemon<'_>,
+        what: &str,
+        ask: impl Fn() -> Result<String, BedError>,
+        is: impl Fn(&str) -> bool,
+    ) -> Result<(), BedError> {
+        let ended = || self.pids(daemon).is_empty();
+        let ask = || if ended() { Ok(String::new()) } else { ask() };
+        self.wait_for(&format!("{daemon}: {what}"), ask, |answer| answer.is_empty() || is(answer))?;
+        if ended() {
+            return Err(BedError::NotStarted { daemon: daemon.to_string(), said: self.log(daemon) });
+        }
+        Ok(())
+    }
+
+    fn munge(&self) -> Vec<String> {
+        let options = [
+            ("key-file", "key"),
+            ("socket", "socket"),
+            ("pid-file", "pid"),
+            ("log-file", "log"),
+            ("seed-file", "seed"),
+        ];
+        let options = options.map(|(option, file)| format!("--{option}={}", self.place.munge(file).display()));
+        ["munged".to_owned(), "--force".to_owned()].into_iter().chain(options).collect()
+    }
+}
+
+/// What follows `name=` in a line of `scontrol show -o`, up to the next blank.
+fn field<'a>(line: &'a str, name: &str) -> &'a str {
+    let fields = line.split_ascii_whitespace().filter_map(|field| field.split_once('='));
+    fields.into_iter().find(|(found, _)| *found == name).map_or("", |(_, value)| value)
+}
+
+/// Ports that are free now and differ from each other.
+fn free_ports(count: usize) -> io::Result<Vec<u16>> {
+    let held: io::Result<Vec<TcpListener>> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect();
+    held?.iter().map(|listener| Ok(listener.local_addr()?.port())).collect()
+}

@@ -1,0 +1,71 @@
+//! Where the programs of a generation come from: this machine's packages, or a root file system of another release.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{
+    error::BedError,
+    files::{executable, folder},
+    layout::{Generation, Place},
+    world::World,
+};
+use crate::kubernetes::from_script;
+
+/// What is called on a Slurm from outside.
+const CLIENTS: [&str; 10] =
+    ["sacct", "salloc", "sattach", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue", "srun"];
+
+/// What the packages of Debian 12 install.
+const RELEASED: &str = "22.05";
+
+#[derive(Debug)]
+pub(super) struct System {
+    /// The root file system that stands in place of this machine's.
+    pub(super) root: Option<PathBuf>,
+}
+
+impl System {
+    /// # Errors
+    /// [`BedError::NotThere`] with what is missing.
+    pub(super) fn find(generation: Generation) -> Result<Self, BedError> {
+        let no = |why: String| BedError::NotThere { why };
+        match generation {
+            Generation::Debian12 => {
+                installed().map_err(no)?;
+                Ok(Self { root: None })
+            }
+            Generation::Debian13 => Ok(Self { root: Some(from_script("scripts/slurm.sh", &[]).map_err(no)?) }),
+        }
+    }
+
+    /// The folder of the client programs: as installed, or programs that run those of the other root.
+    pub(super) fn client_programs(&self, place: &Place, world: &World) -> Result<PathBuf, BedError> {
+        if self.root.is_none() {
+            return Ok(PathBuf::from("/usr/bin"));
+        }
+        let programs = place.folder.join("bin");
+        folder(&programs)?;
+        let enter = world.enter().join(" ");
+        for name in CLIENTS {
+            let program = format!("#!/bin/sh\nexec {enter} --wdns=\"$PWD\" /usr/bin/{name} \"$@\"\n");
+            executable(&programs.join(name), &program)?;
+        }
+        Ok(programs)
+    }
+}
+
+/// Whether this machine has the Slurm of Debian 12, or why not.
+fn installed() -> Result<(), String> {
+    for program in ["/usr/sbin/munged", "/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/bin/scontrol"] {
+        if !Path::new(program).exists() {
+            return Err(format!("{program} is not installed; scripts/system.sh brings it"));
+        }
+    }
+    let told = Command::new("/usr/sbin/slurmctld").arg("-V").output();
+    let told = told.map_err(|error| format!("running slurmctld: {error}"))?;
+    let version = String::from_utf8_lossy(&told.stdout).trim().to_owned();
+    if version.contains(RELEASED) {
+        return Ok(());
+    }
+    Err(format!("the installed Slurm is `{version}`, and {RELEASED} of Debian 12 is wanted"))
+}

@@ -1,0 +1,239 @@
+//! The namespace in which the processes of one Slurm run (`keeper.sh`): starting a daemon there, finding it again, ending it.
+//!
+//! Daemons are found by their command line and not by the process that started them: they leave it, and one that a reboot
+//! brought back was never our child.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Instant,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{
+    PATIENCE, PAUSE,
+    error::{BedError, at},
+};
+use crate::kubernetes::last_lines;
+
+/// Lives in the folder, because the shell reads a script while it runs it.
+const KEEPER: &str = include_str!("keeper.sh");
+
+/// Ends a program when its own input ends, which it does however the process that holds the other end went.
+const ATTACHED: &str = r#""$@" </dev/null & read -r _; kill -KILL $!"#;
+
+/// Where programs lie, in every root.
+pub(super) const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A daemon of Slurm's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Daemon<'a> {
+    /// By which all others know each other.
+    Munge,
+    Controller,
+    /// The slurmd of this node. Its jobs are processes of their own.
+    Node(&'a str),
+    /// What answers over HTTP, where the layout has it.
+    Rest,
+}
+
+impl std::fmt::Display for Daemon<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Munge => f.write_str("munged"),
+            Self::Controller => f.write_str("slurmctld"),
+            Self::Node(node) => write!(f, "slurmd of {node}"),
+            Self::Rest => f.write_str("slurmrestd"),
+        }
+    }
+}
+
+impl Daemon<'_> {
+    /// Whether a process with this command line is it.
+    fn is(self, words: &[&str]) -> bool {
+        let Some(program) = words.first() else { return false };
+        let program = program.rsplit('/').next().unwrap_or_default();
+        match self {
+            Self::Munge => program == "munged",
+            // Its second process, which runs its scripts under another name, goes with it.
+            Self::Controller => program == "slurmctld",
+            Self::Node(node) => program == "slurmd" && words.windows(2).any(|pair| pair == ["-N", node]),
+            Self::Rest => program == "slurmrestd",
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    folder: PathBuf,
+    /// Its first process, by which the namespace is entered.
+    first: u32,
+    keeper: Child,
+}
+
+/// A program that ends with this value.
+#[derive(Debug)]
+pub(super) struct Attached(Child);
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        drop(self.0.wait());
+    }
+}
+
+impl World {
+    /// Whether this machine allows it.
+    pub(super) fn try_one() -> Result<(), BedError> {
+        let no = |why: String| BedError::NotThere { why };
+        if !rustix::process::geteuid().is_root() {
+            return Err(no("it needs root: devices are made and namespaces entered".to_owned()));
+        }
+        let tried = Command::new("bash").args(["-c", KEEPER, "bash", "try"]).output();
+        let tried = tried.map_err(|source| no(format!("running bash: {source}")))?;
+        if tried.status.success() {
+            return Ok(());
+        }
+        Err(no(String::from_utf8_lossy(&tried.stderr).trim().to_owned()))
+    }
+
+    /// A namespace for processes whose files are all in this folder; with a root file system in place of the machine's own.
+    pub(super) fn new(folder: &Path, root: Option<&Path>) -> Result<Self, BedError> {
+        let script = folder.join("keeper.sh");
+        fs::write(&script, KEEPER).map_err(at("writing", &script))?;
+        let log = folder.join("keeper.log");
+        let errors = File::create(&log).map_err(at("creating", &log))?;
+        let mut keeper = Command::new("bash")
+            .arg(&script)
+            .arg("keep")
+            .arg(folder)
+            .args(root)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .process_group(0)
+            .spawn()
+            .map_err(|source| BedError::Program { program: "bash".to_owned(), source })?;
+        let mut ready = String::new();
+        if let Some(output) = keeper.stdout.take() {
+            // What cannot be read is an empty line, which is not an answer.
+            let _read = BufReader::new(output).read_line(&mut ready);
+        }
+        let first = ready.trim().strip_prefix("ready ").and_then(|pid| pid.parse().ok());
+        let Some(first) = first else {
+            let said = last_lines(&log);
+            let _ended = keeper.kill().and_then(|()| keeper.wait());
+            return Err(BedError::Keeper { said });
+        };
+        Ok(Self { folder: folder.to_owned(), first, keeper })
+    }
+
+    /// The words to put before a program so that it runs in there.
+    pub(super) fn enter(&self) -> Vec<String> {
+        ["nsenter", "--target", &self.first.to_string(), "--mount", "--root"].map(str::to_owned).to_vec()
+    }
+
+    /// Runs a program that becomes a daemon, and waits until it has.
+    pub(super) fn start(&self, daemon: Daemon<'_>, words: &[String]) -> Result<(), BedError> {
+        let log = self.folder.join("start.log");
+        let ended = self
+            .inside(&["--pid"], words, &log)?
+            .stdin(Stdio::null())
+            .status()
+            .map_err(|source| BedError::Program { program: words[0].clone(), source })?;
+        if ended.success() {
+            return Ok(());
+        }
+        Err(BedError::NotStarted { daemon: daemon.to_string(), said: last_lines(&log) })
+    }
+
+    /// Starts a program that does not become a daemon, in the PID namespace of this machine. It ends with what this gives.
+    pub(super) fn attach(&self, words: &[String], log: &Path) -> Result<Attached, BedError> {
+        let shell = ["sh", "-c", ATTACHED, "sh"].map(str::to_owned);
+        let mut command = self.inside(&[], &[&shell, words].concat(), log)?;
+        let shell = command.stdin(Stdio::piped()).process_group(0).spawn();
+        shell.map(Attached).map_err(|source| BedError::Program { program: words[0].clone(), source })
+    }
+
+    /// A program with the files of this Slurm's system, and these namespaces besides.
+    fn inside(&self, namespaces: &[&str], words: &[String], log: &Path) -> Result<Command, BedError> {
+        let output = File::options().create(true).append(true).open(log).map_err(at("opening", log))?;
+        let errors = output.try_clone().map_err(at("opening", log))?;
+        let enter = self.enter();
+        let mut command = Command::new(&enter[0]);
+        command.args(&enter[1..]).args(namespaces).arg(format!("--wdns={}", self.folder.display())).args(words);
+        command.env_clear().env("PATH", PATH).stdout(output).stderr(errors);
+        Ok(command)
+    }
+
+    /// The processes of a daemon that run now.
+    pub(super) fn pids(&self, daemon: Daemon<'_>) -> Vec<u32> {
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let folder = self.folder.to_string_lossy();
+        pids.filter(|pid: &u32| {
+            // A process that has ended and was not collected yet has no command line.
+            let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+            let line = String::from_utf8_lossy(&line);
+            let words: Vec<&str> = line.split_terminator('\0').collect();
+            // The folder of a Slurm is in every one of its command lines, and in no other's.
+            daemon.is(&words) && words.iter().any(|word| word.contains(&*folder))
+        })
+        .collect()
+    }
+
+    /// Sends a signal that ends a daemon, and waits until it is gone.
+    pub(super) fn end(&self, daemon: Daemon<'_>, signal: Signal) -> Result<(), BedError> {
+        let pids = self.pids(daemon);
+        for pid in pids.iter().filter_map(|&pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+            match kill_process(pid, signal) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(source) => return Err(BedError::Ending { daemon: daemon.to_string(), source }),
+            }
+        }
+        let began = Instant::now();
+        while !pids.iter().all(|&pid| is_gone(pid)) || !self.pids(daemon).is_empty() {
+            if began.elapsed() > PATIENCE {
+                let what = format!("the end of {daemon}");
+                return Err(BedError::Late { what, within: PATIENCE, last: "running".to_owned() });
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+}
+
+/// Whether nothing of a process is left but its number. Its first thread can be dead while others still hold its sockets.
+fn is_gone(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    threads == 0 || threads == 1 && fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty())
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // The end of its input is the order; it removes the files before it goes.
+        drop(self.keeper.stdin.take());
+        drop(self.keeper.wait());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_known_by_its_command_line() {
+        let node1 = ["/usr/sbin/slurmd", "-N", "node1", "-f", "/bed/slurm.conf"];
+        assert!(Daemon::Node("node1").is(&node1));
+        assert!(!Daemon::Node("node10").is(&node1));
+        assert!(!Daemon::Node("node1").is(&["slurmstepd: [4.batch]"]));
+        assert!(Daemon::Controller.is(&["slurmctld", "-f", "/bed/slurm.conf"]));
+        assert!(Daemon::Munge.is(&["munged", "--force"]));
+        assert!(!Daemon::Munge.is(&[]));
+    }
+}

@@ -1,0 +1,58 @@
+//! Why there are no hosts to log in to: this machine lacks something, which excuses a test, or something failed, which does not.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::excuse;
+
+/// Why there are no hosts, or why one did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BedError {
+    /// What this machine lacks.
+    #[error("no SSH hosts on this machine: {why}")]
+    NotThere { why: String },
+    #[error("{operation} {path}")]
+    File {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("running {program}")]
+    Program {
+        program: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{program} failed: {said}")]
+    Refused { program: &'static str, said: String },
+    #[error("looking for a free port on {address}")]
+    Port {
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the namespace of {host} has ended before it began: {said}")]
+    Keeper { host: String, said: String },
+    #[error("there is no host {host} in this bed")]
+    NoHost { host: String },
+    #[error("{what} was not reached within {} s", within.as_secs())]
+    Late { what: String, within: Duration },
+}
+
+impl BedError {
+    /// Says that these tests could not run.
+    ///
+    /// # Panics
+    /// In CI, where that is a failure; and anywhere if there are hosts that do not do what they should.
+    pub fn not_run(&self, what: &str) {
+        excuse::not_run(what, self, matches!(self, Self::NotThere { .. }));
+    }
+}
+
+pub(super) fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
+    move |source| BedError::File { operation, path: path.to_owned(), source }
+}

@@ -1,0 +1,258 @@
+//! One sshd in namespaces of its own: starting it, stopping its listener, cutting its connections, booting it anew, and putting
+//! a black hole in its place.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufRead as _, BufReader},
+    net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{
+    PATIENCE, PAUSE,
+    error::{BedError, at},
+    keygen,
+};
+use crate::kubernetes::last_lines;
+
+/// Lives in the folder, because the shell reads a script while it runs it.
+const KEEPER: &str = include_str!("host.sh");
+
+/// A host that one can log in to.
+#[derive(Debug)]
+pub struct Host {
+    pub name: String,
+    /// Where its sshd listens.
+    pub at: SocketAddrV4,
+    pub(super) folder: PathBuf,
+    keeper: Option<Child>,
+    hole: Option<Hole>,
+    boots: u32,
+}
+
+/// A listener that takes nobody and whose queue is full: the kernel drops whoever comes, as a host does that is gone.
+#[derive(Debug)]
+struct Hole {
+    _listener: TcpListener,
+    _queue: Vec<TcpStream>,
+}
+
+/// A connection over loopback that is not there by then will not be.
+const DROPPED: Duration = Duration::from_millis(200);
+/// More than a queue without room takes.
+const MOST_QUEUED: usize = 16;
+
+impl Hole {
+    fn at(address: SocketAddrV4) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        rustix::net::listen(&listener, 0)?;
+        let mut queue = Vec::new();
+        while let Ok(stream) = TcpStream::connect_timeout(&address.into(), DROPPED) {
+            queue.push(stream);
+            if queue.len() > MOST_QUEUED {
+                return Err(io::Error::other("its queue does not fill"));
+            }
+        }
+        Ok(Self { _listener: listener, _queue: queue })
+    }
+}
+
+/// Whether this machine allows it.
+pub(super) fn try_one() -> Result<(), BedError> {
+    let no = |why: String| BedError::NotThere { why };
+    if !rustix::process::geteuid().is_root() {
+        return Err(no("it needs root: devices are made and namespaces entered".to_owned()));
+    }
+    for program in ["/usr/sbin/sshd", "/usr/bin/ssh", "/usr/bin/ssh-keygen"] {
+        if !Path::new(program).exists() {
+            return Err(no(format!("{program} is not installed; scripts/system.sh brings it")));
+        }
+    }
+    let tried = Command::new("bash").args(["-c", KEEPER, "bash", "try"]).output();
+    let tried = tried.map_err(|source| BedError::Program { program: "bash", source })?;
+    if tried.status.success() {
+        return Ok(());
+    }
+    Err(no(String::from_utf8_lossy(&tried.stderr).trim().to_owned()))
+}
+
+impl Host {
+    /// Makes the files of a host and boots it. The number is a part of its address.
+    pub(super) fn new(bed: &Path, name: &str, number: u8) -> Result<Self, BedError> {
+        let folder = bed.join(name);
+        let home = folder.join("home");
+        fs::create_dir_all(&home).map_err(at("creating", &home))?;
+        keygen(&folder.join("host_key"))?;
+        let address = Ipv4Addr::new(127, 0, 1, number);
+        let port = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
+        let port = port.map_err(|source| BedError::Port { address: address.to_string(), source })?.port();
+        let host = Self {
+            name: name.to_owned(),
+            at: SocketAddrV4::new(address, port),
+            folder,
+            keeper: None,
+            hole: None,
+            boots: 0,
+        };
+        host.put("host.sh", KEEPER)?;
+        host.put("sshd_config", &host.config(bed))?;
+        host.set_load("0.10 0.10 0.10 1/84 7182\n")?;
+        let mut host = host;
+        host.boot()?;
+        Ok(host)
+    }
+
+    fn config(&self, bed: &Path) -> String {
+        let (folder, bed) = (self.folder.display(), bed.display());
+        format!(
+            "ListenAddress {}\nPort {}\nHostKey {folder}/host_key\nAuthorizedKeysFile {bed}/id.pub\nPidFile none\n\
+             StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n\
+             PermitRootLogin prohibit-password\nMaxStartups 200\nMaxSessions 64\n",
+            self.at.ip(),
+            self.at.port()
+        )
+    }
+
+    fn put(&self, name: &str, text: &str) -> Result<(), BedError> {
+        let path = self.folder.join(name);
+        fs::write(&path, text).map_err(at("writing", &path))
+    }
+
+    /// What its /proc/loadavg says. In place: it is mounted there.
+    pub fn set_load(&self, text: &str) -> Result<(), BedError> {
+        self.put("loadavg", text)
+    }
+
+    /// Its home directory, as seen from outside.
+    pub fn home(&self) -> PathBuf {
+        self.folder.join("home")
+    }
+
+    pub fn boot_id(&self) -> String {
+        format!("00000000-0000-4000-8000-{:012}", self.boots)
+    }
+
+    /// Ends everything that runs there, if it is up, and comes back in another boot.
+    pub fn boot(&mut self) -> Result<(), BedError> {
+        self.stop();
+        self.boots += 1;
+        self.put("boot_id", &format!("{}\n", self.boot_id()))?;
+        let log = self.folder.join("keeper.log");
+        let errors = File::create(&log).map_err(at("creating", &log))?;
+        let mut keeper = Command::new("bash")
+            .arg(self.folder.join("host.sh"))
+            .arg("keep")
+            .arg(&self.folder)
+            .arg(&self.name)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .process_group(0)
+            .spawn()
+            .map_err(|source| BedError::Program { program: "bash", source })?;
+        let mut ready = String::new();
+        if let Some(output) = keeper.stdout.take() {
+            // What cannot be read is an empty line, which is not an answer.
+            let _read = BufReader::new(output).read_line(&mut ready);
+        }
+        self.keeper = Some(keeper);
+        if ready.trim() != "ready" {
+            self.stop();
+            return Err(BedError::Keeper { host: self.name.clone(), said: last_lines(&log) });
+        }
+        self.wait_until("the sshd to listen", |host| TcpStream::connect(host.at).is_ok())
+    }
+
+    /// It is gone: who connects hears nothing at all.
+    pub fn black_hole(&mut self) -> Result<(), BedError> {
+        self.stop();
+        let hole = Hole::at(self.at).map_err(|source| BedError::Port { address: self.at.to_string(), source })?;
+        self.hole = Some(hole);
+        Ok(())
+    }
+
+    /// Nobody listens any more: connections are refused.
+    pub fn stop(&mut self) {
+        self.hole = None;
+        if let Some(mut keeper) = self.keeper.take() {
+            // The end of its input is the order.
+            drop(keeper.stdin.take());
+            drop(keeper.wait());
+        }
+    }
+
+    /// From now on connections are accepted and nothing is said; those that are there go on.
+    pub fn hang(&self) {
+        self.listeners().into_iter().for_each(|pid| signal(pid, Signal::STOP));
+    }
+
+    pub fn unhang(&self) {
+        self.listeners().into_iter().for_each(|pid| signal(pid, Signal::CONT));
+    }
+
+    /// Ends every connection that is there. What was started over them goes on, if it has left its session.
+    pub fn cut(&self) -> Result<(), BedError> {
+        let listeners = self.listeners();
+        let connections = || -> Vec<u32> {
+            processes().filter(|pid| parent(*pid).is_some_and(|parent| listeners.contains(&parent))).collect()
+        };
+        connections().into_iter().for_each(|pid| signal(pid, Signal::KILL));
+        self.wait_until("the connections to be cut", |_| connections().is_empty())
+    }
+
+    fn listeners(&self) -> Vec<u32> {
+        let config = self.folder.join("sshd_config");
+        let config = config.to_string_lossy();
+        let is_one = |pid: &u32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            line.contains("sshd") && line.contains(&*config)
+        };
+        processes().filter(is_one).collect()
+    }
+
+    fn wait_until(&self, what: &str, there: impl Fn(&Self) -> bool) -> Result<(), BedError> {
+        let began = Instant::now();
+        while !there(self) {
+            if began.elapsed() > PATIENCE {
+                return Err(BedError::Late { what: format!("{what} on {}", self.name), within: PATIENCE });
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// The same host seen over a line on which every piece takes this long.
+    pub fn slowed(&self, by: Duration) -> Result<super::Slow, BedError> {
+        super::Slow::new(self.at, by)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut words = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    // A dead one that nobody has collected has no connection any more.
+    (words.next()? != "Z").then(|| words.next()?.parse().ok()).flatten()
+}
+
+fn signal(pid: u32, signal: Signal) {
+    // It may have ended by itself meanwhile.
+    let _gone = i32::try_from(pid).ok().and_then(Pid::from_raw).map(|pid| kill_process(pid, signal));
+}

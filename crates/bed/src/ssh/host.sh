@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# One host of the bed: an sshd with processes, devices, a home, a boot and a load of its own, on an address of loopback.
+#
+#   host.sh keep FOLDER NAME     says "ready" on standard output, and stays until its standard input ends
+#   host.sh try                  whether this may be done here at all; the last line says why not
+#
+# Everything that is started over SSH lives in one PID namespace. Its first process waits for the end of its input, which comes
+# however the process that holds the other end went; with it goes everything in there.
+set -euo pipefail
+
+what=$1 folder=${2:-} name=${3:-}
+
+# A device that swallows everything stands for a GPU: only who holds it open matters.
+devices() {
+  local dev=$folder/dev
+  mkdir -p "$dev/pts"
+  mount -t tmpfs -o mode=755 tmpfs "$dev"
+  mkdir "$dev/pts" "$dev/shm"
+  mknod -m 666 "$dev/null" c 1 3
+  mknod -m 666 "$dev/zero" c 1 5
+  mknod -m 666 "$dev/random" c 1 8
+  mknod -m 666 "$dev/urandom" c 1 9
+  mknod -m 666 "$dev/tty" c 5 0
+  mknod -m 666 "$dev/nvidia0" c 1 3
+  mount -t devpts -o newinstance,ptmxmode=666 devpts "$dev/pts"
+  ln -s pts/ptmx "$dev/ptmx"
+  ln -s /proc/self/fd "$dev/fd"
+  mount --move "$dev" /dev
+}
+
+case $what in
+keep)
+  trap '' INT HUP TERM
+  unshare --pid --fork --mount --uts --propagation private --kill-child "$BASH" "$0" inside "$folder" "$name" || true
+  ;;
+inside)
+  hostname "$name"
+  mount -t proc proc /proc
+  mount --bind "$folder/boot_id" /proc/sys/kernel/random/boot_id
+  mount --bind "$folder/loadavg" /proc/loadavg
+  mount --bind "$folder/home" /root
+  mount -t tmpfs -o mode=755 tmpfs /run
+  mkdir /run/sshd
+  devices
+  /usr/sbin/sshd -D -f "$folder/sshd_config" -E "$folder/sshd.log" </dev/null &
+  echo ready
+  # bash collects every process whose parent has gone, also while it waits for input.
+  while read -r _; do :; done
+  ;;
+try)
+  if ! said=$(unshare --pid --fork --mount --uts --propagation private mount -t proc proc /proc 2>&1); then
+    echo "namespaces of one's own are not allowed here: $said" >&2
+    exit 3
+  fi
+  ;;
+esac

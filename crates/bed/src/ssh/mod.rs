@@ -1,0 +1,147 @@
+//! A fleet without a scheduler: hosts that one logs in to over SSH, each a real sshd with processes, devices, a home and a boot
+//! of its own. They can be made to hang, to refuse, to vanish, to be slow, to lose their connections and to reboot. All of it ends with
+//! the value, however the process that holds it went.
+
+mod error;
+mod host;
+mod slow;
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use tempfile::TempDir;
+
+pub use error::BedError;
+pub use host::Host;
+pub use slow::Slow;
+
+use error::at;
+
+/// Nothing in here takes as long on a machine that does anything at all.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(10);
+/// Hosts that boot at the same time.
+const AT_A_TIME: usize = 4;
+
+/// Hosts, one key that opens all of them, and the keys by which they are known.
+#[derive(Debug)]
+pub struct Fleet {
+    // Before the folder: what runs in it ends first.
+    hosts: Vec<Host>,
+    folder: TempDir,
+}
+
+impl Fleet {
+    /// Boots hosts `host1`, `host2`, and so on.
+    ///
+    /// # Errors
+    /// [`BedError::NotThere`] with what this machine lacks.
+    pub fn start(hosts: u8) -> Result<Self, BedError> {
+        host::try_one()?;
+        let place = std::env::temp_dir();
+        let folder = tempfile::tempdir().map_err(at("creating a folder in", &place))?;
+        keygen(&folder.path().join("id"))?;
+        let hosts = boot(folder.path(), hosts)?;
+        let fleet = Self { hosts, folder };
+        fleet.put("known_hosts", &fleet.known_hosts()?)?;
+        fleet.put("ssh_config", &fleet.config())?;
+        fleet.put("hostfile", &fleet.hosts.iter().fold(String::new(), |text, host| text + &host.name + "\n"))?;
+        Ok(fleet)
+    }
+
+    fn put(&self, name: &str, text: &str) -> Result<(), BedError> {
+        let path = self.at(name);
+        fs::write(&path, text).map_err(at("writing", &path))
+    }
+
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// For `ssh -F`: where each host is and by which key it is entered.
+    pub fn ssh_config(&self) -> PathBuf {
+        self.at("ssh_config")
+    }
+
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    pub fn hosts_mut(&mut self) -> &mut [Host] {
+        &mut self.hosts
+    }
+
+    /// # Errors
+    /// [`BedError::NoHost`].
+    pub fn host(&mut self, name: &str) -> Result<&mut Host, BedError> {
+        let found = self.hosts.iter_mut().find(|host| host.name == name);
+        found.ok_or_else(|| BedError::NoHost { host: name.to_owned() })
+    }
+
+    /// As a person would log in: verified host keys, no questions.
+    pub fn ssh(&self, host: &str, command: &str) -> Command {
+        let mut ssh = Command::new("ssh");
+        ssh.arg("-F").arg(self.ssh_config()).args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", host, command]);
+        ssh
+    }
+
+    fn known_hosts(&self) -> Result<String, BedError> {
+        let mut text = String::new();
+        for host in &self.hosts {
+            let path = host.folder.join("host_key.pub");
+            let key = fs::read_to_string(&path).map_err(at("reading", &path))?;
+            let key: Vec<&str> = key.split_ascii_whitespace().take(2).collect();
+            // Writing to a string does not fail.
+            let _written = writeln!(text, "[{}]:{} {}", host.at.ip(), host.at.port(), key.join(" "));
+        }
+        Ok(text)
+    }
+
+    fn config(&self) -> String {
+        let mut text = String::new();
+        for host in &self.hosts {
+            let (ip, port) = (host.at.ip(), host.at.port());
+            let _written = writeln!(text, "Host {}\n  HostName {ip}\n  Port {port}", host.name);
+        }
+        let folder = self.folder.path().display();
+        let all = format!(
+            "Host *\n  User root\n  IdentityFile {folder}/id\n  IdentitiesOnly yes\n  \
+             UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n"
+        );
+        text + &all
+    }
+}
+
+/// Several at a time: a host is mostly waited for.
+fn boot(bed: &Path, hosts: u8) -> Result<Vec<Host>, BedError> {
+    let numbers: Vec<u8> = (1..=hosts).collect();
+    let mut booted = std::thread::scope(|scope| {
+        let part = numbers.len().div_ceil(AT_A_TIME).max(1);
+        let boot = |number: &u8| Ok((*number, Host::new(bed, &format!("host{number}"), *number)?));
+        let boot_all = move |numbers: &[u8]| numbers.iter().map(boot).collect::<Result<Vec<_>, BedError>>();
+        let threads: Vec<_> = numbers.chunks(part).map(|part| scope.spawn(move || boot_all(part))).collect();
+        let mut booted = Vec::new();
+        for thread in threads {
+            booted.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        Ok(booted)
+    })?;
+    booted.sort_by_key(|(number, _)| *number);
+    Ok(booted.into_iter().map(|(_, host)| host).collect())
+}
+
+/// A key pair without a passphrase.
+fn keygen(path: &Path) -> Result<(), BedError> {
+    let program = "ssh-keygen";
+    let made = Command::new(program).args(["-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f"]).arg(path).output();
+    let made = made.map_err(|source| BedError::Program { program, source })?;
+    if made.status.success() {
+        return Ok(());
+    }
+    Err(BedError::Refused { program, said: String::from_utf8_lossy(&made.stderr).trim().to_owned() })
+}

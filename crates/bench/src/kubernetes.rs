@@ -1,0 +1,36 @@
+//! M2, M3 and M14: the service on a real API server with 5,000 nodes and 20,000 pods.
+//!
+//! What is measured is the program `doctor serve` as it is shipped (profile dist, feature `kubernetes`), with the rights that
+//! `doctor deploy kubernetes` prints, on SQLite. M14 drives the same executor, store and backend inside this process.
+//! Each first shows that the service sees what was put into the cluster, node by node, and again after it was changed.
+
+#[cfg(feature = "kubernetes")]
+mod cluster;
+#[cfg(feature = "kubernetes")]
+mod marking;
+#[cfg(feature = "kubernetes")]
+mod memory;
+#[cfg(feature = "kubernetes")]
+mod population;
+#[cfg(feature = "kubernetes")]
+mod service;
+#[cfg(feature = "kubernetes")]
+mod traffic;
+#[cfg(feature = "kubernetes")]
+mod wire;
+
+#[cfg(feature = "kubernetes")]
+pub(crate) use self::{marking::run as run_marking, memory::run as run_memory, traffic::run as run_traffic};
+
+#[cfg(not(feature = "kubernetes"))]
+mod left_out {
+    use crate::Measured;
+
+    pub(crate) fn run() -> anyhow::Result<Measured> {
+        let why = "this program was built without the feature `kubernetes`; `make bench M=M2` builds it with";
+        Ok(Measured::NotHere(why.to_owned()))
+    }
+}
+
+#[cfg(not(feature = "kubernetes"))]
+pub(crate) use left_out::{run as run_marking, run as run_memory, run as run_traffic};

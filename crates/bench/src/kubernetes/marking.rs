@@ -1,0 +1,285 @@
+//! M14: 750 nodes marked at once, against a bare loop of patches in the same run on the same API server.
+//!
+//! Ours is the way of every cycle from the plan on: the intent of all marks is committed to the store, then the executor asks
+//! for the lease, patches the node from what the watch knows of it, and records the step, for each node, with as many hands as
+//! the service has. Only the plan is made here: the circuit breaker would not let 750 nodes go, which is its purpose. Beside it
+//! run two loops that do nothing but patch: one after the other, and as many at a time as we do.
+//!
+//! Afterwards every node that was to be marked bears exactly our mark, and nothing else of any node has changed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use doctor_checks::Catalogue;
+use doctor_control::{
+    backend::{
+        Effect,
+        kubernetes::{KubernetesBackend, KubernetesConfig},
+    },
+    clock::{Clock, SystemClock},
+    execute::Executor,
+    picture::{self, LookError},
+    settings::Settings,
+    store::{Lease, Store, StoreUrl, records::CycleIntent},
+};
+use doctor_core::{
+    case::{Case, CaseState, Rung, StepKind, StepState},
+    finding::Severity,
+    ids::{HardwareId, IdSource, NodeName},
+    node::MarkKind,
+    plan::Action,
+    policy::Policy,
+    profile::Profiles,
+    reason::Because,
+    snapshot::Snapshot,
+    time::Span,
+};
+use serde_json::{Value, json};
+
+use super::{
+    cluster::Cluster,
+    population::{NODES, PODS, State, node_name},
+    service::as_made,
+};
+use crate::{
+    Measured,
+    figure::Figure,
+    stopwatch::{median, spread},
+};
+
+/// Nodes that are marked at once.
+const MARKED: usize = 750;
+/// Each with other nodes for ours.
+const ROUNDS: usize = 3;
+/// As the service has it by default.
+const HANDS: usize = 8;
+const PATIENCE: Duration = Duration::from_secs(90);
+
+pub(crate) fn run() -> Result<Measured> {
+    let cluster = match Cluster::start()? {
+        Ok(cluster) => cluster,
+        Err(why) => return Ok(Measured::NotHere(why)),
+    };
+    let marker = Marker::new(&cluster)?;
+    eprintln!("  twin: the backend sees every node as it was made");
+    let before = cluster.nodes()?;
+    let mut snapshot = marker.look()?;
+    compare(&snapshot)?;
+
+    let whole: Vec<usize> = (0..NODES).filter(|node| matches!(State::of(*node), State::Taken | State::Idle)).collect();
+    let (bare, ours) = whole.split_at(MARKED);
+    let bare: Vec<String> = bare.iter().map(|node| node_name(*node)).collect();
+    let (mut alone, mut together, mut marked) = (Vec::new(), Vec::new(), Vec::new());
+    for (round, nodes) in ours.chunks_exact(MARKED).take(ROUNDS).enumerate() {
+        eprintln!("  measuring: round {} of {ROUNDS}", round + 1);
+        // Each comes first once.
+        for turn in 0..3 {
+            let value = format!("{round}-{turn}");
+            match (round + turn) % 3 {
+                0 => alone.push(rate(|| cluster.patch_nodes(&bare, 1, |_| bare_patch(&value)))?),
+                1 => together.push(rate(|| cluster.patch_nodes(&bare, HANDS, |_| bare_patch(&value)))?),
+                _ => marked.push(marker.mark(nodes, &snapshot)?),
+            }
+        }
+        snapshot = marker.look()?;
+    }
+    eprintln!("  twin: every node bears exactly its mark");
+    let ours: Vec<String> = ours[..ROUNDS * MARKED].iter().map(|node| node_name(*node)).collect();
+    prove(&before, &cluster.nodes()?, &ours, &bare)?;
+    marker.prove(&snapshot, &ours)?;
+
+    let inputs = json!({
+        "nodes": NODES, "pods": PODS, "marked": MARKED, "rounds": ROUNDS, "workers": HANDS, "store": "SQLite",
+        "bare_loop_per_s": median(&alone), "bare_loop_of_8_per_s": median(&together),
+    });
+    let figure = |name: &str, value, unit, note: String| Figure {
+        name: name.to_owned(),
+        value,
+        unit,
+        inputs: inputs.clone(),
+        note,
+    };
+    let ratios = |to: &[f64]| -> Vec<f64> { marked.iter().zip(to).map(|(ours, bare)| ours / bare).collect() };
+    let (to_loop, to_eight) = (ratios(&alone), ratios(&together));
+    let how = "commit of the intents, lease, patch and record of each node, over the time of a loop that only patches";
+    Ok(Measured::Figures(vec![
+        figure("ratio_to_bare_loop", median(&to_loop), "", format!("{how}, one after the other; {}", spread(&to_loop))),
+        figure("nodes_per_s", median(&marked), "1/s", format!("from plan to record; {}", spread(&marked))),
+        figure(
+            "ratio_to_bare_loop_of_8",
+            median(&to_eight),
+            "",
+            format!("{how}, eight at a time; {}", spread(&to_eight)),
+        ),
+    ]))
+}
+
+/// Patches a second.
+fn rate(patch: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let began = Instant::now();
+    patch()?;
+    Ok(MARKED as f64 / began.elapsed().as_secs_f64())
+}
+
+/// Always a change: the value differs from the last one's.
+fn bare_patch(value: &str) -> Value {
+    json!({ "spec": { "taints": [{ "key": "bench.example/bare", "value": value, "effect": "PreferNoSchedule" }] } })
+}
+
+/// The service's own parts, in this process.
+struct Marker {
+    backend: KubernetesBackend,
+    store: Store,
+    lease: Lease,
+    settings: Settings,
+    /// Kept until the store is closed.
+    _folder: tempfile::TempDir,
+}
+
+impl Marker {
+    fn new(cluster: &Cluster) -> Result<Self> {
+        let folder = tempfile::tempdir().context("creating a folder for the store")?;
+        let kubeconfig = Some(cluster.kubeconfig(cluster.port()?, folder.path())?);
+        let backend = KubernetesBackend::open(KubernetesConfig { kubeconfig, ..KubernetesConfig::default() })?;
+        let store = Store::open(&StoreUrl::Sqlite(folder.path().join("doctor.db")))?;
+        let lease = store.acquire("bench", SystemClock.now(), Span::hours(1))?;
+        let settings = Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default())?;
+        Ok(Self { backend, store, lease, settings, _folder: folder })
+    }
+
+    /// On a busy machine the first lists take longer than the backend makes a cycle wait.
+    fn look(&self) -> Result<Snapshot> {
+        let began = Instant::now();
+        loop {
+            match picture::fresh(&self.store, &self.backend, &self.settings, SystemClock.now()) {
+                Err(LookError::Backend(error))
+                    if error.effect == Effect::NoneTryAgain && began.elapsed() < PATIENCE => {}
+                seen => return Ok(seen?),
+            }
+        }
+    }
+
+    /// Marks a second.
+    fn mark(&self, nodes: &[usize], snapshot: &Snapshot) -> Result<f64> {
+        let actions = plan(nodes)?;
+        let began = Instant::now();
+        let intent = CycleIntent {
+            at: SystemClock.now(),
+            actions: &actions,
+            keys: &BTreeMap::new(),
+            named: &[],
+            changed_reasons: &[],
+            policy_version: self.settings.policy.version,
+            retry: &self.settings.policy.retry,
+            told: &[],
+        };
+        self.store.commit(&self.lease, &intent)?;
+        let executor = Executor {
+            backend: &self.backend,
+            store: &self.store,
+            clock: &SystemClock,
+            lease: &self.lease,
+            settings: &self.settings,
+            share: None,
+            workers: HANDS,
+        };
+        let troubles = executor.execute(&actions, &BTreeMap::new(), snapshot)?;
+        let rate = nodes.len() as f64 / began.elapsed().as_secs_f64();
+        ensure!(troubles.is_empty(), "{} nodes were not marked: {}", troubles.len(), troubles[0]);
+        Ok(rate)
+    }
+
+    /// The store has every step as done, and the backend sees our mark on these nodes and no others.
+    fn prove(&self, snapshot: &Snapshot, marked: &[String]) -> Result<()> {
+        let bears = snapshot.nodes.iter().filter(|record| record.node.marks.has_ours(MarkKind::Unhealthy));
+        let bears: BTreeSet<&str> = bears.map(|record| record.node.name.as_str()).collect();
+        let wanted: BTreeSet<&str> = marked.iter().map(String::as_str).collect();
+        ensure!(bears == wanted, "{} nodes bear our mark, {} should", bears.len(), wanted.len());
+        let done = |case: &&Case| case.steps.iter().all(|step| step.state == StepState::Done) && case.steps.len() == 1;
+        let done: BTreeSet<&str> = snapshot.cases.iter().filter(done).map(|case| case.node.as_str()).collect();
+        ensure!(done == wanted, "{} marks are recorded, {} should be", done.len(), wanted.len());
+        Ok(())
+    }
+}
+
+/// A case and its first step for each node, as the planner would have them.
+fn plan(nodes: &[usize]) -> Result<Vec<Because<Action>>> {
+    let now = SystemClock.now();
+    let mut ids = IdSource::new(now.millis().cast_unsigned());
+    ids.at(now);
+    let mut actions = Vec::with_capacity(2 * nodes.len());
+    for number in nodes {
+        let node = NodeName::new(&node_name(*number))?;
+        let case = Case {
+            id: ids.case(),
+            hardware: HardwareId::new(&format!("machine-{number}"))?,
+            node: node.clone(),
+            opened: now,
+            severity: Severity::Isolate,
+            findings: Vec::new(),
+            rung: Rung::Quarantine,
+            steps: Vec::new(),
+            state: CaseState::Open,
+            boot_id: None,
+            advice: None,
+            failed_work: Vec::new(),
+        };
+        let step = Action::Step { case: case.id, node, step: StepKind::Mark, op: ids.op(), tries: 1 };
+        actions.push(Because::new(Action::OpenCase(case), "bench", "750 at once"));
+        actions.push(Because::new(step, "case", "750 at once"));
+    }
+    Ok(actions)
+}
+
+/// The backend's view is what was put into the cluster.
+fn compare(snapshot: &Snapshot) -> Result<()> {
+    let word = |record: &doctor_core::snapshot::NodeRecord| match record.node.occupancy {
+        doctor_core::node::Occupancy::Free => "free",
+        doctor_core::node::Occupancy::Busy { .. } => "busy",
+        doctor_core::node::Occupancy::Unknown { .. } => "unknown",
+    };
+    let seen: BTreeMap<String, &str> =
+        snapshot.nodes.iter().map(|record| (record.node.name.to_string(), word(record))).collect();
+    ensure!(seen == as_made(), "the backend does not see the {NODES} nodes as they were made");
+    Ok(())
+}
+
+/// Our mark and nothing else on our nodes, the loop's taint and nothing else on its own, no change on the rest.
+fn prove(
+    before: &BTreeMap<String, Value>,
+    after: &BTreeMap<String, Value>,
+    ours: &[String],
+    bare: &[String],
+) -> Result<()> {
+    let (ours, bare): (BTreeSet<&String>, BTreeSet<&String>) = (ours.iter().collect(), bare.iter().collect());
+    ensure!(before.keys().eq(after.keys()), "nodes came or went");
+    for (name, now) in after {
+        let mut now = now.clone();
+        let mut then = before[name].clone();
+        if !ours.contains(name) && !bare.contains(name) {
+            ensure!(now == then, "{name} was changed");
+            continue;
+        }
+        let taints = |node: &mut Value| node["spec"]["taints"].take().as_array().cloned().unwrap_or_default();
+        let (borne, mut wanted) = (taints(&mut now), taints(&mut then));
+        let metadata = now["metadata"].as_object_mut().context("a node has metadata")?;
+        if ours.contains(name) {
+            wanted.push(json!({ "key": "cluster-doctor.io/unhealthy", "value": "true", "effect": "NoSchedule" }));
+            ensure!(borne == wanted, "{name} bears {borne:?} and not {wanted:?}");
+            for (of, key) in [("labels", "status"), ("annotations", "marks"), ("annotations", "changes")] {
+                let key = format!("cluster-doctor.io/{key}");
+                let there = metadata[of].as_object_mut().and_then(|all| all.remove(&key));
+                ensure!(there.is_some(), "{name} has no {key}");
+            }
+        }
+        for node in [&mut now, &mut then] {
+            let metadata = node["metadata"].as_object_mut().context("a node has metadata")?;
+            metadata.retain(|key, _| !["resourceVersion", "managedFields"].contains(&key.as_str()));
+        }
+        ensure!(now == then, "of {name} more was changed than its mark: {now} was {then}");
+    }
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! M2: what the controller holds in memory, at most and in steady cycles.
+//!
+//! The default policy is in force, so five validation jobs wait in the cluster and are asked after in every cycle; nothing
+//! carries them out here. A cycle is a second instead of thirty, so that half a minute has as many as a quarter of an hour.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::{
+    cluster::Cluster,
+    population::{NODES, PODS},
+    service::{Service, Validation, as_made},
+};
+use crate::{Measured, figure::Figure};
+
+/// How long it is looked at after everything was seen.
+const STEADY: Duration = Duration::from_secs(25);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+const MEGABYTE: f64 = 1e6;
+
+pub(crate) fn run() -> Result<Measured> {
+    let cluster = match Cluster::start()? {
+        Ok(cluster) => cluster,
+        Err(why) => return Ok(Measured::NotHere(why)),
+    };
+    let mut service = Service::start(&cluster, Validation::AsUsual)?;
+    eprintln!("  twin: the service sees every node as it was made");
+    service.wait_until_seen(&as_made())?;
+    let listed = service.running.most_resident()?;
+    eprintln!("  measuring: steady cycles");
+    let began = Instant::now();
+    let mut steady = 0;
+    while began.elapsed() < STEADY {
+        thread::sleep(LOOK_EVERY);
+        service.running.check()?;
+        steady = steady.max(service.running.resident()?);
+    }
+    let (most, own) = (service.running.most_resident()?, service.running.memory("RssAnon")?);
+    service.stop_and_compare(&as_made())?;
+
+    let mb = |bytes: u64| bytes as f64 / MEGABYTE;
+    let inputs = json!({
+        "nodes": NODES, "pods": PODS, "policy": "default", "cycle_s": 1, "steady_s": STEADY.as_secs(),
+        "store": "SQLite", "peak_of_the_first_look_mb": mb(listed), "anonymous_mb": mb(own),
+    });
+    let figure = |name: &str, bytes, note: &str| Figure {
+        name: name.to_owned(),
+        value: mb(bytes),
+        unit: "MB",
+        inputs: inputs.clone(),
+        note: note.to_owned(),
+    };
+    Ok(Measured::Figures(vec![
+        figure("rss_mb", most, "VmHWM of doctor serve from its start to the end of the steady cycles, in 10^6 bytes"),
+        figure("rss_steady_mb", steady, "the most VmRSS in steady cycles, looked at four times a second"),
+    ]))
+}

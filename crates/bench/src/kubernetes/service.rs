@@ -1,0 +1,156 @@
+//! The service as a process of its own, and what it says of the cluster.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{
+    cluster::Cluster,
+    population::{NODES, State, node_name},
+    wire::Wire,
+};
+use crate::process::Running;
+
+/// For the first look at the whole cluster on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Whether validation jobs are started. Nothing carries them out here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Validation {
+    /// As many at a time as the default policy has it.
+    AsUsual,
+    None,
+}
+
+pub(super) struct Service {
+    pub(super) running: Running,
+    pub(super) wire: Wire,
+    program: PathBuf,
+    folder: TempDir,
+}
+
+impl Service {
+    pub(super) fn start(cluster: &Cluster, validation: Validation) -> Result<Self> {
+        let program = build()?;
+        let folder = tempfile::tempdir().context("creating a folder for the service")?;
+        let wire = Wire::to(cluster.port()?)?;
+        let kubeconfig = cluster.kubeconfig(wire.port(), folder.path())?;
+        let jobs = if validation == Validation::None { "[limits]\njobs = 0\n" } else { "" };
+        let settings = format!(
+            "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\n\
+             [backend.kubernetes]\nkubeconfig = \"{}\"\n",
+            kubeconfig.display()
+        );
+        for (name, text) in [("policy.toml", format!("version = 1\n{jobs}")), ("doctor.toml", settings)] {
+            fs::write(folder.path().join(name), text).with_context(|| format!("writing {name}"))?;
+        }
+        fs::create_dir(folder.path().join("data")).context("creating the shared directory")?;
+        let log = File::create(folder.path().join("log")).context("creating the service's log")?;
+        let mut command = doctor(&program, folder.path());
+        command.arg("serve").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        Ok(Self { running: Running::start(&mut command)?, wire, program, folder })
+    }
+
+    /// Waits until every node is seen, and as this one must be.
+    pub(super) fn wait_until_seen(&mut self, expected: &BTreeMap<String, &'static str>) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            self.running.check().with_context(|| self.said())?;
+            let wrong = match self.nodes() {
+                Ok(nodes) => match difference(&nodes, expected) {
+                    None => return Ok(()),
+                    Some(wrong) => wrong,
+                },
+                // Before the first cycle there is no store and no picture.
+                Err(why) => format!("{why:#}"),
+            };
+            if began.elapsed() > PATIENCE {
+                bail!("the service does not see what is there: {wrong}; it said: {}", self.said());
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Ends the service, which leaves what its last cycle saw, and compares that.
+    pub(super) fn stop_and_compare(self, expected: &BTreeMap<String, &'static str>) -> Result<()> {
+        let Self { running, folder, program, .. } = self;
+        let ended = running.stop()?;
+        ensure!(ended.success(), "the service ended with {ended}: {}", said(folder.path()));
+        match difference(&nodes(&program, folder.path())?, expected) {
+            None => Ok(()),
+            Some(wrong) => bail!("the service did not see what is there: {wrong}"),
+        }
+    }
+
+    pub(super) fn said(&self) -> String {
+        said(self.folder.path())
+    }
+
+    fn nodes(&self) -> Result<BTreeMap<String, String>> {
+        nodes(&self.program, self.folder.path())
+    }
+}
+
+/// Who has each node, as `doctor nodes` says it.
+fn nodes(program: &Path, folder: &Path) -> Result<BTreeMap<String, String>> {
+    let asked = doctor(program, folder).args(["--json", "nodes"]).output().context("asking for the nodes")?;
+    ensure!(asked.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&asked.stderr).trim());
+    let rows: Vec<Value> = serde_json::from_slice(&asked.stdout).context("reading the nodes")?;
+    let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["used"].as_str()?.to_owned()));
+    Ok(rows.iter().filter_map(named).collect())
+}
+
+fn doctor(program: &Path, folder: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(folder).env_clear().arg("--config").arg(folder.join("doctor.toml"));
+    command
+}
+
+fn said(folder: &Path) -> String {
+    let log = fs::read_to_string(folder.join("log")).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(5)..].join("\n")
+}
+
+/// How each node must be seen as long as nobody changes it.
+pub(super) fn as_made() -> BTreeMap<String, &'static str> {
+    (0..NODES).map(|node| (node_name(node), State::of(node).seen_as())).collect()
+}
+
+/// How many nodes are seen otherwise, and one of them.
+fn difference(seen: &BTreeMap<String, String>, expected: &BTreeMap<String, &'static str>) -> Option<String> {
+    if seen.len() != expected.len() {
+        return Some(format!("{} nodes of {}", seen.len(), expected.len()));
+    }
+    let is_other = |(name, used): &(&String, &&'static str)| seen.get(*name).is_none_or(|seen| seen != **used);
+    let others: Vec<_> = expected.iter().filter(is_other).collect();
+    let (name, used) = others.first()?;
+    Some(format!("{} nodes otherwise, such as {name}: {:?} and not {used}", others.len(), seen.get(*name)))
+}
+
+/// The program as it is shipped, with the backend for Kubernetes. Building it takes many minutes where it is not there yet.
+fn build() -> Result<PathBuf> {
+    eprintln!("  building doctor with Kubernetes, profile dist");
+    let began = Instant::now();
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--profile", "dist", "--quiet", "-p", "doctor", "--features", "kubernetes"])
+        .status()
+        .context("starting cargo")?;
+    ensure!(status.success(), "doctor does not build with Kubernetes");
+    eprintln!("  built in {:.0} s", began.elapsed().as_secs_f64());
+    let this = std::env::current_exe().context("finding this program")?;
+    let target = this.ancestors().nth(2).context("a program lies in a folder of the target directory")?;
+    let program = target.join("dist/doctor");
+    ensure!(program.exists(), "{} is not there", program.display());
+    Ok(program)
+}

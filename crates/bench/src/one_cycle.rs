@@ -1,0 +1,148 @@
+//! The service as a process of its own that makes one cycle, and what that took.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// For one cycle on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The most memory it held is asked for so often: at its end nobody knows it any more.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What one cycle took, from the start of the program to its end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Look {
+    pub(crate) wall: Duration,
+    /// CPU time of the service itself.
+    pub(crate) own: Duration,
+    /// CPU time of the programs that it started and waited for.
+    pub(crate) programs: Duration,
+    /// In bytes.
+    pub(crate) most_resident: u64,
+}
+
+pub(crate) struct Service {
+    program: PathBuf,
+    folder: TempDir,
+}
+
+impl Service {
+    /// A service with a store of its own and these settings of its backend. It only observes: no jobs are started and nothing is
+    /// written on nodes, which the first cycles on a large cluster otherwise spend their time with.
+    pub(crate) fn new(program: &Path, backend: &str) -> Result<Self> {
+        let folder = tempfile::tempdir().context("creating a folder for the service")?;
+        let settings = format!("store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\n{backend}");
+        for (name, text) in
+            [("policy.toml", "version = 1\nmode = \"observe\"\n[limits]\njobs = 0\n"), ("doctor.toml", &settings)]
+        {
+            fs::write(folder.path().join(name), text).with_context(|| format!("writing {name}"))?;
+        }
+        fs::create_dir(folder.path().join("data")).context("creating the shared directory")?;
+        Ok(Self { program: program.to_owned(), folder })
+    }
+
+    /// Makes one cycle.
+    pub(crate) fn look(&self) -> Result<Look> {
+        let log = File::create(self.folder.path().join("log")).context("creating the service's log")?;
+        let mut command = self.doctor();
+        command.args(["serve", "--cycles", "1"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let mut child = command.spawn().context("starting doctor serve")?;
+        let looked = watch(child.id());
+        if looked.is_err() {
+            // It may have ended by itself.
+            let _gone = child.kill();
+        }
+        let ended = child.wait().context("waiting for doctor serve")?;
+        ensure!(ended.success(), "doctor serve ended with {ended}: {}", self.said());
+        looked
+    }
+
+    /// Whether each node was seen as it must be.
+    pub(crate) fn compare(&self, expected: &BTreeMap<String, &'static str>) -> Result<()> {
+        let asked = self.doctor().args(["--json", "nodes"]).output().context("asking for the nodes")?;
+        ensure!(asked.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&asked.stderr).trim());
+        let rows: Vec<Value> = serde_json::from_slice(&asked.stdout).context("reading the nodes")?;
+        let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["used"].as_str()?.to_owned()));
+        let seen: BTreeMap<String, String> = rows.iter().filter_map(named).collect();
+        ensure!(seen.len() == expected.len(), "{} nodes of {} are seen: {}", seen.len(), expected.len(), self.said());
+        for (name, used) in expected {
+            let seen = seen.get(name).map(String::as_str);
+            ensure!(seen == Some(*used), "{name} is seen as {seen:?} and not as {used}: {}", self.said());
+        }
+        Ok(())
+    }
+
+    fn doctor(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.current_dir(self.folder.path()).env_clear().env("PATH", "/usr/bin:/bin");
+        command.arg("--config").arg(self.folder.path().join("doctor.toml"));
+        command
+    }
+
+    fn said(&self) -> String {
+        let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(5)..].join("\n")
+    }
+}
+
+/// Follows a process to its end, until which nobody may wait for it: then its counters are gone.
+fn watch(pid: u32) -> Result<Look> {
+    let began = Instant::now();
+    let mut most_resident = 0;
+    loop {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kibibytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        most_resident = most_resident.max(kibibytes.unwrap_or(0) * 1024);
+        let path = format!("/proc/{pid}/stat");
+        let stat = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
+        if fields.first() == Some(&"Z") {
+            let ticks = |place: usize| fields.get(place).and_then(|field| field.parse::<u64>().ok());
+            let (Some(user), Some(system), Some(their_user), Some(their_system)) =
+                (ticks(11), ticks(12), ticks(13), ticks(14))
+            else {
+                bail!("{path} has no times")
+            };
+            let time = |ticks| Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second().max(1));
+            return Ok(Look {
+                wall: began.elapsed(),
+                own: time(user + system),
+                programs: time(their_user + their_system),
+                most_resident,
+            });
+        }
+        ensure!(began.elapsed() < PATIENCE, "a cycle does not end");
+        thread::sleep(PAUSE);
+    }
+}
+
+/// The folder with these programs as they are shipped. Building them takes minutes where they are not there yet.
+pub(crate) fn build(packages: &[&str]) -> Result<PathBuf> {
+    eprintln!("  building {}, profile dist", packages.join(" and "));
+    let began = Instant::now();
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--profile", "dist", "--quiet"])
+        .args(packages.iter().flat_map(|package| ["-p", package]))
+        .status()
+        .context("starting cargo")?;
+    ensure!(status.success(), "{} does not build", packages.join(" and "));
+    eprintln!("  built in {:.0} s", began.elapsed().as_secs_f64());
+    let this = std::env::current_exe().context("finding this program")?;
+    let target = this.ancestors().nth(2).context("a program lies in a folder of the target directory")?;
+    for package in packages {
+        let program = target.join("dist").join(package);
+        ensure!(program.exists(), "{} is not there", program.display());
+    }
+    Ok(target.join("dist"))
+}

@@ -1,0 +1,116 @@
+//! A process of ours that is measured: what it uses and holds, from /proc.
+
+use std::{
+    fs,
+    process::{Child, Command, ExitStatus},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Quiet for so long, it sleeps.
+const QUIET: Duration = Duration::from_millis(200);
+
+#[derive(Debug)]
+pub(crate) struct Running(Child);
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Result<Self> {
+        let child = command.spawn();
+        Ok(Self(child.with_context(|| format!("starting {}", command.get_program().display()))?))
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Makes it read its configuration again, and look.
+    pub(crate) fn hang_up(&self) -> Result<()> {
+        self.signal(Signal::HUP)
+    }
+
+    /// Tells it to end, and waits until it has.
+    pub(crate) fn stop(mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        self.0.wait().context("waiting for its end")
+    }
+
+    /// An error if it has ended by itself.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        let ended = self.0.try_wait().context("looking whether it runs")?;
+        ensure!(ended.is_none(), "it has ended: {ended:?}");
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.pid().cast_signed()).context("a process has a number")?;
+        kill_process(pid, signal).with_context(|| format!("sending {signal:?}"))
+    }
+
+    /// Waits until it uses CPU time again.
+    pub(crate) fn wake(&self, within: Duration) -> Result<()> {
+        let (began, before) = (Instant::now(), self.threads_used()?);
+        while self.threads_used()? == before {
+            ensure!(began.elapsed() < within, "it does nothing");
+            thread::sleep(QUIET / 4);
+        }
+        Ok(())
+    }
+
+    /// Waits until it uses no CPU time any more.
+    pub(crate) fn settle(&self, within: Duration) -> Result<()> {
+        let began = Instant::now();
+        let mut before = self.threads_used()?;
+        loop {
+            thread::sleep(QUIET);
+            let now = self.threads_used()?;
+            if now == before {
+                return Ok(());
+            }
+            ensure!(began.elapsed() < within, "it does not come to rest");
+            before = now;
+        }
+    }
+
+    /// CPU time of the threads that it has now, to the nanosecond.
+    pub(crate) fn threads_used(&self) -> Result<Duration> {
+        let folder = format!("/proc/{}/task", self.pid());
+        let mut used = 0;
+        for thread in fs::read_dir(&folder).with_context(|| format!("reading {folder}"))? {
+            // One that has ended meanwhile uses nothing.
+            let stat = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
+            used += stat.split(' ').next().and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+        }
+        Ok(Duration::from_nanos(used))
+    }
+
+    /// Bytes of memory that it holds.
+    pub(crate) fn resident(&self) -> Result<u64> {
+        self.memory("VmRSS")
+    }
+
+    /// The most bytes of memory that it ever held.
+    pub(crate) fn most_resident(&self) -> Result<u64> {
+        self.memory("VmHWM")
+    }
+
+    /// A line of its status, in bytes: `VmRSS`, `VmHWM`, `RssAnon`.
+    pub(crate) fn memory(&self, what: &str) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
+        let line = line.with_context(|| format!("{path} has no {what}"))?;
+        let kibibytes: u64 =
+            line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{what} is no number"))?;
+        Ok(kibibytes * 1024)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Nobody measures it any more.
+        let _ended = self.0.kill().and_then(|()| self.0.wait());
+    }
+}

@@ -1,0 +1,121 @@
+//! M15: one cycle of the service on a Slurm of 10,000 nodes, from the start of the program to its end: looking, deciding,
+//! keeping what was decided.
+//!
+//! `cpu_s` and `rss_mb` are those of a cluster at work, as `scontrol` and `squeue` print it: what a real controller printed, with
+//! the states that its nodes would have if they were there. `…_live` are those of the real controller itself, whose nodes nobody
+//! runs. CPU time is that of the service and of every program that it started.
+//!
+//! Its twin: the service sees each node as it was made, in both.
+
+mod captured;
+
+use std::{collections::BTreeMap, path::Path};
+
+use anyhow::{Context, Result};
+use doctor_bed::slurm::{BedError, Layout, Slurm};
+use serde_json::{Value, json};
+
+use self::captured::Captured;
+use crate::{
+    Measured,
+    figure::Figure,
+    one_cycle::{Look, Service, build},
+    stopwatch::{median, spread},
+};
+
+const NODES: usize = 10_000;
+/// Jobs of users that are to begin later, each on this many nodes.
+const WAITING: usize = 200;
+const NODES_OF_A_JOB: usize = 16;
+/// One node in so many was drained by an operator.
+const DRAINED_EVERY: usize = 100;
+
+const REPEATS: usize = 9;
+const MEGABYTE: f64 = 1e6;
+
+pub(crate) fn run() -> Result<Measured> {
+    eprintln!("  starting a controller of {NODES} nodes");
+    let slurm = match cluster() {
+        Ok(slurm) => slurm,
+        Err(BedError::NotThere { why }) => return Ok(Measured::NotHere(why)),
+        Err(other) => return Err(other).context("starting Slurm"),
+    };
+    let program = build(&["doctor"])?.join("doctor");
+    let live = service(&program, slurm.programs(), Some(&slurm.conf()))?;
+    eprintln!("  twin: the service sees every node of the controller as it is");
+    live.look()?;
+    live.compare(&silent())?;
+    let captured = Captured::of(&slurm, &program)?;
+    let working = service(&program, &captured.programs(), None)?;
+    eprintln!("  twin: the service sees every node of the captured cluster as it was made");
+    working.look()?;
+    working.compare(&captured::at_work())?;
+
+    eprintln!("  measuring");
+    let (mut of_live, mut of_working) = (Vec::new(), Vec::new());
+    for _ in 0..REPEATS {
+        of_live.push(live.look()?);
+        of_working.push(working.look()?);
+    }
+    live.compare(&silent())?;
+    working.compare(&captured::at_work())?;
+    let inputs = json!({
+        "nodes": NODES, "waiting_jobs": WAITING, "nodes_of_a_job": NODES_OF_A_JOB, "drained": NODES / DRAINED_EVERY,
+        "slurm": slurm.run("sinfo", &["--version"])?, "store": "SQLite", "mode": "observe", "bytes_of_nodes": captured.bytes(),
+    });
+    let mut figures = figures("", &of_working, &inputs);
+    figures.extend(self::figures("_live", &of_live, &inputs));
+    Ok(Measured::Figures(figures))
+}
+
+/// A service that asks these programs.
+fn service(program: &Path, programs: &Path, conf: Option<&Path>) -> Result<Service> {
+    let conf = conf.map(|conf| format!("slurm_conf = \"{}\"\n", conf.display())).unwrap_or_default();
+    Service::new(program, &format!("[backend.slurm]\nprograms = \"{}\"\n{conf}", programs.display()))
+}
+
+/// A controller that knows the nodes, some of them drained, with jobs in its queue. Those wait for their time: ones that wait for
+/// nodes would make the free ones wanted, and which of them is not for the twin to say.
+fn cluster() -> Result<Slurm, BedError> {
+    let slurm = Slurm::start(&Layout { nodes: NODES, slurmds: false, ..Layout::default() })?;
+    let drained: Vec<String> = (1..=NODES).filter(|node| is_drained(*node)).map(node_name).collect();
+    let drained = format!("nodename={}", drained.join(","));
+    slurm.run("scontrol", &["update", &drained, "state=drain", "reason=ticket 4711: fan 3"])?;
+    let nodes = format!("--nodes={NODES_OF_A_JOB}");
+    for _ in 0..WAITING {
+        slurm.submit(&["--exclusive", "--gres=gpu:8", &nodes, "--time=60", "--begin=now+1day", "--wrap=true"])?;
+    }
+    Ok(slurm)
+}
+
+fn node_name(number: usize) -> String {
+    format!("node{number}")
+}
+
+const fn is_drained(number: usize) -> bool {
+    number.is_multiple_of(DRAINED_EVERY)
+}
+
+/// How nodes must be seen that nobody runs: nothing is known of them.
+fn silent() -> BTreeMap<String, &'static str> {
+    (1..=NODES).map(|node| (node_name(node), "unknown")).collect()
+}
+
+fn figures(suffix: &str, looks: &[Look], inputs: &Value) -> Vec<Figure> {
+    let of = |part: fn(&Look) -> f64| looks.iter().map(part).collect::<Vec<f64>>();
+    let all = of(|look| (look.own + look.programs).as_secs_f64());
+    let own = of(|look| look.own.as_secs_f64());
+    let memory = of(|look| look.most_resident as f64 / MEGABYTE);
+    let figure = |name: &str, values: &[f64], unit, note: &str| Figure {
+        name: format!("{name}{suffix}"),
+        value: median(values),
+        unit,
+        inputs: inputs.clone(),
+        note: format!("{note}, {}", spread(values)),
+    };
+    vec![
+        figure("cpu_s", &all, "s", "doctor serve --cycles 1 and the programs it starts, user and system time"),
+        figure("own_cpu_s", &own, "s", "the same without those programs"),
+        figure("rss_mb", &memory, "MB", "VmHWM of doctor serve --cycles 1, in 10^6 bytes"),
+    ]
+}

@@ -1,0 +1,129 @@
+//! A cluster at work, as Slurm's programs print it: taken from a real controller through the service's own questions, with the
+//! states that nodes have which are there.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use doctor_bed::slurm::Slurm;
+use tempfile::TempDir;
+
+use super::{NODES, is_drained, node_name, service};
+
+/// Which question this is: the program and its words. The service begins each line of the queue with a word of its own, new each
+/// time, in whose place another stands.
+const QUESTION: &str = r#"#!/bin/sh
+name=$(basename "$0")
+token=$(printf %s "$*" | sed -n 's/.*--format=\([0-9a-f]*\).*/\1/p')
+token=${token:-none}
+answer=@ANSWERS@/$(printf %s "$name $*" | sed "s/$token/TOKEN/" | cksum | cut -d ' ' -f 1)
+"#;
+
+/// Asks the real program and keeps its answer.
+const RECORD: &str = r#"
+SLURM_CONF=@CONF@ @PROGRAMS@/"$name" "$@" >"$answer.new" || { rm "$answer.new"; exit 1; }
+sed "s/^$token/TOKEN/" "$answer.new" >"$answer"
+cat "$answer.new"
+rm "$answer.new"
+"#;
+
+/// Answers what was kept. What failed, or was never asked, fails.
+const REPLAY: &str = r#"
+[ "$token" = none ] && exec cat "$answer"
+exec sed "s/^TOKEN/$token/" "$answer"
+"#;
+
+/// Of ten nodes, so many are free.
+const FREE_OF_TEN: usize = 3;
+
+/// The states of nodes that nobody runs, as a controller prints them.
+const SILENT: [&str; 2] = ["State=IDLE+NOT_RESPONDING ", "State=IDLE* "];
+const SILENT_DRAINED: [&str; 2] = ["State=IDLE+DRAIN+NOT_RESPONDING ", "State=IDLE*+DRAIN "];
+
+pub(super) struct Captured {
+    folder: TempDir,
+    bytes: usize,
+}
+
+impl Captured {
+    /// What the service asks this Slurm in one cycle, and what it would be told if the nodes were there.
+    pub(super) fn of(slurm: &Slurm, program: &Path) -> Result<Self> {
+        let folder = tempfile::tempdir().context("creating a folder for what was captured")?;
+        let (answers, record, replay) =
+            (folder.path().join("answers"), folder.path().join("record"), folder.path().join("bin"));
+        fs::create_dir(&answers).context("creating a folder for answers")?;
+        let settle = |script: &str| {
+            let (conf, programs) = (slurm.conf(), slurm.programs());
+            format!("{QUESTION}{script}")
+                .replace("@CONF@", &conf.display().to_string())
+                .replace("@PROGRAMS@", &programs.display().to_string())
+                .replace("@ANSWERS@", &answers.display().to_string())
+        };
+        for (place, script) in [(&record, settle(RECORD)), (&replay, settle(REPLAY))] {
+            fs::create_dir(place).context("creating a folder for programs")?;
+            for name in ["scontrol", "squeue", "sacct"] {
+                write_program(&place.join(name), &script)?;
+            }
+        }
+        service(program, &record, None)?.look().context("capturing what Slurm says")?;
+        let mut bytes = 0;
+        for answer in fs::read_dir(&answers).context("reading the answers")? {
+            let path = answer.context("reading the answers")?.path();
+            let text = fs::read_to_string(&path).context("reading an answer")?;
+            if text.starts_with("NodeName=") && text.lines().count() == NODES {
+                let text = put_to_work(&text)?;
+                bytes = text.len();
+                fs::write(&path, text).context("writing an answer")?;
+            }
+        }
+        ensure!(bytes > 0, "the service did not ask for all nodes");
+        Ok(Self { folder, bytes })
+    }
+
+    /// The folder of the programs that answer.
+    pub(super) fn programs(&self) -> PathBuf {
+        self.folder.path().join("bin")
+    }
+
+    /// How long the answer with all nodes is.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+fn write_program(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).with_context(|| format!("writing {}", path.display()))
+}
+
+/// The same nodes in the states that they have on a cluster at work.
+fn put_to_work(text: &str) -> Result<String> {
+    let mut changed = 0;
+    let lines = text.lines().map(|line| {
+        let number = line.strip_prefix("NodeName=node").and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
+        let state = if number.is_some_and(is_free) { "State=IDLE " } else { "State=ALLOCATED " };
+        let replaced = |line: &str, from: &[&str], to: &str| {
+            from.iter().find(|from| line.contains(**from)).map(|from| line.replacen(from, to, 1))
+        };
+        let line = replaced(line, &SILENT_DRAINED, "State=IDLE+DRAIN ").or_else(|| replaced(line, &SILENT, state));
+        changed += usize::from(line.is_some());
+        line.unwrap_or_default() + "\n"
+    });
+    let text: String = lines.collect();
+    ensure!(changed == NODES, "{changed} nodes of {NODES} are in a state that is expected");
+    Ok(text)
+}
+
+const fn is_free(number: usize) -> bool {
+    number % 10 < FREE_OF_TEN
+}
+
+/// How the nodes must be seen.
+pub(super) fn at_work() -> BTreeMap<String, &'static str> {
+    let used = |node| if !is_drained(node) && is_free(node) { "free" } else { "busy" };
+    (1..=NODES).map(|node| (node_name(node), used(node))).collect()
+}

@@ -1,0 +1,267 @@
+//! M16: one cycle of the service on 200 SSH hosts of which 20 are dead, from the start of the program to its end.
+//!
+//! Each host is a real sshd with an address, a key, processes and a home of its own, on loopback. Of the dead ones a third refuse, a
+//! third accept and say nothing, and of the rest not even a connection comes about. Both ends of every connection are on this
+//! machine: a handshake takes its CPU time twice.
+//!
+//! `wall_s` is a cycle without a single open connection; `kept_wall_s` is the next one, which finds those of the one before, as all
+//! cycles of a running service do. `dead_add_s` is what the dead ones cost: the same cycle without them is taken off. `first_wall_s`
+//! is the very first, in which `doctor-node` is carried to every host.
+//!
+//! Its twin: every host is seen as it is, and a connection is kept to each living one.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use doctor_bed::ssh::{BedError, Fleet};
+use serde_json::{Value, json};
+
+use crate::{
+    Measured,
+    figure::Figure,
+    one_cycle::{Look, Service, build},
+    stopwatch::{median, spread},
+};
+
+const HOSTS: u8 = 200;
+/// One host in so many is dead.
+const DEAD_EVERY: usize = 10;
+/// A cycle without connections takes as long as its handshakes; the others are quick.
+const COLD_REPEATS: usize = 5;
+const KEPT_REPEATS: usize = 9;
+const MEGABYTE: f64 = 1e6;
+/// For connections to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(10);
+
+pub(crate) fn run() -> Result<Measured> {
+    let programs = build(&["doctor", "doctor-node"])?;
+    eprintln!("  starting {HOSTS} hosts");
+    let mut fleet = match Fleet::start(HOSTS) {
+        Ok(fleet) => fleet,
+        Err(BedError::NotThere { why }) => return Ok(Measured::NotHere(why)),
+        Err(other) => return Err(other).context("starting the hosts"),
+    };
+    let bench = Bench::new(&fleet, &programs)?;
+    eprintln!("  carrying doctor-node to {HOSTS} hosts");
+    let first = bench.all.look()?;
+    bench.all.compare(&(0..usize::from(HOSTS)).map(|host| (name(host), "free")).collect())?;
+    kill_some(&mut fleet)?;
+    eprintln!("  twin: every host is seen as it is");
+    bench.all.look()?;
+    bench.check()?;
+
+    eprintln!("  measuring");
+    let (mut cold, mut living, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..COLD_REPEATS {
+        bench.hang_up()?;
+        living.push(bench.living.look()?);
+        bench.hang_up()?;
+        cold.push(bench.all.look()?);
+        bench.check()?;
+    }
+    for _ in 0..KEPT_REPEATS {
+        kept.push(bench.all.look()?);
+    }
+    bench.check()?;
+    let (connections, memory) = (bench.sockets()?.len(), bench.memory_of_connections()?);
+    let inputs = json!({
+        "hosts": HOSTS, "dead": dead().count(), "refusing": dead().filter(|host| end_of(*host) == End::Refuses).count(),
+        "hanging": dead().filter(|host| end_of(*host) == End::Hangs).count(),
+        "black_holes": dead().filter(|host| end_of(*host) == End::BlackHole).count(),
+        "connect": "5s", "parallel": 32, "cores": thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        "ssh": version(), "store": "SQLite", "mode": "observe", "both_ends_on_this_machine": true,
+    });
+    Ok(Measured::Figures(figures(&Taken { first, cold, living, kept, connections, memory }, &inputs)))
+}
+
+/// How a host is dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Refuses,
+    Hangs,
+    BlackHole,
+}
+
+fn dead() -> impl Iterator<Item = usize> {
+    (0..usize::from(HOSTS)).filter(|host| host % DEAD_EVERY == DEAD_EVERY - 1)
+}
+
+fn end_of(host: usize) -> End {
+    [End::Refuses, End::Hangs, End::BlackHole][host / DEAD_EVERY % 3]
+}
+
+fn name(host: usize) -> String {
+    format!("host{}", host + 1)
+}
+
+fn kill_some(fleet: &mut Fleet) -> Result<()> {
+    for host in dead() {
+        let one = &mut fleet.hosts_mut()[host];
+        match end_of(host) {
+            End::Refuses => one.stop(),
+            End::Hangs => {
+                one.cut().context("ending its connections")?;
+                one.hang();
+            }
+            End::BlackHole => one.black_hole().context("making a black hole")?,
+        }
+    }
+    Ok(())
+}
+
+/// Two services that share connections: one of all hosts, one of the living.
+struct Bench {
+    all: Service,
+    living: Service,
+    sockets: PathBuf,
+}
+
+impl Bench {
+    fn new(fleet: &Fleet, programs: &Path) -> Result<Self> {
+        let state = fleet.at("s");
+        let living: String = (0..usize::from(HOSTS))
+            .filter(|host| dead().all(|dead| dead != *host))
+            .map(|host| name(host) + "\n")
+            .collect();
+        fs::write(fleet.at("living"), living).context("writing the list of the living")?;
+        let service = |hostfile: &str| {
+            let settings = format!(
+                "[backend.ssh]\nhostfile = \"{}\"\nssh_config = \"{}\"\ndoctor_node = \"{}\"\nstate = \"{}\"\n",
+                fleet.at(hostfile).display(),
+                fleet.ssh_config().display(),
+                programs.join("doctor-node").display(),
+                state.display()
+            );
+            Service::new(&programs.join("doctor"), &settings)
+        };
+        Ok(Self { all: service("hostfile")?, living: service("living")?, sockets: state.join("c") })
+    }
+
+    fn sockets(&self) -> Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(&self.sockets).context("listing the connections")?;
+        Ok(entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?)
+    }
+
+    fn check(&self) -> Result<()> {
+        let seen = |host| if dead().any(|dead| dead == host) { "unknown" } else { "free" };
+        let expected: BTreeMap<String, &'static str> =
+            (0..usize::from(HOSTS)).map(|host| (name(host), seen(host))).collect();
+        self.all.compare(&expected)?;
+        let (kept, alive) = (self.sockets()?.len(), usize::from(HOSTS) - dead().count());
+        ensure!(kept == alive, "{kept} connections are kept, to {alive} living hosts");
+        Ok(())
+    }
+
+    /// Ends every connection that is kept.
+    fn hang_up(&self) -> Result<()> {
+        for socket in self.sockets()? {
+            let mut ssh = Command::new("ssh");
+            ssh.args(["-F", "none", "-O", "exit", "-S"]).arg(&socket).arg("none");
+            let status = ssh.stdin(Stdio::null()).stderr(Stdio::null()).status().context("starting ssh")?;
+            ensure!(status.success() || !socket.exists(), "{} does not hang up", socket.display());
+        }
+        let began = Instant::now();
+        while !self.sockets()?.is_empty() {
+            ensure!(began.elapsed() < PATIENCE, "connections are left");
+            thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// What the processes that keep connections hold for themselves, in bytes.
+    fn memory_of_connections(&self) -> Result<u64> {
+        let sockets = self.sockets.to_string_lossy().into_owned();
+        let mut held = 0;
+        for entry in fs::read_dir("/proc").context("reading /proc")?.flatten() {
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            if !String::from_utf8_lossy(&line).contains(&sockets) {
+                continue;
+            }
+            // One that has ended meanwhile holds nothing.
+            let text = fs::read_to_string(entry.path().join("smaps_rollup")).unwrap_or_default();
+            let pss = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
+            held += pss.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 1024;
+        }
+        ensure!(held > 0, "nobody keeps connections");
+        Ok(held)
+    }
+}
+
+fn version() -> String {
+    let asked = Command::new("ssh").arg("-V").output();
+    asked.map(|output| String::from_utf8_lossy(&output.stderr).trim().to_owned()).unwrap_or_default()
+}
+
+/// All that was measured.
+struct Taken {
+    first: Look,
+    cold: Vec<Look>,
+    living: Vec<Look>,
+    kept: Vec<Look>,
+    connections: usize,
+    memory: u64,
+}
+
+fn figures(taken: &Taken, inputs: &Value) -> Vec<Figure> {
+    let of = |looks: &[Look], part: fn(&Look) -> f64| looks.iter().map(part).collect::<Vec<f64>>();
+    let figure = |name: &str, value: f64, unit, note: String| Figure {
+        name: name.to_owned(),
+        value,
+        unit,
+        inputs: inputs.clone(),
+        note,
+    };
+    let among = |name: &str, values: &[f64], unit, note: &str| {
+        figure(name, median(values), unit, format!("{note}, {}", spread(values)))
+    };
+    let wall = |looks: &[Look]| of(looks, |look| look.wall.as_secs_f64());
+    let (cold, living, kept) = (wall(&taken.cold), wall(&taken.living), wall(&taken.kept));
+    let added: Vec<f64> = cold.iter().zip(&living).map(|(all, living)| all - living).collect();
+    let all: Vec<Look> = taken.cold.iter().chain(&taken.kept).copied().collect();
+    let cpu = |look: &Look| (look.own + look.programs).as_secs_f64();
+    #[expect(clippy::cast_precision_loss, reason = "a few hundred")]
+    let connections = taken.connections as f64;
+    vec![
+        among("wall_s", &cold, "s", "doctor serve --cycles 1, every connection opened anew"),
+        among("kept_wall_s", &kept, "s", "the same with the connections of the cycle before"),
+        among("dead_add_s", &added, "s", "wall_s less the same cycle without the dead hosts, in pairs"),
+        figure(
+            "first_wall_s",
+            taken.first.wall.as_secs_f64(),
+            "s",
+            "once: doctor-node carried to every host".to_owned(),
+        ),
+        among(
+            "cpu_s",
+            &of(&taken.cold, cpu),
+            "s",
+            "of wall_s: the service and the ssh it waited for; neither sshd nor those that keep connections",
+        ),
+        among(
+            "rss_mb",
+            &of(&all, |look| look.most_resident as f64 / MEGABYTE),
+            "MB",
+            "VmHWM of doctor serve, in 10^6 bytes",
+        ),
+        figure(
+            "connections",
+            connections,
+            "connections",
+            "kept open after a cycle, one for each living host".to_owned(),
+        ),
+        figure(
+            "connections_mb",
+            taken.memory as f64 / MEGABYTE,
+            "MB",
+            "Pss of the ssh processes that keep them".to_owned(),
+        ),
+    ]
+}

@@ -1,0 +1,87 @@
+//! M17, the API: a hundred readers of a controller that leads 10,000 nodes while results come in.
+//!
+//! The cluster is simulated in a process of its own; the controller is `doctor serve` as it is shipped, on SQLite. Each reader asks for
+//! what a dashboard shows, in turn, over a connection that it keeps, and asks again a fifth of a second after an answer. The picture of
+//! the fleet is asked for with the tag that the reader has, as a browser does. `api_p99_ms` is over all requests of all readers;
+//! `rss_mb` is the most that the controller ever held.
+//!
+//! Its twin: every answer is 200 or 304, the map has every node, and results have come in meanwhile.
+
+pub(crate) mod browser;
+mod reader;
+mod stage;
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use self::{
+    reader::{Asked, Reader},
+    stage::Stage,
+};
+use crate::{Measured, figure::Figure, one_cycle::build};
+
+const NODES: usize = 10_000;
+const READERS: usize = 100;
+const LASTS: Duration = Duration::from_secs(30);
+const MEGABYTE: f64 = 1e6;
+
+pub(crate) fn run() -> Result<Measured> {
+    let program = build(&["doctor"])?.join("doctor");
+    eprintln!("  a simulated cluster of {NODES} nodes, and a controller that has seen it");
+    let stage = Stage::new(&program, NODES)?;
+    let before = stage.twin(NODES)?;
+    eprintln!("  {READERS} readers for {} s", LASTS.as_secs());
+    let over = AtomicBool::new(false);
+    let read: Result<Vec<Vec<Asked>>> = thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS)
+            .map(|number| {
+                let (over, address) = (&over, stage.address());
+                scope.spawn(move || Reader::new(address, number).read_until(over))
+            })
+            .collect();
+        thread::sleep(LASTS);
+        over.store(true, Ordering::Relaxed);
+        readers.into_iter().map(|reader| reader.join().map_err(|_| anyhow::anyhow!("a reader died"))?).collect()
+    });
+    let asked: Vec<Asked> = read?.into_iter().flatten().collect();
+    let after = stage.twin(NODES)?;
+    ensure!(after > before, "no result came in while it was read: {before} before, {after} after");
+    let mut took: Vec<f64> = asked.iter().map(|asked| asked.took.as_secs_f64() * 1e3).collect();
+    took.sort_by(f64::total_cmp);
+    let part = |percent: usize| took.get((took.len() * percent / 100).min(took.len().saturating_sub(1))).copied();
+    let (p50, p99) = (part(50).context("nothing was asked")?, part(99).context("nothing was asked")?);
+    let slowest = took.last().copied().unwrap_or(0.0);
+    let (map, packed) = stage.map_bytes()?;
+    let inputs = json!({
+        "nodes": NODES, "readers": READERS, "seconds": LASTS.as_secs(), "requests": asked.len(), "results": after - before,
+        "map_bytes": map, "map_bytes_gzip": packed, "store": "SQLite", "cluster": "simulated",
+    });
+    let figure = |name: &str, value, unit, note: String| Figure {
+        name: name.to_owned(),
+        value,
+        unit,
+        inputs: inputs.clone(),
+        note,
+    };
+    Ok(Measured::Figures(vec![
+        figure(
+            "api_p99_ms",
+            p99,
+            "ms",
+            format!("from the request to the last byte; median {p50:.1}, most {slowest:.1}"),
+        ),
+        figure(
+            "rss_mb",
+            stage.most_resident()? as f64 / MEGABYTE,
+            "MB",
+            "VmHWM of doctor serve, in 10^6 bytes".to_owned(),
+        ),
+        figure("map_kb", packed as f64 / 1e3, "kB", "the map of all nodes as gzip".to_owned()),
+    ]))
+}

@@ -1,0 +1,49 @@
+//! M17, the dashboard: 10,000 nodes in a real browser.
+//!
+//! The controller is the one that the API is measured on, while results come in; the browser is Debian's Chromium without a screen, driven
+//! by the script that the dashboard's tests use. `first_paint_ms` is from the start of the navigation to the frame in which every node is
+//! on the map, `hover_ms` from the event of a hover or a filter to the frame in which it is answered; both are the worst of five pages.
+//!
+//! Its twin: the map that was painted has every node, and the page said nothing to its console.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use super::{NODES, stage::Stage};
+use crate::{Measured, figure::Figure, one_cycle::build};
+
+/// What the script exits with where there is no browser.
+const NOT_HERE: i32 = 3;
+
+pub(crate) fn run() -> Result<Measured> {
+    let program = build(&["doctor"])?.join("doctor");
+    eprintln!("  a simulated cluster of {NODES} nodes, and a controller that has seen it");
+    let stage = Stage::new(&program, NODES)?;
+    stage.twin(NODES)?;
+    let mut script = Command::new("scripts/browser.sh");
+    script.arg("paint").env("ADDRESS", format!("http://{}", stage.address())).env("NODES", NODES.to_string());
+    let said = script.env("DOCTOR", &program).output().context("starting scripts/browser.sh")?;
+    let told = String::from_utf8_lossy(&said.stderr);
+    if said.status.code() == Some(NOT_HERE) {
+        return Ok(Measured::NotHere(told.lines().last().unwrap_or("there is no browser").to_owned()));
+    }
+    if !said.status.success() {
+        bail!("the browser failed: {told}");
+    }
+    let figures: Value = serde_json::from_slice(&said.stdout).context("reading what the browser measured")?;
+    let value = |name: &str| figures[name].as_f64().with_context(|| format!("the browser told no {name}"));
+    let inputs = json!({ "nodes": NODES, "pages": 5, "browser": "Chromium, headless", "cluster": "simulated" });
+    let figure = |name: &str, note: String| {
+        Ok(Figure { name: name.to_owned(), value: value(name)?, unit: "ms", inputs: inputs.clone(), note })
+    };
+    let (hover, filter) = (value("hover_alone_ms")?, value("filter_ms")?);
+    let parts: Result<Vec<Figure>> = [
+        figure("first_paint_ms", "until the frame in which every node is on the map; the worst of 5".to_owned()),
+        figure("hover_ms", format!("until the frame that answers; worst hover {hover}, worst filter {filter}")),
+    ]
+    .into_iter()
+    .collect();
+    Ok(Measured::Figures(parts?))
+}

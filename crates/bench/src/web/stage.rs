@@ -1,0 +1,118 @@
+//! A simulated cluster and the controller that leads it, each a process of its own.
+
+use std::{
+    fs::{self, File},
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::reader::Reader;
+use crate::process::Running;
+
+/// For the first cycle on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Seconds of the cluster in one of ours: a cycle every five seconds, and a run in half a minute.
+const SPEED: &str = "60";
+
+pub(super) struct Stage {
+    address: SocketAddr,
+    controller: Running,
+    _cluster: Running,
+    _folder: TempDir,
+}
+
+impl Stage {
+    pub(super) fn new(program: &Path, nodes: usize) -> Result<Self> {
+        let folder = tempfile::tempdir().context("creating a folder")?;
+        fs::create_dir(folder.path().join("data")).context("creating the shared directory")?;
+        let address = free_address()?;
+        let settings = format!(
+            "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"5m\"\nlease = \"2d\"\n\
+             [web]\nlisten = \"{address}\"\n[backend.sim]\nsocket = \"sim.sock\"\n"
+        );
+        let policy = "version = 1\n[limits]\njobs = 500\nper_share = 500\n[tests.gpu-health]\nenabled = false\n";
+        for (name, text) in [("doctor.toml", settings.as_str()), ("policy.toml", policy)] {
+            fs::write(folder.path().join(name), text).with_context(|| format!("writing {name}"))?;
+        }
+        let start = |log: &str, args: &[&str]| {
+            let log = File::create(folder.path().join(log)).context("creating a log")?;
+            let mut command = Command::new(program);
+            command.args(args).current_dir(folder.path()).env_clear().env("PATH", "/usr/bin:/bin");
+            Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log))
+        };
+        let count = nodes.to_string();
+        let cluster = start(
+            "cluster.log",
+            &["sim", "serve", "--socket", "sim.sock", "--nodes", &count, "--speed", SPEED, "--data", "data"],
+        )?;
+        let controller = start("controller.log", &["--config", "doctor.toml", "serve"])?;
+        let mut stage = Self { address, controller, _cluster: cluster, _folder: folder };
+        stage.wait()?;
+        Ok(stage)
+    }
+
+    pub(super) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Until results come in.
+    fn wait(&mut self) -> Result<()> {
+        let began = Instant::now();
+        while self.results().unwrap_or(0) == 0 {
+            if let Err(error) = self.controller.check() {
+                let log = fs::read_to_string(self._folder.path().join("controller.log")).unwrap_or_default();
+                bail!("{error}: {log}");
+            }
+            ensure!(began.elapsed() < PATIENCE, "no result comes in");
+            thread::sleep(Duration::from_millis(500));
+        }
+        Ok(())
+    }
+
+    fn get(&self, path: &str) -> Result<Value> {
+        let answer = Reader::new(self.address, 0).get(path, false)?;
+        serde_json::from_slice(&answer.body).with_context(|| format!("reading {path}"))
+    }
+
+    /// Nodes that were tested, of any test.
+    fn results(&self) -> Result<u64> {
+        let rows = self.get("/coverage")?;
+        let tested = |row: &Value| {
+            ["pass", "fail", "inconclusive"].map(|word| row[word].as_u64().unwrap_or(0)).iter().sum::<u64>()
+        };
+        Ok(rows.as_array().context("coverage is a list")?.iter().map(tested).sum())
+    }
+
+    /// Every node is there. How many results there are.
+    pub(super) fn twin(&self, nodes: usize) -> Result<u64> {
+        let map = self.get("/map")?;
+        let rows = map["nodes"].as_array().context("the map has nodes")?;
+        ensure!(rows.len() == nodes, "the map has {} nodes of {nodes}", rows.len());
+        let total = self.get("/status")?["nodes"]["total"].as_u64();
+        ensure!(total == u64::try_from(nodes).ok(), "the status counts {total:?} nodes");
+        self.results()
+    }
+
+    /// The map, plain and as gzip.
+    pub(super) fn map_bytes(&self) -> Result<(usize, usize)> {
+        let plain = Reader::new(self.address, 0).get("/map", false)?.body.len();
+        Ok((plain, Reader::new(self.address, 0).get("/map", true)?.body.len()))
+    }
+
+    pub(super) fn most_resident(&self) -> Result<u64> {
+        self.controller.most_resident()
+    }
+}
+
+/// Whoever takes it in between makes the controller fail, which is said.
+fn free_address() -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("looking for a port")?;
+    listener.local_addr().context("looking for a port")
+}

@@ -1,0 +1,204 @@
+//! How a result document travels where job and controller share no directory: with what the cluster keeps of a container anyway.
+//!
+//! Packed (deflate, then base64) it goes to the container's log, between two lines that nothing else there can be, and into the
+//! message that a container may leave of its end, of which Kubernetes keeps 4096 bytes. What does not fit there is replaced by
+//! the number of lines that it has in the log. The log comes first: a message is there only when all else is.
+//!
+//! Nothing here is trusted: what was unpacked is verified like any other document, and no more is unpacked than a document may have.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use miniz_oxide::{deflate::compress_to_vec, inflate::decompress_to_vec_with_limit};
+
+use crate::document::MAX_DOCUMENT_BYTES;
+
+/// What Kubernetes keeps of a container's last words.
+pub const MESSAGE_BYTES: usize = 4096;
+
+/// A container's log is cut where it has ten megabytes; a result that is nearly as long is not carried.
+pub const MOST_PACKED: usize = 8 << 20;
+
+/// Of the text in a log: no runtime breaks lines of this length.
+const LINE: usize = 4000;
+
+const BEGIN: &str = "-----BEGIN DOCTOR RESULT-----";
+const END: &str = "-----END DOCTOR RESULT-----";
+const HERE: &str = "doctor-carried-1 ";
+const IN_LOG: &str = "doctor-in-log-1 ";
+
+/// Of zlib's ten: beyond this it takes much longer and gains little.
+const EFFORT: u8 = 8;
+
+/// A document, packed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packed(String);
+
+/// Why a document cannot be carried, or what came is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadCarried {
+    #[error("the result has {bytes} bytes when packed, and at most {MOST_PACKED} are carried by a log")]
+    TooLong { bytes: usize },
+    #[error("the message of the container's end says nothing of a result")]
+    NoMessage,
+    #[error("the log holds no whole result: it was cut, or the job ended before it had one")]
+    NotInLog,
+    #[error("what came in the place of a result cannot be unpacked: {0}")]
+    Unreadable(String),
+}
+
+/// What the message of a container's end says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    Document(Vec<u8>),
+    /// It is in the log, in so many lines, the two around it included.
+    InLog {
+        lines: usize,
+    },
+}
+
+impl Packed {
+    /// # Errors
+    /// If it is too long even so.
+    pub fn of(document: &[u8]) -> Result<Self, BadCarried> {
+        let text = STANDARD.encode(compress_to_vec(document, EFFORT));
+        if text.len() > MOST_PACKED {
+            return Err(BadCarried::TooLong { bytes: text.len() });
+        }
+        Ok(Self(text))
+    }
+
+    /// What is printed into the log, line by line.
+    pub fn for_log(&self) -> String {
+        let mut log = String::with_capacity(self.0.len() + self.0.len() / LINE + 80);
+        for line in self.lines() {
+            log.push_str(line);
+            log.push('\n');
+        }
+        log
+    }
+
+    fn lines(&self) -> impl Iterator<Item = &str> {
+        // Base64 is ASCII: it can be cut anywhere.
+        let body = self.0.as_bytes().chunks(LINE).filter_map(|line| std::str::from_utf8(line).ok());
+        [BEGIN].into_iter().chain(body).chain([END])
+    }
+
+    /// What the container leaves as its message.
+    pub fn for_message(&self) -> String {
+        let whole = format!("{HERE}{}", self.0);
+        if whole.len() <= MESSAGE_BYTES { whole } else { format!("{IN_LOG}{}", self.lines().count()) }
+    }
+}
+
+/// Reads the message of a container's end.
+///
+/// # Errors
+/// If it is about something else, or was cut.
+pub fn read_message(message: &str) -> Result<Told, BadCarried> {
+    let message = message.trim();
+    if let Some(packed) = message.strip_prefix(HERE) {
+        return unpack(packed.as_bytes()).map(Told::Document);
+    }
+    let lines = message.strip_prefix(IN_LOG).and_then(|lines| lines.parse().ok());
+    let most = MOST_PACKED / LINE + 3;
+    lines.filter(|lines| *lines <= most).map(|lines| Told::InLog { lines }).ok_or(BadCarried::NoMessage)
+}
+
+/// The last whole document of a log, and the log without it.
+///
+/// # Errors
+/// If there is none.
+pub fn read_log(log: &str) -> Result<Vec<u8>, BadCarried> {
+    let (_, result) = split_log(log);
+    let packed: String = result.ok_or(BadCarried::NotInLog)?.lines().collect();
+    unpack(packed.as_bytes())
+}
+
+/// What people read of a log, and the packed document in it.
+pub fn split_log(log: &str) -> (&str, Option<&str>) {
+    let Some((before, after)) =
+        log.rsplit_once(BEGIN).filter(|(before, _)| before.is_empty() || before.ends_with('\n'))
+    else {
+        return (log, None);
+    };
+    (before, after.split_once(END).map(|(result, _)| result))
+}
+
+fn unpack(packed: &[u8]) -> Result<Vec<u8>, BadCarried> {
+    if packed.len() > MOST_PACKED {
+        return Err(BadCarried::TooLong { bytes: packed.len() });
+    }
+    let deflated = STANDARD.decode(packed).map_err(|error| BadCarried::Unreadable(error.to_string()))?;
+    let most = usize::try_from(MAX_DOCUMENT_BYTES).unwrap_or(usize::MAX);
+    decompress_to_vec_with_limit(&deflated, most).map_err(|error| BadCarried::Unreadable(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(bytes: usize) -> Vec<u8> {
+        let mut state = 7_u64;
+        let mut next = || {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 56) as u8
+        };
+        (0..bytes).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn a_small_document_is_in_the_message_and_in_the_log() {
+        let document = b"doctor-result-1 abc\n{}".repeat(200);
+        let packed = Packed::of(&document).unwrap();
+        let message = packed.for_message();
+        assert!(message.len() <= MESSAGE_BYTES);
+        assert_eq!(read_message(&format!("{message}\n")).unwrap(), Told::Document(document.clone()));
+        let log = format!("2026-11-15T08:00:00Z job: done\n{}", packed.for_log());
+        assert_eq!(read_log(&log).unwrap(), document);
+        assert_eq!(split_log(&log).0, "2026-11-15T08:00:00Z job: done\n");
+    }
+
+    #[test]
+    fn a_large_document_is_in_the_log_and_the_message_says_how_many_lines_it_has() {
+        let document = noise(20_000);
+        let packed = Packed::of(&document).unwrap();
+        let log = packed.for_log();
+        let told = read_message(&packed.for_message()).unwrap();
+        assert_eq!(told, Told::InLog { lines: log.lines().count() });
+        assert!(log.lines().all(|line| line.len() <= LINE) && log.lines().count() > 5);
+        assert_eq!(read_log(&format!("before\n{log}after\n")).unwrap(), document);
+    }
+
+    #[test]
+    fn a_message_or_a_log_that_was_cut_is_no_document() {
+        let packed = Packed::of(&noise(2000)).unwrap();
+        let message = packed.for_message();
+        for cut in [1, 16, 17, 100, message.len() - 2] {
+            assert!(read_message(&message[..cut]).is_err(), "{cut}");
+        }
+        let log = packed.for_log();
+        let end = log.len() - END.len() - 1;
+        for cut in [0, 10, BEGIN.len() + 1, end - 10, end + 3] {
+            assert!(read_log(&log[..cut]).is_err(), "{cut}");
+        }
+        assert_eq!(read_log(&log[20..]), Err(BadCarried::NotInLog), "the begin is gone");
+        for other in ["", "OOMKilled", "doctor-in-log-1 many", "doctor-in-log-1 99999999"] {
+            assert_eq!(read_message(other), Err(BadCarried::NoMessage), "{other}");
+        }
+    }
+
+    #[test]
+    fn what_would_unpack_to_more_than_a_document_may_have_is_refused() {
+        let bomb = compress_to_vec(&vec![0; MAX_DOCUMENT_BYTES as usize + 1], 9);
+        let message = format!("{HERE}{}", STANDARD.encode(bomb));
+        assert!(matches!(read_message(&message), Err(BadCarried::Unreadable(_))));
+        assert!(matches!(Packed::of(&noise(MOST_PACKED)), Err(BadCarried::TooLong { .. })));
+    }
+
+    #[test]
+    fn a_line_of_a_test_that_looks_like_ours_is_not_taken_for_it() {
+        let packed = Packed::of(b"one").unwrap().for_log();
+        let log = format!("2026-11-15T08:00:00Z dl: | {BEGIN}\n{packed}");
+        assert_eq!(read_log(&log).unwrap(), b"one");
+        assert_eq!(read_log(&format!("2026-11-15T08:00:00Z dl: | {BEGIN}\n")), Err(BadCarried::NotInLog));
+    }
+}

@@ -1,0 +1,176 @@
+//! Reads the table that `dcgmi diag` prints for people: what logs of a diagnosis hold where nobody asked for JSON.
+//!
+//! Up to 3.3 a row has a test and its result (`Pass`, `Pass - All`, `Fail - GPU 3`); from 4.0 on the result of each GPU has a row of
+//! its own without a name (`GPU0: Pass`), below `-v` also words about it. A row whose second cell is none of these words says
+//! nothing about a test. Where nothing passed nothing is healthy, and what was skipped has not passed.
+
+/// What a table says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DcgmTable {
+    /// Results, of whatever test and GPU.
+    pub passed: usize,
+    /// Of those, tests of the hardware: memory, links, or a load. The rest only looks at what is installed.
+    pub of_hardware: usize,
+    pub skipped: usize,
+    /// Tests that failed or warned, each with its result in DCGM's words.
+    pub failed: Vec<String>,
+    pub warned: Vec<String>,
+    /// Tests that did not run.
+    pub not_run: Vec<String>,
+}
+
+/// Of a test and its result, for people.
+const KEPT_CHARACTERS: usize = 120;
+/// A table with more failures says no more with all of them.
+const KEPT_FAILURES: usize = 64;
+
+impl DcgmTable {
+    /// Whatever else stands around the rows.
+    pub fn read(text: &str) -> Self {
+        let mut table = Self::default();
+        let mut test = "";
+        for (name, result) in text.lines().filter_map(row) {
+            if !name.is_empty() {
+                test = name;
+            }
+            let said = || format!("{test}: {result}").chars().take(KEPT_CHARACTERS).collect::<String>();
+            let list = match word(result) {
+                Some(Word::Pass) => {
+                    table.passed += 1;
+                    table.of_hardware += usize::from(is_of_hardware(test));
+                    continue;
+                }
+                Some(Word::Skip) => {
+                    table.skipped += 1;
+                    continue;
+                }
+                Some(Word::Fail) => &mut table.failed,
+                Some(Word::Warn) => &mut table.warned,
+                Some(Word::NotRun) => &mut table.not_run,
+                None => continue,
+            };
+            if list.len() < KEPT_FAILURES {
+                list.push(said());
+            }
+        }
+        table
+    }
+}
+
+/// By DCGM's names of its tests, of all generations.
+fn is_of_hardware(test: &str) -> bool {
+    let test = test.to_ascii_lowercase().replace(['_', '-'], " ");
+    let names = ["memory", "pcie", "diagnostic", "stress", "power", "bandwidth", "nccl", "nvlink"];
+    test.split_whitespace().any(|word| names.contains(&word))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    Pass,
+    Skip,
+    Warn,
+    Fail,
+    NotRun,
+}
+
+const WORDS: [(&str, Word); 5] =
+    [("Pass", Word::Pass), ("Skip", Word::Skip), ("Warn", Word::Warn), ("Fail", Word::Fail), ("Not Run", Word::NotRun)];
+
+/// `| name | result |`; lines of dashes and headings are none.
+fn row(line: &str) -> Option<(&str, &str)> {
+    let (name, result) = line.trim().strip_prefix('|')?.strip_suffix('|')?.split_once('|')?;
+    (!result.contains('|')).then_some((name.trim(), result.trim()))
+}
+
+/// The result, before which a GPU may stand, and after which more may be told.
+fn word(result: &str) -> Option<Word> {
+    let result = match result.split_once(':') {
+        Some((gpu, rest)) if is_entity(gpu) => rest.trim_start(),
+        _ => result,
+    };
+    let (_, found) = WORDS.iter().find(|(text, _)| {
+        let rest = result.strip_prefix(text);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(" - ") || rest == "ed" || rest == "ped")
+    })?;
+    Some(*found)
+}
+
+/// `GPU0`, `CPU1`, `NVSWITCH2`.
+fn is_entity(text: &str) -> bool {
+    let letters = text.bytes().take_while(u8::is_ascii_alphabetic).count();
+    letters > 0 && letters < text.len() && text.bytes().skip(letters).all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Both were made by hand after what DCGM's documentation and its users show of 3.3 and 4.4.
+    const OLD: &str = "\
+Successfully ran diagnostic for group.
++---------------------------+------------------------------------------------+
+| Diagnostic                | Result                                         |
++===========================+================================================+
+| DCGM Version              | 3.3.8                                          |
+|-----  Deployment  --------+------------------------------------------------|
+| Denylist                  | Pass                                           |
+| Persistence Mode          | Fail                                           |
++-----  Integration  -------+------------------------------------------------+
+| PCIe                      | Pass - All                                     |
++-----  Hardware  ----------+------------------------------------------------+
+| GPU Memory                | Fail - GPU 3                                   |
+| Diagnostic                | Skip - All                                     |
++---------------------------+------------------------------------------------+
+";
+    const NEW: &str = "\
+|-----  Metadata  ----------+------------------------------------------------|
+| DCGM Version              | 4.4.2                                          |
+| GPU Device IDs Detected   | 2237                                           |
+|-----  Deployment  --------+------------------------------------------------|
+| software                  | Pass                                           |
+|                           | GPU0: Pass                                     |
++-----  Hardware  ----------+------------------------------------------------+
+| memory                    | Warn                                           |
+|                           | GPU0: Pass                                     |
+|                           | GPU1: Warn                                     |
+| pcie                      | Not Run                                        |
+";
+
+    #[test]
+    fn both_forms_are_read_and_a_gpu_belongs_to_the_test_above_it() {
+        let old = DcgmTable::read(OLD);
+        assert_eq!((old.passed, old.skipped), (2, 1));
+        assert_eq!(old.failed, ["Persistence Mode: Fail", "GPU Memory: Fail - GPU 3"]);
+        let new = DcgmTable::read(NEW);
+        assert_eq!((new.passed, new.failed.len()), (3, 0));
+        assert_eq!(
+            (new.warned.as_slice(), new.not_run.as_slice()),
+            (&["memory: Warn".to_owned(), "memory: GPU1: Warn".to_owned()][..], &["pcie: Not Run".to_owned()][..])
+        );
+    }
+
+    #[test]
+    fn what_is_no_row_of_a_result_passes_nothing() {
+        for text in [
+            "",
+            "Pass",
+            "dcgmi diag passed",
+            "| Pass |",
+            "| a | Passing through |",
+            "| a | b | Pass |",
+            "Error: unable to establish a connection to the specified host: localhost",
+        ] {
+            assert_eq!(DcgmTable::read(text), DcgmTable::default(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic_and_each_result_has_its_line(text in "(\\||Pass|Fail - |GPU[0-9]:|Skip|[a-c]| |\n){0,60}") {
+            let table = DcgmTable::read(&text);
+            let results = table.passed + table.skipped + table.failed.len() + table.warned.len() + table.not_run.len();
+            prop_assert!(results <= text.lines().count());
+        }
+    }
+}

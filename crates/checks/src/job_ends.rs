@@ -1,0 +1,174 @@
+//! job-ends: did users' jobs die here of signals that broken hardware sends?
+//!
+//! What it does: reads what Slurm's epilog has noted of jobs that failed on this node within the last day
+//! (`doctor-node hook epilog`). Each is kept as evidence: how it ended, when, whose it was.
+//!
+//! Why it matters: a job that fails is its user's affair nearly always. Jobs of several users that die of a bus error or an
+//! abort on one node have that node in common.
+//!
+//! What to do: `jobs-died` is `monitor`: jobs of three or more users died by one of the signals ill, abrt, bus, fpe and segv within
+//! the day. It is a reason to test the node (`doctor test NODE --suite standard`), and no verdict on it.
+//!
+//! `directory` says where the epilog notes them, if its `state` is not the usual one. Not applicable where none is noted.
+
+use std::collections::BTreeSet;
+
+use doctor_core::{
+    observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    time::Timestamp,
+};
+
+use crate::{
+    files::{files, unreadable},
+    gpu::not_applicable,
+    probe::{Probe, ProbeOutput},
+    settings,
+    spec::{Check, Params, Spec, page_of},
+};
+
+const SPEC: Spec = Spec::quick("job-ends", "users' jobs that died here");
+
+const RULES: &str = r#"
+rules = [
+  { id = "jobs-died", check = "job-ends", metric = "users_whose_jobs_died", above = 2.0, reason = "jobs-died",
+    severity = "monitor", text = "jobs of {value} users died here of signals that hardware sends, {limit} is the limit" },
+]
+"#;
+
+pub(crate) const CHECK: Check =
+    Check { spec: SPEC, page: page_of(include_str!("job_ends.rs")), rules: RULES, probes, interpret };
+
+const DIRECTORY: &str = "/var/lib/cluster-doctor/hook/jobs";
+const EXAMPLE: &str = "\"/var/lib/cluster-doctor/hook/jobs\"";
+
+/// Ill, abrt, bus, fpe, segv.
+const OF_HARDWARE: [u8; 5] = [4, 6, 7, 8, 11];
+
+fn directory(params: &Params) -> Result<String, Observation> {
+    Ok(settings::word(params, "directory", EXAMPLE)?.unwrap_or_else(|| DIRECTORY.to_owned()))
+}
+
+fn probes(params: &Params) -> Vec<Probe> {
+    directory(params).map_or_else(|_| Vec::new(), |directory| vec![Probe::glob(&format!("{directory}/*"))])
+}
+
+fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
+    observe(params, outputs).unwrap_or_else(|instead| instead)
+}
+
+fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
+    directory(params)?;
+    let (mut look, mut died, mut users) = (Look::default(), 0_u32, BTreeSet::new());
+    let noted = files(outputs.first())?;
+    for file in noted {
+        let text = match &file.text {
+            Ok(text) => text,
+            // It was of a day ago, and went while we looked.
+            Err(ProbeFailure { kind: FailureKind::Missing, .. }) => continue,
+            Err(failure) => {
+                look.could_not(failure.clone());
+                continue;
+            }
+        };
+        let Some(end) = End::parse(text) else {
+            look.could_not(unreadable(&file.path, text));
+            continue;
+        };
+        if end.is_of_hardware() {
+            died += 1;
+            users.insert(end.user);
+        }
+        look.event(end.event());
+    }
+    if noted.is_empty() {
+        return Ok(not_applicable("no-job-ends", "no failed job was noted here by an epilog of Slurm's"));
+    }
+    look.metric(Metric::count("jobs_died", Entity::node(), f64::from(died)));
+    look.metric(Metric::count("users_whose_jobs_died", Entity::node(), users.len() as f64));
+    Ok(look.or(not_applicable("no-job-ends", "no failed job is noted here any more")))
+}
+
+/// What the epilog noted, line by line: `job 17`, `user ann`, `ended 2026-11-15T00:00:00Z`, `batch 0:6`, `step 0:0`.
+struct End<'a> {
+    job: &'a str,
+    user: &'a str,
+    at: Timestamp,
+    /// Code and signal, of the batch script and of the worst step.
+    ends: [(u8, u8); 2],
+}
+
+impl<'a> End<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let pair = |name: &str| {
+            let (code, signal) = line(name)?.split_once(':')?;
+            Some((code.parse().ok()?, signal.parse().ok()?))
+        };
+        let ends = [pair("batch")?, pair("step")?];
+        Some(Self { job: line("job")?, user: line("user")?, at: line("ended")?.parse().ok()?, ends })
+    }
+
+    /// The first signal that ended it, also as a shell tells of it.
+    fn signal(&self) -> Option<u8> {
+        self.ends.iter().find_map(|(code, signal)| match signal {
+            0 => code.checked_sub(128).filter(|signal| (1..=64).contains(signal)),
+            signal => Some(*signal),
+        })
+    }
+
+    fn is_of_hardware(&self) -> bool {
+        self.signal().is_some_and(|signal| OF_HARDWARE.contains(&signal))
+    }
+
+    fn event(&self) -> Event {
+        let code = self.ends.iter().map(|(code, _)| *code).max().unwrap_or(0);
+        let how = self.signal().map_or_else(|| format!("with code {code}"), |signal| format!("by signal {signal}"));
+        let text = format!("job {} of {} ended {how}", self.job, self.user);
+        let code = if self.is_of_hardware() { "job-died" } else { "job-failed" };
+        Event { at: Some(self.at), key: Some(format!("job:{}", self.job)), ..Event::seen(code, Entity::node(), text) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{files::tests::found, judged::judged};
+
+    // Made by hand, in the form that `doctor-node hook epilog` writes.
+    fn noted(job: u32, user: &str, batch: &str, step: &str) -> (String, String) {
+        let text = format!("job {job}\nuser {user}\nended 2026-11-15T00:00:00Z\nbatch {batch}\nstep {step}\n");
+        (format!("{DIRECTORY}/{job}"), text)
+    }
+
+    fn output(all: &[(String, String)]) -> ProbeOutput {
+        found(&all.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn jobs_of_several_users_that_died_of_signals_are_worth_watching_and_others_are_not() {
+        let of = |all: &[(String, String)]| judged(&CHECK, &[output(all)]);
+        assert_eq!(of(&[]), ["not-applicable no-job-ends"]);
+        let two = [noted(1, "ann", "0:6", "0:0"), noted(2, "bob", "139:0", "0:11"), noted(3, "bob", "0:7", "0:0")];
+        assert_eq!(of(&two), ["pass within-limits"]);
+        let [a, b, c] = two.clone();
+        assert_eq!(of(&[a, b, c, noted(4, "cem", "0:0", "0:7")]), ["fail jobs-died monitor node"]);
+        let [a, b, c] = two;
+        assert_eq!(of(&[a, b, c, noted(4, "cem", "1:0", "0:0"), noted(5, "dan", "0:9", "0:9")]), ["pass within-limits"]);
+    }
+
+    #[test]
+    fn every_job_is_evidence_by_its_number_and_half_a_note_is_none() {
+        let all = [noted(1, "ann", "0:6", "0:0"), noted(2, "bob", "3:0", "0:0")];
+        let Observation::Measured { events, .. } = interpret(&Params::new(), &[output(&all)]) else { panic!() };
+        let said: Vec<_> = events.iter().map(|event| (event.code.as_str(), event.text.as_str(), event.key.as_deref())).collect();
+        assert_eq!(
+            said,
+            [
+                ("job-died", "job 1 of ann ended by signal 6", Some("job:1")),
+                ("job-failed", "job 2 of bob ended with code 3", Some("job:2")),
+            ]
+        );
+        let cut = [(format!("{DIRECTORY}/3"), "job 3\nuser".to_owned())];
+        assert_eq!(judged(&CHECK, &[output(&cut)]), ["inconclusive unparseable"]);
+    }
+}

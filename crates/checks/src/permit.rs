@@ -1,0 +1,75 @@
+//! The controller's word to one node that its circuit breaker would let a node go, as it goes with the answer to a report.
+//!
+//! A hook of the scheduler that stops a job takes its node out of service without waiting for the controller. It may do so
+//! only while the controller's word is fresh: a breaker that opened, or a controller that is away, leaves users their nodes.
+//! The word holds for a time and not until a moment, because two machines' clocks differ; it names the report that it answers
+//! and is signed with the node's key, so that nobody on the way can make one or use an old one again.
+
+use doctor_core::{ids::NodeName, time::Span};
+
+use crate::document::RunKey;
+
+/// The header of the answer that carries it.
+pub const PERMIT_HEADER: &str = "x-doctor-permit";
+
+/// Keeps these signatures apart from those of documents.
+const WORD: &str = "doctor-permit-1";
+
+/// Longer ones are not believed: the next report is a minute away.
+const LONGEST: Span = Span::minutes(10);
+
+/// One node may be taken out, for this long from when it asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Permit {
+    pub lasts: Span,
+}
+
+impl Permit {
+    /// As the header's value, in answer to this report of this node.
+    pub fn sign(self, node: &NodeName, number: u64, key: &RunKey) -> String {
+        let seconds = self.lasts.millis() / 1000;
+        format!("{seconds} {}", key.signature(said(node, number, seconds).as_bytes()))
+    }
+
+    /// Reads the header's value. `None` for anything that was not said to this node in answer to this report.
+    pub fn open(text: &str, node: &NodeName, number: u64, key: &RunKey) -> Option<Self> {
+        let (seconds, signature) = text.trim().split_once(' ')?;
+        let seconds: i64 = seconds.parse().ok()?;
+        let lasts = Span::from_secs(seconds);
+        let believed = lasts > Span::ZERO && lasts <= LONGEST;
+        let fits = key.is_signature(said(node, number, seconds).as_bytes(), signature);
+        (believed && fits).then_some(Self { lasts })
+    }
+}
+
+fn said(node: &NodeName, number: u64, seconds: i64) -> String {
+    format!("{WORD} {node} {number} {seconds}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: RunKey = RunKey::new([7; 32]);
+
+    #[test]
+    fn it_is_believed_only_by_its_node_in_answer_to_its_report() {
+        let node = NodeName::new("n1").unwrap();
+        let text = Permit { lasts: Span::minutes(2) }.sign(&node, 41, &KEY);
+        assert_eq!(Permit::open(&text, &node, 41, &KEY), Some(Permit { lasts: Span::minutes(2) }));
+        assert_eq!(Permit::open(&text, &node, 42, &KEY), None, "kept from an older answer");
+        assert_eq!(Permit::open(&text, &NodeName::new("n2").unwrap(), 41, &KEY), None);
+        assert_eq!(Permit::open(&text, &node, 41, &RunKey::new([8; 32])), None);
+        for made in [text.replacen("120", "300", 1), text[..text.len() - 1].to_owned(), "120".into(), String::new()] {
+            assert_eq!(Permit::open(&made, &node, 41, &KEY), None, "{made}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_given_a_day() {
+        let node = NodeName::new("n1").unwrap();
+        for lasts in [Span::days(1), Span::ZERO, Span::from_secs(-5)] {
+            assert_eq!(Permit::open(&Permit { lasts }.sign(&node, 1, &KEY), &node, 1, &KEY), None, "{lasts}");
+        }
+    }
+}

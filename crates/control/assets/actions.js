@@ -1,0 +1,186 @@
+// Orders. What would happen is shown first and must be confirmed; who may order anything is told by the controller, and it refuses whoever
+// may not, whatever these pages show.
+
+import { get, keepToken, post, token } from "./api.js";
+import { el, swap } from "./dom.js";
+
+export const ACTIONS = {
+  test: { title: "Test now", verb: "Test", nodes: true, fields: [["tests", "Tests or suites", "all regular ones"]] },
+  hold: { title: "Hold", verb: "Hold", nodes: true, fields: [["until", "Until", "4h, or a moment; empty: until released"]] },
+  release: { title: "Release", verb: "Release", nodes: true, fields: [] },
+  quarantine: { title: "Quarantine", verb: "Quarantine", nodes: true, fields: [["drain", "Ask user work to leave", null]] },
+  pause: {
+    title: "Pause validation",
+    verb: "Pause",
+    nodes: false,
+    fields: [
+      ["pool", "Only of this pool", "everywhere"],
+      ["for", "For", "4h; empty: until resumed"],
+    ],
+  },
+  resume: { title: "Resume validation", verb: "Resume", nodes: false, fields: [["pool", "Only of this pool", "everywhere"]] },
+  "close-breaker": { title: "Close the breaker", verb: "Close", nodes: false, fields: [] },
+};
+
+function dialog(title, ...content) {
+  const close = el("button", { type: "button", class: "quiet", "aria-label": "Close" }, "✕");
+  const box = el("dialog", { "aria-label": title }, el("div", { class: "bar" }, el("h2", {}, title), close), ...content);
+  close.addEventListener("click", () => box.close());
+  box.addEventListener("close", () => box.remove());
+  document.body.append(box);
+  box.showModal();
+  return box;
+}
+
+function field(name, label, hint) {
+  const input =
+    hint === null
+      ? el("input", { type: "checkbox", name })
+      : el("input", { type: "text", name, placeholder: hint, autocomplete: "off" });
+  return el("label", { class: hint === null ? "field check" : "field" }, el("span", {}, label), input);
+}
+
+function body(action, form) {
+  const asked = { why: form.elements.why.value.trim() };
+  if (action.nodes) asked.nodes = form.elements.nodes.value.split(/[\s;]+/).filter(Boolean);
+  for (const [name, , hint] of action.fields) {
+    const input = form.elements[name];
+    if (hint === null) asked[name] = input.checked;
+    else if (input.value.trim()) asked[name] = name === "tests" ? input.value.trim().split(/[\s,]+/) : input.value.trim();
+  }
+  return asked;
+}
+
+// Asks for the particulars, shows the plan, and carries it out when it is confirmed. `done` is called then.
+export function order(name, nodes = [], done = () => {}) {
+  const action = ACTIONS[name];
+  const told = el("div", { class: "told", role: "status" });
+  const form = el(
+    "form",
+    { class: "form" },
+    action.nodes &&
+      el(
+        "label",
+        { class: "field" },
+        el("span", {}, "Nodes"),
+        el("input", {
+          type: "text",
+          name: "nodes",
+          required: true,
+          value: nodes.join(" "),
+          placeholder: "node[01-04]",
+          autocomplete: "off",
+        }),
+      ),
+    ...action.fields.map(([field_, label, hint]) => field(field_, label, hint)),
+    el(
+      "label",
+      { class: "field" },
+      el("span", {}, "Why (it stands in the audit trail)"),
+      el("input", { type: "text", name: "why", required: true, maxlength: "500", autocomplete: "off" }),
+    ),
+    el("div", { class: "buttons" }, el("button", { type: "submit" }, "Show what would happen")),
+  );
+  const box = dialog(action.title, form, told);
+
+  const say = (error) =>
+    swap(told, el("p", { class: "error", role: "alert" }, error.message, error.accepted ? ` (${error.accepted})` : ""));
+  const show = (plan, asked) => {
+    const confirm = el("button", { type: "button", class: "primary" }, `Confirm: ${action.verb.toLowerCase()}`);
+    const changes = plan.changes.slice(0, 200);
+    swap(
+      told,
+      el("h3", {}, "What would happen"),
+      el("p", { class: "strong" }, plan.text),
+      changes.length > 0 && el("ul", {}, ...changes.map((line) => el("li", {}, line))),
+      plan.changes.length > changes.length && el("p", {}, `… and ${plan.changes.length - changes.length} more`),
+      el("div", { class: "buttons" }, confirm),
+    );
+    confirm.addEventListener("click", async () => {
+      confirm.disabled = true;
+      try {
+        const result = await post(name, { ...asked, confirm: plan.confirm });
+        form.hidden = true;
+        swap(told, el("p", { class: "strong" }, `Done. ${result.text}`), result.next && el("p", {}, result.next));
+        done();
+      } catch (error) {
+        if (error.plan) {
+          show(error.plan, asked);
+          told.prepend(el("p", { class: "error", role: "alert" }, "Meanwhile something else would happen: look again."));
+        } else say(error);
+      }
+    });
+    confirm.focus();
+  };
+
+  // Another wish, another plan: what was shown no longer holds.
+  form.addEventListener("input", () => swap(told));
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const asked = body(action, form);
+    try {
+      show(await post(name, asked), asked);
+    } catch (error) {
+      say(error);
+    }
+  });
+  form.elements[action.nodes && nodes.length === 0 ? "nodes" : "why"].focus();
+  return box;
+}
+
+// A row of buttons for nodes; nothing for those who may only look.
+export function nodeActions(page, nodes, done) {
+  if (!page.who?.may_act) return null;
+  const button = (name) =>
+    el(
+      "button",
+      { type: "button", "data-key": `do-${name}`, on: { click: () => order(name, nodes(), done) } },
+      `${ACTIONS[name].title}…`,
+    );
+  return el(
+    "div",
+    { class: "actions", role: "group", "aria-label": "Actions" },
+    ...["test", "hold", "release", "quarantine"].map(button),
+  );
+}
+
+// Takes a token, tries it, and keeps it for this tab.
+export function signIn(done) {
+  const told = el("div", { role: "status" });
+  const input = el("input", {
+    type: "password",
+    name: "token",
+    required: true,
+    autocomplete: "off",
+    spellcheck: "false",
+    placeholder: "doctor_token_…",
+  });
+  const forget = el("button", { type: "button" }, "Forget it");
+  const form = el(
+    "form",
+    { class: "form" },
+    el("p", {}, "A token is made by `doctor token create NAME --role operator`. This tab keeps it until it is closed."),
+    el("label", { class: "field" }, el("span", {}, "Token"), input),
+    el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary" }, "Sign in"), token() && forget),
+  );
+  const box = dialog("Sign in", form, told);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const before = token();
+    keepToken(input.value.trim());
+    try {
+      await get(["whoami"]);
+      box.close();
+      done();
+    } catch (error) {
+      keepToken(before);
+      swap(told, el("p", { class: "error", role: "alert" }, error.message));
+    }
+  });
+  forget.addEventListener("click", () => {
+    keepToken(null);
+    box.close();
+    done();
+  });
+  input.focus();
+}

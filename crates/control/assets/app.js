@@ -1,0 +1,240 @@
+// The page around the pages: which is shown, by what address, for whom, and whether what it shows is live.
+//
+// Addresses are behind the `#`, so that one document serves them all, under whatever path a proxy puts it, and a link shows somebody else
+// the same: page, filter, sort and choice.
+
+import { ACTIONS, order, signIn } from "./actions.js";
+import { get } from "./api.js";
+import { el, href, swap } from "./dom.js";
+import { failed, loading } from "./frame.js";
+import { Live } from "./live.js";
+import { ageMoments, tellTime } from "./words.js";
+
+const PAGES = [
+  { path: "", title: "Fleet", load: () => import("./pages/fleet.js") },
+  { path: "coverage", title: "Coverage", load: () => import("./pages/coverage.js") },
+  { path: "cases", title: "Cases", load: () => import("./pages/cases.js") },
+  { path: "tests", title: "Tests", load: () => import("./pages/tests.js") },
+  { path: "plan", title: "Plan", load: () => import("./pages/plan.js") },
+  { path: "budget", title: "Budget", load: () => import("./pages/budget.js") },
+  { path: "audit", title: "Audit", load: () => import("./pages/audit.js") },
+  { path: "nodes", title: "Node", hidden: true, load: () => import("./pages/node.js") },
+];
+
+const main = document.getElementById("main");
+let page = null;
+let who = null;
+
+function where() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path
+    .split("/")
+    .filter(Boolean)
+    .map((part) => {
+      try {
+        return decodeURIComponent(part);
+      } catch {
+        return part;
+      }
+    });
+  return { parts, query: new URLSearchParams(query ?? "") };
+}
+
+// What a page is given: where it is, what was chosen, and how it hears of changes. It ends with `signal`.
+class Page {
+  #ears = [];
+  #end = new AbortController();
+
+  constructor({ parts, query }) {
+    this.parts = parts;
+    this.query = query;
+    this.main = main;
+    this.who = who;
+    this.signal = this.#end.signal;
+  }
+
+  end() {
+    this.#end.abort();
+  }
+
+  hear(ear) {
+    this.#ears.push(ear);
+  }
+
+  told(kind, data) {
+    for (const ear of this.#ears) ear(kind, data);
+  }
+
+  // A choice, into the address; the way back does not stop at each.
+  say(name, value) {
+    if (value === null || value === "") this.query.delete(name);
+    else this.query.set(name, value);
+    history.replaceState(null, "", href(this.parts, Object.fromEntries(this.query)));
+  }
+
+  title(text) {
+    document.title = `${text} · Cluster Doctor`;
+  }
+
+  refused(error) {
+    if (error.status === 401) askWho();
+  }
+}
+
+let asking = false;
+function askWho() {
+  if (asking || document.querySelector("dialog[open]")) return;
+  asking = true;
+  signIn(() => {
+    asking = false;
+    start();
+  });
+  document.querySelector("dialog")?.addEventListener("close", () => (asking = false));
+}
+
+async function show() {
+  if (location.hash === "#main") {
+    main.focus();
+    return;
+  }
+  page?.end();
+  const at = where();
+  const found = PAGES.find((one) => one.path === (at.parts[0] ?? ""));
+  const mine = new Page(at);
+  page = mine;
+  for (const anchor of document.querySelectorAll("#nav a")) {
+    if (anchor.dataset.path === found?.path) anchor.setAttribute("aria-current", "page");
+    else anchor.removeAttribute("aria-current");
+  }
+  swap(main, loading());
+  if (!found || (found.hidden && at.parts.length < 2)) {
+    mine.title("Nothing here");
+    swap(
+      main,
+      el(
+        "div",
+        { class: "state" },
+        el("p", { class: "strong" }, "There is no such page."),
+        el("a", { href: "#/" }, "To the fleet"),
+      ),
+    );
+    return;
+  }
+  mine.title(at.parts[1] ?? found.title);
+  try {
+    const { show: draw } = await found.load();
+    if (!mine.signal.aborted) draw(mine);
+  } catch (error) {
+    if (!mine.signal.aborted) swap(main, failed(error, show));
+  }
+}
+
+function drawTop() {
+  swap(
+    document.getElementById("nav"),
+    ...PAGES.filter((one) => !one.hidden).map((one) =>
+      el("a", { href: href(one.path ? [one.path] : []), "data-path": one.path }, one.title),
+    ),
+  );
+  const whoButton = document.getElementById("who");
+  whoButton.addEventListener("click", () => signIn(start));
+  document.getElementById("pause").addEventListener("click", () => {
+    const box = el(
+      "dialog",
+      { "aria-label": "Orders for the whole" },
+      el("h2", {}, "Orders for the whole"),
+      el(
+        "div",
+        { class: "buttons" },
+        ...["pause", "resume", "close-breaker"].map((name) =>
+          el(
+            "button",
+            {
+              type: "button",
+              on: {
+                click: () => {
+                  box.close();
+                  order(name);
+                },
+              },
+            },
+            `${ACTIONS[name].title}…`,
+          ),
+        ),
+      ),
+    );
+    box.addEventListener("close", () => box.remove());
+    document.body.append(box);
+    box.showModal();
+  });
+  theme();
+}
+
+function theme() {
+  const button = document.getElementById("theme");
+  const root = document.documentElement;
+  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const name = () => {
+    button.textContent = dark() ? "☾" : "☀";
+    button.setAttribute("aria-label", dark() ? "Dark: change to light" : "Light: change to dark");
+  };
+  const changed = () => {
+    name();
+    page?.told("theme", {});
+  };
+  button.addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    try {
+      localStorage.setItem("doctor-theme", root.dataset.theme);
+    } catch {
+      // It holds for this page then.
+    }
+    changed();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+  name();
+}
+
+let live = null;
+function listen() {
+  live?.stop();
+  const sign = document.getElementById("live");
+  live = new Live(
+    (kind, data) => {
+      page?.told(kind, data);
+      if (kind === "plan" || kind === "everything") clock();
+    },
+    (connected) => {
+      sign.textContent = connected ? "Live" : "Not live";
+      sign.className = connected ? "live on" : "live off";
+      sign.title = connected ? "Changes are shown as they happen" : "The connection is lost; it is tried again";
+    },
+  );
+  live.start();
+}
+
+// The cluster's time goes on by what the controller says.
+async function clock() {
+  try {
+    tellTime((await get(["status"])).at);
+    ageMoments();
+  } catch {
+    // The page itself says what does not answer.
+  }
+}
+
+async function start() {
+  // Whoever may not ask is told by the page below.
+  who = await get(["whoami"]).catch(() => null);
+  document.getElementById("who").textContent = who?.known ? `${who.name} (${who.role})` : "Sign in";
+  document.getElementById("pause").hidden = !who?.may_act;
+  listen();
+  // Ages are drawn by our own time until the cluster's is known.
+  clock();
+  show();
+}
+
+addEventListener("hashchange", show);
+setInterval(() => ageMoments(), 30_000);
+drawTop();
+start();

@@ -1,0 +1,56 @@
+// Signs and colours of states. Each state has a shape of its own, so that no meaning is in the colour alone; the colours are told
+// apart with red-green and blue-yellow blindness.
+
+import { el } from "./dom.js";
+import { title } from "./words.js";
+
+// tone: a class and a variable of the style sheet; sign: a letter that is read where no shape is drawn; mark: the shape on the map.
+export const STATES = {
+  pass: { tone: "good", sign: "✓", mark: "solid" },
+  fail: { tone: "bad", sign: "✕", mark: "cross" },
+  unknown: { tone: "dim", sign: "?", mark: "hollow" },
+  inconclusive: { tone: "warn", sign: "~", mark: "half" },
+  stale: { tone: "warn", sign: "◷", mark: "half" },
+  "never-tested": { tone: "dim", sign: "∅", mark: "hollow" },
+  "not-applicable": { tone: "dim", sign: "–", mark: "hollow" },
+  "in-service": { tone: "good", sign: "✓", mark: "solid" },
+  suspect: { tone: "warn", sign: "!", mark: "half" },
+  quarantined: { tone: "bad", sign: "✕", mark: "cross" },
+  repairing: { tone: "info", sign: "↻", mark: "dot" },
+  proving: { tone: "info", sign: "…", mark: "bar" },
+  out: { tone: "bad", sign: "⊘", mark: "bar" },
+  held: { tone: "held", sign: "⏸", mark: "frame" },
+  free: { tone: "good", sign: "○", mark: "solid" },
+  busy: { tone: "info", sign: "●", mark: "dot" },
+  gone: { tone: "dim", sign: "–", mark: "hollow" },
+  none: { tone: "good", sign: "✓", mark: "solid" },
+  monitor: { tone: "info", sign: "i", mark: "dot" },
+  reset: { tone: "warn", sign: "!", mark: "half" },
+  reboot: { tone: "warn", sign: "!!", mark: "bar" },
+  isolate: { tone: "bad", sign: "✕", mark: "cross" },
+  open: { tone: "bad", sign: "●", mark: "cross" },
+  closed: { tone: "good", sign: "✓", mark: "solid" },
+};
+
+const PLAIN = { tone: "dim", sign: "·", mark: "hollow" };
+export const state = (code) => STATES[code] ?? PLAIN;
+
+// A state in words with its sign.
+export function badge(code, text = title(code)) {
+  const { tone, sign } = state(code);
+  return el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, sign), ` ${text}`);
+}
+
+// From low to high, in even steps of lightness: readable without seeing hues. Dark pages get it the other way round.
+const RAMP = ["#fde725", "#b5de2b", "#6ece58", "#35b779", "#1f9e89", "#26828e", "#31688e", "#3e4989", "#482878"];
+export const STEPS = RAMP.length;
+export function ramp(share) {
+  return RAMP[Math.min(STEPS - 1, Math.max(0, Math.floor(share * STEPS)))];
+}
+
+// The tones as the style sheet has them now.
+export function tones() {
+  const style = getComputedStyle(document.documentElement);
+  const read = (name) => style.getPropertyValue(`--${name}`).trim();
+  return Object.fromEntries(["good", "bad", "warn", "info", "held", "dim", "ink", "paper"].map((name) => [name, read(name)]));
+}

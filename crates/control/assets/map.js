@@ -1,0 +1,227 @@
+// Up to ten thousand nodes as cells on a canvas, in labelled blocks. Cells of one look are drawn together, so that all of them take a
+// few milliseconds; what is under the pointer or the keyboard is told by an element above the canvas, and nothing is drawn again for it.
+
+import { tones } from "./colours.js";
+import { el } from "./dom.js";
+
+// Above a block and between blocks: of hundreds of them, less.
+const ROOMY = { label: 20, gap: 14, font: 12 };
+const TIGHT = { label: 14, gap: 7, font: 10 };
+const MANY = 60;
+// So many blocks go over the whole width; more of them stand side by side.
+const FULL_WIDTH = 8;
+
+export class NodeMap {
+  #canvas = el("canvas", { "aria-hidden": "true" });
+  #cursor = el("div", { class: "cursor", hidden: true });
+  #tip = el("div", { class: "tip", hidden: true });
+  #said = el("div", { class: "hidden", "aria-live": "polite" });
+  #blocks = [];
+  #place = [];
+  #pitch = 12;
+  #spacing = ROOMY;
+  #at = -1;
+  #shown = null;
+  #open;
+  #describe;
+
+  // `describe` makes lines of a node's number, `open` goes to it.
+  constructor({ open, describe, label }) {
+    this.#open = open;
+    this.#describe = describe;
+    this.element = el(
+      "div",
+      { class: "map", tabindex: "0", role: "application", "aria-label": label, "data-key": "map" },
+      this.#canvas,
+      this.#cursor,
+      this.#tip,
+      this.#said,
+    );
+    this.element.addEventListener("pointermove", (event) => this.#point(this.#hit(event)));
+    this.element.addEventListener("pointerleave", () => this.#point(-1));
+    this.element.addEventListener("click", (event) => {
+      const at = this.#hit(event);
+      if (at >= 0) this.#open(at);
+    });
+    this.element.addEventListener("keydown", (event) => this.#key(event));
+    this.element.addEventListener("blur", () => this.#point(-1));
+    new ResizeObserver(() => this.#shown && this.#lay()).observe(this.element);
+  }
+
+  // groups: [{ name, nodes: [numbers] }]; looks: [{ colour, mark }]; lookOf: number -> place in looks; lit: number -> whether it matches.
+  show(shown) {
+    this.#shown = shown;
+    this.#lay();
+  }
+
+  // The same nodes in the same places, in other looks; with `labels` where the colours of the page changed too.
+  recolour(looks, lookOf, lit, labels = false) {
+    if (!this.#shown) return;
+    Object.assign(this.#shown, { looks, lookOf, lit });
+    this.#draw(labels);
+  }
+
+  #lay() {
+    const width = this.element.clientWidth;
+    if (!width || !this.#shown) return;
+    const { groups, count } = this.#shown;
+    const height = Math.max(320, innerHeight * 0.62);
+    const full = groups.length <= FULL_WIDTH;
+    const room = width * height * (full ? 0.94 : 0.6);
+    this.#pitch = Math.round(Math.min(34, Math.max(7, Math.sqrt(room / Math.max(1, count)))));
+    const most = Math.max(1, Math.floor(width / this.#pitch));
+    this.#spacing = groups.length > MANY ? TIGHT : ROOMY;
+    const { label, gap } = this.#spacing;
+    let [x, y, tallest] = [0, 0, 0];
+    this.#blocks = [];
+    this.#place = new Array(count);
+    for (const { name, nodes } of groups) {
+      const columns = full ? most : Math.min(most, Math.max(6, Math.ceil(Math.sqrt(nodes.length) * 1.3)));
+      const rows = Math.ceil(nodes.length / columns);
+      if (x > 0 && x + columns * this.#pitch > width) [x, y, tallest] = [0, y + tallest + gap, 0];
+      const block = { name, nodes, columns, rows, x, y: y + label };
+      nodes.forEach((node, place) => (this.#place[node] = { block, place }));
+      this.#blocks.push(block);
+      tallest = Math.max(tallest, label + rows * this.#pitch);
+      x += columns * this.#pitch + gap;
+      if (full) [x, y, tallest] = [0, y + tallest + gap, 0];
+    }
+    const bottom = y + tallest;
+    const scale = devicePixelRatio || 1;
+    this.#canvas.width = Math.round(width * scale);
+    this.#canvas.height = Math.round(bottom * scale);
+    this.#canvas.style.width = `${width}px`;
+    this.#canvas.style.height = `${bottom}px`;
+    this.#draw(true);
+  }
+
+  // With labels, everything; without, the cells alone, in place.
+  #draw(labels) {
+    const { looks, lookOf, lit } = this.#shown;
+    const tone = tones();
+    const context = this.#canvas.getContext("2d");
+    const scale = devicePixelRatio || 1;
+    context.setTransform(scale, 0, 0, scale, 0, 0);
+    if (labels) this.#label(context, tone.ink);
+    for (const { x, y, columns, rows } of this.#blocks) context.clearRect(x, y, columns * this.#pitch, rows * this.#pitch);
+    // Those that do not match stay, faint: where something is matters.
+    const batches = looks.map(() => [[], []]);
+    for (const { nodes } of this.#blocks) for (const node of nodes) batches[lookOf(node)][lit(node) ? 1 : 0].push(node);
+    for (const [place, look] of looks.entries()) {
+      for (const [bright, nodes] of batches[place].entries()) {
+        context.globalAlpha = bright ? 1 : 0.13;
+        this.#cells(context, look, nodes, tone.paper);
+      }
+    }
+    context.globalAlpha = 1;
+    // For whoever waits until the nodes are there.
+    this.element.dataset.cells = String(this.#blocks.reduce((sum, block) => sum + block.nodes.length, 0));
+  }
+
+  #label(context, ink) {
+    const { label, font } = this.#spacing;
+    context.clearRect(0, 0, this.#canvas.width, this.#canvas.height);
+    context.fillStyle = ink;
+    context.font = `${font}px system-ui, sans-serif`;
+    context.textBaseline = "middle";
+    for (const { name, nodes, x, y, columns } of this.#blocks) {
+      const text = this.#spacing === ROOMY ? `${name} · ${nodes.length.toLocaleString("en")}` : name;
+      const wide = columns * this.#pitch;
+      // A width costs time, and most names fit.
+      if (text.length * font * 0.6 > wide) context.fillText(text, x, y - label / 2, wide);
+      else context.fillText(text, x, y - label / 2);
+    }
+  }
+
+  #corner(node) {
+    const { block, place } = this.#place[node];
+    return [block.x + (place % block.columns) * this.#pitch, block.y + Math.floor(place / block.columns) * this.#pitch];
+  }
+
+  #cells(context, { colour, mark }, nodes, paper) {
+    const size = this.#pitch - (this.#pitch > 9 ? 2 : 1);
+    context.fillStyle = context.strokeStyle = colour;
+    context.lineWidth = mark === "frame" ? 2.5 : 1;
+    const sign = new Path2D();
+    for (const node of nodes) {
+      const [x, y] = this.#corner(node);
+      if (mark === "hollow" || mark === "half" || mark === "frame") {
+        const inset = context.lineWidth / 2;
+        context.strokeRect(x + inset, y + inset, size - 2 * inset, size - 2 * inset);
+      } else context.fillRect(x, y, size, size);
+      if (mark === "half") sign.addPath(new Path2D(`M${x} ${y}V${y + size}H${x + size}Z`));
+      if (mark === "cross")
+        sign.addPath(
+          new Path2D(
+            `M${x + size * 0.25} ${y + size * 0.25}L${x + size * 0.75} ${y + size * 0.75}M${x + size * 0.75} ${y + size * 0.25}L${x + size * 0.25} ${y + size * 0.75}`,
+          ),
+        );
+      if (mark === "bar") sign.rect(x + size * 0.2, y + size * 0.42, size * 0.6, Math.max(1, size * 0.16));
+      if (mark === "dot") sign.rect(x + size * 0.36, y + size * 0.36, size * 0.28, size * 0.28);
+    }
+    if (mark === "half") context.fill(sign);
+    context.fillStyle = context.strokeStyle = paper;
+    context.lineWidth = Math.max(1, size * 0.14);
+    if (mark === "cross") context.stroke(sign);
+    if (mark === "bar" || mark === "dot") context.fill(sign);
+  }
+
+  #hit(event) {
+    const bounds = this.#canvas.getBoundingClientRect();
+    return this.#nodeAt(event.clientX - bounds.left, event.clientY - bounds.top);
+  }
+
+  #nodeAt(x, y) {
+    for (const block of this.#blocks) {
+      const [column, row] = [Math.floor((x - block.x) / this.#pitch), Math.floor((y - block.y) / this.#pitch)];
+      if (column < 0 || column >= block.columns || row < 0 || row >= block.rows) continue;
+      return block.nodes[row * block.columns + column] ?? -1;
+    }
+    return -1;
+  }
+
+  #point(node, aloud = false) {
+    if (node === this.#at && !aloud) return;
+    this.#at = node;
+    this.#cursor.hidden = this.#tip.hidden = node < 0;
+    if (node < 0) return;
+    const [x, y] = this.#corner(node);
+    this.#cursor.style.transform = `translate(${x - 2}px, ${y - 2}px)`;
+    this.#cursor.style.width = this.#cursor.style.height = `${this.#pitch + 2}px`;
+    const lines = this.#describe(node);
+    this.#tip.replaceChildren(...lines.map((line, place) => el(place ? "div" : "strong", {}, line)));
+    const right = x > this.element.clientWidth / 2;
+    this.#tip.style.transform = `translate(${right ? x - 8 : x + this.#pitch + 8}px, ${y + this.#pitch + 4}px) translateX(${right ? "-100%" : "0"})`;
+    if (aloud) this.#said.textContent = lines.join(", ");
+  }
+
+  #key(event) {
+    const nodes = this.#blocks.flatMap((block) => block.nodes);
+    if (!nodes.length) return;
+    const at = this.#at >= 0 ? this.#at : null;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 1, ArrowUp: -1 }[event.key];
+    let to = null;
+    if (event.key === "Enter" && at !== null) this.#open(at);
+    else if (event.key === "Escape") this.#point(-1);
+    else if (event.key === "Home") to = nodes[0];
+    else if (event.key === "End") to = nodes.at(-1);
+    else if (step && at === null) to = nodes.find((node) => this.#shown.lit(node)) ?? nodes[0];
+    else if (step) to = event.key.endsWith("t") ? nodes[nodes.indexOf(at) + step] : this.#beyond(at, step);
+    else return;
+    event.preventDefault();
+    if (to === null || to === undefined) return;
+    this.#point(to, true);
+    this.#cursor.scrollIntoView({ block: "nearest" });
+  }
+
+  // The next cell above or below, over the gap between blocks too.
+  #beyond(node, step) {
+    const [x, y] = this.#corner(node);
+    const bottom = this.#canvas.clientHeight;
+    for (let to = y + step * this.#pitch; to >= 0 && to < bottom; to += (step * this.#pitch) / 2) {
+      const found = this.#nodeAt(x + this.#pitch / 2, to + this.#pitch / 2);
+      if (found >= 0 && found !== node) return found;
+    }
+    return undefined;
+  }
+}

@@ -1,0 +1,71 @@
+//! Prometheus' Alertmanager, version 2 of its API: cases and troubles as alerts that fire and are resolved.
+//!
+//! An Alertmanager takes an alert for over when it is not told of it again for some minutes. So every alert says until when it
+//! holds, and what is open is told again before that; see `Courier::refresh`.
+
+use doctor_core::{
+    alert::{self, About, CaseNote, Note},
+    finding::Severity,
+    time::{Span, Timestamp},
+};
+use serde_json::{Value, json};
+
+use super::{Address, Hidden, Letter, NotSent, http::Client, webhook};
+
+/// Three times as long as it takes until it is told again.
+const HOLDS: Span = Span::minutes(15);
+
+pub(super) fn send(
+    url: &Address,
+    token: Option<&Hidden>,
+    letter: &Letter<'_>,
+    client: &Client<'_>,
+) -> Result<(), NotSent> {
+    let body = webhook::json(&alerts(letter))?;
+    let url = format!("{}/api/v2/alerts", url.read()?.trim_end_matches('/'));
+    let bearer = token.map(|token| Ok::<_, NotSent>(format!("Bearer {}", token.read()?))).transpose()?;
+    let headers: Vec<(&str, &str)> = bearer.iter().map(|bearer| ("authorization", bearer.as_str())).collect();
+    client.post(&url, &headers, &body)
+}
+
+/// In the order of the notes: of two about the same, the later one counts.
+fn alerts(letter: &Letter<'_>) -> Vec<Value> {
+    letter.notes.iter().flat_map(|note| of_note(note, letter.now)).collect()
+}
+
+fn of_note(note: &Note, now: Timestamp) -> Vec<Value> {
+    let annotations = json!({
+        "summary": alert::line(note),
+        "description": alert::paragraphs(std::slice::from_ref(note)).join("\n"),
+        "look": alert::command(note),
+    });
+    let one = |labels: Value, since: Timestamp, holds: bool| {
+        // A simulated cluster may be ahead of this machine's clock; what ends before it begins would be refused.
+        let ends = (if holds { now.plus(HOLDS) } else { now }).max(since);
+        json!({ "labels": labels, "annotations": annotations, "startsAt": since.to_string(), "endsAt": ends.to_string() })
+    };
+    match &note.about {
+        About::Case(case) => {
+            // With another severity it is another alert: the one that it was is over.
+            let before = case.severity_before.map(|severity| one(case_labels(case, severity), case.opened, false));
+            let now = one(case_labels(case, case.severity), case.opened, case.open);
+            before.into_iter().chain([now]).collect()
+        }
+        About::Service(service) => {
+            let labels =
+                json!({ "alertname": "ClusterDoctorService", "condition": service.condition, "severity": "service" });
+            vec![one(labels, service.since, service.raised)]
+        }
+        About::Trial { by } => vec![one(json!({ "alertname": "ClusterDoctorTrial", "by": by }), note.at, false)],
+    }
+}
+
+/// What an alert is known by: nothing that may change while the case is open, but for the severity.
+fn case_labels(case: &CaseNote, severity: Severity) -> Value {
+    json!({
+        "alertname": "ClusterDoctorCase",
+        "case": case.case.to_string(),
+        "node": case.node,
+        "severity": severity,
+    })
+}

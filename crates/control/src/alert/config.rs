@@ -1,0 +1,343 @@
+//! The section `[alerts]` of the service's file: who is told of what, and how patiently.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use doctor_core::{
+    alert::{ChangeKind, Route},
+    finding::Severity,
+    time::Span,
+};
+use serde::{Deserialize, Serialize};
+
+use super::secret::{Address, Hidden};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AlertSettings {
+    /// A message waits this long for more to come, so that what belongs together is told together.
+    pub gather: Span,
+    /// A receiver gets at most one message in this time.
+    pub every: Span,
+    /// For one try.
+    pub timeout: Span,
+    /// A message that did not arrive is tried again after this, and then less and less often.
+    pub retry: Span,
+    /// A message that has not arrived after this is lost, and said to be.
+    pub give_up: Span,
+    /// A cluster that nobody has looked at for this long is worth a message.
+    pub cycle_old: Span,
+    /// More results than this turned away within ten minutes are worth a message.
+    pub rejected: u64,
+    /// Certificates that are believed beside those of the system, as PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    pub receivers: BTreeMap<String, Receiver>,
+}
+
+impl Default for AlertSettings {
+    fn default() -> Self {
+        Self {
+            gather: Span::from_secs(5),
+            every: Span::minutes(1),
+            timeout: Span::from_secs(10),
+            retry: Span::from_secs(5),
+            give_up: Span::days(1),
+            cycle_old: Span::minutes(10),
+            rejected: 10,
+            ca: None,
+            receivers: BTreeMap::new(),
+        }
+    }
+}
+
+/// One receiver: what it wants to hear, and how it is reached.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Written")]
+pub struct Receiver {
+    pub route: Route,
+    pub way: Way,
+}
+
+/// How a receiver is reached.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// JSON, signed if there is a secret.
+    Webhook {
+        url: Address,
+        secret: Option<Hidden>,
+    },
+    /// A webhook of Slack, or of what understands the same (Mattermost, Rocket.Chat, Discord's `/slack`).
+    Slack {
+        url: Address,
+    },
+    /// Version 2 of its API.
+    Alertmanager {
+        url: Address,
+        token: Option<Hidden>,
+    },
+    Email(Email),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Email {
+    /// HOST:PORT of a mail server.
+    pub server: String,
+    pub from: String,
+    pub to: Vec<String>,
+    #[serde(default)]
+    pub security: Security,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password: Option<Hidden>,
+}
+
+/// How the way to a mail server is kept private.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Security {
+    /// It begins in the clear and must become TLS before anything is said (port 587).
+    #[default]
+    Starttls,
+    /// TLS from the first byte (port 465).
+    Tls,
+    /// In the clear: for a server on this machine. A password is not sent this way.
+    None,
+}
+
+/// A receiver that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadReceiver(String);
+
+/// A receiver as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(default = "least")]
+    severity: Severity,
+    #[serde(default)]
+    changes: Vec<ChangeKind>,
+    #[serde(default = "yes")]
+    service: bool,
+    webhook: Option<WrittenWebhook>,
+    slack: Option<WrittenSlack>,
+    alertmanager: Option<WrittenAlertmanager>,
+    email: Option<Email>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenWebhook {
+    url: Address,
+    secret: Option<Hidden>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenSlack {
+    url: Address,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenAlertmanager {
+    url: Address,
+    token: Option<Hidden>,
+}
+
+const fn least() -> Severity {
+    Severity::Monitor
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl TryFrom<Written> for Receiver {
+    type Error = BadReceiver;
+
+    fn try_from(written: Written) -> Result<Self, BadReceiver> {
+        let ways = [
+            written.webhook.map(|way| Way::Webhook { url: way.url, secret: way.secret }),
+            written.slack.map(|way| Way::Slack { url: way.url }),
+            written.alertmanager.map(|way| Way::Alertmanager { url: way.url, token: way.token }),
+            written.email.map(Way::Email),
+        ];
+        let mut ways = ways.into_iter().flatten();
+        let (Some(way), None) = (ways.next(), ways.next()) else {
+            let text = "a receiver has one of `webhook`, `slack`, `alertmanager`, `email`";
+            return Err(BadReceiver(text.to_owned()));
+        };
+        way.check()?;
+        let route = Route { severity: written.severity, changes: written.changes, service: written.service };
+        Ok(Self { route, way })
+    }
+}
+
+impl Way {
+    fn check(&self) -> Result<(), BadReceiver> {
+        match self {
+            Self::Webhook { url, .. } | Self::Slack { url } | Self::Alertmanager { url, .. } => match url {
+                Address::Plain(text) if !text.starts_with("https://") && !text.starts_with("http://") => {
+                    Err(BadReceiver("`url` begins with http:// or https://".to_owned()))
+                }
+                Address::Plain(_) | Address::Hidden(_) => Ok(()),
+            },
+            Self::Email(email) => email.check(),
+        }
+    }
+
+    /// Paths are relative to the file that names them.
+    fn resolve(&mut self, beside: &Path) {
+        match self {
+            Self::Webhook { url, secret: hidden } | Self::Alertmanager { url, token: hidden } => {
+                url.resolve(beside);
+                hidden.iter_mut().for_each(|hidden| hidden.resolve(beside));
+            }
+            Self::Slack { url } => url.resolve(beside),
+            Self::Email(email) => email.password.iter_mut().for_each(|hidden| hidden.resolve(beside)),
+        }
+    }
+}
+
+impl Email {
+    fn check(&self) -> Result<(), BadReceiver> {
+        let bad = |text: &str| Err(BadReceiver(text.to_owned()));
+        let port = self.server.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then_some(port));
+        if port.is_none_or(|port| port.parse::<u16>().is_err()) {
+            return bad("`server` is HOST:PORT, such as \"smtp.example.org:587\"");
+        }
+        if self.to.is_empty() || self.to.len() > 100 {
+            return bad("`to` names 1 to 100 mailboxes");
+        }
+        if !self.to.iter().chain([&self.from]).all(|address| is_mailbox(address)) {
+            return bad("`from` and `to` are plain addresses, such as \"ops@example.org\"");
+        }
+        if self.user.is_some() != self.password.is_some() {
+            return bad("`user` and `password` go together");
+        }
+        if self.password.is_some() && self.security == Security::None {
+            return bad(
+                "a password is not sent in the clear: `security` is \"starttls\" or \"tls\" where there is one",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Plain enough to stand in a command of SMTP and in a header without being quoted.
+fn is_mailbox(address: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_graphic() && !b"<>()[]\\,;:\"".contains(&byte);
+    address.len() <= 254
+        && address.bytes().all(plain)
+        && address
+            .split_once('@')
+            .is_some_and(|(name, host)| !name.is_empty() && !host.is_empty() && !host.contains('@'))
+}
+
+impl AlertSettings {
+    /// Who is told of what, for the engine.
+    pub fn routes(&self) -> Vec<(String, Route)> {
+        self.receivers.iter().map(|(name, receiver)| (name.clone(), receiver.route.clone())).collect()
+    }
+
+    /// Paths are relative to the file that names them.
+    pub fn resolve(&mut self, beside: &Path) {
+        self.ca = self.ca.take().map(|path| beside.join(path));
+        self.receivers.values_mut().for_each(|receiver| receiver.way.resolve(beside));
+    }
+
+    /// What is wrong with it as a whole, and what would be accepted.
+    ///
+    /// # Errors
+    /// If something is.
+    pub fn check(&self) -> Result<(), BadReceiver> {
+        let second = Span::from_secs(1);
+        for (name, value) in
+            [("every", self.every), ("timeout", self.timeout), ("retry", self.retry), ("cycle_old", self.cycle_old)]
+        {
+            if value < second {
+                return Err(BadReceiver(format!("`alerts.{name}` is {value}, expected 1s or more")));
+            }
+        }
+        if self.timeout > Span::minutes(5) {
+            return Err(BadReceiver(format!("`alerts.timeout` is {}, expected 5m or less", self.timeout)));
+        }
+        if self.give_up < self.timeout {
+            let (give_up, timeout) = (self.give_up, self.timeout);
+            return Err(BadReceiver(format!(
+                "`alerts.give_up` is {give_up}, expected at least `timeout`, which is {timeout}"
+            )));
+        }
+        let plain = |name: &&String| {
+            (1..=40).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        };
+        match self.receivers.keys().find(|name| !plain(name)) {
+            Some(name) => Err(BadReceiver(format!(
+                "`{}` cannot name a receiver: 1 to 40 letters, digits, `-` or `_`",
+                name.chars().take(60).collect::<String>().escape_debug()
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<AlertSettings, String> {
+        toml::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_receiver_has_one_way_and_a_mistake_says_what_is_accepted() {
+        for (text, part) in [
+            ("[receivers.a]\n", "one of `webhook`, `slack`, `alertmanager`, `email`"),
+            ("[receivers.a]\nslack = { url = \"http://x\" }\nwebhook = { url = \"http://y\" }", "one of"),
+            ("[receivers.a]\nslack = { url = \"x\" }", "http:// or https://"),
+            ("[receivers.a]\nslack = { url = { fil = \"x\" } }", "where it is kept"),
+            ("[receivers.a]\nslack = { url = \"http://x\" }\nseverity = \"bad\"", "monitor, reset, reboot, isolate"),
+            ("[receivers.a]\nslack = { url = \"http://x\" }\nchanges = [\"open\"]", "opened"),
+            ("[receivers.a]\nemail = { server = \"x\", from = \"a@b\", to = [\"a@b\"] }", "HOST:PORT"),
+            ("[receivers.a]\nemail = { server = \"x:25\", from = \"a@b\", to = [] }", "1 to 100"),
+            ("[receivers.a]\nemail = { server = \"x:25\", from = \"a@b\", to = [\"a@b>\"] }", "plain addresses"),
+            (
+                "[receivers.a]\nemail = { server = \"x:25\", from = \"a@b\\r\\nRCPT\", to = [\"a@b\"] }",
+                "plain addresses",
+            ),
+            (
+                "[receivers.a]\nemail = { server = \"x:25\", from = \"a@b\", to = [\"a@b\"], user = \"u\" }",
+                "go together",
+            ),
+            (
+                "[receivers.a]\nemail = { server = \"x:25\", from = \"a@b\", to = [\"a@b\"], user = \"u\", \
+                 password = { env = \"P\" }, security = \"none\" }",
+                "not sent in the clear",
+            ),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn limits_have_limits() {
+        for (text, part) in [
+            ("every = \"0s\"", "1s or more"),
+            ("timeout = \"10m\"", "5m or less"),
+            ("give_up = \"2s\"", "at least `timeout`"),
+            ("[receivers.\"a b\"]\nslack = { url = \"http://x\" }", "cannot name a receiver"),
+        ] {
+            let error = read(text).unwrap().check().unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        AlertSettings::default().check().unwrap();
+    }
+}

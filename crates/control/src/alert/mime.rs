@@ -1,0 +1,114 @@
+//! A message as a mail: headers that no text can break out of, and a body in base64, which every server carries.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use doctor_core::{alert, time::Timestamp};
+
+use super::{Email, Letter};
+
+/// Bytes that fit into one encoded word of a header, and into one line of the body, before they are encoded.
+const WORD: usize = 45;
+const LINE: usize = 57;
+const SUBJECT: usize = 150;
+
+/// The whole mail, lines ended by CR LF.
+pub(super) fn mail(email: &Email, letter: &Letter<'_>) -> String {
+    let domain = email.from.rsplit_once('@').map_or("localhost", |(_, domain)| domain);
+    let headline: String = alert::headline(letter.notes).chars().take(SUBJECT).collect();
+    let headers = [
+        ("From", email.from.clone()),
+        ("To", email.to.join(",\r\n ")),
+        ("Subject", words(&format!("Cluster Doctor: {headline}"))),
+        ("Date", date(letter.now)),
+        // The same at each try: mailboxes that know a message do not show it twice.
+        ("Message-ID", format!("<{}@{domain}>", letter.key)),
+        ("Auto-Submitted", "auto-generated".to_owned()),
+        ("MIME-Version", "1.0".to_owned()),
+        ("Content-Type", "text/plain; charset=utf-8".to_owned()),
+        ("Content-Transfer-Encoding", "base64".to_owned()),
+    ];
+    let mut mail: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    for line in body(letter).as_bytes().chunks(LINE) {
+        mail.push_str("\r\n");
+        mail.push_str(&STANDARD.encode(line));
+    }
+    mail.push_str("\r\n");
+    mail
+}
+
+fn body(letter: &Letter<'_>) -> String {
+    let mut paragraphs = Vec::new();
+    if letter.lost_before > 0 {
+        paragraphs.push(format!("{} messages before this one were lost: doctor alert list", letter.lost_before));
+    }
+    paragraphs.extend(alert::paragraphs(letter.notes));
+    format!("{}\r\n", paragraphs.join("\n\n").replace('\n', "\r\n"))
+}
+
+/// Text as encoded words: whatever is in it, it is one header.
+fn words(text: &str) -> String {
+    if text.len() <= 60 && text.bytes().all(|byte| (b' '..=b'~').contains(&byte)) && !text.contains("=?") {
+        return text.to_owned();
+    }
+    let mut words = Vec::new();
+    let mut word = String::new();
+    for letter in text.chars() {
+        if word.len() + letter.len_utf8() > WORD {
+            words.push(std::mem::take(&mut word));
+        }
+        word.push(letter);
+    }
+    words.push(word);
+    let encoded = words.iter().map(|word| format!("=?utf-8?B?{}?=", STANDARD.encode(word)));
+    encoded.collect::<Vec<_>>().join("\r\n ")
+}
+
+fn date(at: Timestamp) -> String {
+    let moment = jiff::Timestamp::from_millisecond(at.millis()).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+    moment.strftime("%a, %d %b %Y %H:%M:%S +0000").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::alert::{About, Note};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::alert::Security;
+
+    fn written(by: &str) -> String {
+        let now = Timestamp::from_secs(1_794_795_000);
+        let notes = [Note { at: now, about: About::Trial { by: by.to_owned() } }];
+        let email = Email {
+            server: "mail:25".to_owned(),
+            from: "doctor@example.org".to_owned(),
+            to: vec!["a@example.org".to_owned(), "b@example.org".to_owned()],
+            security: Security::None,
+            user: None,
+            password: None,
+        };
+        mail(&email, &Letter { key: "k-1", composed: now, notes: &notes, lost_before: 0, now })
+    }
+
+    #[test]
+    fn a_mail_has_what_mailboxes_look_for() {
+        let mail = written("ann");
+        assert!(mail.contains("Message-ID: <k-1@example.org>\r\n"), "{mail}");
+        assert!(mail.contains("Date: Mon, 16 Nov 2026 02:10:00 +0000\r\n"), "{mail}");
+        let (_, body) = mail.split_once("\r\n\r\n").unwrap();
+        let text = String::from_utf8(STANDARD.decode(body.replace("\r\n", "")).unwrap()).unwrap();
+        assert!(text.contains("this is a trial by ann") && text.contains("look: doctor alert list"), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_a_header_or_ends_the_mail(by in any::<String>()) {
+            let mail = written(&by);
+            let (head, body) = mail.split_once("\r\n\r\n").unwrap();
+            let lines: Vec<&str> = head.split("\r\n").filter(|line| !line.starts_with(' ')).collect();
+            prop_assert_eq!(lines.len(), 9);
+            prop_assert!(mail.is_ascii());
+            prop_assert!(mail.split("\r\n").all(|line| line.len() <= 200 && !line.contains(['\r', '\n'])));
+            prop_assert!(body.split("\r\n").all(|line| line != "."));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Addresses and secrets of receivers: where they are, never what they are.
+//!
+//! The address of a chat's webhook is a secret itself. They are read when a message is sent, so that an exchanged one is used
+//! at once, and stand in no log, no error and no printed configuration.
+
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::NotSent;
+
+/// Where a secret is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hidden {
+    /// The first line of this file.
+    File(PathBuf),
+    /// The value of this environment variable.
+    Env(String),
+}
+
+/// A URL as it is, or where it is kept.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "a URL, or { file = \"…\" } or { env = \"…\" } where it is kept")]
+pub enum Address {
+    Plain(String),
+    Hidden(Hidden),
+}
+
+/// A secret is one line, and not a long one.
+const LONGEST: u64 = 8192;
+
+impl Hidden {
+    pub(super) fn resolve(&mut self, beside: &Path) {
+        if let Self::File(path) = self {
+            *path = beside.join(&*path);
+        }
+    }
+
+    pub(super) fn read(&self) -> Result<String, NotSent> {
+        let text = match self {
+            Self::File(path) => {
+                let failed = |error| NotSent::later(format!("cannot read {}: {error}", path.display()));
+                let mut text = String::new();
+                File::open(path).and_then(|file| file.take(LONGEST).read_to_string(&mut text)).map_err(failed)?;
+                text
+            }
+            Self::Env(name) => {
+                std::env::var(name).map_err(|_| NotSent::later(format!("${name} is not set, or is not text")))?
+            }
+        };
+        let line = text.lines().next().unwrap_or_default().trim();
+        if line.is_empty() {
+            return Err(NotSent::later(format!("{self} is empty")));
+        }
+        Ok(line.to_owned())
+    }
+}
+
+impl std::fmt::Display for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Env(name) => write!(f, "${name}"),
+        }
+    }
+}
+
+impl Address {
+    pub(super) fn resolve(&mut self, beside: &Path) {
+        if let Self::Hidden(hidden) = self {
+            hidden.resolve(beside);
+        }
+    }
+
+    pub(super) fn read(&self) -> Result<String, NotSent> {
+        match self {
+            Self::Plain(url) => Ok(url.clone()),
+            Self::Hidden(hidden) => hidden.read(),
+        }
+    }
+
+    /// What may be shown of it: where it leads, without what comes after the host.
+    fn shown(&self) -> String {
+        match self {
+            Self::Plain(url) => host(url).to_owned(),
+            Self::Hidden(hidden) => hidden.to_string(),
+        }
+    }
+}
+
+/// Scheme and host of a URL. What else is in it may be secret.
+pub(super) fn host(url: &str) -> &str {
+    let begin = url.find("://").map_or(0, |place| place + 3);
+    let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |place| begin + place);
+    // A name and password stand before an `@`.
+    match url[begin..end].rfind('@') {
+        Some(at) => &url[begin + at + 1..end],
+        None => &url[..end],
+    }
+}
+
+impl std::fmt::Debug for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.shown())
+    }
+}
+
+impl Serialize for Address {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.shown())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_url_only_scheme_and_host_are_shown() {
+        for (url, shown) in [
+            ("https://hooks.slack.com/services/T0/B0/secret", "https://hooks.slack.com"),
+            ("http://10.0.0.1:9093", "http://10.0.0.1:9093"),
+            ("https://user:secret@host/x", "host"),
+            ("https://host?token=secret", "https://host"),
+            ("secret/path", "secret"),
+        ] {
+            let address = Address::Plain(url.to_owned());
+            assert_eq!(format!("{address:?}"), shown);
+            assert_eq!(serde_json::to_value(&address).unwrap(), shown);
+        }
+    }
+
+    #[test]
+    fn a_secret_is_the_first_line_of_its_file_and_an_empty_one_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        std::fs::write(&path, "abc \nnot this\n").unwrap();
+        assert_eq!(Hidden::File(path.clone()).read().unwrap(), "abc");
+        std::fs::write(&path, "\n").unwrap();
+        assert!(Hidden::File(path.clone()).read().unwrap_err().text.ends_with("is empty"));
+        std::fs::remove_file(&path).unwrap();
+        assert!(Hidden::File(path).read().unwrap_err().text.contains("cannot read"));
+    }
+}

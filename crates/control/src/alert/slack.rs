@@ -1,0 +1,70 @@
+//! A chat that takes what Slack's incoming webhooks take: one text, with the little markup that all of them understand.
+
+use doctor_core::alert;
+use serde_json::json;
+
+use super::{Address, Letter, NotSent, http::Client, webhook};
+
+/// Chats cut off what is longer, some of them in the middle of a character.
+const LONGEST: usize = 3500;
+
+pub(super) fn send(url: &Address, letter: &Letter<'_>, client: &Client<'_>) -> Result<(), NotSent> {
+    let body = webhook::json(&json!({ "text": text(letter) }))?;
+    client.post(&url.read()?, &[("x-doctor-key", letter.key)], &body)
+}
+
+fn text(letter: &Letter<'_>) -> String {
+    let mut text = format!("*{}*", escaped(&alert::headline(letter.notes)));
+    if letter.lost_before > 0 {
+        text.push_str(&format!("\n({} messages before this one were lost: `doctor alert list`)", letter.lost_before));
+    }
+    let paragraphs = alert::paragraphs(letter.notes);
+    for (place, paragraph) in paragraphs.iter().enumerate() {
+        let paragraph = format!("\n```{}```", escaped(&paragraph.replace('`', "'")));
+        if text.len() + paragraph.len() > LONGEST {
+            text.push_str(&format!("\nand {} more: `doctor cases`", paragraphs.len() - place));
+            break;
+        }
+        text.push_str(&paragraph);
+    }
+    text
+}
+
+/// The three characters that Slack reads as something else; without them nothing a node says can be a link or call people.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::{
+        alert::{About, Condition, Note, ServiceNote},
+        time::Timestamp,
+    };
+
+    use super::*;
+
+    fn note(text: &str) -> Note {
+        let (since, condition) = (Timestamp::from_secs(0), Condition::BreakerOpen);
+        Note { at: since, about: About::Service(ServiceNote { condition, raised: true, since, text: text.to_owned() }) }
+    }
+
+    fn letter(notes: &[Note]) -> String {
+        let now = Timestamp::from_secs(0);
+        text(&Letter { key: "k", composed: now, notes, lost_before: 0, now })
+    }
+
+    #[test]
+    fn nothing_that_a_node_says_calls_the_whole_channel() {
+        let text = letter(&[note("<!channel> & `x` <http://evil|click>")]);
+        assert!(!text.contains('<') && text.contains("&lt;!channel&gt; &amp;"), "{text}");
+        assert_eq!(text.matches("```").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn a_long_message_ends_with_how_much_more_there_is() {
+        let notes = vec![note(&"x".repeat(900)); 9];
+        let text = letter(&notes);
+        assert!(text.len() < LONGEST + 100 && text.contains("more: `doctor cases`"), "{}", text.len());
+    }
+}

@@ -1,0 +1,276 @@
+//! As much of SMTP as it takes to hand one mail to a server: with STARTTLS or TLS, a login, and a limit for all of it.
+//!
+//! A client of ours and not a library: the libraries bring address parsers, pools and Unicode tables that are several times
+//! larger than the rest of this program's telling, for one conversation of ten lines.
+
+use std::{
+    io::{self, Read, Write},
+    net::{TcpStream, ToSocketAddrs},
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use doctor_core::time::Span;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, pki_types::ServerName};
+
+use super::{Email, NotSent, Retry, Security, trust};
+
+/// What one answer may have. Servers say hello in twenty lines at most.
+const ANSWER: usize = 16 << 10;
+
+/// A server's answer: its number, and the last line's words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Answer {
+    code: u16,
+    text: String,
+    /// All lines, for what a server can do.
+    lines: Vec<String>,
+}
+
+enum Wire {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Wire {
+    const fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(stream) => &stream.sock,
+        }
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.read(buffer),
+            Self::Tls(stream) => stream.read(buffer),
+        }
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.write_all(bytes),
+            Self::Tls(stream) => stream.write_all(bytes).and_then(|()| stream.flush()),
+        }
+    }
+}
+
+/// A conversation with a mail server.
+struct Talk<'a> {
+    wire: Wire,
+    server: &'a str,
+    until: Instant,
+}
+
+/// Hands a mail to the server. It has been taken when the server says so after the last byte.
+pub(super) fn deliver(email: &Email, mail: &str, limit: Span, ca: Option<&Path>) -> Result<(), NotSent> {
+    let password = email.password.as_ref().map(super::Hidden::read).transpose()?;
+    let mut talk = Talk::open(&email.server, Instant::now() + limit.to_std())?;
+    if email.security == Security::Tls {
+        talk = talk.secured(ca)?;
+    }
+    talk.expect("", 220)?;
+    let mut able = talk.hello()?;
+    if email.security == Security::Starttls {
+        talk.expect("STARTTLS", 220)?;
+        talk = talk.secured(ca)?;
+        // What was said in the clear is forgotten.
+        able = talk.hello()?;
+    }
+    if let (Some(user), Some(password)) = (&email.user, &password) {
+        talk.log_in(&able, user, password)?;
+    }
+    talk.expect(&format!("MAIL FROM:<{}>", email.from), 250)?;
+    for to in &email.to {
+        talk.expect(&format!("RCPT TO:<{to}>"), 250)?;
+    }
+    talk.expect("DATA", 354)?;
+    // No line of a mail of ours begins with a dot: its body is base64.
+    talk.expect(&format!("{mail}."), 250)?;
+    // It has been taken; whether the server says goodbye is all the same.
+    let _goodbye = talk.expect("QUIT", 221);
+    Ok(())
+}
+
+impl<'a> Talk<'a> {
+    fn open(server: &'a str, until: Instant) -> Result<Self, NotSent> {
+        let unknown = |error| NotSent::later(format!("{server} is not a host that is known: {error}"));
+        let mut last = None;
+        for address in server.to_socket_addrs().map_err(unknown)? {
+            match TcpStream::connect_timeout(&address, left(until)) {
+                Ok(socket) => return Ok(Self { wire: Wire::Plain(socket), server, until }),
+                Err(error) => last = Some(error),
+            }
+        }
+        let why = last.map_or_else(|| "it has no address".to_owned(), |error| error.to_string());
+        Err(NotSent::later(format!("{server} takes no connection: {why}")))
+    }
+
+    /// Goes on in TLS with a server whose certificate is believed.
+    fn secured(self, ca: Option<&Path>) -> Result<Self, NotSent> {
+        let bad = |why: String| NotSent::later(format!("{} is not believed: {why}", self.server));
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(trust::roots(ca)?);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| bad(error.to_string()))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let host = self.server.rsplit_once(':').map_or(self.server, |(host, _)| host);
+        let name =
+            ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(|error| bad(error.to_string()))?;
+        let client = ClientConnection::new(Arc::new(config), name).map_err(|error| bad(error.to_string()))?;
+        let Wire::Plain(socket) = self.wire else { return Ok(self) };
+        let mut stream = StreamOwned::new(client, socket);
+        while stream.conn.is_handshaking() {
+            give_time(&stream.sock, self.until).map_err(|error| bad(error.to_string()))?;
+            stream.conn.complete_io(&mut stream.sock).map_err(|error| bad(error.to_string()))?;
+        }
+        Ok(Self { wire: Wire::Tls(Box::new(stream)), server: self.server, until: self.until })
+    }
+
+    /// What the server can do.
+    fn hello(&mut self) -> Result<Vec<String>, NotSent> {
+        Ok(self.expect("EHLO cluster-doctor", 250)?.lines)
+    }
+
+    fn log_in(&mut self, able: &[String], user: &str, password: &str) -> Result<(), NotSent> {
+        let can = |way: &str| {
+            let ways = able.iter().filter_map(|line| line.to_ascii_uppercase().strip_prefix("AUTH").map(str::to_owned));
+            ways.into_iter().any(|ways| ways.split([' ', '=']).any(|one| one == way))
+        };
+        if can("PLAIN") {
+            let secret = STANDARD.encode(format!("\0{user}\0{password}"));
+            return self.ask(&format!("AUTH PLAIN {secret}"), "AUTH PLAIN", 235).map(drop);
+        }
+        if can("LOGIN") {
+            self.expect("AUTH LOGIN", 334)?;
+            self.ask(&STANDARD.encode(user), "the name", 334)?;
+            return self.ask(&STANDARD.encode(password), "the password", 235).map(drop);
+        }
+        Err(NotSent::later(format!("{} offers neither AUTH PLAIN nor AUTH LOGIN", self.server)))
+    }
+
+    /// Says a line (none, if it is empty) and wants this answer.
+    fn expect(&mut self, line: &str, code: u16) -> Result<Answer, NotSent> {
+        let verb = line.lines().next().unwrap_or_default();
+        let verb = if verb.len() > 60 { "the mail" } else { verb };
+        self.ask(line, if verb.is_empty() { "the connection" } else { verb }, code)
+    }
+
+    /// As [`Self::expect`]; `shown` stands for the line in what people read.
+    fn ask(&mut self, line: &str, shown: &str, code: u16) -> Result<Answer, NotSent> {
+        let broken = |error: io::Error| {
+            let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+            let why = if late { "did not answer in time".to_owned() } else { format!("broke off: {error}") };
+            NotSent::later(format!("{} {why} at {shown}", self.server))
+        };
+        if !line.is_empty() {
+            give_time(self.wire.socket(), self.until)
+                .and_then(|()| self.wire.write_all(format!("{line}\r\n").as_bytes()))
+                .map_err(broken)?;
+        }
+        let answer = read_answer(&mut self.wire, self.until).map_err(broken)?;
+        if answer.code == code || (code == 250 && answer.code == 251) {
+            return Ok(answer);
+        }
+        let text: String = answer.text.chars().filter(|letter| !letter.is_control()).take(160).collect();
+        // Only what is said of the mail itself is about the mail: names and passwords can be mended.
+        let about_mail = shown == "the mail" && (500..600).contains(&answer.code);
+        let retry = if about_mail { Retry::Never } else { Retry::Later };
+        Err(NotSent { text: format!("{} answered {} to {shown}: {text}", self.server, answer.code), retry })
+    }
+}
+
+fn left(until: Instant) -> Duration {
+    // A limit of zero would be none.
+    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}
+
+fn give_time(socket: &TcpStream, until: Instant) -> io::Result<()> {
+    if Instant::now() >= until {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    socket.set_read_timeout(Some(left(until)))?;
+    socket.set_write_timeout(Some(left(until)))
+}
+
+fn read_answer(wire: &mut Wire, until: Instant) -> io::Result<Answer> {
+    let mut read = Vec::new();
+    let mut buffer = [0; 1024];
+    loop {
+        give_time(wire.socket(), until)?;
+        let count = wire.read(&mut buffer)?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        read.extend_from_slice(&buffer[..count]);
+        match parse(&read) {
+            Parsed::Whole(answer) => return Ok(answer),
+            Parsed::More if read.len() < ANSWER => {}
+            Parsed::More => return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer does not end")),
+            Parsed::Bad => {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "that is no answer of a mail server"));
+            }
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Parsed {
+    Whole(Answer),
+    More,
+    Bad,
+}
+
+/// An answer is lines of a number, `-` but for the last, and words.
+fn parse(bytes: &[u8]) -> Parsed {
+    let mut lines = Vec::new();
+    let mut rest = bytes;
+    while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+        let line = String::from_utf8_lossy(&rest[..end]);
+        let line = line.trim_end_matches('\r');
+        let (Some(number), text) = (line.get(..3), line.get(4..).unwrap_or_default()) else { return Parsed::Bad };
+        let Some(code) = number.parse::<u16>().ok().filter(|code| (200..600).contains(code)) else {
+            return Parsed::Bad;
+        };
+        lines.push(text.to_owned());
+        match line.as_bytes().get(3) {
+            None | Some(b' ') => return Parsed::Whole(Answer { code, text: text.to_owned(), lines }),
+            Some(b'-') => rest = &rest[end + 1..],
+            Some(_) => return Parsed::Bad,
+        }
+    }
+    Parsed::More
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_of_several_lines_is_whole_with_its_last_one() {
+        let hello = b"250-mail.example.org\r\n250-AUTH PLAIN LOGIN\r\n250 STARTTLS\r\n";
+        let Parsed::Whole(answer) = parse(hello) else { panic!("{:?}", parse(hello)) };
+        assert_eq!((answer.code, answer.lines.len(), answer.text.as_str()), (250, 3, "STARTTLS"));
+        assert_eq!(parse(&hello[..hello.len() - 1]), Parsed::More);
+        assert!(matches!(parse(b"250\r\n"), Parsed::Whole(_)));
+        for bad in ["hello\n", "25\n", "250x\n", "999 no\n", "\n", "\u{e9}\u{e9} x\n"] {
+            assert_eq!(parse(bad.as_bytes()), Parsed::Bad, "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_server_says_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Parsed::Whole(answer) = parse(&bytes) {
+                prop_assert!((200..600).contains(&answer.code));
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A webhook of the site's own: JSON with everything that is known, signed with a shared secret.
+//!
+//! The signature covers the moment of sending, so that a message that somebody has listened to cannot be played again later
+//! as a new one, and is `sha256=` with the HMAC-SHA-256 of `TIMESTAMP.BODY` in hexadecimal.
+
+use doctor_core::{
+    alert::{self, Note},
+    time::Timestamp,
+};
+use hmac::{Hmac, KeyInit, Mac};
+use serde::Serialize;
+use sha2::Sha256;
+
+use super::{Address, Hidden, Letter, NotSent, Retry, http::Client};
+
+/// The form of the document. It changes when a reader would have to.
+const VERSION: u32 = 1;
+
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    version: u32,
+    /// The same at each try: who has seen it may leave it.
+    key: &'a str,
+    sent: Timestamp,
+    composed: Timestamp,
+    headline: String,
+    lost_before: u64,
+    notes: Vec<Told<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    note: &'a Note,
+    text: String,
+    look: String,
+}
+
+pub(super) fn send(
+    url: &Address,
+    secret: Option<&Hidden>,
+    letter: &Letter<'_>,
+    client: &Client<'_>,
+) -> Result<(), NotSent> {
+    let document = Document {
+        version: VERSION,
+        key: letter.key,
+        sent: letter.now,
+        composed: letter.composed,
+        headline: alert::headline(letter.notes),
+        lost_before: letter.lost_before,
+        notes: letter
+            .notes
+            .iter()
+            .map(|note| Told { note, text: alert::line(note), look: alert::command(note) })
+            .collect(),
+    };
+    let body = json(&document)?;
+    let timestamp = letter.now.secs().to_string();
+    let mut headers = vec![("x-doctor-key", letter.key), ("x-doctor-timestamp", &timestamp)];
+    let signed = secret.map(|secret| Ok::<_, NotSent>(signature(secret.read()?.as_bytes(), &timestamp, &body)));
+    let signed = signed.transpose()?;
+    if let Some(signed) = &signed {
+        headers.push(("x-doctor-signature", signed));
+    }
+    client.post(&url.read()?, &headers, &body)
+}
+
+/// The value of `x-doctor-signature`.
+pub fn signature(secret: &[u8], timestamp: &str, body: &[u8]) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes keys of any length");
+    mac.update(timestamp.as_bytes());
+    mac.update(b".");
+    mac.update(body);
+    let digits: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256={digits}")
+}
+
+pub(super) fn json(value: &impl Serialize) -> Result<Vec<u8>, NotSent> {
+    let failed =
+        |error: serde_json::Error| NotSent { text: format!("cannot be written: {error}"), retry: Retry::Never };
+    serde_json::to_vec(value).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_signature_is_what_other_programs_compute() {
+        // echo -n '1700000000.{}' | openssl dgst -sha256 -hmac secret
+        let expected = "sha256=b8569b78799ff9e3cbff0fc2d63a33a2b57f3282abd07c37ae5e8e7d79a5f163";
+        assert_eq!(signature(b"secret", "1700000000", b"{}"), expected);
+        assert_ne!(signature(b"secret", "1700000001", b"{}"), expected, "the moment is signed too");
+    }
+}

@@ -1,0 +1,172 @@
+//! What a machine is told when it first boots: one cloud-init file, made from the scripts and units in `deploy/azure/node`, so that what is
+//! checked there is what runs on machines.
+//!
+//! cloud-init takes no notice of a word at the top that it does not know: what stands below it is silently not done. So a file of the
+//! site's is held against the list of what it knows.
+
+use std::fmt::Write as _;
+
+use doctor_core::toml_text::BadText;
+
+use super::{Cluster, az::quoted, cloud_init_words::KNOWN};
+
+/// What Azure hands to a machine, at most.
+const MOST: usize = 64 * 1024;
+
+/// A file on the machine.
+struct Placed {
+    path: &'static str,
+    mode: &'static str,
+    text: &'static str,
+}
+
+macro_rules! placed {
+    ($($path:literal $mode:literal $source:literal)*) => {
+        &[$(Placed { path: $path, mode: $mode, text: include_str!(concat!("../../../../deploy/azure/node/", $source)) }),*]
+    };
+}
+
+const FILES: &[Placed] = placed! {
+    "/opt/install-doctor-node.sh" "0755" "install-doctor-node.sh"
+    "/opt/setup-nvme.sh" "0755" "setup-nvme.sh"
+    "/opt/node-info.sh" "0755" "node-info.sh"
+    "/opt/health-notes.sh" "0644" "health-notes.sh"
+    "/opt/run-aznhc.sh" "0755" "run-aznhc.sh"
+    "/opt/run-dcgmi.sh" "0755" "run-dcgmi.sh"
+    "/opt/run-doctor-check.sh" "0755" "run-doctor-check.sh"
+    "/opt/check-node-health.sh" "0755" "check-node-health.sh"
+    "/opt/run-health-checks.sh" "0755" "run-health-checks.sh"
+    "/etc/systemd/system/cluster-doctor-boot.service" "0644" "cluster-doctor-boot.service"
+    "/etc/systemd/system/cluster-doctor-first-boot.service" "0644" "cluster-doctor-first-boot.service"
+};
+
+/// For people on the machine, and for the array of its disks.
+const PACKAGES: [&str; 8] = ["tree", "ncdu", "tmux", "nload", "inotify-tools", "mdadm", "xfsprogs", "curl"];
+
+/// What is wrong with a file for cloud-init.
+#[derive(Debug, thiserror::Error)]
+pub enum CloudInit {
+    #[error("{0}")]
+    Word(BadText),
+    #[error("the file has {0} bytes, and Azure hands at most {MOST} to a machine")]
+    TooLong(usize),
+    #[error("the file begins with {0:?}, expected #cloud-config on its first line, or a script that begins with #!")]
+    Beginning(String),
+}
+
+/// The file for this cluster.
+pub fn text(cluster: &Cluster) -> String {
+    let mut text = String::from(
+        "#cloud-config\n# Made by `doctor fleet cloud-init`. What each file is for stands at its top.\npackage_update: true\npackages:\n",
+    );
+    for package in PACKAGES {
+        let _infallible = writeln!(text, "  - {package}");
+    }
+    text.push_str("write_files:\n");
+    for Placed { path, mode, text: content } in FILES {
+        let _infallible = writeln!(text, "  - path: {path}\n    permissions: '{mode}'\n    content: |");
+        for line in content.lines() {
+            let line = format!("      {line}");
+            let _infallible = writeln!(text, "{}", line.trim_end());
+        }
+    }
+    text.push_str("runcmd:\n");
+    let docker = format!("if getent group docker >/dev/null; then usermod -aG docker {}; fi", cluster.admin);
+    let install = cluster
+        .doctor_node
+        .as_ref()
+        .map(|download| format!("/opt/install-doctor-node.sh {} {}", quoted(&download.url), quoted(&download.sha256)));
+    let begin = [
+        docker,
+        "systemctl daemon-reload".to_owned(),
+        "systemctl enable --now cluster-doctor-boot.service".to_owned(),
+        // Docker's data have moved.
+        "systemctl try-restart docker.service".to_owned(),
+    ];
+    // Machines are there for people when this is through: the validation goes on by itself.
+    let validate = [
+        "systemctl enable cluster-doctor-first-boot.service",
+        "systemctl start --no-block cluster-doctor-first-boot.service",
+    ];
+    for command in begin.into_iter().chain(install).chain(validate.map(str::to_owned)) {
+        // A JSON text is a YAML one, whatever stands in it.
+        let _infallible = writeln!(text, "  - [sh, -c, {}]", serde_json::Value::String(command));
+    }
+    text
+}
+
+/// Whether a file can be handed to machines.
+///
+/// # Errors
+/// With the first word at the top that cloud-init would take no notice of.
+pub fn check(text: &str) -> Result<(), CloudInit> {
+    if text.len() > MOST {
+        return Err(CloudInit::TooLong(text.len()));
+    }
+    let first = text.lines().next().unwrap_or_default();
+    if first.starts_with("#!") {
+        return Ok(());
+    }
+    if first.trim_end() != "#cloud-config" {
+        return Err(CloudInit::Beginning(first.chars().take(60).collect()));
+    }
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let begin = at;
+        at += line.len();
+        let Some((word, _)) = line.split_once(':') else { continue };
+        if word.starts_with([' ', '\t', '#', '-', '}', ']', '"', '\'']) || word.is_empty() {
+            continue;
+        }
+        if !KNOWN.contains(&word.trim_end()) {
+            let near = KNOWN.iter().max_by_key(|known| likeness(known, word)).copied().unwrap_or_default();
+            let message = format!(
+                "cloud-init knows no `{}` and would take no notice of what stands below it; near it: {near}",
+                word.trim_end()
+            );
+            return Err(CloudInit::Word(BadText::at(text, Some(begin..begin + word.trim_end().len()), message)));
+        }
+    }
+    Ok(())
+}
+
+/// How many pairs of letters two words have in common.
+fn likeness(one: &str, other: &str) -> usize {
+    let pairs =
+        |word: &str| -> Vec<[u8; 2]> { word.as_bytes().windows(2).filter_map(|pair| pair.try_into().ok()).collect() };
+    let (one, other) = (pairs(one), pairs(other));
+    2 * one.iter().filter(|pair| other.contains(pair)).count() + usize::from(one.len() == other.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::azure::cluster::tests::{SMALL, read};
+
+    #[test]
+    fn the_file_is_small_enough_and_knows_all_its_words() {
+        let cluster = read(&SMALL.replace(
+            "[network]",
+            &format!(
+                "doctor_node = {{ url = \"https://x.org/doctor-node?a=1\", sha256 = \"{}\" }}\n[network]",
+                "0".repeat(64)
+            ),
+        ));
+        let text = text(&cluster.unwrap());
+        check(&text).unwrap();
+        assert!(text.len() < MOST / 3, "{}", text.len());
+        assert!(text.contains("/opt/install-doctor-node.sh 'https://x.org/doctor-node?a=1' 000"), "{text}");
+        assert!(!text.contains("StrictHostKeyChecking"), "hosts are known by their keys");
+    }
+
+    #[test]
+    fn a_word_that_cloud_init_would_pass_over_is_found_at_its_place() {
+        let error = check("#cloud-config\n# packges: x\npackages:\n  - tree\npackges:\n  - tmux\n").unwrap_err();
+        let CloudInit::Word(error) = error else { panic!("{error}") };
+        assert_eq!((error.line(), error.column()), (Some(5), Some(1)), "{error}");
+        assert!(error.to_string().contains("near it: packages"), "{error}");
+        assert!(matches!(check("packages: [tree]\n"), Err(CloudInit::Beginning(_))));
+        assert!(matches!(check(&format!("#cloud-config\n{}", " ".repeat(MOST))), Err(CloudInit::TooLong(_))));
+        check("#!/bin/sh\nreboot: now\n").unwrap();
+    }
+}

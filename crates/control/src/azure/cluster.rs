@@ -1,0 +1,395 @@
+//! The cluster that is wanted, as one file says it: `cluster.toml`, or the `KEY=value` file of the scripts that this replaces.
+//!
+//! Every word of it becomes an argument of a program or a line of a script on a machine, so each is held against what Azure accepts
+//! before anything is asked of anybody; a mistake is told with its line and column.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use doctor_core::{
+    time::Span,
+    toml_text::{self, BadText, Limit},
+};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::{
+    env_file,
+    forms::{
+        ADDRESSES, ADMIN, FROM, Form, GROUP, IMAGE, LOCATION, NAME, PREFIX, SHA256, SKU, SUBSCRIPTION, TAG_NAME,
+        TAG_VALUE, URL, is_id,
+    },
+};
+
+/// A commented file to begin with.
+pub const EXAMPLE: &str = include_str!("../../../../deploy/azure/cluster.toml");
+
+/// A cluster, with every path made absolute or relative to where the program stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cluster {
+    /// Absent: the one that `az` has as its default.
+    pub subscription: Option<String>,
+    pub resource_group: String,
+    pub location: String,
+    pub scale_set: String,
+    pub mode: Mode,
+    pub sku: String,
+    pub image: String,
+    pub count: u32,
+    pub name_prefix: String,
+    pub admin: String,
+    /// The public half of the key by which people log in.
+    pub ssh_key: PathBuf,
+    pub disk_gb: u32,
+    pub accelerated_networking: bool,
+    pub placement_group: Option<String>,
+    pub spot: Option<Spot>,
+    pub security: Security,
+    /// A file of the site's. Absent: ours.
+    pub cloud_init: Option<PathBuf>,
+    pub doctor_node: Option<Download>,
+    /// Whether the head node gets an address of its own.
+    pub head_address: bool,
+    pub network: Network,
+    pub tags: BTreeMap<String, String>,
+    pub limits: Limits,
+}
+
+/// Who keeps the machines of a scale set alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    Flexible,
+    Uniform,
+}
+
+impl Mode {
+    /// As Azure writes it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Flexible => "Flexible",
+            Self::Uniform => "Uniform",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Security {
+    Standard,
+    TrustedLaunch,
+}
+
+impl Security {
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Standard => "Standard",
+            Self::TrustedLaunch => "TrustedLaunch",
+        }
+    }
+}
+
+/// Machines that Azure may take back.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spot {
+    /// Dollars an hour. Absent: up to the ordinary price.
+    pub max_price: Option<f64>,
+}
+
+/// Where machines fetch `doctor-node` when they first boot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Download {
+    pub url: String,
+    /// What is fetched is run only if it has this.
+    pub sha256: String,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Network {
+    pub vnet: String,
+    pub subnet: String,
+    /// A subnet that somebody else made, by its resource id; then no network of ours is needed.
+    pub subnet_id: Option<String>,
+    pub addresses: String,
+    /// Who may reach port 22.
+    pub ssh_from: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// For one call of `az`.
+    pub call: Span,
+    /// For the one that makes the machines.
+    pub create: Span,
+    /// So many machines are talked to at the same time.
+    pub at_once: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { call: Span::minutes(10), create: Span::minutes(45), at_once: 8 }
+    }
+}
+
+/// The file as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Written {
+    pub(super) subscription: Option<Spanned<String>>,
+    pub(super) resource_group: Spanned<String>,
+    pub(super) location: Spanned<String>,
+    pub(super) scale_set: Spanned<String>,
+    #[serde(default = "flexible")]
+    pub(super) mode: Mode,
+    pub(super) sku: Spanned<String>,
+    pub(super) image: Spanned<String>,
+    pub(super) count: Spanned<u32>,
+    pub(super) name_prefix: Option<Spanned<String>>,
+    pub(super) admin: Spanned<String>,
+    pub(super) ssh_key: Spanned<PathBuf>,
+    #[serde(default = "disk_gb")]
+    pub(super) disk_gb: u32,
+    #[serde(default = "yes")]
+    pub(super) accelerated_networking: bool,
+    pub(super) placement_group: Option<Spanned<String>>,
+    pub(super) spot: Option<Spot>,
+    #[serde(default = "standard")]
+    pub(super) security: Security,
+    pub(super) cloud_init: Option<PathBuf>,
+    pub(super) doctor_node: Option<WrittenDownload>,
+    pub(super) head_address: Option<Spanned<bool>>,
+    pub(super) network: WrittenNetwork,
+    #[serde(default)]
+    pub(super) tags: BTreeMap<Spanned<String>, Spanned<String>>,
+    #[serde(default)]
+    pub(super) limits: Limits,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenDownload {
+    url: Spanned<String>,
+    sha256: Spanned<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenNetwork {
+    pub(super) vnet: Option<Spanned<String>>,
+    pub(super) subnet: Option<Spanned<String>>,
+    pub(super) addresses: Option<Spanned<String>>,
+    pub(super) ssh_from: Vec<Spanned<String>>,
+}
+
+const fn flexible() -> Mode {
+    Mode::Flexible
+}
+
+const fn standard() -> Security {
+    Security::Standard
+}
+
+const fn disk_gb() -> u32 {
+    256
+}
+
+const fn yes() -> bool {
+    true
+}
+
+const LIMITS: [Limit; 4] = [
+    Limit { key: &["count"], least: 1.0, most: 1000.0, accepted: "1 to 1000 machines" },
+    Limit { key: &["disk_gb"], least: 30.0, most: 4095.0, accepted: "30 to 4095 GB" },
+    Limit { key: &["limits", "at_once"], least: 1.0, most: 64.0, accepted: "1 to 64 machines at a time" },
+    Limit { key: &["spot", "max_price"], least: 0.000_01, most: 100_000.0, accepted: "dollars an hour, above 0" },
+];
+
+impl Cluster {
+    /// Reads a file's text; `beside` is the directory it is in, `home` what `~` stands for. A name that ends in `.env` is read as the
+    /// `KEY=value` form.
+    ///
+    /// # Errors
+    /// With the place of the first mistake.
+    pub fn read(text: &str, path: &Path, home: Option<&Path>) -> Result<Self, BadText> {
+        let written = match path.extension().is_some_and(|extension| extension == "env") {
+            true => env_file::read(text)?,
+            false => toml_text::read(text, &LIMITS)?,
+        };
+        let beside = path.parent().unwrap_or(Path::new(""));
+        written.cluster(text, &|path: &Path| match (path.strip_prefix("~"), home) {
+            (Ok(rest), Some(home)) => home.join(rest),
+            _ => beside.join(path),
+        })
+    }
+}
+
+/// What one placement group holds; InfiniBand connects no others.
+const MOST_UNIFORM: u32 = 100;
+
+/// A text's words, each held against its form.
+struct Words<'a> {
+    text: &'a str,
+}
+
+impl Words<'_> {
+    fn bad<T>(&self, of: &Spanned<T>, message: String) -> BadText {
+        BadText::at(self.text, Some(of.span()), message)
+    }
+
+    fn take(&self, key: &str, word: &Spanned<String>, form: &Form) -> Result<String, BadText> {
+        let Form(fits, accepted) = form;
+        match fits(word.get_ref()) {
+            true => Ok(word.get_ref().clone()),
+            false => Err(self.bad(word, format!("`{key}` is {:?}, expected {accepted}", word.get_ref()))),
+        }
+    }
+
+    fn some(&self, key: &str, word: Option<&Spanned<String>>, form: &Form) -> Result<Option<String>, BadText> {
+        word.map(|word| self.take(key, word, form)).transpose()
+    }
+}
+
+impl Written {
+    fn cluster(self, text: &str, at: &dyn Fn(&Path) -> PathBuf) -> Result<Cluster, BadText> {
+        let words = Words { text };
+        let scale_set = words.take("scale_set", &self.scale_set, &NAME)?;
+        if let Some(wanted) =
+            self.head_address.as_ref().filter(|wanted| *wanted.get_ref() && self.mode == Mode::Uniform)
+        {
+            let why = "`head_address` is true, expected false: Azure gives no machine of a Uniform scale set an address of its own; \
+                       it is reached through the load balancer";
+            return Err(words.bad(wanted, why.to_owned()));
+        }
+        if self.mode == Mode::Uniform && *self.count.get_ref() > MOST_UNIFORM {
+            let why = format!(
+                "`count` is {}, expected at most {MOST_UNIFORM}: the machines of a Uniform scale set share one placement group",
+                self.count.get_ref()
+            );
+            return Err(words.bad(&self.count, why));
+        }
+        let name_prefix = words.some("name_prefix", self.name_prefix.as_ref(), &PREFIX)?;
+        let mut tags = BTreeMap::new();
+        for (name, value) in &self.tags {
+            tags.insert(words.take("tags", name, &TAG_NAME)?, words.take("tags", value, &TAG_VALUE)?);
+        }
+        let download = |written: &WrittenDownload| -> Result<Download, BadText> {
+            let url = words.take("doctor_node.url", &written.url, &URL)?;
+            Ok(Download { url, sha256: words.take("doctor_node.sha256", &written.sha256, &SHA256)? })
+        };
+        Ok(Cluster {
+            subscription: words.some("subscription", self.subscription.as_ref(), &SUBSCRIPTION)?,
+            resource_group: words.take("resource_group", &self.resource_group, &GROUP)?,
+            location: words.take("location", &self.location, &LOCATION)?,
+            mode: self.mode,
+            sku: words.take("sku", &self.sku, &SKU)?,
+            image: words.take("image", &self.image, &IMAGE)?,
+            count: self.count.into_inner(),
+            name_prefix: name_prefix.unwrap_or_else(|| host_prefix(&scale_set)),
+            admin: words.take("admin", &self.admin, &ADMIN)?,
+            ssh_key: at(self.ssh_key.get_ref()),
+            disk_gb: self.disk_gb,
+            accelerated_networking: self.accelerated_networking,
+            placement_group: words.some("placement_group", self.placement_group.as_ref(), &NAME)?,
+            spot: self.spot,
+            security: self.security,
+            cloud_init: self.cloud_init.as_deref().map(at),
+            doctor_node: self.doctor_node.as_ref().map(download).transpose()?,
+            head_address: self.head_address.map_or(self.mode == Mode::Flexible, Spanned::into_inner),
+            network: self.network.network(&words, &scale_set)?,
+            tags,
+            limits: self.limits,
+            scale_set,
+        })
+    }
+}
+
+impl WrittenNetwork {
+    fn network(&self, words: &Words<'_>, scale_set: &str) -> Result<Network, BadText> {
+        let id = self.subnet.as_ref().filter(|subnet| subnet.get_ref().starts_with('/'));
+        if let Some(id) = id.filter(|id| !is_id(id.get_ref())) {
+            return Err(
+                words.bad(id, "`network.subnet` is no resource id, expected /subscriptions/…/subnets/NAME".to_owned())
+            );
+        }
+        let named = self.subnet.as_ref().filter(|_| id.is_none());
+        let subnet = words.some("network.subnet", named, &NAME)?.unwrap_or_else(|| "nodes".to_owned());
+        let vnet = words.some("network.vnet", self.vnet.as_ref(), &NAME)?;
+        let addresses = words.some("network.addresses", self.addresses.as_ref(), &ADDRESSES)?;
+        let from = self.ssh_from.iter().map(|from| words.take("network.ssh_from", from, &FROM));
+        Ok(Network {
+            vnet: vnet.unwrap_or_else(|| format!("{scale_set}-vnet")),
+            subnet,
+            subnet_id: id.map(|id| id.get_ref().clone()),
+            addresses: addresses.unwrap_or_else(|| "10.0.0.0/16".to_owned()),
+            ssh_from: from.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// What a scale set's name has too much of for a host name is left out.
+fn host_prefix(scale_set: &str) -> String {
+    let kept = scale_set.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(39);
+    kept.collect::<String>().to_ascii_lowercase() + "-"
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::azure) const SMALL: &str = r#"
+resource_group = "vmss-rg"
+location = "westus3"
+scale_set = "vmss"
+sku = "Standard_ND96isr_H200_v5"
+image = "microsoft-dsvm:ubuntu-hpc:2204:latest"
+count = 2
+admin = "azureuser"
+ssh_key = "~/.ssh/id_ed25519.pub"
+[network]
+ssh_from = ["203.0.113.0/24"]
+"#;
+
+    pub(in crate::azure) fn read(text: &str) -> Result<Cluster, BadText> {
+        Cluster::read(text, Path::new("site/cluster.toml"), Some(Path::new("/home/ann")))
+    }
+
+    #[test]
+    fn the_example_is_read_and_paths_are_beside_the_file_or_at_home() {
+        let cluster = read(SMALL).unwrap();
+        assert_eq!(cluster.ssh_key, Path::new("/home/ann/.ssh/id_ed25519.pub"));
+        assert!(cluster.head_address && cluster.network.vnet == "vmss-vnet" && cluster.name_prefix == "vmss-");
+        let cluster =
+            read(&SMALL.replace("~/.ssh/", "keys/").replace("admin", "cloud_init = \"own.yaml\"\nadmin")).unwrap();
+        assert_eq!(cluster.ssh_key, Path::new("site/keys/id_ed25519.pub"));
+        assert_eq!(cluster.cloud_init.unwrap(), Path::new("site/own.yaml"));
+        read(EXAMPLE).unwrap();
+    }
+
+    #[test]
+    fn a_mistake_is_shown_at_its_place_with_what_would_be_accepted() {
+        for (from, to, line, part) in [
+            ("count = 2", "count = 0", 7, "1 to 1000 machines"),
+            ("count = 2", "mode = \"uniform\"\ncount = 101", 8, "at most 100"),
+            ("count = 2", "cuont = 2", 7, "unknown field `cuont`"),
+            ("\"westus3\"", "\"--output\"", 3, "a region"),
+            ("\"vmss\"", "\"vm ss\"", 4, "a name: up to 60"),
+            ("\"azureuser\"", "\"root\"", 8, "not root or admin"),
+            ("\"azureuser\"", "\"x; reboot\"", 8, "small letters"),
+            ("203.0.113.0/24", "my-office", 11, "a block such as"),
+            ("ubuntu-hpc:2204:latest", "ubuntu hpc", 6, "publisher:offer:sku:version"),
+            ("[network]", "mode = \"uniform\"\nhead_address = true\n[network]", 11, "load balancer"),
+            ("[network]", "tags = { cluster-doctor = \"x\" }\n[network]", 10, "which is ours"),
+            ("[network]", "doctor_node = { url = \"http://x\", sha256 = \"0\" }\n[network]", 10, "https://"),
+            ("[network]", "[network]\nsubnet = \"/x/y\"", 11, "/subscriptions/"),
+        ] {
+            let text = SMALL.replace(from, to);
+            let error = read(&text).unwrap_err();
+            assert_eq!(error.line(), Some(line), "{to}: {error}");
+            assert!(error.to_string().contains(part), "{to}: {error}");
+        }
+    }
+}

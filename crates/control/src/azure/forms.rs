@@ -1,0 +1,110 @@
+//! What each word of a cluster's file has to be like. They are narrower than Azure's own rules where a word goes on into a shell or a file.
+
+use std::net::Ipv4Addr;
+
+use super::TAG;
+
+/// What a word has to be like, and how that is said.
+pub(super) struct Form(pub(super) fn(&str) -> bool, pub(super) &'static str);
+
+fn plain(text: &str, more: &str, longest: usize) -> bool {
+    let first = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    first
+        && text.len() <= longest
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || more.contains(byte as char))
+}
+
+fn lower_plain(text: &str, more: &str, longest: usize) -> bool {
+    plain(text, more, longest) && !text.bytes().any(|byte| byte.is_ascii_uppercase())
+}
+
+pub(super) const GROUP: Form = Form(
+    |text| plain(text, "._-()", 90) && !text.ends_with('.'),
+    "the name of a resource group: up to 90 letters, digits and ._-()",
+);
+pub(super) const NAME: Form =
+    Form(|text| plain(text, "._-", 60) && !text.ends_with(['.', '-']), "a name: up to 60 letters, digits and ._-");
+pub(super) const LOCATION: Form =
+    Form(|text| lower_plain(text, "", 40), "a region as `az account list-locations` has it, such as westus3");
+pub(super) const SKU: Form = Form(|text| plain(text, "_-", 80), "a size of machine, such as Standard_ND96isr_H200_v5");
+pub(super) const PREFIX: Form =
+    Form(|text| lower_plain(text, "-", 40), "the beginning of host names: up to 40 small letters, digits and -");
+pub(super) const SUBSCRIPTION: Form =
+    Form(|text| plain(text, "-_ .()", 64), "the id or name of a subscription, as `az account list` has it");
+pub(super) const ADDRESSES: Form =
+    Form(|text| parse_block(text).is_some_and(|(_, bits)| (8..=29).contains(&bits)), "a block such as 10.0.0.0/16");
+pub(super) const FROM: Form = Form(
+    |text| {
+        matches!(text, "Internet" | "*" | "VirtualNetwork")
+            || parse_block(text).is_some()
+            || text.parse::<Ipv4Addr>().is_ok()
+    },
+    "an address, a block such as 203.0.113.0/24, or Internet",
+);
+pub(super) const URL: Form = Form(
+    |text| {
+        text.starts_with("https://")
+            && text.len() < 1000
+            && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"'\"`\\$<>".contains(&byte))
+    },
+    "an address that begins with https:// and has no quotes",
+);
+pub(super) const SHA256: Form = Form(
+    |text| text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')),
+    "64 hexadecimal digits, as sha256sum prints them",
+);
+pub(super) const TAG_NAME: Form = Form(
+    |text| plain(text, "._-", 128) && text != TAG,
+    "a tag's name: letters, digits and ._-, and not cluster-doctor, which is ours",
+);
+/// `az` has two ways of reading a tag, of which one takes blanks, quotes and brackets for its own.
+pub(super) const TAG_VALUE: Form =
+    Form(|text| plain(text, "._-/:@+", 256), "a tag's value: up to 256 letters, digits and ._-/:@+");
+
+/// Names that Azure refuses for the first user.
+const RESERVED: [&str; 14] = [
+    "root",
+    "admin",
+    "administrator",
+    "user",
+    "user1",
+    "test",
+    "guest",
+    "console",
+    "david",
+    "john",
+    "support",
+    "sys",
+    "owner",
+    "server",
+];
+
+pub(super) const ADMIN: Form = Form(
+    |text| {
+        lower_plain(text, "_-", 32) && text.starts_with(|c: char| c.is_ascii_lowercase()) && !RESERVED.contains(&text)
+    },
+    "a user's name that Azure takes, such as azureuser: small letters, digits, _ and -, not root or admin",
+);
+
+fn is_image(text: &str) -> bool {
+    match text.starts_with('/') {
+        true => is_id(text),
+        false => matches!(text.split(':').count(), 1 | 4) && text.split(':').all(|part| plain(part, "._-", 80)),
+    }
+}
+
+pub(super) const IMAGE: Form = Form(
+    is_image,
+    "publisher:offer:sku:version, such as microsoft-dsvm:ubuntu-hpc:2204:latest, or an image's resource id",
+);
+
+pub(super) fn is_id(text: &str) -> bool {
+    text.starts_with("/subscriptions/")
+        && text.len() < 500
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-()".contains(&byte))
+}
+
+fn parse_block(text: &str) -> Option<(Ipv4Addr, u8)> {
+    let (address, bits) = text.split_once('/')?;
+    Some((address.parse().ok()?, bits.parse().ok().filter(|bits| *bits <= 32)?))
+}

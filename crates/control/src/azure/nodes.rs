@@ -1,0 +1,271 @@
+//! What is done on the machines themselves, as scripts that Azure's agent there runs as root, and what they say.
+//!
+//! Each script looks before it changes anything, and its last line is a word of ours: one that did not get there has failed, whatever Azure
+//! says of it. An answer is cut after 4 KiB by Azure, so each says little.
+
+use std::{fmt::Write as _, net::Ipv4Addr};
+
+use serde_json::Value;
+
+use super::{Cluster, az::quoted, seen::Node};
+
+/// Begins every line that is for us.
+const MARK: &str = "cluster-doctor";
+/// The key that the head node logs in with, on a line of its own in authorized_keys.
+const COMMENT: &str = "cluster-doctor-head";
+
+/// A host and the key by which it is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Known {
+    pub host: String,
+    pub address: Ipv4Addr,
+    /// Kind and key, as in a file of known hosts.
+    pub key: String,
+}
+
+/// All of them, by address, the head node by its place among them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hosts {
+    pub all: Vec<Known>,
+    pub head: String,
+}
+
+impl Hosts {
+    /// One name a line.
+    pub fn hostfile(&self) -> String {
+        self.all.iter().fold(String::new(), |text, known| text + &known.host + "\n")
+    }
+
+    pub fn hostfile_ip(&self) -> String {
+        self.all.iter().fold(String::new(), |text, known| format!("{text}{}\n", known.address))
+    }
+
+    pub fn known_hosts(&self) -> String {
+        self.all
+            .iter()
+            .fold(String::new(), |text, known| format!("{text}{},{} {}\n", known.host, known.address, known.key))
+    }
+
+    /// The same for who comes from outside: the head node at its address, any of them behind the load balancer, and the others by
+    /// their names, through the head node.
+    pub fn known_from_outside(&self, head_at: &str, port: u32, balancer: Option<&str>) -> String {
+        let mut text = self.known_hosts();
+        for known in &self.all {
+            let mut names = Vec::new();
+            if known.host == self.head {
+                names.push(if port == 22 { head_at.to_owned() } else { format!("[{head_at}]:{port}") });
+            }
+            // Azure says which port leads to which of them.
+            names.extend(balancer.map(|balancer| format!("[{balancer}]:*")));
+            if !names.is_empty() {
+                let _infallible = writeln!(text, "{} {}", names.join(","), known.key);
+            }
+        }
+        text
+    }
+
+    /// For `ssh -F` from outside: the head node at an address that can be reached, the others through it.
+    pub fn ssh_config(&self, cluster: &Cluster, head_at: &str, port: u32, known_hosts: &str) -> String {
+        let mut text = format!(
+            "# Made by `doctor fleet provision`.\nHost {}\n    HostName {head_at}\n    Port {port}\n",
+            self.head
+        );
+        let others: Vec<&str> =
+            self.all.iter().map(|known| known.host.as_str()).filter(|host| *host != self.head).collect();
+        if !others.is_empty() {
+            let _infallible = write!(text, "Host {}\n    ProxyJump {}\n", others.join(" "), self.head);
+        }
+        let key = cluster.ssh_key.with_extension("");
+        let _infallible = write!(
+            text,
+            "Host {} {}\n    User {}\n    IdentityFile {}\n    UserKnownHostsFile {known_hosts}\n    StrictHostKeyChecking yes\n",
+            self.head,
+            others.join(" "),
+            cluster.admin,
+            key.display()
+        );
+        text
+    }
+}
+
+/// Where who logs in is at home.
+fn beginning(cluster: &Cluster) -> String {
+    format!(
+        "#!/bin/sh\nset -eu\nadmin={}\nhome=$(getent passwd \"$admin\" | cut -d: -f6)\ngroup=$(id -g \"$admin\")\n\
+         install -d -m 700 -o \"$admin\" -g \"$group\" \"$home/.ssh\"\n",
+        quoted(&cluster.admin)
+    )
+}
+
+/// Makes the head node's key pair, unless it has one, and says the public half.
+pub(super) fn head_key_script(cluster: &Cluster) -> String {
+    format!(
+        "{}key=$home/.ssh/id_ed25519\n\
+         if [ ! -e \"$key\" ]; then\n  \
+         runuser -u \"$admin\" -- ssh-keygen -q -t ed25519 -N '' -C {COMMENT} -f \"$key\"\n\
+         fi\n\
+         [ -e \"$key.pub\" ] || runuser -u \"$admin\" -- ssh-keygen -y -f \"$key\" >\"$key.pub\"\n\
+         echo \"{MARK} key $(cut -d ' ' -f 1,2 \"$key.pub\")\"\n\
+         echo '{MARK} done'\n",
+        beginning(cluster)
+    )
+}
+
+/// Lets the head node in, in place of an earlier one, and says by which key this host is known.
+pub(super) fn trust_script(cluster: &Cluster, head_key: &str) -> String {
+    format!(
+        "{}line={}\n\
+         keys=$home/.ssh/authorized_keys\n\
+         touch \"$keys\"\n\
+         if ! grep -qxF \"$line\" \"$keys\"; then\n  \
+         # An earlier head node has nothing to do here any more; all other lines stay.\n  \
+         {{ grep -v ' {COMMENT}$' \"$keys\" || true; echo \"$line\"; }} >\"$keys.new\"\n  \
+         mv \"$keys.new\" \"$keys\"\n\
+         fi\n\
+         chown \"$admin:$group\" \"$keys\"\n\
+         chmod 600 \"$keys\"\n\
+         echo \"{MARK} host $(cut -d ' ' -f 1,2 /etc/ssh/ssh_host_ed25519_key.pub)\"\n\
+         echo '{MARK} done'\n",
+        beginning(cluster),
+        quoted(&format!("{head_key} {COMMENT}"))
+    )
+}
+
+/// Writes host files and host keys on the head node, and tries to log in everywhere as people will.
+pub(super) fn head_files_script(cluster: &Cluster, hosts: &Hosts) -> String {
+    format!(
+        "{}put() {{ cat >\"$1.new\"; chown \"$admin:$group\" \"$1.new\"; mv \"$1.new\" \"$1\"; }}\n\
+         put \"$home/hostfile\" <<'END'\n{}END\n\
+         put \"$home/hostfile-ip\" <<'END'\n{}END\n\
+         known=/etc/ssh/ssh_known_hosts\n\
+         touch \"$known\"\n\
+         {{ sed '/^# {MARK} begin$/,/^# {MARK} end$/d' \"$known\"; cat <<'END'\n# {MARK} begin\n{}# {MARK} end\nEND\n}} >\"$known.new\"\n\
+         chmod 644 \"$known.new\"\n\
+         mv \"$known.new\" \"$known\"\n\
+         try() {{\n  \
+         said=$(runuser -u \"$admin\" -- ssh -n -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=10 -- \"$1\" true 2>&1) ||\n    \
+         echo \"{MARK} unreached $1 $(echo \"$said\" | tail -n 1 | cut -c 1-100)\"\n\
+         }}\n\
+         while read -r host; do try \"$host\" & done <\"$home/hostfile\"\n\
+         while read -r host; do try \"$host\" & done <\"$home/hostfile-ip\"\n\
+         wait\n\
+         echo '{MARK} done'\n",
+        beginning(cluster),
+        hosts.hostfile(),
+        hosts.hostfile_ip(),
+        hosts.known_hosts()
+    )
+}
+
+/// What a script said to us, and whether it came to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Said {
+    lines: Vec<String>,
+    pub(super) whole: bool,
+    /// For people, when it is not whole.
+    pub(super) last: String,
+}
+
+impl Said {
+    /// From what run-command prints: a message with the script's output and its complaints, one after the other.
+    pub(super) fn of(answer: &Value) -> Self {
+        let messages = answer["value"].as_array().into_iter().flatten().filter_map(|part| part["message"].as_str());
+        let message: String = messages.collect::<Vec<_>>().join("\n");
+        let (output, complaint) = message.split_once("[stderr]").unwrap_or((&message, ""));
+        let lines = output.lines().filter_map(|line| line.strip_prefix(MARK)?.strip_prefix(' ')).map(str::trim);
+        let lines: Vec<String> = lines.map(str::to_owned).collect();
+        let last = complaint
+            .lines()
+            .chain(output.lines())
+            .map(str::trim)
+            .find(|line| !line.is_empty() && !line.starts_with('['));
+        let clean = |line: &str| line.chars().filter(|c| !c.is_control()).take(300).collect();
+        Self {
+            whole: lines.last().is_some_and(|line| line == "done"),
+            lines,
+            last: clean(last.unwrap_or("it said nothing")),
+        }
+    }
+
+    /// Kind and key of a line `what KIND KEY`, if they are what they should be: they become lines of other files.
+    pub(super) fn key(&self, what: &str) -> Option<String> {
+        let line = self.lines.iter().find_map(|line| line.strip_prefix(what)?.strip_prefix(' '))?;
+        let (kind, key) = line.split_once(' ')?;
+        let plain =
+            |text: &str, more: &[u8]| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || more.contains(&byte));
+        (plain(kind, b"-@.") && plain(key, b"+/=") && key.len() > 40 && kind.len() > 4).then(|| format!("{kind} {key}"))
+    }
+
+    pub(super) fn unreached(&self) -> Vec<String> {
+        let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect();
+        self.lines.iter().filter_map(|line| line.strip_prefix("unreached ")).map(clean).collect()
+    }
+}
+
+/// A node with the key that it said.
+pub(super) fn known(node: &Node, key: String) -> Known {
+    Known { host: node.host.clone(), address: node.address, key }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::azure::cluster::tests::{SMALL, read};
+
+    const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFh";
+
+    fn hosts() -> Hosts {
+        let known = |number: u8| Known {
+            host: format!("vmss-{number}"),
+            address: Ipv4Addr::new(10, 0, 0, number),
+            key: KEY.to_owned(),
+        };
+        Hosts { all: vec![known(4), known(5)], head: "vmss-4".to_owned() }
+    }
+
+    #[test]
+    fn scripts_are_what_a_plain_shell_reads() {
+        let cluster = read(SMALL).unwrap();
+        for script in [head_key_script(&cluster), trust_script(&cluster, KEY), head_files_script(&cluster, &hosts())] {
+            let checked = Command::new("sh").args(["-n", "-c", &script]).output().unwrap();
+            assert!(checked.status.success(), "{}\n{script}", String::from_utf8_lossy(&checked.stderr));
+        }
+    }
+
+    #[test]
+    fn only_a_script_that_came_to_its_end_has_said_something() {
+        // The form is that of Azure's RunShellScript, written by hand after its documentation.
+        let answer =
+            |message: &str| json!({ "value": [{ "code": "ProvisioningState/succeeded", "message": message }] });
+        let said = Said::of(&answer(&format!(
+            "Enable succeeded: \n[stdout]\ncluster-doctor host {KEY}\ncluster-doctor done\n\n[stderr]\n"
+        )));
+        assert!(said.whole);
+        assert_eq!(said.key("host").as_deref(), Some(KEY));
+        let cut = Said::of(&answer("Enable succeeded: \n[stdout]\n\n[stderr]\nsh: 4: getent: not found\n"));
+        assert!(!cut.whole && cut.last == "sh: 4: getent: not found", "{cut:?}");
+        assert!(!Said::of(&json!({})).whole);
+        for forged in
+            ["host ssh-ed25519 short", "host x y z", &format!("host {KEY} command=reboot"), "host ssh-ed25519\tAAAA"]
+        {
+            assert_eq!(
+                Said::of(&answer(&format!("[stdout]\ncluster-doctor {forged}\ncluster-doctor done\n"))).key("host"),
+                None
+            );
+        }
+    }
+
+    #[test]
+    fn from_outside_only_the_head_node_is_reached_directly() {
+        let text = hosts().ssh_config(&read(SMALL).unwrap(), "20.1.2.3", 22, "known_hosts");
+        assert!(
+            text.contains("Host vmss-4\n    HostName 20.1.2.3\n    Port 22\nHost vmss-5\n    ProxyJump vmss-4\n"),
+            "{text}"
+        );
+        assert!(text.contains("IdentityFile /home/ann/.ssh/id_ed25519\n"), "{text}");
+    }
+}

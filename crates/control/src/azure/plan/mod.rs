@@ -1,0 +1,228 @@
+//! What is missing: a pure function from the cluster that is wanted and what Azure says is there to steps, each with the calls that do it.
+//!
+//! The steps are always the same and in the same order; what is there already says so and has nothing to run. Who is logged in to which
+//! machine by which key is not asked of every machine each time: when all of them know each other, the scale set is given a tag with
+//! a digest of them, and while that is still right there is nothing to do.
+
+mod steps;
+
+use std::{fmt, path::PathBuf};
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::{
+    AzureError, Call, Cluster, Mode,
+    seen::{Node, Seen},
+};
+use steps::Planner;
+
+/// On the scale set: which machines know each other.
+pub(super) const NOTED: &str = "cluster-doctor-hosts";
+pub(super) const SSH_RULE: &str = "ssh";
+pub(super) const NAT_RULE: &str = "ssh";
+pub(super) const OUTBOUND_RULE: &str = "out";
+/// The first port of the load balancer that leads to a node's port 22.
+pub(super) const FIRST_PORT: u32 = 50_000;
+
+/// One thing that has to be true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    Group,
+    SecurityGroup,
+    SshRule,
+    Network,
+    PlacementGroup,
+    BalancerAddress,
+    Balancer,
+    NatRule,
+    OutboundRule,
+    HeadAddress,
+    ScaleSet,
+    Machines,
+    HeadNic,
+    HeadKey,
+    Trust,
+    HeadFiles,
+    Noted,
+}
+
+impl Part {
+    pub const ALL: [Self; 17] = [
+        Self::Group,
+        Self::SecurityGroup,
+        Self::SshRule,
+        Self::Network,
+        Self::PlacementGroup,
+        Self::BalancerAddress,
+        Self::Balancer,
+        Self::NatRule,
+        Self::OutboundRule,
+        Self::HeadAddress,
+        Self::ScaleSet,
+        Self::Machines,
+        Self::HeadNic,
+        Self::HeadKey,
+        Self::Trust,
+        Self::HeadFiles,
+        Self::Noted,
+    ];
+
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Group => "resource group",
+            Self::SecurityGroup => "security group",
+            Self::SshRule => "who may reach port 22",
+            Self::Network => "virtual network",
+            Self::PlacementGroup => "proximity placement group",
+            Self::BalancerAddress => "address of the load balancer",
+            Self::Balancer => "load balancer",
+            Self::NatRule => "ports of the load balancer to the nodes",
+            Self::OutboundRule => "way out for the nodes",
+            Self::HeadAddress => "address of the head node",
+            Self::ScaleSet => "scale set",
+            Self::Machines => "machines",
+            Self::HeadNic => "address on the head node's network card",
+            Self::HeadKey => "key pair on the head node",
+            Self::Trust => "head node's key on every node, and their host keys",
+            Self::HeadFiles => "host files and host keys on the head node",
+            Self::Noted => "note of what is done",
+        }
+    }
+}
+
+/// Whether a step has to be done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "is", content = "why")]
+pub enum Need {
+    There,
+    Missing,
+    Differs(String),
+    /// Azure is at it: it is waited for.
+    UnderWay(String),
+    /// Cannot be said before the machines are there.
+    Later,
+}
+
+impl Need {
+    /// Whether it is done now.
+    pub const fn is_open(&self) -> bool {
+        matches!(self, Self::Missing | Self::Differs(_) | Self::UnderWay(_))
+    }
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::There => f.write_str("there"),
+            Self::Missing => f.write_str("missing"),
+            Self::Differs(what) => write!(f, "differs: {what}"),
+            Self::UnderWay(what) => write!(f, "under way: {what}"),
+            Self::Later => f.write_str("when the machines are there"),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    pub part: Part,
+    pub name: String,
+    pub need: Need,
+    pub calls: Vec<Call>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    /// What a person should know before agreeing.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    pub fn is_done(&self) -> bool {
+        self.steps.iter().all(|step| step.need == Need::There)
+    }
+}
+
+/// Files that are handed to `az`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    pub folder: PathBuf,
+}
+
+impl Files {
+    pub(super) const CLOUD_INIT: &str = "cloud-init.yaml";
+    pub(super) const HEAD_KEY: &str = "head-key.sh";
+    pub(super) const TRUST: &str = "trust.sh";
+    pub(super) const HEAD_FILES: &str = "head-files.sh";
+
+    pub(super) fn at(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+}
+
+/// Names of what we make, all from the scale set's.
+pub(super) struct Names {
+    pub(super) security_group: String,
+    pub(super) balancer: String,
+    pub(super) balancer_address: String,
+    pub(super) head_address: String,
+}
+
+impl Names {
+    pub(super) fn of(cluster: &Cluster) -> Self {
+        let with = |end: &str| format!("{}-{end}", cluster.scale_set);
+        Self {
+            security_group: with("nsg"),
+            balancer: with("lb"),
+            balancer_address: with("lb-ip"),
+            head_address: with("head-ip"),
+        }
+    }
+}
+
+/// Which node is the head: the one that has its address already, else the first by address.
+pub(super) fn head<'a>(seen: &'a Seen, names: &Names) -> Option<&'a Node> {
+    let end = format!("/{}", names.head_address).to_ascii_lowercase();
+    let chosen = |node: &&Node| node.public.as_ref().is_some_and(|id| id.to_ascii_lowercase().ends_with(&end));
+    seen.nodes.iter().find(chosen).or_else(|| seen.nodes.first())
+}
+
+/// A digest of the machines: another machine, another name or another address makes another one.
+pub(super) fn digest(cluster: &Cluster, nodes: &[Node], head: &Node) -> String {
+    let mut digest = Sha256::new();
+    digest.update(format!("{}\n{}\n", cluster.admin, head.host));
+    for node in nodes {
+        digest.update(format!("{} {} {}\n", node.host, node.address, node.identity));
+    }
+    digest.finalize().iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+}
+
+/// What has to be done, and by which calls.
+///
+/// # Errors
+/// If what is there is somebody else's, has failed, or is of another kind than the file says.
+pub fn plan(cluster: &Cluster, seen: &Seen, files: &Files) -> Result<Plan, AzureError> {
+    let planner = Planner { cluster, seen, files, names: Names::of(cluster) };
+    let mut steps = planner.resources()?;
+    steps.extend(planner.machines()?);
+    steps.extend(planner.access());
+    Ok(Plan { steps, notes: planner.notes() })
+}
+
+pub(super) fn finish(call: Call, cluster: &Cluster) -> Call {
+    cluster.subscription.iter().fold(call, |call, subscription| call.with("--subscription", subscription)).finished()
+}
+
+/// Lists the machines of the scale set.
+pub(super) fn machines_call(cluster: &Cluster) -> Call {
+    let call = match cluster.mode {
+        Mode::Flexible => Call::new("vm list"),
+        Mode::Uniform => Call::new("vmss list-instances").with("--name", &cluster.scale_set),
+    };
+    finish(call.with("--resource-group", &cluster.resource_group), cluster)
+}
+
+#[cfg(test)]
+mod tests;

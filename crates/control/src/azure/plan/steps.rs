@@ -1,0 +1,363 @@
+//! The steps themselves: for each part, whether it is there and the call that makes it so.
+
+use super::{
+    FIRST_PORT, Files, NAT_RULE, NOTED, Names, Need, OUTBOUND_RULE, Part, SSH_RULE, Step, digest, finish, head,
+    machines_call,
+};
+use crate::azure::{
+    AzureError, Call, Cluster, Mode, TAG,
+    seen::{Kind, Node, Owner, ScaleSet, Seen, State},
+};
+
+const FRONTEND: &str = "front";
+const POOL: &str = "nodes";
+/// As many as Azure's own default has; a cluster that grows has room.
+const FEWEST_PORTS: u32 = 120;
+/// What stands in a plan for the machines that are not there yet.
+const ANY_NODE: &str = "<each node>";
+const THE_HEAD: &str = "<head node>";
+
+/// What a plan is made from.
+pub(super) struct Planner<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) seen: &'a Seen,
+    pub(super) files: &'a Files,
+    pub(super) names: Names,
+}
+
+/// Whether a thing that somebody else made may be used as it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shared {
+    Yes,
+    No,
+}
+
+impl Planner<'_> {
+    fn call(&self, command: &str) -> Call {
+        Call::new(command)
+    }
+
+    /// Everything is in the group, and of the subscription, if one is named.
+    fn in_group(&self, call: Call) -> Call {
+        let call = call.with("--resource-group", &self.cluster.resource_group);
+        finish(call, self.cluster)
+    }
+
+    fn tags(&self) -> Vec<String> {
+        let own = self.cluster.tags.iter().map(|(name, value)| format!("{name}={value}"));
+        std::iter::once(format!("{TAG}={}", self.cluster.scale_set)).chain(own).collect()
+    }
+
+    /// A call that makes something with a name.
+    fn make(&self, command: &str, name: &str) -> Call {
+        self.call(command)
+            .with("--name", name)
+            .with("--location", &self.cluster.location)
+            .with_all("--tags", self.tags())
+    }
+
+    fn there(&self, kind: &Kind, shown: &'static str, name: &str, shared: Shared) -> Result<Need, AzureError> {
+        match self.seen.find(kind, name).map(|resource| resource.owner) {
+            None => Ok(Need::Missing),
+            Some(Owner::Others) if shared == Shared::No => {
+                Err(AzureError::NotOurs { kind: shown, name: name.to_owned() })
+            }
+            Some(_) => Ok(Need::There),
+        }
+    }
+
+    fn step(part: Part, name: &str, need: Need, call: Call) -> Step {
+        Step { part, name: name.to_owned(), need, calls: vec![call] }
+    }
+
+    pub(super) fn resources(&self) -> Result<Vec<Step>, AzureError> {
+        let (cluster, names) = (self.cluster, &self.names);
+        let group = match self.seen.group {
+            Some(_) => Need::There,
+            None => Need::Missing,
+        };
+        let make = finish(self.make("group create", &cluster.resource_group), cluster);
+        let mut steps = vec![Self::step(Part::Group, &cluster.resource_group, group, make)];
+        let mut add = |part, kind: Kind, name: &str, shared, call: Call| -> Result<(), AzureError> {
+            let need = self.there(&kind, part_kind(&kind), name, shared)?;
+            steps.push(Self::step(part, name, need, self.in_group(call)));
+            Ok(())
+        };
+        let name = &names.security_group;
+        add(Part::SecurityGroup, Kind::SecurityGroup, name, Shared::No, self.make("network nsg create", name))?;
+        let name = &cluster.network.vnet;
+        if cluster.network.subnet_id.is_none() {
+            let call = self.make("network vnet create", name).with("--address-prefixes", &cluster.network.addresses);
+            let call = call
+                .with("--subnet-name", &cluster.network.subnet)
+                .with("--subnet-prefixes", &cluster.network.addresses);
+            add(Part::Network, Kind::Network, name, Shared::Yes, call)?;
+        }
+        if let Some(name) = &cluster.placement_group {
+            let call = self.make("ppg create", name).with("--type", "Standard");
+            add(Part::PlacementGroup, Kind::PlacementGroup, name, Shared::Yes, call)?;
+        }
+        let address = |name: &str| {
+            self.make("network public-ip create", name).with("--sku", "Standard").with("--allocation-method", "Static")
+        };
+        let name = &names.balancer_address;
+        add(Part::BalancerAddress, Kind::PublicAddress, name, Shared::No, address(name))?;
+        let name = &names.balancer;
+        let call = self
+            .make("network lb create", name)
+            .with("--sku", "Standard")
+            .with("--public-ip-address", &names.balancer_address);
+        let call = call.with("--frontend-ip-name", FRONTEND).with("--backend-pool-name", POOL);
+        add(Part::Balancer, Kind::Balancer, name, Shared::No, call)?;
+        if cluster.head_address {
+            let name = &names.head_address;
+            add(Part::HeadAddress, Kind::PublicAddress, name, Shared::No, address(name))?;
+        }
+        steps.extend([self.ssh_rule(), self.nat_rule(), self.outbound_rule()]);
+        steps.sort_by_key(|step| step.part);
+        Ok(steps)
+    }
+
+    fn ssh_rule(&self) -> Step {
+        let mut wanted = self.cluster.network.ssh_from.clone();
+        wanted.sort_unstable();
+        let need = match &self.seen.ssh_from {
+            None => Need::Missing,
+            Some(from) if *from == wanted => Need::There,
+            Some(from) => Need::Differs(format!("from {}", from.join(", "))),
+        };
+        let call = self
+            .call("network nsg rule create")
+            .with("--nsg-name", &self.names.security_group)
+            .with("--name", SSH_RULE);
+        let call = call
+            .with("--priority", "1000")
+            .with("--direction", "Inbound")
+            .with("--access", "Allow")
+            .with("--protocol", "Tcp");
+        let call =
+            call.with_all("--source-address-prefixes", wanted.iter().cloned()).with("--destination-port-ranges", "22");
+        Self::step(Part::SshRule, &wanted.join(", "), need, self.in_group(call))
+    }
+
+    fn nat_rule(&self) -> Step {
+        let last = FIRST_PORT + FEWEST_PORTS.max(self.cluster.count * 2) - 1;
+        let need = match self.seen.balancer.nat {
+            None => Need::Missing,
+            Some((first, last)) if last.saturating_sub(first) + 1 >= self.cluster.count => Need::There,
+            Some((first, last)) => Need::Differs(format!("ports {first} to {last} are too few")),
+        };
+        let call = self
+            .call("network lb inbound-nat-rule create")
+            .with("--lb-name", &self.names.balancer)
+            .with("--name", NAT_RULE);
+        let call = call.with("--protocol", "Tcp").with("--frontend-ip", FRONTEND).with("--backend-address-pool", POOL);
+        let call = call.with("--frontend-port-range-start", FIRST_PORT.to_string());
+        let call = call.with("--frontend-port-range-end", last.to_string()).with("--backend-port", "22");
+        Self::step(Part::NatRule, &format!("{FIRST_PORT} to {last}"), need, self.in_group(call))
+    }
+
+    /// Behind such a load balancer a machine reaches nothing outside unless a rule says so, not even an archive of packages.
+    fn outbound_rule(&self) -> Step {
+        let need = if self.seen.balancer.outbound { Need::There } else { Need::Missing };
+        let call = self
+            .call("network lb outbound-rule create")
+            .with("--lb-name", &self.names.balancer)
+            .with("--name", OUTBOUND_RULE);
+        let call = call.with("--frontend-ip-configs", FRONTEND).with("--address-pool", POOL).with("--protocol", "All");
+        Self::step(Part::OutboundRule, OUTBOUND_RULE, need, self.in_group(call))
+    }
+
+    pub(super) fn machines(&self) -> Result<Vec<Step>, AzureError> {
+        let cluster = self.cluster;
+        let name = &cluster.scale_set;
+        self.there(&Kind::ScaleSet, "scale set", name, Shared::No)?;
+        let (need, call) = match &self.seen.scale_set {
+            None => (Need::Missing, self.create()),
+            Some(found) => self.existing(found)?,
+        };
+        let set = Self::step(Part::ScaleSet, name, need, self.in_group(call));
+        if let Some(failed) = self.seen.nodes.iter().find(|node| node.state == State::Failed) {
+            return Err(AzureError::Failed { kind: "machine", name: failed.host.clone(), state: "Failed".to_owned() });
+        }
+        let ready = self.seen.nodes.iter().filter(|node| node.state == State::Done).count();
+        let need = match (&self.seen.scale_set, ready) {
+            (None, _) => Need::Later,
+            (Some(set), ready) if ready >= usize::try_from(set.capacity.min(cluster.count)).unwrap_or(usize::MAX) => {
+                Need::There
+            }
+            (Some(set), ready) => Need::UnderWay(format!("{ready} of {} are ready", set.capacity)),
+        };
+        let list = machines_call(cluster);
+        Ok(vec![set, Self::step(Part::Machines, &cluster.count.to_string(), need, list)])
+    }
+
+    fn existing(&self, found: &ScaleSet) -> Result<(Need, Call), AzureError> {
+        let cluster = self.cluster;
+        let other = |is: &str, wanted: &str| AzureError::Other {
+            kind: "scale set",
+            name: cluster.scale_set.clone(),
+            is: is.to_owned(),
+            wanted: wanted.to_owned(),
+        };
+        if found.mode != cluster.mode {
+            return Err(other(found.mode.word(), cluster.mode.word()));
+        }
+        if !found.sku.eq_ignore_ascii_case(&cluster.sku) {
+            return Err(other(&found.sku, &cluster.sku));
+        }
+        let wait = || {
+            let timeout = cluster.limits.create.secs().max(60).to_string();
+            let call = self.call("vmss wait").with("--name", &cluster.scale_set).flag("--updated");
+            call.with("--interval", "10").with("--timeout", timeout)
+        };
+        match &found.state {
+            State::Failed => Err(AzureError::Failed {
+                kind: "scale set",
+                name: cluster.scale_set.clone(),
+                state: "Failed".to_owned(),
+            }),
+            State::UnderWay(state) => Ok((Need::UnderWay(state.clone()), wait())),
+            State::Done if found.capacity < cluster.count => {
+                let call = self.call("vmss scale").with("--name", &cluster.scale_set);
+                let call = call.with("--new-capacity", cluster.count.to_string());
+                Ok((Need::Differs(format!("{} machines of {}", found.capacity, cluster.count)), call))
+            }
+            State::Done => Ok((Need::There, wait())),
+        }
+    }
+
+    fn create(&self) -> Call {
+        let (cluster, names) = (self.cluster, &self.names);
+        let call = self.make("vmss create", &cluster.scale_set).with("--orchestration-mode", cluster.mode.word());
+        let call = match cluster.mode {
+            Mode::Flexible => call.with("--single-placement-group", "false"),
+            Mode::Uniform => call.with("--single-placement-group", "true").flag("--disable-overprovision"),
+        };
+        let call = call.with("--instance-count", cluster.count.to_string()).with("--vm-sku", &cluster.sku);
+        let call = call.with("--image", &cluster.image).with("--security-type", cluster.security.word());
+        let call = call.with("--os-disk-size-gb", cluster.disk_gb.to_string());
+        let call = call.with("--computer-name-prefix", &cluster.name_prefix).with("--admin-username", &cluster.admin);
+        let call =
+            call.with("--authentication-type", "ssh").with("--ssh-key-values", cluster.ssh_key.display().to_string());
+        let call = call.with("--custom-data", self.files.at(Files::CLOUD_INIT));
+        let call = match &cluster.network.subnet_id {
+            Some(id) => call.with("--subnet", id),
+            None => call.with("--vnet-name", &cluster.network.vnet).with("--subnet", &cluster.network.subnet),
+        };
+        let call = call.with("--nsg", &names.security_group).with("--load-balancer", &names.balancer);
+        let call = call.with("--backend-pool-name", POOL);
+        let call = call.with("--accelerated-networking", cluster.accelerated_networking.to_string());
+        let call = cluster.placement_group.iter().fold(call, |call, group| call.with("--ppg", group));
+        match &cluster.spot {
+            None => call,
+            Some(spot) => {
+                let price = spot.max_price.map_or_else(|| "-1".to_owned(), |price| price.to_string());
+                call.with("--priority", "Spot").with("--eviction-policy", "Delete").with("--max-price", price)
+            }
+        }
+    }
+
+    /// Who reaches whom, and by which keys.
+    pub(super) fn access(&self) -> Vec<Step> {
+        let (cluster, names) = (self.cluster, &self.names);
+        let head = head(self.seen, names);
+        let wanted = usize::try_from(cluster.count).unwrap_or(usize::MAX);
+        let ready = self.seen.nodes.iter().filter(|node| node.state == State::Done).count() >= wanted;
+        let mut steps = Vec::new();
+        if cluster.head_address {
+            let attached = head.is_some_and(|head| head.public.is_some());
+            let need = if attached { Need::There } else { later_unless(ready) };
+            let of = |what: fn(&Node) -> &String| head.map_or(THE_HEAD.to_owned(), |head| what(head).clone());
+            let call = self.call("network nic ip-config update").with("--nic-name", of(|node| &node.nic));
+            let call = call.with("--name", of(|node| &node.ip_config)).with("--public-ip-address", &names.head_address);
+            steps.push(Self::step(Part::HeadNic, &of(|node| &node.host), need, self.in_group(call)));
+        }
+        let digest = head.map(|head| digest(cluster, &self.seen.nodes, head));
+        let noted = self.seen.scale_set.as_ref().and_then(|set| set.noted.as_ref());
+        let need = match digest.is_some() && digest.as_ref() == noted {
+            true => Need::There,
+            false => later_unless(ready),
+        };
+        let head_machine = head.map_or(THE_HEAD, |head| head.machine.as_str());
+        let head_host = head.map_or(THE_HEAD, |head| head.host.as_str());
+        let run = |machine: &str, file: &str| self.run(machine, file);
+        let each: Vec<Call> = match self.seen.nodes.is_empty() {
+            true => vec![run(ANY_NODE, Files::TRUST)],
+            false => self.seen.nodes.iter().map(|node| run(&node.machine, Files::TRUST)).collect(),
+        };
+        let set = self.seen.scale_set.as_ref().map_or("<scale set>", |set| set.id.as_str());
+        let note = self.call("tag update").with("--resource-id", set).with("--operation", "Merge");
+        let note = note.with("--tags", format!("{NOTED}={}", digest.as_deref().unwrap_or("<digest of the nodes>")));
+        steps.extend([
+            Self::step(Part::HeadKey, head_host, need.clone(), run(head_machine, Files::HEAD_KEY)),
+            Step { part: Part::Trust, name: cluster.count.to_string(), need: need.clone(), calls: each },
+            Self::step(Part::HeadFiles, head_host, need.clone(), run(head_machine, Files::HEAD_FILES)),
+            Self::step(Part::Noted, NOTED, need, finish(note, cluster)),
+        ]);
+        steps
+    }
+
+    /// A script on a machine, through Azure.
+    fn run(&self, machine: &str, file: &str) -> Call {
+        let call = match self.cluster.mode {
+            Mode::Flexible => self.call("vm run-command invoke").with("--name", machine),
+            Mode::Uniform => self
+                .call("vmss run-command invoke")
+                .with("--name", &self.cluster.scale_set)
+                .with("--instance-id", machine),
+        };
+        let script = format!("@{}", self.files.at(file));
+        self.in_group(call.with("--command-id", "RunShellScript").with("--scripts", script))
+    }
+
+    pub(super) fn notes(&self) -> Vec<String> {
+        let cluster = self.cluster;
+        let mut notes = Vec::new();
+        if cluster.network.ssh_from.iter().any(|from| from == "Internet" || from == "*") {
+            notes.push("Port 22 is open to the whole Internet; `network.ssh_from` can name who may come.".to_owned());
+        }
+        if cluster.mode == Mode::Uniform {
+            notes.push(format!(
+                "The machines of a Uniform scale set get no address of their own: the head node too is reached at the load balancer, from port {FIRST_PORT} on."
+            ));
+        }
+        if self.seen.group == Some(Owner::Others) {
+            notes.push(format!(
+                "The resource group {} is not ours: it is used, and `destroy` leaves it.",
+                cluster.resource_group
+            ));
+        }
+        if let Some(set) = self.seen.scale_set.as_ref().filter(|set| set.capacity > cluster.count) {
+            let text = format!(
+                "The scale set has {} machines and the file says {}: which of them to give back is yours to say.",
+                set.capacity, cluster.count
+            );
+            notes.push(text);
+        }
+        if cluster.cloud_init.is_none() && cluster.doctor_node.is_none() {
+            notes.push(
+                "Without `doctor_node` the machines check nothing when they first boot, and their health is unknown."
+                    .to_owned(),
+            );
+        }
+        notes
+    }
+}
+
+const fn later_unless(ready: bool) -> Need {
+    if ready { Need::Missing } else { Need::Later }
+}
+
+/// For errors, which outlive what was seen.
+fn part_kind(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::ScaleSet => "scale set",
+        Kind::PublicAddress => "public address",
+        Kind::Balancer => "load balancer",
+        Kind::Network => "virtual network",
+        Kind::SecurityGroup => "security group",
+        Kind::PlacementGroup => "proximity placement group",
+        Kind::Other(_) => "resource",
+    }
+}

@@ -1,0 +1,172 @@
+//! What is planned for a cluster of which nothing, a part, or all of it is there.
+
+use std::net::Ipv4Addr;
+
+use super::*;
+use crate::azure::{
+    cluster::tests::{SMALL, read},
+    destroy::{Removals, removal},
+    seen::{Balancer, Kind, Owner, Resource, ScaleSet, State},
+};
+
+fn files() -> Files {
+    Files { folder: "vmss".into() }
+}
+
+fn node(number: u8) -> Node {
+    Node {
+        machine: format!("vmss_{number}"),
+        host: format!("vm-{number}"),
+        address: Ipv4Addr::new(10, 0, 0, number),
+        nic: format!("nic-{number}"),
+        ip_config: "ipconfig".to_owned(),
+        public: None,
+        identity: format!("id-{number}"),
+        state: State::Done,
+    }
+}
+
+/// Everything that is made for the small cluster, and nobody knows anybody yet.
+fn made(cluster: &Cluster) -> Seen {
+    let names = Names::of(cluster);
+    let ours = |kind, name: &str| Resource { kind, name: name.to_owned(), owner: Owner::Ours };
+    Seen {
+        group: Some(Owner::Ours),
+        resources: vec![
+            ours(Kind::SecurityGroup, &names.security_group),
+            ours(Kind::Network, &cluster.network.vnet),
+            ours(Kind::PublicAddress, &names.balancer_address),
+            ours(Kind::PublicAddress, &names.head_address),
+            ours(Kind::Balancer, &names.balancer),
+            ours(Kind::ScaleSet, &cluster.scale_set),
+        ],
+        ssh_from: Some(cluster.network.ssh_from.clone()),
+        balancer: Balancer { nat: Some((50_000, 50_119)), outbound: true },
+        scale_set: Some(ScaleSet {
+            id: "/subscriptions/s/vmss".to_owned(),
+            mode: cluster.mode,
+            sku: cluster.sku.clone(),
+            capacity: cluster.count,
+            state: State::Done,
+            noted: None,
+        }),
+        nodes: vec![node(4), node(5)],
+    }
+}
+
+fn open(plan: &Plan) -> Vec<Part> {
+    plan.steps.iter().filter(|step| step.need.is_open()).map(|step| step.part).collect()
+}
+
+#[test]
+fn steps_are_in_their_order_and_each_part_has_words() {
+    let cluster = read(&SMALL.replace("[network]", "placement_group = \"near\"\n[network]")).unwrap();
+    let plan = plan(&cluster, &Seen::default(), &files()).unwrap();
+    let parts: Vec<Part> = plan.steps.iter().map(|step| step.part).collect();
+    assert_eq!(parts, Part::ALL);
+    let mut words: Vec<&str> = Part::ALL.iter().map(|part| part.words()).collect();
+    words.sort_unstable();
+    words.dedup();
+    assert_eq!(words.len(), Part::ALL.len());
+    assert!(plan.steps.iter().all(|step| step.need != Need::There && !step.calls.is_empty()));
+}
+
+#[test]
+fn what_is_there_is_not_made_again_and_keys_are_exchanged_until_it_is_noted() {
+    let cluster = read(SMALL).unwrap();
+    let mut seen = made(&cluster);
+    let first = plan(&cluster, &seen, &files()).unwrap();
+    assert_eq!(open(&first), [Part::HeadNic, Part::HeadKey, Part::Trust, Part::HeadFiles, Part::Noted]);
+    let trust = first.steps.iter().find(|step| step.part == Part::Trust).unwrap();
+    assert_eq!(trust.calls.len(), 2);
+
+    seen.nodes[0].public = Some("/subscriptions/s/publicIPAddresses/VMSS-head-ip".to_owned());
+    let noted = digest(&cluster, &seen.nodes, &seen.nodes[0]);
+    seen.scale_set.as_mut().unwrap().noted = Some(noted);
+    let done = plan(&cluster, &seen, &files()).unwrap();
+    assert!(done.is_done(), "{:?}", open(&done));
+
+    // Another machine under the same name has other keys.
+    seen.nodes[1].identity = "another".to_owned();
+    let again = plan(&cluster, &seen, &files()).unwrap();
+    assert_eq!(open(&again), [Part::HeadKey, Part::Trust, Part::HeadFiles, Part::Noted]);
+    seen.forget_keys();
+    assert!(!plan(&cluster, &seen, &files()).unwrap().is_done());
+}
+
+#[test]
+fn what_differs_is_changed_and_what_cannot_be_is_refused() {
+    let cluster = read(SMALL).unwrap();
+    let mut seen = made(&cluster);
+    seen.ssh_from = Some(vec!["*".to_owned()]);
+    seen.balancer = Balancer { nat: Some((50_000, 50_000)), outbound: false };
+    seen.scale_set.as_mut().unwrap().capacity = 1;
+    seen.nodes.truncate(1);
+    let parts = open(&plan(&cluster, &seen, &files()).unwrap());
+    assert_eq!(parts, [Part::SshRule, Part::NatRule, Part::OutboundRule, Part::ScaleSet]);
+
+    let refused = |change: &dyn Fn(&mut Seen)| {
+        let mut seen = made(&cluster);
+        change(&mut seen);
+        plan(&cluster, &seen, &files()).unwrap_err().to_string()
+    };
+    assert!(
+        refused(&|seen| seen.scale_set.as_mut().unwrap().mode = Mode::Uniform).contains("cannot be changed in place")
+    );
+    assert!(refused(&|seen| seen.scale_set.as_mut().unwrap().sku = "Standard_D4".to_owned()).contains("Standard_D4"));
+    assert!(refused(&|seen| seen.scale_set.as_mut().unwrap().state = State::Failed).contains("failed in Azure"));
+    assert!(refused(&|seen| seen.nodes[1].state = State::Failed).contains("vm-5"));
+    for place in [0, 2, 3, 4, 5] {
+        assert!(
+            refused(&|seen| seen.resources[place].owner = Owner::Others).contains("does not bear our tag"),
+            "{place}"
+        );
+    }
+    // Somebody else's network is used as it is.
+    let mut seen = made(&cluster);
+    seen.resources[1].owner = Owner::Others;
+    assert!(!open(&plan(&cluster, &seen, &files()).unwrap()).contains(&Part::Network));
+}
+
+#[test]
+fn machines_that_are_not_ready_are_waited_for_and_nothing_is_done_behind_them() {
+    let cluster = read(SMALL).unwrap();
+    let mut seen = made(&cluster);
+    seen.nodes[1].state = State::UnderWay("Creating".to_owned());
+    let steps = plan(&cluster, &seen, &files()).unwrap().steps;
+    let need = |part| steps.iter().find(|step| step.part == part).unwrap().need.clone();
+    assert_eq!(need(Part::Machines), Need::UnderWay("1 of 2 are ready".to_owned()));
+    assert!([Part::HeadNic, Part::HeadKey, Part::Trust, Part::Noted].into_iter().all(|part| need(part) == Need::Later));
+    seen.scale_set.as_mut().unwrap().state = State::UnderWay("Updating".to_owned());
+    let steps = plan(&cluster, &seen, &files()).unwrap().steps;
+    let set = steps.iter().find(|step| step.part == Part::ScaleSet).unwrap();
+    assert!(set.need.is_open() && set.calls[0].to_string().starts_with("az vmss wait "), "{set:?}");
+}
+
+#[test]
+fn only_what_bears_our_tag_is_deleted_and_the_group_only_when_nobody_else_is_in_it() {
+    let cluster = read(SMALL).unwrap();
+    let mut seen = made(&cluster);
+    let whole = removal(&cluster, &seen);
+    assert_eq!(whole.steps.len(), 7, "{whole:?}");
+    assert!(
+        whole.left.is_empty()
+            && whole.steps[0].what == "scale set vmss"
+            && whole.steps[6].what == "resource group vmss-rg"
+    );
+    // A machine's card goes with its scale set; a stranger's stays, and the group with it.
+    let other = |name: &str| Resource {
+        kind: Kind::Other("microsoft.network/networkinterfaces".to_owned()),
+        name: name.to_owned(),
+        owner: Owner::Others,
+    };
+    seen.resources.push(other("nic-4"));
+    assert_eq!(removal(&cluster, &seen), whole);
+    seen.resources.push(other("theirs"));
+    let part = removal(&cluster, &seen);
+    assert_eq!(part.steps.len(), 6);
+    assert_eq!(part.left.iter().map(|left| left.name.as_str()).collect::<Vec<_>>(), ["theirs", "vmss-rg"]);
+    seen.group = Some(Owner::Others);
+    assert!(removal(&cluster, &seen).steps.iter().all(|removal| !removal.what.starts_with("resource group")));
+    assert_eq!(removal(&cluster, &Seen::default()), Removals::default());
+}

@@ -1,0 +1,292 @@
+//! Doing what is missing, round by round: look, plan, do what can be done now, look again, until nothing is left.
+//!
+//! A round is short because most steps need nothing of one another but their order. What was done when this program is killed is done: the
+//! next run looks, and goes on. A step that fails ends everything with its name; nothing is undone, because what is there is as
+//! good for the next attempt as it was for this one.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use super::{
+    Az, AzureError, Call, Cluster, Mode,
+    nodes::{self, Hosts, Said},
+    plan::{self, Files, NAT_RULE, NOTED, Names, Need, OUTBOUND_RULE, Part, Plan, SSH_RULE, Step},
+    seen::{self, Kind, Seen},
+};
+
+/// Machines that are not ready are looked at again after this.
+const PAUSE: Duration = Duration::from_secs(10);
+/// Resources, scale, machines, access: four rounds do something, and each may have to wait once more.
+const MOST_ROUNDS: usize = 12;
+
+/// What is going on, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress<'a> {
+    Begun { step: &'a Step, number: usize, of: usize },
+    Done { step: &'a Step, took: Duration },
+    Waiting { why: &'a str },
+}
+
+/// How the cluster is reached, when it is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Provisioned {
+    /// Steps that were done; none: everything was there.
+    pub done: usize,
+    pub head: String,
+    /// Where the head node is reached from outside, and at which port; absent: only from inside.
+    pub head_at: Option<(String, u32)>,
+    pub balancer: Option<String>,
+    pub nodes: usize,
+    /// Known only when keys were exchanged in this run.
+    pub hosts: Option<Hosts>,
+}
+
+/// Calls that only look, in their order; those on single things are left out where the thing is not there.
+fn group_call(cluster: &Cluster) -> Call {
+    // All of them: Azure tells names apart without regard to capitals, and a query does not.
+    plan::finish(Call::new("group list"), cluster)
+}
+
+fn in_group(cluster: &Cluster, call: Call) -> Call {
+    plan::finish(call.with("--resource-group", &cluster.resource_group), cluster)
+}
+
+fn nics_call(cluster: &Cluster) -> Call {
+    match cluster.mode {
+        Mode::Flexible => in_group(cluster, Call::new("network nic list")),
+        Mode::Uniform => in_group(cluster, Call::new("vmss nic list").with("--vmss-name", &cluster.scale_set)),
+    }
+}
+
+/// Looks at what is there.
+///
+/// # Errors
+/// If Azure cannot be asked, or answers something that is not understood: that is never taken for "nothing".
+pub fn look(cluster: &Cluster, az: &Az) -> Result<Seen, AzureError> {
+    let names = Names::of(cluster);
+    let limit = cluster.limits.call.to_std();
+    let ask = |step: &str, call: &Call| az.run(step, call, limit);
+    let unread = |step: &'static str| move |why: String| AzureError::Unreadable { step: step.to_owned(), why };
+    let step = "looking at the resource group";
+    let group = seen::group(ask(step, &group_call(cluster))?, cluster).map_err(unread(step))?;
+    if group.is_none() {
+        return Ok(Seen::default());
+    }
+    let step = "looking at what is in the resource group";
+    let listed = ask(step, &in_group(cluster, Call::new("resource list")))?;
+    let mut seen =
+        Seen { group, resources: seen::resources(listed, cluster).map_err(unread(step))?, ..Seen::default() };
+    let show = |command: &str, name: &str| in_group(cluster, Call::new(command).with("--name", name));
+    if seen.find(&Kind::SecurityGroup, &names.security_group).is_some() {
+        let step = "looking at the security group";
+        let answer = ask(step, &show("network nsg show", &names.security_group))?;
+        seen.ssh_from = seen::ssh_from(&answer, SSH_RULE).map_err(unread(step))?;
+    }
+    if seen.find(&Kind::Balancer, &names.balancer).is_some() {
+        let step = "looking at the load balancer";
+        let answer = ask(step, &show("network lb show", &names.balancer))?;
+        seen.balancer = seen::balancer(&answer, NAT_RULE, OUTBOUND_RULE).map_err(unread(step))?;
+    }
+    if seen.find(&Kind::ScaleSet, &cluster.scale_set).is_some() {
+        let step = "looking at the scale set";
+        let answer = ask(step, &show("vmss show", &cluster.scale_set))?;
+        seen.scale_set = Some(seen::scale_set(&answer, NOTED).map_err(unread(step))?);
+        let step = "looking at the machines";
+        let (machines, nics) = (ask(step, &plan::machines_call(cluster))?, ask(step, &nics_call(cluster))?);
+        seen.nodes = seen::nodes(machines, nics, cluster).map_err(unread(step))?;
+    }
+    Ok(seen)
+}
+
+/// Makes the cluster, or what of it is missing. `cloud_init` is the text that machines get when they first boot; files for `az` are
+/// written into `files`. With `again`, keys are exchanged although the machines are known to know each other.
+///
+/// # Errors
+/// With the step that failed and what `az` said.
+pub fn provision(
+    cluster: &Cluster,
+    az: &Az,
+    files: &Files,
+    cloud_init: &str,
+    again: bool,
+    tell: &(dyn Fn(&Progress<'_>) + Sync),
+) -> Result<Provisioned, AzureError> {
+    put(&files.folder, Files::CLOUD_INIT, cloud_init)?;
+    put(&files.folder, Files::HEAD_KEY, &nodes::head_key_script(cluster))?;
+    let mut work = Work { cluster, az, files, tell, head_key: None, hosts: None, done: 0 };
+    let until = Instant::now() + cluster.limits.create.to_std();
+    let mut rounds = 0;
+    loop {
+        let mut seen = look(cluster, az)?;
+        if again && work.hosts.is_none() {
+            seen.forget_keys();
+        }
+        let plan = plan::plan(cluster, &seen, files)?;
+        if plan.is_done() {
+            return work.finished(&seen);
+        }
+        rounds += 1;
+        let acted = work.round(&plan, &seen)?;
+        let waiting = plan.steps.iter().find(|step| step.part == Part::Machines && step.need.is_open());
+        match waiting {
+            Some(step) if !acted && Instant::now() < until => {
+                rounds -= 1;
+                (work.tell)(&Progress::Waiting { why: &step.need.to_string() });
+                std::thread::sleep(PAUSE);
+            }
+            _ if rounds < MOST_ROUNDS && acted => {}
+            _ => return Err(AzureError::NoEnd { rounds, left: left(&plan) }),
+        }
+    }
+}
+
+fn left(plan: &Plan) -> String {
+    let open = plan.steps.iter().filter(|step| step.need != Need::There).map(|step| step.part.words());
+    open.collect::<Vec<_>>().join(", ")
+}
+
+/// A file for `az` to read. Nothing in it is secret; others have no business with it all the same.
+fn put(folder: &Path, name: &str, text: &str) -> Result<PathBuf, AzureError> {
+    let path = folder.join(name);
+    let failed = |source| AzureError::Write { path: path.clone(), source };
+    fs::create_dir_all(folder).map_err(failed)?;
+    fs::write(&path, text).map_err(failed)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(path)
+}
+
+struct Work<'a> {
+    cluster: &'a Cluster,
+    az: &'a Az,
+    files: &'a Files,
+    tell: &'a (dyn Fn(&Progress<'_>) + Sync),
+    head_key: Option<String>,
+    hosts: Option<Hosts>,
+    done: usize,
+}
+
+impl Work<'_> {
+    /// Does what can be done now; whether that was anything.
+    fn round(&mut self, plan: &Plan, seen: &Seen) -> Result<bool, AzureError> {
+        // Machines are waited for by looking again; everything behind them waits with them.
+        let now = plan
+            .steps
+            .iter()
+            .take_while(|step| step.need != Need::Later && !(step.part == Part::Machines && step.need.is_open()));
+        let open: Vec<&Step> = now.filter(|step| step.need.is_open()).collect();
+        for (place, step) in open.iter().enumerate() {
+            (self.tell)(&Progress::Begun { step, number: place + 1, of: open.len() });
+            let began = Instant::now();
+            self.act(step, seen)?;
+            self.done += 1;
+            (self.tell)(&Progress::Done { step, took: began.elapsed() });
+        }
+        Ok(!open.is_empty())
+    }
+
+    fn act(&mut self, step: &Step, seen: &Seen) -> Result<(), AzureError> {
+        match step.part {
+            Part::HeadKey => {
+                let said = self.script(step, &step.calls[0], &step.name)?;
+                self.head_key = Some(said.key("key").ok_or_else(|| not_said(step, &step.name, "its public key"))?);
+                Ok(())
+            }
+            Part::Trust => self.trust(step, seen),
+            Part::HeadFiles => {
+                let hosts = self.hosts.as_ref().ok_or_else(|| not_said(step, &step.name, "the hosts' keys"))?;
+                put(&self.files.folder, Files::HEAD_FILES, &nodes::head_files_script(self.cluster, hosts))?;
+                let unreached = self.script(step, &step.calls[0], &step.name)?.unreached();
+                if unreached.is_empty() { Ok(()) } else { Err(AzureError::Unreached { nodes: unreached }) }
+            }
+            _ => step.calls.iter().try_for_each(|call| self.call(step, call).map(drop)),
+        }
+    }
+
+    fn call(&self, step: &Step, call: &Call) -> Result<Value, AzureError> {
+        let limits = &self.cluster.limits;
+        let limit = if step.part == Part::ScaleSet { limits.create } else { limits.call };
+        self.az.run(&format!("{} {}", step.part.words(), step.name), call, limit.to_std())
+    }
+
+    fn script(&self, step: &Step, call: &Call, node: &str) -> Result<Said, AzureError> {
+        let said = Said::of(&self.call(step, call)?);
+        match said.whole {
+            true => Ok(said),
+            false => {
+                Err(AzureError::Script { step: step.part.words().to_owned(), node: node.to_owned(), said: said.last })
+            }
+        }
+    }
+
+    /// Every node is told of the head's key and says its own; several at a time, because each takes half a minute.
+    fn trust(&mut self, step: &Step, seen: &Seen) -> Result<(), AzureError> {
+        let key = self.head_key.as_ref().ok_or_else(|| not_said(step, "the head node", "its public key"))?;
+        put(&self.files.folder, Files::TRUST, &nodes::trust_script(self.cluster, key))?;
+        let next = Mutex::new(seen.nodes.iter().zip(&step.calls));
+        let answers = Mutex::new(Vec::new());
+        let work = || {
+            while let Some((node, call)) = next.lock().ok().and_then(|mut next| next.next()) {
+                let said = self.script(step, call, &node.host);
+                let key =
+                    said.and_then(|said| said.key("host").ok_or_else(|| not_said(step, &node.host, "its host key")));
+                let Ok(mut answers) = answers.lock() else { return };
+                answers.push(key.map(|key| nodes::known(node, key)));
+            }
+        };
+        let at_once = self.cluster.limits.at_once.min(seen.nodes.len());
+        std::thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
+        let answers = answers.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut all = answers.into_iter().collect::<Result<Vec<_>, _>>()?;
+        all.sort_by_key(|known| known.address);
+        let head = plan::head(seen, &Names::of(self.cluster)).map(|head| head.host.clone());
+        self.hosts = Some(Hosts { all, head: head.ok_or_else(|| not_said(step, "the scale set", "any machine"))? });
+        Ok(())
+    }
+
+    fn finished(&self, seen: &Seen) -> Result<Provisioned, AzureError> {
+        let (cluster, names) = (self.cluster, Names::of(self.cluster));
+        let limit = cluster.limits.call.to_std();
+        let address = |name: &str| -> Result<Option<String>, AzureError> {
+            let call = in_group(cluster, Call::new("network public-ip show").with("--name", name));
+            let answer = self.az.run("asking for the address", &call, limit)?;
+            Ok(answer["ipAddress"].as_str().map(str::to_owned))
+        };
+        let balancer = address(&names.balancer_address)?;
+        let head_at = match cluster.head_address {
+            true => address(&names.head_address)?.map(|at| (at, 22)),
+            false => self.through_balancer(seen)?,
+        };
+        let head = plan::head(seen, &names).map(|head| head.host.clone()).unwrap_or_default();
+        Ok(Provisioned { done: self.done, head, head_at, balancer, nodes: seen.nodes.len(), hosts: self.hosts.clone() })
+    }
+
+    /// Where the load balancer leads to the head node; Azure hands out the ports of a Uniform scale set.
+    fn through_balancer(&self, seen: &Seen) -> Result<Option<(String, u32)>, AzureError> {
+        let cluster = self.cluster;
+        if cluster.mode != Mode::Uniform {
+            return Ok(None);
+        }
+        let call =
+            in_group(cluster, Call::new("vmss list-instance-connection-info").with("--name", &cluster.scale_set));
+        let answer = self.az.run("asking for the ports of the load balancer", &call, cluster.limits.call.to_std());
+        // Right after a scale set was made it may not know yet; the cluster is there all the same.
+        let answer = match answer {
+            Err(AzureError::Refused { .. }) => return Ok(None),
+            other => other?,
+        };
+        let head = plan::head(seen, &Names::of(cluster)).map(|head| head.machine.clone()).unwrap_or_default();
+        Ok(seen::connection(&answer, &head))
+    }
+}
+
+fn not_said(step: &Step, node: &str, what: &str) -> AzureError {
+    let said = format!("it did not say {what}");
+    AzureError::Script { step: step.part.words().to_owned(), node: node.to_owned(), said }
+}

@@ -1,0 +1,317 @@
+//! What is there, as Azure says: read from what `az` prints, of which only the parts that decide something are kept.
+//!
+//! What cannot be read is an error and never "nothing there": a plan made from it would make everything a second time.
+
+use std::{collections::BTreeMap, net::Ipv4Addr};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Cluster, Mode, TAG};
+
+/// A resource group's things, as far as they concern one cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Seen {
+    pub group: Option<Owner>,
+    pub(super) resources: Vec<Resource>,
+    /// Who may reach port 22; `None`: there is no such rule.
+    pub(super) ssh_from: Option<Vec<String>>,
+    pub(super) balancer: Balancer,
+    pub(super) scale_set: Option<ScaleSet>,
+    pub nodes: Vec<Node>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    Ours,
+    Others,
+}
+
+/// A thing that has a name in the group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Resource {
+    pub(super) kind: Kind,
+    pub(super) name: String,
+    pub(super) owner: Owner,
+}
+
+/// What it is. Only kinds that we make have a name of their own.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    ScaleSet,
+    PublicAddress,
+    Balancer,
+    Network,
+    SecurityGroup,
+    PlacementGroup,
+    Other(String),
+}
+
+impl Kind {
+    /// In the order in which they can be deleted.
+    pub(super) const OURS: [Self; 6] =
+        [Self::ScaleSet, Self::Balancer, Self::PublicAddress, Self::Network, Self::SecurityGroup, Self::PlacementGroup];
+
+    fn of(text: &str) -> Self {
+        match text.to_ascii_lowercase().as_str() {
+            "microsoft.compute/virtualmachinescalesets" => Self::ScaleSet,
+            "microsoft.network/publicipaddresses" => Self::PublicAddress,
+            "microsoft.network/loadbalancers" => Self::Balancer,
+            "microsoft.network/virtualnetworks" => Self::Network,
+            "microsoft.network/networksecuritygroups" => Self::SecurityGroup,
+            "microsoft.compute/proximityplacementgroups" => Self::PlacementGroup,
+            other => Self::Other(other.to_owned()),
+        }
+    }
+
+    pub(super) fn words(&self) -> &str {
+        match self {
+            Self::ScaleSet => "scale set",
+            Self::PublicAddress => "public address",
+            Self::Balancer => "load balancer",
+            Self::Network => "virtual network",
+            Self::SecurityGroup => "security group",
+            Self::PlacementGroup => "proximity placement group",
+            Self::Other(kind) => kind,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Balancer {
+    /// First and last port of the rule that leads to port 22 of the nodes.
+    pub(super) nat: Option<(u32, u32)>,
+    pub(super) outbound: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ScaleSet {
+    pub(super) id: String,
+    pub(super) mode: Mode,
+    pub(super) sku: String,
+    pub(super) capacity: u32,
+    pub(super) state: State,
+    /// Which nodes were told of each other, as we noted there.
+    pub(super) noted: Option<String>,
+}
+
+/// How far Azure is with something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum State {
+    Done,
+    Failed,
+    UnderWay(String),
+}
+
+impl State {
+    fn of(text: Option<&str>) -> Self {
+        match text {
+            Some("Succeeded") => Self::Done,
+            Some("Failed" | "Canceled") => Self::Failed,
+            other => Self::UnderWay(other.unwrap_or("unknown").to_owned()),
+        }
+    }
+}
+
+/// A machine of the scale set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// By which run-command finds it: its name, or its number in a Uniform scale set.
+    pub(super) machine: String,
+    pub host: String,
+    pub address: Ipv4Addr,
+    pub(super) nic: String,
+    pub(super) ip_config: String,
+    /// The resource id of its public address.
+    pub(super) public: Option<String>,
+    /// What makes it another machine under the same name.
+    pub(super) identity: String,
+    pub(super) state: State,
+}
+
+type Unread = String;
+
+#[derive(Debug, Deserialize)]
+struct Named {
+    name: String,
+    #[serde(default)]
+    tags: Option<BTreeMap<String, String>>,
+    #[serde(rename = "type", default)]
+    kind: String,
+}
+
+fn items<T: serde::de::DeserializeOwned>(answer: Value) -> Result<Vec<T>, Unread> {
+    serde_json::from_value(answer).map_err(|error| error.to_string())
+}
+
+fn owner(tags: Option<&BTreeMap<String, String>>, cluster: &Cluster) -> Owner {
+    match tags.and_then(|tags| tags.get(TAG)) {
+        Some(value) if *value == cluster.scale_set => Owner::Ours,
+        _ => Owner::Others,
+    }
+}
+
+/// From `az group list`: Azure takes no notice of capitals in names, and neither do we.
+pub(super) fn group(answer: Value, cluster: &Cluster) -> Result<Option<Owner>, Unread> {
+    let groups: Vec<Named> = items(answer)?;
+    let ours = groups.iter().find(|group| group.name.eq_ignore_ascii_case(&cluster.resource_group));
+    Ok(ours.map(|group| owner(group.tags.as_ref(), cluster)))
+}
+
+/// From `az resource list`.
+pub(super) fn resources(answer: Value, cluster: &Cluster) -> Result<Vec<Resource>, Unread> {
+    let resources: Vec<Named> = items(answer)?;
+    let read = |named: Named| Resource {
+        kind: Kind::of(&named.kind),
+        owner: owner(named.tags.as_ref(), cluster),
+        name: named.name,
+    };
+    Ok(resources.into_iter().map(read).collect())
+}
+
+/// From `az network nsg show`.
+pub(super) fn ssh_from(answer: &Value, rule: &str) -> Result<Option<Vec<String>>, Unread> {
+    let rules = answer["securityRules"].as_array().ok_or("a security group without securityRules")?;
+    let Some(rule) = rules.iter().find(|found| found["name"] == rule) else { return Ok(None) };
+    let one = rule["sourceAddressPrefix"].as_str().filter(|text| !text.is_empty());
+    let many = rule["sourceAddressPrefixes"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let mut from: Vec<String> = one.into_iter().chain(many).map(str::to_owned).collect();
+    from.sort_unstable();
+    Ok(Some(from))
+}
+
+/// From `az network lb show`.
+pub(super) fn balancer(answer: &Value, nat: &str, outbound: &str) -> Result<Balancer, Unread> {
+    let list = |name: &str| answer[name].as_array().ok_or_else(|| format!("a load balancer without {name}"));
+    let port = |rule: &Value, name: &str| rule[name].as_u64().and_then(|port| u32::try_from(port).ok());
+    let nat = list("inboundNatRules")?.iter().find(|rule| rule["name"] == nat);
+    Ok(Balancer {
+        nat: nat.and_then(|rule| Some((port(rule, "frontendPortRangeStart")?, port(rule, "frontendPortRangeEnd")?))),
+        outbound: list("outboundRules")?.iter().any(|rule| rule["name"] == outbound),
+    })
+}
+
+/// From `az vmss show`.
+pub(super) fn scale_set(answer: &Value, noted: &str) -> Result<ScaleSet, Unread> {
+    let mode = match answer["orchestrationMode"].as_str() {
+        Some("Flexible") => Mode::Flexible,
+        // What Azure calls no mode at all is the older one.
+        Some("Uniform") | None => Mode::Uniform,
+        Some(other) => return Err(format!("a scale set of the mode {other}")),
+    };
+    let capacity = answer["sku"]["capacity"].as_u64().and_then(|count| u32::try_from(count).ok());
+    Ok(ScaleSet {
+        id: answer["id"].as_str().ok_or("a scale set without an id")?.to_owned(),
+        mode,
+        sku: answer["sku"]["name"].as_str().ok_or("a scale set without a size")?.to_owned(),
+        capacity: capacity.ok_or("a scale set without a capacity")?,
+        state: State::of(answer["provisioningState"].as_str()),
+        noted: answer["tags"][noted].as_str().map(str::to_owned),
+    })
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Machine {
+    name: String,
+    #[serde(default)]
+    instance_id: Option<String>,
+    #[serde(default)]
+    os_profile: Option<OsProfile>,
+    #[serde(default)]
+    virtual_machine_scale_set: Option<Id>,
+    #[serde(default)]
+    vm_id: Option<String>,
+    #[serde(default)]
+    provisioning_state: Option<String>,
+    #[serde(default)]
+    id: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct OsProfile {
+    computer_name: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Id {
+    id: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Nic {
+    name: String,
+    #[serde(default)]
+    virtual_machine: Option<Id>,
+    #[serde(default)]
+    ip_configurations: Vec<IpConfig>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct IpConfig {
+    name: String,
+    #[serde(rename = "privateIPAddress", alias = "privateIpAddress")]
+    private: Option<Ipv4Addr>,
+    #[serde(rename = "publicIPAddress", alias = "publicIpAddress", default)]
+    public: Option<Id>,
+}
+
+/// From the list of machines and the list of their network cards, by address. A machine without an address yet is left out; that
+/// it is missing shows by the count.
+pub(super) fn nodes(machines: Value, nics: Value, cluster: &Cluster) -> Result<Vec<Node>, Unread> {
+    let machines: Vec<Machine> = items(machines)?;
+    let nics: Vec<Nic> = items(nics)?;
+    let end = format!("/virtualmachinescalesets/{}", cluster.scale_set).to_ascii_lowercase();
+    let in_set = |machine: &Machine| match cluster.mode {
+        Mode::Uniform => true,
+        Mode::Flexible => {
+            machine.virtual_machine_scale_set.as_ref().is_some_and(|set| set.id.to_ascii_lowercase().ends_with(&end))
+        }
+    };
+    let mut nodes: Vec<Node> =
+        machines.iter().filter(|machine| in_set(machine)).filter_map(|machine| node(machine, &nics)).collect();
+    nodes.sort_by_key(|node| node.address);
+    Ok(nodes)
+}
+
+fn node(machine: &Machine, nics: &[Nic]) -> Option<Node> {
+    let is_its = |nic: &&Nic| nic.virtual_machine.as_ref().is_some_and(|vm| vm.id.eq_ignore_ascii_case(&machine.id));
+    let nic = nics.iter().find(is_its)?;
+    let config = nic.ip_configurations.iter().find(|config| config.private.is_some())?;
+    let host = machine.os_profile.as_ref().and_then(|profile| profile.computer_name.clone())?;
+    // It becomes a line of a host file and of a script.
+    let plain = host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    (plain && !host.is_empty() && !host.starts_with('-')).then(|| Node {
+        machine: machine.instance_id.clone().unwrap_or_else(|| machine.name.clone()),
+        host,
+        address: config.private.unwrap_or(Ipv4Addr::UNSPECIFIED),
+        nic: nic.name.clone(),
+        ip_config: config.name.clone(),
+        public: config.public.as_ref().map(|public| public.id.clone()),
+        identity: machine.vm_id.clone().unwrap_or_else(|| machine.id.clone()),
+        state: State::of(machine.provisioning_state.as_deref()),
+    })
+}
+
+impl Seen {
+    /// As if nobody had noted that the machines know each other.
+    pub(super) fn forget_keys(&mut self) {
+        if let Some(set) = &mut self.scale_set {
+            set.noted = None;
+        }
+    }
+
+    pub(super) fn find(&self, kind: &Kind, name: &str) -> Option<&Resource> {
+        self.resources.iter().find(|resource| resource.kind == *kind && resource.name.eq_ignore_ascii_case(name))
+    }
+}
+
+/// From `az vmss list-instance-connection-info`: an address and a port for each machine, under a name that ends in its number.
+pub(super) fn connection(answer: &Value, machine: &str) -> Option<(String, u32)> {
+    let found = answer.as_object()?.iter().find(|(name, _)| name.rsplit(' ').next() == Some(machine))?;
+    let (address, port) = found.1.as_str()?.rsplit_once(':')?;
+    Some((address.to_owned(), port.parse().ok()?))
+}

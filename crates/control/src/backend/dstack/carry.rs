@@ -1,0 +1,136 @@
+//! Results and logs, which come with the log that dstack keeps of a job.
+//!
+//! The document is printed at the end of the log, between lines that nothing else there can be. dstack collects logs a few seconds late
+//! and some of its stores show them later still: what is not there yet is asked for again, for as long as the run is asked about.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use doctor_checks::carried;
+use doctor_core::ids::{NodeName, RunId};
+use serde_json::json;
+
+use super::{
+    answers::LogPage,
+    client::{Client, NoAnswer},
+    work::{Run, Selector},
+};
+
+/// Of a log, all pages together: the longest document and what people read before it.
+const MOST_BYTES: usize = 16 << 20;
+/// The most that dstack gives at once.
+const PAGE: u32 = 1000;
+/// Of pages that bring nothing, in a row: a store may have to be asked again before it has something.
+const MOST_PAGES: usize = 400;
+
+/// What was taken from logs, by run.
+#[derive(Debug, Default)]
+pub(super) struct Carried(Mutex<BTreeMap<RunId, Parcel>>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Parcel {
+    node: Option<NodeName>,
+    document: Option<Vec<u8>>,
+    log: String,
+}
+
+impl Carried {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<RunId, Parcel>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets all but these runs.
+    pub(super) fn only(&self, runs: &[RunId]) {
+        let runs: BTreeSet<&RunId> = runs.iter().collect();
+        self.lock().retain(|run, _| runs.contains(run));
+    }
+
+    /// The document of a run whose job has ended: fetched now, unless it is here already.
+    pub(super) fn fetch(&self, client: &Client, project: &str, run: RunId, told: &Run) -> Option<Vec<u8>> {
+        if let Some(document) = self.lock().get(&run).and_then(|parcel| parcel.document.clone()) {
+            return Some(document);
+        }
+        match read_log(client, project, told) {
+            Ok(text) => {
+                let parcel = parcel(&text, node_of(told));
+                let document = parcel.document.clone();
+                self.lock().insert(run, parcel);
+                document
+            }
+            Err(error) => {
+                tracing::warn!(run = %run, %error, "the log of a job could not be had");
+                None
+            }
+        }
+    }
+
+    pub(super) fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
+        let all = self.lock();
+        all.get(&run).and_then(|parcel| Some((parcel.node.clone()?, parcel.log.clone()))).into_iter().collect()
+    }
+}
+
+fn node_of(run: &Run) -> Option<NodeName> {
+    use Selector::{Name, Plain};
+    match run.run_spec.configuration.instances.as_deref()? {
+        [Plain(name) | Name { name }] => NodeName::new(name).ok(),
+        _ => None,
+    }
+}
+
+fn parcel(text: &str, node: Option<NodeName>) -> Parcel {
+    let (log, packed) = carried::split_log(text);
+    let document = packed.and_then(|_| match carried::read_log(text) {
+        Ok(document) => Some(document),
+        Err(why) => {
+            tracing::warn!(%why, "a job's result is not in its log");
+            None
+        }
+    });
+    Parcel { node, document, log: log.to_owned() }
+}
+
+/// All that the job printed, as far as dstack has it and we read it.
+fn read_log(client: &Client, project: &str, run: &Run) -> Result<String, NoAnswer> {
+    let Some(newest) = run.newest() else { return Ok(String::new()) };
+    let (mut bytes, mut next) = (Vec::new(), None::<String>);
+    for _ in 0..MOST_PAGES {
+        let mut ask =
+            json!({ "run_name": run.name(), "job_submission_id": newest.id, "limit": PAGE, "descending": false });
+        if let Some(token) = &next {
+            ask["next_token"] = json!(token);
+        }
+        let page: LogPage = client.ask(&format!("/api/project/{project}/logs/poll"), &ask)?;
+        bytes.extend(page.bytes());
+        // A store that has no more gives the same token again, or none.
+        let over = page.next_token.is_none() || (page.next_token == next && page.is_empty());
+        if over || bytes.len() > MOST_BYTES {
+            break;
+        }
+        next = page.next_token;
+    }
+    // A job has a terminal, which ends its lines in two characters.
+    Ok(String::from_utf8_lossy(&bytes).replace("\r\n", "\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_checks::carried::Packed;
+
+    #[test]
+    fn a_document_is_taken_from_the_log_and_people_read_the_rest() {
+        let node = NodeName::new("bed-0").ok();
+        let log = format!("sh: no job control\njob: done\n{}", Packed::of(b"a document").unwrap().for_log());
+        let whole = parcel(&log, node.clone());
+        assert_eq!(
+            (whole.document.as_deref(), whole.log.as_str()),
+            (Some(&b"a document"[..]), "sh: no job control\njob: done\n")
+        );
+        let cut = parcel(&log[..log.len() - 40], node);
+        assert_eq!(cut.document, None, "half a document is none");
+        assert_eq!(parcel("job: begun\n", None).log, "job: begun\n");
+    }
+}

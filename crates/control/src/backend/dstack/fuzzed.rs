@@ -1,0 +1,19 @@
+//! Ways in for the fuzzer to what the server says, of which users wrote a part.
+
+use std::collections::BTreeMap;
+
+use doctor_core::{node::Occupancy, time::Timestamp};
+
+use super::{DstackConfig, answers::Fleet, view::View, work::Run};
+
+/// How a project looks whose server answers this: fleets, and runs. Each instance that is free, by name; `None`: it is no answer.
+pub fn free(fleets: &[u8], runs: &[u8]) -> Option<Vec<String>> {
+    let fleets: Vec<Fleet> = serde_json::from_slice(fleets).ok()?;
+    let runs: Vec<Run> = serde_json::from_slice(runs).ok()?;
+    let nothing = (BTreeMap::new(), BTreeMap::new());
+    let now = Timestamp::from_secs(1_794_703_000);
+    let view = View { fleets: &fleets, runs: &runs, me: "doctor", now, ends: &nothing.0, complaints: &nothing.1 };
+    let seen = view.seen(&DstackConfig::default());
+    let free = seen.iter().filter(|seen| seen.node.occupancy == Occupancy::Free);
+    Some(free.map(|seen| seen.node.name.to_string()).collect())
+}

@@ -1,0 +1,67 @@
+//! Keys of runs as secrets of the project: there from a run's submission until its job has begun.
+
+use std::collections::BTreeSet;
+
+use doctor_core::ids::RunId;
+use serde_json::{Value, json};
+
+use super::{
+    answers::{Secret, run_of, run_of_secret, secret_name},
+    client::Does,
+    cluster::DstackBackend,
+    config::KeyBy,
+    work::Run,
+};
+use crate::backend::{BackendError, JobRequest};
+
+impl DstackBackend {
+    /// The key as a secret of the project, until the job has it.
+    pub(super) fn hide_key(&self, operation: &'static str, job: &JobRequest) -> Result<(), BackendError> {
+        if self.config.key != KeyBy::Secret {
+            return Ok(());
+        }
+        let body = json!({ "name": secret_name(job.run), "value": job.key.to_hex() });
+        let made: Result<Secret, _> = self.client.ask(&self.in_project("secrets/create_or_update"), &body);
+        made.map_err(|error| {
+            let mut failed = error.during(operation, Does::Reads);
+            failed.text = format!(
+                "the run's key cannot be made a secret: {}; a manager of the project may, or set `key = \"environment\"`",
+                failed.text
+            );
+            failed
+        })?;
+        self.known().secrets.get_or_insert_default().insert(job.run);
+        Ok(())
+    }
+
+    /// Takes the keys of these runs away: their jobs have them, or will never want them. What fails is tried again.
+    pub(super) fn forget_keys(&self, runs: &BTreeSet<RunId>) {
+        let there: Vec<RunId> =
+            self.known().secrets.iter().flatten().filter(|run| runs.contains(run)).copied().collect();
+        for run in there {
+            let body = json!({ "secrets_names": [secret_name(run)] });
+            let gone: Result<Value, _> = self.client.ask(&self.in_project("secrets/delete"), &body);
+            match gone {
+                Ok(_) => {}
+                Err(error) if error.is_not_there() => {}
+                Err(error) => {
+                    tracing::warn!(%run, %error, "the key of a run is still a secret of the project");
+                    continue;
+                }
+            }
+            self.known().secrets.get_or_insert_default().remove(&run);
+        }
+    }
+
+    /// Keys that a controller before this one left, of runs that are not under way.
+    pub(super) fn tidy_keys(&self, runs: &[Run]) {
+        if self.config.key != KeyBy::Secret || self.known().secrets.is_some() {
+            return;
+        }
+        let Ok(secrets) = self.client.ask::<Vec<Secret>>(&self.in_project("secrets/list"), &json!({})) else { return };
+        let left: BTreeSet<RunId> = secrets.iter().filter_map(|secret| run_of_secret(&secret.name)).collect();
+        self.known().secrets.get_or_insert_default().extend(&left);
+        let under_way: BTreeSet<RunId> = runs.iter().filter_map(|run| run_of(run.name())).collect();
+        self.forget_keys(&left.difference(&under_way).copied().collect());
+    }
+}

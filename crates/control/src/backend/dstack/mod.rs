@@ -1,0 +1,24 @@
+//! A project of a dstack server. What "free" means here, what a run becomes, and which rights are needed, are in `README.md` beside this
+//! file.
+
+mod answers;
+mod carry;
+mod client;
+mod cluster;
+mod config;
+mod failures;
+#[doc(hidden)]
+pub mod fuzzed;
+mod inspect;
+mod keys;
+mod occupancy;
+mod replace;
+mod stream;
+mod task;
+mod view;
+mod wanted;
+mod work;
+
+pub use cluster::DstackBackend;
+pub use config::{BadSettings, DstackConfig, KeyBy, Task};
+pub use inspect::inspect;

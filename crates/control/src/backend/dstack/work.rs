@@ -1,0 +1,188 @@
+//! What the server says of runs: whose they are, what they ask for, and how far they got. Pure.
+
+use doctor_core::time::Timestamp;
+use serde::{Deserialize, de};
+
+use super::answers::{moment, perhaps_moment, words};
+
+words! {
+    /// How a job of a run is.
+    JobStatus {
+        Submitted = "submitted",
+        Provisioning = "provisioning",
+        Pulling = "pulling",
+        Running = "running",
+        Terminating = "terminating",
+        Terminated = "terminated",
+        Aborted = "aborted",
+        Failed = "failed",
+        Done = "done",
+    }
+}
+
+impl JobStatus {
+    pub(super) const fn is_finished(&self) -> bool {
+        matches!(self, Self::Terminated | Self::Aborted | Self::Failed | Self::Done)
+    }
+}
+
+words! {
+    /// How a run is.
+    RunStatus {
+        Pending = "pending",
+        Submitted = "submitted",
+        Provisioning = "provisioning",
+        Running = "running",
+        Terminating = "terminating",
+        Terminated = "terminated",
+        Failed = "failed",
+        Done = "done",
+    }
+}
+
+/// Somebody's work.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Run {
+    pub(super) id: String,
+    pub(super) user: String,
+    pub(super) status: RunStatus,
+    pub(super) submitted_at: String,
+    pub(super) next_triggered_at: Option<String>,
+    pub(super) run_spec: RunSpec,
+    #[serde(default)]
+    pub(super) jobs: Vec<Job>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct RunSpec {
+    pub(super) run_name: Option<String>,
+    pub(super) configuration: RunConfiguration,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RunConfiguration {
+    pub(super) fleets: Option<Vec<FleetRef>>,
+    pub(super) instances: Option<Vec<Selector>>,
+}
+
+/// `fleet` or `{"project": …, "name": "fleet"}`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub(super) enum FleetRef {
+    Name(String),
+    Entity { name: String },
+}
+
+impl FleetRef {
+    pub(super) fn name(&self) -> &str {
+        match self {
+            // Of another project's, the name is behind a slash.
+            Self::Name(name) => name.rsplit('/').next().unwrap_or(name),
+            Self::Entity { name } => name,
+        }
+    }
+}
+
+/// Which instances a run may have.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Selector {
+    Plain(String),
+    Name { name: String },
+    Hostname { hostname: String },
+    Number { fleet: FleetRef, instance: u32 },
+    Other(de::IgnoredAny),
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Job {
+    pub(super) job_spec: JobSpec,
+    #[serde(default)]
+    pub(super) job_submissions: Vec<Submission>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct JobSpec {
+    pub(super) requirements: Requirements,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Requirements {
+    pub(super) resources: Wanted,
+}
+
+/// What a job asks for; amounts of memory are in gigabytes.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Wanted {
+    pub(super) cpu: Option<WantedCpu>,
+    pub(super) memory: Option<Range>,
+    pub(super) gpu: Option<WantedGpu>,
+    pub(super) disk: Option<WantedDisk>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WantedCpu {
+    pub(super) arch: Option<String>,
+    pub(super) count: Option<Range>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WantedGpu {
+    pub(super) vendor: Option<String>,
+    pub(super) name: Option<Vec<String>>,
+    pub(super) count: Option<Range>,
+    pub(super) memory: Option<Range>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WantedDisk {
+    pub(super) size: Option<Range>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct Range {
+    pub(super) min: Option<f64>,
+}
+
+/// One try to run a job.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Submission {
+    pub(super) id: String,
+    pub(super) status: JobStatus,
+    #[serde(deserialize_with = "moment")]
+    pub(super) submitted_at: Timestamp,
+    #[serde(default, deserialize_with = "perhaps_moment")]
+    pub(super) finished_at: Option<Timestamp>,
+    pub(super) termination_reason: Option<String>,
+    pub(super) exit_status: Option<i32>,
+    pub(super) job_provisioning_data: Option<Provisioned>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Provisioned {
+    pub(super) hostname: Option<String>,
+}
+
+impl Run {
+    pub(super) fn name(&self) -> &str {
+        self.run_spec.run_name.as_deref().unwrap_or_default()
+    }
+
+    /// The newest try of its first job, which is all that a run of ours has.
+    pub(super) fn newest(&self) -> Option<&Submission> {
+        self.jobs.first()?.job_submissions.last()
+    }
+
+    /// Whose it is, as people read it.
+    pub(super) fn described(&self) -> String {
+        format!("run {} of {}", self.name(), self.user)
+    }
+}

@@ -1,0 +1,480 @@
+//! What a site says about its jobs: a `batch/v1` Job in YAML, into which each run is put.
+//!
+//! What must be so for a run to be safe is ours and is laid over the template: the node and all its GPUs, the command and its key, the
+//! priority, the end. A template that says something about these is refused instead of overruled, because whoever wrote it
+//! meant something by it. Everything else comes from the template.
+//!
+//! Whether Kubernetes has a field is told by its own types: what they lose on the way through them, it does not have.
+
+mod located;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use doctor_core::toml_text::BadText;
+use k8s_openapi::api::batch::v1::Job;
+use serde_json::Value;
+
+use self::located::{Located, Node, wrong};
+use super::{
+    KubernetesConfig, STANDARD_TEMPLATE,
+    job::{CONTAINER, KEY_VARIABLE, PLACES, VOLUMES},
+    occupancy::is_gpu,
+};
+
+/// A template that was read and found good.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Template(Value);
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadTemplate {
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{}, {error}", path.display())]
+    Bad { path: PathBuf, error: BadText },
+}
+
+/// Maps of which we take only these keys.
+const TAKEN: [(&[&str], &[&str]); 5] = [
+    (&[], &["apiVersion", "kind", "metadata", "spec"]),
+    (&["metadata"], &["labels", "annotations"]),
+    (&["spec"], &["template"]),
+    (&["spec", "template"], &["metadata", "spec"]),
+    (&["spec", "template", "metadata"], &["labels", "annotations"]),
+];
+
+const POD: [&str; 3] = ["spec", "template", "spec"];
+
+const NODE: &str =
+    "the service chooses the node; which nodes it looks after is `node_selector` of [backend.kubernetes]";
+const PRIORITY: &str = "set `priority_class` of [backend.kubernetes]";
+const ACCOUNT: &str = "set `service_account` of [backend.kubernetes]";
+
+/// Fields of the pod that are ours, and what a site does instead.
+const OURS_IN_POD: [(&str, &str); 15] = [
+    ("nodeName", NODE),
+    ("nodeSelector", NODE),
+    ("affinity", NODE),
+    ("topologySpreadConstraints", NODE),
+    ("tolerations", "name the taint's key in `usual_taints` of [backend.kubernetes]"),
+    ("schedulingGates", "a job is made when its node is free, and has to start then"),
+    ("restartPolicy", "a run is never repeated by Kubernetes"),
+    ("activeDeadlineSeconds", "it follows from the limits of the tests, in the policy"),
+    ("terminationGracePeriodSeconds", "set `grace` of [backend.kubernetes]"),
+    ("priorityClassName", PRIORITY),
+    ("priority", PRIORITY),
+    ("preemptionPolicy", PRIORITY),
+    ("serviceAccountName", ACCOUNT),
+    ("serviceAccount", ACCOUNT),
+    ("ephemeralContainers", "Kubernetes takes none in a new pod"),
+];
+
+/// The same of our container.
+const OURS_IN_CONTAINER: [(&str, &str); 3] = [
+    ("command", "each run has its own; what is to run beside it goes under initContainers"),
+    ("args", "each run has its own; what is to run beside it goes under initContainers"),
+    ("restartPolicy", "a run is never repeated by Kubernetes"),
+];
+
+impl Template {
+    /// # Errors
+    /// If it is no Job in YAML, says what Kubernetes does not know, or what is ours to say.
+    pub(super) fn read(text: &str, config: &KubernetesConfig) -> Result<Self, BadText> {
+        let tree: Located<Node> = located::read(text)?;
+        let reader = Reader { text, config };
+        reader.kind(&tree)?;
+        let job: Job = located::read(text)?;
+        let job = serde_json::to_value(job).map_err(|error| BadText::at(text, None, error.to_string()))?;
+        reader.known(&tree, &job, &mut vec!["job"])?;
+        reader.only_what_is_not_ours(&tree)?;
+        Ok(Self(job))
+    }
+
+    /// The job of a run: what is usual, over it what the template says, over that what is ours.
+    pub(super) fn filled(&self, mut usual: Value, ours: Value) -> Value {
+        lay(&mut usual, self.0.clone());
+        lay(&mut usual, ours);
+        usual
+    }
+
+    /// The image of our container, if the template has one.
+    pub(super) fn image(&self) -> Option<&str> {
+        self.0.pointer("/spec/template/spec/containers/0/image").and_then(Value::as_str)
+    }
+}
+
+/// Lists grow, for those of the template and ours have no entry in common; of containers there is one.
+fn lay(under: &mut Value, over: Value) {
+    match (under, over) {
+        (Value::Object(under), Value::Object(over)) => {
+            for (key, value) in over {
+                match (under.get_mut(&key), value) {
+                    (Some(Value::Array(there)), Value::Array(more)) if key == "containers" => {
+                        there.iter_mut().zip(more).for_each(|(one, over)| lay(one, over));
+                    }
+                    (Some(there), value) => lay(there, value),
+                    (None, value) => {
+                        under.insert(key, value);
+                    }
+                }
+            }
+        }
+        (Value::Array(under), Value::Array(over)) => under.extend(over),
+        (under, over) => *under = over,
+    }
+}
+
+/// Checks one text.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    text: &'a str,
+    config: &'a KubernetesConfig,
+}
+
+impl Reader<'_> {
+    fn kind(self, tree: &Located<Node>) -> Result<(), BadText> {
+        for (key, wanted) in [("apiVersion", "batch/v1"), ("kind", "Job")] {
+            let found = tree.value.get(key);
+            if found.and_then(|found| found.value.text()) != Some(wanted) {
+                let message = format!("a template is a Job: expected `{key}: {wanted}`");
+                return Err(wrong(self.text, found.unwrap_or(tree), message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything that is written is there in what Kubernetes' types have taken.
+    fn known<'a>(self, tree: &'a Located<Node>, taken: &Value, path: &mut Vec<&'a str>) -> Result<(), BadText> {
+        for (key, value) in tree.value.entries() {
+            if value.value == Node::Null {
+                continue;
+            }
+            let Some(taken) = taken.get(&key.value) else {
+                let message = format!(
+                    "Kubernetes has no field `{}` here: `kubectl explain {}` names those that it has",
+                    key.value,
+                    path.join(".")
+                );
+                return Err(wrong(self.text, key, message));
+            };
+            path.push(&key.value);
+            self.known(value, taken, path)?;
+            path.pop();
+        }
+        for (place, item) in tree.value.items().iter().enumerate() {
+            self.known(item, taken.get(place).unwrap_or(&Value::Null), path)?;
+        }
+        Ok(())
+    }
+
+    fn only_what_is_not_ours(self, tree: &Located<Node>) -> Result<(), BadText> {
+        for (path, keys) in TAKEN {
+            let Some(map) = below(tree, path) else { continue };
+            if let Some((key, _)) = map.value.entries().iter().find(|(key, _)| !keys.contains(&key.value.as_str())) {
+                let accepted = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+                return Err(self.ours(key, &format!("accepted here: {accepted}")));
+            }
+            for names in ["labels", "annotations"] {
+                self.names(map.value.get(names).filter(|_| keys.contains(&names)))?;
+            }
+        }
+        let Some(pod) = below(tree, &POD) else { return Ok(()) };
+        self.fields(pod, &OURS_IN_POD)?;
+        self.gpus(pod)?;
+        self.containers(pod)?;
+        for volume in pod.value.get("volumes").map_or(&[][..], |volumes| volumes.value.items()) {
+            if let Some((name, text)) = named(volume)
+                && VOLUMES.contains(&text)
+            {
+                return Err(self.ours(name, &format!("any name but {} is accepted", VOLUMES.join(", "))));
+            }
+        }
+        Ok(())
+    }
+
+    fn ours<T: Shown>(self, at: &Located<T>, instead: &str) -> BadText {
+        wrong(self.text, at, format!("`{}` is put in by the service: {instead}", at.value.shown()))
+    }
+
+    fn fields(self, map: &Located<Node>, ours: &[(&str, &str)]) -> Result<(), BadText> {
+        for (key, _) in map.value.entries() {
+            if let Some((_, instead)) = ours.iter().find(|(name, _)| *name == key.value) {
+                return Err(self.ours(key, instead));
+            }
+        }
+        Ok(())
+    }
+
+    /// By our names of labels and annotations we know what belongs to which run.
+    fn names(self, map: Option<&Located<Node>>) -> Result<(), BadText> {
+        let own = self.config.own("");
+        for (key, _) in map.map_or(&[][..], |map| map.value.entries()) {
+            if key.value.starts_with(&own) || key.value == "app.kubernetes.io/name" {
+                return Err(self.ours(key, &format!("any name that does not begin with {own} is accepted")));
+            }
+        }
+        Ok(())
+    }
+
+    fn containers(self, pod: &Located<Node>) -> Result<(), BadText> {
+        let all = |kind: &str| pod.value.get(kind).map_or(&[][..], |list| list.value.items());
+        for (place, container) in all("containers").iter().enumerate() {
+            match named(container) {
+                Some((_, CONTAINER)) if place == 0 => {}
+                Some((name, CONTAINER)) => {
+                    return Err(wrong(self.text, name, "there is a second container of this name"));
+                }
+                other => {
+                    let at = other.map_or(container, |(name, _)| name);
+                    let message = format!(
+                        "the one container is `name: {CONTAINER}`: a job ends when all its containers have ended; one that runs \
+                         beside it goes under initContainers with `restartPolicy: Always`"
+                    );
+                    return Err(wrong(self.text, at, message));
+                }
+            }
+            self.fields(container, &OURS_IN_CONTAINER)?;
+            self.gpus(container)?;
+            self.inside(container)?;
+        }
+        for container in all("initContainers") {
+            self.gpus(container)?;
+            if let Some((name, CONTAINER)) = named(container) {
+                return Err(self.ours(name, "give an init container another name"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What stands in lists of our container.
+    fn inside(self, container: &Located<Node>) -> Result<(), BadText> {
+        let all = |kind: &str| container.value.get(kind).map_or(&[][..], |list| list.value.items());
+        for mount in all("volumeMounts") {
+            let at = mount
+                .value
+                .get("mountPath")
+                .filter(|path| path.value.text().is_some_and(|path| PLACES.contains(&path.trim_end_matches('/'))));
+            if let Some(at) = at {
+                return Err(self.ours(at, &format!("any place but {} is accepted", PLACES.join(", "))));
+            }
+        }
+        match all("env").iter().find_map(|one| named(one).filter(|(_, name)| *name == KEY_VARIABLE)) {
+            Some((name, _)) => Err(self.ours(name, "the key of a run is its secret")),
+            None => Ok(()),
+        }
+    }
+
+    /// All that the node has are put in, and no more can be had.
+    fn gpus(self, of: &Located<Node>) -> Result<(), BadText> {
+        for amounts in ["limits", "requests"] {
+            let amounts = of.value.get("resources").and_then(|resources| resources.value.get(amounts));
+            for (key, _) in amounts.map_or(&[][..], |amounts| amounts.value.entries()) {
+                if is_gpu(&key.value, self.config) {
+                    return Err(self.ours(key, "a run takes all GPUs of its node; other resources are accepted"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an error names.
+trait Shown {
+    fn shown(&self) -> &str;
+}
+
+impl Shown for String {
+    fn shown(&self) -> &str {
+        self
+    }
+}
+
+impl Shown for Node {
+    fn shown(&self) -> &str {
+        self.text().unwrap_or_default()
+    }
+}
+
+fn below<'a>(tree: &'a Located<Node>, path: &[&str]) -> Option<&'a Located<Node>> {
+    path.iter().try_fold(tree, |tree, key| tree.value.get(key))
+}
+
+/// The name of an entry of a list.
+fn named(item: &Located<Node>) -> Option<(&Located<Node>, &str)> {
+    let name = item.value.get("name")?;
+    Some((name, name.value.text()?))
+}
+
+/// Whether it can be used. It is read again for each job: what is wrong is said where the configuration is read.
+///
+/// # Errors
+/// As [`Template::read`].
+pub fn check_template(text: &str, config: &KubernetesConfig) -> Result<(), BadText> {
+    Template::read(text, config).map(|_| ())
+}
+
+/// The template as it is now. A file that changed and cannot be used leaves the last good one in force; what is wrong with it
+/// is said by the configuration, which follows the same file.
+#[derive(Debug)]
+pub(super) struct Templates {
+    path: Option<PathBuf>,
+    last: Mutex<(String, Template)>,
+}
+
+impl Templates {
+    pub(super) fn open(config: &KubernetesConfig) -> Result<Self, BadTemplate> {
+        let path = config.template.clone();
+        let text = match &path {
+            Some(path) => {
+                fs::read_to_string(path).map_err(|source| BadTemplate::Read { path: path.clone(), source })?
+            }
+            None => STANDARD_TEMPLATE.to_owned(),
+        };
+        let bad =
+            |error| BadTemplate::Bad { path: path.clone().unwrap_or_else(|| "the built-in template".into()), error };
+        let template = Template::read(&text, config).map_err(bad)?;
+        Ok(Self { path, last: Mutex::new((text, template)) })
+    }
+
+    pub(super) fn now(&self, config: &KubernetesConfig) -> Template {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(text) = self.path.as_deref().and_then(|path: &Path| fs::read_to_string(path).ok())
+            && text != last.0
+            && let Ok(template) = Template::read(&text, config)
+        {
+            *last = (text, template);
+        }
+        last.1.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Template, BadText> {
+        Template::read(text, &KubernetesConfig::default())
+    }
+
+    fn pod(lines: &str) -> String {
+        let lines: String = lines.lines().map(|line| format!("      {line}\n")).collect();
+        format!("apiVersion: batch/v1\nkind: Job\nspec:\n  template:\n    spec:\n{lines}")
+    }
+
+    #[test]
+    fn the_built_in_template_is_good_and_has_a_dev_shm_of_memory() {
+        let template = read(STANDARD_TEMPLATE).unwrap();
+        let made = template.filled(json!({}), json!({}));
+        assert_eq!(made["spec"]["template"]["spec"]["volumes"][0]["emptyDir"]["medium"], "Memory");
+        assert_eq!(template.image(), None);
+    }
+
+    #[test]
+    fn what_is_ours_is_laid_over_and_everything_else_stays() {
+        let text = "apiVersion: batch/v1\nkind: Job\nmetadata: { annotations: { team: ml }, labels: { containers: many } }\nspec:\n  \
+            template:\n    spec:\n      hostNetwork: true\n      containers:\n      - name: doctor-node\n        image: ours:1\n        \
+            env: [{ name: NCCL_DEBUG, value: 1 }]\n        resources: { limits: { rdma/hca: 8 } }\n";
+        let container = |more: Value| json!({ "spec": { "template": { "spec": { "containers": [more] } } } });
+        let usual = container(json!({ "name": "doctor-node", "image": "usual", "imagePullPolicy": "Always" }));
+        let mut ours =
+            container(json!({ "name": "doctor-node", "command": ["doctor-node", "job"], "env": [{ "name": "KEY" }],
+            "resources": { "limits": { "nvidia.com/gpu": "8" } } }));
+        ours["metadata"] = json!({ "labels": { "run": "1" } });
+        let made = read(text).unwrap().filled(usual, ours);
+        let wanted = json!({ "name": "doctor-node", "image": "ours:1", "imagePullPolicy": "Always", "command": ["doctor-node", "job"],
+            "env": [{ "name": "NCCL_DEBUG", "value": "1" }, { "name": "KEY" }],
+            "resources": { "limits": { "rdma/hca": "8", "nvidia.com/gpu": "8" } } });
+        assert_eq!(made["spec"]["template"]["spec"]["containers"], json!([wanted]));
+        assert_eq!(made["spec"]["template"]["spec"]["hostNetwork"], true);
+        assert_eq!(made["metadata"]["annotations"], json!({ "team": "ml" }));
+        assert_eq!(made["metadata"]["labels"], json!({ "run": "1", "containers": "many" }));
+    }
+
+    #[test]
+    fn a_template_that_names_no_container_gets_ours() {
+        let usual = json!({ "spec": { "template": { "spec": { "containers": [{ "name": "doctor-node" }] } } } });
+        let made = read(&pod("hostPID: true")).unwrap().filled(usual, json!({}));
+        assert_eq!(made["spec"]["template"]["spec"]["containers"][0]["name"], "doctor-node");
+    }
+
+    #[test]
+    fn a_mistake_is_shown_with_line_column_and_what_is_accepted() {
+        let container = |lines: &str| {
+            let lines: String = lines.lines().map(|line| format!("  {line}\n")).collect();
+            pod(&format!("containers:\n- name: doctor-node\n{lines}"))
+        };
+        let mut missed = Vec::new();
+        for (text, line, column, part) in [
+            ("spec: [".to_owned(), 1, 7, "unclosed bracket '['\n"),
+            ("kind: Job\n".to_owned(), 1, 1, "expected `apiVersion: batch/v1`"),
+            ("apiVersion: batch/v1\nkind: Pod\n".to_owned(), 2, 7, "expected `kind: Job`"),
+            ("apiVersion: batch/v1\nkind: Job\nkind: Job\n".to_owned(), 3, 1, "kind"),
+            (
+                "apiVersion: batch/v1\nkind: Job\nmetadata: { name: a }\n".to_owned(),
+                3,
+                13,
+                "accepted here: `labels`, `annotations`",
+            ),
+            (
+                "apiVersion: batch/v1\nkind: Job\nspec:\n  backoffLimit: 3\n".to_owned(),
+                4,
+                3,
+                "accepted here: `template`",
+            ),
+            ("apiVersion: batch/v1\nkind: Job\nspec:\n  templat: {}\n".to_owned(), 4, 3, "kubectl explain job.spec`"),
+            (
+                "apiVersion: batch/v1\nkind: Job\nmetadata:\n  labels: { cluster-doctor.io/run: a }\n".to_owned(),
+                4,
+                13,
+                "does not begin with cluster-doctor.io/",
+            ),
+            (pod("nodeName: gpu-1"), 6, 7, "the service chooses the node"),
+            (pod("activeDeadlineSeconds: 5"), 6, 7, "limits of the tests"),
+            (pod("tolerations: [{ operator: Exists }]"), 6, 7, "usual_taints"),
+            (pod("hostNetwork: maybe"), 6, 20, ""),
+            (
+                pod("volumes:\n- name: shm\n  emptyDir:\n    mediun: Memory"),
+                9,
+                11,
+                "job.spec.template.spec.volumes.emptyDir`",
+            ),
+            (pod("volumes: [{ name: data }]"), 6, 25, "any name but data"),
+            (pod("containers:\n- name: exporter"), 7, 15, "initContainers with `restartPolicy: Always`"),
+            (pod("containers:\n- name: doctor-node\n- name: doctor-node"), 8, 15, "a second container"),
+            (pod("initContainers: [{ name: doctor-node }]"), 6, 32, "another name"),
+            (container("command: [sh]"), 8, 9, "each run has its own"),
+            (container("env: [{ name: DOCTOR_RUN_KEY, value: a }]"), 8, 23, "its secret"),
+            (container("volumeMounts: [{ name: a, mountPath: /data/ }]"), 8, 46, "any place but /data"),
+            (container("resources:\n  limits:\n    nvidia.com/gpu: 4"), 10, 13, "takes all GPUs"),
+        ] {
+            let error = read(&text).unwrap_err();
+            if (error.line(), error.column()) != (Some(line), Some(column)) || !error.to_string().contains(part) {
+                missed.push(format!("expected {part:?} in line {line}, column {column}: {error}"));
+            }
+        }
+        assert!(missed.is_empty(), "{}", missed.join("\n\n"));
+    }
+
+    #[test]
+    fn a_changed_file_is_followed_and_a_bad_change_keeps_the_last_good_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("job.yaml");
+        let image = |image: &str| pod(&format!("containers:\n- name: doctor-node\n  image: {image}"));
+        fs::write(&path, image("a:1")).unwrap();
+        let config = KubernetesConfig { template: Some(path.clone()), ..KubernetesConfig::default() };
+        let templates = Templates::open(&config).unwrap();
+        for (text, wanted) in [(image("b:2"), "b:2"), (pod("nodeName: gpu-1"), "b:2"), (image("c:3"), "c:3")] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(templates.now(&config).image(), Some(wanted));
+        }
+        fs::remove_file(&path).unwrap();
+        assert_eq!(templates.now(&config).image(), Some("c:3"));
+        let error = Templates::open(&config).unwrap_err().to_string();
+        assert!(error.contains("job.yaml"), "{error}");
+    }
+}

@@ -1,0 +1,140 @@
+//! YAML as a tree in which everything knows its place, so that what is right as YAML and wrong as a template is shown where it
+//! stands.
+
+use std::{fmt, ops::Range};
+
+use doctor_core::toml_text::BadText;
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor},
+};
+use serde_saphyr::{Location, Spanned};
+
+/// A key or a value, and where it is.
+pub(super) type Located<T> = Spanned<T>;
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Node {
+    Null,
+    Text(String),
+    /// A number or a truth value: what is asked of a template is never one.
+    Other,
+    List(Vec<Located<Node>>),
+    Map(Vec<(Located<String>, Located<Node>)>),
+}
+
+impl Node {
+    pub(super) fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// What is under this key.
+    pub(super) fn get(&self, wanted: &str) -> Option<&Located<Node>> {
+        self.entries().iter().find(|(key, _)| key.value == wanted).map(|(_, value)| value)
+    }
+
+    pub(super) fn entries(&self) -> &[(Located<String>, Located<Node>)] {
+        match self {
+            Self::Map(entries) => entries,
+            _ => &[],
+        }
+    }
+
+    pub(super) fn items(&self) -> &[Located<Node>] {
+        match self {
+            Self::List(items) => items,
+            _ => &[],
+        }
+    }
+}
+
+/// Reads a document.
+pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<T, BadText> {
+    serde_saphyr::from_str(text).map_err(|error| {
+        let (plain, at) = (error.without_snippet().to_string(), error.location());
+        // The place is shown by whoever shows the text.
+        let place = at.map(|at| format!(" at line {}, column {}", at.line(), at.column())).unwrap_or_default();
+        let message = plain.strip_suffix(&place).unwrap_or(&plain);
+        BadText::at(text, at.map(|at| bytes(text, at)), message)
+    })
+}
+
+/// What is wrong at this place.
+pub(super) fn wrong<T>(text: &str, at: &Located<T>, message: impl Into<String>) -> BadText {
+    BadText::at(text, Some(bytes(text, at.referenced)), message)
+}
+
+fn bytes(text: &str, at: Location) -> Range<usize> {
+    let as_index = |number: u64| usize::try_from(number).unwrap_or(text.len());
+    let (line, column) = (as_index(at.line()).saturating_sub(1), as_index(at.column()).saturating_sub(1));
+    let begin: usize = text.split_inclusive('\n').take(line).map(str::len).sum();
+    let start = begin + text[begin..].chars().take(column).map(char::len_utf8).sum::<usize>();
+    start..start + as_index(at.span().byte_len().unwrap_or(1)).max(1)
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyNode)
+    }
+}
+
+struct AnyNode;
+
+impl<'de> Visitor<'de> for AnyNode {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map, a list, text, a number, true, false or nothing")
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Node, E> {
+        Ok(Node::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Node, E> {
+        Ok(Node::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = access.next_element()? {
+            items.push(item);
+        }
+        Ok(Node::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = access.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Node::Map(entries))
+    }
+}

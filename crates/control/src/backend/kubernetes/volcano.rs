@@ -1,0 +1,190 @@
+//! A run as a job of Volcano's: the same pod, in the form that Volcano's queues and controller take. Pure.
+//!
+//! Volcano makes a pod anew that was taken away; a run must not run twice, so that ends the job here. Its jobs have no deadline, so
+//! the pod has one. A job is cancelled by a Command of Volcano's own, and by the one that ends it for good: what is only
+//! aborted can be resumed, and is never removed by its age.
+
+use kube::core::{ApiResource, GroupVersionKind, Object};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    config::Volcano,
+    job,
+    objects::{Condition, JobObject, JobSpec, JobStatus, Time},
+};
+
+/// A job as Volcano tells it.
+pub(super) type VolcanoJob = Object<VolcanoSpec, VolcanoStatus>;
+
+pub(super) const VERSION: &str = "batch.volcano.sh/v1alpha1";
+/// Of the one task.
+const TASK: &str = "run";
+
+pub(super) fn job_resource() -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("batch.volcano.sh", "v1alpha1", "Job"))
+}
+
+pub(super) fn command_resource() -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("bus.volcano.sh", "v1alpha1", "Command"))
+}
+
+/// What is read of it: what we asked for is known.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(super) struct VolcanoSpec {}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct VolcanoStatus {
+    state: State,
+    conditions: Vec<Reached>,
+    failed: u32,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct State {
+    phase: String,
+    last_transition_time: Option<Time>,
+}
+
+/// A phase that it was in.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Reached {
+    status: String,
+    last_transition_time: Option<Time>,
+}
+
+/// The same run for Volcano.
+pub(super) fn manifest(mut job: Value, volcano: &Volcano) -> Value {
+    let spec = &mut job["spec"];
+    let mut template = spec["template"].take();
+    let pod = &mut template["spec"];
+    pod["schedulerName"] = json!(volcano.scheduler);
+    pod["activeDeadlineSeconds"] = spec["activeDeadlineSeconds"].take();
+    let mut for_volcano = json!({
+        "minAvailable": 1, "maxRetry": 1,
+        "schedulerName": volcano.scheduler,
+        "ttlSecondsAfterFinished": spec["ttlSecondsAfterFinished"].take(),
+        "plugins": volcano.plugins,
+        "policies": [{ "event": "PodEvicted", "action": "TerminateJob" }],
+        "tasks": [{ "name": TASK, "replicas": 1, "template": null }],
+    });
+    if let Some(class) = pod.get("priorityClassName") {
+        for_volcano["priorityClassName"] = class.clone();
+    }
+    if let Some(queue) = &volcano.queue {
+        for_volcano["queue"] = json!(queue);
+    }
+    for_volcano["tasks"][0]["template"] = template;
+    json!({ "apiVersion": VERSION, "kind": "Job", "metadata": job["metadata"].take(), "spec": for_volcano })
+}
+
+/// What has Volcano end a job. It takes the command away when it has seen it; should nobody see it, it goes with the job.
+pub(super) fn end_it(name: &str, namespace: &str, uid: &str) -> Value {
+    let target = json!({ "apiVersion": VERSION, "kind": "Job", "name": name, "uid": uid, "controller": true, "blockOwnerDeletion": true });
+    json!({
+        "apiVersion": "bus.volcano.sh/v1alpha1", "kind": "Command",
+        "metadata": { "name": name, "namespace": namespace, "ownerReferences": [target] },
+        "action": "TerminateJob", "target": target, "reason": "Cancelled",
+    })
+}
+
+/// What Volcano says of a job, in the words in which Kubernetes would say it of its own.
+pub(super) fn as_job(told: VolcanoJob) -> JobObject {
+    let status = told.status.unwrap_or_default();
+    let at = status.state.last_transition_time;
+    let condition = |kind: &str, reason: &str| Condition {
+        kind: kind.to_owned(),
+        status: "True".to_owned(),
+        reason: reason.to_owned(),
+        last_transition_time: at,
+        ..Condition::default()
+    };
+    let conditions = match status.state.phase.as_str() {
+        "Completed" => vec![condition("Complete", "")],
+        "Failed" => vec![condition("Failed", "")],
+        // By us, or because its pod was taken away.
+        "Terminated" => vec![condition("Failed", job::POD_TAKEN)],
+        // By a person: nobody else does that.
+        "Aborted" => vec![condition("Failed", job::ENDED)],
+        "Aborting" | "Terminating" | "Completing" => vec![condition("FailureTarget", "")],
+        // It waits, or its pod says more.
+        _ => Vec::new(),
+    };
+    let ran = status.conditions.iter().find(|reached| reached.status == "Running");
+    let start_time = ran.and_then(|reached| reached.last_transition_time);
+    JobObject {
+        types: told.types,
+        metadata: told.metadata,
+        spec: JobSpec::default(),
+        status: Some(JobStatus { conditions, start_time, failed: status.failed }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::{
+        ids::IdSource,
+        run::{JobEnd, JobSeen},
+    };
+
+    use super::{super::KubernetesConfig, *};
+
+    fn seen(phase: &str, cancelled: bool) -> JobSeen {
+        let config = KubernetesConfig::default();
+        let annotations = if cancelled { json!({ config.own("cancelled"): "now" }) } else { json!({}) };
+        let told = json!({
+            "apiVersion": VERSION, "kind": "Job",
+            "metadata": { "name": "doctor-x", "creationTimestamp": "2026-11-15T10:00:00Z", "annotations": annotations },
+            "spec": { "minAvailable": 1 },
+            "status": {
+                "state": { "phase": phase, "lastTransitionTime": "2026-11-15T10:05:00Z" },
+                "conditions": [{ "status": "Running", "lastTransitionTime": "2026-11-15T10:01:00Z" }],
+            },
+        });
+        let told: VolcanoJob = serde_json::from_value(told).unwrap();
+        job::seen(&as_job(told), &[], IdSource::new(1).run(), &config)
+    }
+
+    #[test]
+    fn every_phase_has_its_meaning_and_an_unknown_one_is_no_end() {
+        for (phase, cancelled, end) in [
+            ("Completed", false, JobEnd::Exited),
+            ("Failed", false, JobEnd::Lost),
+            ("Terminated", false, JobEnd::Displaced),
+            ("Terminated", true, JobEnd::Killed),
+            ("Aborted", false, JobEnd::Killed),
+        ] {
+            let seen = seen(phase, cancelled);
+            assert!(matches!(&seen, JobSeen::Ended { how, .. } if *how == end), "{phase}: {seen:?}");
+        }
+        for phase in ["Terminating", "Aborting", "Completing"] {
+            assert!(matches!(seen(phase, true), JobSeen::Running { .. }), "{phase}");
+        }
+        for phase in ["", "Pending", "Inqueue", "Running"] {
+            assert!(matches!(seen(phase, false), JobSeen::Pending { .. }), "{phase}: its pod has not begun");
+        }
+    }
+
+    #[test]
+    fn the_pod_stays_what_it_is_and_what_volcano_has_no_field_for_is_left_out() {
+        let volcano = Volcano { queue: Some("gpu".to_owned()), ..Volcano::default() };
+        let job = json!({ "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "doctor-x" }, "spec": {
+            "backoffLimit": 0, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 5, "podFailurePolicy": {},
+            "template": { "metadata": { "labels": { "a": "b" } }, "spec": { "priorityClassName": "low", "containers": [1] } } } });
+        let made = manifest(job, &volcano);
+        assert_eq!(made["apiVersion"], VERSION);
+        let mut keys: Vec<&String> = made["spec"].as_object().unwrap().keys().collect();
+        keys.sort();
+        let known =
+            ["maxRetry", "minAvailable", "plugins", "policies", "priorityClassName", "queue", "schedulerName", "tasks"];
+        assert_eq!(keys, [&known[..], &["ttlSecondsAfterFinished"]].concat());
+        assert_eq!(
+            made["spec"]["tasks"][0]["template"],
+            json!({ "metadata": { "labels": { "a": "b" } }, "spec": {
+            "priorityClassName": "low", "containers": [1], "schedulerName": "volcano", "activeDeadlineSeconds": 60 } })
+        );
+    }
+}

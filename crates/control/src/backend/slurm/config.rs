@@ -1,0 +1,242 @@
+//! How Slurm is reached, what of it is looked after, and how runs are submitted.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use doctor_core::{ids::Sku, time::Span};
+use serde::{Deserialize, Serialize};
+
+/// Settings of the backend, `[backend.slurm]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SlurmConfig {
+    /// Where `scontrol`, `squeue`, `sbatch` and `scancel` are. Absent: in `PATH`.
+    pub programs: Option<PathBuf>,
+    /// Absent: `$SLURM_CONF`, or where Slurm itself looks.
+    pub slurm_conf: Option<PathBuf>,
+    /// For one answer of Slurm's. A controller that is down makes its programs wait 9 seconds.
+    pub deadline: Span,
+    /// Where nodes are read, if not by `scontrol`.
+    pub rest: Option<Rest>,
+    /// Only nodes of these partitions. Empty: of all.
+    pub partitions: Vec<String>,
+    /// Nodes without GPUs are left alone.
+    pub gpus_only: bool,
+    /// A node with this feature is a machine of this type.
+    pub skus: BTreeMap<String, Sku>,
+    /// A node that is to be powered down within this time is left to it: a run would wake it for nothing.
+    pub suspend_margin: Span,
+    /// A node that somebody's reservation begins on within this time is left to it.
+    pub reservation_margin: Span,
+    /// What a reason of ours begins with.
+    pub prefix: String,
+    /// Where on a node we write down what is ours.
+    pub notes: Notes,
+    /// How runs are submitted.
+    pub job: Submission,
+    /// The shared directory as nodes see it. Absent: `data` of the service.
+    pub share: Option<PathBuf>,
+    /// `doctor-node` on the nodes.
+    pub doctor_node: PathBuf,
+    /// What `doctor-node` remembers on each node from one run to the next.
+    pub node_state: PathBuf,
+    /// How a node resets its GPUs, as words of a command. Empty: it cannot.
+    pub reset: Vec<String>,
+    /// Whether nodes may be rebooted: `RebootProgram` has to be set in slurm.conf.
+    pub reboot: bool,
+    /// A command of the site's that has a machine replaced; `{node}`, `{instance}` and `{op}` are filled in. Empty: nobody does.
+    pub replace: Vec<String>,
+    /// The state of a node that is found bad.
+    pub out_as: OutAs,
+    /// A feature that nodes have while all is well with them, so that users can ask for them. Absent: none is written.
+    pub validated_feature: Option<String>,
+    /// Whether one word for how a node is (`pass`, `fail`, `unknown`) is kept in its notes. Each change is a write on the node.
+    pub status_note: bool,
+}
+
+/// Where nodes are read over HTTP.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rest {
+    /// The socket of slurmrestd, or its address: `/run/slurmrestd.sock`, `127.0.0.1:6820`.
+    pub at: String,
+    /// The version of its interface, such as `v0.0.42`.
+    pub version: String,
+    /// A file that holds a token; it is read each time, because tokens end. Absent: the socket itself says who asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+    /// Who asks, where the token alone does not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+}
+
+/// A field of a node that people may write, of which a part is ours.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Notes {
+    #[default]
+    Extra,
+    Comment,
+}
+
+impl Notes {
+    pub(super) const fn key(self) -> &'static str {
+        match self {
+            Self::Extra => "Extra",
+            Self::Comment => "Comment",
+        }
+    }
+}
+
+/// What Slurm is told of a node that is found bad.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OutAs {
+    /// What runs there may end.
+    #[default]
+    Drain,
+    /// The same, and shown as about to fail.
+    Fail,
+    /// Gone. Taken only while nobody works there, else it is drained.
+    Down,
+}
+
+/// How a run is submitted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Submission {
+    /// Absent: the first partition of the node that is up and allows the time.
+    pub partition: Option<String>,
+    pub account: Option<String>,
+    /// The lowest that there is; preemptible where the site has that.
+    pub qos: Option<String>,
+    /// By how much the priority is lowered.
+    pub nice: u32,
+    /// Whether all GPUs of the node are asked for.
+    pub gres: bool,
+    /// How long a job has to write its result after it was told to end.
+    pub grace: Span,
+    /// More words for `sbatch`.
+    pub arguments: Vec<String>,
+}
+
+impl Default for Submission {
+    fn default() -> Self {
+        Self {
+            partition: None,
+            account: None,
+            qos: None,
+            nice: 10_000,
+            gres: true,
+            grace: Span::from_secs(30),
+            arguments: Vec::new(),
+        }
+    }
+}
+
+impl Default for SlurmConfig {
+    fn default() -> Self {
+        Self {
+            programs: None,
+            slurm_conf: None,
+            deadline: Span::from_secs(20),
+            rest: None,
+            partitions: Vec::new(),
+            gpus_only: true,
+            skus: BTreeMap::new(),
+            suspend_margin: Span::minutes(5),
+            reservation_margin: Span::hours(1),
+            prefix: "doctor:".to_owned(),
+            notes: Notes::Extra,
+            job: Submission::default(),
+            share: None,
+            doctor_node: PathBuf::from("/usr/bin/doctor-node"),
+            node_state: PathBuf::from("/var/lib/cluster-doctor/node"),
+            reset: ["nvidia-smi", "--gpu-reset"].map(str::to_owned).to_vec(),
+            reboot: true,
+            replace: Vec::new(),
+            out_as: OutAs::Drain,
+            validated_feature: None,
+            status_note: false,
+        }
+    }
+}
+
+/// What jobs, reservations and repairs of ours are called before their id.
+pub(super) const OURS: &str = "doctor-";
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadSettings {
+    #[error("`prefix` is `{0}`; it is a word that ends in a colon, such as `doctor:`")]
+    Prefix(String),
+    #[error("`validated_feature` is `{0}`; it is one word of letters, digits, `_`, `-`, `.` or `=`")]
+    Feature(String),
+    #[error("`rest.version` is `{0}`; it is written like `v0.0.42`")]
+    RestVersion(String),
+    #[error("`job.arguments` has `{0}`, which a run needs for itself")]
+    Argument(String),
+}
+
+/// Options of `sbatch` that make a run what it is.
+const KEPT: [&str; 12] = [
+    "--exclusive",
+    "--nodelist",
+    "--nodes",
+    "--job-name",
+    "--comment",
+    "--reservation",
+    "--array",
+    "--requeue",
+    "--output",
+    "--wrap",
+    "--parsable",
+    "--test-only",
+];
+
+impl SlurmConfig {
+    /// What can be told without a cluster.
+    ///
+    /// # Errors
+    /// With the setting and what it may be.
+    pub fn check(&self) -> Result<(), BadSettings> {
+        let is_word = |text: &str, more: &str| {
+            !text.is_empty() && text.len() <= 64 && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
+        };
+        if !self.prefix.strip_suffix(':').is_some_and(|word| is_word(word, "-_.")) {
+            return Err(BadSettings::Prefix(self.prefix.clone()));
+        }
+        if let Some(feature) = self.validated_feature.as_ref().filter(|feature| !is_word(feature, "_-.=")) {
+            return Err(BadSettings::Feature(feature.clone()));
+        }
+        if let Some(rest) = self.rest.as_ref().filter(|rest| !is_word(&rest.version, ".")) {
+            return Err(BadSettings::RestVersion(rest.version.clone()));
+        }
+        let kept = |word: &&String| KEPT.contains(&word.split('=').next().unwrap_or_default());
+        match self.job.arguments.iter().find(kept) {
+            Some(word) => Err(BadSettings::Argument(word.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_has_to_be_set_and_a_slip_of_the_pen_is_named() {
+        assert_eq!(toml::from_str::<SlurmConfig>("").unwrap(), SlurmConfig::default());
+        let error = toml::from_str::<SlurmConfig>("prefiks = \"x\"\n").unwrap_err().to_string();
+        assert!(error.contains("unknown field `prefiks`") && error.contains("line 1"), "{error}");
+        SlurmConfig::default().check().unwrap();
+    }
+
+    #[test]
+    fn what_would_break_a_run_or_hide_our_hand_is_refused() {
+        let bad = |text: &str| toml::from_str::<SlurmConfig>(text).unwrap().check().unwrap_err().to_string();
+        assert!(bad("prefix = \"\"\n").contains("such as `doctor:`"));
+        assert!(bad("prefix = \"doctor\"\n").contains("ends in a colon"));
+        assert!(bad("validated_feature = \"a,b\"\n").contains("one word"));
+        assert!(bad("[job]\narguments = [\"--nodelist=x\"]\n").contains("--nodelist=x"));
+        assert!(bad("rest = { at = \"/s\", version = \"v0/../x\" }\n").contains("v0.0.42"));
+    }
+}

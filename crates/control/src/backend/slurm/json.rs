@@ -1,0 +1,177 @@
+//! Nodes as slurmrestd and `--json` tell them, in three dialects. Pure.
+//!
+//! Slurm 22.05 writes a state as one word with a list of flags and moments as numbers; from 24.11 on, states are lists and
+//! numbers are wrapped in objects; between those two and 26.05, fields come and go. Everything here is read in whichever form it
+//! has, and what is not there is not known.
+
+use doctor_core::time::Timestamp;
+use serde::Deserialize;
+
+use super::{
+    nodes::{BadNodes, NodeSeen, Reason, gpus},
+    states::State,
+};
+
+/// An answer is not read beyond this.
+pub(super) const MOST_BYTES: usize = 512 * 1024 * 1024;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadAnswer {
+    #[error("the answer has {0} bytes; up to {MOST_BYTES} are read")]
+    TooLong(usize),
+    #[error("the answer is not the JSON of a list of nodes")]
+    Json(#[source] serde_json::Error),
+    #[error("Slurm says: {0}")]
+    Said(String),
+    #[error("the answer is the table of `sinfo`, which is by groups; ask for nodes (`/slurm/v0.0.42/nodes`)")]
+    Grouped,
+    #[error(transparent)]
+    Nodes(#[from] BadNodes),
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    nodes: Vec<Told>,
+    #[serde(default)]
+    errors: Vec<Trouble>,
+    #[serde(default)]
+    sinfo: Option<serde::de::IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct Trouble {
+    #[serde(default)]
+    error: String,
+    #[serde(default)]
+    description: String,
+}
+
+#[derive(Deserialize)]
+struct Told {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    state: Words,
+    #[serde(default)]
+    state_flags: Words,
+    #[serde(default)]
+    partitions: Words,
+    #[serde(default)]
+    active_features: Words,
+    #[serde(default)]
+    features: Words,
+    #[serde(default)]
+    gres: Option<String>,
+    #[serde(default)]
+    cpus: Option<u64>,
+    #[serde(default)]
+    real_memory: Option<u64>,
+    #[serde(default)]
+    boot_time: Number,
+    #[serde(default)]
+    last_busy: Number,
+    #[serde(default)]
+    reason: Option<String>,
+    #[serde(default)]
+    reason_set_by_user: Option<String>,
+    #[serde(default)]
+    comment: Option<String>,
+    #[serde(default)]
+    extra: Option<String>,
+    #[serde(default)]
+    instance_type: Option<String>,
+}
+
+/// A list, or one text with commas; or nothing.
+#[derive(Deserialize, Default)]
+#[serde(untagged)]
+enum Words {
+    List(Vec<String>),
+    Text(String),
+    #[default]
+    None,
+}
+
+impl Words {
+    fn all(&self) -> impl Iterator<Item = &str> {
+        let (list, text) = match self {
+            Self::List(list) => (list.as_slice(), ""),
+            Self::Text(text) => (&[][..], text.as_str()),
+            Self::None => (&[][..], ""),
+        };
+        list.iter().map(String::as_str).chain(text.split(',').filter(|word| !word.is_empty()))
+    }
+
+    fn owned(&self) -> Vec<String> {
+        self.all().map(str::to_owned).collect()
+    }
+}
+
+/// A number, or one that says whether it is set.
+#[derive(Deserialize, Default)]
+#[serde(untagged)]
+enum Number {
+    Plain(i64),
+    Wrapped {
+        #[serde(default)]
+        set: bool,
+        #[serde(default)]
+        infinite: bool,
+        #[serde(default)]
+        number: i64,
+    },
+    #[default]
+    None,
+}
+
+impl Number {
+    fn moment(&self) -> Option<Timestamp> {
+        let seconds = match self {
+            Self::Plain(number) => *number,
+            Self::Wrapped { set: true, infinite: false, number } => *number,
+            Self::Wrapped { .. } | Self::None => 0,
+        };
+        // Slurm writes 0 for never.
+        (1..=253_402_300_799).contains(&seconds).then(|| Timestamp::from_secs(seconds))
+    }
+}
+
+/// Reads an answer of any of the dialects.
+pub(super) fn parse(bytes: &[u8]) -> Result<Vec<NodeSeen>, BadAnswer> {
+    if bytes.len() > MOST_BYTES {
+        return Err(BadAnswer::TooLong(bytes.len()));
+    }
+    let answer: Answer = serde_json::from_slice(bytes).map_err(BadAnswer::Json)?;
+    if let Some(trouble) = answer.errors.first() {
+        let text = if trouble.description.is_empty() { &trouble.error } else { &trouble.description };
+        return Err(BadAnswer::Said(text.chars().take(200).collect()));
+    }
+    if answer.sinfo.is_some() {
+        return Err(BadAnswer::Grouped);
+    }
+    if answer.nodes.is_empty() {
+        return Err(BadNodes::None.into());
+    }
+    Ok(answer.nodes.into_iter().map(node).collect())
+}
+
+fn node(told: Told) -> NodeSeen {
+    let text = |value: Option<String>| value.filter(|text| !text.is_empty());
+    NodeSeen {
+        state: State::of(told.state.all().chain(told.state_flags.all())),
+        partitions: told.partitions.owned(),
+        features: told.active_features.owned(),
+        available: told.features.owned(),
+        gpus: gpus(told.gres.as_deref().unwrap_or_default()),
+        cpus: told.cpus.unwrap_or_default(),
+        memory: told.real_memory.unwrap_or_default(),
+        booted: told.boot_time.moment(),
+        last_busy: told.last_busy.moment(),
+        reason: text(told.reason).map(|text| Reason { text, by: told.reason_set_by_user }),
+        comment: told.comment.unwrap_or_default(),
+        extra: told.extra.unwrap_or_default(),
+        instance_type: text(told.instance_type),
+        name: told.name,
+    }
+}

@@ -1,0 +1,268 @@
+//! What is ours on a node, written on the node itself: a part of its `Extra` (or `Comment`). Pure.
+//!
+//! A node has one reason, and it goes when the node is resumed; a proving run resumes it inside a reservation of ours. What
+//! must outlast that stands here: the marks and their cases, the words for the reason, and the last changes that were made, so
+//! that none is made twice. Slurm keeps the field over restarts.
+//!
+//! The field is one JSON object of which the key `doctor` is ours; other keys stay as they are. Text that is no JSON object is
+//! somebody's, and a value of `doctor` that cannot be read may be of a later version: neither is written over, and neither
+//! says that users may have a node.
+
+use doctor_core::{
+    ids::{CaseId, OpId},
+    node::MarkKind,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{
+    config::{Notes, SlurmConfig},
+    nodes::NodeSeen,
+};
+
+/// Changes that are remembered, of marks and of what is done to the machine each. An older one is not asked for again.
+const REMEMBERED: usize = 8;
+const KEY: &str = "doctor";
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Note {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) marks: Vec<Written>,
+    /// Somebody else had it out of service when we came: that is not ours to end.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) over: bool,
+    /// The reason that goes with the marks.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) why: String,
+    /// Users had it when we reserved it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) open: bool,
+    /// Changes of marks.
+    #[serde(skip_serializing_if = "Deeds::is_empty")]
+    pub(super) did: Deeds,
+    /// Reboots, resets and replacements. Apart from the marks, which change often while one of these is under way.
+    #[serde(skip_serializing_if = "Deeds::is_empty")]
+    pub(super) acts: Deeds,
+    /// What is shown of the node, as `board` counts it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) shown: Option<String>,
+    /// One word for how it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) status: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Written {
+    pub(super) kind: MarkKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) case: Option<CaseId>,
+}
+
+/// What a node's field says of us.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Found {
+    Nothing,
+    /// Somebody's text, or a value that this version does not understand.
+    Unreadable,
+    Read(Note),
+}
+
+impl Found {
+    pub(super) const fn is_read(&self) -> bool {
+        matches!(self, Self::Read(_))
+    }
+
+    /// Without one: an empty note.
+    pub(super) fn note(self) -> Note {
+        match self {
+            Self::Read(note) => note,
+            Self::Nothing | Self::Unreadable => Note::default(),
+        }
+    }
+}
+
+/// Changes that were made, the last of them, as `OP/WORD=TEXT`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Deeds(Vec<String>);
+
+impl Deeds {
+    const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What was written down of a change, if it was made.
+    pub(super) fn noted(&self, op: OpId, word: &str) -> Option<&str> {
+        let this = format!("{op}/{word}");
+        self.0.iter().find_map(|one| match one.strip_prefix(&this)? {
+            "" => Some(""),
+            rest => rest.strip_prefix('='),
+        })
+    }
+
+    pub(super) fn remember(&mut self, op: OpId, word: &str, text: &str) {
+        self.forget(op, word);
+        self.0.push(if text.is_empty() { format!("{op}/{word}") } else { format!("{op}/{word}={text}") });
+        let surplus = self.0.len().saturating_sub(REMEMBERED);
+        self.0.drain(..surplus);
+    }
+
+    pub(super) fn forget(&mut self, op: OpId, word: &str) {
+        let this = format!("{op}/{word}");
+        self.0.retain(|one| one.split('=').next() != Some(&this));
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{key} of the node holds `{text}`, which is somebody's; set `notes` of [backend.slurm] to a field that is free"
+)]
+pub(super) struct Taken {
+    key: &'static str,
+    text: String,
+}
+
+impl Note {
+    /// What stands on the node.
+    pub(super) fn of(node: &NodeSeen, config: &SlurmConfig) -> Found {
+        let text = field(node, config.notes);
+        if text.is_empty() {
+            return Found::Nothing;
+        }
+        let Some(mut object) = object(text) else { return Found::Unreadable };
+        match object.remove(KEY) {
+            None => Found::Nothing,
+            Some(ours) => serde_json::from_value(ours).map_or(Found::Unreadable, Found::Read),
+        }
+    }
+
+    /// The field with this in it, in place of what was ours there.
+    pub(super) fn written(&self, node: &NodeSeen, config: &SlurmConfig) -> Result<String, Taken> {
+        let before = field(node, config.notes);
+        let taken = || Taken { key: config.notes.key(), text: before.chars().take(60).collect() };
+        if Self::of(node, config) == Found::Unreadable {
+            return Err(taken());
+        }
+        let mut object = if before.is_empty() { Map::new() } else { object(before).ok_or_else(taken)? };
+        // A value of words is always JSON.
+        let ours = serde_json::to_value(self).unwrap_or_default();
+        match ours.as_object().is_some_and(Map::is_empty) {
+            true => drop(object.remove(KEY)),
+            false => drop(object.insert(KEY.to_owned(), ours)),
+        }
+        if object.is_empty() {
+            return Ok(String::new());
+        }
+        // A text that looks like one of Slurm's own keys would cut the line where it is read.
+        Ok(Value::Object(object).to_string().replace('=', "\\u003d"))
+    }
+
+    pub(super) fn has(&self, kind: MarkKind) -> bool {
+        self.marks.iter().any(|mark| mark.kind == kind)
+    }
+
+    /// It is to be kept from users.
+    pub(super) fn keeps_out(&self) -> bool {
+        self.marks.iter().any(|mark| mark.kind != MarkKind::Maintenance)
+    }
+}
+
+fn field(node: &NodeSeen, notes: Notes) -> &str {
+    match notes {
+        Notes::Extra => &node.extra,
+        Notes::Comment => &node.comment,
+    }
+}
+
+fn object(text: &str) -> Option<Map<String, Value>> {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(object)) => Some(object),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::ids::IdSource;
+    use proptest::prelude::*;
+
+    fn node(extra: &str) -> NodeSeen {
+        NodeSeen { extra: extra.to_owned(), ..NodeSeen::default() }
+    }
+
+    fn config() -> SlurmConfig {
+        SlurmConfig::default()
+    }
+
+    #[test]
+    fn what_is_ours_reads_back_and_what_is_not_stays() {
+        let mut ids = IdSource::new(3);
+        let mut note = Note { why: "doctor: a State=b \"c\"".to_owned(), ..Note::default() };
+        note.marks.push(Written { kind: MarkKind::Unhealthy, case: Some(ids.case()) });
+        let op = ids.op();
+        note.acts.remember(op, "reboot", "123");
+        let text = note.written(&node("{\"rack\":7}"), &config()).unwrap();
+        assert!(!text.contains("State=") && text.contains("\"rack\":7"), "{text}");
+        let back = Note::of(&node(&text), &config()).note();
+        assert_eq!(back, note);
+        assert_eq!((back.acts.noted(op, "reboot"), back.acts.noted(op, "reset")), (Some("123"), None));
+        assert_eq!(Note::default().written(&node(&text), &config()).unwrap(), "{\"rack\":7}");
+        assert_eq!(Note::default().written(&node(""), &config()).unwrap(), "");
+    }
+
+    #[test]
+    fn a_field_that_somebody_uses_is_not_written_over() {
+        let error = Note::default().written(&node("rack 7"), &config()).unwrap_err().to_string();
+        assert!(error.contains("rack 7") && error.contains("`notes`"), "{error}");
+        assert_eq!(Note::of(&node("rack 7"), &config()), Found::Unreadable);
+        let beside = SlurmConfig { notes: Notes::Comment, ..config() };
+        Note::default().written(&node("rack 7"), &beside).unwrap();
+    }
+
+    #[test]
+    fn what_a_later_version_wrote_is_told_from_nothing_and_is_not_written_over() {
+        let later = node("{\"doctor\":{\"marks\":\"none\"},\"rack\":7}");
+        assert_eq!(Note::of(&later, &config()), Found::Unreadable);
+        let note = Note { status: Some("pass".to_owned()), ..Note::default() };
+        let error = note.written(&later, &config()).unwrap_err().to_string();
+        assert!(error.contains("\"marks\":\"none\""), "{error}");
+        for nothing in ["", "{}", "{\"rack\":7}"] {
+            assert_eq!(Note::of(&node(nothing), &config()), Found::Nothing, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn only_the_last_changes_are_remembered_and_each_once() {
+        let mut ids = IdSource::new(3);
+        let mut note = Note::default();
+        let first = ids.op();
+        note.did.remember(first, "cordon", "");
+        note.did.remember(first, "cordon", "");
+        assert_eq!(note.did.0.len(), 1);
+        note.acts.remember(first, "reboot", "123");
+        for _ in 0..20 {
+            note.did.remember(ids.op(), "cordon", "");
+        }
+        assert_eq!((note.did.0.len(), note.did.noted(first, "cordon")), (REMEMBERED, None));
+        assert_eq!(note.acts.noted(first, "reboot"), Some("123"), "however often marks came and went");
+        note.acts.forget(first, "reboot");
+        assert!(note.acts.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_survive(why in "\\PC{0,80}", status in proptest::option::of("[a-z]{1,8}")) {
+            let note = Note { why, status, ..Note::default() };
+            let text = note.written(&node(""), &config()).unwrap();
+            prop_assert!(!text.contains('='));
+            prop_assert_eq!(Note::of(&node(&text), &config()).note(), note);
+        }
+
+        #[test]
+        fn no_field_is_too_strange(text in "\\PC{0,200}") {
+            let _ = Note::of(&node(&text), &config());
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Jobs as `squeue` prints them, in a form of our own choice. Pure.
+//!
+//! Users name their jobs as they like: with bars, blanks, line breaks, whole lines that look like another job. So fields are
+//! parted by a sign that nobody types, what a user writes freely stands last, and each line begins with a word that is
+//! made up anew each time and that no user can know.
+
+use doctor_core::{hostlist, ids::NodeName, time::Timestamp};
+
+use super::{
+    nodes::gpus,
+    states::{JobState, Phase},
+    text::{is_nothing, time},
+};
+
+/// Parts the fields: the unit separator of ASCII.
+const BETWEEN: char = '\u{1f}';
+
+/// What is asked for, in this order; the name comes last.
+const FIELDS: [&str; 18] =
+    ["%A", "%U", "%u", "%T", "%r", "%P", "%V", "%S", "%e", "%N", "%n", "%x", "%D", "%c", "%m", "%b", "%v", "%f"];
+const NAME: &str = "%j";
+
+/// The argument of `squeue --format`. `token` begins each line.
+pub(super) fn format(token: &str) -> String {
+    let between = BETWEEN.to_string();
+    [&[token][..], &FIELDS, &[NAME]].concat().join(&between)
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Job {
+    pub(super) number: u64,
+    pub(super) uid: Option<u32>,
+    pub(super) user: String,
+    /// `None`: a word that is not known.
+    pub(super) state: Option<JobState>,
+    /// Why it waits.
+    pub(super) reason: String,
+    pub(super) partitions: Vec<String>,
+    pub(super) submitted: Option<Timestamp>,
+    pub(super) started: Option<Timestamp>,
+    pub(super) ended: Option<Timestamp>,
+    pub(super) nodes: Vec<NodeName>,
+    pub(super) required: Vec<NodeName>,
+    pub(super) excluded: Vec<NodeName>,
+    /// How many nodes.
+    pub(super) count: u32,
+    /// Of each node.
+    pub(super) cpus: u64,
+    pub(super) memory: u64,
+    pub(super) gpus: u32,
+    pub(super) reservation: Option<String>,
+    pub(super) features: Option<String>,
+    pub(super) name: String,
+}
+
+impl Job {
+    /// A job in a state that is not known may be on its nodes.
+    pub(super) fn phase(&self) -> Phase {
+        match self.state {
+            Some(state) => state.phase(),
+            None if self.nodes.is_empty() => Phase::Waiting,
+            None => Phase::OnNodes,
+        }
+    }
+}
+
+/// Reads the lines that begin with `token`. The others are parts of names.
+pub(super) fn parse(text: &str, token: &str) -> Vec<Job> {
+    let begin = format!("{token}{BETWEEN}");
+    text.split('\n').filter_map(|line| job(line.strip_prefix(&begin)?)).collect()
+}
+
+fn job(line: &str) -> Option<Job> {
+    let mut fields = line.splitn(FIELDS.len() + 1, BETWEEN);
+    let mut next = || fields.next().map(str::trim).map(|field| if is_nothing(field) { "" } else { field });
+    let job = Job {
+        number: next()?.parse().ok()?,
+        uid: next()?.parse().ok(),
+        user: next()?.to_owned(),
+        state: JobState::from_word(next()?),
+        reason: next()?.to_owned(),
+        partitions: next()?.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+        submitted: time(next()?),
+        started: time(next()?),
+        ended: time(next()?),
+        nodes: names(next()?),
+        required: names(next()?),
+        excluded: names(next()?),
+        count: leading(next()?).max(1),
+        cpus: leading(next()?).into(),
+        memory: megabytes(next()?),
+        gpus: gpus(plain_gres(next()?)),
+        reservation: Some(next()?.to_owned()).filter(|name| !name.is_empty()),
+        features: Some(next()?.to_owned()).filter(|text| !text.is_empty()),
+        name: next()?.to_owned(),
+    };
+    Some(job)
+}
+
+/// What cannot be read names nobody: the nodes themselves say that they are in use.
+fn names(text: &str) -> Vec<NodeName> {
+    hostlist::parse(text).unwrap_or_default()
+}
+
+/// The number at the beginning, as of `2-4`.
+fn leading(text: &str) -> u32 {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    text[..digits].parse().unwrap_or_default()
+}
+
+/// `gres:gpu:8` of older versions, `gres/gpu:8` of newer ones.
+fn plain_gres(text: &str) -> &str {
+    text.strip_prefix("gres:").or_else(|| text.strip_prefix("gres/")).unwrap_or(text)
+}
+
+/// `4000M`, `1.5T`; of an amount for each processor nobody knows here how many there will be.
+fn megabytes(text: &str) -> u64 {
+    let (number, scale) = match text.char_indices().next_back() {
+        Some((at, 'K')) => (&text[..at], 1.0 / 1024.0),
+        Some((at, 'M')) => (&text[..at], 1.0),
+        Some((at, 'G')) => (&text[..at], 1024.0),
+        Some((at, 'T')) => (&text[..at], 1_048_576.0),
+        Some((_, '0'..='9')) => (text, 1.0),
+        _ => return 0,
+    };
+    let number = number.parse::<f64>().unwrap_or_default();
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast to a number saturates")]
+    let whole = (number * scale) as u64;
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TOKEN: &str = "k7";
+
+    fn line(fields: [&str; 19]) -> String {
+        [&[TOKEN][..], &fields].concat().join("\u{1f}")
+    }
+
+    fn running() -> [&'static str; 19] {
+        [
+            "12",
+            "1000",
+            "alice",
+            "RUNNING",
+            "None",
+            "gpu,debug",
+            "2026-11-15T22:58:02",
+            "2026-11-15T22:58:03",
+            "2026-11-15T23:08:03",
+            "node[1-2]",
+            "node1",
+            "",
+            "2",
+            "1",
+            "0",
+            "gres:gpu:8",
+            "(null)",
+            "(null)",
+            "train",
+        ]
+    }
+
+    #[test]
+    fn a_running_job_is_read() {
+        let jobs = parse(&line(running()), TOKEN);
+        let [job] = &jobs[..] else { panic!("{jobs:?}") };
+        assert_eq!((job.number, job.uid, &*job.user, &*job.name), (12, Some(1000), "alice", "train"));
+        assert_eq!((job.state, job.phase()), (Some(JobState::Running), Phase::OnNodes));
+        assert_eq!(job.nodes.len(), 2);
+        assert_eq!((job.count, job.gpus, job.memory), (2, 8, 0));
+        assert_eq!((&job.reservation, &job.features, &*job.reason), (&None, &None, ""));
+        assert_eq!(job.partitions, ["gpu", "debug"]);
+    }
+
+    #[test]
+    fn a_name_with_bars_unicode_and_forged_lines_is_one_job() {
+        let mut fields = running();
+        let forged = format!("a|b \u{1f} ü\nk6\u{1f}{}\n99\u{1f}0\u{1f}root", running().join("\u{1f}"));
+        fields[18] = &forged;
+        let jobs = parse(&line(fields), TOKEN);
+        assert_eq!(jobs.len(), 1, "{jobs:?}");
+        assert_eq!(jobs[0].name, "a|b \u{1f} ü");
+    }
+
+    #[test]
+    fn a_state_of_a_later_version_holds_its_nodes() {
+        let mut fields = running();
+        fields[3] = "TELEPORTING";
+        assert_eq!(parse(&line(fields), TOKEN)[0].phase(), Phase::OnNodes);
+        fields[9] = "";
+        assert_eq!(parse(&line(fields), TOKEN)[0].phase(), Phase::Waiting);
+    }
+
+    #[test]
+    fn amounts_are_read_in_both_generations() {
+        for (text, amount) in [("4000M", 4000), ("1.5T", 1_572_864), ("500Mc", 0), ("0", 0), ("2048K", 2), ("x", 0)] {
+            assert_eq!(megabytes(text), amount, "{text}");
+        }
+        assert_eq!(gpus(plain_gres("gres/gpu:h100:4")), 4);
+        assert_eq!(gpus(plain_gres("gpu:2")), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_makes_another_job(name in "\\PC{0,40}(\n\\PC{0,60}){0,3}") {
+            let mut fields = running();
+            fields[18] = &name;
+            let jobs = parse(&line(fields), TOKEN);
+            // A line that holds the token by chance is as good as impossible for one that is not told it.
+            prop_assume!(!name.contains(TOKEN));
+            prop_assert_eq!(jobs.len(), 1);
+        }
+
+        #[test]
+        fn no_text_is_too_strange(text in "(k7\u{1f})?\\PC{0,300}") {
+            let _ = parse(&text, TOKEN);
+        }
+    }
+}

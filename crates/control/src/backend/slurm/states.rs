@@ -1,0 +1,230 @@
+//! The words that Slurm has for the state of a node and of a job. Pure.
+//!
+//! A node has one base state and any number of flags. The text of `scontrol`, the JSON of 22.05 and that of later versions write
+//! the same words; some were renamed over the years, and both names are known. A word that is not known is kept as it
+//! stands: what it means nobody here can say, so nothing is concluded from the rest.
+
+/// Declares an enum of Slurm's words: each value with its names, the present one first.
+macro_rules! words {
+    ($(#[$doc:meta])* $type:ident { $($(#[$vdoc:meta])* $variant:ident => $first:literal $(| $other:literal)*,)+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(super) enum $type { $($(#[$vdoc])* $variant,)+ }
+
+        impl $type {
+            #[cfg(test)]
+            pub(super) const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            pub(super) const fn word(self) -> &'static str {
+                match self { $(Self::$variant => $first,)+ }
+            }
+
+            /// As Slurm writes it, in capitals or not.
+            pub(super) fn from_word(word: &str) -> Option<Self> {
+                let is = |name: &str| word.eq_ignore_ascii_case(name);
+                $(if is($first) $(|| is($other))* { return Some(Self::$variant); })+
+                None
+            }
+        }
+    };
+}
+
+words! {
+    /// What a node is at bottom.
+    Base {
+        Idle => "IDLE",
+        Allocated => "ALLOCATED" | "ALLOC",
+        /// Partly allocated.
+        Mixed => "MIXED" | "MIX",
+        Down => "DOWN",
+        Error => "ERROR",
+        /// Defined for later; it may not exist yet.
+        Future => "FUTURE",
+        /// The controller has not heard of it since it started.
+        Unheard => "UNKNOWN",
+    }
+}
+
+words! {
+    /// What is true of a node besides.
+    Flag {
+        Blocked => "BLOCKED",
+        Cloud => "CLOUD",
+        Completing => "COMPLETING",
+        Drain => "DRAIN",
+        DynamicFuture => "DYNAMIC_FUTURE",
+        DynamicNorm => "DYNAMIC_NORM",
+        External => "EXTERNAL",
+        Fail => "FAIL",
+        InvalidReg => "INVALID_REG" | "INVAL",
+        Maintenance => "MAINTENANCE" | "MAINT",
+        NotResponding => "NOT_RESPONDING" | "NO_RESPOND",
+        PerfCtrs => "PERFCTRS",
+        Planned => "PLANNED",
+        PowerDown => "POWER_DOWN",
+        PowerDrain => "POWER_DRAIN",
+        PoweredDown => "POWERED_DOWN",
+        PoweringDown => "POWERING_DOWN",
+        PoweringUp => "POWERING_UP",
+        PowerUp => "POWER_UP",
+        RebootCanceled => "REBOOT_CANCEL" | "REBOOT_CANCELED",
+        RebootIssued => "REBOOT_ISSUED",
+        RebootRequested => "REBOOT_REQUESTED" | "REBOOT",
+        Reserved => "RESERVED" | "RES",
+        Resume => "RESUME",
+        Undrain => "UNDRAIN",
+    }
+}
+
+words! {
+    /// What became of a job.
+    JobState {
+        BootFail => "BOOT_FAIL",
+        Cancelled => "CANCELLED",
+        Completed => "COMPLETED",
+        Completing => "COMPLETING",
+        Configuring => "CONFIGURING",
+        Deadline => "DEADLINE",
+        Failed => "FAILED",
+        NodeFail => "NODE_FAIL",
+        OutOfMemory => "OUT_OF_MEMORY",
+        Pending => "PENDING",
+        Preempted => "PREEMPTED",
+        Requeued => "REQUEUED",
+        RequeueFed => "REQUEUE_FED",
+        RequeueHold => "REQUEUE_HOLD",
+        Resizing => "RESIZING",
+        ResvDelHold => "RESV_DEL_HOLD",
+        Revoked => "REVOKED",
+        Running => "RUNNING",
+        Signaling => "SIGNALING",
+        SpecialExit => "SPECIAL_EXIT",
+        StageOut => "STAGE_OUT",
+        Stopped => "STOPPED",
+        Suspended => "SUSPENDED",
+        Timeout => "TIMEOUT",
+    }
+}
+
+/// How far a job has got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Waiting,
+    /// It has its nodes.
+    OnNodes,
+    Over,
+}
+
+impl JobState {
+    pub(super) const fn phase(self) -> Phase {
+        match self {
+            Self::Pending
+            | Self::Requeued
+            | Self::RequeueFed
+            | Self::RequeueHold
+            | Self::ResvDelHold
+            | Self::SpecialExit => Phase::Waiting,
+            Self::Completing
+            | Self::Configuring
+            | Self::Resizing
+            | Self::Running
+            | Self::Signaling
+            | Self::StageOut
+            | Self::Stopped
+            | Self::Suspended => Phase::OnNodes,
+            Self::BootFail
+            | Self::Cancelled
+            | Self::Completed
+            | Self::Deadline
+            | Self::Failed
+            | Self::NodeFail
+            | Self::OutOfMemory
+            | Self::Preempted
+            | Self::Revoked
+            | Self::Timeout => Phase::Over,
+        }
+    }
+}
+
+/// A node's state: its base, its flags, and a word that nobody knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct State {
+    base: Option<Base>,
+    flags: Vec<Flag>,
+    /// The first word that is not known.
+    strange: Option<String>,
+}
+
+/// Of a word that is not known so much is shown.
+const MOST_OF_A_WORD: usize = 40;
+
+impl State {
+    /// Words as Slurm lists them: the base state is among the first, and nothing depends on the order.
+    pub(super) fn of<'a>(words: impl Iterator<Item = &'a str>) -> Self {
+        let mut state = Self::default();
+        for word in words.map(str::trim).filter(|word| !word.is_empty()) {
+            // The marks that `sinfo` puts behind a word, should anybody print them.
+            let word = word.trim_end_matches(['*', '~', '#', '!', '%', '$', '@', '^', '-']);
+            match (Base::from_word(word), Flag::from_word(word)) {
+                (Some(base), _) if state.base.is_none() => state.base = Some(base),
+                (None, Some(flag)) => state.flags.push(flag),
+                // Two base states say as little as a word that is not known.
+                _ => {
+                    state.strange.get_or_insert_with(|| word.chars().take(MOST_OF_A_WORD).collect());
+                }
+            }
+        }
+        state
+    }
+
+    /// `IDLE+DRAIN`, as `scontrol` writes it.
+    pub(super) fn of_text(text: &str) -> Self {
+        Self::of(text.split('+'))
+    }
+
+    pub(super) const fn base(&self) -> Option<Base> {
+        self.base
+    }
+
+    pub(super) fn has(&self, flag: Flag) -> bool {
+        self.flags.contains(&flag)
+    }
+
+    pub(super) fn any(&self, flags: &[Flag]) -> Option<Flag> {
+        flags.iter().copied().find(|flag| self.has(*flag))
+    }
+
+    pub(super) fn strange(&self) -> Option<&str> {
+        self.strange.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_reads_back() {
+        for base in Base::ALL {
+            assert_eq!(Base::from_word(base.word()), Some(*base));
+            assert_eq!(Base::from_word(&base.word().to_lowercase()), Some(*base));
+        }
+        for flag in Flag::ALL {
+            assert_eq!(Flag::from_word(flag.word()), Some(*flag));
+            assert_eq!(Base::from_word(flag.word()), None, "{flag:?} is told apart from a base state");
+        }
+        for state in JobState::ALL {
+            assert_eq!(JobState::from_word(state.word()), Some(*state));
+        }
+    }
+
+    #[test]
+    fn a_word_that_nobody_knows_is_kept_and_two_base_states_are_none() {
+        let state = State::of_text("IDLE+DRAIN+LEVITATING");
+        assert_eq!((state.base(), state.has(Flag::Drain)), (Some(Base::Idle), true));
+        assert_eq!(state.strange(), Some("LEVITATING"));
+        assert_eq!(State::of_text("IDLE+DOWN").strange(), Some("DOWN"));
+        assert_eq!(State::of_text("").base(), None);
+        assert_eq!(State::of_text("idle*").base(), Some(Base::Idle));
+    }
+}

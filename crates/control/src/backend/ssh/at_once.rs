@@ -1,0 +1,75 @@
+//! The same work on many hosts, so many at a time: one that is slow or dead holds up its own place in the line and no other.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Does the work for each and gives what came of it, in their order. `done` is told how many are, each time one is.
+pub fn each<H: Sync, T: Send>(
+    hosts: &[H],
+    at_once: usize,
+    work: impl Fn(&H) -> T + Sync,
+    done: impl Fn(usize) + Sync,
+) -> Vec<T> {
+    let (next, count) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let worker = || {
+        let mut answers = Vec::new();
+        loop {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            let Some(host) = hosts.get(place) else { return answers };
+            answers.push((place, work(host)));
+            done(count.fetch_add(1, Ordering::Relaxed) + 1);
+        }
+    };
+    let mut answers: Vec<(usize, T)> = std::thread::scope(|scope| {
+        let workers = at_once.clamp(1, hosts.len().max(1));
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
+        // A worker that panics takes the caller with it, as it would without threads.
+        threads
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    answers.sort_unstable_by_key(|(place, _)| *place);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Condvar, Mutex};
+
+    #[test]
+    fn answers_come_in_the_order_asked_and_no_more_work_at_once_than_allowed() {
+        let (working, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let told = Mutex::new(Vec::new());
+        let numbers: Vec<usize> = (0..50).collect();
+        let work = |number: &usize| {
+            most.fetch_max(working.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            std::thread::yield_now();
+            working.fetch_sub(1, Ordering::SeqCst);
+            number * 2
+        };
+        let answers = each(&numbers, 4, work, |done| told.lock().unwrap().push(done));
+        assert_eq!(answers, numbers.iter().map(|number| number * 2).collect::<Vec<_>>());
+        assert!(most.load(Ordering::SeqCst) <= 4);
+        let mut told = told.into_inner().unwrap();
+        told.sort_unstable();
+        assert_eq!(told, (1..=50).collect::<Vec<_>>());
+        assert_eq!(each(&[] as &[u8], 4, |_| 0, |_| {}), [0; 0]);
+    }
+
+    #[test]
+    fn one_that_takes_long_does_not_hold_up_the_others() {
+        let (others, arrived) = (Mutex::new(0), Condvar::new());
+        let work = |number: &u32| {
+            let mut count = others.lock().unwrap();
+            if *number == 0 {
+                // It ends when all the others have.
+                drop(arrived.wait_while(count, |count| *count < 9).unwrap());
+            } else {
+                *count += 1;
+                arrived.notify_all();
+            }
+        };
+        assert_eq!(each(&(0..10).collect::<Vec<u32>>(), 2, work, |_| {}).len(), 10);
+    }
+}

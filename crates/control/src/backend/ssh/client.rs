@@ -1,0 +1,193 @@
+//! A command of somebody's on a host: what it printed on either stream and how it ended, or why nobody can say.
+//!
+//! The backend asks hosts by `doctor-node`; this is for everything else that is done on hosts by hand, where the answer is
+//! whatever a command prints. [`Between`] tells the command's words from everybody else's.
+
+use std::{
+    fs,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use super::{between::Between, config::SshConfig, hosts::Host, install::Asker, line::Lines};
+use crate::limited::{self, Ended, Limits};
+
+/// The host ends a command when its time is over. Only if it does not, we stop listening.
+const MARGIN: Duration = Duration::from_secs(5);
+/// After a command was told to end there, before it is killed there.
+const KILL_AFTER: u64 = 2;
+
+/// Reaches hosts.
+#[derive(Debug)]
+pub struct Client {
+    lines: Lines,
+    as_root: Vec<String>,
+    config: SshConfig,
+    sockets: Option<PathBuf>,
+    carrier: std::sync::OnceLock<Result<Asker, String>>,
+}
+
+/// What is to be done on a host.
+#[derive(Debug, Clone)]
+pub struct Order<'a> {
+    /// For a POSIX shell there.
+    pub script: &'a str,
+    /// For its standard input; there is nothing else on it.
+    pub input: &'a [u8],
+    /// From the connection on.
+    pub limit: Duration,
+    /// Of each stream so many bytes are kept.
+    pub most: usize,
+    /// By the words of `as_root`.
+    pub as_root: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub how: How,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    /// Bytes of either stream that were too many to be kept.
+    pub left_out: u64,
+    pub took: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum How {
+    /// The command's own code, whatever `ssh` ended with. A signal is 128 and its number, as shells have it.
+    Exited(i32),
+    /// Its time was over. `ended`: it was ended there; else it may go on.
+    Late { ended: bool },
+    /// It was not begun: nothing has happened there.
+    NotReached(String),
+    /// It was begun, and the connection broke before it said how it ended.
+    Lost(String),
+}
+
+impl Client {
+    /// Each command has a connection of its own.
+    pub fn new(config: &SshConfig) -> Self {
+        Self::with(config, None)
+    }
+
+    /// Connections are kept and shared with the service's, where its folder for them can be used; a person without rights to
+    /// it gets one for each command.
+    pub fn sharing(config: &SshConfig) -> Self {
+        let folder = config.state.join("c");
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        let sockets = made.is_ok().then_some(folder).filter(|folder| may_write(folder));
+        Self::with(config, sockets)
+    }
+
+    fn with(config: &SshConfig, sockets: Option<PathBuf>) -> Self {
+        Self {
+            lines: Lines::new(config, sockets.as_deref()),
+            as_root: config.as_root.clone(),
+            config: config.clone(),
+            sockets,
+            carrier: std::sync::OnceLock::new(),
+        }
+    }
+
+    /// Does it on one host.
+    pub fn run(&self, host: &Host, order: &Order<'_>) -> Answer {
+        let began = Instant::now();
+        let failed = |how| Answer { how, stdout: Vec::new(), stderr: Vec::new(), left_out: 0, took: began.elapsed() };
+        let word = match unguessable() {
+            Ok(word) => word,
+            Err(error) => return failed(How::NotReached(format!("asking the system for random bits: {error}"))),
+        };
+        let mut ssh = self.lines.command(host, &format!("exec sh -c {}", quoted(&self.script(&word, order))));
+        let limits = Limits { time: self.lines.connect() + order.limit + MARGIN, grace: Duration::ZERO };
+        let listeners = (Between::new(&word, order.most), Between::new(&word, order.most));
+        let (ended, out, err) = match limited::run(&mut ssh, order.input.to_vec(), limits, listeners) {
+            Ok(ran) => ran,
+            Err(error) => return failed(How::NotReached(format!("ssh cannot be started: {error}"))),
+        };
+        let (out, err) = (out.into_heard(), err.into_heard());
+        let took = began.elapsed();
+        let how = match (out.code, ended) {
+            // What `timeout` ends with; before the time was over it is the command's own code.
+            (Some(124 | 137), _) if took >= order.limit => How::Late { ended: true },
+            (Some(code), _) => How::Exited(code),
+            (None, Ended::Late) if out.begun => How::Late { ended: false },
+            (None, Ended::Late) => How::NotReached("it does not answer".to_owned()),
+            (None, Ended::Itself(_)) if out.begun => How::Lost(complaint(&err.text)),
+            (None, Ended::Itself(_)) => How::NotReached(complaint(&err.noise)),
+        };
+        Answer { how, stdout: out.text, stderr: err.text, left_out: out.left_out + err.left_out, took }
+    }
+
+    fn script(&self, word: &str, order: &Order<'_>) -> String {
+        let secs = order.limit.as_secs().max(1);
+        let root = if order.as_root { self.as_root.join(" ") } else { String::new() };
+        let input = if order.input.is_empty() { "</dev/null" } else { "" };
+        // `timeout` is everywhere where coreutils or busybox are; elsewhere only we keep the time.
+        let run = format!(
+            "T=; if command -v timeout >/dev/null 2>&1; then T=\"timeout -k {KILL_AFTER} {secs}\"; fi; {root} $T sh -c {} {input}",
+            quoted(order.script)
+        );
+        Between::around(word, &run)
+    }
+
+    /// Where `doctor-node` is on a host, which gets it first if it has none.
+    ///
+    /// # Errors
+    /// If there is no such program here, or it cannot be carried there.
+    pub fn carry(&self, host: &Host) -> Result<String, String> {
+        let carrier = self.carrier.get_or_init(|| Asker::new(&self.config, self.sockets.as_deref()));
+        carrier.as_ref().map_err(Clone::clone)?.carry(host)
+    }
+}
+
+/// One word for a POSIX shell, whatever is in it.
+pub fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+/// A word that no command and no file on a host can know.
+///
+/// # Errors
+/// If the system has no random bits.
+pub fn unguessable() -> Result<String, getrandom::Error> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits)?;
+    Ok(format!("doctor-{:032x}", u128::from_le_bytes(bits)))
+}
+
+fn complaint(noise: &[u8]) -> String {
+    let text = String::from_utf8_lossy(noise);
+    let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    last.unwrap_or("the connection ended without a word").chars().take(300).collect()
+}
+
+fn may_write(folder: &Path) -> bool {
+    use rustix::fs::{Access, access};
+    access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quoted_word_reaches_the_shell_as_it_is() {
+        for text in ["plain", "it's", "$(id) `id` \"x\" \\ ! * ;", "'", "a\nb", ""] {
+            let said = std::process::Command::new("sh").args(["-c", &format!("printf %s {}", quoted(text))]).output();
+            assert_eq!(String::from_utf8(said.unwrap().stdout).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn the_last_complaint_is_the_one_that_counts() {
+        assert_eq!(complaint(b"Welcome\n\nssh: Connection refused\r\n\n"), "ssh: Connection refused");
+        assert_eq!(complaint(b""), "the connection ended without a word");
+    }
+
+    #[test]
+    fn no_two_words_are_the_same() {
+        assert_ne!(unguessable().unwrap(), unguessable().unwrap());
+    }
+}

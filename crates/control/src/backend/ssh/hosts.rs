@@ -1,0 +1,185 @@
+//! The hosts of a fleet as people write them: a plain host file, one host or range of hosts a line.
+//!
+//! ```text
+//! # every line: [user@]HOSTS[:port] and, where OpenSSH's own configuration does not say it, how to get there
+//! node[01-64]
+//! admin@gpu1:2222 jump=gate.example.org key=/etc/cluster-doctor/id
+//! login1 address=10.0.0.7 user=ubuntu
+//! ```
+//!
+//! `slots=` and `max_slots=` of MPI's host files are passed over.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use doctor_core::{
+    hostlist::{self, BadHostlist},
+    ids::NodeName,
+};
+
+/// A host and what `ssh` is told of it beside its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    pub name: NodeName,
+    /// Where it is; absent: what its name stands for.
+    pub address: Option<String>,
+    pub user: Option<String>,
+    pub port: Option<u16>,
+    /// The host that leads there.
+    pub jump: Option<String>,
+    pub key: Option<PathBuf>,
+}
+
+/// What is wrong with a list of hosts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadHosts {
+    #[error("line {line}: {source}")]
+    Names { line: usize, source: BadHostlist },
+    #[error("line {line}: `{word}` is not a setting; use user=, port=, jump=, key= or address=")]
+    Setting { line: usize, word: String },
+    #[error("line {line}: `{word}` is no port; use 1 to 65535")]
+    Port { line: usize, word: String },
+    #[error("line {line}: `{word}` cannot be handed to ssh; use letters, digits and . _ - : @ /, and no - in front")]
+    Word { line: usize, word: String },
+    #[error("line {line}: one address for {hosts} hosts; give each its own line")]
+    OneAddress { line: usize, hosts: usize },
+    #[error("line {line}: {name} stands in line {before} already")]
+    Twice { line: usize, name: NodeName, before: usize },
+    #[error("it names no host; write one a line, such as node[01-64]")]
+    Empty,
+}
+
+/// The hosts of a file, in its order.
+///
+/// # Errors
+/// With the line and what would be accepted.
+pub fn parse(text: &str) -> Result<Vec<Host>, BadHosts> {
+    let mut hosts = Vec::new();
+    let mut lines = BTreeMap::new();
+    for (line, written) in (1..).zip(text.lines()) {
+        let written = written.split('#').next().unwrap_or_default().trim();
+        if written.is_empty() {
+            continue;
+        }
+        for host in parse_line(line, written)? {
+            if let Some(before) = lines.insert(host.name.clone(), line) {
+                return Err(BadHosts::Twice { line, name: host.name, before });
+            }
+            if hosts.len() == hostlist::MOST_NODES {
+                return Err(BadHosts::Names { line, source: BadHostlist::TooMany(hostlist::MOST_NODES) });
+            }
+            hosts.push(host);
+        }
+    }
+    if hosts.is_empty() { Err(BadHosts::Empty) } else { Ok(hosts) }
+}
+
+fn parse_line(line: usize, written: &str) -> Result<Vec<Host>, BadHosts> {
+    let mut words = written.split_whitespace();
+    let first = words.next().unwrap_or_default();
+    let (mut user, rest) = match first.split_once('@') {
+        Some((user, rest)) => (Some(plain(line, user)?), rest),
+        None => (None, first),
+    };
+    let (names, mut port) = match rest.rsplit_once(':') {
+        Some((names, digits)) => (names, Some(port_of(line, digits)?)),
+        None => (rest, None),
+    };
+    let (mut address, mut jump, mut key) = (None, None, None);
+    for word in words {
+        let setting = || BadHosts::Setting { line, word: word.chars().take(64).collect() };
+        match word.split_once('=').ok_or_else(setting)? {
+            ("user", value) => user = Some(plain(line, value)?),
+            ("port", value) => port = Some(port_of(line, value)?),
+            ("jump", value) => jump = Some(plain(line, value)?),
+            ("key", value) => key = Some(PathBuf::from(plain(line, value)?)),
+            ("address", value) => address = Some(plain(line, value)?),
+            ("slots" | "max_slots" | "max-slots", _) => {}
+            _ => return Err(setting()),
+        }
+    }
+    let names = hostlist::parse(names).map_err(|source| BadHosts::Names { line, source })?;
+    if address.is_some() && names.len() > 1 {
+        return Err(BadHosts::OneAddress { line, hosts: names.len() });
+    }
+    let host = |name: NodeName| {
+        plain(line, name.as_str())?;
+        let (address, user, jump, key) = (address.clone(), user.clone(), jump.clone(), key.clone());
+        Ok(Host { name, address, user, port, jump, key })
+    };
+    names.into_iter().map(host).collect()
+}
+
+fn port_of(line: usize, word: &str) -> Result<u16, BadHosts> {
+    let port = word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok()).flatten();
+    port.filter(|port| *port > 0).ok_or_else(|| BadHosts::Port { line, word: word.chars().take(64).collect() })
+}
+
+/// A word that neither `ssh` takes for an option nor a shell for anything else.
+fn plain(line: usize, word: &str) -> Result<String, BadHosts> {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || "._-:@/".contains(c);
+    if word.is_empty() || word.starts_with('-') || !word.chars().all(harmless) {
+        return Err(BadHosts::Word { line, word: word.chars().take(64).collect() });
+    }
+    Ok(word.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn names(text: &str) -> Vec<String> {
+        parse(text).unwrap().into_iter().map(|host| host.name.to_string()).collect()
+    }
+
+    #[test]
+    fn hosts_stand_one_a_line_or_in_ranges() {
+        assert_eq!(names("n1\n\n# none\nn2 # a comment\n"), ["n1", "n2"]);
+        assert_eq!(names("node[08-10] slots=8\r\n10.0.0.7\n"), ["node08", "node09", "node10", "10.0.0.7"]);
+    }
+
+    #[test]
+    fn how_to_get_there_stands_beside_the_name() {
+        let text = "admin@gpu1:2222 jump=me@gate:22 key=/etc/id\nlogin1 address=10.0.0.7 user=ubuntu port=22\n";
+        let hosts = parse(text).unwrap();
+        assert_eq!((hosts[0].user.as_deref(), hosts[0].port), (Some("admin"), Some(2222)));
+        assert_eq!((hosts[0].jump.as_deref(), hosts[0].key.as_deref()), (Some("me@gate:22"), Some("/etc/id".as_ref())));
+        assert_eq!((hosts[1].address.as_deref(), hosts[1].user.as_deref()), (Some("10.0.0.7"), Some("ubuntu")));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_line() {
+        for (text, said) in [
+            ("", "names no host"),
+            ("n1\nn[1-\n", "line 2: `n[1-` has a bracket"),
+            ("n1 user\n", "line 1: `user` is not a setting; use user="),
+            ("n1 colour=red\n", "`colour=red` is not a setting"),
+            ("n1:0\n", "line 1: `0` is no port"),
+            ("n1 port=+7\n", "`+7` is no port"),
+            ("n1 jump=-oProxyCommand=x\n", "cannot be handed to ssh"),
+            ("n1 user=$(id)\n", "cannot be handed to ssh"),
+            ("n[1-2] address=10.0.0.1\n", "one address for 2 hosts"),
+            ("n1\nn2\nn[1-3]\n", "line 3: n1 stands in line 1 already"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text:?}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_read_names_each_host_once_and_nothing_that_ssh_takes_for_an_option(
+            text in "([a-c@:=\\[\\]0-9 #\n-]|jump=|port=|user=|key=){0,60}",
+        ) {
+            let Ok(hosts) = parse(&text) else { return Ok(()) };
+            let mut names: Vec<_> = hosts.iter().map(|host| host.name.clone()).collect();
+            names.sort();
+            names.dedup();
+            prop_assert_eq!(names.len(), hosts.len());
+            for host in hosts {
+                let words = [Some(host.name.to_string()), host.user, host.jump, host.address];
+                prop_assert!(words.iter().flatten().all(|word| !word.starts_with('-') && !word.is_empty()));
+            }
+        }
+    }
+}

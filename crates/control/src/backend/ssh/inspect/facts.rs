@@ -1,0 +1,135 @@
+//! What a host is asked before anything is carried there, as a script of a POSIX shell, and what it answers. Pure.
+
+use super::super::install::folder;
+
+/// Between these the host speaks; what stands before is a login's.
+const BEGIN: &str = "doctor-node facts 1";
+const END: &str = "doctor-node facts end";
+/// Far more than the script prints, and than any login does.
+const MOST_LINES: usize = 400;
+
+/// What one host says of itself. What it does not say is not so.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Facts {
+    /// The user that `as_root` makes.
+    pub(super) root: Option<u32>,
+    /// Seconds since 1970.
+    pub(super) clock: Option<i64>,
+    /// As `uname -m` has it.
+    pub(super) machine: String,
+    /// This version of `doctor-node` is there.
+    pub(super) program: bool,
+    /// It could be checked after it was carried there.
+    pub(super) sha256sum: bool,
+    pub(super) writable: bool,
+    /// Free in the folder, in KiB.
+    pub(super) space: Option<u64>,
+    pub(super) systemd: bool,
+    /// Of the programs asked about, those that are there.
+    pub(super) has: Vec<String>,
+}
+
+/// A word that means only itself to a shell.
+pub(super) fn is_plain(word: &str) -> bool {
+    !word.is_empty() && !word.starts_with('-') && word.chars().all(|c| c.is_ascii_alphanumeric() || "._-+/".contains(c))
+}
+
+/// The script. `programs` are plain words.
+pub(super) fn script(remote: &str, as_root: &str, hash: &str, programs: &[&str]) -> String {
+    let folder = folder(remote);
+    let asks: String = programs
+        .iter()
+        .filter(|program| is_plain(program))
+        .map(|program| format!("{as_root} sh -c \"command -v {program}\" >/dev/null 2>&1 && echo \"has {program}\"; "))
+        .collect();
+    format!(
+        "{folder}; echo {BEGIN}; echo \"root $({as_root} id -u 2>/dev/null)\"; echo \"clock $(date +%s)\"; \
+         echo \"machine $(uname -m)\"; [ -x \"$D/bin/doctor-node-{hash}\" ] && echo program; \
+         command -v sha256sum >/dev/null && echo sha256sum; F=\"$D\"; \
+         while [ ! -d \"$F\" ] && [ \"$F\" != / ]; do F=$(dirname \"$F\"); done; [ -w \"$F\" ] && echo writable; \
+         echo \"space $(df -Pk \"$F\" 2>/dev/null | tail -n 1 | tr -s \" \" | cut -d \" \" -f 4)\"; \
+         [ -d /run/systemd/system ] && echo systemd; {asks}echo {END}"
+    )
+}
+
+/// Hears lines until the host has said all.
+///
+/// # Errors
+/// With what the listener says, or that there was no end of it.
+pub(super) fn listen(mut hear: impl FnMut() -> Result<Vec<u8>, String>) -> Result<Facts, String> {
+    let mut facts = None;
+    for _ in 0..MOST_LINES {
+        let heard = hear()?;
+        let line = String::from_utf8_lossy(&heard);
+        match (line.trim(), &mut facts) {
+            (BEGIN, None) => facts = Some(Facts::default()),
+            (END, Some(facts)) => return Ok(std::mem::take(facts)),
+            (said, Some(facts)) => facts.take(said),
+            (_, None) => {}
+        }
+    }
+    Err("it prints much and does not come to the point".to_owned())
+}
+
+impl Facts {
+    fn take(&mut self, line: &str) {
+        match line.split_once(' ') {
+            Some(("root", id)) => self.root = id.trim().parse().ok(),
+            Some(("clock", seconds)) => self.clock = seconds.trim().parse().ok(),
+            Some(("machine", machine)) => self.machine = machine.trim().chars().take(64).collect(),
+            Some(("space", kibibytes)) => self.space = kibibytes.trim().parse().ok(),
+            Some(("has", program)) => self.has.push(program.trim().to_owned()),
+            _ => match line {
+                "program" => self.program = true,
+                "sha256sum" => self.sha256sum = true,
+                "writable" => self.writable = true,
+                "systemd" => self.systemd = true,
+                _ => {}
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn heard(text: &str) -> Result<Facts, String> {
+        let mut lines = text.lines().map(|line| line.as_bytes().to_vec());
+        listen(|| lines.next().ok_or_else(|| "cut".to_owned()))
+    }
+
+    #[test]
+    fn what_a_host_says_between_its_words_is_taken_and_nothing_else() {
+        let text = format!(
+            "Welcome\nprogram\n{BEGIN}\nroot 0\nclock 1794700800\nmachine x86_64\nsha256sum\nwritable\nspace 1234\n\
+             has nvidia-smi\nsomething else\n{END}\n"
+        );
+        let facts = heard(&text).unwrap();
+        assert!(!facts.program && facts.sha256sum && facts.writable && !facts.systemd);
+        assert_eq!((facts.root, facts.clock, facts.space), (Some(0), Some(1_794_700_800), Some(1234)));
+        assert_eq!((facts.machine.as_str(), &*facts.has), ("x86_64", &["nvidia-smi".to_owned()][..]));
+        assert_eq!(heard(&format!("{BEGIN}\nroot 0\n")).unwrap_err(), "cut");
+        assert_eq!(heard(&"x\n".repeat(MOST_LINES + 1)).unwrap_err(), "it prints much and does not come to the point");
+        assert_eq!(heard(&format!("{BEGIN}\nroot \nclock x\n{END}\n")).unwrap(), Facts::default());
+    }
+
+    #[test]
+    fn the_script_is_one_that_a_shell_reads() {
+        let text = script(".cluster-doctor", "", "00ff", &["sh", "no-such-program", "x; rm"]);
+        assert!(!text.contains('\''), "it stands in single quotes");
+        let output = std::process::Command::new("sh").args(["-c", &text]).env("HOME", "/").output().unwrap();
+        let facts = heard(&String::from_utf8(output.stdout).unwrap()).unwrap();
+        assert!(facts.clock.is_some() && facts.root.is_some() && facts.space.is_some(), "{facts:?}");
+        assert_eq!(facts.has, ["sh"]);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_host_prints_ends(text in "(root|clock|space|has|program| |[0-9-]{1,20}|\n|.){0,80}") {
+            let _facts = heard(&text);
+            let _facts = heard(&format!("{BEGIN}\n{text}\n{END}\n"));
+        }
+    }
+}

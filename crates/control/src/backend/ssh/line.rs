@@ -1,0 +1,276 @@
+//! One connection to a host: the system's `ssh`, a command there, lines of text both ways, a deadline.
+//!
+//! Connections are kept open and shared (ControlMaster), so that only the first question to a host costs a handshake. How `ssh`
+//! ended is never asked: 255 is what it says when it could not connect, what a remote command may have ended with, and what a
+//! shell makes of a signal. Only what was said counts.
+
+use std::{
+    ffi::OsString,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    time::{Duration, Instant},
+};
+
+use doctor_host::protocol::MOST_ANSWER;
+
+use super::{config::SshConfig, hosts::Host};
+
+/// Of what `ssh` complains about.
+const MOST_COMPLAINT: u64 = 16 * 1024;
+/// Of our own environment, what `ssh` needs.
+const HANDED_ON: [&str; 5] = ["PATH", "HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK"];
+/// When everything has been said, both ends are nearly gone.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// How hosts are reached.
+#[derive(Debug)]
+pub(super) struct Lines {
+    options: Vec<OsString>,
+    connect: Duration,
+}
+
+impl Lines {
+    /// Connections are kept in this folder, which only we may enter: who can use a connection is logged in. `None`: each ends
+    /// with its question.
+    pub(super) fn new(config: &SshConfig, sockets: Option<&Path>) -> Self {
+        let mut options: Vec<OsString> = Vec::new();
+        if let Some(file) = &config.ssh_config {
+            options.extend(["-F".into(), file.into()]);
+        }
+        let mut set = |name: &str, value: OsString| {
+            let mut word = OsString::from(format!("{name}="));
+            word.push(value);
+            options.extend(["-o".into(), word]);
+        };
+        set("BatchMode", "yes".into());
+        set("StrictHostKeyChecking", config.host_keys.word().into());
+        if let Some(file) = &config.known_hosts {
+            set("UserKnownHostsFile", file.into());
+        }
+        set("ConnectTimeout", config.connect.to_std().as_secs().max(1).to_string().into());
+        set("ConnectionAttempts", "1".into());
+        match sockets {
+            Some(folder) => {
+                set("ControlMaster", "auto".into());
+                set("ControlPath", folder.join("%C").into());
+                set("ControlPersist", "120".into());
+            }
+            None => set("ControlPath", "none".into()),
+        }
+        // A host that has gone silent is given up after 15 seconds, and its connection with it.
+        set("ServerAliveInterval", "5".into());
+        set("ServerAliveCountMax", "3".into());
+        set("ClearAllForwardings", "yes".into());
+        set("PermitLocalCommand", "no".into());
+        set("RemoteCommand", "none".into());
+        set("RequestTTY", "no".into());
+        set("LogLevel", "ERROR".into());
+        options.extend(["-a", "-x"].map(OsString::from));
+        Self { options, connect: config.connect.to_std() }
+    }
+
+    /// Runs words of a POSIX shell on a host. They may hold no single quote.
+    pub(super) fn open(&self, host: &Host, script: &str, limit: Duration) -> Result<Line, String> {
+        let mut ssh = self.ssh(host, &[]);
+        ssh.arg(format!("exec sh -c '{script}'"));
+        let child = ssh.spawn().map_err(|error| format!("ssh cannot be started: {error}"))?;
+        Ok(Line::new(child, Instant::now() + self.connect + limit))
+    }
+
+    /// Where a host is, as OpenSSH's configuration has it. Nobody is asked.
+    pub(super) fn address(&self, host: &Host) -> Result<String, String> {
+        let mut ssh = self.ssh(host, &["-G"]);
+        let child = ssh.spawn().map_err(|error| format!("ssh cannot be started: {error}"))?;
+        let line = Line::new(child, Instant::now() + self.connect);
+        loop {
+            let heard = line.hear().map_err(|why| format!("ssh does not say where it is: {why}"))?;
+            if let Some(address) = String::from_utf8_lossy(&heard).strip_prefix("hostname ") {
+                return Ok(address.trim().to_owned());
+            }
+        }
+    }
+
+    /// `ssh` to a host, with one line for the shell there.
+    pub(super) fn command(&self, host: &Host, line: &str) -> Command {
+        let mut ssh = self.plain(host, &[]);
+        ssh.arg(line);
+        ssh
+    }
+
+    /// To be connected.
+    pub(super) const fn connect(&self) -> Duration {
+        self.connect
+    }
+
+    /// The program with all but what it is to do there, for one who talks to it line by line.
+    fn ssh(&self, host: &Host, more: &[&str]) -> Command {
+        let mut ssh = self.plain(host, more);
+        ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        ssh
+    }
+
+    fn plain(&self, host: &Host, more: &[&str]) -> Command {
+        let mut ssh = Command::new("ssh");
+        ssh.args(&self.options).args(words(host)).args(more).arg("--").arg(host.name.as_str());
+        let own = HANDED_ON.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+        ssh.env_clear().envs(own).env("LC_ALL", "C.UTF-8");
+        ssh
+    }
+}
+
+/// What a line of the host file says.
+fn words(host: &Host) -> Vec<OsString> {
+    let mut words: Vec<OsString> = Vec::new();
+    let mut add = |flag: &str, value: Option<OsString>| {
+        words.extend(value.into_iter().flat_map(|value| [OsString::from(flag), value]));
+    };
+    add("-l", host.user.as_ref().map(Into::into));
+    add("-p", host.port.map(|port| port.to_string().into()));
+    add("-J", host.jump.as_ref().map(Into::into));
+    add("-i", host.key.clone().map(Into::into));
+    add("-o", host.address.as_ref().map(|address| format!("HostName={address}").into()));
+    words
+}
+
+/// A connection, until it is dropped or its time is over.
+#[derive(Debug)]
+pub(super) struct Line {
+    child: Child,
+    heard: Receiver<Vec<u8>>,
+    complaint: Receiver<Vec<u8>>,
+    deadline: Instant,
+}
+
+/// Why no line came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Silence {
+    /// The connection is over.
+    Over(String),
+    /// The time is.
+    Late,
+}
+
+impl std::fmt::Display for Silence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Over(said) => write!(f, "{said}"),
+            Self::Late => write!(f, "it does not answer"),
+        }
+    }
+}
+
+impl Line {
+    fn new(mut child: Child, deadline: Instant) -> Self {
+        let (say, heard) = mpsc::channel();
+        if let Some(output) = child.stdout.take() {
+            std::thread::spawn(move || {
+                let mut output = BufReader::new(output.take(MOST_ANSWER));
+                loop {
+                    let mut line = Vec::new();
+                    match output.read_until(b'\n', &mut line) {
+                        // A line without an end was cut off: nobody said it.
+                        Ok(1..) if line.pop() == Some(b'\n') && say.send(line).is_ok() => {}
+                        _ => return,
+                    }
+                }
+            });
+        }
+        let (complain, complaint) = mpsc::channel();
+        if let Some(errors) = child.stderr.take() {
+            std::thread::spawn(move || {
+                let mut text = Vec::new();
+                // What was read until it broke is all there is; nobody may be listening any more.
+                let _broken = errors.take(MOST_COMPLAINT).read_to_end(&mut text);
+                let _late = complain.send(text);
+            });
+        }
+        Self { child, heard, complaint, deadline }
+    }
+
+    /// The next line.
+    pub(super) fn hear(&self) -> Result<Vec<u8>, Silence> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        self.heard.recv_timeout(left).map_err(|why| match why {
+            RecvTimeoutError::Timeout => Silence::Late,
+            RecvTimeoutError::Disconnected => Silence::Over(self.complaint()),
+        })
+    }
+
+    /// Says something and, as there is nothing more to say, closes this end.
+    pub(super) fn say_all(&mut self, bytes: Vec<u8>) {
+        if let Some(mut input) = self.child.stdin.take() {
+            // Who ends without reading it all has decided already.
+            std::thread::spawn(move || input.write_all(&bytes).and_then(|()| input.flush()));
+        }
+    }
+
+    fn complaint(&self) -> String {
+        let text = self.complaint.recv_timeout(FAREWELL).unwrap_or_default();
+        gist(&String::from_utf8_lossy(&text))
+    }
+}
+
+/// Said of a host whose key nobody knows, and of one whose key was another.
+pub(super) const KEY_UNKNOWN: &str = "its host key is not known";
+pub(super) const KEY_CHANGED: &str = "its host key has changed";
+
+/// What `ssh` complained about, in a line: usually its last. Why a key was refused it says before.
+fn gist(text: &str) -> String {
+    let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    let last = last.unwrap_or("the connection ended without a word");
+    let key = if text.contains("IDENTIFICATION HAS CHANGED") {
+        Some(KEY_CHANGED)
+    } else {
+        text.contains("host key is known for").then_some(KEY_UNKNOWN)
+    };
+    let said = key.map_or_else(|| last.to_owned(), |key| format!("{key}: {last}"));
+    said.chars().take(300).collect()
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let until = Instant::now() + FAREWELL;
+        while Instant::now() < until && Instant::now() < self.deadline {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+            // It may have ended by itself in this moment.
+            let _gone = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _ended = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As OpenSSH 9.2 prints it.
+    #[test]
+    fn why_a_key_was_refused_is_said_beside_that_it_was() {
+        for (text, said) in [
+            ("", "the connection ended without a word"),
+            (
+                "ssh: connect to host 127.0.1.1 port 22: Connection refused\r\n",
+                "ssh: connect to host 127.0.1.1 port 22: Connection refused",
+            ),
+            (
+                "No ED25519 host key is known for [127.0.1.1]:22022 and you have requested strict checking.\r\nHost key verification failed.\r\n",
+                "its host key is not known: Host key verification failed.",
+            ),
+            (
+                "@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@\nHost key verification failed.\n",
+                "its host key has changed: Host key verification failed.",
+            ),
+        ] {
+            assert_eq!(gist(text), said);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! On which hosts a run was started: a small file for each, written before the hosts are asked.
+//!
+//! The hosts themselves know their runs. But a host that does not answer cannot say that a run is its own, and without this
+//! every run would be everywhere and nowhere while one host is down.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use doctor_core::{
+    ids::{NodeName, RunId},
+    run::NonEmpty,
+    time::{Span, Timestamp},
+};
+use doctor_host::files;
+
+/// As long as hosts remember runs.
+const KEEP: Span = Span::days(30);
+
+/// The hosts of a run, by rank.
+pub(super) type Hosts = NonEmpty<NodeName>;
+
+#[derive(Debug)]
+pub(super) struct Records {
+    directory: PathBuf,
+    known: Mutex<BTreeMap<RunId, Hosts>>,
+}
+
+impl Records {
+    pub(super) fn open(state: &Path, now: Timestamp) -> io::Result<Self> {
+        let directory = state.join("runs");
+        fs::create_dir_all(&directory)?;
+        let mut known = BTreeMap::new();
+        for entry in fs::read_dir(&directory)?.flatten() {
+            let name = entry.file_name();
+            let run = name.to_str().and_then(|name| name.strip_suffix(".json")).and_then(|name| name.parse().ok());
+            let Some(run): Option<RunId> = run else { continue };
+            if now.since(run.born()) > KEEP {
+                fs::remove_file(entry.path())?;
+            } else if let Some(hosts) = files::read::<Hosts>(&entry.path())? {
+                known.insert(run, hosts);
+            }
+        }
+        Ok(Self { directory, known: Mutex::new(known) })
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<RunId, Hosts>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path(&self, run: RunId) -> PathBuf {
+        self.directory.join(format!("{run}.json"))
+    }
+
+    /// The run is on these hosts from now on. One that is on others stays there, and that is the answer.
+    pub(super) fn write(&self, run: RunId, hosts: &Hosts) -> io::Result<Hosts> {
+        let path = self.path(run);
+        let made = files::create(&path, hosts)?;
+        let there = if made { None } else { files::read(&path)? };
+        let there = there.unwrap_or_else(|| hosts.clone());
+        self.learn(run, &there);
+        Ok(there)
+    }
+
+    /// Seen there: for as long as this process lives.
+    pub(super) fn learn(&self, run: RunId, hosts: &Hosts) {
+        self.known().insert(run, hosts.clone());
+    }
+
+    pub(super) fn hosts_of(&self, run: RunId) -> io::Result<Option<Hosts>> {
+        if let Some(hosts) = self.known().get(&run) {
+            return Ok(Some(hosts.clone()));
+        }
+        // Another process may have written it since.
+        let written = files::read::<Hosts>(&self.path(run))?;
+        written.iter().for_each(|hosts| self.learn(run, hosts));
+        Ok(written)
+    }
+}

@@ -1,0 +1,241 @@
+//! `hostfile` and `hostfile-ip`: one host a line, the name in one and the address in the other, in the same order, with nothing
+//! else in them, because `mpirun`, `parallel-ssh` and people's loops read them.
+//!
+//! A host that was in the file keeps its place there, so that ranks stay where they were. A host that does not answer stays
+//! with what was known of it. Both files are replaced by rename, so nobody reads half of one.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+use doctor_core::{hostlist::MOST_NODES, ids::NodeName};
+use serde::Serialize;
+
+/// Both names together are shorter than this, a hundred thousand times.
+const MOST_BYTES: u64 = MOST_NODES as u64 * 256;
+
+/// A host as the two files have it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HostLine {
+    pub name: NodeName,
+    /// Or its name, where nobody knows the address.
+    pub address: String,
+}
+
+/// Where the two files are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostFiles {
+    pub names: PathBuf,
+    pub addresses: PathBuf,
+}
+
+/// What differs between the files and what they should be.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    pub added: Vec<HostLine>,
+    pub removed: Vec<HostLine>,
+    pub moved: Vec<Moved>,
+}
+
+/// A host with another address than before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    pub name: NodeName,
+    pub from: String,
+    pub to: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BadHostFiles {
+    #[error("reading {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("writing {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("{}, line {line}: `{text}` is no host; one name or address a line is wanted", path.display())]
+    Line { path: PathBuf, line: usize, text: String },
+    #[error(
+        "{} names {names} hosts and {} {addresses}: they belong together line by line; remove the second, and it is made anew",
+        files.names.display(), files.addresses.display()
+    )]
+    Uneven { files: Box<HostFiles>, names: usize, addresses: usize },
+}
+
+impl Difference {
+    pub const fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.removed.is_empty() && self.moved.is_empty()
+    }
+
+    fn between(old: &[HostLine], new: &[HostLine]) -> Self {
+        let (before, after) = (by_name(old), by_name(new));
+        let mut difference = Self::default();
+        for line in new {
+            match before.get(&line.name) {
+                None => difference.added.push(line.clone()),
+                Some(then) if then.address != line.address => {
+                    let (from, to) = (then.address.clone(), line.address.clone());
+                    difference.moved.push(Moved { name: line.name.clone(), from, to });
+                }
+                Some(_) => {}
+            }
+        }
+        difference.removed = old.iter().filter(|line| !after.contains_key(&line.name)).cloned().collect();
+        difference
+    }
+}
+
+impl HostFiles {
+    pub fn in_folder(folder: &Path) -> Self {
+        Self { names: folder.join("hostfile"), addresses: folder.join("hostfile-ip") }
+    }
+
+    /// What the files say now. Without the second one a host's name stands for its address; without both there is no host.
+    ///
+    /// # Errors
+    /// With the line that is wrong.
+    pub fn read(&self) -> Result<Vec<HostLine>, BadHostFiles> {
+        let names = lines_of(&self.names)?;
+        let names: Vec<NodeName> = names
+            .into_iter()
+            .map(|(line, text)| {
+                let bad =
+                    |_| BadHostFiles::Line { path: self.names.clone(), line, text: text.chars().take(64).collect() };
+                NodeName::new(&text).map_err(bad)
+            })
+            .collect::<Result<_, _>>()?;
+        let addresses = lines_of(&self.addresses)?;
+        if !addresses.is_empty() && addresses.len() != names.len() {
+            let (names, addresses) = (names.len(), addresses.len());
+            return Err(BadHostFiles::Uneven { files: Box::new(self.clone()), names, addresses });
+        }
+        let mut addresses = addresses.into_iter().map(|(_, address)| address);
+        let line = |name: NodeName| HostLine { address: addresses.next().unwrap_or_else(|| name.to_string()), name };
+        Ok(names.into_iter().map(line).collect())
+    }
+
+    /// These hosts in the order that the files keep, and what would change.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn compare(&self, hosts: &[HostLine]) -> Result<(Vec<HostLine>, Difference), BadHostFiles> {
+        let old = self.read()?;
+        let new = in_order(&old, hosts);
+        let difference = Difference::between(&old, &new);
+        Ok((new, difference))
+    }
+
+    /// Makes the files say these hosts. Those that were there keep their places, the others come after them in the order
+    /// given, and those that are not among them go.
+    ///
+    /// # Errors
+    /// If a file cannot be read or written.
+    pub fn write(&self, hosts: &[HostLine]) -> Result<Difference, BadHostFiles> {
+        let (new, difference) = self.compare(hosts)?;
+        // Names first: who is interrupted in between finds a host without its address rather than an address of another.
+        put(&self.names, new.iter().map(|line| line.name.as_str()))?;
+        put(&self.addresses, new.iter().map(|line| line.address.as_str()))?;
+        Ok(difference)
+    }
+}
+
+fn in_order(old: &[HostLine], hosts: &[HostLine]) -> Vec<HostLine> {
+    let (before, after) = (by_name(old), by_name(hosts));
+    let kept = old.iter().filter_map(|line| after.get(&line.name).copied());
+    let added = hosts.iter().filter(|line| !before.contains_key(&line.name));
+    kept.chain(added).cloned().collect()
+}
+
+fn by_name(lines: &[HostLine]) -> BTreeMap<&NodeName, &HostLine> {
+    lines.iter().map(|line| (&line.name, line)).collect()
+}
+
+/// The first word of each line, with the line's number. `slots=8` may stand behind it.
+fn lines_of(path: &Path) -> Result<Vec<(usize, String)>, BadHostFiles> {
+    let failed = |source| BadHostFiles::Read { path: path.to_owned(), source };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let text = io::read_to_string(io::Read::take(file, MOST_BYTES)).map_err(failed)?;
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+    let words = (1..).zip(lines).filter_map(|(line, text)| Some((line, text.split_whitespace().next()?.to_owned())));
+    Ok(words.collect())
+}
+
+fn put<'a>(path: &Path, lines: impl Iterator<Item = &'a str>) -> Result<(), BadHostFiles> {
+    let text: String = lines.flat_map(|line| [line, "\n"]).collect();
+    write_whole(path, text.as_bytes()).map_err(|source| BadHostFiles::Write { path: path.to_owned(), source })
+}
+
+/// Writes a file beside its place and moves it there, so that nobody sees half of it. A file that says so already is left alone.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if fs::read(path).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it has no file name"))?;
+    let mut beside = std::ffi::OsString::from(".");
+    beside.push(name);
+    beside.push(format!(".{}", std::process::id()));
+    let beside = path.with_file_name(beside);
+    let written = File::create(&beside).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
+    let moved = written.and_then(|()| fs::rename(&beside, path));
+    if moved.is_err() {
+        // It is of no use any more, and may not be there.
+        let _gone = fs::remove_file(&beside);
+    }
+    moved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str, address: &str) -> HostLine {
+        HostLine { name: NodeName::new(name).unwrap(), address: address.to_owned() }
+    }
+
+    fn files() -> (tempfile::TempDir, HostFiles) {
+        let folder = tempfile::tempdir().unwrap();
+        let files = HostFiles::in_folder(folder.path());
+        (folder, files)
+    }
+
+    #[test]
+    fn hosts_keep_their_places_new_ones_come_after_and_who_goes_is_named() {
+        let (_folder, files) = files();
+        let first = [line("n3", "10.0.0.3"), line("n1", "10.0.0.1"), line("n2", "10.0.0.2")];
+        assert_eq!(files.write(&first).unwrap().added.len(), 3);
+        // Another source tells them in another order, one with another address, one not, and a new one.
+        let second = [line("n1", "10.0.0.1"), line("n4", "10.0.0.4"), line("n3", "10.0.0.9")];
+        let (_, difference) = files.compare(&second).unwrap();
+        assert_eq!(fs::read_to_string(&files.names).unwrap(), "n3\nn1\nn2\n", "comparing writes nothing");
+        assert_eq!(files.write(&second).unwrap(), difference);
+        assert_eq!(fs::read_to_string(&files.names).unwrap(), "n3\nn1\nn4\n");
+        assert_eq!(fs::read_to_string(&files.addresses).unwrap(), "10.0.0.9\n10.0.0.1\n10.0.0.4\n");
+        assert_eq!(
+            (difference.added, difference.removed),
+            (vec![line("n4", "10.0.0.4")], vec![line("n2", "10.0.0.2")])
+        );
+        assert_eq!((difference.moved[0].from.as_str(), difference.moved[0].to.as_str()), ("10.0.0.3", "10.0.0.9"));
+        assert!(files.write(&second).unwrap().is_empty());
+        assert_eq!(fs::read_dir(files.names.parent().unwrap()).unwrap().count(), 2, "nothing else is left there");
+    }
+
+    #[test]
+    fn files_of_others_are_read_and_what_does_not_fit_together_is_refused() {
+        let (_folder, files) = files();
+        fs::write(&files.names, "# mine\nn1 slots=8\n\nn2\n").unwrap();
+        assert_eq!(files.read().unwrap(), [line("n1", "n1"), line("n2", "n2")]);
+        fs::write(&files.addresses, "10.0.0.1\n").unwrap();
+        assert!(files.read().unwrap_err().to_string().contains("names 2 hosts"), "whose address is it?");
+        fs::write(&files.names, "n1\n../etc\n").unwrap();
+        let error = files.read().unwrap_err().to_string();
+        assert!(error.contains("line 2") && error.contains("one name or address a line"), "{error}");
+    }
+}

@@ -1,0 +1,68 @@
+//! User work that failed on nodes. It is kept as evidence and as a sign of risk; nothing is judged by it.
+
+use std::sync::Arc;
+
+use doctor_core::{
+    failed_work::{FailedWork, Label},
+    ids::NodeName,
+    time::Timestamp,
+};
+
+use super::{
+    Store,
+    db::{Kind, Tx, vals},
+    error::Result,
+    json,
+    lease::Lease,
+};
+
+/// So many are read at a time, the newest: a cluster where everything fails is told by fewer.
+const MOST: u32 = 10_000;
+
+impl Store {
+    /// Keeps what a cluster told. The same work on the same node is kept once, as it was told last.
+    pub fn keep_failed_work(&self, lease: &Lease, failed: &[(NodeName, FailedWork)], now: Timestamp) -> Result<()> {
+        use Kind::{Int, Text};
+        self.write(lease, |tx| {
+            let told = failed.iter().map(|(node, work)| Ok((tx.node_id(node, now)?, work, json::write(&work.how)?)));
+            let told: Vec<(i64, &FailedWork, String)> = told.collect::<Result<_>>()?;
+            let mut rows = Vec::with_capacity(told.len() * 6);
+            for (node, work, how) in &told {
+                let [id, owner, name] = [&work.id, &work.owner, &work.name].map(Label::as_str);
+                rows.extend_from_slice(vals![id, *node, owner, name, work.at, how]);
+            }
+            let into = "failed_work (work, node, owner, name, at, how)";
+            let conflict = "ON CONFLICT (work, node) DO UPDATE SET at = excluded.at, how = excluded.how";
+            tx.bulk("keeping failed user work", into, &[Text, Int, Text, Text, Int, Text], &rows, conflict)
+        })
+    }
+
+    /// What failed since then.
+    pub fn failed_work_since(&self, since: Timestamp) -> Result<Vec<(NodeName, FailedWork)>> {
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            let sql = "SELECT work, node, owner, name, at, how FROM failed_work WHERE at >= $1 \
+                       ORDER BY at DESC, work, node LIMIT $2";
+            tx.all("reading failed user work", sql, vals![since, MOST], |row| {
+                let work = FailedWork {
+                    id: Label::new(row.text(0)?),
+                    owner: Label::new(row.text(2)?),
+                    name: Label::new(row.text(3)?),
+                    at: row.moment(4)?,
+                    how: json::read("failed user work", row.text(5)?)?,
+                };
+                Ok((names.node(row.int(1)?)?.clone(), work))
+            })
+        })
+    }
+}
+
+/// What failed on a machine says nothing about the one that bears its name now.
+pub(super) fn forget_node(tx: &mut Tx<'_>, node: i64) -> Result<()> {
+    tx.run("beginning a node anew", "DELETE FROM failed_work WHERE node = $1", vals![node]).map(drop)
+}
+
+/// What nobody asks for any more. Cases have their own copy.
+pub(super) fn prune(tx: &mut Tx<'_>, before: Timestamp) -> Result<()> {
+    tx.run("forgetting failed user work", "DELETE FROM failed_work WHERE at < $1", vals![before]).map(drop)
+}

@@ -1,0 +1,11 @@
+-- User work that failed on nodes, as the cluster told it. `work` is the cluster's own name of it: told again, it is one row.
+CREATE TABLE failed_work (
+    work TEXT NOT NULL,
+    node {ref} NOT NULL REFERENCES node (id),
+    owner TEXT NOT NULL,
+    name TEXT NOT NULL,
+    at BIGINT NOT NULL,
+    how TEXT NOT NULL,
+    PRIMARY KEY (work, node)
+) {compact};
+CREATE INDEX failed_work_at ON failed_work (at);

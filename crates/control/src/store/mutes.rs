@@ -1,0 +1,56 @@
+//! Cases that are not spoken of: somebody has seen them, or wants to hear of them later.
+
+use std::collections::BTreeMap;
+
+use doctor_core::{alert::Mute, case::Case, ids::CaseId, time::Timestamp};
+
+use super::{
+    Store, cases,
+    db::{Access, Tx, vals},
+    error::Result,
+    json, operators,
+    outbox::{self, Addressed},
+};
+
+impl Store {
+    /// Cases that are not spoken of.
+    pub fn mutes(&self) -> Result<BTreeMap<CaseId, Mute>> {
+        self.transaction(Access::Read, &mut |tx| {
+            let sql = "SELECT case_id, body FROM mute";
+            let rows = tx.all("reading what is not spoken of", sql, &[], |row| {
+                Ok((CaseId::from_number(row.number(0)?), json::read("mute", row.text(1)?)?))
+            })?;
+            Ok(rows.into_iter().collect())
+        })
+    }
+
+    /// Nothing is told of the case until then, or until it closes. A later word replaces an earlier one.
+    pub fn mute(&self, case: &Case, mute: &Mute) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| {
+            let body = json::write(mute)?;
+            let sql = "INSERT INTO mute (case_id, body) VALUES ($1, $2) ON CONFLICT (case_id) DO UPDATE SET body = excluded.body";
+            tx.run("muting a case", sql, vals![case.id, &body])?;
+            let node = tx.node_id(&case.node, mute.at)?;
+            let what = if mute.until.is_some() { "snooze" } else { "acknowledge" };
+            operators::say(tx, what, Some(node), (&mute.by, &mute.why), mute.at)
+        })
+    }
+
+    /// Ends a mute whose time is over, and writes what is to be told of that in the same transaction.
+    pub fn end_mute(&self, case: CaseId, now: Timestamp, told: &dyn Fn(&Case, &Mute) -> Vec<Addressed>) -> Result<()> {
+        let operation = "ending a snooze";
+        self.write_unfenced(Access::WriteAlone, |tx| {
+            let sql = "SELECT body FROM mute WHERE case_id = $1";
+            let mute: Option<Mute> = tx.first(operation, sql, vals![case], |row| json::read("mute", row.text(0)?))?;
+            let Some(mute) = mute.filter(|mute| mute.until.is_some_and(|until| until <= now)) else { return Ok(()) };
+            unmute(tx, case)?;
+            let case = cases::find(tx, case)?;
+            outbox::queue(tx, &case.map_or_else(Vec::new, |case| told(&case, &mute)))
+        })
+    }
+}
+
+/// Of a case that is over there is nothing to be silent about.
+pub(super) fn unmute(tx: &mut Tx<'_>, case: CaseId) -> Result<()> {
+    tx.run("ending a snooze", "DELETE FROM mute WHERE case_id = $1", vals![case]).map(drop)
+}

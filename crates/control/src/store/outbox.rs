@@ -1,0 +1,360 @@
+//! Messages to people on their way out.
+//!
+//! A note is written in the transaction of the plan that it tells of, once for each receiver that wants it. Whoever delivers
+//! makes a message of the notes that wait, writes down that it is one, and only then sends it: what is sent again after a
+//! crash is the same message under the same key. A message is tried by one process at a time, because trying begins with
+//! moving its next try behind the end of this one.
+
+use std::collections::BTreeMap;
+
+use doctor_core::{
+    alert::{Condition, Note, Route},
+    time::Timestamp,
+};
+use serde::Serialize;
+
+use super::{
+    STORE_ID, Store,
+    audit::{self, Counter},
+    db::{Access, Kind, Row, Tx, vals},
+    error::{Result, StoreError},
+    json,
+    operators::meta,
+};
+
+/// A note and who is to be told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Addressed {
+    pub receiver: String,
+    pub note: Note,
+}
+
+/// Each note with everybody who wants it.
+pub fn addressed(routes: &[(String, Route)], notes: &[Note]) -> Vec<Addressed> {
+    let pairs = notes.iter().flat_map(|note| routes.iter().map(move |route| (note, route)));
+    let wanted = pairs.filter(|(note, (_, route))| route.wants(note));
+    wanted.map(|(note, (receiver, _))| Addressed { receiver: receiver.clone(), note: note.clone() }).collect()
+}
+
+/// A message that this process may try to deliver now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claimed {
+    pub id: i64,
+    /// The same at each try, and no other message has it.
+    pub key: String,
+    pub composed: Timestamp,
+    pub give_up: Timestamp,
+    /// With this one.
+    pub tries: u32,
+    pub notes: Vec<Note>,
+    /// Messages to this receiver that were given up since the last one arrived.
+    pub lost_before: u64,
+}
+
+/// How a try ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tried {
+    Delivered,
+    /// It is tried again then.
+    Again {
+        next: Timestamp,
+        trouble: String,
+    },
+    /// It is given up.
+    Lost {
+        trouble: String,
+    },
+}
+
+/// Where a message stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MessageState {
+    Waiting,
+    Delivered,
+    Lost,
+}
+
+impl MessageState {
+    const ALL: [Self; 3] = [Self::Waiting, Self::Delivered, Self::Lost];
+
+    /// As it is written in the database.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Delivered => "delivered",
+            Self::Lost => "lost",
+        }
+    }
+
+    fn read(code: &str) -> Result<Self> {
+        let unreadable = || StoreError::Unreadable { what: "message", why: format!("`{code}` is no state of one") };
+        Self::ALL.into_iter().find(|state| state.code() == code).ok_or_else(unreadable)
+    }
+}
+
+/// A message as it is listed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MessageRow {
+    pub key: String,
+    pub receiver: String,
+    pub state: MessageState,
+    pub composed: Timestamp,
+    pub tries: u32,
+    /// Of one that waits.
+    pub next: Option<Timestamp>,
+    pub give_up: Timestamp,
+    pub ended: Option<Timestamp>,
+    pub trouble: Option<String>,
+    pub notes: Vec<Note>,
+}
+
+/// What waits for one receiver.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Waiting {
+    /// Notes that are in no message yet.
+    pub notes: u64,
+    /// Messages that have not arrived.
+    pub messages: u64,
+    /// When the newest message was made.
+    pub composed: Option<Timestamp>,
+}
+
+/// A message has at most so many notes; the rest go with the next one.
+const MOST_NOTES: i64 = 500;
+
+impl Store {
+    /// What waits, by receiver.
+    pub fn alerts_waiting(&self) -> Result<BTreeMap<String, Waiting>> {
+        let operation = "reading what is to be told";
+        let notes = "SELECT receiver, COUNT(*) FROM alert_note WHERE message IS NULL GROUP BY receiver";
+        let messages = "SELECT receiver, CAST(SUM(CASE WHEN state = 'waiting' THEN 1 ELSE 0 END) AS BIGINT), MAX(composed) \
+                        FROM alert_message GROUP BY receiver";
+        self.transaction(Access::Read, &mut |tx| {
+            let mut waiting: BTreeMap<String, Waiting> = BTreeMap::new();
+            tx.rows(operation, notes, &[], |row| {
+                waiting.entry(row.text(0)?.to_owned()).or_default().notes = row.number(1)?;
+                Ok(())
+            })?;
+            tx.rows(operation, messages, &[], |row| {
+                let entry = waiting.entry(row.text(0)?.to_owned()).or_default();
+                entry.messages = row.number(1)?;
+                entry.composed = row.opt_moment(2)?;
+                Ok(())
+            })?;
+            Ok(waiting)
+        })
+    }
+
+    /// Makes one message of the notes that wait for a receiver, unless one is on its way to it.
+    pub fn compose_alert(&self, receiver: &str, now: Timestamp, give_up: Timestamp) -> Result<bool> {
+        self.write_unfenced(Access::WriteAlone, |tx| compose(tx, receiver, now, give_up).map(|made| made.is_some()))
+    }
+
+    /// A message that is due, left to this process until then.
+    pub fn claim_alert(&self, receiver: &str, now: Timestamp, until: Timestamp) -> Result<Option<Claimed>> {
+        let operation = "taking a message to deliver";
+        let due = "SELECT id, composed, give_up, tries FROM alert_message WHERE receiver = $1 AND state = 'waiting' \
+                   AND next <= $2 ORDER BY id LIMIT 1";
+        let claim =
+            "UPDATE alert_message SET next = $2, tries = tries + 1 WHERE id = $1 AND state = 'waiting' AND next <= $3";
+        let sql_lost = "SELECT COUNT(*) FROM alert_message WHERE receiver = $1 AND state = 'lost' AND id > COALESCE( \
+                        (SELECT MAX(id) FROM alert_message WHERE receiver = $1 AND state = 'delivered'), 0)";
+        self.write_unfenced(Access::Write, |tx| {
+            let due = tx.first(operation, due, vals![receiver, now], |row| {
+                Ok((row.int(0)?, row.moment(1)?, row.moment(2)?, row.count(3)?))
+            })?;
+            let Some((id, composed, give_up, tries)) = due else { return Ok(None) };
+            if tx.run(operation, claim, vals![id, until, now])? == 0 {
+                return Ok(None);
+            }
+            let lost_before = tx.first(operation, sql_lost, vals![receiver], |row| row.number(0))?.unwrap_or(0);
+            let (key, notes) = (key(tx, id, composed)?, notes_of(tx, id)?);
+            Ok(Some(Claimed { id, key, composed, give_up, tries: tries + 1, notes, lost_before }))
+        })
+    }
+
+    /// How the try of a message ended. One that somebody else has seen to the end meanwhile stays as it is.
+    pub fn settle_alert(&self, id: i64, tried: &Tried, now: Timestamp) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| settle(tx, id, tried, now))
+    }
+
+    /// Gives up what waits for receivers that nobody delivers to any more, and says how many messages that were.
+    pub fn abandon_alerts(&self, known: &[&str], now: Timestamp) -> Result<u64> {
+        let operation = "giving up messages to nobody";
+        let waiting = self.alerts_waiting()?;
+        let strangers = waiting
+            .iter()
+            .filter(|(name, what)| !known.contains(&name.as_str()) && (what.notes > 0 || what.messages > 0));
+        let mut lost = 0;
+        for (receiver, _) in strangers {
+            lost += self.write_unfenced(Access::WriteAlone, |tx| {
+                let mut lost = 0;
+                loop {
+                    compose(tx, receiver, now, now)?;
+                    let sql = "SELECT id FROM alert_message WHERE receiver = $1 AND state = 'waiting'";
+                    let ids = tx.all(operation, sql, vals![receiver], |row| row.int(0))?;
+                    if ids.is_empty() {
+                        return Ok(lost);
+                    }
+                    for id in ids {
+                        let trouble = format!("no receiver is called {receiver} any more");
+                        settle(tx, id, &Tried::Lost { trouble }, now)?;
+                        lost += 1;
+                    }
+                }
+            })?;
+        }
+        Ok(lost)
+    }
+
+    /// The newest messages first; all of them, or only those that have not arrived.
+    pub fn alert_messages(&self, limit: u32, all: bool) -> Result<Vec<MessageRow>> {
+        let operation = "reading messages";
+        let only = if all { "" } else { "WHERE state <> 'delivered' " };
+        let sql = format!(
+            "SELECT id, receiver, state, composed, tries, next, give_up, ended, trouble FROM alert_message {only}\
+             ORDER BY id DESC LIMIT $1"
+        );
+        self.transaction(Access::Read, &mut |tx| {
+            let mut rows = tx.all(operation, &sql, vals![limit], |row| Ok((row.int(0)?, read_message(row)?)))?;
+            for (id, row) in &mut rows {
+                (row.key, row.notes) = (key(tx, *id, row.composed)?, notes_of(tx, *id)?);
+            }
+            Ok(rows.into_iter().map(|(_, row)| row).collect())
+        })
+    }
+
+    /// Messages given up since then.
+    pub fn alerts_lost_since(&self, since: Timestamp) -> Result<u64> {
+        let sql = "SELECT COUNT(*) FROM alert_message WHERE state = 'lost' AND ended >= $1";
+        let lost = self.transaction(Access::Read, &mut |tx| {
+            tx.first("counting lost messages", sql, vals![since], |row| row.number(0))
+        })?;
+        Ok(lost.unwrap_or(0))
+    }
+
+    /// Forgets messages that ended before then.
+    pub fn forget_alerts(&self, before: Timestamp) -> Result<u64> {
+        let operation = "forgetting messages";
+        let notes = "DELETE FROM alert_note WHERE message IN (SELECT id FROM alert_message WHERE ended < $1)";
+        self.write_unfenced(Access::Write, |tx| {
+            tx.run(operation, notes, vals![before])?;
+            tx.run(operation, "DELETE FROM alert_message WHERE ended < $1", vals![before])
+        })
+    }
+
+    /// Troubles of the service that people were told of and that are not over, and since when.
+    pub fn alert_conditions(&self) -> Result<BTreeMap<Condition, Timestamp>> {
+        self.transaction(Access::Read, &mut read_conditions)
+    }
+
+    /// Writes down which troubles there are and what is to be told of that, together. Nothing is written if somebody else
+    /// has changed them since they were `before`.
+    pub fn turn_conditions(
+        &self,
+        before: &BTreeMap<Condition, Timestamp>,
+        after: &BTreeMap<Condition, Timestamp>,
+        told: &[Addressed],
+    ) -> Result<bool> {
+        let operation = "writing the service's troubles";
+        self.write_unfenced(Access::WriteAlone, |tx| {
+            if read_conditions(tx)? != *before {
+                return Ok(false);
+            }
+            tx.run(operation, "DELETE FROM alert_condition", &[])?;
+            for (condition, since) in after {
+                let sql = "INSERT INTO alert_condition (name, since) VALUES ($1, $2)";
+                tx.run(operation, sql, vals![condition.code(), *since])?;
+            }
+            queue(tx, told)?;
+            Ok(true)
+        })
+    }
+}
+
+/// Writes notes down, to be told.
+pub(super) fn queue(tx: &mut Tx<'_>, told: &[Addressed]) -> Result<()> {
+    let bodies: Result<Vec<String>> = told.iter().map(|told| json::write(&told.note)).collect();
+    let bodies = bodies?;
+    let mut rows = Vec::with_capacity(told.len() * 2);
+    for (told, body) in told.iter().zip(&bodies) {
+        rows.extend_from_slice(vals![&told.receiver, body]);
+    }
+    tx.bulk("writing what is to be told", "alert_note (receiver, body)", &[Kind::Text; 2], &rows, "")
+}
+
+fn compose(tx: &mut Tx<'_>, receiver: &str, now: Timestamp, give_up: Timestamp) -> Result<Option<i64>> {
+    let operation = "making a message";
+    let under_way = "SELECT id FROM alert_message WHERE receiver = $1 AND state = 'waiting' LIMIT 1";
+    if tx.first(operation, under_way, vals![receiver], |row| row.int(0))?.is_some() {
+        return Ok(None);
+    }
+    let pending = "SELECT id FROM alert_note WHERE receiver = $1 AND message IS NULL ORDER BY id LIMIT $2";
+    let pending = tx.all(operation, pending, vals![receiver, MOST_NOTES], |row| row.int(0))?;
+    let Some(last) = pending.last() else { return Ok(None) };
+    let sql = "INSERT INTO alert_message (receiver, composed, give_up, state, tries, next) VALUES ($1, $2, $3, 'waiting', 0, $2)";
+    let id = tx.insert(operation, sql, vals![receiver, now, give_up])?;
+    let sql = "UPDATE alert_note SET message = $1 WHERE receiver = $2 AND message IS NULL AND id <= $3";
+    tx.run(operation, sql, vals![id, receiver, *last])?;
+    Ok(Some(id))
+}
+
+fn settle(tx: &mut Tx<'_>, id: i64, tried: &Tried, now: Timestamp) -> Result<()> {
+    let operation = "noting how a message fared";
+    let (sql, vals, counter) = match tried {
+        Tried::Again { next, trouble } => {
+            let sql = "UPDATE alert_message SET next = $2, trouble = $3 WHERE id = $1 AND state = 'waiting'";
+            (sql, vals![id, *next, trouble].to_vec(), None)
+        }
+        Tried::Delivered => {
+            let sql = "UPDATE alert_message SET state = 'delivered', ended = $2, trouble = NULL WHERE id = $1 AND state = 'waiting'";
+            (sql, vals![id, now].to_vec(), Some(Counter::AlertsDelivered))
+        }
+        Tried::Lost { trouble } => {
+            let sql =
+                "UPDATE alert_message SET state = 'lost', ended = $2, trouble = $3 WHERE id = $1 AND state = 'waiting'";
+            (sql, vals![id, now, trouble].to_vec(), Some(Counter::AlertsLost))
+        }
+    };
+    let changed = tx.run(operation, sql, &vals)?;
+    match counter {
+        Some(counter) => audit::count(tx, &[(counter, changed)]),
+        None => Ok(()),
+    }
+}
+
+fn read_conditions(tx: &mut Tx<'_>) -> Result<BTreeMap<Condition, Timestamp>> {
+    let rows = tx.all("reading the service's troubles", "SELECT name, since FROM alert_condition", &[], |row| {
+        // What a newer program knows and this one does not is over as far as this one can say.
+        Ok(Condition::from_code(row.text(0)?).zip(Some(row.moment(1)?)))
+    })?;
+    Ok(rows.into_iter().flatten().collect())
+}
+
+fn read_message(row: &Row<'_>) -> Result<MessageRow> {
+    let state = MessageState::read(row.text(2)?)?;
+    Ok(MessageRow {
+        key: String::new(),
+        receiver: row.text(1)?.to_owned(),
+        state,
+        composed: row.moment(3)?,
+        tries: row.count(4)?,
+        next: if state == MessageState::Waiting { Some(row.moment(5)?) } else { None },
+        give_up: row.moment(6)?,
+        ended: row.opt_moment(7)?,
+        trouble: row.opt_text(8)?.map(str::to_owned),
+        notes: Vec::new(),
+    })
+}
+
+/// A store that was put back to an earlier state counts its messages anew: their moment tells them apart.
+fn key(tx: &mut Tx<'_>, id: i64, composed: Timestamp) -> Result<String> {
+    let store: String = meta(tx, STORE_ID)?.unwrap_or_default().chars().take(12).collect();
+    Ok(format!("{store}-{id}-{}", composed.millis()))
+}
+
+fn notes_of(tx: &mut Tx<'_>, message: i64) -> Result<Vec<Note>> {
+    let sql = "SELECT body FROM alert_note WHERE message = $1 ORDER BY id";
+    tx.all("reading a message", sql, vals![message], |row| json::read("note", row.text(0)?))
+}

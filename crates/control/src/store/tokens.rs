@@ -1,0 +1,106 @@
+//! The tokens of the API, and what was asked of it.
+
+use doctor_core::{ids::NodeName, time::Timestamp};
+
+use super::{
+    Store,
+    audit::{self, Line},
+    db::{Access, vals},
+    error::{Result, StoreError},
+    names::parsed,
+    operators::{Orders, say},
+};
+use crate::access::{TokenDigest, TokenRow};
+
+/// What somebody asked of the API, and what became of it, for the audit trail.
+#[derive(Debug, Clone, Default)]
+pub struct ApiCall {
+    /// `api-hold`, `api-refused`, …
+    pub what: &'static str,
+    pub by: String,
+    /// `done`, or why not.
+    pub code: &'static str,
+    pub words: String,
+    /// From where it came.
+    pub origin: String,
+    /// What was shown before it was done.
+    pub plan: Option<String>,
+    /// Where it is about one node.
+    pub node: Option<NodeName>,
+}
+
+impl Store {
+    /// Adds a token. A name that was ever used is not used again: the audit trail would not say which of the two spoke.
+    pub fn add_token(&self, token: &TokenRow, why: &str) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| {
+            let known = "SELECT 1 FROM token WHERE name = $1";
+            if tx.first("adding a token", known, vals![&token.name], |_| Ok(()))?.is_some() {
+                let why = format!("there is or was a token `{}`: give this one another name", token.name);
+                return Err(StoreError::Refused { operation: "adding a token", why });
+            }
+            let sql = "INSERT INTO token (name, role, digest, actor, created, expires) VALUES ($1, $2, $3, $4, $5, $6)";
+            let digest = token.digest.to_hex();
+            let (role, expires) = (token.role.code(), token.expires);
+            tx.run("adding a token", sql, vals![&token.name, role, &digest, &token.by, token.created, expires])?;
+            let words = format!("{} ({role}): {why}", token.name);
+            say(tx, "add-token", None, (&token.by, &words), token.created)
+        })
+    }
+
+    /// The token is worth nothing from now on. False if there is no such token, or it was worth nothing before.
+    pub fn revoke_token(&self, name: &str, by: &str, why: &str, at: Timestamp) -> Result<bool> {
+        self.write_unfenced(Access::Write, |tx| {
+            let sql = "UPDATE token SET revoked = $2 WHERE name = $1 AND revoked IS NULL";
+            if tx.run("revoking a token", sql, vals![name, at])? == 0 {
+                return Ok(false);
+            }
+            say(tx, "revoke-token", None, (by, &format!("{name}: {why}")), at)?;
+            Ok(true)
+        })
+    }
+
+    /// Every token there ever was, by name.
+    pub fn tokens(&self) -> Result<Vec<TokenRow>> {
+        let sql = "SELECT name, role, digest, actor, created, expires, revoked FROM token ORDER BY name";
+        self.read(|tx| {
+            tx.all("reading tokens", sql, &[], |row| {
+                let digest = TokenDigest::from_hex(row.text(2)?).ok_or_else(|| StoreError::Unreadable {
+                    what: "token",
+                    why: "what it comes down to is not 64 hexadecimal digits".to_owned(),
+                })?;
+                Ok(TokenRow {
+                    name: row.text(0)?.to_owned(),
+                    role: parsed("role", row.text(1)?.parse())?,
+                    by: row.text(3)?.to_owned(),
+                    created: row.moment(4)?,
+                    expires: row.opt_moment(5)?,
+                    revoked: row.opt_moment(6)?,
+                    digest,
+                })
+            })
+        })
+    }
+
+    /// Notes what was asked of the API and refused. What is done is noted with it.
+    pub fn note_call(&self, call: &ApiCall, at: Timestamp) -> Result<()> {
+        self.ordered(|orders| orders.note_call(call, at))
+    }
+}
+
+impl Orders<'_, '_> {
+    /// Notes what was asked of the API.
+    pub fn note_call(&mut self, call: &ApiCall, at: Timestamp) -> Result<()> {
+        let node = call.node.as_ref().and_then(|node| self.tx.names.node_number(node));
+        let line = Line {
+            actor: Some(call.by.clone()),
+            what: call.what,
+            node,
+            code: call.code.to_owned(),
+            words: call.words.clone(),
+            origin: Some(call.origin.clone()),
+            plan: call.plan.clone(),
+            ..Line::default()
+        };
+        audit::append(self.tx, at, None, &[line])
+    }
+}

@@ -1,0 +1,206 @@
+//! What was asked: the parts of the path and the parameters that this place knows, each read into its own type.
+
+use std::{collections::BTreeMap, fmt::Display, str::FromStr};
+
+use doctor_core::{
+    time::{Span, Timestamp},
+    view::Facts,
+};
+use serde_json::{Value, json};
+
+use super::refusal::Refusal;
+
+/// A parameter of a place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Param {
+    pub(super) name: &'static str,
+    pub(super) about: &'static str,
+    pub(super) form: Form,
+}
+
+/// What a parameter looks like, for the description.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Form {
+    /// One of a node, pool, test, run, case, token: a checked word.
+    Name,
+    Text,
+    OneOf(&'static [&'static str]),
+    Count {
+        most: u32,
+        usual: u32,
+    },
+    Offset,
+    /// A length back from now, or a moment.
+    Past,
+}
+
+/// Longer values are nobody's.
+const LONGEST: usize = 1024;
+
+impl Param {
+    pub(super) const fn new(name: &'static str, about: &'static str, form: Form) -> Self {
+        Self { name, about, form }
+    }
+
+    pub(super) fn schema(&self) -> Value {
+        match self.form {
+            Form::Name => json!({ "type": "string", "minLength": 1, "maxLength": 253 }),
+            Form::Text | Form::Past => json!({ "type": "string", "minLength": 1, "maxLength": LONGEST }),
+            Form::OneOf(words) => json!({ "type": "string", "enum": words }),
+            Form::Count { most, usual } => {
+                json!({ "type": "integer", "minimum": 1, "maximum": most, "default": usual })
+            }
+            Form::Offset => json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX }),
+        }
+    }
+}
+
+/// The values that came, by the names that are known.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    values: BTreeMap<&'static str, String>,
+}
+
+impl Asked {
+    /// From the path's parts and the query. What is not known here is refused: a filter with a slip in its name would show
+    /// everything and look like an answer.
+    pub(super) fn read<'a>(
+        params: &'static [Param],
+        path: impl Iterator<Item = (&'a str, &'a str)>,
+        query: Option<&str>,
+    ) -> Result<Self, Refusal> {
+        let mut values: BTreeMap<&'static str, String> = BTreeMap::new();
+        let path = path.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let query = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+        let query = query.map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decoded(name), decoded(value))
+        });
+        for (name, value) in path.chain(query) {
+            let Some(param) = params.iter().find(|param| param.name == name) else {
+                let known: Vec<&str> = params.iter().map(|param| param.name).collect();
+                let accepted = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                return Err(Refusal::UnknownParameter { name: name.chars().take(64).collect(), accepted });
+            };
+            let bad = |why: &str| Refusal::BadParameter { name: param.name, why: why.to_owned() };
+            if value.is_empty() || value.chars().count() > LONGEST {
+                return Err(bad("it has 1 to 1024 characters"));
+            }
+            if values.insert(param.name, value).is_some() {
+                return Err(bad("it is given twice"));
+            }
+        }
+        let asked = Self { values };
+        asked.check(params)?;
+        Ok(asked)
+    }
+
+    /// What the description promises of the forms is held here.
+    fn check(&self, params: &'static [Param]) -> Result<(), Refusal> {
+        for param in params {
+            let Some(value) = self.text(param.name) else { continue };
+            let bad = |why: String| Err(Refusal::BadParameter { name: param.name, why });
+            match param.form {
+                Form::OneOf(words) if !words.contains(&value) => return bad(format!("one of {}", words.join(", "))),
+                Form::Count { most, .. } if !value.parse().is_ok_and(|count: u32| (1..=most).contains(&count)) => {
+                    return bad(format!("a number from 1 to {most}"));
+                }
+                Form::Offset if value.parse::<u32>().is_err() => return bad("a number of bytes".to_owned()),
+                Form::Past if past(value, Timestamp::MAX).is_none() => {
+                    return bad("a length such as 7d, or a moment such as 2026-11-15T08:00:00Z".to_owned());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
+    pub(super) fn get<T: FromStr<Err: Display>>(&self, name: &'static str) -> Result<Option<T>, Refusal> {
+        let read =
+            |text: &str| text.parse().map_err(|error: T::Err| Refusal::BadParameter { name, why: error.to_string() });
+        self.text(name).map(read).transpose()
+    }
+
+    /// A part of the path, which is there or this place was not reached.
+    pub(super) fn part<T: FromStr<Err: Display>>(&self, name: &'static str) -> Result<T, Refusal> {
+        self.get(name)?.ok_or(Refusal::NoSuchPlace)
+    }
+
+    pub(super) fn count(&self, params: &[Param]) -> u32 {
+        let usual = params.iter().find_map(|param| match param.form {
+            Form::Count { usual, .. } => Some(usual),
+            _ => None,
+        });
+        let asked = self.text("limit").and_then(|text| text.parse().ok());
+        asked.or(usual).unwrap_or(100)
+    }
+
+    /// A moment that lies behind.
+    pub(super) fn since(&self, name: &str, facts: &Facts) -> Option<Timestamp> {
+        self.text(name).and_then(|text| past(text, facts.now))
+    }
+}
+
+fn past(text: &str, now: Timestamp) -> Option<Timestamp> {
+    text.parse::<Span>().map(|span| now.minus(span)).or_else(|_| text.parse::<Timestamp>()).ok()
+}
+
+/// `%41` and `+` as browsers write them. What is no such form stays as it is, and what is no text becomes the sign for that.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let digit =
+            |place: usize| char::from(*after.get(place)?).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        match (byte, digit(0).zip(digit(1))) {
+            (b'%', Some((high, low))) => {
+                bytes.push(high << 4 | low);
+                rest = &after[2..];
+                continue;
+            }
+            (b'+', _) => bytes.push(b' '),
+            (other, _) => bytes.push(other),
+        }
+        rest = after;
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARAMS: &[Param] = &[
+        Param::new("select", "", Form::Text),
+        Param::new("limit", "", Form::Count { most: 500, usual: 100 }),
+        Param::new("since", "", Form::Past),
+        Param::new("life", "", Form::OneOf(&["out", "held"])),
+    ];
+
+    fn read(query: &str) -> Result<Asked, Refusal> {
+        Asked::read(PARAMS, std::iter::empty(), Some(query))
+    }
+
+    #[test]
+    fn parameters_are_decoded_and_a_slip_in_a_name_is_told_with_the_known_ones() {
+        let asked = read("select=node%5B01-04%5D+x&limit=7&since=2d").unwrap();
+        assert_eq!((asked.text("select"), asked.count(PARAMS)), (Some("node[01-04] x"), 7));
+        assert_eq!(read("").unwrap().count(PARAMS), 100);
+        let slip = read("limt=7").unwrap_err();
+        assert!(matches!(&slip, Refusal::UnknownParameter { accepted, .. } if accepted.contains("limit")), "{slip}");
+        for bad in ["limit=0", "limit=501", "limit=x", "limit=7&limit=8", "since=yesterday", "life=well", "select="] {
+            assert!(matches!(read(bad), Err(Refusal::BadParameter { .. })), "{bad}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_is_asked_is_read_or_refused(query in ".{0,200}") {
+            let _read_or_refused = read(&query);
+        }
+    }
+}

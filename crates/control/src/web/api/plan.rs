@@ -1,0 +1,46 @@
+//! What would happen next and why, and for every other node, why not.
+
+use doctor_core::{ids::IdSource, plan, view};
+use serde_json::{Value, json};
+
+use super::{
+    answer::{Lasts, Made},
+    nodes::{LIFE, POOL, SELECT, wanted},
+    refusal::Refusal,
+    routes::{JSON, Look, Route},
+    schema::{list, moment, object, or_null, text},
+};
+
+pub(super) const PLAN: Route = Route {
+    path: "/plan",
+    name: "plan",
+    summary: "What the next cycle would do",
+    about: "And why; and for every node that it would do nothing about, why not. It is planned for this answer from what was last \
+            seen of the cluster, and nothing is done. As `doctor plan --json`; filters are about the nodes passed over.",
+    params: &[SELECT, POOL, LIFE],
+    lasts: Lasts::WithScene,
+    answer: schema,
+    kind: JSON,
+    read,
+};
+
+fn read(look: &Look<'_>) -> Result<Made, Refusal> {
+    let facts = &look.scene.facts;
+    let wanted = wanted(look.asked)?;
+    // Ids of a plan that nobody carries out need not be unlike others.
+    let plan = plan::plan(&facts.snapshot, &mut IdSource::new(0));
+    let nodes = &facts.snapshot.nodes;
+    let view = view::plan_view(&plan, |name| {
+        let place = nodes.binary_search_by(|record| record.node.name.cmp(name));
+        place.is_ok_and(|place| wanted(&nodes[place]))
+    });
+    Made::json(&json!({ "at": facts.now, "actions": view.actions, "passed_over": view.passed_over }))
+}
+
+fn schema() -> Value {
+    let action = object(json!({
+        "action": text(), "nodes": or_null(text()), "what": text(), "code": text(), "why": text(),
+    }));
+    let passed = object(json!({ "node": text(), "code": text(), "why": text() }));
+    object(json!({ "at": moment(), "actions": list(action), "passed_over": list(passed) }))
+}

@@ -1,0 +1,102 @@
+//! `GET /metrics`: where Prometheus asks, on an address of its own.
+//!
+//! It is apart from the agents' door because others come here, and it shows names of nodes. A scrape reads the store; one that
+//! comes while another is made, or shortly after, gets the same text, so that many who ask cost no more than one.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+
+use super::{DoorError, Listening};
+use crate::{
+    clock::Clock,
+    metrics::{self, MetricsSettings},
+    picture::{self, Cluster},
+    settings::Settings,
+    store::{Store, StoreError},
+};
+
+/// A text serves everybody who asks within this time.
+const YOUNG: Duration = Duration::from_secs(5);
+
+/// The listening end. Dropped, it closes.
+#[derive(Debug)]
+pub struct Scraped {
+    listening: Listening,
+}
+
+struct Desk {
+    store: Store,
+    clock: Arc<dyn Clock>,
+    settings: MetricsSettings,
+    /// By what a cluster would be judged that no cycle has seen yet.
+    judged_by: Settings,
+    /// Locked while one is made: who comes meanwhile waits for it.
+    last: Mutex<Option<(Instant, Arc<str>)>>,
+}
+
+impl Scraped {
+    /// Listens from now on.
+    ///
+    /// # Errors
+    /// If the address cannot be listened on.
+    pub fn open(
+        at: SocketAddr,
+        settings: MetricsSettings,
+        store: Store,
+        clock: Arc<dyn Clock>,
+        judged_by: Settings,
+    ) -> Result<Self, DoorError> {
+        let failed = |source| DoorError::Scrape { at, source };
+        let listener = TcpListener::bind(at).map_err(failed)?;
+        let desk = Arc::new(Desk { store, clock, settings, judged_by, last: Mutex::default() });
+        let router = Router::new().route("/metrics", get(scrape)).with_state(desk);
+        let listening = Listening::start("doctor-metrics", listener, router).map_err(failed)?;
+        Ok(Self { listening })
+    }
+
+    pub const fn address(&self) -> SocketAddr {
+        self.listening.address()
+    }
+}
+
+impl Desk {
+    fn text(&self) -> Result<Arc<str>, StoreError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < YOUNG) {
+            return Ok(Arc::clone(text));
+        }
+        let (seen, cluster) = match picture::last_seen(&self.store)? {
+            Some((at, cluster)) => (Some(at), cluster),
+            None => (None, Cluster::unseen(&self.judged_by)),
+        };
+        let facts = picture::facts(&self.store, seen, cluster, self.clock.now())?;
+        let text: Arc<str> = metrics::gather(&self.store, &facts, &self.settings)?.text().into();
+        *last = Some((Instant::now(), Arc::clone(&text)));
+        Ok(text)
+    }
+}
+
+async fn scrape(State(desk): State<Arc<Desk>>) -> Response {
+    let failed = |why: &str| (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response();
+    match tokio::task::spawn_blocking(move || desk.text()).await {
+        Ok(Ok(text)) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text.to_string()).into_response()
+        }
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a scrape failed");
+            failed("the store fails")
+        }
+        Err(_) => failed("this scrape could not be made"),
+    }
+}

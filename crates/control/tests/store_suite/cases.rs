@@ -1,0 +1,195 @@
+//! Cases, the breaker and what operators say, on every kind of store.
+
+use doctor_core::{
+    case::{Case, CaseState, Closed, Rung, StepKind, StepState},
+    finding::{Severity, Verdict},
+    lifecycle::Life,
+    node::Hold,
+    plan::{Action, Notice},
+    reason::Because,
+    snapshot::{Asked, Breaker, Pause},
+    time::Span,
+};
+
+use crate::{
+    bed::{Bed, finding, hardware, node, test},
+    suite,
+};
+
+suite!(
+    a_case_is_kept_step_by_step_and_its_closing_frees_the_node,
+    a_case_follows_its_machine_to_another_name,
+    the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for,
+    what_operators_say_is_read_back_and_audited,
+);
+
+pub(crate) fn new_case(bed: &mut Bed, name: &str) -> Case {
+    bed.ids.at(bed.now);
+    Case {
+        id: bed.ids.case(),
+        hardware: hardware(name).id().unwrap(),
+        node: node(name),
+        opened: bed.now,
+        severity: Severity::Reset,
+        findings: vec![finding("gpu", "gpu-hot", 3)],
+        rung: Rung::Reset,
+        steps: Vec::new(),
+        state: CaseState::Open,
+        boot_id: None,
+        advice: None,
+        failed_work: Vec::new(),
+    }
+}
+
+pub(crate) fn open_case(bed: &mut Bed, name: &str) -> Case {
+    let case = new_case(bed, name);
+    let to = Life::Quarantined;
+    bed.commit(&[
+        Because::new(Action::OpenCase(case.clone()), "confirmed", "hot"),
+        Because::new(Action::Move { node: node(name), to, case: Some(case.id) }, "confirmed", "hot"),
+    ]);
+    case
+}
+
+fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut Bed) {
+    bed.tested("n1", "gpu", Verdict::Fail);
+    let case = open_case(bed, "n1");
+    let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
+    assert_eq!((stored.life, stored.case, stored.since), (Life::Quarantined, Some(case.id), bed.now));
+
+    let (mark, reset) = (bed.ids.op(), bed.ids.op());
+    let step = |step, op| Action::Step { case: case.id, node: node("n1"), step, op, tries: 1 };
+    bed.commit(&[Because::new(step(StepKind::Mark, mark), "confirmed", "hot")]);
+    bed.store.record_step(&bed.lease, case.id, mark, Ok(()), bed.now).unwrap();
+    bed.commit(&[Because::new(step(StepKind::Reset, reset), "next", "try")]);
+    bed.store.record_step(&bed.lease, case.id, reset, Err("driver is stuck"), bed.now).unwrap();
+    bed.commit(&[Because::new(Action::Escalate { case: case.id, to: Rung::Reboot }, "failed", "up")]);
+    let proposed = bed.ids.op();
+    let propose = Action::Propose { case: case.id, node: node("n1"), step: StepKind::Reboot, op: proposed };
+    bed.commit(&[Because::new(propose, "not-allowed", "ask")]);
+    bed.commit(&[Because::new(Action::Settle { case: case.id, op: proposed, done: true }, "seen", "rebooted")]);
+    let (prove, drain) = (bed.ids.op(), bed.ids.op());
+    bed.commit(&[Because::new(step(StepKind::Prove, prove), "proof", "prove it")]);
+    bed.commit(&[Because::new(step(StepKind::Drain, drain), "case", "drain it")]);
+    let kept = bed.store.case(case.id).unwrap().unwrap();
+    let steps: Vec<_> = kept.steps.iter().map(|step| (step.what, step.state, step.rung)).collect();
+    assert_eq!(
+        steps,
+        [
+            (StepKind::Mark, StepState::Done, Rung::Reset),
+            (StepKind::Reset, StepState::Failed, Rung::Reset),
+            (StepKind::Reboot, StepState::Done, Rung::Reboot),
+            // What happens in our own books only is done with the plan; what touches the cluster is not.
+            (StepKind::Prove, StepState::Done, Rung::Reboot),
+            (StepKind::Drain, StepState::Intended, Rung::Reboot)
+        ]
+    );
+    assert_eq!(kept.steps[1].text, "driver is stuck");
+    let unknown = bed.ids.op();
+    assert!(bed.store.record_step(&bed.lease, case.id, unknown, Ok(()), bed.now).is_err());
+
+    bed.wait(Span::hours(1));
+    bed.tested("n1", "disk", Verdict::Fail);
+    bed.commit(&[Because::new(Action::Worsen { case: case.id, node: node("n1") }, "worse", "disk too")]);
+    assert_eq!(bed.store.case(case.id).unwrap().unwrap().findings.len(), 2);
+    bed.assert_sound();
+
+    let close = Action::CloseCase { case: case.id, node: node("n1"), how: Closed::Returned };
+    bed.commit(&[Because::new(close, "proved", "well")]);
+    let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
+    assert_eq!((stored.case, stored.findings.len()), (None, 0));
+    let closed_at = bed.now;
+    assert_eq!(bed.store.cases(closed_at.minus(Span::from_secs(1))).unwrap().len(), 1);
+    assert!(bed.store.cases(closed_at).unwrap().is_empty());
+    assert_eq!(bed.store.cases_all(10).unwrap().len(), 1);
+    bed.assert_sound();
+}
+
+fn a_case_follows_its_machine_to_another_name(bed: &mut Bed) {
+    let case = open_case(bed, "n1");
+    bed.commit(&[Because::new(Action::Follow { case: case.id, node: node("n9") }, "machine-followed", "renamed")]);
+    let nodes = bed.store.load_nodes().unwrap();
+    assert_eq!((nodes[&node("n1")].case, nodes[&node("n9")].case), (None, Some(case.id)));
+    assert_eq!(bed.store.case(case.id).unwrap().unwrap().node, node("n9"));
+    // Closed under the new name, it takes nothing from the old one.
+    let close = Action::CloseCase { case: case.id, node: node("n9"), how: Closed::Returned };
+    bed.commit(&[Because::new(close, "proved", "well")]);
+    bed.assert_sound();
+}
+
+fn the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for(bed: &mut Bed) {
+    let since = bed.now;
+    let request =
+        bed.store.add_request(&Asked::Quarantine { node: node("n2"), evict: false }, "ada", "smells", bed.now).unwrap();
+    let mut actions = Vec::new();
+    for name in ["n1", "n2"] {
+        let case = new_case(bed, name);
+        let op = bed.ids.op();
+        let id = case.id;
+        actions.push(Because::new(Action::OpenCase(case), "x", "x"));
+        actions.push(Because::new(
+            Action::Step { case: id, node: node(name), step: StepKind::Mark, op, tries: 1 },
+            "x",
+            "x",
+        ));
+        actions.push(Because::new(Action::Move { node: node(name), to: Life::Quarantined, case: Some(id) }, "x", "x"));
+    }
+    // A mark that was found, not made.
+    actions.push(Because::new(
+        Action::Move { node: node("n3"), to: Life::Quarantined, case: None },
+        "mark-adopted",
+        "x",
+    ));
+    actions.push(Because::new(Action::Answer { request }, "operator", "asked"));
+    bed.commit(&actions);
+    assert_eq!(bed.store.taken_out_since(since).unwrap(), [(node("n1"), bed.now)]);
+    assert!(bed.store.taken_out_since(bed.now.plus(Span::from_millis(1))).unwrap().is_empty());
+    assert!(bed.store.requests().unwrap().is_empty());
+    bed.assert_sound();
+}
+
+fn what_operators_say_is_read_back_and_audited(bed: &mut Bed) {
+    let (store, now) = (bed.store.clone(), bed.now);
+    let before = store.operator_changes().unwrap();
+    let hold = Hold { by: "ada".to_owned(), why: "debugging".to_owned(), since: now, until: None };
+    store.hold(&node("n1"), &hold).unwrap();
+    assert_eq!(store.load_nodes_named(&[node("n1"), node("nobody")]).unwrap()[&node("n1")].hold, Some(hold));
+    store.unhold(&node("n1"), "ada", "done", now).unwrap();
+    assert_eq!(store.load_nodes().unwrap()[&node("n1")].hold, None);
+
+    let everywhere = Pause {
+        pool: None,
+        by: "bob".to_owned(),
+        why: "demo".to_owned(),
+        since: now,
+        until: Some(now.plus(Span::hours(4))),
+    };
+    store.pause(&everywhere).unwrap();
+    assert_eq!(store.pauses(now).unwrap(), [everywhere]);
+    assert!(store.pauses(now.plus(Span::hours(4))).unwrap().is_empty());
+    store.resume(None, "bob", "over", now).unwrap();
+    assert!(store.pauses(now).unwrap().is_empty());
+
+    assert_eq!(store.breaker().unwrap(), Breaker::Closed { since: None });
+    bed.commit(&[Because::new(Action::OpenBreaker, "breaker-opened", "3 nodes in an hour")]);
+    assert_eq!(store.breaker().unwrap(), Breaker::Open { since: now, why: "3 nodes in an hour".to_owned() });
+    store.close_breaker("ada", "looked at all three", now).unwrap();
+    assert_eq!(store.breaker().unwrap(), Breaker::Closed { since: Some(now) });
+
+    assert!(!store.silence_reported().unwrap());
+    bed.commit(&[Because::new(Action::Notice(Notice::AgentsSilent { silent: 5, of: 9 }), "agents-silent", "x")]);
+    assert!(store.silence_reported().unwrap());
+    bed.commit(&[Because::new(Action::Notice(Notice::AgentsBack), "agents-back", "x")]);
+    assert!(!store.silence_reported().unwrap());
+
+    store.add_request(&Asked::Test { node: node("n2"), tests: vec![test("disk")] }, "eve", "new disk", now).unwrap();
+    let requests = store.requests().unwrap();
+    assert_eq!((requests.len(), requests[0].by.as_str()), (1, "eve"));
+    assert_eq!(store.operator_changes().unwrap(), before + 6);
+    let who: Vec<_> = store.audit(100, None).unwrap().into_iter().map(|row| (row.by, row.what)).collect();
+    for (by, what) in
+        [("ada", "hold"), ("bob", "pause"), ("bob", "resume"), ("ada", "close-breaker"), ("eve", "ask-test")]
+    {
+        assert!(who.contains(&(by.to_owned(), what.to_owned())), "{by} {what}: {who:?}");
+    }
+}

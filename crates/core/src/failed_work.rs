@@ -1,0 +1,256 @@
+//! Work of users that ended badly on a node: a sign that the node should be looked at soon, and never a verdict.
+//!
+//! Most work fails by its own fault. So it counts little where it says little: one piece of work counts once, shared out
+//! over the nodes that it failed on; and one owner counts once, shared out over all that failed of his. Work of several
+//! owners that fails on one node, and elsewhere not, is what a bad node looks like. See [`weigh`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::{ids::NodeName, time::Timestamp};
+
+/// Work that ran on more nodes says next to nothing about any of them, and is not kept.
+pub const MOST_NODES: usize = 32;
+
+/// So many of one node are shown and kept with its case, the newest.
+const MOST_SHOWN: usize = 16;
+
+/// Less than this is no sign: work over more than five nodes, or an owner of whose failures more than four fifths were elsewhere.
+const LEAST: u16 = Weight::ONE_OWNER.0 / 5;
+
+/// A word of somebody else's, such as the name of a job: short, on one line, and nothing that a terminal would obey.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Label(Arc<str>);
+
+impl Label {
+    /// Longer text is cut.
+    pub const LONGEST: usize = 128;
+
+    pub fn new(text: &str) -> Self {
+        let plain = |c: char| if c.is_control() { '?' } else { c };
+        match text.chars().count() <= Self::LONGEST && !text.contains(char::is_control) {
+            true => Self(text.into()),
+            false => Self(text.chars().take(Self::LONGEST).map(plain).collect::<String>().into()),
+        }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl Serialize for Label {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Label {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        std::borrow::Cow::<str>::deserialize(deserializer).map(|text| Self::new(&text))
+    }
+}
+
+/// A piece of user work that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedWork {
+    /// No other work of this cluster has it; the parts of one piece of work on several nodes do.
+    pub id: Label,
+    /// What people call it.
+    pub name: Label,
+    /// Whose it is: a user, an account, a namespace. One owner's failures are one sign.
+    pub owner: Label,
+    pub at: Timestamp,
+    pub how: HowFailed,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "ended")]
+pub enum HowFailed {
+    Exit {
+        code: i32,
+    },
+    Signal {
+        number: i32,
+    },
+    /// More memory than it had asked for, or than the node has.
+    OutOfMemory,
+    /// The node went away under it.
+    NodeFailed,
+    /// It failed, and nobody tells how.
+    Untold,
+}
+
+impl fmt::Display for HowFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exit { code } => write!(f, "exit code {code}"),
+            Self::Signal { number } => write!(f, "signal {number}"),
+            Self::OutOfMemory => f.write_str("out of memory"),
+            Self::NodeFailed => f.write_str("the node failed"),
+            Self::Untold => f.write_str("failed"),
+        }
+    }
+}
+
+/// How much of a sign it is, in thousandths: an owner whose work failed here and nowhere else is 1000.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Weight(pub u16);
+
+impl Weight {
+    pub const NONE: Self = Self(0);
+    pub const ONE_OWNER: Self = Self(1000);
+
+    /// As a policy writes it, in owners.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to what fits")]
+    pub fn of_owners(owners: f64) -> Self {
+        Self((owners * f64::from(Self::ONE_OWNER.0)).clamp(0.0, f64::from(u16::MAX)) as u16)
+    }
+}
+
+/// All that failed on one node lately.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedHere {
+    pub weight: Weight,
+    /// Different owners.
+    pub owners: u32,
+    /// Pieces of work; more than are named, perhaps.
+    pub count: u32,
+    /// The newest first.
+    pub works: Vec<FailedWork>,
+}
+
+impl FailedHere {
+    /// When the last of them failed.
+    pub fn newest(&self) -> Option<Timestamp> {
+        self.works.first().map(|work| work.at)
+    }
+}
+
+/// What it says of each node that such work failed on. Nodes of which it says too little are not in the answer by weight, but by
+/// name: what failed there is shown all the same.
+pub fn weigh(failed: &[(NodeName, FailedWork)]) -> BTreeMap<NodeName, FailedHere> {
+    let mut spread: BTreeMap<&Label, u64> = BTreeMap::new();
+    let mut of_owner: BTreeMap<&Label, BTreeSet<&Label>> = BTreeMap::new();
+    let mut here: BTreeMap<&NodeName, Vec<&FailedWork>> = BTreeMap::new();
+    for (node, work) in failed {
+        *spread.entry(&work.id).or_default() += 1;
+        of_owner.entry(&work.owner).or_default().insert(&work.id);
+        here.entry(node).or_default().push(work);
+    }
+    let share = |work: &FailedWork| {
+        let one = u64::from(Weight::ONE_OWNER.0) * 1000;
+        let nodes = spread.get(&work.id).copied().unwrap_or(1);
+        let all = of_owner.get(&work.owner).map_or(1, |works| works.len() as u64);
+        one / nodes / all
+    };
+    here.into_iter()
+        .map(|(node, mut works)| {
+            works.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.id.cmp(&b.id)));
+            // Summed in millionths: a hundred small shares do not vanish one by one.
+            let sum = works.iter().map(|work| share(work)).sum::<u64>() / 1000;
+            let weight = u16::try_from(sum).unwrap_or(u16::MAX);
+            let owners: BTreeSet<&Label> = works.iter().map(|work| &work.owner).collect();
+            let failed = FailedHere {
+                weight: if weight < LEAST { Weight::NONE } else { Weight(weight) },
+                owners: u32::try_from(owners.len()).unwrap_or(u32::MAX),
+                count: u32::try_from(works.len()).unwrap_or(u32::MAX),
+                works: works.into_iter().take(MOST_SHOWN).cloned().collect(),
+            };
+            (node.clone(), failed)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(node: &str, owner: &str, id: &str) -> (NodeName, FailedWork) {
+        let (id, owner, name) = (Label::new(id), Label::new(owner), Label::new("train"));
+        let work =
+            FailedWork { id, name, owner, at: Timestamp::from_secs(1_794_700_800), how: HowFailed::Exit { code: 1 } };
+        (NodeName::new(node).unwrap(), work)
+    }
+
+    fn weights(all: &[(NodeName, FailedWork)]) -> Vec<(String, u16)> {
+        weigh(all).into_iter().map(|(node, here)| (node.to_string(), here.weight.0)).collect()
+    }
+
+    fn is(node: &str, weight: u16) -> (String, u16) {
+        (node.to_owned(), weight)
+    }
+
+    #[test]
+    fn owners_add_up_and_one_owner_counts_once_however_often_he_fails_here() {
+        assert_eq!(weights(&[failed("a", "ann", "1")]), [is("a", 1000)]);
+        assert_eq!(weights(&[failed("a", "ann", "1"), failed("a", "ann", "2")]), [is("a", 1000)]);
+        assert_eq!(weights(&[failed("a", "ann", "1"), failed("a", "bob", "2")]), [is("a", 2000)]);
+    }
+
+    #[test]
+    fn work_over_many_nodes_says_little_about_each() {
+        let over = |nodes: usize| (0..nodes).map(|node| failed(&format!("n{node}"), "ann", "1")).collect::<Vec<_>>();
+        assert_eq!(weights(&over(2)), [is("n0", 500), is("n1", 500)]);
+        assert_eq!(weights(&over(6))[0], is("n0", 0));
+    }
+
+    #[test]
+    fn an_owner_whose_work_fails_everywhere_is_no_sign_and_one_whose_work_fails_mostly_here_is() {
+        let everywhere: Vec<_> =
+            (0..20).map(|node| failed(&format!("n{node:02}"), "ann", &format!("job-{node}"))).collect();
+        assert!(weights(&everywhere).iter().all(|(_, weight)| *weight == 0));
+        let mut mostly_here: Vec<_> = (0..6).map(|job| failed("bad", "ann", &format!("here-{job}"))).collect();
+        mostly_here.extend((0..4).map(|node| failed(&format!("n{node}"), "ann", &format!("there-{node}"))));
+        let weights = weights(&mostly_here);
+        assert_eq!((&weights[0], &weights[1]), (&is("bad", 600), &is("n0", 0)));
+    }
+
+    #[test]
+    fn what_is_shown_is_bounded_and_the_newest_first() {
+        let mut all = Vec::new();
+        for number in 0..40_i64 {
+            let (node, mut work) = failed("a", "ann", &format!("{number:02}"));
+            work.at = Timestamp::from_secs(number);
+            all.push((node, work));
+        }
+        let here = weigh(&all).into_values().next().unwrap();
+        assert_eq!((here.count, here.works.len(), here.newest()), (40, MOST_SHOWN, Some(Timestamp::from_secs(39))));
+    }
+
+    #[test]
+    fn a_hostile_name_is_cut_and_made_harmless() {
+        let label = Label::new(&format!("\u{1b}[2Jx{}", "y".repeat(500)));
+        assert_eq!(label.as_str().chars().count(), Label::LONGEST);
+        assert!(label.as_str().starts_with("?[2Jx"));
+        let read: Label = serde_json::from_str("\"a\\u0007b\"").unwrap();
+        assert_eq!(read.as_str(), "a?b");
+    }
+
+    #[test]
+    fn how_it_failed_reads_back() {
+        let all = [
+            (HowFailed::Exit { code: 3 }, "exit code 3"),
+            (HowFailed::Signal { number: 11 }, "signal 11"),
+            (HowFailed::OutOfMemory, "out of memory"),
+            (HowFailed::NodeFailed, "the node failed"),
+            (HowFailed::Untold, "failed"),
+        ];
+        for (how, words) in all {
+            let text = serde_json::to_string(&how).unwrap();
+            assert_eq!((serde_json::from_str::<HowFailed>(&text).unwrap(), how.to_string()), (how, words.to_owned()));
+        }
+    }
+}

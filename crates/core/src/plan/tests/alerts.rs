@@ -1,0 +1,202 @@
+//! What people are told of a plan: one note for each case and change of state, and nothing of what did not change.
+
+use std::collections::BTreeMap;
+
+use super::cluster::{Cluster, NOW, Spans, acting, bad, free, name};
+use crate::{
+    alert::{self, About, CaseNote, ChangeKind, Condition, Mute, Note, Route, ServiceFacts},
+    case::Rung,
+    finding::{Severity, Verdict},
+    ids::CaseId,
+    plan::plan,
+    snapshot::{Breaker, Snapshot},
+    time::Span,
+};
+
+/// What this cluster's next plan tells, after which a minute passes.
+fn told(cluster: &mut Cluster, muted: &BTreeMap<CaseId, Mute>) -> Vec<Note> {
+    let notes = alert::notes(&cluster.snapshot, &cluster.plan().actions, muted);
+    cluster.cycle();
+    notes
+}
+
+fn case_of(note: &Note) -> &CaseNote {
+    match &note.about {
+        About::Case(case) => case,
+        other => panic!("{other:?} is about no case"),
+    }
+}
+
+fn kinds(notes: &[Note]) -> Vec<String> {
+    let kinds = |case: &CaseNote| case.changes.iter().map(|change| change.what.code()).collect::<Vec<_>>().join("+");
+    notes.iter().map(|note| format!("{} {}", case_of(note).node, kinds(case_of(note)))).collect()
+}
+
+fn none() -> BTreeMap<CaseId, Mute> {
+    BTreeMap::new()
+}
+
+#[test]
+fn a_case_is_told_at_each_change_of_state_and_in_no_cycle_between() {
+    let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)).machine("J1"));
+    let mut all = Vec::new();
+    for _ in 0..40 {
+        all.extend(kinds(&told(&mut cluster, &none())));
+        if !cluster.snapshot.runs.is_empty() {
+            cluster.ends("a", Verdict::Fail);
+        }
+    }
+    assert_eq!(all, ["a opened", "a escalated", "a escalated", "a escalated"]);
+    assert_eq!(cluster.snapshot.cases[0].rung, Rung::Replace);
+}
+
+#[test]
+fn cases_that_open_in_one_cycle_are_told_with_what_they_rest_on_and_where_to_look() {
+    let nodes = ["a", "b"].map(|name| free(name).fresh().found(bad("dl", Severity::Reset)));
+    let mut cluster = nodes.into_iter().fold(acting().fillers(30), Cluster::node);
+    let notes = told(&mut cluster, &none());
+    assert_eq!(kinds(&notes), ["a opened", "b opened"]);
+    let case = case_of(&notes[0]);
+    assert!(case.open && case.findings.len() == 1 && case.more_findings == 0);
+    assert_eq!(case.findings[0].check, "dl");
+    assert_eq!(alert::command(&notes[0]), "doctor why a");
+    assert_eq!(alert::headline(&notes), "2 cases opened (a,b)");
+    let json = serde_json::to_string(&notes).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Note>>(&json).unwrap(), notes);
+}
+
+#[test]
+fn a_handed_over_case_says_so_and_its_end_is_told_even_if_it_was_acknowledged() {
+    let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Isolate)));
+    cluster = cluster.policy(|policy| policy.allow.replace = false);
+    let mut all = Vec::new();
+    for _ in 0..8 {
+        all.extend(kinds(&told(&mut cluster, &none())));
+    }
+    assert!(all.iter().any(|line| line.contains("handed-over")), "{all:?}");
+    let case = cluster.snapshot.cases[0].id;
+    let mute = Mute { by: "ann".into(), why: "seen".into(), at: NOW, until: None };
+    let acknowledged = BTreeMap::from([(case, mute)]);
+    cluster.ask(crate::snapshot::Asked::Release { node: name("a") });
+    let mut after = Vec::new();
+    for _ in 0..12 {
+        after.extend(kinds(&told(&mut cluster, &acknowledged)));
+        if !cluster.snapshot.runs.is_empty() {
+            cluster.ends("a", Verdict::Pass);
+        }
+    }
+    assert_eq!(after, ["a closed"]);
+}
+
+#[test]
+fn nothing_is_told_of_a_snoozed_case_until_its_time_is_over() {
+    let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)).machine("J1"));
+    told(&mut cluster, &none());
+    let case = cluster.snapshot.cases[0].clone();
+    let until = cluster.snapshot.at.plus(10.minutes());
+    let mute = Mute { by: "ann".into(), why: "tomorrow".into(), at: NOW, until: Some(until) };
+    let snoozed = BTreeMap::from([(case.id, mute.clone())]);
+    let mut quiet = 0;
+    let mut later = Vec::new();
+    for _ in 0..40 {
+        let is_over = cluster.snapshot.at >= until;
+        let notes = told(&mut cluster, &snoozed);
+        if is_over {
+            later.extend(kinds(&notes));
+        } else {
+            quiet += notes.len();
+        }
+        if !cluster.snapshot.runs.is_empty() {
+            cluster.ends("a", Verdict::Fail);
+        }
+    }
+    assert_eq!(quiet, 0);
+    assert!(!later.is_empty());
+    let note = alert::still_open(&case, &mute, until).unwrap();
+    assert_eq!(kinds(&[note]), ["a still-open"]);
+}
+
+#[test]
+fn a_case_that_becomes_more_severe_is_told_with_what_it_was_before() {
+    let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)).machine("J1"));
+    told(&mut cluster, &none());
+    cluster.record("a").findings.push(bad("storage", Severity::Isolate));
+    let notes = told(&mut cluster, &none());
+    let case = case_of(notes.first().expect("a worse finding is a change"));
+    assert!(case.changes.iter().any(|change| change.what == ChangeKind::Worsened), "{:?}", case.changes);
+    assert_eq!((case.severity_before, case.severity), (Some(Severity::Reset), Severity::Isolate));
+    assert_eq!(case.findings[0].severity, Severity::Isolate);
+}
+
+#[test]
+fn a_receiver_hears_of_what_it_wants() {
+    let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reboot)));
+    let notes = told(&mut cluster, &none());
+    let route = |severity, changes: &[ChangeKind]| Route { severity, changes: changes.to_vec(), service: false };
+    assert!(Route::default().wants(&notes[0]));
+    assert!(route(Severity::Reboot, &[]).wants(&notes[0]));
+    assert!(!route(Severity::Isolate, &[]).wants(&notes[0]));
+    assert!(route(Severity::Monitor, &[ChangeKind::Opened]).wants(&notes[0]));
+    assert!(!route(Severity::Monitor, &[ChangeKind::Closed]).wants(&notes[0]));
+    let breaker = service(|facts| facts.breaker = Breaker::Open { since: NOW, why: "many".into() });
+    assert!(!route(Severity::Monitor, &[]).wants(&breaker[0]) && Route::default().wants(&breaker[0]));
+}
+
+fn facts() -> ServiceFacts {
+    ServiceFacts {
+        breaker: Breaker::Closed { since: None },
+        agents_silent: false,
+        unseen_for: Span::ZERO,
+        cycle_old_after: 10.minutes(),
+        rejected: 0,
+        rejected_most: 10,
+        lost: 0,
+    }
+}
+
+fn service(change: impl FnOnce(&mut ServiceFacts)) -> Vec<Note> {
+    let mut facts = facts();
+    change(&mut facts);
+    alert::turned(&BTreeMap::new(), &alert::conditions(&facts), NOW)
+}
+
+#[test]
+fn a_trouble_of_the_service_is_told_once_when_it_begins_and_once_when_it_ends() {
+    assert!(service(|_| {}).is_empty());
+    let mut all = facts();
+    all.breaker = Breaker::Open { since: NOW, why: "9 nodes".into() };
+    (all.agents_silent, all.unseen_for, all.rejected, all.lost) = (true, 11.minutes(), 11, 1);
+    let there = alert::conditions(&all);
+    assert_eq!(there.keys().copied().collect::<Vec<_>>(), Condition::ALL);
+    let began = alert::turned(&BTreeMap::new(), &there, NOW);
+    assert_eq!(began.len(), Condition::ALL.len());
+    let known: BTreeMap<_, _> = Condition::ALL.iter().map(|condition| (*condition, NOW)).collect();
+    assert!(alert::turned(&known, &there, NOW.plus(1.minutes())).is_empty());
+    let ended = alert::turned(&known, &BTreeMap::new(), NOW.plus(1.hours()));
+    assert_eq!(ended.len(), Condition::ALL.len());
+    assert!(alert::line(&ended[0]).ends_with("is over"), "{}", alert::line(&ended[0]));
+}
+
+#[test]
+fn a_storm_is_one_headline_and_the_breaker_one_note() {
+    let nodes = (0..40).map(|n| free(&format!("b{n:02}")).fresh().found(bad("dl", Severity::Isolate)));
+    let cluster = nodes.fold(acting().fillers(400), Cluster::node);
+    let snapshot: &Snapshot = &cluster.snapshot;
+    let plan = plan(snapshot, &mut crate::ids::IdSource::new(1));
+    let notes = alert::notes(snapshot, &plan.actions, &none());
+    let limit = snapshot.policy.breaker.nodes_per_hour as usize;
+    assert_eq!(notes.len(), limit, "what the breaker holds back is no case yet");
+    let headline = alert::headline(&notes);
+    assert!(headline.starts_with(&format!("{limit} cases opened (b[")), "{headline}");
+    assert!(alert::paragraphs(&notes).len() <= 21);
+}
+
+#[test]
+fn what_a_node_says_is_shortened_and_breaks_no_line() {
+    let mut open = bad("dl", Severity::Reset);
+    open.finding.text = format!("\x1b[2J\r\n{}", "x".repeat(10_000));
+    let mut cluster = acting().fillers(20).node(free("a").fresh().found(open));
+    let notes = told(&mut cluster, &none());
+    let line = alert::line(&notes[0]);
+    assert!(line.chars().count() < 400 && !line.contains(char::is_control), "{line}");
+}

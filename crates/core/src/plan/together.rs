@@ -1,0 +1,194 @@
+//! A test over several nodes, and who is at fault when it fails.
+//!
+//! A figure that all nodes of a run share accuses none of them. So each is tried again in a pair with a node that is known to be
+//! good: who passes there is cleared, who fails with two different partners is at fault. Where all are cleared, neighbours are
+//! tried with each other, and a pair that fails is named as a pair.
+//!
+//! Which trial comes next follows from what the trials so far said ([`crate::trials`]), never from what this process remembers.
+
+use std::{cmp::Reverse, collections::BTreeSet};
+
+use super::{
+    Action,
+    draft::{Draft, because},
+};
+use crate::{
+    finding::Verdict,
+    ids::{NodeName, RunId, TestId},
+    lifecycle::Life,
+    run::{NonEmpty, Purpose},
+    snapshot::{NodeRecord, Request, Trial, TrialSaid},
+    trials::{Found, Next, Wanted, next},
+};
+
+/// So many nodes can be asked for together.
+pub const MOST_NODES: usize = 1024;
+
+/// Takes the next step of a request. Returns whether it is answered, in words.
+pub(super) fn plan(
+    draft: &mut Draft<'_>,
+    request: &Request,
+    (nodes, test, trials): (&NonEmpty<NodeName>, &TestId, &[RunId]),
+) -> Option<String> {
+    if nodes.len() > MOST_NODES {
+        return Some(format!("{} nodes are too many, {MOST_NODES} is the limit", nodes.len()));
+    }
+    if let Some(gone) = nodes.iter().find(|node| draft.find(node).is_none()) {
+        return Some(format!("{gone} is not in the cluster"));
+    }
+    let Some(place) = draft.snapshot.tests.iter().position(|policy| policy.id == *test && policy.together) else {
+        return Some(format!("{test} is no test over several nodes"));
+    };
+    let known = |run: &RunId| draft.snapshot.trials.iter().find(|trial| trial.run == *run).cloned();
+    let known: Vec<Trial> = trials.iter().filter_map(known).collect();
+    match next(nodes, &known) {
+        Next::Wait => None,
+        Next::Over(found) => Some(conclude(draft, test, &known, &found)),
+        Next::Try(wanted, otherwise) => {
+            let good = good_ones(draft, place, nodes, &wanted);
+            // Whether one of them may still come, now or when its nodes are free.
+            let mut hope = known.iter().any(|trial| trial.said == TrialSaid::NotYet);
+            let mut hopeless = None;
+            for wanted in wanted {
+                let over = match wanted {
+                    Wanted::These(nodes) => Ok(Some(nodes)),
+                    Wanted::WithGood { node, not } => partner(draft, &good, &node, &not),
+                };
+                hope |= over.is_ok();
+                match over {
+                    Ok(Some(over)) => submit(draft, request, test, &over),
+                    Ok(None) => {}
+                    Err(none) => hopeless = Some(none),
+                }
+            }
+            if hope {
+                return None;
+            }
+            let otherwise = match (otherwise, hopeless) {
+                (Found::Nothing(_), Some(why)) => Found::Nothing(why),
+                (found, _) => found,
+            };
+            Some(conclude(draft, test, &known, &otherwise))
+        }
+    }
+}
+
+/// Nodes that are known to be good and not among those that are asked for, the best first.
+fn good_ones(draft: &Draft<'_>, place: usize, nodes: &[NodeName], wanted: &[Wanted]) -> Vec<u32> {
+    if wanted.iter().all(|wanted| matches!(wanted, Wanted::These(_))) {
+        return Vec::new();
+    }
+    let asked: BTreeSet<&NodeName> = nodes.iter().collect();
+    let others = (0_u32..).zip(&draft.snapshot.nodes).filter(|(_, record)| !asked.contains(&record.node.name));
+    let mut good: Vec<_> = others.filter_map(|(node, record)| Some((goodness(draft, place, record)?, node))).collect();
+    // By name where they are equally good: that is their order in the cluster.
+    good.sort();
+    good.into_iter().map(|(_, node)| node).collect()
+}
+
+/// The node and one to try it with, where one is free. An error if there is none in the whole cluster.
+fn partner(
+    draft: &Draft<'_>,
+    good: &[u32],
+    node: &NodeName,
+    not: &BTreeSet<NodeName>,
+) -> Result<Option<Vec<NodeName>>, String> {
+    let Some(own) = draft.record(node) else { return Ok(None) };
+    let other_node = |other: u32| &draft.snapshot.nodes[other as usize].node;
+    let fits = |other: &u32| {
+        let other = other_node(*other);
+        (&other.pool, &other.sku) == (&own.node.pool, &own.node.sku) && !not.contains(&other.name)
+    };
+    let mut fitting = good.iter().copied().filter(fits).peekable();
+    if fitting.peek().is_none() {
+        let other = if not.is_empty() { "" } else { "other " };
+        return Err(format!("there is no {other}node known to be good to try {node} with"));
+    }
+    let free = fitting.find(|other| draft.is_open_to_runs(*other));
+    Ok(free.map(|other| vec![node.clone(), other_node(other).name.clone()]))
+}
+
+/// Whether a node is known to be good, and how well: those who passed this very test come first, the latest before the others.
+fn goodness(
+    draft: &Draft<'_>,
+    place: usize,
+    record: &NodeRecord,
+) -> Option<(bool, Reverse<Option<crate::time::Timestamp>>)> {
+    if record.life != Life::InService || !record.findings.is_empty() {
+        return None;
+    }
+    let this = &record.records[place];
+    if this.verdict() == Some(Verdict::Pass) {
+        return Some((false, Reverse(this.settled())));
+    }
+    let routine = || draft.snapshot.tests.iter().zip(&record.records).filter(|(test, _)| test.routine);
+    let well = routine().all(|(_, known)| matches!(known.verdict(), Some(Verdict::Pass | Verdict::NotApplicable)));
+    let newest =
+        routine().filter(|(_, known)| known.verdict() == Some(Verdict::Pass)).filter_map(|(_, known)| known.settled());
+    newest.max().filter(|_| well).map(|newest| (true, Reverse(Some(newest))))
+}
+
+/// Starts a trial, if all its nodes can be had now.
+fn submit(draft: &mut Draft<'_>, request: &Request, test: &TestId, over: &[NodeName]) {
+    let Some(places) = NonEmpty::new(over.iter().filter_map(|node| draft.find(node)).collect()) else { return };
+    let tests = NonEmpty::one(test.clone());
+    let open = |node: &u32| {
+        let repairing = matches!(draft.snapshot.nodes[*node as usize].life, Life::Repairing { .. });
+        !repairing && draft.is_open_to_runs(*node) && draft.usage.admits(draft, *node, &tests)
+    };
+    if !places.iter().all(open) {
+        return;
+    }
+    let asked = because(Purpose::Requested, "operator", format!("asked by {}: {}", request.by, request.why));
+    let run = draft.submit_on(&places, tests, asked, None);
+    let text = format!("one of the trials that {} asked for", request.by);
+    draft.act(Action::Try { request: request.id, run }, "operator", text);
+}
+
+/// Says who it was.
+fn conclude(draft: &mut Draft<'_>, test: &TestId, trials: &[Trial], found: &Found) -> String {
+    let Some(run) = trials.last().map(|trial| trial.run) else { return "there was no trial".to_owned() };
+    let mut name = |node: &NodeName, peer: Option<&NodeName>, text: String| {
+        draft.touch_name(node);
+        let what = Action::Name { node: node.clone(), test: test.clone(), peer: peer.cloned(), run };
+        draft.act(what, if peer.is_some() { "pair" } else { "named" }, text);
+    };
+    match found {
+        Found::Well => "all are well together".to_owned(),
+        Found::OnlyAll => "they fail only all together: every pair of them is well".to_owned(),
+        Found::Nothing(why) => format!("nobody can be named: {why}"),
+        Found::Nodes(nodes) => {
+            for node in nodes {
+                let with = |said: &TrialSaid| {
+                    let over = trials.iter().filter(|trial| trial.nodes.contains(node) && trial.said == *said);
+                    over.flat_map(|trial| trial.nodes.iter())
+                        .filter(|other| *other != node)
+                        .cloned()
+                        .collect::<BTreeSet<_>>()
+                };
+                // What a node measured of itself is a finding already.
+                if !trials.iter().any(|trial| matches!(&trial.said, TrialSaid::Named(named) if named.contains(node))) {
+                    name(
+                        node,
+                        None,
+                        format!("fails together with each of {}", listed(with(&TrialSaid::Failed).iter())),
+                    );
+                }
+            }
+            format!("at fault: {}", listed(nodes.iter()))
+        }
+        Found::Pairs(pairs) => {
+            for (one, other) in pairs {
+                let text = |peer| format!("fails together with {peer}, and is well with others");
+                name(one, Some(other), text(other));
+                name(other, Some(one), text(one));
+            }
+            let pairs: Vec<String> = pairs.iter().map(|(one, other)| format!("{one} with {other}")).collect();
+            format!("at fault: the way between {}", pairs.join(", and between "))
+        }
+    }
+}
+
+fn listed<'a>(names: impl Iterator<Item = &'a NodeName>) -> String {
+    names.map(NodeName::as_str).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,46 @@
+//! Everything that fails now, over all nodes.
+
+use serde::Serialize;
+
+use super::{Facts, FindingView};
+use crate::{
+    ids::{CaseId, NodeName, PoolName},
+    snapshot::NodeRecord,
+};
+
+/// A failing finding and the node it stands against.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FindingRow {
+    pub node: NodeName,
+    /// Not known of a node that is gone.
+    pub pool: Option<PoolName>,
+    pub life: &'static str,
+    pub case: Option<CaseId>,
+    #[serde(flatten)]
+    pub finding: FindingView,
+}
+
+/// Open findings of the nodes that are wanted: the worst first, then the oldest.
+pub fn findings(facts: &Facts, wanted: impl Fn(&NodeRecord) -> bool) -> Vec<FindingRow> {
+    let mut rows: Vec<FindingRow> = Vec::new();
+    for (record, here) in facts.nodes().filter(|(record, _)| wanted(record)) {
+        rows.extend(record.findings.iter().map(|open| FindingRow {
+            node: record.node.name.clone(),
+            pool: here.then(|| record.node.pool.clone()),
+            life: record.life.word(),
+            case: record.case,
+            finding: FindingView::of(open),
+        }));
+    }
+    rows.sort_by(|a, b| {
+        let (x, y) = (&a.finding, &b.finding);
+        (y.severity, x.first_seen, &a.node, &x.check, &x.entity).cmp(&(
+            x.severity,
+            y.first_seen,
+            &b.node,
+            &y.check,
+            &y.entity,
+        ))
+    });
+    rows
+}

@@ -1,0 +1,102 @@
+//! A plan as rows: what would be done and why, and for every other node, why not.
+
+use serde::Serialize;
+
+use super::{passed_over_code, passed_over_text};
+use crate::{
+    hostlist,
+    ids::NodeName,
+    plan::{Action, Conclusion, Notice, Plan},
+    reason::{Because, ReasonCode},
+};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlanView {
+    pub actions: Vec<ActionRow>,
+    pub passed_over: Vec<PassedRow>,
+}
+
+/// An action in one line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ActionRow {
+    pub action: &'static str,
+    /// As a host list. `None`: it is not about nodes.
+    pub nodes: Option<String>,
+    pub what: String,
+    pub code: ReasonCode,
+    pub why: String,
+}
+
+/// A node that nothing would be done about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PassedRow {
+    pub node: NodeName,
+    pub code: &'static str,
+    pub why: String,
+}
+
+/// The whole plan, with those of the nodes passed over that are wanted.
+pub fn plan_view(plan: &Plan, wanted: impl Fn(&NodeName) -> bool) -> PlanView {
+    let passed_over = plan.passed_over.iter().filter(|(name, _)| wanted(name)).map(|(name, reason)| PassedRow {
+        node: name.clone(),
+        code: passed_over_code(reason),
+        why: passed_over_text(reason),
+    });
+    PlanView { actions: plan.actions.iter().map(action_row).collect(), passed_over: passed_over.collect() }
+}
+
+/// One line for an action.
+pub fn action_row(action: &Because<Action>) -> ActionRow {
+    let (name, nodes, what) = describe(&action.what);
+    ActionRow { action: name, nodes, what, code: action.code.clone(), why: action.text.clone() }
+}
+
+fn list<T: ToString>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn describe(action: &Action) -> (&'static str, Option<String>, String) {
+    match action {
+        Action::Submit(run) => ("test", Some(hostlist::fold(&run.nodes)), list(&run.tests)),
+        Action::Resubmit { run } => ("test again", None, format!("run {run} never reached the cluster")),
+        Action::Cancel { run, why } => ("cancel", None, format!("run {run}: {why}")),
+        Action::Conclude { run, end } => ("conclude", None, format!("run {run}: {}", conclusion(*end))),
+        Action::OpenCase(case) => {
+            ("open case", Some(case.node.to_string()), format!("{} ({})", case.id, case.severity))
+        }
+        Action::Escalate { case, to } => ("escalate", None, format!("{case} to {to}")),
+        Action::Worsen { case, node } => ("worsen", Some(node.to_string()), case.to_string()),
+        Action::Advise { node, advice, .. } => ("advise", Some(node.to_string()), advice.to_string()),
+        Action::Step { node, step, tries, .. } => ("do", Some(node.to_string()), format!("{step}, try {tries}")),
+        Action::Propose { node, step, .. } => ("propose", Some(node.to_string()), step.to_string()),
+        Action::Settle { case, done, .. } => {
+            ("settle", None, format!("a step of {case} {}", if *done { "is done" } else { "failed" }))
+        }
+        Action::Move { node, to, .. } => ("move", Some(node.to_string()), to.word().to_owned()),
+        Action::CloseCase { case, node, how } => ("close case", Some(node.to_string()), format!("{case}: {how}")),
+        Action::Follow { case, node } => ("follow", Some(node.to_string()), format!("{case} follows its machine")),
+        Action::OpenBreaker => ("open breaker", None, "nothing more is marked".to_owned()),
+        Action::Notice(Notice::AgentsSilent { silent, of }) => {
+            ("notice", None, format!("{silent} of {of} agents are silent"))
+        }
+        Action::Notice(Notice::AgentsBack) => ("notice", None, "agents are heard again".to_owned()),
+        Action::Answer { request } => ("answer", None, format!("request {request}")),
+        Action::Identify { node, hardware } => ("identify", Some(node.to_string()), hardware.to_string()),
+        Action::Try { request, run } => ("try", None, format!("run {run} for request {request}")),
+        Action::Name { node, peer: None, test, .. } => {
+            ("name", Some(node.to_string()), format!("{test}: it is at fault"))
+        }
+        Action::Name { node, peer: Some(peer), test, .. } => {
+            ("name", Some(node.to_string()), format!("{test}: the way between it and {peer} is at fault"))
+        }
+        Action::Tidy { node, .. } => ("unmark", Some(node.to_string()), "maintenance".to_owned()),
+        Action::Rename { node, hardware } => ("rename", Some(node.to_string()), format!("{hardware} now")),
+    }
+}
+
+const fn conclusion(end: Conclusion) -> &'static str {
+    match end {
+        Conclusion::Incomplete(why) => why.code(),
+        Conclusion::NotStarted(why) => why.code(),
+    }
+}

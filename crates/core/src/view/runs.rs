@@ -1,0 +1,85 @@
+//! Runs, as people ask for them: what was tested where, why, how far it is, and how it ended.
+
+use serde::Serialize;
+
+use super::{period::RunFacts, run_end, words::run_state};
+use crate::{
+    finding::Verdict,
+    ids::{CaseId, NodeName, RunId, TestId},
+    reason::ReasonCode,
+    run::{Purpose, RunEnd, RunState},
+    time::{Span, Timestamp},
+};
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunView {
+    pub run: RunId,
+    pub nodes: Vec<NodeName>,
+    pub tests: Vec<TestId>,
+    /// `planned`, `pending`, `running`, or how it ended: `completed`, `incomplete`, `not-started`.
+    pub state: &'static str,
+    /// Why it is incomplete or was not started.
+    pub end: Option<&'static str>,
+    pub purpose: Purpose,
+    pub code: ReasonCode,
+    pub because: String,
+    pub case: Option<CaseId>,
+    pub planned: Timestamp,
+    pub started: Option<Timestamp>,
+    pub ended: Option<Timestamp>,
+    pub limit: Span,
+}
+
+/// What one test of a run said of one node.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OutcomeView {
+    pub node: NodeName,
+    pub test: TestId,
+    pub verdict: Verdict,
+    pub reason: ReasonCode,
+    pub at: Timestamp,
+    pub took: Span,
+}
+
+/// One run.
+pub fn run_view(facts: &RunFacts) -> RunView {
+    let run = &facts.run;
+    let (state, end) = match &run.state {
+        RunState::Ended(end) => run_end(end),
+        RunState::Planned | RunState::Submitted { .. } | RunState::Running { .. } => (run_state(run).0, None),
+    };
+    RunView {
+        run: run.id,
+        nodes: run.nodes.to_vec(),
+        tests: run.tests.to_vec(),
+        state,
+        end,
+        purpose: run.asked.what,
+        code: run.asked.code.clone(),
+        because: run.asked.text.clone(),
+        case: run.case,
+        planned: run.planned,
+        started: facts.started,
+        ended: facts.ended,
+        limit: run.limit,
+    }
+}
+
+/// What came out of a run so far; a run that has not ended has said nothing.
+pub fn outcomes(facts: &RunFacts) -> Vec<OutcomeView> {
+    let report = match &facts.run.state {
+        RunState::Ended(RunEnd::Completed(report)) => Some(report),
+        RunState::Ended(RunEnd::Incomplete { partial, .. }) => partial.as_ref(),
+        _ => None,
+    };
+    let all = report.into_iter().flat_map(|report| &report.outcomes);
+    all.map(|outcome| OutcomeView {
+        node: outcome.node.clone(),
+        test: outcome.test.clone(),
+        verdict: outcome.verdict,
+        reason: outcome.reason.clone(),
+        at: outcome.at,
+        took: outcome.took,
+    })
+    .collect()
+}

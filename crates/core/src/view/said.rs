@@ -1,0 +1,17 @@
+//! Moments and counts as people say them, the same in every sentence.
+
+use crate::time::Timestamp;
+
+/// A moment to the second, in UTC.
+pub fn clock(at: Timestamp) -> String {
+    let text = at.to_string();
+    match text.split_once('T') {
+        Some((day, time)) => format!("{day} {}", time.get(..8).unwrap_or(time).trim_end_matches('Z')),
+        None => text,
+    }
+}
+
+/// `1 node`, `2 nodes`.
+pub fn plural(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}

@@ -1,0 +1,169 @@
+//! What happened to one node, in order: results, boots, steps, operators' acts, and what the doctor decided.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::AuditLine;
+use crate::{
+    finding::Verdict,
+    ids::{RunId, TestId},
+    reason::{ReasonCode, coded},
+    time::{Span, Timestamp},
+};
+
+coded! {
+    /// What kind of thing happened.
+    pub enum Happening {
+        /// A run brought results.
+        Results => "results",
+        /// The machine was started.
+        Boot => "boot",
+        /// Somebody asked for something, or the doctor decided or did something.
+        Act => "act",
+    }
+}
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Moment {
+    pub at: Timestamp,
+    pub kind: Happening,
+    /// In one word: of results the worst verdict, of acts what was done, of boots the boot's id.
+    pub what: String,
+    pub text: String,
+    pub by: Option<String>,
+    pub code: Option<ReasonCode>,
+    pub run: Option<RunId>,
+}
+
+/// One result of the node.
+#[derive(Debug, Clone)]
+pub struct ResultFacts {
+    pub at: Timestamp,
+    pub run: Option<RunId>,
+    pub test: TestId,
+    pub verdict: Verdict,
+}
+
+/// What a run's evidence tells of the machine's start.
+#[derive(Debug, Clone)]
+pub struct BootFacts {
+    /// When the node said so, by its own clock.
+    pub seen: Timestamp,
+    pub boot: String,
+    /// For how long it had been up then.
+    pub up: Option<Span>,
+}
+
+/// Newest first. Boots are told where they changed, oldest `boots` first or not.
+pub fn timeline(audit: Vec<AuditLine>, results: &[ResultFacts], mut boots: Vec<BootFacts>) -> Vec<Moment> {
+    let mut moments: Vec<Moment> = audit.into_iter().map(act).collect();
+    moments.extend(by_run(results));
+    boots.sort_by_key(|boot| boot.seen);
+    let mut known: Option<&str> = None;
+    for boot in &boots {
+        if known != Some(boot.boot.as_str()) {
+            moments.push(started(boot));
+            known = Some(&boot.boot);
+        }
+    }
+    moments.sort_by_key(|moment| std::cmp::Reverse(moment.at));
+    moments
+}
+
+fn act(line: AuditLine) -> Moment {
+    Moment {
+        at: line.at,
+        kind: Happening::Act,
+        what: line.what,
+        text: line.text,
+        by: Some(line.by),
+        code: Some(line.code),
+        run: line.run,
+    }
+}
+
+fn started(boot: &BootFacts) -> Moment {
+    let (at, text) = match boot.up {
+        Some(up) => (boot.seen.minus(up), "the machine was started".to_owned()),
+        None => (boot.seen, "the machine had been started anew, some time before this".to_owned()),
+    };
+    Moment { at, kind: Happening::Boot, what: boot.boot.clone(), text, by: None, code: None, run: None }
+}
+
+/// One line for each run, and for each result without one.
+fn by_run(results: &[ResultFacts]) -> Vec<Moment> {
+    let mut runs: BTreeMap<(Option<RunId>, Option<usize>), Vec<&ResultFacts>> = BTreeMap::new();
+    for (place, result) in results.iter().enumerate() {
+        let alone = result.run.is_none().then_some(place);
+        runs.entry((result.run, alone)).or_default().push(result);
+    }
+    let moments = runs.into_iter().filter_map(|((run, _), results)| {
+        let at = results.iter().map(|result| result.at).max()?;
+        let worst = worst(&results)?;
+        let said = |verdict: Verdict| {
+            let of = |result: &&&ResultFacts| result.verdict == verdict;
+            let tests: Vec<&str> = results.iter().filter(of).map(|result| result.test.as_str()).collect();
+            (!tests.is_empty()).then(|| format!("{verdict}: {}", tests.join(", ")))
+        };
+        let text = [Verdict::Fail, Verdict::Inconclusive, Verdict::Pass, Verdict::NotApplicable].map(said);
+        let text = text.into_iter().flatten().collect::<Vec<_>>().join("; ");
+        let what = worst.code().to_owned();
+        Some(Moment { at, kind: Happening::Results, what, text, by: None, code: None, run })
+    });
+    moments.collect()
+}
+
+/// A failure outweighs everything; not knowing outweighs a pass.
+fn worst(results: &[&ResultFacts]) -> Option<Verdict> {
+    let order = [Verdict::Fail, Verdict::Inconclusive, Verdict::Pass, Verdict::NotApplicable];
+    order.into_iter().find(|verdict| results.iter().any(|result| result.verdict == *verdict))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_a_run_are_one_line_with_its_worst_verdict_and_a_boot_is_told_once() {
+        let at = Timestamp::from_secs;
+        let result = |run: u64, secs: i64, test: &str, verdict| ResultFacts {
+            at: at(secs),
+            run: Some(RunId::from_number(run)),
+            test: TestId::new(test).unwrap(),
+            verdict,
+        };
+        let results = [
+            result(1, 100, "dl", Verdict::Pass),
+            result(1, 100, "storage", Verdict::Inconclusive),
+            result(2, 200, "dl", Verdict::Pass),
+        ];
+        let boot = |seen: i64, boot: &str, up: i64| BootFacts {
+            seen: at(seen),
+            boot: boot.to_owned(),
+            up: Some(Span::from_secs(up)),
+        };
+        let line = AuditLine {
+            at: at(150),
+            by: "ann".to_owned(),
+            what: "hold".to_owned(),
+            code: ReasonCode::fixed("operator"),
+            text: "fan".to_owned(),
+            run: None,
+        };
+        let boots = vec![boot(200, "b", 20), boot(90, "a", 50), boot(100, "a", 60)];
+        let moments = timeline(vec![line], &results, boots);
+        let told: Vec<(i64, &str, &str)> =
+            moments.iter().map(|moment| (moment.at.secs(), moment.kind.code(), moment.what.as_str())).collect();
+        let expected = [
+            (200, "results", "pass"),
+            (180, "boot", "b"),
+            (150, "act", "hold"),
+            (100, "results", "inconclusive"),
+            (40, "boot", "a"),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(moments[3].text, "inconclusive: storage; pass: dl");
+    }
+}

@@ -1,0 +1,151 @@
+//! `doctor alert`: whether messages to people arrive, and what became of those that did not.
+
+use clap::Subcommand;
+use doctor_control::{
+    alert::{self, Receiver},
+    clock::{Clock, SystemClock},
+    store::outbox::{MessageRow, MessageState, Waiting},
+};
+use doctor_core::alert as notes;
+use serde::Serialize;
+
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{Cell, Table, ago, cell, clock, plural},
+};
+
+/// Messages to people: try whether they arrive, and see what waits or was lost.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Send a message to receivers now and say whether it arrived. Exit code 1 if one did not.
+    Test(TestArgs),
+    /// Messages that wait, and those that were lost. Exit code 1 if some were, within a day.
+    List(ListArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct TestArgs {
+    /// Receivers, as `[alerts.receivers.NAME]` names them. Without: all.
+    #[arg(value_name = "RECEIVER")]
+    receivers: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct ListArgs {
+    /// Those that arrived too.
+    #[arg(long)]
+    all: bool,
+    /// At most so many, the newest first.
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    limit: u32,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    match &args.what {
+        What::Test(args) => test(context, args),
+        What::List(args) => list(context, args),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Tried {
+    receiver: String,
+    arrived: bool,
+    trouble: Option<String>,
+}
+
+fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
+    let settings = &context.config()?.alerts;
+    let known: Vec<&str> = settings.receivers.keys().map(String::as_str).collect();
+    if known.is_empty() {
+        let text = "no receiver is configured: see [alerts] in `doctor config init`, and docs/guide/alerts.md";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    if let Some(name) = args.receivers.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(Failure::Unknown { what: "receiver", name: name.clone(), known: known.join(", ") });
+    }
+    let wanted = |name: &String| args.receivers.is_empty() || args.receivers.contains(name);
+    let wanted: Vec<(&String, &Receiver)> = settings.receivers.iter().filter(|(name, _)| wanted(name)).collect();
+    let by = std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned());
+    let tries: Vec<Tried> = wanted
+        .into_iter()
+        .map(|(name, receiver)| {
+            let sent = alert::try_receiver(settings, receiver, &by, SystemClock.now());
+            Tried { receiver: name.clone(), arrived: sent.is_ok(), trouble: sent.err().map(|error| error.text) }
+        })
+        .collect();
+    context.out.show(&tries, |page| {
+        for tried in &tries {
+            match &tried.trouble {
+                None => page.line(format!("{}: arrived", tried.receiver)),
+                Some(trouble) => page.line(format!("{}: did not arrive: {trouble}", tried.receiver)),
+            };
+        }
+    })?;
+    Ok(if tries.iter().all(|tried| tried.arrived) { Exit::Ok } else { Exit::Trouble })
+}
+
+#[derive(Debug, Serialize)]
+struct ListView {
+    waiting: Vec<(String, Waiting)>,
+    messages: Vec<MessageRow>,
+    lost_within_a_day: u64,
+}
+
+fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
+    let store = context.store()?;
+    let now = SystemClock.now();
+    let view = ListView {
+        waiting: store.alerts_waiting()?.into_iter().filter(|(_, what)| what.notes + what.messages > 0).collect(),
+        messages: store.alert_messages(args.limit, args.all)?,
+        lost_within_a_day: store.alerts_lost_since(now.minus(doctor_core::time::Span::days(1)))?,
+    };
+    context.out.show(&view, |page| {
+        for (receiver, waiting) in view.waiting.iter().filter(|(_, waiting)| waiting.notes > 0) {
+            let count = plural(usize::try_from(waiting.notes).unwrap_or(usize::MAX), "note");
+            page.line(format!("{receiver}: {count} for the next message"));
+        }
+        if view.messages.is_empty() {
+            page.line(if args.all { "There have been no messages." } else { "Nothing waits and nothing was lost." });
+            return;
+        }
+        let mut table = Table::new(["RECEIVER", "STATE", "MADE (UTC)", "TRIES", "NEXT OR ENDED", "ABOUT", "TROUBLE"]);
+        for row in &view.messages {
+            table.row(cells(row, now));
+        }
+        page.table(&table);
+        page.line("`doctor alert test RECEIVER` tries whether one arrives now");
+    })?;
+    Ok(if view.lost_within_a_day == 0 { Exit::Ok } else { Exit::Trouble })
+}
+
+fn cells(row: &MessageRow, now: doctor_core::time::Timestamp) -> Vec<Cell> {
+    let state = match row.state {
+        MessageState::Waiting => cell("waiting").warn(),
+        MessageState::Delivered => cell("delivered"),
+        MessageState::Lost => cell("lost").bad(),
+    };
+    let moment = match (row.next, row.ended) {
+        (Some(next), _) if next > now => format!("in {}", next.since(now)),
+        (Some(_), _) => "now".to_owned(),
+        (None, Some(ended)) => ago(now, ended),
+        (None, None) => String::new(),
+    };
+    vec![
+        cell(row.receiver.as_str()),
+        state,
+        cell(clock(row.composed)),
+        cell(row.tries.to_string()),
+        cell(moment),
+        cell(notes::headline(&row.notes)),
+        cell(row.trouble.clone().unwrap_or_default()),
+    ]
+}

@@ -1,0 +1,98 @@
+//! `doctor cases ack` and `snooze`: a case is somebody's, or can wait. Nothing is changed about the case itself.
+
+use clap::Subcommand;
+use doctor_control::{orders, store::Store};
+use doctor_core::{alert::Mute, case::Case, ids::CaseId};
+
+use crate::{
+    commands::{
+        ask::moment_of_change,
+        confirm::{Change, Signed},
+    },
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::clock,
+};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum What {
+    /// Somebody has it: nothing more is told of these cases until they close.
+    Ack(AckArgs),
+    /// Nothing is told of these cases for a while, and then how they stand.
+    Snooze(SnoozeArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct AckArgs {
+    /// Cases, as `doctor cases` names them.
+    #[arg(value_name = "CASE", required = true)]
+    cases: Vec<CaseId>,
+    /// Why; it stands in the audit trail.
+    #[arg(long, value_name = "TEXT", default_value = "seen")]
+    why: String,
+    #[command(flatten)]
+    signed: Signed,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct SnoozeArgs {
+    /// Cases, as `doctor cases` names them.
+    #[arg(value_name = "CASE", required = true)]
+    cases: Vec<CaseId>,
+    /// Until when: a length such as "4h", or a moment such as "2026-11-15T08:00:00Z".
+    #[arg(long, value_name = "WHEN", default_value = "8h")]
+    until: String,
+    /// Why; it stands in the audit trail.
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    #[command(flatten)]
+    signed: Signed,
+}
+
+pub(super) fn run(context: &Context, what: &What) -> Result<Exit> {
+    let store = context.store()?;
+    let at = moment_of_change(context, &store)?;
+    let (cases, until, why, signed) = match what {
+        What::Ack(args) => (&args.cases, None, &args.why, &args.signed),
+        What::Snooze(args) => (&args.cases, Some(orders::moment(&args.until, at)?), &args.why, &args.signed),
+    };
+    let cases = open_cases(&store, cases)?;
+    let mute = Mute { by: signed.by(), why: why.clone(), at, until };
+    let (plan, done) = match until {
+        None => ("Would tell nothing more of this until it closes.".to_owned(), "Acknowledged."),
+        Some(until) => (format!("Would tell nothing of this until {} UTC.", clock(until)), "Snoozed."),
+    };
+    let worst = |case: &Case| {
+        let worst = case.findings.iter().max_by_key(|finding| finding.severity);
+        worst.map_or_else(|| "asked by an operator".to_owned(), |finding| finding.text.clone())
+    };
+    let change = Change {
+        plan,
+        changes: cases.iter().map(|case| format!("{} on {}: {}", case.id, case.node, worst(case))).collect(),
+        by: mute.by.clone(),
+        why: mute.why.clone(),
+        at,
+        done: done.to_owned(),
+        next: "`doctor why NODE` shows how it goes on; its end is told in any case".to_owned(),
+    };
+    signed.carry_out(context, &change, || {
+        for case in &cases {
+            store.mute(case, &mute)?;
+        }
+        Ok(())
+    })
+}
+
+fn open_cases(store: &Store, wanted: &[CaseId]) -> Result<Vec<Case>> {
+    let find = |id: &CaseId| match store.case(*id)? {
+        Some(case) if case.is_open() => Ok(case),
+        Some(case) => Err(Failure::Usage(format!("case {} on {} is closed: there is nothing to mute", id, case.node))),
+        None => Err(Failure::Unknown {
+            what: "case",
+            name: id.to_string(),
+            known: "those that `doctor cases` lists".to_owned(),
+        }),
+    };
+    wanted.iter().map(find).collect()
+}

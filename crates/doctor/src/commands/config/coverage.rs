@@ -1,0 +1,61 @@
+//! Whether the agents of a cluster are heard: by the store's word, and by the pods that should speak.
+
+use doctor_control::{
+    backend::{
+        inspection::{Inspected, named},
+        kubernetes::{Inspection, KubernetesConfig},
+    },
+    clock::{Clock, SystemClock},
+    store::Store,
+};
+use doctor_core::ids::NodeName;
+
+use crate::config::Loaded;
+
+const WHAT: &str = "agents";
+
+/// A node whose agent is not heard is named, with where to look.
+pub(super) fn agents(
+    loaded: &Loaded,
+    config: &KubernetesConfig,
+    inspection: &Inspection,
+    store: Option<&Store>,
+) -> Inspected {
+    if loaded.config.agents.listen.is_none() {
+        return Inspected::unknown(WHAT, "no door is open for them: between its tests nobody looks at a node")
+            .try_this("set `listen` under [agents], and run the agents: docs/guide/agent.md");
+    }
+    let Some(nodes) = &inspection.nodes else { return Inspected::unknown(WHAT, "the nodes could not be listed") };
+    let rows = match store.map(Store::agents) {
+        Some(Ok(rows)) => rows,
+        Some(Err(error)) => return Inspected::unknown(WHAT, error.to_string()),
+        None => return Inspected::unknown(WHAT, "without a store nobody knows who was heard"),
+    };
+    let (now, silent_after) = (SystemClock.now(), loaded.settings.policy.agents.silent_after);
+    let is_heard = |node: &NodeName| {
+        let row = rows.iter().find(|row| row.node == *node && row.revoked.is_none());
+        row.and_then(|row| row.heard.as_ref()).is_some_and(|heard| now.since(heard.at) <= silent_after)
+    };
+    let unheard: Vec<NodeName> = nodes.iter().filter(|node| !is_heard(node)).cloned().collect();
+    if unheard.is_empty() {
+        return Inspected::good(WHAT, format!("all {} GPU nodes were heard within {silent_after}", nodes.len()));
+    }
+    let text = format!("{} of {} GPU nodes were not heard: {}", unheard.len(), nodes.len(), named(&unheard));
+    let namespace = config.agents.namespace.as_ref().unwrap_or(&config.namespace);
+    let without: Vec<NodeName> = match &inspection.agent_pods {
+        Some(pods) => unheard.iter().filter(|node| !pods.contains(*node)).cloned().collect(),
+        None => Vec::new(),
+    };
+    let remedy = if without.is_empty() {
+        format!(
+            "the agent's log says why it is not taken: kubectl -n {namespace} logs on such a node, and `doctor agent list`"
+        )
+    } else {
+        format!(
+            "no pod of {} is on {}: see the DaemonSet's node selector and tolerations, kubectl -n {namespace} get daemonset,pods -o wide",
+            config.agents.account,
+            named(&without)
+        )
+    };
+    Inspected::bad(WHAT, text, remedy)
+}

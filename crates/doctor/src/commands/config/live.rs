@@ -1,0 +1,128 @@
+//! `doctor config check --live`: whether what the configuration names is there and answers. Nothing is changed but a file that
+//! is written into the shared directory and taken away again.
+
+use std::{fs, path::Path};
+
+use doctor_control::{
+    backend::{
+        inspection::{Inspected, Standing},
+        ssh,
+    },
+    share::Share,
+    store::{Store, StoreUrl},
+};
+
+use crate::{
+    config::{BackendChoice, Loaded},
+    context::Context,
+    engine::World,
+    failure::{Failure, Result},
+    output::{Page, plural},
+};
+
+/// Everything that can be asked now.
+pub(super) fn inspect(context: &Context, loaded: &Loaded) -> Result<Vec<Inspected>> {
+    let (store, mut found) = store(context, loaded)?;
+    found.push(shared_directory(&loaded.config.data));
+    match &loaded.config.backend {
+        #[cfg(feature = "kubernetes")]
+        BackendChoice::Kubernetes(config) => {
+            let inspection = doctor_control::backend::kubernetes::inspect(config);
+            let agents = super::coverage::agents(loaded, config, &inspection, store.as_ref());
+            found.extend(inspection.findings);
+            found.push(agents);
+        }
+        #[cfg(not(feature = "kubernetes"))]
+        BackendChoice::Kubernetes(_) => found.push(cluster(loaded)),
+        BackendChoice::Slurm(config) => {
+            found.extend(doctor_control::backend::slurm::inspect(config, &loaded.config.data));
+            found.push(cluster(loaded));
+        }
+        BackendChoice::Dstack(config) => found.extend(doctor_control::backend::dstack::inspect(config)),
+        BackendChoice::Ssh(config) => {
+            let allow = &loaded.settings.policy.allow;
+            let wants = ssh::Wants { reset: allow.reset, reboot: allow.reboot };
+            found.extend(ssh::inspect(config, wants));
+        }
+        BackendChoice::Local(_) | BackendChoice::Sim(_) => found.push(cluster(loaded)),
+    }
+    drop(store);
+    Ok(found)
+}
+
+/// The store as the service would open it. One that was never made is not made by looking.
+fn store(context: &Context, loaded: &Loaded) -> Result<(Option<Store>, Vec<Inspected>)> {
+    let url = &loaded.config.store;
+    Ok(match context.store() {
+        Ok(store) => {
+            let good = Inspected::good("store", format!("{url} answers, and its schema is this program's"));
+            (Some(store), vec![good])
+        }
+        Err(Failure::NoStore(_)) => (None, vec![not_made_yet(url)]),
+        Err(error @ (Failure::Store(_) | Failure::Unopened { .. })) => {
+            let remedy = error.hint().unwrap_or_else(|| "see that `store` names the right one".to_owned());
+            (None, vec![Inspected::bad("store", error.chain(), remedy)])
+        }
+        Err(other) => return Err(other),
+    })
+}
+
+/// The first start makes it, if it can.
+fn not_made_yet(url: &StoreUrl) -> Inspected {
+    let StoreUrl::Sqlite(path) = url else { return Inspected::unknown("store", format!("{url} is not there")) };
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match try_to_write(directory) {
+        Ok(()) => Inspected::good("store", format!("{url} is not there yet; the first start makes it")),
+        Err(error) => Inspected::bad(
+            "store",
+            format!("{} cannot be written: {error}", directory.display()),
+            "make the directory, and let the user that the service runs as write it",
+        ),
+    }
+}
+
+fn shared_directory(path: &Path) -> Inspected {
+    let remedy = "make or mount the directory that `data` names, and let the user that the service runs as write it";
+    let tried = Share::open(path)
+        .map_err(|error| error.to_string())
+        .and_then(|_| try_to_write(path).map_err(|error| format!("{} cannot be written: {error}", path.display())));
+    match tried {
+        Ok(()) => Inspected::good("data", format!("{} can be written", path.display())),
+        Err(error) => Inspected::bad("data", error, remedy),
+    }
+}
+
+fn try_to_write(directory: &Path) -> std::io::Result<()> {
+    let path = directory.join(format!(".doctor-config-check-{}", std::process::id()));
+    fs::write(&path, b"written by doctor config check --live\n")?;
+    fs::remove_file(&path)
+}
+
+/// A cluster that is asked by looking at it.
+fn cluster(loaded: &Loaded) -> Inspected {
+    let looked = World::open(loaded).and_then(|world| Ok((world.backend.name().to_owned(), world.backend.snapshot()?)));
+    match looked {
+        Ok((name, nodes)) => Inspected::good("cluster", format!("{name} answers with {}", plural(nodes.len(), "node"))),
+        Err(error) => {
+            let remedy = error.hint().unwrap_or_else(|| "see what [backend] names".to_owned());
+            Inspected::bad("cluster", error.chain(), remedy)
+        }
+    }
+}
+
+/// One line for each, and one more for what to do about it.
+pub(super) fn show(page: &mut Page, found: &[Inspected]) {
+    page.blank();
+    for one in found {
+        page.line(format!("{:<8} {}: {}", one.standing.word(), one.what, one.text));
+        if let Some(remedy) = &one.remedy {
+            page.line(format!("         {remedy}"));
+        }
+    }
+    let count = |standing: Standing| found.iter().filter(|one| one.standing == standing).count();
+    page.line(match (count(Standing::Bad), count(Standing::Unknown)) {
+        (0, 0) => "All of it is good.".to_owned(),
+        (0, unknown) => format!("Nothing has to be mended; {unknown} could not be proven."),
+        (bad, unknown) => format!("{bad} to be mended; {unknown} could not be proven."),
+    });
+}

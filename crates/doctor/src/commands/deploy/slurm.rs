@@ -1,0 +1,114 @@
+//! `doctor deploy slurm`: prints the files of a Slurm cluster, or writes them into a folder to hand out.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use doctor_control::store::StoreUrl;
+use serde_json::json;
+
+use crate::{
+    config::{Loaded, Place},
+    context::Context,
+    deploy::{
+        files::{Printed, check_path, check_user, listing, write},
+        slurm::{Part, Site},
+    },
+    exit::Exit,
+    failure::{Failure, Result},
+};
+
+/// Lines of slurm.conf, the scripts of Slurm's hooks, settings and units of systemd, each with the machines that it belongs on.
+///
+/// The site's policy, and where agents reach the controller, come from the configuration. Nothing is changed; docs/guide/slurm-hooks.md
+/// says in which order to bring it out.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Only a part of it.
+    #[arg(long, value_name = "PART", default_value = "all")]
+    what: Part,
+    /// There is no controller: the hooks drain their nodes by themselves, within the policy's breaker.
+    #[arg(long)]
+    alone: bool,
+    /// The prolog keeps jobs from a node with a finding that isolates it, while the breaker permits.
+    #[arg(long)]
+    block: bool,
+    /// Nodes get their slurm.conf from slurmctld.
+    #[arg(long)]
+    configless: bool,
+    /// Where the scripts go, on every node and on a disk of its own.
+    #[arg(long, value_name = "DIR", default_value = "/usr/lib/cluster-doctor/slurm")]
+    scripts: PathBuf,
+    /// The node's program.
+    #[arg(long, value_name = "FILE", default_value = "/usr/bin/doctor-node")]
+    doctor_node: PathBuf,
+    /// As whom the controller runs: root, Slurm's SlurmUser, or with accounting an operator.
+    #[arg(long, value_name = "USER", default_value = "root", conflicts_with = "alone")]
+    user: String,
+    /// Write the files below this folder, which must be new, in one folder for each kind of machine.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  doctor deploy slurm --what slurm-conf              # to add to slurm.conf
+  doctor deploy slurm --alone --out site             # no controller; then copy site/nodes to every node
+  doctor deploy slurm --block --configless --user slurm --out site";
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    check_path(&args.scripts)?;
+    check_path(&args.doctor_node)?;
+    check_user(&args.user)?;
+    let files = site(context.loaded()?, args)?.files(args.what);
+    match &args.out {
+        Some(folder) => write_out(context, folder, &files)?,
+        None if context.out.is_json() => context.out.json(&json!({ "files": files }))?,
+        None => context.out.print(&listing(&files))?,
+    }
+    Ok(Exit::Ok)
+}
+
+fn site(loaded: &Loaded, args: &Args) -> Result<Site> {
+    let config = &loaded.config;
+    let read = |path: &PathBuf| {
+        fs::read_to_string(path).map_err(|source| Failure::File { operation: "reading", path: path.clone(), source })
+    };
+    let listens = config.agents.listen.map(|at| format!("http://{at}"));
+    let mut writes = vec![config.data.clone()];
+    if let StoreUrl::Sqlite(path) = &config.store {
+        writes.extend(path.parent().map(Path::to_owned));
+    }
+    // What is not absolute is meant from where the operator stands, which is not where the service runs.
+    writes.retain(|path| path.is_absolute());
+    let place = match &loaded.place {
+        Place::File(path) if path.is_absolute() => path.clone(),
+        Place::File(_) | Place::BuiltIn { .. } => "/etc/cluster-doctor/doctor.toml".into(),
+    };
+    Ok(Site {
+        alone: args.alone,
+        block: args.block,
+        configless: args.configless,
+        folder: args.scripts.clone(),
+        doctor_node: args.doctor_node.clone(),
+        every: loaded.settings.policy.agents.look_every,
+        policy: config.policy.as_ref().map(read).transpose()?,
+        url: config.agents.url.clone().or(listens),
+        user: args.user.clone(),
+        config: place,
+        writes,
+    })
+}
+
+fn write_out(context: &Context, folder: &Path, files: &[Printed]) -> Result<()> {
+    let written = write(folder, files)?;
+    let paths: Vec<&PathBuf> = written.iter().map(|(path, _)| path).collect();
+    context.out.show(&json!({ "written": paths }), |page| {
+        for (path, on) in &written {
+            page.line(format!("{}: {}", on.words(), path.display()));
+        }
+        page.line("slurm.conf holds lines to add to yours. In which order to bring it out: docs/guide/slurm-hooks.md.");
+    })
+}

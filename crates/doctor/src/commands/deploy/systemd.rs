@@ -1,0 +1,109 @@
+//! `doctor deploy systemd`: prints the units of a small site, or writes them into a folder to hand out.
+
+use std::path::{Path, PathBuf};
+
+use doctor_control::store::StoreUrl;
+use doctor_core::time::Span;
+use serde_json::json;
+
+use crate::{
+    config::{BackendChoice, Config, Place},
+    context::Context,
+    deploy::{
+        files::{check_path, check_user, listing, write},
+        systemd::{Part, Runs, Site},
+    },
+    exit::Exit,
+    failure::{Failure, Result},
+};
+
+/// Units of systemd for a site without Kubernetes: the controller as a service, or one cycle again and again by a timer, and the agent
+/// on nodes.
+///
+/// What may be written, and whether jobs run on this machine, comes from the configuration. Each limit that a unit has stands in it with
+/// its reason where that is not plain. Nothing is changed; docs/guide/operations.md says how to install them.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Only a part of it.
+    #[arg(long, value_name = "PART", default_value = "all")]
+    what: Part,
+    /// No service: a timer starts `doctor run`, this long after the one before has ended. Agents need the service.
+    #[arg(long, value_name = "LENGTH")]
+    timer: Option<Span>,
+    /// As whom the controller runs.
+    #[arg(long, value_name = "USER", default_value = "root")]
+    user: String,
+    /// The operators' program.
+    #[arg(long, value_name = "FILE", default_value = "/usr/bin/doctor")]
+    doctor: PathBuf,
+    /// The node's program.
+    #[arg(long, value_name = "FILE", default_value = "/usr/bin/doctor-node")]
+    doctor_node: PathBuf,
+    /// Write the files below this folder, which must be new, in one folder for each kind of machine.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  doctor deploy systemd > /etc/systemd/system/doctor.service       # the service alone
+  doctor deploy systemd --timer 10m --out site && cp site/controller/etc/systemd/system/* /etc/systemd/system
+  doctor deploy systemd --what agent > doctor-node-agent.service   # then to every node";
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    check_path(&args.doctor)?;
+    check_path(&args.doctor_node)?;
+    check_user(&args.user)?;
+    if args.timer.is_some_and(|every| every < Span::from_secs(10)) {
+        return Err(Failure::Usage("--timer is shorter than a cycle takes, expected 10s or more".to_owned()));
+    }
+    let files = site(context.config()?, &context.place()?, args)?.files(args.what);
+    match &args.out {
+        None if context.out.is_json() => context.out.json(&json!({ "files": files }))?,
+        None => context.out.print(&listing(&files))?,
+        Some(folder) => {
+            let written = write(folder, &files)?;
+            let paths: Vec<&PathBuf> = written.iter().map(|(path, _)| path).collect();
+            context.out.show(&json!({ "written": paths }), |page| {
+                for (path, on) in &written {
+                    page.line(format!("{}: {}", on.words(), path.display()));
+                }
+                let unit = if args.timer.is_some() { "doctor-run.timer" } else { "doctor.service" };
+                page.line(format!("Next: copy them, then systemctl daemon-reload && systemctl enable --now {unit}"));
+            })?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+fn site(config: &Config, place: &Place, args: &Args) -> Result<Site> {
+    let mut writes = vec![config.data.clone()];
+    if let StoreUrl::Sqlite(path) = &config.store {
+        writes.extend(path.parent().map(Path::to_owned));
+    }
+    if let BackendChoice::Ssh(ssh) = &config.backend {
+        writes.push(ssh.state.clone());
+        writes.extend(ssh.known_hosts.as_ref().and_then(|file| file.parent().map(Path::to_owned)));
+    }
+    // What is not absolute is meant from where the operator stands, which is not where the service runs.
+    writes.retain(|path| path.is_absolute());
+    writes.sort();
+    writes.dedup();
+    writes.iter().try_for_each(|path| check_path(path))?;
+    let file = match place {
+        Place::File(path) if path.is_absolute() => path.clone(),
+        Place::File(_) | Place::BuiltIn { .. } => "/etc/cluster-doctor/doctor.toml".into(),
+    };
+    check_path(&file)?;
+    Ok(Site {
+        runs: args.timer.map_or(Runs::Service, Runs::Every),
+        user: args.user.clone(),
+        config: file,
+        writes,
+        doctor: args.doctor.clone(),
+        doctor_node: args.doctor_node.clone(),
+        jobs_here: matches!(config.backend, BackendChoice::Local(_)),
+        agents: config.agents.listen.is_some() && args.timer.is_none(),
+    })
+}

@@ -1,0 +1,51 @@
+//! `doctor fleet cloud-init`: prints what machines are told when they first boot, or looks at a file of the site's.
+
+use std::path::PathBuf;
+
+use doctor_control::azure::{self, CloudInit};
+
+use super::azure::{cluster, read};
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+};
+
+/// Print the cloud-init file with which machines prepare and validate themselves.
+///
+/// Packages, the local NVMe disks as one RAID-0 with the caches of Docker and Hugging Face, node information, GPU persistence at
+/// every boot, and scripts below /opt that run AzNHC, DCGM and our own checks: once when a machine first boots, and whenever wanted.
+/// Logs and .status files are below /var/log; what could not run is unknown, never passed.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// The cluster's file, of which `admin` and `doctor_node` count.
+    #[arg(value_name = "FILE", required_unless_present = "check")]
+    cluster: Option<PathBuf>,
+    /// Print nothing; say whether this file has words at its top that cloud-init does not know, which its own checker passes over.
+    #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
+    check: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  doctor fleet cloud-init cluster.toml > cloud-init.yaml     # to change, and name as `cloud_init`
+  doctor fleet cloud-init --check cloud-init.yaml && cloud-init schema --config-file cloud-init.yaml";
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    if let Some(path) = &args.check {
+        let text = read(path)?;
+        azure::check_cloud_init(&text).map_err(|error| match error {
+            CloudInit::Word(error) => Failure::Cluster { path: path.clone(), error },
+            other => Failure::Usage(format!("{}: {other}", path.display())),
+        })?;
+        return context
+            .out
+            .print(&format!("{}: cloud-init knows every word at its top.\n", path.display()))
+            .map(|()| Exit::Ok);
+    }
+    let path =
+        args.cluster.as_ref().ok_or_else(|| Failure::Usage("name the cluster's file, or --check FILE".to_owned()))?;
+    context.out.print(&azure::cloud_init(&cluster(path)?))?;
+    Ok(Exit::Ok)
+}

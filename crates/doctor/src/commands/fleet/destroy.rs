@@ -1,0 +1,70 @@
+//! `doctor fleet destroy`: takes a cluster away again, and only what was made for it.
+
+use std::{io::Write as _, path::PathBuf};
+
+use doctor_control::azure::{self, Left, Removals};
+use serde_json::json;
+
+use super::azure::{AzArgs, cluster};
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::plural,
+};
+
+/// Delete what `provision` made in Azure: only what bears the cluster's tag. What else is there is named and stays.
+///
+/// Without --yes nothing is deleted: the calls are printed as they would be run.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The cluster's file.
+    #[arg(value_name = "FILE")]
+    cluster: PathBuf,
+    /// Only print what would be deleted; exit code 0.
+    #[arg(long, conflicts_with = "yes")]
+    plan: bool,
+    /// Do it. Machines and everything on their disks are gone then.
+    #[arg(long, short)]
+    yes: bool,
+    #[command(flatten)]
+    az: AzArgs,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let cluster = cluster(&args.cluster)?;
+    let az = args.az.az();
+    if args.yes {
+        let done = azure::destroy(&cluster, &az, &|removal| {
+            // Progress is no part of the answer, and nobody is left to tell if it cannot be written.
+            let _said = writeln!(std::io::stderr(), "deleting {}", removal.what);
+        })?;
+        show(context, &done, &format!("{} deleted.", plural(done.steps.len(), "thing")))?;
+        return Ok(Exit::Ok);
+    }
+    let planned = azure::removal(&cluster, &azure::look(&cluster, &az)?);
+    show(
+        context,
+        &planned,
+        &format!(
+            "# Cluster {}: {} to delete. Nothing was changed.",
+            cluster.scale_set,
+            plural(planned.steps.len(), "thing")
+        ),
+    )?;
+    if args.plan || planned.steps.is_empty() { Ok(Exit::Ok) } else { Err(Failure::NotConfirmed) }
+}
+
+fn show(context: &Context, removals: &Removals, first: &str) -> Result<()> {
+    let steps: Vec<_> =
+        removals.steps.iter().map(|removal| json!({ "what": removal.what, "call": removal.call.words() })).collect();
+    context.out.show(&json!({ "steps": steps, "left": removals.left }), |page| {
+        page.line(first);
+        for removal in &removals.steps {
+            page.line(format!("# {}", removal.what)).line(removal.call.to_string());
+        }
+        for Left { kind, name, why } in &removals.left {
+            page.line(format!("# left: {kind} {name}: {why}"));
+        }
+    })
+}

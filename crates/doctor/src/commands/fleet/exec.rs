@@ -1,0 +1,187 @@
+//! `doctor fleet exec`: a command on every host.
+
+use doctor_control::backend::ssh::{Answer, How, Order, quoted};
+use doctor_core::{ids::NodeName, time::Span};
+use serde::Serialize;
+
+use super::{Reach, folded, trouble};
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{harmless, plural},
+};
+
+/// Run a command on every host, and show who said what.
+///
+/// One word after `--` is a line for a shell on the host; several are a command and its arguments, which arrive as they are.
+/// There is nothing on its standard input. Hosts that say the same are shown once, as node[01-14]. What control sequences
+/// a host sends is made visible; --json has every byte that is text.
+///
+/// Exit codes: 0 it ended with 0 on every host; 1 on some it ended otherwise, or was not done in time; 3 it did not fail
+/// anywhere, and some hosts were not reached. A code of 255 is the command's own.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// For each host, from its connection on; then the command is ended there.
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    deadline: Span,
+    /// As root, by the words of `as_root` under [backend.ssh].
+    #[arg(long)]
+    root: bool,
+    /// Keep so many KiB of each host's output, and of its errors.
+    #[arg(long, value_name = "KIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    most: u64,
+    /// Show each host by itself.
+    #[arg(long)]
+    no_fold: bool,
+    #[command(flatten)]
+    reach: Reach,
+    /// The command.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  doctor fleet exec -- uptime
+  doctor fleet exec --hosts 'gpu[01-08]' --deadline 5m -- nvidia-smi -q -d ECC
+  doctor fleet exec --hostfile hostfile -- 'dmesg | grep -c Xid'";
+
+#[derive(Debug, Serialize)]
+struct View {
+    host: NodeName,
+    ended: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    stdout: String,
+    stderr: String,
+    /// Bytes that were not kept.
+    left_out: u64,
+    seconds: f64,
+}
+
+impl View {
+    fn of(host: &NodeName, answer: &Answer) -> Self {
+        let (ended, code) = match answer.how {
+            How::Exited(code) => ("exited", Some(code)),
+            How::Late { .. } => ("late", None),
+            How::NotReached(_) => ("not-reached", None),
+            How::Lost(_) => ("lost", None),
+        };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Self {
+            host: host.clone(),
+            ended,
+            code,
+            why: trouble(&answer.how),
+            stdout: text(&answer.stdout),
+            stderr: text(&answer.stderr),
+            left_out: answer.left_out,
+            seconds: (answer.took.as_secs_f64() * 1000.0).round() / 1000.0,
+        }
+    }
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    if args.deadline < Span::from_secs(1) {
+        return Err(Failure::Usage(format!("--deadline is {}, expected 1s or more", args.deadline)));
+    }
+    let fleet = args.reach.open(context)?;
+    let script = script(&args.command);
+    let most = usize::try_from(args.most * 1024).unwrap_or(usize::MAX);
+    let order = Order { script: &script, input: b"", limit: args.deadline.to_std(), most, as_root: args.root };
+    let answers = fleet.on_each("done", |host| fleet.run(host, &order));
+    let exit = exit(answers.iter().map(|answer| &answer.how));
+    let views: Vec<View> =
+        fleet.hosts.iter().zip(&answers).map(|(host, answer)| View::of(&host.name, answer)).collect();
+    if context.out.is_json() {
+        context.out.json(&views)?;
+    } else {
+        show(context, &views, args.no_fold)?;
+    }
+    Ok(exit)
+}
+
+/// One word is a line for a shell; several arrive as they are.
+fn script(command: &[String]) -> String {
+    match command {
+        [line] => line.clone(),
+        words => words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
+    }
+}
+
+fn exit<'a>(all: impl Iterator<Item = &'a How>) -> Exit {
+    let (mut failed, mut silent) = (false, false);
+    for how in all {
+        match how {
+            How::Exited(0) => {}
+            How::Exited(_) | How::Late { .. } | How::Lost(_) => failed = true,
+            How::NotReached(_) => silent = true,
+        }
+    }
+    match (failed, silent) {
+        (true, _) => Exit::Trouble,
+        (false, true) => Exit::Unreachable,
+        (false, false) => Exit::Ok,
+    }
+}
+
+/// What the hosts said goes to standard output, what they complained about and how they ended to standard error.
+fn show(context: &Context, views: &[View], apart: bool) -> Result<()> {
+    // Apart, no two are the same.
+    let key = |(place, view): (usize, &View)| {
+        let place = if apart { place } else { 0 };
+        let left_out = (view.left_out > 0).then(|| format!("{} bytes more were not kept", view.left_out));
+        (view.host.clone(), (place, view.stdout.clone(), view.stderr.clone(), view.why.clone(), left_out))
+    };
+    for (hosts, _, (_, stdout, stderr, why, left_out)) in folded(views.iter().enumerate().map(key)) {
+        context.out.print(&labelled(&hosts, &stdout))?;
+        eprint!("{}", labelled(&hosts, &stderr));
+        for remark in left_out.iter().chain(&why) {
+            eprint!("{}", labelled(&hosts, remark));
+        }
+    }
+    if views.iter().any(|view| view.why.is_some()) {
+        let well = views.iter().filter(|view| view.why.is_none()).count();
+        eprintln!("{}: {well} well, {} not", plural(views.len(), "host"), views.len() - well);
+    }
+    Ok(())
+}
+
+/// Every line behind the name of who said it. A part of another's line cannot look like one.
+pub(super) fn labelled(label: &str, text: &str) -> String {
+    harmless(text).lines().map(|line| format!("{label}: {line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_word_is_a_line_and_several_are_words() {
+        assert_eq!(script(&["a | b".to_owned()]), "a | b");
+        assert_eq!(script(&["echo".to_owned(), "it's; $HOME".to_owned()]), "'echo' 'it'\\''s; $HOME'");
+    }
+
+    #[test]
+    fn failing_is_worse_than_not_being_reached() {
+        let silent = || How::NotReached(String::new());
+        for (all, expected) in [
+            (vec![How::Exited(0)], Exit::Ok),
+            (vec![How::Exited(0), silent()], Exit::Unreachable),
+            (vec![How::Exited(255), silent()], Exit::Trouble),
+            (vec![How::Late { ended: true }, How::Exited(0)], Exit::Trouble),
+            (vec![How::Lost(String::new())], Exit::Trouble),
+        ] {
+            assert_eq!(exit(all.iter()), expected, "{all:?}");
+        }
+    }
+
+    #[test]
+    fn no_line_of_a_host_looks_like_another_hosts() {
+        assert_eq!(labelled("n1", "one\rn2: two\x1b[2K\nthree"), "n1: one\u{fffd}n2: two\u{fffd}[2K\nn1: three\n");
+    }
+}

@@ -1,0 +1,177 @@
+//! `doctor fleet health`: how each host is, by its last checks.
+
+use doctor_control::{
+    backend::ssh::{Host, How, Order, unguessable},
+    fleet::status::{self, Health, MOST_BYTES, Source, Status},
+};
+use doctor_core::{ids::NodeName, time::Span};
+use serde::Serialize;
+
+use super::{Fleet, Reach, trouble};
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{Cell, Page, Table, cell, harmless, length, plural},
+};
+
+/// How each host is, by what its last checks left: AzNHC, DCGM's diagnosis, and our own.
+///
+/// Read are aznhc-health.log, dcgmi-diag.log and doctor-check.log (where that is not there, node-health.log, which sums up the
+/// others) with the `.status` beside each. A `passed` counts only if the
+/// log of the same run shows that something was checked and tells of no fault. What is missing, cannot be read or is too old is
+/// unknown, never healthy; a failure stays one however old it is. The worst of the three is the host's.
+///
+/// Exit codes: 0 every host is healthy; 1 one is unhealthy; 3 none is, and of some nobody knows.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Run `doctor-node check` on each host first, which adds to its doctor-check.log; as root, where `as_root` says how.
+    #[arg(long)]
+    run: bool,
+    /// Only these, separated by commas: aznhc, dcgm, own.
+    #[arg(long = "of", value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
+    of: Vec<Source>,
+    /// A good result that is older says nothing any more.
+    #[arg(long, value_name = "TIME", default_value = "7d")]
+    stale: Span,
+    /// Where the logs are on the hosts.
+    #[arg(long, value_name = "DIR", default_value = "/var/log")]
+    logs: String,
+    /// For each host, from its connection on.
+    #[arg(long, value_name = "TIME", default_value = "2m")]
+    deadline: Span,
+    /// Read the logs as root, by the words of `as_root` under [backend.ssh].
+    #[arg(long)]
+    root: bool,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  doctor fleet health --hostfile hostfile
+  doctor fleet health --run --of own          # where neither AzNHC nor DCGM is installed
+  doctor fleet health --json | jq -r '.[] | select(.health != \"healthy\") | .host'";
+
+fn source(text: &str) -> std::result::Result<Source, String> {
+    Source::from_code(text).ok_or_else(|| {
+        let known = Source::ALL.map(Source::code).join(", ");
+        format!("use {known}")
+    })
+}
+
+#[derive(Debug, Serialize)]
+struct View {
+    host: NodeName,
+    health: Health,
+    checks: Vec<Status>,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    if !args.logs.starts_with('/') {
+        return Err(Failure::Usage(format!("--logs is `{}`, expected an absolute path", args.logs)));
+    }
+    let fleet = args.reach.open(context)?;
+    let sources = if args.of.is_empty() { Source::ALL.to_vec() } else { args.of.clone() };
+    let no_bits = |error| Failure::Other(format!("asking the system for random bits: {error}"));
+    let word = unguessable().map_err(no_bits)?;
+    let views = fleet.on_each("looked at", |host| {
+        let checks = look(&fleet, host, args, &sources, &word);
+        View { host: host.name.clone(), health: status::worst(&checks), checks }
+    });
+    context.out.show(&views, |page| text(page, &views, &sources))?;
+    let worst = views.iter().map(|view| view.health).max().unwrap_or(Health::Unknown);
+    Ok(match worst {
+        Health::Healthy => Exit::Ok,
+        Health::Unhealthy => Exit::Trouble,
+        Health::Unknown => Exit::Unreachable,
+    })
+}
+
+fn look(fleet: &Fleet, host: &Host, args: &Args, sources: &[Source], word: &str) -> Vec<Status> {
+    // Before the run: what it says now is read below, and what it said before must not stand in for it.
+    let unchecked = args.run.then(|| check(fleet, host, args).err()).flatten();
+    let script = status::script(word, &args.logs, sources);
+    let (limit, most) = (args.deadline.to_std(), MOST_BYTES);
+    let answer = fleet.run(host, &Order { script: &script, input: b"", limit, most, as_root: args.root });
+    let unknown =
+        |source: &Source, why: &str| Status { source: *source, health: Health::Unknown, why: harmless(why), age: None };
+    let mut all = match &answer.how {
+        How::Exited(0) => {
+            let text = String::from_utf8_lossy(&answer.stdout);
+            let mut all = status::read(word, &text, sources, args.stale);
+            all.iter_mut().for_each(|status| status.why = harmless(&status.why));
+            all
+        }
+        how => {
+            let why = trouble(how).unwrap_or_default();
+            sources.iter().map(|source| unknown(source, &why)).collect()
+        }
+    };
+    if let Some(why) = unchecked {
+        let why = format!("it could not be checked now: {why}");
+        all.iter_mut().filter(|status| status.source == Source::Own).for_each(|own| *own = unknown(&Source::Own, &why));
+    }
+    all
+}
+
+/// Runs our own check on a host, which leaves its words where they are looked for.
+fn check(fleet: &Fleet, host: &Host, args: &Args) -> std::result::Result<(), String> {
+    let program = fleet.client.carry(host)?;
+    let mut script = status::check_script(&program, &args.logs);
+    if args.logs == "/var/log" {
+        // Where the host sums up its checks, it does so anew.
+        script.push_str("; S=$?; [ ! -x /opt/check-node-health.sh ] || /opt/check-node-health.sh >/dev/null; exit $S");
+    }
+    let order = Order { script: &script, input: b"", limit: args.deadline.to_std(), most: 4096, as_root: true };
+    let answer = fleet.run(host, &order);
+    match trouble(&answer.how) {
+        None => Ok(()),
+        Some(why) => {
+            let complaint = String::from_utf8_lossy(&answer.stderr);
+            let last = complaint.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
+            Err(why + &last)
+        }
+    }
+}
+
+fn text(page: &mut Page, views: &[View], sources: &[Source]) {
+    let upper: Vec<String> = sources.iter().map(|source| source.code().to_uppercase()).collect();
+    let mut header = vec!["HOST", "HEALTH"];
+    header.extend(upper.iter().map(String::as_str));
+    header.push("WHY");
+    let mut table = Table::new(header);
+    for view in views {
+        let mut cells = vec![cell(view.host.as_str()), toned(view.health, view.health.code().to_owned())];
+        cells.extend(view.checks.iter().map(|status| {
+            let age = status.age.map_or_else(String::new, |age| format!(" {}", length(age)));
+            toned(status.health, format!("{}{age}", status.health.code()))
+        }));
+        cells.push(cell(why(&view.checks)));
+        table.row(cells);
+    }
+    page.table(&table);
+    let count = |health: Health| views.iter().filter(|view| view.health == health).count();
+    let counts = Health::ALL.map(|health| format!("{} {}", count(health), health.code()));
+    page.line(format!("{}: {}", plural(views.len(), "host"), counts.join(", ")));
+}
+
+/// Only what is not plain; a host that was not reached says it once.
+fn why(checks: &[Status]) -> String {
+    let same = |other: &Status| checks.first().is_some_and(|first| first.why == other.why && first.age.is_none());
+    if checks.len() > 1 && checks.iter().all(same) {
+        return checks[0].why.clone();
+    }
+    let plain = |status: &&Status| status.health != Health::Healthy || status.why.contains(' ');
+    let words = checks.iter().filter(plain).map(|status| format!("{}: {}", status.source.code(), status.why));
+    words.collect::<Vec<_>>().join("; ")
+}
+
+fn toned(health: Health, text: String) -> Cell {
+    match health {
+        Health::Healthy => cell(text).good(),
+        Health::Unknown => cell(text).warn(),
+        Health::Unhealthy => cell(text).bad(),
+    }
+}

@@ -1,0 +1,268 @@
+//! `doctor fleet hosts`: makes and updates `hostfile` and `hostfile-ip` from what the hosts say of themselves.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, ToSocketAddrs as _},
+    path::PathBuf,
+    time::Duration,
+};
+
+use doctor_control::{
+    backend::ssh::{Host, How, Order},
+    fleet::hostfiles::{BadHostFiles, Difference, HostFiles, HostLine},
+};
+use doctor_core::{hostlist, ids::NodeName};
+use serde::Serialize;
+
+use super::{Fleet, Reach, trouble};
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{Page, harmless, plural},
+};
+
+/// Make or update `hostfile` and `hostfile-ip`: names and private addresses, one a line, in the same order.
+///
+/// Each host is asked what it is called and by which address it was reached. Hosts that are in the files keep their places,
+/// new ones come after them, and those that are no longer in the list go. A host that does not answer is named and stays, with the
+/// address that is known. Both files are replaced at once and hold nothing else, for mpirun and people's loops.
+///
+/// Exit codes: 0 the files are right; 1 they differ (--check), or two hosts say the same of themselves; 3 some hosts did not
+/// answer.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The directory of the two files.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    out: PathBuf,
+    /// Say what would change, and write nothing.
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+/// What a host says of itself: its name, the connection as its sshd sees it, and all its addresses.
+const SCRIPT: &str = "hostname; echo \"$SSH_CONNECTION\"; hostname -I 2>/dev/null || true";
+const LIMIT: Duration = Duration::from_secs(10);
+const MOST_BYTES: usize = 4096;
+
+/// One host, asked.
+#[derive(Debug, Clone, Serialize)]
+struct Asked {
+    host: NodeName,
+    #[serde(flatten)]
+    line: HostLine,
+    /// Why it did not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    silent: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct View<'a> {
+    hostfile: PathBuf,
+    hostfile_ip: PathBuf,
+    written: bool,
+    hosts: &'a [Asked],
+    difference: &'a Difference,
+    remarks: &'a [String],
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let fleet = args.reach.open(context)?;
+    let files = HostFiles::in_folder(&args.out);
+    refuse_to_lose(&fleet, &files)?;
+    let old = files.read().map_err(failed)?;
+    let mut asked = fleet.on_each("answered", |host| ask(&fleet, host, &old));
+    let remarks = tell_apart(&mut asked);
+    let mut lines: Vec<HostLine> = asked.iter().map(|asked| asked.line.clone()).collect();
+    // Who was not asked stays as it is.
+    lines.extend(fleet.others.iter().filter_map(|host| known(&old, host)));
+    let difference = match args.check {
+        true => files.compare(&lines).map(|(_, difference)| difference),
+        false => files.write(&lines),
+    };
+    let difference = difference.map_err(failed)?;
+    let view = View {
+        hostfile: files.names,
+        hostfile_ip: files.addresses,
+        written: !args.check,
+        hosts: &asked,
+        difference: &difference,
+        remarks: &remarks,
+    };
+    context.out.show(&view, |page| text(page, &view))?;
+    let silent = asked.iter().any(|asked| asked.silent.is_some());
+    Ok(match (args.check && !difference.is_empty() || !remarks.is_empty(), silent) {
+        (true, _) => Exit::Trouble,
+        (false, true) => Exit::Unreachable,
+        (false, false) => Exit::Ok,
+    })
+}
+
+fn failed(error: BadHostFiles) -> Failure {
+    match error {
+        BadHostFiles::Read { path, source } => Failure::File { operation: "reading", path, source },
+        BadHostFiles::Write { path, source } => Failure::File { operation: "writing", path, source },
+        BadHostFiles::Line { .. } | BadHostFiles::Uneven { .. } => Failure::Usage(error.to_string()),
+    }
+}
+
+/// A list that says how hosts are reached is not replaced by one that does not.
+fn refuse_to_lose(fleet: &Fleet, files: &HostFiles) -> Result<()> {
+    let same = |path: &PathBuf| {
+        let (one, other) = (path.canonicalize(), files.names.canonicalize());
+        one.is_ok_and(|one| other.is_ok_and(|other| one == other))
+    };
+    let says_more = |host: &&Host| {
+        let Host { address, user, port, jump, key, name: _ } = host;
+        address.is_some() || user.is_some() || port.is_some() || jump.is_some() || key.is_some()
+    };
+    let told = fleet.hosts.iter().chain(&fleet.others).find(says_more);
+    match (fleet.config.hostfile.as_ref().filter(|path| same(path)), told) {
+        (Some(path), Some(host)) => Err(Failure::Usage(format!(
+            "{} says how {} is reached, which would be lost; name another directory with --out",
+            path.display(),
+            host.name
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn ask(fleet: &Fleet, host: &Host, old: &[HostLine]) -> Asked {
+    let order = Order { script: SCRIPT, input: b"", limit: LIMIT, most: MOST_BYTES, as_root: false };
+    let answer = fleet.run(host, &order);
+    let silent = match &answer.how {
+        How::Exited(0) => match told(&String::from_utf8_lossy(&answer.stdout)) {
+            Some((name, address)) => {
+                let name = name.unwrap_or_else(|| host.name.clone());
+                let address = address.map_or_else(|| last_known(host, old).address, |address| address.to_string());
+                return Asked { host: host.name.clone(), line: HostLine { name, address }, silent: None };
+            }
+            None => "its answer is not understood".to_owned(),
+        },
+        how => trouble(how).unwrap_or_default(),
+    };
+    Asked { host: host.name.clone(), line: last_known(host, old), silent: Some(harmless(&silent)) }
+}
+
+/// Name and address from the answer. What others could not reach is no address.
+fn told(text: &str) -> Option<(Option<NodeName>, Option<IpAddr>)> {
+    let mut lines = text.lines();
+    let name = NodeName::new(lines.next()?.trim()).ok().filter(|name| name.as_str() != "localhost");
+    let connection = lines.next()?.split_ascii_whitespace().nth(2).and_then(|word| word.parse::<IpAddr>().ok());
+    let own = ["127.0.0.1", "::1"].map(|text| text.parse::<IpAddr>().ok());
+    let all = lines.next().unwrap_or_default().split_ascii_whitespace().filter_map(|word| word.parse::<IpAddr>().ok());
+    let address = connection.filter(|address| !own.contains(&Some(*address))).or_else(|| all.clone().next());
+    Some((name, address))
+}
+
+/// As the files have it, by its name or by the address under which it is listed.
+fn known(old: &[HostLine], host: &Host) -> Option<HostLine> {
+    let listed = host.address.as_deref().unwrap_or(host.name.as_str());
+    old.iter().find(|line| line.name == host.name || line.address == listed).cloned()
+}
+
+/// What can be said of a host without asking it.
+fn last_known(host: &Host, old: &[HostLine]) -> HostLine {
+    known(old, host).unwrap_or_else(|| {
+        let listed = host.address.as_deref().unwrap_or(host.name.as_str());
+        let resolved = || (listed, 22).to_socket_addrs().ok()?.next().map(|address| address.ip());
+        let address = listed.parse::<IpAddr>().ok().or_else(resolved);
+        HostLine { name: host.name.clone(), address: address.map_or_else(|| listed.to_owned(), |ip| ip.to_string()) }
+    })
+}
+
+/// Two that give themselves one name keep those of the list, and it is said; so is one address for two.
+fn tell_apart(asked: &mut [Asked]) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let twice = |key: &dyn Fn(&Asked) -> String, asked: &[Asked]| {
+        let mut all: BTreeMap<String, Vec<NodeName>> = BTreeMap::new();
+        for one in asked {
+            all.entry(key(one)).or_default().push(one.host.clone());
+        }
+        all.retain(|_, hosts| hosts.len() > 1);
+        all
+    };
+    for (name, hosts) in twice(&|one| one.line.name.to_string(), asked) {
+        remarks.push(format!(
+            "{} all say that they are {name}; they keep their names of the list",
+            hostlist::fold(&hosts)
+        ));
+        for one in asked.iter_mut().filter(|one| hosts.contains(&one.host)) {
+            one.line.name = one.host.clone();
+        }
+    }
+    for (address, hosts) in twice(&|one| one.line.address.clone(), asked) {
+        remarks.push(format!("{} have one address, {address}: are they one machine?", hostlist::fold(&hosts)));
+    }
+    remarks
+}
+
+fn text(page: &mut Page, view: &View<'_>) {
+    let Difference { added, removed, moved } = view.difference;
+    for line in added {
+        page.line(format!("+ {} {}", line.name, line.address));
+    }
+    for line in removed {
+        page.line(format!("- {} {}", line.name, line.address));
+    }
+    for line in moved {
+        page.line(format!("~ {} {} -> {}", line.name, line.from, line.to));
+    }
+    let silent: Vec<&Asked> = view.hosts.iter().filter(|asked| asked.silent.is_some()).collect();
+    for asked in &silent {
+        let why = asked.silent.as_deref().unwrap_or_default();
+        page.line(format!("! {} stays as {} {}: {why}", asked.host, asked.line.name, asked.line.address));
+    }
+    for remark in view.remarks {
+        page.line(format!("! {remark}"));
+    }
+    let state = match (view.difference.is_empty(), view.written) {
+        (true, _) => "are as they should be",
+        (false, true) => "are written",
+        (false, false) => "would change",
+    };
+    let count = plural(view.hosts.len(), "host");
+    page.line(format!(
+        "{} and {} {state}: {count} asked, {} silent",
+        view.hostfile.display(),
+        view.hostfile_ip.display(),
+        silent.len()
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_is_the_one_by_which_the_host_was_reached() {
+        let read = |text: &str| {
+            told(text).map(|(name, address)| (name.map(|name| name.to_string()), address.map(|ip| ip.to_string())))
+        };
+        let some = |name: &str, address: &str| Some((Some(name.to_owned()), Some(address.to_owned())));
+        assert_eq!(read("n1\n10.0.0.9 50000 10.0.0.4 22\n172.17.0.1 10.0.0.4 \n"), some("n1", "10.0.0.4"));
+        assert_eq!(read("n1\n127.0.0.1 5 127.0.0.1 22\n10.0.0.4 172.17.0.1\n"), some("n1", "10.0.0.4"), "from itself");
+        assert_eq!(read("n1\n\n\n"), Some((Some("n1".to_owned()), None)));
+        assert_eq!(read("localhost\nx\n\n"), Some((None, None)));
+        assert_eq!(read("\x1b[2J\n\n"), Some((None, None)), "a name is a name");
+        assert_eq!(read(""), None);
+    }
+
+    #[test]
+    fn two_that_say_the_same_are_told_apart() {
+        let asked = |host: &str, name: &str, address: &str| Asked {
+            host: NodeName::new(host).unwrap(),
+            line: HostLine { name: NodeName::new(name).unwrap(), address: address.to_owned() },
+            silent: None,
+        };
+        let mut all = [asked("a", "image", "10.0.0.1"), asked("b", "image", "10.0.0.2"), asked("c", "c", "10.0.0.2")];
+        let remarks = tell_apart(&mut all);
+        assert_eq!((all[0].line.name.as_str(), all[1].line.name.as_str()), ("a", "b"));
+        assert!(
+            remarks[0].contains("a,b all say that they are image") && remarks[1].contains("b,c have one address"),
+            "{remarks:?}"
+        );
+    }
+}

@@ -1,0 +1,234 @@
+//! `doctor fleet`: what people do with machines that no scheduler hands out: make them, and work on all of them over SSH.
+
+mod azure;
+mod cloud_init;
+mod destroy;
+mod exec;
+mod gather;
+mod health;
+mod hosts;
+mod nccl;
+mod progress;
+mod provision;
+
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+use clap::Subcommand;
+use doctor_control::backend::ssh::{Answer, Client, Host, HostKeys, How, Order, SshConfig, each, parse_hosts};
+use doctor_core::{
+    hostlist::{self, Selector},
+    ids::NodeName,
+    time::Span,
+};
+
+use crate::{
+    config::BackendChoice,
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+};
+use progress::Progress;
+
+/// Make a fleet without a scheduler, work on all its hosts over SSH, take it away.
+///
+/// The hosts are those of [backend.ssh] in the configuration, of a host file, or of the command line. `ssh HOST true` has to
+/// work for each without a question. docs/guide/fleet.md has the steps from new machines to a tested fleet.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Provision(provision::Args),
+    Destroy(destroy::Args),
+    CloudInit(cloud_init::Args),
+    Hosts(hosts::Args),
+    Exec(exec::Args),
+    Gather(gather::Args),
+    Health(health::Args),
+    Nccl(nccl::Args),
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    match &args.what {
+        What::Provision(args) => provision::run(context, args),
+        What::Destroy(args) => destroy::run(context, args),
+        What::CloudInit(args) => cloud_init::run(context, args),
+        What::Hosts(args) => hosts::run(context, args),
+        What::Exec(args) => exec::run(context, args),
+        What::Gather(args) => gather::run(context, args),
+        What::Health(args) => health::run(context, args),
+        What::Nccl(args) => nccl::run(context, args),
+    }
+}
+
+/// Which hosts, and how they are reached.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Hosts")]
+struct Reach {
+    /// A host or range a line (docs/guide/ssh.md). Else: what [backend.ssh] says.
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// Only these: node[01-08], or a name with `*`. Where neither a file nor [backend.ssh] names hosts, these are the hosts.
+    #[arg(long, value_name = "HOSTS")]
+    hosts: Vec<Selector>,
+    /// For `ssh -F`.
+    #[arg(long, value_name = "FILE")]
+    ssh_config: Option<PathBuf>,
+    /// So many hosts at the same time [default: 32, or `parallel` of the configuration].
+    #[arg(long, value_name = "N")]
+    parallel: Option<usize>,
+    /// To be connected [default: 5s, or `connect` of the configuration].
+    #[arg(long, value_name = "TIME")]
+    connect: Option<Span>,
+    /// Believe the key of a host that is seen for the first time, and write it down. One that has changed is refused.
+    #[arg(long)]
+    learn_keys: bool,
+}
+
+/// Hosts, and the way to them.
+struct Fleet {
+    hosts: Vec<Host>,
+    /// Those that were not chosen.
+    others: Vec<Host>,
+    config: SshConfig,
+    client: Client,
+}
+
+impl Reach {
+    fn open(&self, context: &Context) -> Result<Fleet> {
+        let config = self.config(context)?;
+        let listed = self.listed(&config)?;
+        let (hosts, others) = self.chosen(listed)?;
+        let client = match &context.config()?.backend {
+            BackendChoice::Ssh(_) => Client::sharing(&config),
+            _ => Client::new(&config),
+        };
+        Ok(Fleet { hosts, others, config, client })
+    }
+
+    fn config(&self, context: &Context) -> Result<SshConfig> {
+        let mut config = match &context.config()?.backend {
+            BackendChoice::Ssh(config) => (**config).clone(),
+            _ => SshConfig::default(),
+        };
+        if let Some(file) = &self.ssh_config {
+            config.ssh_config = Some(file.clone());
+        }
+        if let Some(parallel) = self.parallel {
+            config.parallel = parallel;
+        }
+        if let Some(connect) = self.connect {
+            config.connect = connect;
+        }
+        if self.learn_keys {
+            config.host_keys = HostKeys::Learn;
+        }
+        if self.hostfile.is_some() {
+            (config.hostfile, config.hosts) = (self.hostfile.clone(), None);
+        }
+        if config.hostfile.is_none() && config.hosts.is_none() {
+            let named = self.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+            if named.is_empty() {
+                let text = "nobody says which hosts: name them with --hosts node[01-08] or --hostfile FILE, or set [backend.ssh]";
+                return Err(Failure::Usage(text.to_owned()));
+            }
+            config.hosts = Some(named);
+        }
+        config.check().map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(config)
+    }
+
+    fn listed(&self, config: &SshConfig) -> Result<Vec<Host>> {
+        match &self.hostfile {
+            // As the command line names it: what is wrong with it is said with its place.
+            Some(path) => {
+                let failed = |source| Failure::File { operation: "reading the host file", path: path.clone(), source };
+                let text = fs::read_to_string(path).map_err(failed)?;
+                parse_hosts(&text).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
+            }
+            None => config.read_hosts().map_err(|error| Failure::Usage(error.to_string())),
+        }
+    }
+
+    /// Those that are meant, in the order of the list, and the others.
+    fn chosen(&self, listed: Vec<Host>) -> Result<(Vec<Host>, Vec<Host>)> {
+        for selector in &self.hosts {
+            let known = || {
+                let names: Vec<NodeName> = listed.iter().map(|host| host.name.clone()).collect();
+                hostlist::fold(&names)
+            };
+            let unknown = |name: String| Failure::Unknown { what: "host", name, known: known() };
+            match selector {
+                Selector::Names(names) => {
+                    let missing = names.iter().find(|name| listed.iter().all(|host| host.name != **name));
+                    if let Some(name) = missing {
+                        return Err(unknown(name.to_string()));
+                    }
+                }
+                Selector::Pattern(_) if !listed.iter().any(|host| selector.matches_name(&host.name)) => {
+                    return Err(unknown(selector.to_string()));
+                }
+                Selector::Pattern(_) => {}
+                Selector::Pool(_) | Selector::Life(_) => {
+                    let text =
+                        format!("`{selector}` is for the controller's nodes; use names, such as node[01-08] or gpu-*");
+                    return Err(Failure::Usage(text));
+                }
+            }
+        }
+        let meant =
+            |host: &Host| self.hosts.is_empty() || self.hosts.iter().any(|selector| selector.matches_name(&host.name));
+        Ok(listed.into_iter().partition(meant))
+    }
+}
+
+impl Fleet {
+    /// The same on every host, with a count of those that are done on a terminal.
+    fn on_each<T: Send>(&self, what: &'static str, work: impl Fn(&Host) -> T + Sync) -> Vec<T> {
+        let progress = Progress::new(what, self.hosts.len());
+        each(&self.hosts, self.config.parallel, work, |done| progress.show(done))
+    }
+
+    fn run(&self, host: &Host, order: &Order<'_>) -> Answer {
+        self.client.run(host, order)
+    }
+}
+
+/// Why a host did not do it, in words; `None`: it ended with 0.
+fn trouble(how: &How) -> Option<String> {
+    match how {
+        How::Exited(0) => None,
+        How::Exited(code) => Some(format!("ended with {code}")),
+        How::Late { ended: true } => Some("not done in time, and ended there".to_owned()),
+        How::Late { ended: false } => Some("not done in time; it may go on there".to_owned()),
+        How::NotReached(why) => Some(format!("not reached: {why}")),
+        How::Lost(why) => Some(format!("the connection was lost: {why}; it may go on there")),
+    }
+}
+
+/// Hosts with the same to say, under one name each: `node[01-14]`. The order of the first of each stays.
+fn folded<K: Ord>(said: impl IntoIterator<Item = (NodeName, K)>) -> Vec<(String, usize, K)> {
+    let mut groups: BTreeMap<K, (usize, Vec<NodeName>)> = BTreeMap::new();
+    for (place, (host, key)) in said.into_iter().enumerate() {
+        groups.entry(key).or_insert_with(|| (place, Vec::new())).1.push(host);
+    }
+    let mut groups: Vec<_> = groups.into_iter().map(|(key, (place, hosts))| (place, hosts, key)).collect();
+    groups.sort_by_key(|(place, ..)| *place);
+    groups.into_iter().map(|(_, hosts, key)| (hostlist::fold(&hosts), hosts.len(), key)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_that_say_the_same_stand_together_in_the_order_of_the_first() {
+        let name = |text: &str| NodeName::new(text).unwrap();
+        let said = [("n3", "b"), ("n1", "a"), ("n2", "a"), ("n4", "b"), ("x", "c")];
+        let groups = folded(said.map(|(host, text)| (name(host), text)));
+        assert_eq!(groups, [("n[3-4]".to_owned(), 2, "b"), ("n[1-2]".to_owned(), 2, "a"), ("x".to_owned(), 1, "c")]);
+    }
+}

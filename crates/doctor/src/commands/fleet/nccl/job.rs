@@ -1,0 +1,164 @@
+//! Who can take part in an all-reduce, and how one is run over some of them.
+
+use std::time::Duration;
+
+use doctor_control::{
+    backend::ssh::{Host, How, Order, each, quoted},
+    fleet::{
+        nccl::{self, AZURE_TOPOLOGY, Judged},
+        ranks::{self, Rank},
+    },
+};
+use doctor_core::{finding::Verdict, hostlist, ids::NodeName};
+use serde::Serialize;
+
+use super::{Args, Launcher};
+use crate::{
+    commands::fleet::{Fleet, progress::Progress, trouble},
+    failure::{Failure, Result},
+    output::{harmless, plural},
+};
+
+/// A host, looked at before.
+pub(super) struct Ready {
+    pub(super) host: Host,
+    address: String,
+    gpus: u32,
+    azure: bool,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct LeftOut {
+    pub(super) host: NodeName,
+    pub(super) why: String,
+}
+
+const LOOK_LIMIT: Duration = Duration::from_secs(20);
+
+/// Who can take part, and why the others cannot.
+pub(super) fn prepare(fleet: &Fleet, hosts: &[Host], args: &Args, launcher: Launcher) -> (Vec<Ready>, Vec<LeftOut>) {
+    let (program, topology) = (quoted(&args.program), AZURE_TOPOLOGY);
+    let script = format!(
+        "echo \"address $SSH_CONNECTION\"; echo \"gpus $(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)\"; \
+         [ -e {topology} ] && echo azure; [ -x {program} ] && echo program; true"
+    );
+    let order = Order { script: &script, input: b"", limit: LOOK_LIMIT, most: 4096, as_root: false };
+    let progress = Progress::new("looked at", hosts.len());
+    let answers = each(hosts, fleet.config.parallel, |host| fleet.run(host, &order), |done| progress.show(done));
+    let (mut ready, mut left_out) = (Vec::new(), Vec::new());
+    for (host, answer) in hosts.iter().zip(answers) {
+        let said = String::from_utf8_lossy(&answer.stdout);
+        let has = |word: &str| said.lines().any(|line| line == word);
+        let words = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+        let gpus = words("gpus ").parse().unwrap_or(0);
+        let why = match &answer.how {
+            How::Exited(0) if launcher == Launcher::Mpirun && !has("program") => {
+                Some(format!("there is no {} (--program)", args.program))
+            }
+            How::Exited(0) if launcher == Launcher::Mpirun && gpus == 0 && args.gpus.is_none() => {
+                Some("it has no GPU".to_owned())
+            }
+            how => trouble(how),
+        };
+        let address = words("address ").split_ascii_whitespace().nth(2).unwrap_or(host.name.as_str()).to_owned();
+        match why {
+            None => ready.push(Ready { host: host.clone(), address, gpus, azure: has("azure") }),
+            Some(why) => left_out.push(LeftOut { host: host.name.clone(), why: harmless(&why) }),
+        }
+    }
+    (ready, left_out)
+}
+
+/// How one all-reduce is run.
+pub(super) enum Job<'a> {
+    Mpirun(nccl::Settings),
+    Ranks { fleet: &'a Fleet, ready: Vec<&'a Ready>, settings: ranks::Settings },
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(
+        fleet: &'a Fleet,
+        args: &Args,
+        launcher: Launcher,
+        ready: &'a [Ready],
+        good: &'a [Ready],
+    ) -> Result<Self> {
+        let all: Vec<&Ready> = ready.iter().chain(good).collect();
+        let limit = args.deadline.to_std();
+        if launcher == Launcher::DoctorNode {
+            let settings = ranks::Settings { set: args.set.clone(), environment: args.env.clone(), limit };
+            return Ok(Self::Ranks { fleet, ready: all, settings });
+        }
+        if !args.set.is_empty() {
+            return Err(Failure::Usage(
+                "--set is for --launcher doctor-node; mpirun has --env and --mpi-arg".to_owned(),
+            ));
+        }
+        let gpus = args.gpus.unwrap_or(all[0].gpus);
+        if let Some(other) = all.iter().find(|ready| args.gpus.is_none() && ready.gpus != gpus) {
+            let (one, other) = (all[0], *other);
+            return Err(Failure::Usage(format!(
+                "{} has {} and {} has {}; name those of one kind with --hosts, or the number with --gpus",
+                one.host.name,
+                plural(one.gpus as usize, "GPU"),
+                other.host.name,
+                plural(other.gpus as usize, "GPU")
+            )));
+        }
+        let azure = all.iter().all(|ready| ready.azure);
+        Ok(Self::Mpirun(nccl::Settings {
+            mpirun: args.mpirun.clone(),
+            program: args.program.clone(),
+            gpus,
+            least: args.least.clone(),
+            most: args.most.clone(),
+            cycles: args.cycles,
+            environment: nccl::environment(azure, &args.env),
+            more: args.mpi_arg.clone(),
+            ssh_config: fleet.config.ssh_config.clone(),
+            limit,
+            as_root: nccl::is_root(),
+        }))
+    }
+
+    /// The command, for people.
+    pub(super) fn line(&self, hosts: &[NodeName]) -> String {
+        match self {
+            Self::Mpirun(settings) => {
+                let words = nccl::words(settings, hosts);
+                let words =
+                    std::iter::once(settings.mpirun.as_os_str()).chain(words.iter().map(|word| word.as_os_str()));
+                let plain = |c: char| c.is_ascii_alphanumeric() || "-_=/.,:".contains(c);
+                let shown = words.map(|word| {
+                    let word = word.to_string_lossy();
+                    if word.chars().all(plain) && !word.is_empty() { word.into_owned() } else { quoted(&word) }
+                });
+                shown.collect::<Vec<_>>().join(" ") + "\n"
+            }
+            Self::Ranks { .. } => {
+                format!("doctor-node test collective --set mode=nodes on each of {}\n", hostlist::fold(hosts))
+            }
+        }
+    }
+
+    pub(super) fn run(&self, hosts: &[NodeName], limit: Option<f64>) -> Judged {
+        match self {
+            Self::Mpirun(settings) => nccl::run(settings, hosts, limit),
+            Self::Ranks { fleet, ready, settings } => {
+                let mut ranks = Vec::new();
+                for name in hosts {
+                    let Some(ready) = ready.iter().find(|ready| ready.host.name == *name) else { continue };
+                    match fleet.client.carry(&ready.host) {
+                        Ok(program) => {
+                            ranks.push(Rank { host: ready.host.clone(), address: ready.address.clone(), program });
+                        }
+                        Err(why) => return Judged::new(Verdict::Inconclusive, format!("{name}: {why}")),
+                    }
+                }
+                ranks::run(&fleet.client, &ranks, settings, limit).unwrap_or_else(|error| {
+                    Judged::new(Verdict::Inconclusive, format!("asking the system for random bits: {error}"))
+                })
+            }
+        }
+    }
+}

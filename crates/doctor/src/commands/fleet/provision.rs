@@ -1,0 +1,178 @@
+//! `doctor fleet provision`: makes a cluster in Azure from one file, or shows how it would.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+use doctor_control::azure::{self, Cluster, Files, Plan, Progress, Provisioned, Seen};
+use serde_json::json;
+
+use super::azure::{AzArgs, cluster, read};
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::plural,
+};
+
+/// Make a cluster of GPU machines in Azure from one file: network, load balancer, scale set, head node, keys, host files.
+///
+/// Without --yes nothing is changed: every call of `az` is printed as it would be run. What is there already is left as it is, so a second
+/// run does nothing, and one that was ended in the middle is taken up by the next. Afterwards the head node logs in to every node
+/// without a question, and knows each by the host key that was read through Azure.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// The cluster's file: TOML, or KEY=value if its name ends in .env.
+    #[arg(value_name = "FILE", required_unless_present = "example")]
+    cluster: Option<PathBuf>,
+    /// Only print the calls; exit code 0.
+    #[arg(long, conflicts_with = "yes")]
+    plan: bool,
+    /// Plan as if nothing was there, without asking Azure.
+    #[arg(long, requires = "plan")]
+    fresh: bool,
+    /// Do it.
+    #[arg(long, short)]
+    yes: bool,
+    /// Exchange keys and write host files anew although nothing seems to have changed, as after a machine was installed again.
+    #[arg(long)]
+    again: bool,
+    /// Where the files for `az` and for `ssh` go. Else: a folder named after the scale set, beside FILE.
+    #[arg(long, value_name = "DIR")]
+    files: Option<PathBuf>,
+    /// Print a commented file to begin with.
+    #[arg(long, conflicts_with_all = ["cluster", "plan", "yes"])]
+    example: bool,
+    #[command(flatten)]
+    az: AzArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  doctor fleet provision --example > cluster.toml
+  doctor fleet provision cluster.toml --plan          # every call of az, in its order
+  doctor fleet provision cluster.toml --yes
+  doctor fleet provision cluster-config.env --plan --fresh";
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let Some(path) = &args.cluster else {
+        context.out.print(azure::EXAMPLE)?;
+        return Ok(Exit::Ok);
+    };
+    let cluster = cluster(path)?;
+    let beside = path.parent().unwrap_or(Path::new("")).join(&cluster.scale_set);
+    let files = Files { folder: args.files.clone().unwrap_or(beside) };
+    let cloud_init = cloud_init(&cluster)?;
+    if !cluster.ssh_key.is_file() && !args.fresh {
+        let why = "is no file, expected the public half of a key; `ssh-keygen -t ed25519` makes one";
+        return Err(Failure::Usage(format!("`ssh_key`: {} {why}", cluster.ssh_key.display())));
+    }
+    let az = args.az.az();
+    if args.yes {
+        let made = azure::provision(&cluster, &az, &files, &cloud_init, args.again, &tell)?;
+        let written = write(&cluster, &files, &made)?;
+        show_made(context, &cluster, &made, &files, written)?;
+        return Ok(Exit::Ok);
+    }
+    let seen = if args.fresh { Seen::default() } else { azure::look(&cluster, &az)? };
+    let plan = azure::plan(&cluster, &seen, &files)?;
+    show_plan(context, &cluster, &plan)?;
+    if args.plan || plan.is_done() { Ok(Exit::Ok) } else { Err(Failure::NotConfirmed) }
+}
+
+fn cloud_init(cluster: &Cluster) -> Result<String> {
+    let Some(path) = &cluster.cloud_init else { return Ok(azure::cloud_init(cluster)) };
+    let text = read(path)?;
+    match azure::check_cloud_init(&text) {
+        Ok(()) => Ok(text),
+        Err(azure::CloudInit::Word(error)) => Err(Failure::Cluster { path: path.clone(), error }),
+        Err(other) => Err(Failure::Usage(format!("{}: {other}", path.display()))),
+    }
+}
+
+/// Progress is no part of the answer; nobody is left to tell if it cannot be written.
+fn tell(progress: &Progress<'_>) {
+    let mut err = std::io::stderr().lock();
+    let _said = match progress {
+        Progress::Begun { step, number, of } => writeln!(err, "[{number}/{of}] {} {}", step.part.words(), step.name),
+        Progress::Done { took, .. } => writeln!(err, "      done in {} s", took.as_secs()),
+        Progress::Waiting { why } => writeln!(err, "waiting: {why}"),
+    };
+}
+
+fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
+    let steps = plan.steps.iter().map(|step| {
+        let calls: Vec<_> = step.calls.iter().map(azure::Call::words).collect();
+        json!({ "part": step.part, "name": step.name, "need": step.need, "calls": calls })
+    });
+    let steps = steps.collect::<Vec<_>>();
+    let open = plan.steps.iter().filter(|step| step.need != azure::Need::There).count();
+    context.out.show(&json!({ "cluster": cluster.scale_set, "steps": steps, "notes": plan.notes }), |page| {
+        let there = plan.steps.len() - open;
+        page.line(format!(
+            "# Cluster {} in {} ({}): {} to do, {there} there. Nothing was changed.",
+            cluster.scale_set,
+            cluster.resource_group,
+            cluster.location,
+            plural(open, "step")
+        ));
+        for note in &plan.notes {
+            page.line(format!("# {note}"));
+        }
+        for step in &plan.steps {
+            page.line(format!("# {} {}: {}", step.part.words(), step.name, step.need));
+            let shown = if step.need == azure::Need::There { &[] } else { &step.calls[..] };
+            for call in shown {
+                page.line(call.to_string());
+            }
+        }
+    })
+}
+
+/// Files with which the cluster is reached from here; whether they were written.
+fn write(cluster: &Cluster, files: &Files, made: &Provisioned) -> Result<bool> {
+    let (Some(hosts), Some((at, port))) = (&made.hosts, &made.head_at) else { return Ok(false) };
+    let folder = std::path::absolute(&files.folder).unwrap_or_else(|_| files.folder.clone());
+    let known = folder.join("known_hosts");
+    let texts = [
+        ("known_hosts", hosts.known_from_outside(at, *port, made.balancer.as_deref())),
+        ("ssh_config", hosts.ssh_config(cluster, at, *port, &known.display().to_string())),
+        ("hostfile", hosts.hostfile()),
+        ("hostfile-ip", hosts.hostfile_ip()),
+    ];
+    for (name, text) in texts {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(|source| Failure::File { operation: "writing", path, source })?;
+    }
+    Ok(true)
+}
+
+fn show_made(context: &Context, cluster: &Cluster, made: &Provisioned, files: &Files, written: bool) -> Result<()> {
+    let view = json!({
+        "cluster": cluster.scale_set, "done": made.done, "nodes": made.nodes, "head": made.head,
+        "head_at": made.head_at.as_ref().map(|(at, port)| json!({ "address": at, "port": port })),
+        "balancer": made.balancer, "files": files.folder,
+    });
+    context.out.show(&view, |page| {
+        match made.done {
+            0 => page.line(format!("Cluster {}: everything is there, nothing was changed.", cluster.scale_set)),
+            done => page.line(format!("Cluster {}: {} done, {} ready.", cluster.scale_set, plural(done, "step"), plural(made.nodes, "node"))),
+        };
+        let folder = files.folder.display();
+        if let Some((at, port)) = &made.head_at {
+            page.line(format!("Head node {}: ssh -p {port} {}@{at}", made.head, cluster.admin));
+        }
+        if let Some(balancer) = &made.balancer {
+            page.line(format!("Through the load balancer: ssh -p 50000 {}@{balancer}, and one port more for each other node", cluster.admin));
+        }
+        if written {
+            page.line(format!("With host keys that are known: ssh -F {folder}/ssh_config {}", made.head));
+            page.line(format!("Next: doctor fleet health, with hostfile = \"{folder}/hostfile\" and ssh_config = \"{folder}/ssh_config\" in [backend.ssh]"));
+        } else if made.done == 0 {
+            page.line("Next: --again exchanges keys anew and writes the files for ssh here, if they are not where you are.");
+        }
+    })
+}

@@ -1,0 +1,172 @@
+//! `doctor token`: who may use the API.
+
+use doctor_control::{
+    access::{Role, TokenDigest, TokenRow, new_token},
+    clock::{Clock, SystemClock},
+};
+use doctor_core::time::{Span, Timestamp};
+use serde::Serialize;
+
+use super::confirm::{Change, Signed};
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+    output::{Table, ago, cell, clock, plural},
+};
+
+/// Make, list and revoke tokens for the API.
+///
+/// A token is told once, when it is made; the store keeps what it comes down to and not the token. Whoever has it may look
+/// (viewer), or also order what the command line may order (operator).
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Create(CreateArgs),
+    Revoke(RevokeArgs),
+    /// List tokens: who made them, what they may do, and until when.
+    List,
+}
+
+/// Make a token and print it. It cannot be shown again.
+#[derive(Debug, clap::Args)]
+struct CreateArgs {
+    /// Whose or what for; it stands in the audit trail beside whatever is done with it.
+    name: String,
+    /// What it may be used for: viewer or operator.
+    #[arg(long, value_name = "ROLE", default_value = "viewer")]
+    role: Role,
+    /// It is worth nothing after this long, such as "30d".
+    #[arg(long, value_name = "LENGTH", default_value = "90d")]
+    expires: Span,
+    /// Why; it stands in the audit trail.
+    #[arg(long, value_name = "TEXT", default_value = "asked for on the command line")]
+    why: String,
+    #[command(flatten)]
+    signed: Signed,
+}
+
+/// Make a token worth nothing. A controller notices within a second.
+#[derive(Debug, clap::Args)]
+struct RevokeArgs {
+    name: String,
+    /// Why; it stands in the audit trail.
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    #[command(flatten)]
+    signed: Signed,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    match &args.what {
+        What::Create(args) => create(context, args),
+        What::Revoke(args) => revoke(context, args),
+        What::List => list(context),
+    }
+}
+
+/// As a script wants it.
+#[derive(Debug, Serialize)]
+struct Made<'a> {
+    name: &'a str,
+    role: Role,
+    expires: Option<Timestamp>,
+    token: &'a str,
+}
+
+fn create(context: &Context, args: &CreateArgs) -> Result<Exit> {
+    const LONGEST: usize = 64;
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '@');
+    if args.name.is_empty() || args.name.len() > LONGEST || !args.name.chars().all(plain) {
+        let text = format!("a token's name is 1 to {LONGEST} letters, digits, `.`, `_`, `-` or `@`");
+        return Err(Failure::Usage(text));
+    }
+    if args.expires <= Span::ZERO {
+        return Err(Failure::Usage("a token lasts for a while: --expires 30d".to_owned()));
+    }
+    let store = context.make_store()?;
+    // Tokens live in the time of people, whatever time it is in a simulated cluster.
+    let (by, at) = (args.signed.by(), SystemClock.now());
+    let expires = at.plus(args.expires);
+    let (name, role) = (&args.name, args.role);
+    let change = Change {
+        plan: format!("Would make the token {name} for a {role}, until {} UTC.", clock(expires)),
+        changes: vec![format!("{name}: {role} until {} UTC", clock(expires))],
+        done: format!("Made the token {name} for a {role}, until {} UTC.", clock(expires)),
+        next: "keep it where nobody else reads it: it is not shown again".to_owned(),
+        why: args.why.clone(),
+        by: by.clone(),
+        at,
+    };
+    args.signed.confirm(&change)?;
+    let token = new_token().map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;
+    let digest = TokenDigest::of(&token);
+    let row = TokenRow { name: name.clone(), role, by, created: at, expires: Some(expires), revoked: None, digest };
+    store.add_token(&row, &args.why)?;
+    let made = Made { name, role, expires: row.expires, token: &token };
+    context.out.show(&made, |page| {
+        page.line(&change.done);
+        page.line(format!("  {token}"));
+        page.line(format!("Next: {}", change.next));
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
+    let store = context.store()?;
+    let (by, at) = (args.signed.by(), SystemClock.now());
+    let known: Vec<String> =
+        store.tokens()?.into_iter().filter(|token| token.revoked.is_none()).map(|token| token.name).collect();
+    if !known.contains(&args.name) {
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        return Err(Failure::Unknown { what: "token", name: args.name.clone(), known });
+    }
+    let change = Change {
+        plan: format!("Would make the token {} worth nothing.", args.name),
+        changes: vec![format!("{}: revoked", args.name)],
+        done: format!("Revoked the token {}.", args.name),
+        next: "`doctor token create NAME` makes another one".to_owned(),
+        why: args.why.clone(),
+        by: by.clone(),
+        at,
+    };
+    args.signed.carry_out(context, &change, || {
+        store.revoke_token(&args.name, &by, &args.why, at)?;
+        Ok(())
+    })
+}
+
+fn list(context: &Context) -> Result<Exit> {
+    let tokens = context.store()?.tokens()?;
+    let now = SystemClock.now();
+    context.out.show(&tokens, |page| {
+        if tokens.is_empty() {
+            page.line("No tokens: `doctor token create NAME --role viewer|operator` makes one.");
+            return;
+        }
+        let mut table = Table::new(["NAME", "ROLE", "STATE", "EXPIRES (UTC)", "MADE", "BY"]);
+        for token in &tokens {
+            let state = match (token.revoked, token.is_valid(now)) {
+                (Some(_), _) => cell("revoked").faint(),
+                (None, true) => cell("valid").good(),
+                (None, false) => cell("expired").faint(),
+            };
+            table.row([
+                cell(token.name.as_str()),
+                cell(token.role.code()),
+                state,
+                cell(token.expires.map_or_else(|| "never".to_owned(), clock)),
+                cell(ago(now, token.created)),
+                cell(token.by.as_str()),
+            ]);
+        }
+        page.table(&table);
+        page.line(plural(tokens.len(), "token"));
+    })?;
+    Ok(Exit::Ok)
+}

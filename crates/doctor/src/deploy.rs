@@ -1,0 +1,194 @@
+//! What has to be in a Kubernetes cluster for the service to work there: printed as manifests, or made into a Helm chart. Both
+//! come from the same trees ([`objects`]) and the same table of settings ([`settings`]), so that neither can fall behind. What has to
+//! be on the machines of a Slurm cluster is in [`slurm`], what a small site installs by itself in [`systemd`].
+
+mod chart;
+pub(crate) mod files;
+mod objects;
+mod settings;
+mod site;
+pub(crate) mod slurm;
+pub(crate) mod systemd;
+mod tree;
+mod yaml;
+
+use doctor_control::backend::kubernetes::{KubernetesConfig, STANDARD_TEMPLATE};
+use serde_json::{Value, json};
+
+use self::{
+    objects::Group,
+    tree::{Given, Tree},
+};
+
+pub(crate) use self::{
+    chart::{files as chart_files, page as settings_page},
+    settings::BadValue,
+    site::from_site,
+};
+
+/// What to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum What {
+    /// Everything.
+    All,
+    /// Namespace, accounts, rights and the priority class: what an administrator has to agree to.
+    Rights,
+    /// The ConfigMaps.
+    Configuration,
+    /// The claims.
+    Storage,
+    /// The controller, its service and its disruption budget.
+    Controller,
+    /// The agents.
+    Agent,
+    /// Nothing to apply: the values with which Helm makes the same from the chart.
+    Values,
+    /// Nothing to apply: the template of jobs that is in force, to begin one of your own with.
+    Template,
+}
+
+/// A deployment in the making: defaults, what the configuration says, what the command line says, in this order.
+#[derive(Debug)]
+pub(crate) struct Deployment {
+    config: KubernetesConfig,
+    given: Given,
+}
+
+impl Deployment {
+    /// As the chart is without any values. What `config` says beyond the settings goes into the rights.
+    pub(crate) fn new(config: KubernetesConfig) -> Self {
+        let given = Given { namespace: config.namespace.clone(), values: settings::defaults() };
+        Self { config, given }
+    }
+
+    /// # Errors
+    /// If it is no name for a namespace.
+    pub(crate) fn in_namespace(&mut self, namespace: &str) -> Result<(), BadValue> {
+        settings::check_namespace(namespace)?;
+        self.given.namespace = namespace.to_owned();
+        Ok(())
+    }
+
+    /// Sets one setting.
+    ///
+    /// # Errors
+    /// If there is none of that name, or it does not take this.
+    pub(crate) fn set(&mut self, name: &str, value: Value) -> Result<(), BadValue> {
+        let setting = settings::find(name)?;
+        setting.check(&value)?;
+        settings::put(&mut self.given.values, setting.name, value);
+        Ok(())
+    }
+
+    /// Sets one setting from `SETTING=VALUE`.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    pub(crate) fn set_written(&mut self, written: &str) -> Result<(), BadValue> {
+        let (name, value) = written.split_once('=').ok_or_else(|| BadValue::Form(written.to_owned()))?;
+        let setting = settings::find(name.trim())?;
+        let value = setting.read(value)?;
+        settings::put(&mut self.given.values, setting.name, value);
+        Ok(())
+    }
+
+    fn trees(&self, what: What) -> Vec<Tree> {
+        let wanted = |group: &Group| match what {
+            What::All => true,
+            What::Rights => *group == Group::Rights,
+            What::Configuration => *group == Group::Configuration,
+            What::Storage => *group == Group::Storage,
+            What::Controller => *group == Group::Controller,
+            What::Agent => *group == Group::Agent,
+            What::Values | What::Template => false,
+        };
+        let groups = Group::ALL.into_iter().filter(wanted);
+        groups.flat_map(|group| group.objects(&self.config)).filter_map(|tree| tree.with(&self.given)).collect()
+    }
+
+    fn template(&self) -> &str {
+        let own = self.given.values["template"].as_str().filter(|own| !own.trim().is_empty());
+        own.unwrap_or(STANDARD_TEMPLATE)
+    }
+
+    /// What to apply, as YAML; or the values.
+    pub(crate) fn yaml(&self, what: What) -> String {
+        match what {
+            What::Values => yaml::file(&Tree::from(chart::only_changes(&self.given.values))),
+            What::Template => self.template().to_owned(),
+            _ => yaml::documents(&self.trees(what)),
+        }
+    }
+
+    /// The same as JSON.
+    pub(crate) fn json(&self, what: What) -> Value {
+        match what {
+            What::Values => chart::only_changes(&self.given.values),
+            What::Template => json!({ "template": self.template() }),
+            _ => {
+                let items: Vec<Value> = self.trees(what).iter().map(Tree::value).collect();
+                json!({ "apiVersion": "v1", "kind": "List", "items": items })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_is_used_and_every_one_that_is_used_is_in_the_table() {
+        let trees = Group::ALL.into_iter().flat_map(|group| group.objects(&KubernetesConfig::default()));
+        let mut used: Vec<&str> = trees.flat_map(|tree| tree.names()).filter(|name| *name != tree::NAMESPACE).collect();
+        used.sort_unstable();
+        used.dedup();
+        let mut known: Vec<&str> = settings::ALL.iter().map(|setting| setting.name).collect();
+        known.sort_unstable();
+        assert_eq!(used, known);
+    }
+
+    #[test]
+    fn what_is_printed_as_yaml_is_what_is_printed_as_json() {
+        let mut deployment = Deployment::new(KubernetesConfig::default());
+        deployment.set_written("policy=version = 7\n").unwrap();
+        deployment.set("namespace.create", json!(true)).unwrap();
+        let yaml: Vec<Value> = serde_saphyr::from_multiple(&deployment.yaml(What::All)).unwrap();
+        let json = deployment.json(What::All);
+        assert_eq!(json["items"].as_array().unwrap(), &yaml);
+        assert!(yaml.len() > 15, "{}", yaml.len());
+        assert_eq!(
+            deployment.json(What::Values),
+            json!({ "namespace": { "create": true }, "policy": "version = 7\n" })
+        );
+    }
+
+    #[test]
+    fn no_pod_is_given_more_than_it_needs() {
+        let deployment = Deployment::new(KubernetesConfig::default());
+        let items = deployment.json(What::All)["items"].as_array().unwrap().clone();
+        let pod = |kind: &str| {
+            let found = items.iter().find(|item| item["kind"] == kind).unwrap();
+            found["spec"]["template"]["spec"].clone()
+        };
+        let controller = pod("Deployment");
+        assert_eq!(controller["securityContext"]["runAsNonRoot"], true);
+        let inside = &controller["containers"][0]["securityContext"];
+        assert_eq!(inside["readOnlyRootFilesystem"], true);
+        assert_eq!(inside["allowPrivilegeEscalation"], false);
+        assert_eq!(inside["capabilities"]["drop"], json!(["ALL"]));
+
+        let agent = pod("DaemonSet");
+        assert_eq!(agent["automountServiceAccountToken"], false);
+        assert_eq!(agent["hostNetwork"], Value::Null);
+        assert!(!agent["containers"][0]["resources"].to_string().contains("gpu"), "{agent}");
+        let mounts = agent["containers"][0]["volumeMounts"].as_array().unwrap();
+        let writable: Vec<&Value> =
+            mounts.iter().filter(|mount| mount["readOnly"] != true).map(|mount| &mount["name"]).collect();
+        assert_eq!(writable, ["state"]);
+        let bound = items.iter().filter(|item| item["kind"].as_str().unwrap().ends_with("Binding"));
+        for binding in bound {
+            assert!(!binding["subjects"].to_string().contains("agent"), "{binding}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The Helm chart, made from the same trees and the same table of settings as the printed manifests.
+
+use std::fmt::Write as _;
+
+use doctor_control::backend::kubernetes::KubernetesConfig;
+use serde_json::{Map, Value, json};
+
+use super::{
+    objects::Group,
+    settings::{self, Setting},
+    yaml,
+};
+
+const MADE: &str = "# Made from the code by `make docs`; changes here are overwritten.\n";
+
+/// Every file of the chart: its path below the chart's folder, and its text.
+pub(crate) fn files() -> Vec<(String, String)> {
+    let config = KubernetesConfig::default();
+    let template = |group: Group| {
+        let objects = group.objects(&config);
+        (
+            format!("templates/{}.yaml", group.name()),
+            format!("{{{{- /* {} */}}}}\n{}", made(), yaml::documents(&objects)),
+        )
+    };
+    let mut files = vec![
+        ("Chart.yaml".to_owned(), chart()),
+        ("values.yaml".to_owned(), values()),
+        ("values.schema.json".to_owned(), schema()),
+        ("templates/NOTES.txt".to_owned(), NOTES.to_owned()),
+    ];
+    files.extend(Group::ALL.map(template));
+    files
+}
+
+fn made() -> &'static str {
+    MADE.trim_start_matches("# ").trim_end()
+}
+
+fn chart() -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "{MADE}apiVersion: v2\nname: cluster-doctor\n\
+         description: Finds the bad GPU nodes of a cluster, proves it, and takes them out of service and back.\n\
+         type: application\nversion: {version}\nappVersion: {version:?}\nkubeVersion: \">=1.29.0-0\"\n"
+    )
+}
+
+/// The defaults, each with what it is about.
+pub(crate) fn values() -> String {
+    let mut text = format!("{MADE}# Every value here is the default; give only what you change.\n");
+    let mut group = "";
+    for setting in settings::ALL {
+        let (own, name) = setting.name.split_once('.').unwrap_or(("", setting.name));
+        if own.is_empty() || own != group {
+            text.push('\n');
+        }
+        if !own.is_empty() && own != group {
+            text += &format!("{own}:\n");
+        }
+        group = own;
+        let indent = if own.is_empty() { "" } else { "  " };
+        for line in [format!("# {}", setting.about), format!("{name}: {}", in_flow(&setting.default_value()))] {
+            // Writing to text does not fail.
+            let _written = writeln!(text, "{indent}{line}");
+        }
+    }
+    text
+}
+
+fn in_flow(value: &Value) -> String {
+    match value {
+        Value::Array(items) if !items.is_empty() => {
+            format!("[{}]", items.iter().map(in_flow).collect::<Vec<_>>().join(", "))
+        }
+        Value::Object(entries) if !entries.is_empty() => {
+            let entry = |(key, value): (&String, &Value)| {
+                format!("{}: {}", yaml::scalar(&Value::String(key.clone())), in_flow(value))
+            };
+            format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
+        }
+        other => yaml::scalar(other),
+    }
+}
+
+/// What Helm holds values against before it does anything. A name that is not there is refused too.
+fn schema() -> String {
+    let closed = || json!({ "type": "object", "additionalProperties": false, "properties": {} });
+    let mut root = closed();
+    root["$schema"] = json!("http://json-schema.org/draft-07/schema#");
+    root["title"] = json!("Values of the chart cluster-doctor");
+    // Helm itself puts this one in.
+    root["properties"]["global"] = json!({ "type": "object" });
+    for setting in settings::ALL {
+        let mut place = &mut root["properties"];
+        let mut name = setting.name;
+        while let Some((group, rest)) = name.split_once('.') {
+            if place[group].is_null() {
+                place[group] = closed();
+            }
+            place = &mut place[group]["properties"];
+            name = rest;
+        }
+        place[name] = described(setting);
+    }
+    let mut text = serde_json::to_string_pretty(&root).expect("a JSON value can be written as JSON");
+    text.push('\n');
+    text
+}
+
+fn described(setting: &Setting) -> Value {
+    let mut schema = setting.accepts.schema();
+    schema["description"] = json!(setting.about);
+    schema
+}
+
+const NOTES: &str = "\
+Cluster Doctor {{ .Chart.AppVersion }} is in the namespace {{ .Release.Namespace }}.
+
+  kubectl -n {{ .Release.Namespace }} rollout status deployment/cluster-doctor
+  kubectl -n {{ .Release.Namespace }} exec deployment/cluster-doctor -- doctor status
+{{- if .Values.agent.enabled }}
+  kubectl -n {{ .Release.Namespace }} get pods -l app.kubernetes.io/component=agent -o wide
+
+Agents read their node's kernel log and GPUs and need a namespace that allows it:
+
+  kubectl label namespace {{ .Release.Namespace }} pod-security.kubernetes.io/enforce=privileged
+{{- end }}
+{{- if eq .Values.store.kind \"postgres\" }}
+
+The controller waits for the Secret {{ .Values.store.secret }} with the key `url`:
+
+  kubectl -n {{ .Release.Namespace }} create secret generic {{ .Values.store.secret }} --from-literal=url=postgres://USER:PASSWORD@HOST/DATABASE
+{{- end }}
+{{- if not .Values.policy }}
+
+It marks bad nodes and proposes the rest; what it may do beyond that is in `policy` (policy.toml).
+{{- end }}
+";
+
+/// The settings as a page for people.
+pub(crate) fn page() -> String {
+    let mut text = String::from("| setting | without it | what it is |\n|---|---|---|\n");
+    for setting in settings::ALL {
+        let default = match setting.default_value() {
+            Value::String(empty) if empty.is_empty() => "nothing".to_owned(),
+            value => format!("`{}`", in_flow(&value)),
+        };
+        let _written = writeln!(text, "| `{}` | {default} | {} |", setting.name, setting.about.replace('|', "\\|"));
+    }
+    text
+}
+
+/// The values that differ from the defaults, as `helm --values` takes them.
+pub(crate) fn only_changes(values: &Value) -> Value {
+    changes(&settings::defaults(), values).unwrap_or_else(|| json!({}))
+}
+
+/// Helm lays maps over one another: what is in the defaults and not wanted has to be named as null.
+fn changes(usual: &Value, now: &Value) -> Option<Value> {
+    let (Value::Object(before), Value::Object(after)) = (usual, now) else {
+        return (usual != now).then(|| now.clone());
+    };
+    let mut changed = Map::new();
+    for (key, now) in after {
+        let change = before.get(key).map_or_else(|| Some(now.clone()), |usual| changes(usual, now));
+        changed.extend(change.map(|change| (key.clone(), change)));
+    }
+    changed.extend(before.keys().filter(|key| !after.contains_key(*key)).map(|key| (key.clone(), Value::Null)));
+    (!changed.is_empty()).then_some(Value::Object(changed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_map_no_longer_has_is_taken_away_from_the_defaults() {
+        let usual = json!({ "a": { "x": "1", "y": "2" }, "b": [1], "c": "" });
+        assert_eq!(changes(&usual, &usual), None);
+        let now = json!({ "a": { "z": "3", "y": "2" }, "b": [], "c": "" });
+        assert_eq!(changes(&usual, &now), Some(json!({ "a": { "x": null, "z": "3" }, "b": [] })));
+    }
+}

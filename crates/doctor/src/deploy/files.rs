@@ -1,0 +1,110 @@
+//! Files that a site installs by itself, each with the machines that it belongs on: printed one after the other, or written into a
+//! folder for each kind of machine.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::Write as _,
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+use crate::failure::{Failure, Result};
+
+/// Where a file belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Machines {
+    /// Where slurmctld runs, and where its configuration is kept.
+    Slurmctld,
+    /// Where `doctor serve` or `doctor run` runs.
+    Controller,
+    EveryNode,
+}
+
+impl Machines {
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Slurmctld => "for slurmctld's machine",
+            Self::Controller => "on the controller's machine",
+            Self::EveryNode => "on every node",
+        }
+    }
+
+    /// The folder that files for these machines are written into.
+    pub(crate) const fn folder(self) -> &'static str {
+        match self {
+            Self::Slurmctld => "slurmctld",
+            Self::Controller => "controller",
+            Self::EveryNode => "nodes",
+        }
+    }
+}
+
+/// One file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Printed {
+    pub(crate) path: String,
+    pub(crate) on: Machines,
+    pub(crate) mode: u32,
+    pub(crate) text: String,
+}
+
+impl Printed {
+    pub(crate) fn new(path: impl Into<String>, on: Machines, text: impl Into<String>) -> Self {
+        Self { path: path.into(), on, mode: 0o644, text: text.into() }
+    }
+}
+
+/// All of them one after the other, each under a line that says where it belongs.
+pub(crate) fn listing(files: &[Printed]) -> String {
+    if let [only] = files {
+        return only.text.clone();
+    }
+    let titled = files
+        .iter()
+        .map(|file| format!("# ---- {}: {} (mode {:o})\n{}", file.on.words(), file.path, file.mode, file.text));
+    titled.collect::<Vec<_>>().join("\n")
+}
+
+/// Writes them below a folder that is new, and says where each is.
+pub(crate) fn write(folder: &Path, files: &[Printed]) -> Result<Vec<(PathBuf, Machines)>> {
+    let failed = |operation, path: &Path, source| Failure::File { operation, path: path.to_owned(), source };
+    if folder.exists() {
+        return Err(Failure::Usage(format!(
+            "{} is there already and is not overwritten: name another",
+            folder.display()
+        )));
+    }
+    let mut written = Vec::new();
+    for file in files {
+        let path = folder.join(file.on.folder()).join(file.path.trim_start_matches('/'));
+        let above = path.parent().unwrap_or(folder);
+        fs::create_dir_all(above).map_err(|source| failed("making", above, source))?;
+        let made = OpenOptions::new().write(true).create_new(true).mode(file.mode).open(&path);
+        made.and_then(|mut made| made.write_all(file.text.as_bytes()))
+            .map_err(|source| failed("writing", &path, source))?;
+        written.push((path, file.on));
+    }
+    Ok(written)
+}
+
+/// Whether a path can stand in a unit, a script and slurm.conf.
+pub(crate) fn check_path(path: &Path) -> Result<()> {
+    let text = path.to_string_lossy();
+    if path.is_absolute() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || "\"'#\\$`%".contains(c)) {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "`{text}` is no path for units and scripts: it begins with / and has no blanks or quotes"
+    )))
+}
+
+pub(crate) fn check_user(user: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if !user.is_empty() && user.chars().all(plain) && !user.starts_with('-') {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!("`{user}` is no name of a user")))
+}

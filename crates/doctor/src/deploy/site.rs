@@ -1,0 +1,215 @@
+//! A deployment as the site's own configuration describes it: what `doctor.toml` says where the operator stands is what the
+//! controller in the cluster will find, but for the paths, which are the pod's.
+
+use std::{ffi::OsStr, fs, path::Path};
+
+use doctor_control::{
+    backend::kubernetes::{KubernetesConfig, Replace, RunAs, Share},
+    store::StoreUrl,
+};
+use serde_json::{Map, Value, json};
+use toml::Table;
+
+use super::Deployment;
+use crate::{
+    config::{BackendChoice, Config, profile_files},
+    failure::{Failure, Result},
+};
+
+/// Settings of the backend that are settings of the deployment too, or that mean the place where the operator stands.
+const ELSEWHERE: [&str; 11] = [
+    "kubeconfig",
+    "context",
+    "namespace",
+    "prefix",
+    "image",
+    "image_pull_policy",
+    "priority_class",
+    "share",
+    "policy_map",
+    "template",
+    "write",
+];
+/// Settings of the service that mean the same everywhere.
+const SERVICE: [&str; 5] = ["cycle", "publish", "lease", "workers", "retention"];
+
+/// The deployment that this configuration describes. One for another kind of cluster describes none: the defaults then.
+///
+/// # Errors
+/// If a file that it names cannot be read, or a name in it is none that Kubernetes would take.
+pub(crate) fn from_site(config: &Config) -> Result<Deployment> {
+    let BackendChoice::Kubernetes(backend) = &config.backend else {
+        return Ok(Deployment::new(KubernetesConfig::default()));
+    };
+    let mut deployment = Deployment::new((**backend).clone());
+    deployment.in_namespace(&backend.namespace)?;
+    let mut set = |name: &str, value: Value| deployment.set(name, value).map_err(Failure::from);
+    set("prefix", json!(backend.prefix))?;
+    set("images.node", json!(backend.image))?;
+    set("images.pullPolicy", json!(backend.image_pull_policy))?;
+    if let Some(class) = &backend.priority_class {
+        set("priorityClass.name", json!(class))?;
+    }
+    match &backend.share {
+        Share::None => set("data.kind", json!("none"))?,
+        Share::Claim(claim) => set("data.claim", json!(claim))?,
+        Share::HostPath(path) => {
+            set("data.kind", json!("host-path"))?;
+            set("data.hostPath", json!(path))?;
+        }
+    }
+    let write = &backend.write;
+    set("write.taint", json!(write.taint))?;
+    set("write.label", json!(write.label))?;
+    set("write.annotation", json!(write.annotation))?;
+    set("write.event", json!(write.event))?;
+    set("write.condition", json!(write.condition.as_deref().unwrap_or_default()))?;
+    set("volcano", json!(matches!(backend.run_as, RunAs::Volcano(_))))?;
+    set("replace", json!(replace_word(&backend.replace)))?;
+    if let StoreUrl::Postgres(_) = config.store {
+        set("store.kind", json!("postgres"))?;
+    }
+    if let Some(listen) = config.agents.listen {
+        set("port", json!(listen.port()))?;
+    }
+    set("settings.service", json!(service_lines(config)?))?;
+    set("settings.kubernetes", json!(backend_lines(backend)?))?;
+    if let Some(policy) = &config.policy {
+        set("policy", json!(read(policy)?))?;
+    }
+    if let Some(template) = &backend.template {
+        set("template", json!(read(template)?))?;
+    }
+    set("profiles", Value::Object(profiles(&config.profiles)?))?;
+    Ok(deployment)
+}
+
+/// Ways that need words of their own are written down as they are.
+const fn replace_word(replace: &Replace) -> &'static str {
+    match replace {
+        Replace::None => "none",
+        Replace::DeleteNode => "delete-node",
+        Replace::Aws => "aws",
+        Replace::Command(_) | Replace::Webhook(_) => "own",
+    }
+}
+
+fn table(of: &impl serde::Serialize) -> Result<Table> {
+    Table::try_from(of).map_err(|error| Failure::Other(format!("writing the settings down: {error}")))
+}
+
+fn lines(of: &Table) -> Result<String> {
+    toml::to_string(of).map_err(|error| Failure::Other(format!("writing the settings down: {error}")))
+}
+
+/// What the site has changed.
+fn changes(now: Table, usual: &Table, wanted: impl Fn(&str) -> bool) -> Table {
+    now.into_iter().filter(|(key, value)| wanted(key) && usual.get(key) != Some(value)).collect()
+}
+
+fn service_lines(config: &Config) -> Result<String> {
+    let usual = Config::read("", Path::new("/"))
+        .map_err(|error| Failure::Other(format!("reading the built-in configuration: {error}")))?;
+    lines(&changes(table(config)?, &table(&usual)?, |key| SERVICE.contains(&key)))
+}
+
+fn backend_lines(backend: &KubernetesConfig) -> Result<String> {
+    let own_replace = replace_word(&backend.replace) == "own";
+    let here = |key: &str| !ELSEWHERE.contains(&key) && (key != "replace" || own_replace);
+    let changed = changes(table(backend)?, &table(&KubernetesConfig::default())?, here);
+    if changed.is_empty() {
+        return Ok(String::new());
+    }
+    // With its full name, so that sections below it have theirs; its own heading is there already.
+    let whole = table(&json!({ "backend": { "kubernetes": changed } }))?;
+    Ok(lines(&whole)?.replacen("[backend.kubernetes]\n", "", 1))
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|source| Failure::File { operation: "reading", path: path.to_owned(), source })
+}
+
+fn profiles(paths: &[std::path::PathBuf]) -> Result<Map<String, Value>> {
+    let mut texts = Map::new();
+    for path in paths {
+        let listed = if path.is_dir() {
+            profile_files(path).map_err(|source| Failure::File { operation: "listing", path: path.clone(), source })?
+        } else {
+            vec![path.clone()]
+        };
+        for file in listed {
+            let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default().to_owned();
+            let text = read(&file)?;
+            if texts.insert(name.clone(), Value::String(text)).is_some() {
+                let place = file.display();
+                return Err(Failure::Other(format!("{place}: there are two profiles {name}, and a ConfigMap has one")));
+            }
+        }
+    }
+    Ok(texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_control::backend::kubernetes::STANDARD_TEMPLATE;
+
+    use super::{super::What, *};
+
+    /// The controller in the cluster finds what the operator has, whatever way it went.
+    #[test]
+    fn the_deployed_configuration_says_what_the_sites_own_says() {
+        let site = tempfile::tempdir().unwrap();
+        let at = |name: &str| site.path().join(name);
+        fs::create_dir(at("types")).unwrap();
+        fs::write(at("types/ours.toml"), "sku = \"ours\"\nversion = 1\nlike = \"hgx-h100\"\n").unwrap();
+        fs::write(at("policy.toml"), "version = 7\n\n# ours\n").unwrap();
+        fs::write(at("job.yaml"), STANDARD_TEMPLATE).unwrap();
+        let text = "store = \"postgres://ann:secret@db/doctor\"\npolicy = \"policy.toml\"\nprofiles = [\"types\"]\n\
+            cycle = \"20s\"\n[retention]\nlogs = \"3d\"\n[agents]\nlisten = \"10.0.0.5:9000\"\n\
+            [backend.kubernetes]\nkubeconfig = \"admin\"\nnamespace = \"gpu-health\"\nprefix = \"gpu-healthcheck.aws-samples.io\"\n\
+            image = \"registry.example.com/node:1\"\nshare = { host-path = \"/fsx/doctor\" }\n\
+            template = \"job.yaml\"\npool_label = \"pool\"\nusual_taints = [\"dedicated\"]\nrun_as = { volcano = { queue = \"gpu\", plugins = { svc = [] } } }\nkeep = \"2h\"\n\
+            write = { label = false, condition = \"GpuHealthy\" }\n\
+            [backend.kubernetes.replace.webhook]\nurl = \"http://fleet:8080/replace\"\n";
+        let config = Config::read(text, site.path()).unwrap();
+        let deployment = from_site(&config).unwrap();
+        let printed = deployment.json(What::All);
+        let map = |name: &str| {
+            let items = printed["items"].as_array().unwrap().iter();
+            let found = items.clone().find(|item| item["kind"] == "ConfigMap" && item["metadata"]["name"] == name);
+            found.unwrap()["data"].clone()
+        };
+        assert!(!printed.to_string().contains("secret@"), "a password is in what was printed");
+        assert_eq!(map("cluster-doctor-policy")["policy.toml"], "version = 7\n\n# ours\n");
+        assert!(map("cluster-doctor-profiles")["ours.toml"].as_str().unwrap().contains("hgx-h100"));
+
+        let doctor = map("cluster-doctor")["doctor.toml"].as_str().unwrap().to_owned();
+        let there = Config::read(&doctor, Path::new("/etc/cluster-doctor")).unwrap();
+        assert_eq!((there.cycle, &there.retention), (config.cycle, &config.retention), "{doctor}");
+        assert_eq!(there.agents.listen.unwrap().port(), 9000);
+        assert_eq!(there.agents.url.as_deref(), Some("http://cluster-doctor.gpu-health.svc:9000"));
+        let backend = |config: &Config| match &config.backend {
+            BackendChoice::Kubernetes(backend) => (**backend).clone(),
+            other => panic!("{other:?}"),
+        };
+        let policy_map = Some("cluster-doctor-policy".to_owned());
+        let template = Some("/etc/cluster-doctor/template.yaml".into());
+        let wanted = KubernetesConfig { kubeconfig: None, policy_map, template, ..backend(&config) };
+        assert_eq!(map("cluster-doctor")["template.yaml"], STANDARD_TEMPLATE);
+        assert_eq!(backend(&there), wanted, "{doctor}");
+
+        let deployed = printed["items"].as_array().unwrap().iter().find(|item| item["kind"] == "Deployment").unwrap();
+        assert_eq!(deployed["spec"]["replicas"], 2);
+        assert_eq!(deployed["metadata"]["namespace"], "gpu-health");
+    }
+
+    #[test]
+    fn a_configuration_for_another_cluster_describes_the_defaults() {
+        let config = Config::read("cycle = \"20s\"\n", Path::new("/")).unwrap();
+        assert_eq!(from_site(&config).unwrap().json(What::Values), json!({}));
+        let there = from_site(&config).unwrap().json(What::Configuration);
+        let doctor = there["items"][0]["data"]["doctor.toml"].as_str().unwrap();
+        let read = Config::read(doctor, Path::new("/etc/cluster-doctor")).unwrap();
+        assert!(matches!(read.backend, BackendChoice::Kubernetes(_)), "{doctor}");
+    }
+}

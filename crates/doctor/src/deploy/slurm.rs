@@ -1,0 +1,217 @@
+//! What has to be on the machines of a Slurm cluster: lines of slurm.conf, the scripts of its hooks, settings and units of
+//! systemd. Slurm has no object store to apply things to, so these are files, each with the machines that it belongs on.
+//!
+//! A cluster whose nodes get their configuration from slurmctld ("configless") needs the same; only slurm.conf is then
+//! changed in one place. The scripts are never sent along: a hook that comes over the network is missing when it is needed.
+
+use std::{fmt::Write as _, path::PathBuf};
+
+use doctor_core::time::Span;
+
+use super::{
+    files::{Machines, Printed},
+    systemd::{self, Runs},
+};
+
+const POLICY: &str = "/etc/cluster-doctor/policy.toml";
+
+/// slurmd kills nothing of ours before this: it ends a HealthCheckProgram after a minute.
+const SHORTEST_INTERVAL: Span = Span::from_secs(60);
+
+/// Which part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// Everything.
+    All,
+    /// The lines for slurm.conf.
+    SlurmConf,
+    /// The three scripts that Slurm runs.
+    Scripts,
+    /// Settings on the nodes: of the hooks, of the agent, the policy.
+    Settings,
+    /// Units of systemd: the agent's and the controller's.
+    Units,
+}
+
+/// What a site is like.
+#[derive(Debug, Clone)]
+pub(crate) struct Site {
+    /// Nobody runs a controller.
+    pub(crate) alone: bool,
+    pub(crate) block: bool,
+    pub(crate) configless: bool,
+    /// Where the scripts go.
+    pub(crate) folder: PathBuf,
+    /// `doctor-node` on the nodes.
+    pub(crate) doctor_node: PathBuf,
+    /// How often the node is looked at.
+    pub(crate) every: Span,
+    /// The site's own policy.
+    pub(crate) policy: Option<String>,
+    /// Where agents reach the controller.
+    pub(crate) url: Option<String>,
+    /// As whom the controller runs.
+    pub(crate) user: String,
+    /// Its configuration, and what it writes.
+    pub(crate) config: PathBuf,
+    pub(crate) writes: Vec<PathBuf>,
+}
+
+impl Site {
+    pub(crate) fn files(&self, part: Part) -> Vec<Printed> {
+        let mut files = vec![(Part::SlurmConf, self.slurm_conf())];
+        files.extend(["health", "prolog", "epilog"].map(|moment| (Part::Scripts, self.script(moment))));
+        files.push((Part::Settings, self.hook_settings()));
+        if let Some(policy) = &self.policy {
+            files.push((Part::Settings, Printed::new(POLICY, Machines::EveryNode, policy.clone())));
+        }
+        if !self.alone {
+            files.push((Part::Settings, self.agent_settings()));
+            files.push((Part::Units, systemd::agent_unit(&self.doctor_node.display().to_string())));
+            files.push((Part::Units, self.controller_unit()));
+        }
+        files.into_iter().filter(|(of, _)| part == Part::All || *of == part).map(|(_, file)| file).collect()
+    }
+
+    fn slurm_conf(&self) -> Printed {
+        let folder = self.folder.display();
+        let mut text = String::from("# Cluster Doctor. See docs/guide/slurm-hooks.md.\n");
+        text.push_str(match self.configless {
+            true => {
+                "# This cluster is configless: only slurmctld's file is changed, `scontrol reconfigure` sends it on.\n"
+            }
+            false => "# The same lines in every copy of slurm.conf, then `scontrol reconfigure`.\n",
+        });
+        let _infallible = write!(
+            text,
+            "HealthCheckProgram={folder}/health\nHealthCheckInterval={}\nHealthCheckNodeState=ANY,CYCLE\n\
+             # A site with a prolog or an epilog of its own names a folder, as in Prolog=/etc/slurm/prolog.d/*, and links these there.\n\
+             Prolog={folder}/prolog\nEpilog={folder}/epilog\n",
+            self.every.max(SHORTEST_INTERVAL).secs()
+        );
+        if self.block {
+            text.push_str(
+                "# A job that is kept from a bad node waits for another one, and is not held. Put the word beside those that you have.\n\
+                 SchedulerParameters=nohold_on_prolog_fail\n\
+                 # The prolog runs on every node when the job gets them, and not only where its first step starts.\n\
+                 PrologFlags=Alloc\n",
+            );
+        }
+        Printed::new("/etc/slurm/slurm.conf", Machines::Slurmctld, text)
+    }
+
+    fn script(&self, moment: &str) -> Printed {
+        let text = format!(
+            "#!/bin/sh\n# Slurm gives no arguments, no PATH and no SLURM_CONF: doctor-node finds what it needs.\n\
+             exec {} hook {moment}\n",
+            self.doctor_node.display()
+        );
+        let path = self.folder.join(moment).display().to_string();
+        Printed { mode: 0o755, ..Printed::new(path, Machines::EveryNode, text) }
+    }
+
+    fn hook_settings(&self) -> Printed {
+        let mut text = String::from(
+            "# Settings of the hooks, for root alone to write. Every setting: docs/guide/slurm-hooks.md.\n",
+        );
+        if self.alone {
+            text.push_str("# There is no controller: the hook drains its node, within the breaker's limits of the policy.\nalone = true\n");
+            if self.policy.is_some() {
+                let _infallible = writeln!(text, "policy = {POLICY:?}");
+            }
+        }
+        // A verdict lives as long as it takes to be renewed, and a little.
+        let fresh = self.every.max(SHORTEST_INTERVAL) + Span::minutes(1);
+        let _infallible = writeln!(text, "fresh = \"{fresh}\"");
+        if self.block {
+            text.push_str("\n[prolog]\n# A job is kept from a node with a finding that isolates it, while the breaker permits.\nblock = true\n");
+        }
+        Printed::new("/etc/cluster-doctor/hook.toml", Machines::EveryNode, text)
+    }
+
+    fn agent_settings(&self) -> Printed {
+        let mut text = String::from(
+            "# Settings of the agent. Its credential is /etc/cluster-doctor/agent.key, from `doctor agent enroll`, mode 600.\n",
+        );
+        if let Some(url) = &self.url {
+            let _infallible = writeln!(text, "controller = {url:?}");
+        }
+        if self.policy.is_some() {
+            let _infallible = writeln!(text, "policy = {POLICY:?}");
+        }
+        Printed::new("/etc/cluster-doctor/agent.toml", Machines::EveryNode, text)
+    }
+
+    fn controller_unit(&self) -> Printed {
+        let site = systemd::Site {
+            runs: Runs::Service,
+            user: self.user.clone(),
+            config: self.config.clone(),
+            writes: self.writes.clone(),
+            doctor: "/usr/bin/doctor".into(),
+            doctor_node: self.doctor_node.clone(),
+            jobs_here: false,
+            agents: true,
+        };
+        site.controller_unit()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::deploy::files::listing;
+
+    fn site() -> Site {
+        Site {
+            alone: false,
+            block: false,
+            configless: false,
+            folder: "/usr/lib/cluster-doctor/slurm".into(),
+            doctor_node: "/usr/bin/doctor-node".into(),
+            every: Span::minutes(5),
+            policy: Some("version = 7\n".to_owned()),
+            url: Some("http://ctl:7443".to_owned()),
+            user: "slurm".to_owned(),
+            config: "/etc/cluster-doctor/doctor.toml".into(),
+            writes: vec!["/shared/doctor".into(), "/var/lib/cluster-doctor".into()],
+        }
+    }
+
+    fn of(site: &Site, path: &str) -> Option<String> {
+        site.files(Part::All).into_iter().find(|file| file.path == path).map(|file| file.text)
+    }
+
+    #[test]
+    fn a_site_with_a_controller_gets_agents_and_one_without_gets_hooks_that_drain() {
+        let conf = of(&site(), "/etc/slurm/slurm.conf").unwrap();
+        assert!(conf.contains("HealthCheckInterval=300\n") && !conf.contains("PrologFlags"), "{conf}");
+        let unit = of(&site(), "/etc/systemd/system/doctor.service").unwrap();
+        assert!(unit.contains("\nUser=slurm\n"), "{unit}");
+        assert!(unit.contains("\nReadWritePaths=/var/lib/cluster-doctor /shared/doctor\n"), "{unit}");
+        assert!(of(&site(), "/etc/cluster-doctor/agent.toml").unwrap().contains("controller = \"http://ctl:7443\""));
+        assert!(!of(&site(), "/etc/cluster-doctor/hook.toml").unwrap().contains("alone ="));
+
+        let alone = Site { alone: true, block: true, configless: true, ..site() };
+        assert_eq!(of(&alone, "/etc/systemd/system/doctor.service"), None);
+        let hook = of(&alone, "/etc/cluster-doctor/hook.toml").unwrap();
+        assert!(
+            hook.contains("alone = true\npolicy = \"/etc/cluster-doctor/policy.toml\"\nfresh = \"6m\"\n"),
+            "{hook}"
+        );
+        assert!(hook.ends_with("[prolog]\n# A job is kept from a node with a finding that isolates it, while the breaker permits.\nblock = true\n"));
+        let conf = of(&alone, "/etc/slurm/slurm.conf").unwrap();
+        assert!(conf.contains("PrologFlags=Alloc") && conf.contains("configless"), "{conf}");
+    }
+
+    #[test]
+    fn a_part_is_printed_as_it_is_and_all_of_it_with_places() {
+        let files = site().files(Part::SlurmConf);
+        assert_eq!(listing(&files), files[0].text);
+        let all = listing(&site().files(Part::All));
+        assert!(
+            all.contains("# ---- on every node: /usr/lib/cluster-doctor/slurm/health (mode 755)\n#!/bin/sh\n"),
+            "{all}"
+        );
+    }
+}

@@ -1,0 +1,201 @@
+//! Units of systemd: the controller as a service, or one cycle again and again by a timer, and the agent on nodes. They are the files of
+//! `deploy/systemd` with a site's words filled in.
+//!
+//! A unit is left nothing that it does not need. Where the cluster is this machine itself, jobs are children of the unit: they
+//! look at devices, at the kernel's log and at what users have mounted, and they outlive a cycle, so those limits are taken away
+//! again, each by its name.
+
+use std::{fmt::Write as _, path::PathBuf};
+
+use doctor_core::time::Span;
+
+use super::files::{Machines, Printed};
+
+/// The unit of the agent, as it stands in the repository.
+const AGENT_UNIT: &str = include_str!("../../../../deploy/systemd/doctor-node-agent.service");
+/// The unit of the controller; a site's words are filled in.
+const CONTROLLER_UNIT: &str = include_str!("../../../../deploy/systemd/doctor.service");
+const RUN_UNIT: &str = include_str!("../../../../deploy/systemd/doctor-run.service");
+const RUN_TIMER: &str = include_str!("../../../../deploy/systemd/doctor-run.timer");
+
+/// What of them is the site's.
+const USER_LINE: &str = "User=root";
+const CONFIG: &str = "/etc/cluster-doctor/doctor.toml";
+const WRITES_LINE: &str = "ReadWritePaths=/var/lib/cluster-doctor";
+const EVERY_LINE: &str = "OnUnitInactiveSec=5min";
+
+/// What keeps jobs on this machine from looking at it, or ends them with the cycle that started them.
+const NOT_FOR_JOBS_HERE: [&str; 12] = [
+    "ProtectSystem=strict",
+    "ProtectHome=read-only",
+    "ProtectClock=yes",
+    "ProtectKernelTunables=yes",
+    "ProtectKernelLogs=yes",
+    "PrivateTmp=yes",
+    "PrivateDevices=yes",
+    "RestrictNamespaces=yes",
+    "SystemCallFilter=@system-service",
+    "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX",
+    "ReadWritePaths=/var/lib/cluster-doctor",
+    "MemoryMax=2G",
+];
+const JOBS_HERE: &str = "# Jobs run on this machine as children of the unit: they see its devices, its mounts and its kernel's log, and a cycle that
+# ends leaves them running. These limits are left out for that:";
+
+/// How the controller runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// `doctor serve`.
+    Service,
+    /// `doctor run`, this long after the one before.
+    Every(Span),
+}
+
+/// Which part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// Everything.
+    All,
+    /// The controller's unit, and its timer where there is one.
+    Controller,
+    /// The agent's unit.
+    Agent,
+}
+
+/// What a site is like.
+#[derive(Debug, Clone)]
+pub(crate) struct Site {
+    pub(crate) runs: Runs,
+    pub(crate) user: String,
+    /// Its configuration, and what it writes beside its state.
+    pub(crate) config: PathBuf,
+    pub(crate) writes: Vec<PathBuf>,
+    pub(crate) doctor: PathBuf,
+    pub(crate) doctor_node: PathBuf,
+    /// The cluster is this machine: jobs are children of the unit.
+    pub(crate) jobs_here: bool,
+    /// Nodes report to the controller, which needs to be there all the time.
+    pub(crate) agents: bool,
+}
+
+impl Site {
+    pub(crate) fn files(&self, part: Part) -> Vec<Printed> {
+        let mut files = Vec::new();
+        if part != Part::Agent {
+            files.push(self.controller_unit());
+            files.extend(self.timer());
+        }
+        if part == Part::Agent || (part == Part::All && self.agents) {
+            files.push(agent_unit(&self.doctor_node.display().to_string()));
+        }
+        files
+    }
+
+    pub(crate) fn controller_unit(&self) -> Printed {
+        let (name, text) = match self.runs {
+            Runs::Service => ("doctor.service", CONTROLLER_UNIT),
+            Runs::Every(_) => ("doctor-run.service", RUN_UNIT),
+        };
+        let mut writes = WRITES_LINE.to_owned();
+        for path in self.writes.iter().filter(|path| !path.starts_with("/var/lib/cluster-doctor")) {
+            let _infallible = write!(writes, " {}", path.display());
+        }
+        let mut text = text.to_owned();
+        if self.jobs_here {
+            text = for_jobs_here(&text);
+        }
+        let text = text
+            .replace(USER_LINE, &format!("User={}", self.user))
+            .replace("/usr/bin/doctor ", &format!("{} ", self.doctor.display()))
+            .replace(CONFIG, &self.config.display().to_string())
+            .replace(WRITES_LINE, &writes);
+        Printed::new(format!("/etc/systemd/system/{name}"), Machines::Controller, text)
+    }
+
+    fn timer(&self) -> Option<Printed> {
+        let Runs::Every(every) = self.runs else { return None };
+        let text = RUN_TIMER.replace(EVERY_LINE, &format!("OnUnitInactiveSec={}s", every.secs().max(1)));
+        Some(Printed::new("/etc/systemd/system/doctor-run.timer", Machines::Controller, text))
+    }
+}
+
+pub(crate) fn agent_unit(doctor_node: &str) -> Printed {
+    let text = AGENT_UNIT.replace("/usr/bin/doctor-node", doctor_node);
+    Printed::new("/etc/systemd/system/doctor-node-agent.service", Machines::EveryNode, text)
+}
+
+fn for_jobs_here(text: &str) -> String {
+    let mut out = String::new();
+    for line in text.lines().filter(|line| !NOT_FOR_JOBS_HERE.contains(line)) {
+        if line == "NoNewPrivileges=yes" {
+            let names =
+                NOT_FOR_JOBS_HERE.iter().filter_map(|line| line.split('=').next()).collect::<Vec<_>>().join(", ");
+            let _infallible = writeln!(out, "{JOBS_HERE}\n# {names}.\nKillMode=process");
+        }
+        out.push_str(line);
+        out.push('\n');
+    }
+    out.replace("# The store, and the directory that jobs share with it.\n", "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn site(runs: Runs) -> Site {
+        Site {
+            runs,
+            user: "doctor".to_owned(),
+            config: "/srv/doctor.toml".into(),
+            writes: vec!["/shared/doctor".into(), "/var/lib/cluster-doctor/data".into()],
+            doctor: "/opt/bin/doctor".into(),
+            doctor_node: "/opt/bin/doctor-node".into(),
+            jobs_here: false,
+            agents: true,
+        }
+    }
+
+    #[test]
+    fn what_of_the_units_is_the_sites_is_there_to_be_replaced() {
+        for unit in [CONTROLLER_UNIT, RUN_UNIT] {
+            for line in [USER_LINE, WRITES_LINE, "NoNewPrivileges=yes"].into_iter().chain(NOT_FOR_JOBS_HERE) {
+                assert!(unit.lines().any(|found| found == line), "{line}");
+            }
+            assert!(unit.contains("ExecStart=/usr/bin/doctor ") && unit.contains(CONFIG));
+        }
+        assert!(RUN_TIMER.lines().any(|line| line == EVERY_LINE));
+        assert!(AGENT_UNIT.contains("ExecStart=/usr/bin/doctor-node agent"));
+    }
+
+    #[test]
+    fn a_service_a_timer_and_an_agent_are_filled_in_with_the_sites_words() {
+        let files = site(Runs::Service).files(Part::All);
+        let names: Vec<&str> = files.iter().filter_map(|file| file.path.rsplit('/').next()).collect();
+        assert_eq!(names, ["doctor.service", "doctor-node-agent.service"]);
+        let unit = &files[0].text;
+        assert!(unit.contains("\nUser=doctor\n"), "{unit}");
+        assert!(unit.contains("\nExecStart=/opt/bin/doctor serve --config /srv/doctor.toml\n"), "{unit}");
+        assert!(unit.contains("\nConditionPathExists=/srv/doctor.toml\n"), "{unit}");
+        assert!(unit.contains("\nReadWritePaths=/var/lib/cluster-doctor /shared/doctor\n"), "{unit}");
+        assert!(files[1].text.contains("\nExecStart=/opt/bin/doctor-node agent\n"));
+
+        let files = site(Runs::Every(Span::minutes(10))).files(Part::Controller);
+        assert!(
+            files[0].text.contains("\nExecStart=/opt/bin/doctor run --config /srv/doctor.toml\n"),
+            "{}",
+            files[0].text
+        );
+        assert!(files[1].text.contains("\nOnUnitInactiveSec=600s\n"), "{}", files[1].text);
+    }
+
+    #[test]
+    fn jobs_on_the_controllers_own_machine_see_it_and_outlive_a_cycle() {
+        let site = Site { jobs_here: true, ..site(Runs::Every(Span::minutes(5))) };
+        let unit = &site.files(Part::Controller)[0].text;
+        assert!(unit.contains("\nKillMode=process\n"), "{unit}");
+        for line in NOT_FOR_JOBS_HERE {
+            assert!(!unit.lines().any(|found| found.starts_with(line)), "{line}");
+        }
+        assert!(unit.contains("\nNoNewPrivileges=yes\n") && unit.contains("\nProtectKernelModules=yes\n"));
+    }
+}

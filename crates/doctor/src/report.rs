@@ -1,0 +1,212 @@
+//! Summaries of a day, a week or any time: from the store to a view, and from the view to a page.
+
+mod html;
+mod markdown;
+mod plot;
+mod schedule;
+mod settings;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+pub(crate) use self::{
+    schedule::Reporter,
+    settings::{Page, ReportSettings},
+};
+use crate::{
+    failure::{Failure, Result},
+    output::{clock, hours, plural},
+};
+use clap::ValueEnum;
+use doctor_control::store::{
+    Store,
+    records::{HistoryFilter, RunRecord},
+};
+use doctor_core::{
+    hostlist,
+    time::{Span, Timestamp},
+    view::{self, Count, Facts, Period, ReportView, RunFacts, Tested},
+};
+
+impl Page {
+    pub(crate) const fn extension(self) -> &'static str {
+        match self {
+            Self::Html => "html",
+            Self::Markdown => "md",
+            Self::Json => "json",
+        }
+    }
+
+    pub(crate) fn of(self, view: &ReportView) -> Result<String> {
+        Ok(match self {
+            Self::Html => html::page(view),
+            Self::Markdown => markdown::page(view),
+            Self::Json => {
+                let bad = |error: serde_json::Error| Failure::Other(format!("writing the report as JSON: {error}"));
+                serde_json::to_string_pretty(view).map_err(bad)? + "\n"
+            }
+        })
+    }
+}
+
+/// A whole day or week, in UTC; weeks begin on Monday.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Whole {
+    Day,
+    Week,
+}
+
+const DAY: i64 = 86_400_000;
+/// The first day of all, 1970-01-01, was the fourth of its week.
+const FIRST_DAY: i64 = 3;
+
+impl Whole {
+    /// The last one that is over: from when until when.
+    pub(crate) fn last_before(self, now: Timestamp) -> (Timestamp, Timestamp) {
+        let today = now.millis().div_euclid(DAY);
+        let (end, length) = match self {
+            Self::Day => (today, 1),
+            Self::Week => (today - (today + FIRST_DAY).rem_euclid(7), 7),
+        };
+        (Timestamp::from_millis((end - length) * DAY), Timestamp::from_millis(end * DAY))
+    }
+}
+
+/// The summary of a time. What is said of nodes as they stand is said of now.
+pub(crate) fn view(store: &Store, mut facts: Facts, since: Timestamp, until: Timestamp) -> Result<ReportView> {
+    let period = period(store, since, facts.now)?;
+    facts.now = until;
+    Ok(view::report(&facts, &period, since))
+}
+
+/// What the store says of the time.
+fn period(store: &Store, since: Timestamp, now: Timestamp) -> Result<Period> {
+    let results = store.history(&HistoryFilter { since: Some(since), ..HistoryFilter::default() })?;
+    // A case may be closed long after it was opened: all that were closed since, and those that are open.
+    let cases = store.cases(since)?;
+    Ok(Period {
+        runs: runs_since(store, since, now)?.into_iter().map(facts_of).collect(),
+        results: results
+            .into_iter()
+            .filter(|row| !row.untrusted)
+            .map(|row| Tested { test: row.test, node: row.node, verdict: row.verdict, at: row.at })
+            .collect(),
+        cases,
+    })
+}
+
+fn facts_of(record: RunRecord) -> RunFacts {
+    RunFacts { run: record.run, started: record.started, ended: record.ended }
+}
+
+/// Runs are read newest first, in growing helpings, until they are too old to have been active in the time.
+fn runs_since(store: &Store, since: Timestamp, now: Timestamp) -> Result<Vec<RunRecord>> {
+    /// No run is active for longer than this before its end.
+    const LONGEST: Span = Span::days(2);
+    let mut helping = 1000;
+    loop {
+        let runs = store.last_runs(helping)?;
+        let oldest = runs.last().map_or(now, |record| record.run.planned);
+        if runs.len() < helping as usize || oldest < since.minus(LONGEST) || helping == u32::MAX {
+            return Ok(runs);
+        }
+        helping = helping.saturating_mul(4);
+    }
+}
+
+/// Writes a page as a whole or not at all.
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    let draft = draft_of(path);
+    let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
+    written.map_err(|source: io::Error| {
+        // What is left of a page that could not be written is nothing to read.
+        let _left = fs::remove_file(&draft);
+        Failure::File { operation: "writing", path: path.to_owned(), source }
+    })
+}
+
+fn draft_of(path: &Path) -> PathBuf {
+    let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    path.with_file_name(format!(".{name}.{}", std::process::id()))
+}
+
+pub(crate) fn title(view: &ReportView) -> String {
+    format!("{} to {} UTC", clock(view.since), clock(view.until))
+}
+
+/// What happened, in one sentence.
+pub(crate) fn headline(view: &ReportView) -> String {
+    let per_fault = view.node_hours_per_fault.map_or_else(String::new, |hours| format!(" ({hours:.1} each)"));
+    format!(
+        "{} found and {} closed with {} node-hours of validation{per_fault}.",
+        plural(view.cases_opened as usize, "fault"),
+        view.cases_closed,
+        hours(view.node_hours)
+    )
+}
+
+pub(crate) fn jobs(view: &ReportView) -> String {
+    let never: u32 = view.not_started.iter().map(|row| row.count).sum();
+    let cut: u32 = view.incomplete.iter().map(|row| row.count).sum();
+    format!(
+        "{} queued, {} run, {} completed, {cut} incomplete, {never} never started",
+        view.queued, view.run, view.completed
+    )
+}
+
+pub(crate) fn counted(rows: &[Count]) -> String {
+    if rows.is_empty() {
+        return "none".to_owned();
+    }
+    rows.iter().map(|row| format!("{} {}", row.count, row.code)).collect::<Vec<_>>().join(", ")
+}
+
+pub(crate) fn overdue(view: &ReportView) -> String {
+    /// A list longer than this is no help.
+    const MOST: usize = 40;
+    let names = &view.overdue[..view.overdue.len().min(MOST)];
+    match view.overdue.len() {
+        0 => "none".to_owned(),
+        n if n > MOST => format!("{n}: {}, …", hostlist::fold(names)),
+        n => format!("{n}: {}", hostlist::fold(names)),
+    }
+}
+
+/// The facts that stand above the tables of a page: their names and what they are.
+fn facts_of_page(view: &ReportView) -> [(&'static str, String); 10] {
+    [
+        ("nodes", view.nodes.to_string()),
+        ("jobs", jobs(view)),
+        ("not started", counted(&view.not_started)),
+        ("incomplete", counted(&view.incomplete)),
+        ("skipped", counted(&view.skipped)),
+        ("busy", format!("{} ({} of unknown use)", view.busy, view.unknown)),
+        ("overdue", overdue(view)),
+        ("cases open", view.cases_open.to_string()),
+        ("findings open", view.open_findings.to_string()),
+        ("node-hours", hours(view.node_hours)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_day_and_a_whole_week_are_over_and_weeks_begin_on_monday() {
+        // A Monday, two hours and a half into it.
+        let now: Timestamp = "2026-11-16T02:30:00Z".parse().unwrap();
+        let span = |whole: Whole, now| {
+            let (since, until) = whole.last_before(now);
+            (since.to_string(), until.to_string())
+        };
+        let day = |a: &str, b: &str| (format!("2026-11-{a}T00:00:00Z"), format!("2026-11-{b}T00:00:00Z"));
+        assert_eq!(span(Whole::Day, now), day("15", "16"));
+        assert_eq!(span(Whole::Week, now), day("09", "16"));
+        let sunday: Timestamp = "2026-11-15T23:59:59Z".parse().unwrap();
+        assert_eq!(span(Whole::Week, sunday), day("02", "09"));
+        assert_eq!(span(Whole::Day, sunday), day("14", "15"));
+    }
+}

@@ -1,0 +1,59 @@
+//! A summary as Markdown, for a chat, a mail or a repository.
+
+use doctor_core::view::ReportView;
+
+use super::{facts_of_page, headline, title};
+use crate::output::{clock, percent};
+
+/// What would end a table's cell, or be read as something else than text.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
+}
+
+pub(super) fn page(view: &ReportView) -> String {
+    let mut text = format!("# Cluster Doctor: {}\n\n{}\n\n", title(view), headline(view));
+    text.push_str("| | |\n|---|---|\n");
+    for (name, value) in facts_of_page(view) {
+        text.push_str(&format!("| {name} | {} |\n", escaped(&value)));
+    }
+    text.push_str("\n## Results\n\n| test | pass | fail | inconclusive | not applicable | nodes failing |\n|---|--:|--:|--:|--:|--:|\n");
+    for row in &view.results {
+        let (pass, fail, inconclusive) = (row.pass, row.fail, row.inconclusive);
+        text.push_str(&format!(
+            "| {} | {pass} | {fail} | {inconclusive} | {} | {} |\n",
+            row.test, row.not_applicable, row.failing_nodes
+        ));
+    }
+    text.push_str("\n## Coverage\n\n| test | covered | nodes | pass | fail | inconclusive | stale | never tested | not applicable |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n");
+    for row in &view.coverage {
+        text.push_str(&format!(
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
+            row.test,
+            percent(row.percent),
+            row.nodes,
+            row.pass,
+            row.fail,
+            row.inconclusive,
+            row.stale,
+            row.never_tested,
+            row.not_applicable
+        ));
+    }
+    if !view.faults.is_empty() {
+        text.push_str(
+            "\n## Faults found\n\n| opened (UTC) | node | severity | case | now | what |\n|---|---|---|---|---|---|\n",
+        );
+        for fault in &view.faults {
+            let now = if fault.open { "open" } else { "closed" };
+            let what = escaped(&fault.text);
+            text.push_str(&format!(
+                "| {} | {} | {} | {} | {now} | {what} |\n",
+                clock(fault.opened),
+                fault.node,
+                fault.severity,
+                fault.case
+            ));
+        }
+    }
+    text
+}

@@ -1,0 +1,164 @@
+//! Plots as inline SVG: bars over time, without scripts, with a description for those who cannot see them.
+
+use std::fmt::Write;
+
+/// One row of a stack: its name, its class in the style sheet, and a value for each place.
+#[derive(Debug)]
+pub(super) struct Row<'a> {
+    pub(super) name: &'a str,
+    pub(super) class: &'a str,
+    pub(super) values: Vec<f64>,
+}
+
+const WIDTH: f64 = 720.0;
+const HEIGHT: f64 = 140.0;
+const LEFT: f64 = 48.0;
+const BOTTOM: f64 = 18.0;
+const TOP: f64 = 8.0;
+
+/// Stacked bars. `places` are what stands below them; every one has a tooltip, a few have a word.
+pub(super) fn bars(title: &str, places: &[String], rows: &[Row<'_>]) -> String {
+    let sums: Vec<f64> = (0..places.len()).map(|place| rows.iter().map(|row| value(row, place)).sum()).collect();
+    let most = sums.iter().copied().fold(0.0, f64::max);
+    let total = |row: &Row<'_>| format!("{} {}", short(row.values.iter().sum()), row.name);
+    let spoken: Vec<String> = rows.iter().map(total).collect();
+    let mut svg = format!(
+        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}: {}\">",
+        escaped(title),
+        escaped(&spoken.join(", "))
+    );
+    let bottom = HEIGHT - BOTTOM;
+    let scale = |value: f64| if most > 0.0 { value / most * (bottom - TOP) } else { 0.0 };
+    line(&mut svg, LEFT, bottom, WIDTH, bottom);
+    line(&mut svg, LEFT, TOP, WIDTH, TOP);
+    words(&mut svg, LEFT - 6.0, bottom, "end", "0");
+    if most > 0.0 {
+        words(&mut svg, LEFT - 6.0, TOP + 8.0, "end", &short(most));
+    } else {
+        words(&mut svg, LEFT + 6.0, HEIGHT / 2.0, "start", "none");
+    }
+    let step = (WIDTH - LEFT) / float(places.len().max(1));
+    for (place, name) in places.iter().enumerate() {
+        let x = LEFT + step * float(place);
+        let mut y = bottom;
+        for row in rows.iter().filter(|row| value(row, place) > 0.0) {
+            let height = scale(value(row, place));
+            y -= height;
+            let tip = format!("{name}: {} {}", short(value(row, place)), row.name);
+            // Writing to a String does not fail.
+            let _written = write!(
+                svg,
+                "<rect class=\"{}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{height:.1}\"><title>{}</title></rect>",
+                row.class,
+                (step - 1.0).max(1.0),
+                escaped(&tip)
+            );
+        }
+        // Six words are as many as fit.
+        if place % places.len().div_ceil(6).max(1) == 0 {
+            words(&mut svg, x, HEIGHT - 4.0, "start", name);
+        }
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+/// What the colours of a plot mean, with how much there was of each.
+pub(super) fn legend(rows: &[Row<'_>]) -> String {
+    let one = |row: &Row<'_>| {
+        let (class, total) = (row.class, short(row.values.iter().sum()));
+        let swatch = format!(
+            "<svg viewBox=\"0 0 10 10\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"10\" height=\"10\"/></svg>"
+        );
+        format!("{swatch}{total} {}", escaped(row.name))
+    };
+    format!("<p class=\"legend\">{}</p>", rows.iter().map(one).collect::<String>())
+}
+
+/// One bar of several parts that add up to a whole, for a table's cell.
+pub(super) fn share(parts: &[(&str, &str, u32)]) -> String {
+    let whole: u32 = parts.iter().map(|(_, _, count)| count).sum();
+    let mut svg = "<svg class=\"share\" viewBox=\"0 0 200 12\" role=\"img\" aria-label=\"".to_owned();
+    let spoken: Vec<String> = parts.iter().map(|(name, _, count)| format!("{count} {name}")).collect();
+    svg.push_str(&escaped(&spoken.join(", ")));
+    svg.push_str("\">");
+    let mut x = 0.0;
+    for (name, class, count) in parts.iter().filter(|(_, _, count)| *count > 0) {
+        let width = 200.0 * f64::from(*count) / f64::from(whole);
+        let _written = write!(
+            svg,
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"0\" width=\"{width:.1}\" height=\"12\"><title>{count} {}</title></rect>",
+            escaped(name)
+        );
+        x += width;
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+fn value(row: &Row<'_>, place: usize) -> f64 {
+    row.values.get(place).copied().filter(|value| value.is_finite()).unwrap_or(0.0)
+}
+
+fn line(svg: &mut String, x1: f64, y1: f64, x2: f64, y2: f64) {
+    let _written = write!(svg, "<line class=\"axis\" x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\"/>");
+}
+
+fn words(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
+    let _written = write!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escaped(text));
+}
+
+/// A number as short as it can be said.
+fn short(number: f64) -> String {
+    if number.fract() == 0.0 { format!("{number:.0}") } else { format!("{number:.1}") }
+}
+
+fn float(count: usize) -> f64 {
+    count as f64
+}
+
+/// Text that stays text, in an element and in an attribute's quotes.
+pub(super) fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            // What is no letter and no space would be shown as nothing, or as something else.
+            control if control.is_control() => safe.push(' '),
+            other => safe.push(other),
+        }
+    }
+    safe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_stand_on_each_other_and_nothing_is_drawn_of_nothing() {
+        let rows = || {
+            vec![
+                Row { name: "fail", class: "fail", values: vec![1.0, 0.0] },
+                Row { name: "pass", class: "pass", values: vec![3.0, 2.0] },
+            ]
+        };
+        let places = ["one".to_owned(), "two".to_owned()];
+        let svg = bars("Results", &places, &rows());
+        assert_eq!(svg.matches("<rect").count(), 3, "{svg}");
+        assert!(svg.contains("aria-label=\"Results: 1 fail, 5 pass\"") && svg.contains("<title>one: 3 pass</title>"));
+        // The highest stack, of four, fills the plot: a quarter of it is the first bar.
+        assert!(svg.contains("height=\"28.5\"") && svg.contains("height=\"85.5\""), "{svg}");
+        let empty = bars("Results", &[], &[]);
+        assert!(!empty.contains("NaN") && !empty.contains("<rect"), "{empty}");
+    }
+
+    #[test]
+    fn text_stays_text() {
+        assert_eq!(escaped("<b a='1'>&\"\u{7}"), "&lt;b a=&#39;1&#39;&gt;&amp;&quot; ");
+    }
+}

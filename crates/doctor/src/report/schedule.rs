@@ -1,0 +1,122 @@
+//! Reports by themselves: the last whole day and week, each written once, also after a restart.
+//!
+//! What has been written is seen from the files and from nothing else: a controller that was down at midnight writes when it
+//! is back, one that restarts writes nothing twice, and a file that somebody removed is made again while its time is the last.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use super::{Page, ReportSettings, Whole, view, write};
+use crate::failure::{Failure, Result};
+use doctor_control::{picture, store::Store};
+use doctor_core::time::Timestamp;
+
+/// How often it is looked whether a report is due, and how soon after a failure.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// A report that is not there yet.
+#[derive(Debug, PartialEq, Eq)]
+struct Due {
+    since: Timestamp,
+    until: Timestamp,
+    files: Vec<(PathBuf, Page)>,
+}
+
+/// Writes reports beside the cycles. Large clusters take seconds to sum up, and no cycle waits for that.
+#[derive(Debug, Default)]
+pub(crate) struct Reporter {
+    looked: Option<Instant>,
+    writing: Option<JoinHandle<Result<usize>>>,
+}
+
+impl Reporter {
+    /// After a cycle of a controller that leads.
+    pub(crate) fn look(&mut self, settings: &ReportSettings, data: &Path, store: &Store, now: Timestamp) {
+        if let Some(writing) = self.writing.take_if(|writing| writing.is_finished()) {
+            match writing.join() {
+                Ok(Ok(0)) | Err(_) => {}
+                Ok(Ok(files)) => tracing::info!(files, "reports are written"),
+                Ok(Err(failure)) => tracing::warn!("writing a report: {}", failure.chain()),
+            }
+        }
+        if self.writing.is_some() || self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        let folder = data.join("reports");
+        let due = due(settings, &folder, now);
+        if due.is_empty() {
+            return;
+        }
+        let store = store.clone();
+        let body = move || write_all(&store, &folder, &due, now);
+        // A thread that cannot be had now may be had in a minute.
+        self.writing = std::thread::Builder::new().name("doctor-reports".to_owned()).spawn(body).ok();
+    }
+}
+
+fn due(settings: &ReportSettings, folder: &Path, now: Timestamp) -> Vec<Due> {
+    let kinds = [(settings.daily, Whole::Day, "daily"), (settings.weekly, Whole::Week, "weekly")];
+    let wanted = kinds.into_iter().filter(|(wanted, ..)| *wanted);
+    let due = wanted.map(|(_, whole, name)| {
+        let (since, until) = whole.last_before(now);
+        let first_day: String = since.to_string().chars().take(10).collect();
+        let file = |page: &Page| (folder.join(format!("{name}-{first_day}.{}", page.extension())), *page);
+        let files = settings.formats.iter().map(file).filter(|(path, _)| !path.exists()).collect();
+        Due { since, until, files }
+    });
+    due.filter(|due| !due.files.is_empty()).collect()
+}
+
+fn write_all(store: &Store, folder: &Path, due: &[Due], now: Timestamp) -> Result<usize> {
+    fs::create_dir_all(folder).map_err(|source| Failure::File {
+        operation: "making",
+        path: folder.to_owned(),
+        source,
+    })?;
+    let mut written = 0;
+    for due in due {
+        // A cluster that nobody has looked at has nothing to report.
+        let Some((seen, cluster)) = picture::last_seen(store)? else { return Ok(written) };
+        let facts = picture::facts(store, Some(seen), cluster, now)?;
+        let view = view(store, facts, due.since, due.until)?;
+        for (path, page) in &due.files {
+            write(path, &page.of(&view)?)?;
+            written += 1;
+        }
+    }
+    Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_due_once_per_period_whatever_restarts_and_again_when_it_was_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let now: Timestamp = "2026-11-16T02:30:00Z".parse().unwrap();
+        let settings = ReportSettings { daily: true, weekly: true, formats: vec![Page::Html, Page::Json] };
+        let names = |now| {
+            let due = due(&settings, folder.path(), now);
+            let files = due.into_iter().flat_map(|due| due.files);
+            files.map(|(path, _)| path.file_name().unwrap().to_string_lossy().into_owned()).collect::<Vec<_>>()
+        };
+        let all =
+            ["daily-2026-11-15.html", "daily-2026-11-15.json", "weekly-2026-11-09.html", "weekly-2026-11-09.json"];
+        assert_eq!(names(now), all);
+        for name in all {
+            write(&folder.path().join(name), "x").unwrap();
+        }
+        assert!(names(now).is_empty());
+        fs::remove_file(folder.path().join(all[1])).unwrap();
+        assert_eq!(names(now), [all[1]]);
+        let tomorrow = now.plus(doctor_core::time::Span::days(1));
+        assert_eq!(names(tomorrow), ["daily-2026-11-16.html", "daily-2026-11-16.json"]);
+        assert!(due(&ReportSettings::default(), folder.path(), now).is_empty());
+    }
+}

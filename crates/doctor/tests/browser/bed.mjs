@@ -1,0 +1,101 @@
+// What the browser's tests stand on: the program as it was built, with a simulated cluster behind it, and Debian's Chromium.
+//
+//   DOCTOR    the program            CHROMIUM  the browser            MODULES  where playwright-core and axe-core lie
+
+import { spawn, spawnSync } from "node:child_process";
+import { once } from "node:events";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+
+const need = (name) => {
+  if (!process.env[name]) throw new Error(`${name} is not set: these tests are started by scripts/browser.sh`);
+  return process.env[name];
+};
+const require_ = createRequire(join(need("MODULES"), "x.js"));
+const { chromium } = require_("playwright-core");
+const AXE = readFileSync(require_.resolve("axe-core/axe.min.js"), "utf8");
+
+// A simulated cluster, served until `stop`.
+export async function cluster({ nodes, days, speed = 60 }) {
+  const folder = mkdtempSync(join(tmpdir(), "doctor-browser-"));
+  const store = join(folder, "demo", "doctor.db");
+  const args = [
+    "demo",
+    "--nodes",
+    nodes,
+    "--days",
+    days,
+    "--quiet",
+    "--serve",
+    "--listen",
+    "127.0.0.1:0",
+    "--speed",
+    speed,
+    "--dir",
+    join(folder, "demo"),
+    "--json",
+  ];
+  const child = spawn(need("DOCTOR"), args.map(String), { stdio: ["ignore", "pipe", "inherit"], cwd: folder });
+  const ended = once(child, "exit");
+  let address = null;
+  for await (const line of createInterface({ input: child.stdout })) {
+    address = /"url":\s*"(http:[^"]*?)\/?(?:api\/v1\/)?"/.exec(line)?.[1];
+    if (address) break;
+  }
+  if (!address) throw new Error("the program does not say where it answers");
+  return {
+    address,
+    // The words of the command line, on the same store.
+    doctor: (...words) => {
+      const { status, stdout, stderr } = spawnSync(need("DOCTOR"), [...words, "--store", store], {
+        encoding: "utf8",
+        cwd: folder,
+      });
+      if (status !== 0) throw new Error(`doctor ${words.join(" ")}: ${stderr}`);
+      return stdout;
+    },
+    get: async (path) => (await fetch(`${address}/api/v1/${path}`)).json(),
+    stop: async () => {
+      child.kill("SIGTERM");
+      await ended;
+      rmSync(folder, { recursive: true, force: true });
+    },
+  };
+}
+
+// A browser, in which a page is opened with what it says to its console.
+export async function browser() {
+  const args = process.getuid() === 0 ? ["--no-sandbox"] : [];
+  const program = await chromium.launch({ executablePath: need("CHROMIUM"), args });
+  return {
+    // `before` may say what the network answers, with Playwright's `route`.
+    open: async (url, { before = async () => {}, ...options } = {}) => {
+      const context = await program.newContext({ viewport: { width: 1280, height: 800 }, ...options });
+      const page = await context.newPage();
+      const said = [];
+      page.on("console", (message) => ["error", "warning"].includes(message.type()) && said.push(message.text()));
+      page.on("pageerror", (error) => said.push(String(error)));
+      await before(page);
+      await page.goto(url);
+      return { page, said, close: () => context.close() };
+    },
+    stop: () => program.close(),
+  };
+}
+
+// What the accessibility checker finds that is serious or worse, by all its rules or by some. It is put in by the debugger, which the page's policy does not bind.
+export async function serious(page, rules = null) {
+  await page.evaluate(AXE);
+  const { violations } = await page.evaluate((rules) => globalThis.axe.run(document, rules ? { runOnly: rules } : {}), rules);
+  const bad = violations.filter(({ impact }) => impact === "serious" || impact === "critical");
+  return bad.map(
+    ({ id, nodes }) =>
+      `${id}: ${nodes
+        .slice(0, 3)
+        .map((node) => node.html.slice(0, 160))
+        .join(" | ")}`,
+  );
+}

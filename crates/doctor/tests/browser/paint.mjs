@@ -1,0 +1,79 @@
+// How long it takes until ten thousand nodes are painted, and until a hover or a filter is answered, as one line of JSON: the worst of
+// several. Painted is when the frame after the first whole drawing of the map begins, counted from the start of the navigation.
+
+import assert from "node:assert/strict";
+
+import { browser, cluster } from "./bed.mjs";
+
+const { ADDRESS, NODES: said, DAYS } = process.env;
+const NODES = Number(said ?? 10_000);
+const TIMES = 5;
+
+// In the page: from an event to the frame after it, in which its effect is seen.
+async function answers() {
+  const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  const [map, tip, filter] = [
+    document.querySelector(".map"),
+    document.querySelector(".tip"),
+    document.querySelector("[name=filter]"),
+  ];
+  const box = document.querySelector("canvas").getBoundingClientRect();
+  const [hovers, filters] = [[], []];
+  for (let n = 0; n < 40; n += 1) {
+    const began = performance.now();
+    const [x, y] = [box.x + 5 + ((n * 97) % (box.width - 10)), box.y + 25 + ((n * 61) % (box.height - 40))];
+    map.dispatchEvent(new PointerEvent("pointermove", { clientX: x, clientY: y }));
+    await frame();
+    hovers.push(performance.now() - began);
+  }
+  if (!tip.textContent) throw new Error("nothing was under the pointer");
+  for (const text of ["node0", "node00", "health:fail", "*99", "life:in", ""]) {
+    const began = performance.now();
+    filter.value = text;
+    filter.dispatchEvent(new InputEvent("input"));
+    await frame();
+    filters.push(performance.now() - began);
+  }
+  return { hovers, filters };
+}
+
+// A controller that is there already, or a demonstration of our own.
+const doctor = ADDRESS ? { address: ADDRESS, stop: async () => {} } : await cluster({ nodes: NODES, days: DAYS ?? 1 });
+const chrome = await browser();
+try {
+  const [paints, hovers, filters] = [[], [], []];
+  for (let turn = 0; turn < TIMES; turn += 1) {
+    const { page, said, close } = await chrome.open(`${doctor.address}/`, {
+      before: (page) =>
+        page.addInitScript(() => {
+          const painted = () => requestAnimationFrame(() => setTimeout(() => (globalThis.painted ??= performance.now())));
+          new MutationObserver(() => Number(document.querySelector(".map")?.dataset.cells) > 0 && painted()).observe(document, {
+            subtree: true,
+            attributes: true,
+            attributeFilter: ["data-cells"],
+          });
+        }),
+    });
+    await page.waitForFunction(() => globalThis.painted, null, { timeout: 60_000 });
+    assert.equal(Number(await page.locator(".map").getAttribute("data-cells")), NODES);
+    paints.push(await page.evaluate(() => globalThis.painted));
+    const answered = await page.evaluate(answers);
+    hovers.push(...answered.hovers);
+    filters.push(...answered.filters);
+    assert.deepEqual(said, []);
+    await close();
+  }
+  const worst = (all) => Number(Math.max(...all).toFixed(1));
+  console.log(
+    JSON.stringify({
+      nodes: NODES,
+      first_paint_ms: worst(paints),
+      hover_ms: worst([...hovers, ...filters]),
+      hover_alone_ms: worst(hovers),
+      filter_ms: worst(filters),
+    }),
+  );
+} finally {
+  await chrome.stop();
+  await doctor.stop();
+}

@@ -1,0 +1,382 @@
+//! Messages to people, from the outbox of a real controller to a receiver that fails, hangs and comes back, with the
+//! controller killed in between.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use doctor_control::{
+    alert::signature,
+    clock::{Clock, SystemClock},
+    store::{
+        Store, StoreUrl,
+        outbox::{Addressed, MessageState},
+    },
+};
+use doctor_core::{
+    alert::{About, Condition, Note, ServiceNote},
+    time::Timestamp,
+};
+
+use crate::{
+    bed::{Bed, until},
+    this_machine::Service,
+};
+
+/// What a receiver does with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mood {
+    /// Reads it and never answers.
+    Hangs,
+    Fails,
+    Takes,
+}
+
+/// A request as it came.
+#[derive(Debug, Clone)]
+struct Request {
+    mood: Mood,
+    headers: BTreeMap<String, String>,
+    body: serde_json::Value,
+    raw: Vec<u8>,
+}
+
+/// A receiver of webhooks on loopback.
+struct Receiver {
+    port: u16,
+    mood: Arc<Mutex<Mood>>,
+    requests: Arc<Mutex<Vec<Request>>>,
+}
+
+impl Receiver {
+    fn new(mood: Mood) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (mood, requests) = (Arc::new(Mutex::new(mood)), Arc::new(Mutex::new(Vec::new())));
+        let (moods, kept) = (Arc::clone(&mood), Arc::clone(&requests));
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (moods, kept) = (Arc::clone(&moods), Arc::clone(&kept));
+                std::thread::spawn(move || serve(&stream, &moods, &kept));
+            }
+        });
+        Self { port, mood, requests }
+    }
+
+    fn is(&self, mood: Mood) {
+        *self.mood.lock().unwrap() = mood;
+    }
+
+    fn seen(&self, mood: Mood) -> usize {
+        self.requests.lock().unwrap().iter().filter(|request| request.mood == mood).count()
+    }
+}
+
+fn serve(stream: &TcpStream, moods: &Mutex<Mood>, kept: &Mutex<Vec<Request>>) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut headers = BTreeMap::new();
+    for line in reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty()) {
+        if let Some((name, value)) = line.split_once(": ") {
+            headers.insert(name.to_ascii_lowercase(), value.to_owned());
+        }
+    }
+    let Some(length) = headers.get("content-length").and_then(|length| length.parse().ok()) else { return };
+    let mut raw = vec![0; length];
+    if reader.read_exact(&mut raw).is_err() {
+        return;
+    }
+    let mood = *moods.lock().unwrap();
+    let body = serde_json::from_slice(&raw).unwrap();
+    kept.lock().unwrap().push(Request { mood, headers, body, raw });
+    let answer = match mood {
+        // Until the other end is gone.
+        Mood::Hangs => return drop(reader.read_to_end(&mut Vec::new())),
+        Mood::Fails => "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+        Mood::Takes => "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+    };
+    // Who has been killed meanwhile is not there to hear it.
+    let mut stream = stream;
+    let _heard = stream.write_all(answer.as_bytes());
+}
+
+/// A cluster of one that no job is started on, whose controller tells a receiver.
+fn stage(port: u16, more: &str) -> (Bed, Store) {
+    let bed = Bed::local();
+    bed.write("busy", "");
+    bed.write("secret", "a shared secret\n");
+    bed.write("pager.url", &format!("http://127.0.0.1:{port}/hooks/not-to-be-told\n"));
+    let alerts = format!(
+        "cycle = \"1s\"\n[alerts]\ngather = \"1s\"\nevery = \"1s\"\ntimeout = \"1s\"\nretry = \"1s\"\n{more}\n\
+         [alerts.receivers.pager]\nwebhook = {{ url = {{ file = \"pager.url\" }}, secret = {{ file = \"secret\" }} }}\n[backend"
+    );
+    let config = bed.read("doctor.toml").replace("[backend", &alerts);
+    bed.write("doctor.toml", &format!("{config}busy_file = \"busy\"\n"));
+    let store = Store::open(&StoreUrl::Sqlite(bed.path("doctor.db"))).unwrap();
+    (bed, store)
+}
+
+/// Something to tell, as a cycle would write it down.
+fn tell(store: &Store, what: usize) {
+    let note = Note { at: Timestamp::from_secs(1), about: About::Trial { by: format!("number {what}") } };
+    let known = store.alert_conditions().unwrap();
+    assert!(store.turn_conditions(&known, &known, &[Addressed { receiver: "pager".to_owned(), note }]).unwrap());
+}
+
+fn all_arrived(store: &Store) -> bool {
+    let waiting = store.alerts_waiting().unwrap();
+    waiting.values().all(|waiting| waiting.notes + waiting.messages == 0)
+}
+
+#[test]
+fn each_message_arrives_once_at_a_receiver_that_hangs_fails_and_comes_back_while_controllers_are_killed() {
+    let receiver = Receiver::new(Mood::Hangs);
+    let (bed, store) = stage(receiver.port, "");
+    tell(&store, 0);
+    let controller = Service::start(&bed);
+    until("a message that hangs", || receiver.seen(Mood::Hangs) > 0);
+    // Each cycle renews the lease.
+    let mut renewed = std::collections::BTreeSet::new();
+    until("cycles that go on while the receiver hangs", || {
+        renewed.extend(store.leader().unwrap().map(|(_, until)| until));
+        renewed.len() > 3
+    });
+    assert_eq!(receiver.seen(Mood::Takes), 0);
+    tell(&store, 1);
+    let hung = receiver.seen(Mood::Hangs);
+    until("it is tried again", || receiver.seen(Mood::Hangs) > hung);
+    // SIGKILL.
+    drop(controller);
+    receiver.is(Mood::Fails);
+    tell(&store, 2);
+    let controller = Service::start(&bed);
+    until("a message that fails", || receiver.seen(Mood::Fails) > 0);
+    // SIGKILL.
+    drop(controller);
+    receiver.is(Mood::Takes);
+    let controller = Service::start(&bed);
+    until("everything arrives", || all_arrived(&store));
+    controller.stop();
+
+    let taken: Vec<Request> =
+        receiver.requests.lock().unwrap().iter().filter(|request| request.mood == Mood::Takes).cloned().collect();
+    let mut keys: Vec<&str> = taken.iter().map(|request| request.body["key"].as_str().unwrap()).collect();
+    let told: Vec<String> = taken
+        .iter()
+        .flat_map(|request| request.body["notes"].as_array().unwrap().clone())
+        .map(|note| note["by"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(told, ["number 0", "number 1", "number 2"], "each once, in their order");
+    let all = keys.len();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), all, "no key twice");
+    let first_key = receiver.requests.lock().unwrap()[0].body["key"].clone();
+    assert_eq!(taken[0].body["key"], first_key, "what was tried again is the same message");
+    for request in &taken {
+        let expected = signature(b"a shared secret", &request.headers["x-doctor-timestamp"], &request.raw);
+        assert_eq!(request.headers["x-doctor-signature"], expected);
+    }
+    let rows = store.alert_messages(10, true).unwrap();
+    assert!(rows.iter().all(|row| row.state == MessageState::Delivered), "{rows:?}");
+}
+
+#[test]
+fn a_case_that_opens_is_told_with_its_reason_and_acknowledged_it_is_told_no_more() {
+    let receiver = Receiver::new(Mood::Takes);
+    let (bed, store) = stage(receiver.port, "");
+    let controller = Service::start(&bed);
+    until("a cluster that was looked at", || store.cluster_seen().unwrap().is_some());
+    bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
+    let told = || -> Vec<serde_json::Value> {
+        let requests = receiver.requests.lock().unwrap();
+        requests.iter().flat_map(|request| request.body["notes"].as_array().unwrap().clone()).collect()
+    };
+    until("the case is told", || told().iter().any(|note| note["about"] == "case"));
+    let note = told().into_iter().find(|note| note["about"] == "case").unwrap();
+    assert_eq!((&note["node"], &note["changes"][0]["what"]), (&"here".into(), &"opened".into()), "{note}");
+    assert!(note["changes"][0]["why"].as_str().unwrap().contains("it smells"), "{note}");
+    assert_eq!(note["look"], "doctor why here");
+    bed.expect(0, &["cases", "ack", note["case"].as_str().unwrap(), "--yes"]).says("Acknowledged.");
+    assert_eq!(store.mutes().unwrap().len(), 1);
+    controller.stop();
+}
+
+#[test]
+fn a_message_that_nobody_takes_is_said_to_be_lost_and_no_secret_is_told() {
+    // Nobody listens there.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (bed, store) = stage(port, "give_up = \"2s\"");
+    tell(&store, 0);
+    let mut controller = Service::start(&bed);
+    controller.says("a message is lost");
+    until("the loss is told too", || store.alert_messages(10, false).unwrap().len() > 1);
+    let (_, log) = controller.stop();
+    assert!(!log.contains("not-to-be-told") && log.contains(&format!("http://127.0.0.1:{port}")), "{log}");
+    let said = bed.expect(1, &["alert", "list"]);
+    said.says("lost").says("pager").says("given up at try");
+    let said = bed.expect(1, &["alert", "test"]);
+    said.says("pager: did not arrive").says("Connection refused");
+    let shown = bed.expect(0, &["config", "show"]);
+    assert!(!shown.out.contains("not-to-be-told") && shown.out.contains("pager.url"), "{}", shown.out);
+}
+
+/// A program of the system that is ended with the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _gone = self.0.kill();
+        let _gone = self.0.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn get(port: u16, path: &str) -> Option<serde_json::Value> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: x\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+}
+
+#[test]
+fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
+    let (bed, store) = stage(1, "");
+    let (port, cluster) = (free_port(), free_port());
+    bed.write("alertmanager.yml", "route:\n  receiver: nobody\nreceivers:\n  - name: nobody\n");
+    let mut command = Command::new("prometheus-alertmanager");
+    command.current_dir(bed.path("")).args(["--config.file=alertmanager.yml", "--storage.path=alertmanager"]);
+    command
+        .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+        .arg(format!("--cluster.listen-address=127.0.0.1:{cluster}"));
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let Ok(child) = command.spawn() else {
+        return doctor_bed::excuse::lacking("alerts", "there is no prometheus-alertmanager");
+    };
+    let _alertmanager = Ended(child);
+    until("an Alertmanager that answers", || get(port, "/api/v2/alerts").is_some());
+    let config = bed.read("doctor.toml");
+    let (head, rest) = config.split_once("[alerts.receivers.pager]").unwrap();
+    let (_, backend) = rest.split_once("[backend").unwrap();
+    let receiver = format!("[alerts.receivers.am]\nalertmanager = {{ url = \"http://127.0.0.1:{port}/\" }}\n[backend");
+    bed.write("doctor.toml", &format!("{head}{receiver}{backend}"));
+    bed.expect(0, &["alert", "test"]).says("am: arrived");
+
+    let at = SystemClock.now();
+    let open = ServiceNote {
+        condition: Condition::BreakerOpen,
+        raised: true,
+        since: at,
+        text: "the breaker is open".to_owned(),
+    };
+    let note = Note { at, about: About::Service(open) };
+    let known = BTreeMap::from([(Condition::BreakerOpen, at)]);
+    let told = [Addressed { receiver: "am".to_owned(), note }];
+    assert!(store.turn_conditions(&BTreeMap::new(), &known, &told).unwrap());
+    let fires = || {
+        let alerts = get(port, "/api/v2/alerts?filter=alertname%3DClusterDoctorService").unwrap_or_default();
+        alerts
+            .as_array()
+            .is_some_and(|alerts| alerts.iter().any(|alert| alert["labels"]["condition"] == "breaker-open"))
+    };
+    let controller = Service::start(&bed);
+    // The breaker of the store is closed: the controller sees that, and says so.
+    until("the breaker's alert is over", || all_arrived(&store) && store.alert_conditions().unwrap().is_empty());
+    until("the Alertmanager knows", || !fires());
+    controller.stop();
+    let rows = store.alert_messages(10, true).unwrap();
+    let told: Vec<Note> = rows.into_iter().rev().flat_map(|row| row.notes).collect();
+    let raised: Vec<bool> = told
+        .iter()
+        .filter_map(|note| match &note.about {
+            About::Service(service) => Some(service.raised),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(raised, [true, false]);
+}
+
+/// A mail server that wants STARTTLS and a password, and writes what it takes into a folder.
+const MAIL_SERVER: &str = r#"
+import os, ssl, sys
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import AuthResult
+
+class Keep:
+    async def handle_DATA(self, server, session, envelope):
+        draft = f"mail-{len(os.listdir('mails'))}"
+        with open(draft, "wb") as file:
+            file.write(("\n".join(envelope.rcpt_tos) + "\n\n").encode() + envelope.content)
+        os.rename(draft, "mails/" + draft)
+        return "250 taken"
+
+def check(server, session, envelope, mechanism, data):
+    return AuthResult(success=data.login == b"doctor" and data.password == b"a mail secret", handled=False)
+
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("cert.pem", "key.pem")
+controller = Controller(Keep(), hostname="127.0.0.1", port=int(sys.argv[1]), tls_context=context,
+                        require_starttls=True, auth_required=True, authenticator=check)
+controller.start()
+print("ready", flush=True)
+sys.stdin.read()
+"#;
+
+#[test]
+fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_nothing() {
+    let bed = Bed::new();
+    bed.write("server.py", MAIL_SERVER);
+    std::fs::create_dir(bed.path("mails")).unwrap();
+    let certificates = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=site -keyout ca.key -out ca.pem && \
+        openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout key.pem -out cert.csr && \
+        echo subjectAltName=DNS:localhost > cert.ext && \
+        openssl x509 -req -in cert.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile cert.ext -out cert.pem";
+    let made = Command::new("sh").current_dir(bed.path("")).args(["-c", certificates]).output();
+    let python = Command::new("/usr/bin/python3").args(["-c", "import aiosmtpd"]).output();
+    if !made.is_ok_and(|made| made.status.success()) || !python.is_ok_and(|python| python.status.success()) {
+        return doctor_bed::excuse::lacking("alerts", "there is no openssl, or no aiosmtpd for /usr/bin/python3");
+    }
+    let port = free_port();
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["server.py", &port.to_string()]).current_dir(bed.path(""));
+    // It ends with its standard input, and tells of every client that does not believe it.
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut server = Ended(command.spawn().unwrap());
+    let mut ready = String::new();
+    BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    assert_eq!(ready, "ready\n");
+
+    let config = |alerts: &str, password: &str| {
+        bed.write("password", password);
+        std::fs::create_dir_all(bed.path("data")).unwrap();
+        let text = format!(
+            "store = \"doctor.db\"\ndata = \"data\"\n[alerts]\ntimeout = \"5s\"\n{alerts}\n[alerts.receivers.mail]\n\
+             email = {{ server = \"localhost:{port}\", from = \"doctor@example.org\", to = [\"a@example.org\", \
+             \"b@example.org\"], user = \"doctor\", password = {{ file = \"password\" }} }}\n"
+        );
+        bed.write("doctor.toml", &text);
+    };
+    config("", "a mail secret");
+    bed.expect(1, &["alert", "test"]).says("localhost").says("is not believed");
+    config("ca = \"ca.pem\"", "another");
+    let said = bed.expect(1, &["alert", "test"]);
+    said.says("answered 535 to AUTH PLAIN");
+    assert!(!said.out.contains("another"), "{}", said.out);
+    config("ca = \"ca.pem\"", "a mail secret");
+    bed.expect(0, &["alert", "test"]).says("mail: arrived");
+    let mails: Vec<String> = std::fs::read_dir(bed.path("mails"))
+        .unwrap()
+        .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())
+        .collect();
+    let [mail] = &mails[..] else { panic!("{mails:?}") };
+    assert!(mail.starts_with("a@example.org\nb@example.org\n\n"), "{mail}");
+    assert!(mail.contains("Subject: Cluster Doctor: this is a trial by ann"), "{mail}");
+}

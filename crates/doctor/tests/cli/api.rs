@@ -1,0 +1,88 @@
+//! The API of real programs: a demonstration that goes on, and a controller with tokens.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use crate::{
+    bed::{Bed, until},
+    this_machine::Service,
+};
+
+/// A program that is ended with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _gone = self.0.kill();
+        let _gone = self.0.wait();
+    }
+}
+
+/// The status and the body.
+fn get(address: &str, path: &str, token: Option<&str>) -> (u16, serde_json::Value) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let token = token.map_or_else(String::new, |token| format!("authorization: Bearer {token}\r\n"));
+    write!(stream, "GET /api/v1{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{token}\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(body).unwrap_or_default())
+}
+
+#[test]
+fn a_demonstration_goes_on_behind_the_api() {
+    let bed = Bed::new();
+    let args =
+        ["demo", "--nodes", "8", "--days", "1", "--serve", "--listen", "127.0.0.1:0", "--speed", "3600", "--json"];
+    let mut child = bed.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let out = child.stdout.take().unwrap();
+    let running = Running(child);
+    let mut told = String::new();
+    let url = BufReader::new(out).lines().map_while(Result::ok).find_map(|line| {
+        told.push_str(&line);
+        Some(line.split_once("http://")?.1.split('/').next()?.to_owned())
+    });
+    let address = url.unwrap_or_else(|| panic!("it does not say where it answers: {told}"));
+    let at = || get(&address, "/status", None).1["at"].as_str().unwrap_or_default().to_owned();
+    let first = at();
+    until("time goes on", || at() > first);
+    let (status, nodes) = get(&address, "/nodes", None);
+    assert_eq!((status, nodes["items"].as_array().map(Vec::len)), (200, Some(8)));
+    drop(running);
+}
+
+#[test]
+fn a_controller_answers_people_with_a_token_and_the_command_line_takes_it_away() {
+    let bed = Bed::local();
+    let config = bed.read("doctor.toml");
+    let with = |listen: &str| {
+        bed.write("doctor.toml", &config.replace("[backend", &format!("[web]\nlisten = \"{listen}\"\n[backend")));
+    };
+    with("0.0.0.0:0");
+    bed.expect(3, &["serve", "--cycles", "1"]).complains("doctor token create");
+    with("127.0.0.1:0");
+    let made = bed.json(&["token", "create", "ops", "--role", "operator", "--yes"]);
+    let token = made["token"].as_str().unwrap();
+    with("0.0.0.0:0");
+    bed.expect(3, &["serve", "--cycles", "1"]).complains("plain = true");
+    with("127.0.0.1:0");
+    bed.expect(1, &["token", "create", "ops", "--yes"]).complains("another name");
+    bed.expect(2, &["token", "create", "a b", "--yes"]).complains("letters");
+    assert!(!bed.expect(0, &["token", "list", "--json"]).out.contains(token), "it is told once");
+    let mut service = Service::start(&bed);
+    let line = service.line("the API answers");
+    let address = line.split("at=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    until("the node is shown", || get(&address, "/nodes/here", Some(token)).0 == 200);
+    assert_eq!(get(&address, "/status", None).0, 401);
+    bed.expect(0, &["token", "revoke", "ops", "--why", "over", "--yes"]).says("Revoked the token ops.");
+    until("it is refused", || get(&address, "/status", Some(token)).0 == 401);
+    bed.expect(0, &["token", "list"]).says("revoked");
+    bed.expect(0, &["audit"]).says("revoke-token").says("add-token");
+    assert_eq!(service.stop().0, Some(0));
+}

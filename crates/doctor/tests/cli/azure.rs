@@ -1,0 +1,230 @@
+//! `doctor fleet provision` and `destroy` with the real `az`: its own parser takes every call, and a server that plays Azure's resource manager
+//! answers them. That proves the calls and what happens on the machines, which are real sshd; it proves nothing about Azure.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use doctor_bed::azure::{self, Azure};
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, Said};
+
+/// As the file of the scripts that this replaces has it.
+const ENV_FILE: &str = "RESOURCE_GROUP='vmss-rg'\nVMSS_NAME='vmss'\nLOCATION='westus3'\nSKU='Standard_ND96isr_H200_v5'\n\
+    IMAGE='microsoft-dsvm:ubuntu-hpc:2204:latest'\nINSTANCE_COUNT='2'\nVM_NAME_PREFIX='vm-'\nADMIN='azureuser'\nORCH_MODE='Flexible'\n\
+    SSH_PATH='~/.ssh/id_rsa.pub'\nTAGS=(\n    example-tag-1=value1,\n    example-tag-2=value2,\n)\n";
+
+/// Hands each call to the CLI's own entry, in one process, because it takes seconds to begin; says how each ended and what it said.
+const PARSE: &str = r#"
+import json, os, sys, tempfile
+from azure.cli.core import get_default_cli
+ended = []
+for words in json.load(sys.stdin):
+    with tempfile.TemporaryFile() as said:
+        before = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            code = get_default_cli().invoke(words)
+        except SystemExit as end:
+            code = end.code
+        finally:
+            os.dup2(before, 2)
+        said.seek(0)
+        ended.append([code, said.read().decode()])
+json.dump(ended, sys.stdout)
+"#;
+
+fn key(bed: &Bed) {
+    let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(bed.path("id")).status();
+    assert!(made.unwrap().success());
+}
+
+/// Everything that a file can ask for.
+fn full(mode: &str) -> String {
+    format!(
+        "resource_group = \"rg\"\nsubscription = \"a0a0a0a0-0000-0000-0000-000000000000\"\nlocation = \"westus3\"\nscale_set = \"gpu\"\nmode = \"{mode}\"\n\
+         sku = \"Standard_ND96isr_H100_v5\"\nimage = \"/subscriptions/s/resourceGroups/r/providers/Microsoft.Compute/images/i\"\ncount = 100\n\
+         admin = \"ann\"\nssh_key = \"id.pub\"\nplacement_group = \"near\"\nspot = {{ max_price = 1.5 }}\nsecurity = \"trusted-launch\"\n\
+         [network]\nssh_from = [\"203.0.113.0/24\", \"198.51.100.7\"]\nsubnet = \"/subscriptions/s/resourceGroups/r/providers/Microsoft.Network/virtualNetworks/v/subnets/n\"\n\
+         [tags]\ncost-centre = \"a:b/c@d.e+f-g_h\"\n"
+    )
+}
+
+#[test]
+fn every_call_of_the_plan_is_taken_by_the_parser_of_the_real_az() {
+    let programs = match azure::programs() {
+        Ok(programs) => programs,
+        Err(why) => return why.not_run("az's own parser"),
+    };
+    let bed = Bed::new();
+    key(&bed);
+    bed.write("cluster.env", ENV_FILE);
+    bed.write("flexible.toml", &full("flexible"));
+    bed.write("uniform.toml", &full("uniform"));
+    let mut calls: Vec<Value> = Vec::new();
+    for file in ["cluster.env", "flexible.toml", "uniform.toml"] {
+        // What az reads by itself has to be there; the other scripts are made from the answers of earlier calls.
+        let words = ["fleet", "provision", file, "--plan", "--fresh", "--files", "files"];
+        let plan = bed.json(&words);
+        let steps = plan["steps"].as_array().unwrap();
+        assert!(steps.len() >= 13, "{plan:#}");
+        calls.extend(steps.iter().flat_map(|step| step["calls"].as_array().unwrap().clone()));
+    }
+    fs::create_dir(bed.path("files")).unwrap();
+    for file in ["cloud-init.yaml", "head-key.sh", "trust.sh", "head-files.sh"] {
+        bed.write(&format!("files/{file}"), "#!/bin/sh\n");
+    }
+    calls.sort_by_key(Value::to_string);
+    calls.dedup();
+    let wrong =
+        [json!(["vmss", "create", "--name", "x"]), json!(["network", "lb", "create", "-g", "r", "--naem", "x"])];
+    let count = calls.len();
+    calls.extend(wrong);
+
+    let mut az = Command::new(programs.join("python"));
+    az.args(["-c", PARSE]).current_dir(bed.path("")).env_clear().env("HOME", bed.path("")).env("PATH", "/usr/bin:/bin");
+    azure::alone(&mut az, &bed.path(""));
+    let mut az = az.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    serde_json::to_writer(az.stdin.take().unwrap(), &calls).unwrap();
+    let ended = az.wait_with_output().unwrap();
+    let said: Vec<(i32, String)> = serde_json::from_slice(&ended.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&ended.stderr)));
+    assert_eq!(said.len(), calls.len());
+    for (call, (code, said)) in calls.iter().zip(&said).take(count) {
+        assert!(*code == 1 && said.contains("az login"), "{code}: {said}\n{call}");
+    }
+    // The parser can say no.
+    assert!(said[count..].iter().all(|(code, _)| *code == 2), "{:?}", &said[count..]);
+}
+
+struct Cluster<'a> {
+    azure: &'a Azure,
+    bed: &'a Bed,
+}
+
+impl Cluster<'_> {
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.azure.command(Path::new(env!("CARGO_BIN_EXE_doctor")), &self.bed.path(""));
+        command.args(args).stdin(Stdio::null());
+        command
+    }
+
+    #[track_caller]
+    fn expect(&self, code: i32, args: &[&str]) -> Said {
+        let said = Said::of(&self.command(args).output().unwrap());
+        assert_eq!(said.code, code, "doctor {}\n{}\n{}", args.join(" "), said.out, said.err);
+        said
+    }
+
+    /// Logs in as a person would: verified host keys, no questions.
+    #[track_caller]
+    fn ssh(&self, host: &str, command: &str) -> String {
+        let mut ssh = self.azure.command(Path::new("/usr/bin/ssh"), &self.bed.path(""));
+        ssh.args(["-F", "gpu/ssh_config", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, command]);
+        let said = Said::of(&ssh.stdin(Stdio::null()).output().unwrap());
+        assert_eq!(said.code, 0, "ssh {host} {command}: {}", said.err);
+        said.out
+    }
+
+    /// Begins, and is killed when it has come to this step.
+    fn killed_at(&self, step: &str) {
+        let mut child =
+            self.command(&["fleet", "provision", "cluster.toml", "--yes"]).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let seen: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.contains(step)).collect();
+        Azure::kill(&mut child).unwrap();
+        assert!(seen.iter().any(|line| line.contains("resource group")), "{seen:?}");
+    }
+}
+
+#[test]
+fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for_azure() {
+    let azure = match Azure::start() {
+        Ok(azure) => azure,
+        Err(why) => return why.not_run("provisioning with the real az"),
+    };
+    let bed = Bed::new();
+    key(&bed);
+    bed.write(
+        "cluster.toml",
+        "resource_group = \"rg\"\nlocation = \"westus3\"\nscale_set = \"gpu\"\nsku = \"Standard_ND96isr_H200_v5\"\n\
+         image = \"microsoft-dsvm:ubuntu-hpc:2204:latest\"\ncount = 2\nadmin = \"azureuser\"\nssh_key = \"id.pub\"\n\
+         [network]\nssh_from = [\"203.0.113.0/24\"]\n[tags]\nowner = \"ann\"\n[limits]\ncreate = \"10m\"\n",
+    );
+    let cluster = Cluster { azure: &azure, bed: &bed };
+    cluster.expect(6, &["fleet", "provision", "cluster.toml"]).says("az vmss create");
+    assert_eq!(azure.changes(), [""; 0]);
+
+    cluster.killed_at("load balancer");
+    let made = cluster.expect(0, &["fleet", "provision", "cluster.toml", "--yes"]);
+    made.says("2 nodes ready").says("ssh -p 50000 azureuser@");
+    assert!(!made.err.contains("resource group rg"), "it was there already: {}", made.err);
+
+    // Nothing of this was taken on trust: the host keys came through Azure.
+    let hosts: Vec<String> = bed.read("gpu/hostfile").lines().map(str::to_owned).collect();
+    assert_eq!(hosts.len(), 2);
+    let head = &hosts[0];
+    assert_eq!(
+        cluster.ssh(head, "cat hostfile hostfile-ip"),
+        format!("{}{}", bed.read("gpu/hostfile"), bed.read("gpu/hostfile-ip"))
+    );
+    assert_eq!(cluster.ssh(&hosts[1], "hostname").trim(), hosts[1]);
+    for host in &hosts {
+        let inside = format!("ssh -o BatchMode=yes -o StrictHostKeyChecking=yes {host} hostname");
+        assert_eq!(cluster.ssh(head, &inside).trim(), host);
+    }
+    let first = fs::read_to_string(azure.at(&format!("vm-{head}/custom-data"))).unwrap();
+    assert!(first.starts_with("#cloud-config\n") && first.contains("/opt/run-health-checks.sh"), "{first}");
+
+    let before = azure.changes();
+    cluster.expect(0, &["fleet", "provision", "cluster.toml", "--yes"]).says("nothing was changed");
+    assert_eq!(azure.changes(), before);
+
+    stranger(&azure);
+    let gone = cluster.expect(0, &["fleet", "destroy", "cluster.toml", "--yes"]);
+    gone.says("left: security group strangers: it does not bear our tag")
+        .says("left: resource group rg: others have something in it");
+    let after = azure.changes();
+    let deleted: Vec<&str> = after
+        .iter()
+        .filter_map(|line| line.strip_prefix("DELETE "))
+        .filter_map(|line| line.split('/').next_back())
+        .collect();
+    assert_eq!(
+        deleted,
+        ["gpu 200", "gpu-lb 200", "gpu-lb-ip 200", "gpu-head-ip 200", "gpu-vnet 200", "gpu-nsg 200"],
+        "{after:#?}"
+    );
+}
+
+/// Somebody else has something in the group.
+fn stranger(azure: &Azure) {
+    let put = "import ssl, sys, urllib.request\n\
+        url = 'https://127.0.0.1:5991/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg/providers/Microsoft.Network/networkSecurityGroups/strangers'\n\
+        request = urllib.request.Request(url, b'{\"location\": \"westus3\"}', method='PUT')\n\
+        urllib.request.urlopen(request, context=ssl.create_default_context(cafile=sys.argv[1]))";
+    let said =
+        azure.command(Path::new("python"), &azure.at("")).args(["-c", put]).arg(azure.at("cert.pem")).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+}
+
+#[test]
+fn a_mistake_in_the_clusters_file_is_shown_at_its_place_and_nothing_is_asked() {
+    let bed = Bed::new();
+    bed.write("cluster.toml", "resource_group = \"rg\"\nlocation = \"West US 3\"\nscale_sett = \"gpu\"\n");
+    bed.expect(4, &["fleet", "provision", "cluster.toml"]).complains("line 3, column 1").complains("--example");
+    bed.write("cluster.toml", &bed.expect(0, &["fleet", "provision", "--example"]).out.replace("westus3", "West US 3"));
+    bed.expect(4, &["fleet", "destroy", "cluster.toml"]).complains("a region");
+    bed.write(
+        "cluster.toml",
+        &bed.expect(0, &["fleet", "provision", "--example"]).out.replace("~/.ssh/id_ed25519.pub", "no.pub"),
+    );
+    bed.expect(2, &["fleet", "provision", "cluster.toml"]).complains("ssh-keygen");
+    bed.write("no.pub", "ssh-ed25519 AAAA\n");
+    bed.expect(3, &["fleet", "provision", "cluster.toml", "--az", "/no/such/az"])
+        .complains("install Azure's command line");
+}

@@ -1,0 +1,77 @@
+//! A service that looks after the instances of a real dstack server: idle ones are validated, users come first, and what dstack cannot
+//! reach or calls failing is left alone and said.
+
+use doctor_bed::dstack::{Dstack, Health};
+use serde_json::{Value, json};
+
+use crate::{
+    bed::{Bed, doctor_node, until},
+    slurm_flows::rows,
+    this_machine::Service,
+};
+
+/// A service of this server, with its token in a file.
+fn configure(bed: &Bed, dstack: &Dstack) {
+    bed.write("token", &dstack.admin().token);
+    let settings = format!("[backend.dstack]\nurl = \"{}\"\ntoken_file = \"token\"\n", dstack.url());
+    bed.write(
+        "doctor.toml",
+        &format!("store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n{settings}"),
+    );
+}
+
+fn passed(bed: &Bed) -> Vec<String> {
+    let names = rows(bed, "memory").into_iter().filter(|row| row["verdict"] == "pass");
+    let mut names: Vec<String> = names.map(|row| row["node"].as_str().unwrap_or_default().to_owned()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn idle_instances_are_validated_and_given_up_to_users() {
+    let what = "idle_instances_are_validated_and_given_up_to_users";
+    let Ok(dstack) = Dstack::start(3).inspect_err(|why| why.not_run(what)) else { return };
+    dstack.install(doctor_node()).unwrap();
+    let bed = Bed::new();
+    std::fs::create_dir(bed.path("data")).unwrap();
+    bed.policy_for(&["memory"], "version = 1\n");
+    configure(&bed, &dstack);
+    bed.expect(0, &["config", "check", "--live"]).says("dstack 0.22.5").says("All of it is good.");
+
+    // One is behind a cut link, and of one the GPUs fail: only the first is free.
+    dstack.cut(2).unwrap();
+    dstack.set_health(3, &Health::Failure("GPU 5 has a volatile DBE")).unwrap();
+    dstack.wait_for_instance(2, "unreachable", |instance| instance["unreachable"] == true).unwrap();
+    dstack.wait_for_instance(3, "failing", |instance| instance["health_status"] == "failure").unwrap();
+    let service = Service::start(&bed);
+    until("the free one to pass", || passed(&bed) == ["bed-0"]);
+    let run = rows(&bed, "memory")[0]["run"].as_str().unwrap().to_owned();
+    bed.expect(0, &["log", &run]).says("memory");
+    bed.expect(0, &["why", "bed-1"]).says("dstack cannot reach it");
+    bed.expect(0, &["why", "bed-2"]).says("health failure: GPU 5 has a volatile DBE");
+    dstack.join(2).unwrap();
+    dstack.set_health(3, &Health::Healthy).unwrap();
+    until("the others to pass", || passed(&bed) == ["bed-0", "bed-1", "bed-2"]);
+    assert_eq!(dstack.jobs_started(&format!("doctor-{run}")), 1);
+    assert_eq!(service.stop().0, Some(0));
+
+    // A test that goes on until somebody ends it, everywhere; and a user who waits for one of the instances.
+    bed.policy_for(
+        &[],
+        "version = 2\n[limits]\nresult_grace = \"1s\"\n[retry]\ninconclusive = \"1h\"\n\
+         [tests.slow.params]\ntimeout = \"15m\"\ncommand = [\"/bin/sh\", \"-c\", \"exec sleep 600\"]\n",
+    );
+    let service = Service::start(&bed);
+    let busy = |instance: &Value| instance["status"] == "busy";
+    dstack.wait_for_instance(1, "busy", busy).unwrap();
+    let retried = json!({ "retry": { "on_events": ["no-capacity"], "duration": "1h" } });
+    dstack.submit_as_user("patient", Some(1), "exec sleep 3600", &retried).unwrap();
+    dstack.wait_for_run("patient", "running").unwrap();
+    until("the row of what was begun", || rows(&bed, "slow").iter().any(|row| row["node"] == "bed-0"));
+    let row = rows(&bed, "slow").into_iter().find(|row| row["node"] == "bed-0").unwrap();
+    assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(!log.contains(&dstack.admin().token), "the token is in no log");
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}

@@ -1,0 +1,346 @@
+//! `doctor fleet` on real sshd hosts: those that answer, refuse, hang and are slow, and what they say that nobody should believe.
+//! The steps are those from new machines to a tested fleet, as docs/guide/fleet.md has them.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use doctor_bed::ssh;
+
+use crate::{
+    bed::{Bed, Said, doctor_node, until},
+    slurm_several::POLICY,
+};
+
+/// Hosts, and a directory from which they are reached, without any configuration of the service.
+struct Stage {
+    bed: Bed,
+    fleet: ssh::Fleet,
+}
+
+impl Stage {
+    fn new(what: &str, hosts: u8) -> Option<Self> {
+        let fleet = ssh::Fleet::start(hosts).inspect_err(|why| why.not_run(what)).ok()?;
+        let bed = Bed::new();
+        fs::copy(fleet.at("hostfile"), bed.path("hosts")).unwrap();
+        fs::copy(fleet.ssh_config(), bed.path("ssh_config")).unwrap();
+        Some(Self { bed, fleet })
+    }
+
+    fn words<'a>(&self, words: &[&'a str]) -> Vec<&'a str> {
+        let (command, rest) = words.split_first().unwrap();
+        let reach = ["fleet", command, "--hostfile", "hosts", "--ssh-config", "ssh_config", "--connect", "2s"];
+        [&reach[..], rest].concat()
+    }
+
+    #[track_caller]
+    fn expect(&self, code: i32, words: &[&str]) -> Said {
+        self.bed.expect(code, &self.words(words))
+    }
+
+    #[track_caller]
+    fn json(&self, words: &[&str]) -> serde_json::Value {
+        let words: Vec<&str> = [&["--json"], &self.words(words)[..]].concat();
+        let said = self.bed.doctor(&words);
+        serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}\n{}\n{}", said.out, said.err))
+    }
+
+    /// A file in the home directory of a host.
+    fn put(&self, host: usize, path: &str, text: &str) {
+        let path = self.fleet.hosts()[host - 1].home().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn stop(&mut self, host: &str) {
+        self.fleet.host(host).unwrap().stop();
+    }
+}
+
+#[test]
+fn a_command_runs_on_every_host_and_who_says_the_same_is_shown_once() {
+    let Some(stage) = Stage::new("commands on SSH hosts", 3) else { return };
+    let said = stage.expect(0, &["exec", "--", "echo same"]);
+    assert_eq!((said.out.as_str(), said.err.as_str()), ("host[1-3]: same\n", ""));
+    // Several words arrive as they are, and one host says something else and ends as ssh does when it fails.
+    stage.expect(0, &["exec", "--hosts", "host1", "--", "echo", "it's; $HOME"]).says("host1: it's; $HOME\n");
+    let said = stage.expect(1, &["exec", "--", "hostname; [ $(hostname) != host2 ] || { echo no >&2; exit 255; }"]);
+    said.says("host1: host1\nhost2: host2\n").complains("host2: no\nhost2: ended with 255\n3 hosts: 2 well, 1 not");
+    let rows = stage.json(&["exec", "--hosts", "host*", "--", "kill -9 $$"]);
+    assert_eq!((rows[0]["ended"].as_str(), rows[0]["code"].as_i64()), (Some("exited"), Some(137)), "{rows}");
+    // What would clear the screen, or pretend to be another host's line, is made visible.
+    let said = stage.expect(0, &["exec", "--hosts", "host1", "--", "printf 'a\\033[2Jb\\rhost2: c\\n\\302\\2332J'"]);
+    assert_eq!(said.out, "host1: a\u{fffd}[2Jb\u{fffd}host2: c\nhost1: \u{fffd}2J\n");
+    let said =
+        stage.expect(0, &["exec", "--hosts", "host1", "--most", "1", "--", "head -c 5000 /dev/zero | tr '\\0' x"]);
+    assert!(said.out.len() < 1100 && said.err.contains("3976 bytes more were not kept"), "{}", said.err);
+    stage
+        .expect(2, &["exec", "--hosts", "host9", "--", "true"])
+        .complains("no host `host9`")
+        .complains("known: host[1-3]");
+    let said = stage.bed.expect(2, &["fleet", "exec", "--", "true"]);
+    said.complains("--hosts node[01-08] or --hostfile FILE");
+    // With the service's own configuration, and connections that are kept between commands.
+    let (hosts, ssh_config, state) = (stage.fleet.at("hostfile"), stage.fleet.ssh_config(), stage.fleet.at("s"));
+    let config = format!(
+        "[backend.ssh]\nhostfile = \"{}\"\nssh_config = \"{}\"\nstate = \"{}\"\n",
+        hosts.display(),
+        ssh_config.display(),
+        state.display()
+    );
+    stage.bed.write("doctor.toml", &config);
+    stage.bed.expect(1, &["fleet", "exec", "--", "exit 255"]).complains("host[1-3]: ended with 255");
+    stage.bed.expect(0, &["fleet", "exec", "--hosts", "host[1-2]", "--", "echo again"]).says("host[1-2]: again\n");
+    assert_eq!(fs::read_dir(state.join("c")).unwrap().count(), 3);
+}
+
+#[test]
+fn hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_there() {
+    let Some(mut stage) = Stage::new("SSH hosts that do not answer", 4) else { return };
+    let slow = stage.fleet.hosts()[3].slowed(Duration::from_millis(40)).unwrap();
+    let at = stage.fleet.hosts()[3].at;
+    let config = format!(
+        "Host slow\n  HostName {}\n  Port {}\n  HostKeyAlias [{}]:{}\n{}",
+        slow.at.ip(),
+        slow.at.port(),
+        at.ip(),
+        at.port(),
+        stage.bed.read("ssh_config")
+    );
+    stage.bed.write("ssh_config", &config);
+    stage.bed.write("hosts", "host1\nhost2\nhost3\nslow\n");
+    let said = stage.expect(1, &["exec", "--hosts", "host1", "--deadline", "1s", "--", "echo begun; sleep 600"]);
+    said.says("host1: begun").complains("host1: not done in time, and ended there");
+    until("the command to be gone", || {
+        !stage.expect(0, &["exec", "--hosts", "host1", "--", "cat /proc/[0-9]*/comm; true"]).out.contains("sleep")
+    });
+    // A connection that breaks is not taken for the command's end.
+    let words = stage.words(&["exec", "--hosts", "host1", "--", "echo up > /root/up; sleep 600"]);
+    let cut = stage.bed.command(&words).stderr(Stdio::piped()).spawn().unwrap();
+    let up = stage.fleet.hosts()[0].home().join("up");
+    until("the command to begin", || fs::read_to_string(&up).is_ok_and(|text| text == "up\n"));
+    stage.fleet.hosts()[0].cut().unwrap();
+    let cut = Said::of(&cut.wait_with_output().unwrap());
+    assert_eq!(cut.code, 1, "{}", cut.err);
+    cut.complains("host1: the connection was lost: ").complains("it may go on there");
+    stage.stop("host2");
+    stage.fleet.hosts()[2].hang();
+    let began = Instant::now();
+    let said = stage.expect(3, &["exec", "--", "hostname"]);
+    said.says("host1: host1").says("slow: host4").complains("host2: not reached: ").complains("host3: not reached: ");
+    said.complains("refused").complains("timed out");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let rows = stage.json(&["exec", "--", "exit 3"]);
+    let ends: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["ended"].as_str().unwrap()).collect();
+    assert_eq!(ends, ["exited", "not-reached", "not-reached", "exited"], "{rows}");
+    stage.fleet.hosts()[2].unhang();
+    // A host whose key nobody knows is not talked to, unless it is to be learnt.
+    stage.bed.write("known_hosts", "");
+    let config = stage.bed.read("ssh_config").replace(
+        &stage.fleet.at("known_hosts").display().to_string(),
+        &stage.bed.path("known_hosts").display().to_string(),
+    );
+    stage.bed.write("ssh_config", &config);
+    stage.expect(3, &["exec", "--hosts", "host1", "--", "true"]).complains("host1: not reached: ");
+    stage.expect(0, &["exec", "--hosts", "host1", "--learn-keys", "--", "true"]);
+    stage.expect(0, &["exec", "--hosts", "host1", "--", "true"]);
+}
+
+#[test]
+fn a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named() {
+    let Some(mut stage) = Stage::new("gathering files from SSH hosts", 4) else { return };
+    stage.put(1, "log.status", "2026-11-15T03:00:00 unhealthy\n2026-11-16T03:00:00 healthy\n");
+    stage.put(2, "log.status", "2026-11-16T03:00:01 unhealthy");
+    stage.put(4, "log.status", &"x".repeat(2 << 20));
+    let said = stage
+        .expect(1, &["gather", "/root/log.status", "--last", "1", "--most", "1", "--out", "cluster-health.status"]);
+    said.says("2 of 4 hosts brought /root/log.status").says("host3: no such file").says("host4: larger than 1 MiB");
+    assert_eq!(
+        stage.bed.read("cluster-health.status"),
+        "host1 2026-11-16T03:00:00 healthy\nhost2 2026-11-16T03:00:01 unhealthy\n\
+         # host3: no such file\n# host4: larger than 1 MiB (--most)\n"
+    );
+    stage.stop("host3");
+    let said = stage.expect(3, &["gather", "/root/log.status", "--out", "all/"]);
+    said.says("3 of 4 hosts").says("host3: not reached: ");
+    assert_eq!(stage.bed.read("all/host2/log.status"), "2026-11-16T03:00:01 unhealthy");
+    assert_eq!(fs::read(stage.bed.path("all/host4/log.status")).unwrap().len(), 2 << 20);
+    assert!(!stage.bed.path("all/host3").exists());
+    let rows = stage.json(&["gather", "/root", "--hosts", "host1", "--out", "none"]);
+    assert_eq!(rows[0]["brought"], "not-a-file", "{rows}");
+}
+
+#[test]
+fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
+    let Some(mut stage) = Stage::new("host files from SSH hosts", 3) else { return };
+    let said = stage.expect(1, &["hosts", "--check"]);
+    said.says("+ host1 127.0.1.1").says("would change");
+    assert!(!stage.bed.path("hostfile").exists(), "nothing is written");
+    stage.bed.write("hosts", "host3\nhost1\n");
+    stage.expect(0, &["hosts"]).says("are written: 2 hosts asked, 0 silent");
+    assert_eq!(
+        (stage.bed.read("hostfile"), stage.bed.read("hostfile-ip")),
+        ("host3\nhost1\n".to_owned(), "127.0.1.3\n127.0.1.1\n".to_owned())
+    );
+    // One comes, one does not answer any more: the order stays, and nobody is dropped.
+    stage.bed.write("hosts", "host[1-3]\n");
+    stage.stop("host3");
+    let said = stage.expect(3, &["hosts"]);
+    said.says("+ host2 127.0.1.2").says("! host3 stays as host3 127.0.1.3: not reached");
+    assert_eq!(
+        (stage.bed.read("hostfile"), stage.bed.read("hostfile-ip")),
+        ("host3\nhost1\nhost2\n".to_owned(), "127.0.1.3\n127.0.1.1\n127.0.1.2\n".to_owned())
+    );
+    // Who is asked for alone changes nobody else's line.
+    stage.expect(0, &["hosts", "--hosts", "host2"]).says("are as they should be");
+    stage.bed.write("hosts", "host2\nhost1\n");
+    stage.expect(0, &["hosts"]).says("- host3 127.0.1.3");
+    assert_eq!(stage.bed.read("hostfile"), "host1\nhost2\n");
+    // The files that it makes are host files.
+    stage.bed.expect(0, &["fleet", "exec", "--hostfile", "hostfile", "--ssh-config", "ssh_config", "--", "true"]);
+    stage.bed.write("hostfile", "host1 user=root\nhost2\n");
+    let said = stage.bed.expect(2, &["fleet", "hosts", "--hostfile", "hostfile", "--ssh-config", "ssh_config"]);
+    said.complains("says how host1 is reached");
+}
+
+const AZNHC: &str = "SUCCESS:  nhc:  Health check passed:  check_gpu_count: Expected 8 and found 8\n";
+const FAULT: &str = "ERROR:  nhc:  Health check failed:  check_gpu_count: Expected 8 and found 7. FaultCode: NHC2009\n";
+const DCGM: &str = "| Denylist                  | Pass                                           |\n| GPU Memory | Pass - All |\ndcgmi diag passed\n";
+
+#[test]
+fn the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_unknown() {
+    let Some(mut stage) = Stage::new("the health of SSH hosts", 4) else { return };
+    let now = stage.expect(0, &["exec", "--hosts", "host1", "--", "date +%Y-%m-%dT%H:%M:%S"]);
+    let now = now.out.trim().strip_prefix("host1: ").unwrap().to_owned();
+    for (host, aznhc) in
+        [(1, format!("{AZNHC}Health checks passed\n")), (2, format!("{AZNHC}{FAULT}Health checks passed\n"))]
+    {
+        stage.put(host, "log/aznhc-health.log", &aznhc);
+        stage.put(host, "log/aznhc-health.log.status", &format!("{now} passed\n"));
+        stage.put(host, "log/dcgmi-diag.log", DCGM);
+        stage.put(host, "log/dcgmi-diag.log.status", &format!("{now} passed\n"));
+        stage.put(host, "log/doctor-check.log.status", &format!("{now} passed\n"));
+    }
+    // AzNHC is not there, and its wrapper wrote `passed` all the same.
+    stage.put(3, "log/aznhc-health.log", "run-health-checks.sh: No such file or directory\nHealth checks passed\n");
+    stage.put(3, "log/aznhc-health.log.status", &format!("{now} passed\n"));
+    stage.put(3, "log/dcgmi-diag.log.status", "2020-01-01T00:00:00 passed\n");
+    stage.stop("host4");
+    let said = stage.expect(1, &["health", "--logs", "/root/log"]);
+    said.says("4 hosts: 1 healthy, 2 unknown, 1 unhealthy").says("Expected 8 and found 7").says("older than 7d");
+    said.says("does not show that anything was checked").says("there is no doctor-check.log.status: it never ran here");
+    let rows = stage.json(&["health", "--logs", "/root/log"]);
+    let health: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["health"].as_str().unwrap()).collect();
+    assert_eq!(health, ["healthy", "unhealthy", "unknown", "unknown"], "{rows}");
+    stage.expect(0, &["health", "--logs", "/root/log", "--hosts", "host1"]).says("healthy");
+    stage.expect(3, &["health", "--logs", "/root/log", "--hosts", "host3", "--of", "aznhc"]);
+    stage.expect(2, &["health", "--of", "nhc"]).complains("use aznhc, dcgm, own");
+    // Our own check leaves its words in the same form; what it said before does not count.
+    stage.put(1, "log/doctor-check.log.status", "2020-01-01T00:00:00 passed\n");
+    let rows = stage.json(&["health", "--run", "--logs", "/root/log", "--hosts", "host1", "--of", "own"]);
+    assert!(rows[0]["checks"][0]["age"].is_string(), "{rows}");
+    let home = stage.fleet.hosts()[0].home();
+    let (log, status) = (home.join("log/doctor-check.log"), home.join("log/doctor-check.log.status"));
+    let (log, status) = (fs::read_to_string(log).unwrap(), fs::read_to_string(status).unwrap());
+    let word = status.lines().last().unwrap().split(' ').next_back().unwrap();
+    assert!(["passed", "failed", "unknown"].contains(&word), "{status}");
+    assert!(log.contains("CHECK") && log.contains("\ndoctor-node check "), "{log}");
+    assert_eq!(status.lines().count(), 2, "{status}");
+    // A check that cannot be made now is not replaced by an older one.
+    let rows = stage.json(&["health", "--run", "--logs", "/proc/none", "--hosts", "host1", "--of", "own"]);
+    assert!(
+        rows[0]["health"] == "unknown"
+            && rows[0]["checks"][0]["why"].as_str().unwrap().contains("could not be checked now"),
+        "{rows}"
+    );
+}
+
+/// Prints what `all_reduce_perf` prints, slowly where host3 takes part.
+const MPIRUN: &str = r##"#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = --host ] && hosts=$2; shift; done
+rate=430.10 wrong=0
+case $hosts in *host3*) rate=198.20; [ ! -e WRONG ] || wrong=7;; esac
+[ ! -e SILENT ] || exit 0
+echo "# nThread 1 nGpus 1 minBytes 8589934592 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0"
+echo "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong"
+for cycle in 1 2 3; do
+  echo "  8589934592    2147483648     float     sum      -1    35920  239.14  $rate      $wrong    35915  239.17  418.55      0"
+done
+if [ $wrong = 0 ]; then echo "# Out of bounds values : 0 OK"; else echo "# Out of bounds values : 21 FAILED"; exit 1; fi
+"##;
+
+#[test]
+fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_pass() {
+    let Some(mut stage) = Stage::new("an all-reduce over SSH hosts", 4) else { return };
+    let at = |name: &str| stage.bed.path(name).display().to_string();
+    stage.bed.write("mpirun", &MPIRUN.replace("WRONG", &at("wrong")).replace("SILENT", &at("silent")));
+    fs::set_permissions(stage.bed.path("mpirun"), fs::Permissions::from_mode(0o755)).unwrap();
+    let nccl = ["nccl", "--launcher", "mpirun", "--mpirun", "./mpirun", "--program", "/bin/true"];
+    let words = |more: &[&'static str]| [&nccl[..], more].concat();
+    let said = stage.expect(0, &words(&["--print"]));
+    said.says("-np 4 --host host1:1,host2:1,host3:1,host4:1 --map-by ppr:1:node")
+        .says("-b 8G -e 8G")
+        .says("NCCL_PXN_DISABLE=1");
+    let said = stage.expect(1, &words(&["--expect", "431"]));
+    said.says("host[1-4]: fail: 198.2 GB/s at 8589934592 bytes, less than 95 % of 431.0 GB/s")
+        .says("at fault: host3\n");
+    let view = stage.json(&words(&["--expect", "431"]));
+    assert_eq!((view["verdict"].as_str(), view["at_fault"][0].as_str()), (Some("fail"), Some("host3")), "{view}");
+    // Known-good hosts that are none of those in question.
+    let said = stage.expect(1, &words(&["--expect", "431", "--hosts", "host[2-3]", "--good", "host[1,4]"]));
+    said.says("at fault: host3\n");
+    stage.expect(0, &words(&["--expect", "431", "--hosts", "host[1-2]"])).says("host[1-2]: pass: 430.1 GB/s");
+    // Without a limit nobody can say, and without a row it is no pass.
+    stage.expect(3, &words(&[])).says("inconclusive: 198.2 GB/s").says("no limit to judge by");
+    stage.bed.write("wrong", "");
+    stage.expect(1, &words(&["--no-pairs"])).says("21 values are not the sum");
+    stage.bed.write("silent", "");
+    stage
+        .expect(3, &words(&["--expect", "1"]))
+        .says("inconclusive: mpirun ended with exit status: 0, and this is no output");
+    fs::remove_file(stage.bed.path("silent")).unwrap();
+    stage.stop("host4");
+    let said = stage.expect(3, &words(&["--expect", "431", "--hosts", "host[1-2,4]"]));
+    said.says("host[1-2]: pass").says("host4 took no part: not reached");
+    stage
+        .expect(3, &["nccl", "--launcher", "mpirun", "--program", "/no/such"])
+        .complains("there is no /no/such (--program)");
+}
+
+/// `doctor-node` on hosts that are all this machine, with stand-ins for its GPUs.
+const ON_A_HOST: &str = r#"#!/bin/sh
+node=$(hostname | tr -dc 0-9)
+export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_STANDIN_GPUS=2 DOCTOR_STANDIN_NODE=$((node - 1))
+[ "$FAULTY" != "$(hostname)" ] || export DOCTOR_STANDIN_FAULTS="$FAULT"
+exec PROGRAM "$@" --policy POLICY
+"#;
+
+#[test]
+fn without_mpi_doctor_node_adds_up_over_the_hosts_with_stand_ins_for_gpus() {
+    let Some(stage) = Stage::new("an all-reduce by doctor-node over SSH hosts", 2) else { return };
+    let standin = doctor_bed::machine::standin(doctor_node());
+    let wrapped = ON_A_HOST
+        .replace("LIBRARY", &standin.display().to_string())
+        .replace("PROGRAM", &doctor_node().display().to_string())
+        .replace("POLICY", &stage.bed.path("policy.toml").display().to_string());
+    stage.bed.write("node", &wrapped);
+    stage.bed.write("policy.toml", POLICY);
+    let small = ["--set", "least=1024", "--set", "most=16KiB", "--set", "stall=5s", "--set", "gather=60s"];
+    let words = |more: &[&'static str]| [&["nccl", "--launcher", "doctor-node"], &small[..], more].concat();
+    let run = |words: &[&str]| {
+        let mut command = stage.bed.command(&stage.words(words));
+        command.env("DOCTOR_NODE", stage.bed.path("node"));
+        Said::of(&command.output().unwrap())
+    };
+    // Stand-ins are as fast as this machine happens to be: that the sums are right is all that can be said.
+    let well = run(&words(&[]));
+    assert_eq!(well.code, 3, "{}\n{}", well.out, well.err);
+    well.says("host[1-2]: inconclusive: ").says("at 16384 bytes").says("no limit to judge by");
+    // The second host keeps the others waiting: of two, nobody can say which.
+    let hung = run(&words(&["--env", "FAULTY=host2", "--env", "FAULT=hang:2"]));
+    assert_eq!(hung.code, 1, "{}\n{}", hung.out, hung.err);
+    hung.says("host[1-2]: fail: ").says("at fault: the way between host1 with host2");
+}

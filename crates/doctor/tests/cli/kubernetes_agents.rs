@@ -1,0 +1,225 @@
+//! Agents on Kubernetes: the service and the agent as they are started, and a real API server that says whose a token is.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    net::TcpListener,
+    process::{Command, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    bed::{Bed, doctor_node, until},
+    kubernetes::{BAD, Cluster, NAMESPACE},
+    this_machine::Service,
+};
+
+const AGENT: &str = "cluster-doctor-agent";
+/// What the check of the kernel's log knows as a fault.
+const FAULT: &str = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400";
+
+/// A cluster of two nodes, a service with a door for agents, and a recorded machine that the agent looks at.
+struct Stage {
+    bed: Bed,
+    cluster: Cluster,
+    port: u16,
+}
+
+impl Stage {
+    fn new() -> Option<Self> {
+        let bed = Bed::new();
+        for directory in ["data", "machine/dev", "machine/proc/sys/kernel/random"] {
+            fs::create_dir_all(bed.path(directory)).unwrap();
+        }
+        bed.write("machine/dev/kmsg", "6,1,1000,-;Linux version 6.8\n");
+        bed.write("machine/proc/uptime", "1000000.00 5.0\n");
+        bed.write("machine/proc/meminfo", "MemTotal: 64000000 kB\nMemFree: 60000000 kB\nMemAvailable: 60000000 kB\n");
+        bed.write("machine/proc/sys/kernel/random/boot_id", "8a5b1c9e-5d0e-4a77-9d3c-1f7a1f7a1f7a\n");
+        policy(&bed, "version = 1\n");
+        let cluster = Cluster::start(&bed, &["gpu-1", "gpu-2"])?;
+        let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
+        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": AGENT } });
+        // Printed manifests may have it already.
+        let made = cluster.plane.request("POST", &accounts, Some(&account)).unwrap();
+        assert!(made.is_success() || made.status == 409, "{}", made.text);
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let kubeconfig = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
+        bed.write(
+            "doctor.toml",
+            &format!(
+                "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"30s\"\n\
+                 [agents]\nlisten = \"127.0.0.1:{port}\"\n[backend.kubernetes]\nkubeconfig = \"{}\"\n\
+                 share = {{ host-path = \"/data\" }}\npolicy_map = \"policy\"\nagents = {{ remember = \"1s\" }}\n",
+                kubeconfig.display()
+            ),
+        );
+        let stage = Self { bed, cluster, port };
+        stage.pod("agent-1", "gpu-1");
+        stage.renew_token("agent-1");
+        Some(stage)
+    }
+
+    /// A pod of the agents' account. Its containers are played; the program is started by the test.
+    fn pod(&self, name: &str, node: &str) {
+        self.cluster.plane.make(&json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": NAMESPACE },
+            "spec": {
+                "nodeName": node, "serviceAccountName": AGENT, "automountServiceAccountToken": false,
+                "containers": [{ "name": "agent", "image": "agent" }],
+            },
+        }));
+    }
+
+    /// As the kubelet does it: a new file in the place of the old one.
+    fn renew_token(&self, pod: &str) {
+        let token = self.cluster.plane.pod_token(NAMESPACE, AGENT, pod, "cluster-doctor").unwrap();
+        self.bed.write("token.new", &token);
+        fs::rename(self.bed.path("token.new"), self.bed.path("token")).unwrap();
+    }
+
+    fn agent(&self, node: &str) -> Service {
+        let mut command = Command::new(doctor_node());
+        command.args(["agent", "--token", "token", "--node", node, "--root", "machine", "--policy", "policy.toml"]);
+        command.args([
+            "--state",
+            &format!("state-of-{node}"),
+            "--controller",
+            &format!("http://127.0.0.1:{}", self.port),
+        ]);
+        command.current_dir(self.bed.path("")).stdin(Stdio::null()).env_clear();
+        Service::of(command)
+    }
+
+    fn kernel_says(&self, text: &str) {
+        let mut log = File::options().append(true).open(self.bed.path("machine/dev/kmsg")).unwrap();
+        writeln!(log, "3,2,999999000000,-;{text}").unwrap();
+    }
+
+    fn listed(&self, node: &str) -> Value {
+        let agents = self.bed.json(&["agent", "list"]);
+        agents.as_array().into_iter().flatten().find(|agent| agent["node"] == node).cloned().unwrap_or_default()
+    }
+
+    fn spooled(&self, node: &str) -> usize {
+        let files = fs::read_dir(self.bed.path(&format!("state-of-{node}/spool"))).into_iter().flatten().flatten();
+        files.filter(|file| file.file_name().to_string_lossy().ends_with(".report")).count()
+    }
+
+    fn finds(&self, words: &str) -> bool {
+        let why = self.bed.json(&["why", "gpu-1"]);
+        why["open_findings"].as_array().into_iter().flatten().any(|found| found["text"].to_string().contains(words))
+    }
+
+    /// What `doctor config check --live` says of this.
+    fn live(&self, what: &str) -> Value {
+        let view = self.bed.json(&["config", "check", "--live"]);
+        let found = view["live"].as_array().unwrap().iter().find(|one| one["what"] == what).cloned();
+        found.unwrap_or_else(|| panic!("nothing of {what}: {view}"))
+    }
+
+    fn taints(&self) -> String {
+        self.cluster.node("gpu-1")["spec"]["taints"].to_string()
+    }
+
+    /// Another policy, for the service and for the agent, which each say when they go by it.
+    fn judge_by(&self, policy_text: &str, version: u32, service: &mut Service, agent: &mut Service) {
+        policy(&self.bed, policy_text);
+        service.says(&format!("the changed configuration is in force policy={version}"));
+        agent.hang_up();
+        agent.says(&format!("the changed configuration is in force, policy version {version}"));
+    }
+}
+
+fn policy(bed: &Bed, beginning: &str) {
+    bed.policy_for(&["memory", "kernel-log"], beginning);
+}
+
+#[test]
+fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it_is_proven() {
+    let Some(stage) = Stage::new() else { return };
+    let mut service = Service::start(&stage.bed);
+    service.says("agents may report");
+    let mut agent = stage.agent("gpu-1");
+    agent.says("reports for gpu-1 to http://127.0.0.1:");
+    until("the agent to be heard", || stage.listed("gpu-1")["state"] == "reports");
+    assert_eq!(stage.listed("gpu-1")["speaks_by"], "token");
+    stage.bed.expect(0, &["agent", "list"]).says("token");
+
+    // With the token of one node nobody speaks for another.
+    let mut liar = stage.agent("gpu-2");
+    liar.says(
+        "does not accept this node's token (403: the token is of the agent on gpu-1, and does not speak for gpu-2)",
+    );
+    drop(liar);
+    assert!(stage.listed("gpu-2").is_null());
+
+    // A failure that only the agent sees: label and taint, a finding by the agent, and no test was run for it.
+    stage.judge_by(BAD, 2, &mut service, &mut agent);
+    until("the taint", || stage.taints().contains("cluster-doctor.io/unhealthy"));
+    let written = |kind: &str, name: &str| {
+        let metadata = stage.cluster.node("gpu-1")["metadata"].take();
+        metadata[kind][format!("cluster-doctor.io/{name}")].as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!(written("labels", "status"), "fail");
+    until("the annotation", || written("annotations", "results").contains("a planted fault"));
+    stage.bed.doctor(&["why", "gpu-1"]).says("a planted fault").says("by the agent");
+
+    // It passes again, an operator lets it back, and a run proves it.
+    stage.judge_by("version = 3\n", 3, &mut service, &mut agent);
+    stage.bed.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
+    until("the node to be back", || !stage.taints().contains("cluster-doctor"));
+    until("label and annotation to say so", || {
+        written("labels", "status") != "fail" && !written("annotations", "results").contains("a planted fault")
+    });
+    assert_eq!(stage.bed.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "it was proven");
+
+    stage.bed.expect(0, &["agent", "revoke", "gpu-1", "--why", "taken over", "--yes"]);
+    stage.kernel_says(FAULT);
+    agent.says("does not accept this node's token (401: the credential of gpu-1 was revoked)");
+    assert!(!stage.finds("Machine Check"));
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    let token = stage.bed.read("token");
+    let (_, said) = agent.stop();
+    assert!(!log.contains(&token) && !said.contains(&token), "the token stands in a log");
+}
+
+#[test]
+fn a_live_check_names_who_is_not_heard_and_while_the_api_server_is_away_no_token_is_believed_and_nothing_is_lost() {
+    let Some(stage) = Stage::new() else { return };
+    assert_eq!(stage.live("store")["text"].as_str().map(|text| text.ends_with("the first start makes it")), Some(true));
+    assert_eq!(stage.live("data")["standing"], "good");
+    assert_eq!(stage.live("agents")["standing"], "unknown", "without a store nobody knows");
+    let mut service = Service::start(&stage.bed);
+    service.says("agents may report");
+    let mut agent = stage.agent("gpu-1");
+    until("the agent to be heard", || stage.listed("gpu-1")["state"] == "reports");
+    until("a cycle that knows of the agent", || stage.bed.json(&["status"])["silent"]["agents"] == 1);
+    let agents = stage.live("agents");
+    assert!(agents["text"].to_string().contains("1 of 2 GPU nodes were not heard: gpu-2"), "{agents}");
+    assert!(agents["remedy"].to_string().contains("no pod of cluster-doctor-agent is on gpu-2"), "{agents}");
+    // The policy that the jobs are to have was never made here: it is named with its remedy.
+    let said = stage.bed.expect(1, &["config", "check", "--live"]);
+    said.says("bad      policy in ConfigMap policy").says("create configmap policy --from-file=policy.toml");
+    said.says("good     rights: all ").says("unknown  image: not proven").says("to be mended");
+
+    stage.cluster.plane.kill_apiserver().unwrap();
+    service.says("look at the cluster");
+    stage.kernel_says(FAULT);
+    agent.says("is busy (503: nobody can say now whose the token is");
+    until("a report that waits", || stage.spooled("gpu-1") >= 1);
+    assert!(!stage.finds("Machine Check"));
+    assert_eq!(stage.live("cluster")["standing"], "bad");
+    stage.cluster.plane.restart_apiserver().unwrap();
+    stage.renew_token("agent-1");
+    until("the finding", || stage.finds("Machine Check"));
+    until("an empty spool", || stage.spooled("gpu-1") == 0);
+    let audit = stage.bed.json(&["audit"]);
+    let opened = audit
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|line| line["what"] == "finding-opened" && line["text"].to_string().contains("Machine Check"));
+    assert_eq!(opened.count(), 1);
+}

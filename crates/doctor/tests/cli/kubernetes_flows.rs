@@ -1,0 +1,157 @@
+//! What the seeds describe, on a real control plane: small batches, jobs that wait too long, nodes that users take; and what is
+//! left when everything ends in the worst moment.
+
+use serde_json::{Value, json};
+
+use crate::{
+    bed::{Bed, until},
+    kubernetes::{Cluster, NAMESPACE},
+    this_machine::Service,
+};
+
+/// A service of this cluster with the rights that are printed, and this beginning of its policy.
+pub(crate) fn configure(bed: &Bed, cluster: &Cluster, policy: &str) {
+    bed.policy_for(&["memory"], policy);
+    let kubeconfig = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
+    bed.write(
+        "doctor.toml",
+        &format!(
+            "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n\
+             [backend.kubernetes]\nkubeconfig = \"{}\"\nshare = {{ host-path = \"/data\" }}\npolicy_map = \"policy\"\n",
+            kubeconfig.display()
+        ),
+    );
+}
+
+impl Cluster {
+    fn list(&self, path: &str) -> Vec<Value> {
+        let answer = self.plane.request("GET", path, None).unwrap();
+        let list: Value = serde_json::from_str(&answer.text).unwrap();
+        list["items"].as_array().cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn jobs(&self) -> Vec<Value> {
+        self.list(&format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs"))
+    }
+
+    fn taints(&self, node: &str) -> String {
+        self.node(node)["spec"]["taints"].to_string()
+    }
+}
+
+fn is_over(job: &Value) -> bool {
+    let conditions = job["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| all.iter().any(|one| one["type"] == "Complete" || one["type"] == "Failed"))
+}
+
+#[test]
+fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
+    let bed = Bed::new();
+    std::fs::create_dir(bed.path("data")).unwrap();
+    let nodes = ["gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5", "gpu-6", "slow-1", "stuck-1"];
+    let Some(cluster) = Cluster::start(&bed, &nodes) else { return };
+    configure(
+        &bed,
+        &cluster,
+        "[limits]\npending = \"6s\"\nresult_grace = \"1s\"\n[retry]\nnot_started = \"1h\"\ninconclusive = \"1h\"\n",
+    );
+    let service = Service::start(&bed);
+    let rows = || bed.json(&["history", "--test", "memory"]).as_array().cloned().unwrap_or_default();
+    let mut most = 0;
+    until("six nodes to pass", || {
+        let known = bed.path("doctor.db").exists();
+        if known {
+            let nodes = bed.json(&["nodes"]);
+            most = most.max(nodes.as_array().map_or(0, |all| all.iter().filter(|node| !node["run"].is_null()).count()));
+        }
+        known && rows().iter().filter(|row| row["verdict"] == "pass").count() == 6
+    });
+    assert!((2..=5).contains(&most), "{most} jobs at a time");
+
+    until("the job that cannot start to be given up", || {
+        cluster
+            .jobs()
+            .iter()
+            .any(|job| is_over(job) && job["metadata"]["annotations"]["cluster-doctor.io/cancelled"].is_string())
+    });
+    until("why it was", || bed.doctor(&["why", "stuck-1"]).out.contains("pending"));
+    assert!(rows().iter().all(|row| row["node"] != "stuck-1"), "what never started leaves no row");
+
+    // A user takes the node of a job that runs: the scheduler itself ends ours.
+    cluster.plane.make(&json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "train", "namespace": "default" },
+        "spec": { "nodeSelector": { "kubernetes.io/hostname": "slow-1" }, "terminationGracePeriodSeconds": 0,
+            "containers": [{ "name": "train", "image": "train", "command": ["train"],
+                "resources": { "limits": { "nvidia.com/gpu": "8" } } }] },
+    }));
+    until("the row of what was begun", || rows().iter().any(|row| row["node"] == "slow-1"));
+    let row = rows().into_iter().find(|row| row["node"] == "slow-1").unwrap();
+    assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
+    until("the user to have the node", || {
+        cluster.list("/api/v1/namespaces/default/pods").iter().any(|pod| pod["status"]["phase"] == "Running")
+    });
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}
+
+#[test]
+fn a_controller_killed_between_taint_and_job_leaves_nothing_behind_and_doubles_nothing() {
+    let bed = Bed::new();
+    std::fs::create_dir(bed.path("data")).unwrap();
+    let Some(cluster) = Cluster::start(&bed, &["gpu-1"]) else { return };
+    // No job can be made, and the mark that comes before it can.
+    let quota = format!("/api/v1/namespaces/{NAMESPACE}/resourcequotas/none");
+    cluster.plane.make(&json!({ "apiVersion": "v1", "kind": "ResourceQuota",
+        "metadata": { "name": "none", "namespace": NAMESPACE }, "spec": { "hard": { "count/jobs.batch": "0" } } }));
+    until("the quota to be in force", || {
+        let answer = cluster.plane.request("GET", &quota, None).unwrap();
+        answer.text.contains("\"used\"")
+    });
+    configure(&bed, &cluster, "[suites.sweep]\ntests = [\"memory\"]\nevery = \"6h\"\nmaintenance = true\n");
+    let service = Service::start(&bed);
+    until("the taint", || cluster.taints("gpu-1").contains("cluster-doctor.io/maintenance"));
+    // SIGKILL: it has no time to tidy up.
+    drop(service);
+    assert!(cluster.jobs().is_empty());
+    assert!(cluster.plane.request("DELETE", &quota, None).unwrap().is_success());
+
+    let service = Service::start(&bed);
+    let rows = || bed.json(&["history", "--test", "memory"]).as_array().cloned().unwrap_or_default();
+    until("the sweep", || rows().len() == 1);
+    assert_eq!(rows()[0]["verdict"], "pass");
+    until("the taint to be gone", || !cluster.taints("gpu-1").contains("cluster-doctor"));
+    let of_runs: Vec<Value> = cluster
+        .jobs()
+        .into_iter()
+        .filter(|job| job["metadata"]["labels"]["cluster-doctor.io/run"].is_string())
+        .collect();
+    assert_eq!(of_runs.len(), 1, "one run, one job");
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}
+
+#[test]
+fn while_we_only_observe_nodes_are_tested_and_nothing_is_written_on_them() {
+    let bed = Bed::new();
+    std::fs::create_dir(bed.path("data")).unwrap();
+    let Some(cluster) = Cluster::start(&bed, &["gpu-1"]) else { return };
+    let sweep = "mode = \"observe\"\n[suites.sweep]\ntests = [\"memory\"]\nevery = \"6h\"\nmaintenance = true\n";
+    configure(&bed, &cluster, sweep);
+    let mut service = Service::start(&bed);
+    until("the sweep", || {
+        bed.path("doctor.db").exists()
+            && bed.json(&["history", "--test", "memory"]).as_array().is_some_and(|rows| rows.len() == 1)
+    });
+    // What the result changed is seen to in the cycles after it.
+    bed.policy_for(&["memory"], &format!("version = 2\n{sweep}"));
+    service.says("the changed configuration is in force policy=2");
+    let node = cluster.node("gpu-1");
+    assert_eq!(node["spec"]["taints"], Value::Null);
+    let ours =
+        |of: &Value| of.as_object().is_some_and(|all| all.keys().any(|name| name.starts_with("cluster-doctor.io/")));
+    assert!(!ours(&node["metadata"]["labels"]) && !ours(&node["metadata"]["annotations"]), "{}", node["metadata"]);
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+}

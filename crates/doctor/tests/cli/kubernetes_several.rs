@@ -1,0 +1,55 @@
+//! A test over several nodes of a real control plane: an indexed job whose pods find each other, and trials that tell who is at
+//! fault. Pods run the real `doctor-node`; their GPUs and NCCL are stand-ins, whose ranks really add up over sockets.
+
+use serde_json::{Value, json};
+
+use crate::{
+    bed::{Bed, until},
+    kubernetes::{Cluster, NAMESPACE},
+    kubernetes_flows::configure,
+    slurm_several::POLICY,
+    this_machine::Service,
+};
+
+#[test]
+fn nodes_are_tested_together_and_the_one_that_fails_with_every_partner_is_named() {
+    let bed = Bed::new();
+    std::fs::create_dir(bed.path("data")).unwrap();
+    let Some(cluster) = Cluster::start(&bed, &["gpu-1", "gpu-2", "gpu-3", "bad-1"]) else { return };
+    configure(&bed, &cluster, POLICY);
+    let service = Service::start(&bed);
+    let rows = |test: &str| bed.json(&["history", "--test", test]).as_array().cloned().unwrap_or_default();
+    until("every node to be known as good", || bed.path("doctor.db").exists() && rows("memory").len() == 4);
+
+    bed.expect(2, &["test", "--nodes", "gpu-1", "collective", "--yes"]).complains("two nodes at least");
+    bed.expect(2, &["test", "gpu-1", "--test", "collective-nodes", "--yes"]).complains("--nodes A,B");
+    bed.expect(0, &["test", "--nodes", "gpu-1,bad-1", "collective", "--why", "training is slow", "--yes"]);
+    until("somebody to be named", || bed.doctor(&["audit"]).out.contains("at fault: bad-1"));
+    bed.doctor(&["why", "bad-1"]).says("fails together with each of gpu-1, gpu-2, gpu-3");
+    for node in ["gpu-1", "gpu-2", "gpu-3"] {
+        let why = bed.doctor(&["why", node]);
+        assert!(!why.out.contains("fails together"), "{}", why.out);
+    }
+    let outcomes = |node: &str| -> Vec<String> {
+        let of_node = rows("collective-nodes").into_iter().filter(|row| row["node"] == node);
+        of_node.map(|row| format!("{} {}", row["verdict"].as_str().unwrap(), row["reason"].as_str().unwrap())).collect()
+    };
+    assert_eq!(outcomes("bad-1"), ["inconclusive failed-together"; 3], "with gpu-1 and with two that are good");
+    assert!(outcomes("gpu-1").contains(&"pass within-limits".to_owned()), "{:?}", outcomes("gpu-1"));
+
+    let job = cluster.jobs().into_iter().find(|job| job["spec"]["completionMode"] == "Indexed").unwrap();
+    assert_eq!(job["spec"]["completions"], 2);
+    let name = job["metadata"]["name"].as_str().unwrap();
+    let answer =
+        cluster.plane.request("GET", &format!("/api/v1/namespaces/{NAMESPACE}/services/{name}"), None).unwrap();
+    let met: Value = serde_json::from_str(&answer.text).unwrap();
+    assert_eq!((&met["spec"]["clusterIP"], &met["spec"]["publishNotReadyAddresses"]), (&json!("None"), &json!(true)));
+    assert_eq!(met["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"], "it goes with the job");
+
+    // Those that are well together are, after one run.
+    bed.expect(0, &["test", "--nodes", "gpu-[1-3]", "--yes"]);
+    until("all to be well", || bed.doctor(&["audit"]).out.contains("all are well together"));
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}

@@ -1,0 +1,83 @@
+//! Numbers for Prometheus, as a real controller gives them, read by Prometheus' own tool.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Command, Stdio},
+};
+
+use doctor_control::metrics::FAMILIES;
+
+use crate::{
+    bed::{Bed, until},
+    this_machine::Service,
+};
+
+fn scrape(port: u16) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    head.starts_with("HTTP/1.1 200").then(|| body.to_owned())
+}
+
+/// What the tool has to say against it; nothing, if it is good. `None`: there is no such tool.
+fn promtool(args: &[&str], input: &str) -> Option<String> {
+    let child =
+        Command::new("promtool").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.ok()?;
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    Some(if output.status.success() { String::new() } else { String::from_utf8(said).unwrap() })
+}
+
+fn deployed(name: &str) -> String {
+    format!("{}/../../deploy/prometheus/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_controllers_numbers_are_as_declared_and_prometheus_reads_them() {
+    let bed = Bed::local();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let metrics = format!("cycle = \"1s\"\n[metrics]\nlisten = \"127.0.0.1:{port}\"\nper_node = true\n[backend");
+    bed.write("busy", "");
+    bed.write("doctor.toml", &(bed.read("doctor.toml").replace("[backend", &metrics) + "busy_file = \"busy\"\n"));
+    let controller = Service::start(&bed);
+    let mut text = String::new();
+    until("a scrape of a cluster that was looked at", || {
+        text = scrape(port).unwrap_or_default();
+        text.contains("doctor_nodes{use=\"busy\"} 1\n")
+    });
+    for part in [
+        "doctor_leader 1\n",
+        "doctor_breaker_open 0\n",
+        "doctor_test_nodes{test=\"memory\",standing=\"never-tested\"} 1\n",
+        "doctor_test_coverage_ratio{test=\"memory\"} 0\n",
+        "doctor_node_out_of_service{node=\"here\",pool=\"local\"} 0\n",
+        "doctor_cases_open{severity=\"isolate\"} 0\n",
+        "doctor_runs_last_day{outcome=\"completed\"} 0\n",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let series = text.lines().filter(|line| !line.starts_with('#'));
+    for line in series {
+        let name = line.split(['{', ' ']).next().unwrap();
+        assert!(FAMILIES.iter().any(|family| family.name == name), "{line}");
+    }
+    controller.stop();
+    match promtool(&["check", "metrics"], &text) {
+        Some(said) => assert_eq!(said, "", "{text}"),
+        None => doctor_bed::excuse::lacking("metrics", "there is no promtool"),
+    }
+}
+
+#[test]
+fn the_rules_are_good_and_each_fires_when_it_should() {
+    let check = promtool(&["check", "rules", &deployed("rules.yml")], "");
+    match (check, promtool(&["test", "rules", &deployed("rules.test.yml")], "")) {
+        (Some(check), Some(test)) => assert_eq!((check.as_str(), test.as_str()), ("", "")),
+        _ => doctor_bed::excuse::lacking("metrics", "there is no promtool"),
+    }
+}

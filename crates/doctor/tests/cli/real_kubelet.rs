@@ -1,0 +1,336 @@
+//! The whole way on a real node: the service as it is started, with the rights that it prints; a real control plane; a real
+//! kubelet and containers, which run `doctor-node` in our image. Only the GPUs are said to be there and are not.
+
+use std::{path::Path, sync::Arc};
+
+use doctor_bed::kubernetes::{BedError, ControlPlane, real::RealNode};
+use serde_json::{Value, json};
+
+use crate::{
+    bed::{Bed, doctor_node, until},
+    this_machine::Service,
+};
+
+const NAMESPACE: &str = "cluster-doctor";
+const PODS: &str = "/api/v1/namespaces/cluster-doctor/pods";
+const NODE: &str = "real-1";
+/// What a reboot is here: a file that only a program with the node's own file system can make.
+const REBOOTED: &str = "rebooted";
+
+/// Fails everywhere: no machine has less memory than none. And its node may be rebooted.
+const BAD: &str = "mode = \"act\"\n[allow]\ndrain = true\nreboot = true\n\
+                   [[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
+                   severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
+
+/// The service and the one node that it looks after.
+struct Cluster {
+    bed: Bed,
+    plane: Arc<ControlPlane>,
+    node: RealNode,
+    policy: u32,
+}
+
+impl Cluster {
+    fn start() -> Result<Self, BedError> {
+        let programs = RealNode::programs()?;
+        let plane = Arc::new(ControlPlane::start(&ControlPlane::programs()?)?);
+        let node = RealNode::start(&programs, &plane, NODE)?;
+        node.install(Path::new(env!("CARGO_BIN_EXE_doctor")), doctor_node())?;
+        node.set_gpus(8)?;
+        let bed = Bed::new();
+        std::fs::create_dir(bed.path("data")).unwrap();
+        let settings = format!(
+            "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"30s\"\n\
+             [backend.kubernetes]\nshare = {{ host-path = \"{}\" }}\npolicy_map = \"policy\"\n\
+             reboot = [\"chroot\", \"/host\", \"touch\", \"{}\"]\n",
+            bed.path("data").display(),
+            bed.path(REBOOTED).display()
+        );
+        bed.write("doctor.toml", &settings);
+        bed.policy_for(&["memory"], "version = 1\n");
+        let printed: Value = bed.json(&["deploy", "kubernetes", "--what", "rights"]);
+        for object in printed["items"].as_array().unwrap() {
+            plane.make(object);
+        }
+        let kubeconfig = plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor")?;
+        bed.write("doctor.toml", &format!("{settings}kubeconfig = \"{}\"\n", kubeconfig.display()));
+        let mut cluster = Self { bed, plane, node, policy: 0 };
+        cluster.change_policy("1s", "");
+        Ok(cluster)
+    }
+
+    /// Has the storage test take so long for each of its patterns, and what else is said. The service reads a file, and jobs
+    /// a ConfigMap.
+    fn change_policy(&mut self, pattern_time: &str, more: &str) {
+        self.policy += 1;
+        let storage = format!("size = \"16MiB\"\npattern_time = \"{pattern_time}\"\ndirectories = [\"/tmp\"]\n");
+        let version = self.policy;
+        let text =
+            format!("version = {version}\n{more}[limits]\nresult_grace = \"1s\"\n[tests.storage.params]\n{storage}");
+        self.bed.policy_for(&["memory", "disk-space", "storage"], &text);
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "policy", "namespace": NAMESPACE },
+            "data": { "policy.toml": self.bed.read("policy.toml") },
+        });
+        if self.policy == 1 {
+            self.plane.make(&map);
+        } else {
+            self.ask("PATCH", &format!("/api/v1/namespaces/{NAMESPACE}/configmaps/policy"), Some(&map));
+        }
+    }
+
+    fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
+        let answer = self.plane.request(method, path, body).unwrap();
+        assert!(answer.is_success(), "{method} {path}: {} {}", answer.status, answer.text);
+        serde_json::from_str(&answer.text).unwrap()
+    }
+
+    fn pods(&self) -> Vec<Value> {
+        self.ask("GET", PODS, None)["items"].as_array().unwrap().clone()
+    }
+
+    /// Has memory and storage tested, and waits until the storage test runs. Gives the run and its pod.
+    fn test_storage(&self) -> (String, String) {
+        let asked = ["test", NODE, "--test", "memory", "--test", "storage", "--why", "a real node", "--yes"];
+        self.bed.expect(0, &asked);
+        let mut found = None;
+        until("the storage test to run", || {
+            found = self.pods().iter().find(|pod| pod["status"]["phase"] == "Running").map(|pod| {
+                let run = pod["metadata"]["labels"]["cluster-doctor.io/run"].as_str().unwrap();
+                (run.to_owned(), pod["metadata"]["name"].as_str().unwrap().to_owned())
+            });
+            found.as_ref().is_some_and(|(run, _)| self.log(run).contains("storage: | fio"))
+        });
+        found.unwrap()
+    }
+
+    /// Has these tested. Gives the run and its pod; there may be runs that nobody asked for.
+    fn test(&self, tests: &[&str]) -> (String, String) {
+        let (named, before) = (json!(tests.join(",")), self.pods());
+        let tests: Vec<&str> = tests.iter().flat_map(|test| ["--test", test]).collect();
+        let is_new = |pod: &&Value| {
+            let command = pod["spec"]["containers"][0]["command"].as_array();
+            command.is_some_and(|command| command.contains(&named))
+                && before.iter().all(|old| old["metadata"]["uid"] != pod["metadata"]["uid"])
+        };
+        self.bed.expect(0, &[&["test", NODE, "--why", "nothing is shared", "--yes"], &tests[..]].concat());
+        let mut found = None;
+        until("the job's pod", || {
+            found = self.pods().iter().find(is_new).map(|pod| {
+                let run = pod["metadata"]["labels"]["cluster-doctor.io/run"].as_str().unwrap();
+                (run.to_owned(), pod["metadata"]["name"].as_str().unwrap().to_owned())
+            });
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
+    fn audit(&self) -> String {
+        self.bed.doctor(&["audit"]).out
+    }
+
+    fn log(&self, run: &str) -> String {
+        self.bed.doctor(&["log", run]).out
+    }
+
+    /// What became of a test in a run; `None` while that is not known.
+    fn verdict(&self, run: &str, test: &str) -> Option<String> {
+        let rows = self.bed.json(&["history", "--test", test]);
+        let row = rows.as_array()?.iter().find(|row| row["run"] == run)?;
+        row["verdict"].as_str().map(str::to_owned)
+    }
+
+    /// The condition with which the run's job ended: its type and its reason.
+    fn job_end(&self, run: &str) -> Option<(String, String)> {
+        let job = self.ask("GET", &format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs/doctor-{run}"), None);
+        let ended = job["status"]["conditions"].as_array()?.iter().find(|condition| {
+            condition["status"] == "True" && (condition["type"] == "Complete" || condition["type"] == "Failed")
+        })?;
+        Some((ended["type"].as_str()?.to_owned(), ended["reason"].as_str()?.to_owned()))
+    }
+
+    fn until_ended(&self, run: &str, how: (&str, &str)) {
+        let mut end = None;
+        until("the end of the job", || {
+            end = self.job_end(run);
+            end.is_some()
+        });
+        assert_eq!(end.as_ref().map(|(kind, reason)| (kind.as_str(), reason.as_str())), Some(how), "{}", self.log(run));
+    }
+}
+
+#[test]
+fn jobs_run_in_containers_and_their_results_are_kept_whatever_happens_to_pod_and_kubelet() {
+    let mut cluster = match Cluster::start() {
+        Ok(cluster) => cluster,
+        Err(why) => return why.not_run("the service on a real kubelet"),
+    };
+    cluster.bed.expect(0, &["plan"]).says(NODE).says("never tested");
+    let mut service = Service::start(&cluster.bed);
+    until("the store", || cluster.bed.path("doctor.db").exists());
+
+    controller_without_rights(&cluster);
+    whole_run(&cluster);
+    kubelet_dies(&cluster);
+    let shared = cluster.bed.read("doctor.toml");
+    service.stop();
+    service = nothing_shared(&mut cluster, &shared);
+    service.stop();
+    cluster.bed.write("doctor.toml", &shared);
+    cluster.change_policy("60s", "");
+    service = Service::start(&cluster.bed);
+    pod_deleted(&cluster);
+    withdrawn(&cluster);
+    cluster.change_policy("1s", BAD);
+    service.says("the changed configuration is in force policy=5");
+    rebooted(&cluster);
+
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    cluster.bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}
+
+/// The controller's image needs no root, no rights and nothing of itself that can be written.
+fn controller_without_rights(cluster: &Cluster) {
+    cluster.plane.make(&json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "controller", "namespace": "default" },
+        "data": { "doctor.toml": "store = \"sqlite:/data/doctor.db\"\ndata = \"/data\"\n[backend.kubernetes]\n" },
+    }));
+    cluster.plane.make(&json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "controller", "namespace": "default" },
+        "spec": {
+            "restartPolicy": "Never",
+            "volumes": [{ "name": "settings", "configMap": { "name": "controller" } }, { "name": "data", "emptyDir": {} }],
+            "containers": [{
+                "name": "doctor", "image": "cluster-doctor:latest", "imagePullPolicy": "Never",
+                "args": ["config", "check"],
+                "volumeMounts": [
+                    { "name": "settings", "mountPath": "/etc/cluster-doctor" }, { "name": "data", "mountPath": "/data" },
+                ],
+                "securityContext": {
+                    "runAsNonRoot": true, "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
+                    "capabilities": { "drop": ["ALL"] },
+                },
+            }],
+        },
+    }));
+    let mut pod = Value::Null;
+    until("the controller's pod to end", || {
+        pod = cluster.ask("GET", "/api/v1/namespaces/default/pods/controller", None);
+        matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
+    });
+    let log = cluster.plane.request("GET", "/api/v1/namespaces/default/pods/controller/log", None).unwrap();
+    assert!(pod["status"]["phase"] == "Succeeded" && log.text.contains("is good"), "{log:?}\n{}", pod["status"]);
+}
+
+/// From submit to the stored result with its log.
+fn whole_run(cluster: &Cluster) {
+    let rows = || cluster.bed.json(&["history", "--test", "memory"]);
+    until("the first result", || rows().as_array().is_some_and(|rows| !rows.is_empty()));
+    let run = rows()[0]["run"].as_str().unwrap().to_owned();
+    assert_eq!(cluster.verdict(&run, "memory").as_deref(), Some("pass"));
+    cluster.bed.expect(0, &["log", &run]).says("mem_total_bytes").says("job: done");
+    cluster.until_ended(&run, ("Complete", "CompletionsReached"));
+    let pods = cluster.pods();
+    let [pod] = &pods[..] else { panic!("one run is one pod: {pods:?}") };
+    assert_eq!(pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], "8");
+    assert_eq!(pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 0, "{pod}");
+}
+
+/// Containers go on without it, and when it is back it finds them again.
+fn kubelet_dies(cluster: &Cluster) {
+    let (run, _) = cluster.test_storage();
+    cluster.node.kill_kubelet().unwrap();
+    cluster.node.start_kubelet().unwrap();
+    until("the result", || cluster.verdict(&run, "storage").is_some());
+    let log = cluster.log(&run);
+    assert!(log.contains("storage_verified") && log.contains("job: done"), "{log}");
+    cluster.until_ended(&run, ("Complete", "CompletionsReached"));
+}
+
+/// Prints more than fits into the message of a container's end.
+const LARGE: &str =
+    "[tests.large.params]\ncommand = [\"/bin/sh\", \"-c\", \"head -c 30000 /dev/urandom | od -An -tx1\"]\n";
+
+/// Without a directory that anybody shares: results come with the pods, small ones with their last words, large ones with their
+/// logs, and those of a pod that was taken away before it is gone.
+fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
+    let own = shared.replace("data = \"data\"", "data = \"own\"");
+    let kept: Vec<&str> = own.lines().filter(|line| !line.starts_with("share = ")).collect();
+    std::fs::create_dir(cluster.bed.path("own")).unwrap();
+    cluster.bed.write("doctor.toml", &format!("{}\n", kept.join("\n")));
+    for object in cluster.bed.json(&["deploy", "kubernetes", "--what", "rights"])["items"].as_array().unwrap() {
+        if object["kind"] == "Role" {
+            let path = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/cluster-doctor");
+            cluster.ask("PATCH", &path, Some(object));
+        }
+    }
+    cluster.change_policy("1s", LARGE);
+    let mut service = Service::start(&cluster.bed);
+    for test in ["memory", "large"] {
+        carried(cluster, test);
+    }
+    cluster.change_policy("60s", LARGE);
+    service.says("the changed configuration is in force policy=3");
+    let (run, pod) = cluster.test(&["memory", "storage"]);
+    let log = format!("{PODS}/{pod}/log");
+    until("the storage test to run", || {
+        cluster.plane.request("GET", &log, None).is_ok_and(|log| log.text.contains("storage: | fio"))
+    });
+    cluster.ask("DELETE", &format!("{PODS}/{pod}"), None);
+    until("what had finished", || cluster.verdict(&run, "memory").is_some());
+    assert_eq!(cluster.verdict(&run, "memory").as_deref(), Some("pass"));
+    until("the run to be given up", || cluster.verdict(&run, "storage").as_deref() == Some("inconclusive"));
+    service
+}
+
+/// A result that came with its pod, and its log.
+fn carried(cluster: &Cluster, test: &str) {
+    let (run, pod) = cluster.test(&[test]);
+    until("the result", || cluster.verdict(&run, test).is_some());
+    let log = cluster.log(&run);
+    assert_eq!(cluster.verdict(&run, test).as_deref(), Some("pass"), "{test}: {log}");
+    assert!(log.contains("job: done") && !log.contains("DOCTOR RESULT"), "{log}");
+    let pod = cluster.ask("GET", &format!("{PODS}/{pod}"), None);
+    let end = &pod["status"]["containerStatuses"][0]["state"]["terminated"];
+    let beginning = if test == "memory" { "doctor-carried-1 " } else { "doctor-in-log-1 " };
+    assert!(end["message"].as_str().is_some_and(|message| message.starts_with(beginning)), "{test}: {end}");
+}
+
+/// Somebody takes the pod away. It has the time to sign what had finished.
+fn pod_deleted(cluster: &Cluster) {
+    let (run, pod) = cluster.test_storage();
+    cluster.ask("DELETE", &format!("{PODS}/{pod}"), None);
+    cluster.until_ended(&run, ("Failed", "BackoffLimitExceeded"));
+    cut_short(cluster, &run);
+    until("the run to be given up", || cluster.audit().contains("job-lost"));
+}
+
+/// An operator wants the node: the job is told to end, and has the time as well.
+fn withdrawn(cluster: &Cluster) {
+    let (run, _) = cluster.test_storage();
+    cluster.bed.expect(0, &["hold", NODE, "--why", "somebody needs it", "--yes"]);
+    cluster.until_ended(&run, ("Failed", "DeadlineExceeded"));
+    cut_short(cluster, &run);
+    until("the run to be given up", || cluster.audit().contains("withdrawn: the job ended (killed)"));
+}
+
+/// On a node that is bad the command of its own system is run, by a pod with all rights. It is not done by that alone.
+fn rebooted(cluster: &Cluster) {
+    cluster.bed.expect(0, &["release", NODE, "--why", "they are done", "--yes"]);
+    cluster.bed.expect(0, &["test", NODE, "--test", "memory", "--why", "a planted fault", "--yes"]);
+    until("the reboot", || cluster.bed.path(REBOOTED).exists());
+    let node = cluster.node.object().unwrap();
+    assert_eq!(node["spec"]["unschedulable"], true, "it was drained before: {}", node["spec"]);
+    cluster.bed.doctor(&["why", NODE]).says("is being repaired (reboot");
+}
+
+/// The signal reached `doctor-node`, which signed the test that had finished and not the one that was running.
+fn cut_short(cluster: &Cluster, run: &str) {
+    until("what had finished", || cluster.verdict(run, "memory").is_some());
+    assert_eq!(cluster.verdict(run, "memory").as_deref(), Some("pass"));
+    let unfinished = cluster.verdict(run, "storage");
+    assert!(matches!(unfinished.as_deref(), None | Some("inconclusive")), "{unfinished:?}");
+    let log = cluster.log(run);
+    assert!(log.contains("told to stop; what had finished is in the result"), "{log}");
+}

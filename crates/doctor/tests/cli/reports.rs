@@ -1,0 +1,151 @@
+//! Pages and archives that people are given, from the store of a demonstration.
+
+use std::process::Command;
+
+use doctor_control::store::{Store, StoreUrl, records::CycleIntent};
+use doctor_core::{
+    case::{Case, CaseState, Rung},
+    finding::{Evidence, Finding, Remedy, Severity, Verdict},
+    ids::{CheckId, HardwareId, IdSource, RuleId},
+    observation::Entity,
+    plan::Action,
+    policy::Policy,
+    reason::{Because, ReasonCode},
+    time::Span,
+};
+
+use crate::{
+    bed::{Bed, demo, demo_copy, until},
+    this_machine::Service,
+};
+
+/// A demonstration's store in which a case is open against a node that has results, and the case.
+fn with_a_case() -> (Bed, String) {
+    let bed = demo_copy();
+    let store = Store::open(&StoreUrl::Sqlite(bed.path("doctor.db"))).unwrap();
+    let now = store.cluster_seen().unwrap().unwrap();
+    let lease = store.acquire("a test", now, Span::hours(1)).unwrap();
+    let (node, stored) = store.load_nodes().unwrap().pop_first().unwrap();
+    let finding = Finding {
+        check: CheckId::new("gpu-xid").unwrap(),
+        entity: Entity::node(),
+        verdict: Verdict::Fail,
+        severity: Severity::Isolate,
+        remedy: Remedy::HandOver,
+        reason: ReasonCode::new("xid-79").unwrap(),
+        text: "GPU 3 fell off the bus, token=swordfish".to_owned(),
+        rule: RuleId::new("gpu-xid-79").unwrap(),
+        evidence: Evidence::Nothing,
+        confirm: 1,
+    };
+    let mut ids = IdSource::new(7);
+    ids.at(now);
+    let case = Case {
+        id: ids.case(),
+        hardware: stored.hardware.unwrap_or_else(|| HardwareId::new("board-none").unwrap()),
+        node,
+        opened: now,
+        severity: Severity::Isolate,
+        findings: vec![finding],
+        rung: Rung::Quarantine,
+        steps: Vec::new(),
+        state: CaseState::Open,
+        boot_id: None,
+        advice: None,
+        failed_work: Vec::new(),
+    };
+    let actions = [Because::new(Action::OpenCase(case.clone()), "confirmed", "off the bus")];
+    let policy = Policy::standard();
+    let intent = CycleIntent {
+        at: now,
+        actions: &actions,
+        keys: &std::collections::BTreeMap::new(),
+        named: &[],
+        changed_reasons: &[],
+        policy_version: policy.version,
+        retry: &policy.retry,
+        told: &[],
+    };
+    store.commit(&lease, &intent).unwrap();
+    (bed, case.id.to_string())
+}
+
+fn store() -> String {
+    demo().path("demo/doctor.db").display().to_string()
+}
+
+#[test]
+fn a_report_is_one_page_of_html_or_markdown_or_json() {
+    let (bed, store) = (Bed::new(), store());
+    bed.expect(0, &["report", "--store", &store, "--since", "3d", "--format", "html", "--out", "page.html"]);
+    let page = bed.read("page.html");
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"), "{page}");
+    assert!(page.matches("<svg").count() > 3 && page.contains("<rect class=\"pass\""), "{page}");
+    assert!(!page.contains("<script") && !page.contains("http://") && !page.contains("https://"));
+    bed.expect(0, &["report", "--store", &store, "--last", "day", "--format", "markdown"]).says("# Cluster Doctor: ");
+    let json = bed.json(&["report", "--store", &store, "--last", "day"]);
+    assert_eq!(json["slots"].as_array().unwrap().len(), 24, "{json}");
+    let said = bed.expect(2, &["report", "--store", &store, "--out", "page.txt"]);
+    said.complains("--format html, markdown or json");
+}
+
+#[test]
+fn a_case_is_packed_with_what_a_vendor_asks_for() {
+    let (bed, case) = with_a_case();
+    let store = "doctor.db";
+    bed.write("bug-report.log", "token=abcdef");
+    let args = ["bundle", &case, "--store", store, "--out", "case.tar.gz", "--with", "bug-report.log"];
+    bed.expect(0, &args).says("Wrote case.tar.gz");
+    let unpacked = Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(bed.path("")).status().unwrap();
+    assert!(unpacked.success());
+    let file = |name: &str| bed.read(&format!("case-{case}/{name}"));
+    assert!(file("summary.md").contains(&format!("# Case {case} on ")), "{}", file("summary.md"));
+    let cloud: serde_json::Value = serde_json::from_str(&file("cloud.json")).unwrap();
+    assert_eq!(cloud["azure"]["impactCategory"], "Resource.Hpc.Unhealthy.XID79FallenOffBus", "{cloud}");
+    for name in ["summary.md", "case.json", "cloud.json"] {
+        assert!(file(name).contains("fell off the bus") && !file(name).contains("swordfish"), "{}", file(name));
+    }
+    let machines: serde_json::Value = serde_json::from_str(&file("machines.json")).unwrap();
+    assert!(machines.as_array().unwrap().iter().any(|machine| machine["of_the_case"] == true), "{machines}");
+    assert_eq!(file("more/bug-report.log"), "token=abcdef", "what is added is added as it is");
+    assert!(std::fs::read_dir(bed.path(&format!("case-{case}/evidence"))).unwrap().count() > 0);
+    bed.expect(2, &["bundle", "c0000000000000", "--store", store]).complains("no case");
+}
+
+#[test]
+fn a_case_is_acknowledged_or_snoozed_by_somebody_for_a_reason() {
+    let (bed, case) = with_a_case();
+    let case = case.as_str();
+    bed.expect(0, &["cases", "ack", case, "--store", "doctor.db", "--yes"]).says("Acknowledged.");
+    let snooze = ["cases", "snooze", case, "--store", "doctor.db", "--why", "tomorrow", "--until", "4h", "--yes"];
+    bed.expect(0, &snooze).says("Snoozed.");
+    bed.expect(6, &snooze[..snooze.len() - 1]);
+    let trail = bed.expect(0, &["audit", "--store", "doctor.db"]);
+    trail.says("acknowledge").says("snooze").says("tomorrow").says("ann");
+    bed.expect(2, &["cases", "ack", "c0000000000000", "--store", "doctor.db", "--yes"]).complains("no case");
+}
+
+#[test]
+fn a_controller_writes_the_report_of_yesterday_once() {
+    let bed = Bed::local();
+    bed.write("busy", "");
+    let reports = "cycle = \"1s\"\n[reports]\ndaily = true\nformats = [\"html\"]\n[backend";
+    bed.write("doctor.toml", &(bed.read("doctor.toml").replace("[backend", reports) + "busy_file = \"busy\"\n"));
+    let written = || -> Vec<std::path::PathBuf> {
+        let Ok(entries) = std::fs::read_dir(bed.path("data/reports")) else { return Vec::new() };
+        entries
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|end| end == "html"))
+            .collect()
+    };
+    let mut controller = Service::start(&bed);
+    until("a report", || !written().is_empty());
+    controller.says("reports are written");
+    controller.stop();
+    let [page] = &written()[..] else { panic!("{:?}", written()) };
+    std::fs::write(page, "seen").unwrap();
+    let controller = Service::start(&bed);
+    until("a second life of the controller", || bed.json(&["status"])["leader"]["is"] == "leads");
+    controller.stop();
+    assert_eq!(std::fs::read_to_string(page).unwrap(), "seen", "what is there is not written again");
+}

@@ -1,0 +1,387 @@
+//! What the seeds describe, on real Slurms of two generations: users come first, a node that we took out is open to nobody but us
+//! whatever moment the controller ends in, and what operators and broken daemons do stays theirs.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use doctor_bed::slurm::{Daemon, Generation, Layout, Slurm};
+use serde_json::{Value, json};
+
+use crate::{
+    bed::{Bed, doctor_node, until},
+    this_machine::Service,
+};
+
+/// Fails everywhere: no machine has less memory than none.
+const BAD: &str = "version = 2\n[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
+    severity = \"isolate\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
+
+/// As the seed has it: users get a node that we test on within a minute.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(60);
+
+/// Runs the real program. A change that was not made before ends the service: once before it is made, once after.
+const KILLER: &str = r#"#!/bin/sh
+name=$(basename "$0")
+case "$name $1" in
+sbatch* | scancel* | 'scontrol update' | 'scontrol create' | 'scontrol delete') ;;
+*) exec REAL/"$name" "$@" ;;
+esac
+# Names of runs and operations, and what is noted on the node, are made anew; what is done stays the same.
+key=KILLED/$(printf %s "$name $*" | sed -E 's/Extra=.*//; s/[[:alnum:]]{10,}//g; s/[0-9]//g' | cksum | cut -d ' ' -f 1)
+if [ ! -e "$key.before" ]; then
+  echo "$name $*" >"$key.before"
+  kill -KILL $PPID
+  exit 1
+fi
+[ -e "$key.after" ] && exec REAL/"$name" "$@"
+REAL/"$name" "$@"
+echo "$name $*" >"$key.after"
+kill -KILL $PPID
+"#;
+
+/// A Slurm, and the service's folder with a share in it. A test that fails shows how they were.
+pub(crate) struct Scene {
+    pub(crate) bed: Bed,
+    pub(crate) slurm: Slurm,
+}
+
+impl Scene {
+    /// `None`: there is no Slurm on this machine, which is said, and in CI is a failure.
+    pub(crate) fn start(what: &str, layout: &Layout) -> Option<Self> {
+        let slurm = match Slurm::start(layout) {
+            Ok(slurm) => slurm,
+            Err(why) => {
+                why.not_run(&format!("{what} ({:?})", layout.generation));
+                return None;
+            }
+        };
+        let bed = Bed::new();
+        fs::create_dir(bed.path("data")).unwrap();
+        Some(Self { bed, slurm })
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for question in [&["show", "node", "-o"][..], &["show", "reservation", "-o"], &["show", "job", "-o"]] {
+            println!("{question:?}: {:#?}", self.slurm.run("scontrol", question));
+        }
+        for node in self.slurm.nodes() {
+            println!("{}", self.bed.doctor(&["why", node]).out);
+        }
+        for question in ["history", "audit"] {
+            println!("{}", self.bed.doctor(&[question]).out);
+        }
+    }
+}
+
+/// A service of this Slurm that runs these programs, with further settings of the backend.
+fn configure(bed: &Bed, slurm: &Slurm, programs: &Path, settings: &str) {
+    bed.write(
+        "doctor.toml",
+        &format!(
+            "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n\
+             [backend.slurm]\nprograms = \"{}\"\nslurm_conf = \"{}\"\ndoctor_node = \"{}\"\nnode_state = \"{}\"\n{settings}",
+            programs.display(),
+            slurm.conf().display(),
+            doctor_node().display(),
+            bed.path("node").display(),
+        ),
+    );
+}
+
+pub(crate) fn rows(bed: &Bed, test: &str) -> Vec<Value> {
+    if !bed.path("doctor.db").exists() {
+        return Vec::new();
+    }
+    bed.json(&["history", "--test", test]).as_array().cloned().unwrap_or_default()
+}
+
+/// Jobs of ours that Slurm remembers: name, state, node.
+fn our_jobs(slurm: &Slurm) -> Vec<[String; 3]> {
+    let listed = slurm.run("squeue", &["--noheader", "--states=all", "--format=%j|%T|%N|"]).unwrap_or_default();
+    let words = listed.lines().map(|line| line.split_terminator('|').map(str::to_owned).collect::<Vec<_>>());
+    words.filter_map(|words| <[String; 3]>::try_from(words).ok()).filter(|job| job[0].starts_with("doctor-")).collect()
+}
+
+fn no_run_has_two_jobs(slurm: &Slurm) {
+    let mut names: Vec<String> = our_jobs(slurm).into_iter().map(|[name, ..]| name).collect();
+    names.sort_unstable();
+    let all = names.len();
+    names.dedup();
+    assert_eq!(names.len(), all, "{:?}", our_jobs(slurm));
+}
+
+fn reason(slurm: &Slurm, node: &str) -> String {
+    let line = slurm.run("scontrol", &["show", "node", "-o", node]).unwrap_or_default();
+    line.split_once("Reason=").map(|(_, reason)| reason.to_owned()).unwrap_or_default()
+}
+
+fn is_closed(slurm: &Slurm, node: &str) -> bool {
+    let state = slurm.node_state(node).unwrap_or_default();
+    state.contains("DRAIN") || state.contains("MAINT") || state.contains("RESERVED")
+}
+
+fn users_come_first(generation: Generation) {
+    let layout = Layout { generation, nodes: 3, ..Layout::default() };
+    let Some(scene) = Scene::start("users come first on Slurm", &layout) else { return };
+    let Scene { bed, slurm } = &scene;
+    configure(bed, slurm, slurm.programs(), "");
+    // A test that goes on until somebody ends it.
+    bed.policy_for(
+        &[],
+        "[limits]\nresult_grace = \"1s\"\n[retry]\ninconclusive = \"1h\"\n\
+         [tests.slow.params]\ntimeout = \"15m\"\ncommand = [\"/bin/sh\", \"-c\", \"exec sleep 600\"]\n",
+    );
+    let busy = slurm.submit(&["--exclusive", "--nodelist=node1", "--wrap=exec sleep 600"]).unwrap();
+    slurm.wait_for_job(busy, "RUNNING").unwrap();
+    let service = Service::start(bed);
+    let running = |slurm: &Slurm| {
+        let jobs = our_jobs(slurm).into_iter().filter(|[_, state, _]| state == "RUNNING");
+        let mut nodes: Vec<String> = jobs.map(|[_, _, node]| node).collect();
+        nodes.sort_unstable();
+        nodes
+    };
+    until("a run on each free node", || running(slurm) == ["node2", "node3"]);
+
+    // One node is wanted, and one is given up.
+    let wants = slurm.submit(&["--exclusive", "--gres=gpu:8", "--wrap=exec sleep 600"]).unwrap();
+    let asked = Instant::now();
+    slurm.wait_for_job(wants, "RUNNING").unwrap();
+    assert!(asked.elapsed() < GIVEN_UP_WITHIN, "{:?}", asked.elapsed());
+    assert_eq!(running(slurm).len(), 1, "{:?}", our_jobs(slurm));
+    until("the row of what was begun", || rows(bed, "slow").len() == 1);
+    let row = &rows(bed, "slow")[0];
+    assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
+    assert!(our_jobs(slurm).iter().all(|[.., node]| node != "node1"), "{:?}", our_jobs(slurm));
+    no_run_has_two_jobs(slurm);
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}
+
+#[test]
+fn users_come_first_on_slurm_22_05() {
+    users_come_first(Generation::Debian12);
+}
+
+#[test]
+fn users_come_first_on_slurm_24_11() {
+    users_come_first(Generation::Debian13);
+}
+
+#[test]
+fn a_job_that_does_not_start_is_given_up_and_results_come_from_those_that_do() {
+    let layout = Layout { nodes: 2, ..Layout::default() };
+    let Some(scene) = Scene::start("results and pending jobs on Slurm", &layout) else { return };
+    let Scene { bed, slurm } = &scene;
+    bed.policy_for(&["memory"], "version = 1\n");
+    configure(bed, slurm, slurm.programs(), "");
+    bed.expect(0, &["plan"]).says("node1").says("node2").says("never tested");
+    let service = Service::start(bed);
+    until("both nodes to pass", || rows(bed, "memory").iter().filter(|row| row["verdict"] == "pass").count() == 2);
+    let run = rows(bed, "memory")[0]["run"].as_str().unwrap().to_owned();
+    bed.expect(0, &["log", &run]).says("memory");
+    assert_eq!(our_jobs(slurm).len(), 2, "{:?}", our_jobs(slurm));
+    assert_eq!(service.stop().0, Some(0));
+
+    // Slurm itself holds the next ones back.
+    bed.policy_for(&["memory"], "version = 2\n[limits]\npending = \"3s\"\n[retry]\nnot_started = \"1h\"\n");
+    configure(bed, slurm, slurm.programs(), "job = { arguments = [\"--begin=now+1hour\"] }\n");
+    let service = Service::start(bed);
+    bed.expect(0, &["test", "node1", "--test", "memory", "--yes"]);
+    until("a job that waits", || our_jobs(slurm).iter().any(|[_, state, _]| state == "PENDING"));
+    until("its end", || our_jobs(slurm).iter().any(|[_, state, _]| state == "CANCELLED"));
+    until("why it was", || bed.doctor(&["why", "node1"]).out.contains("pending"));
+    assert_eq!(rows(bed, "memory").len(), 2, "what never started leaves no row");
+    no_run_has_two_jobs(slurm);
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+}
+
+/// A service that is started again whenever it was killed.
+struct Restarted<'a> {
+    bed: &'a Bed,
+    service: Service,
+    starts: usize,
+}
+
+impl<'a> Restarted<'a> {
+    fn start(bed: &'a Bed) -> Self {
+        Self { bed, service: Service::start(bed), starts: 1 }
+    }
+
+    #[track_caller]
+    fn until(&mut self, what: &str, mut level: impl FnMut() -> bool) {
+        let before = self.starts;
+        // Each start has the whole patience of a wait.
+        loop {
+            let began = self.starts;
+            until(&format!("{what} (after {before} to {began} starts)"), || {
+                if self.service.has_ended() {
+                    self.service = Service::start(self.bed);
+                    self.starts += 1;
+                }
+                self.starts > began || level()
+            });
+            if self.starts == began {
+                return;
+            }
+        }
+    }
+}
+
+/// A folder of programs that end the service at each change, and where they note at which they did.
+fn killers(bed: &Bed, slurm: &Slurm) -> (PathBuf, PathBuf) {
+    let (programs, killed) = (bed.path("killers"), bed.path("killed"));
+    fs::create_dir(&killed).unwrap();
+    fs::create_dir(&programs).unwrap();
+    let script = KILLER
+        .replace("REAL", &slurm.programs().display().to_string())
+        .replace("KILLED", &killed.display().to_string());
+    for name in ["sacct", "sbatch", "scancel", "scontrol", "squeue"] {
+        fs::write(programs.join(name), &script).unwrap();
+        fs::set_permissions(programs.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    (programs, killed)
+}
+
+fn stays_closed_while_it_is_ours(generation: Generation) {
+    let layout = Layout { generation, nodes: 2, ..Layout::default() };
+    let Some(scene) = Scene::start("quarantine with a controller that is killed", &layout) else { return };
+    let Scene { bed, slurm } = &scene;
+    let (programs, killed) = killers(bed, slurm);
+    configure(bed, slurm, &programs, "");
+    // What a kill prevented is tried again soon.
+    bed.policy_for(
+        &["memory"],
+        "mode = \"act\"\n[allow]\ndrain = true\n[repair]\nexamine = [\"memory\"]\n\
+         [retry]\ninconclusive = \"1s\"\nnot_started = \"1s\"\n",
+    );
+    let mut service = Restarted::start(bed);
+    service.until("both nodes to pass", || rows(bed, "memory").len() == 2);
+
+    bed.expect(0, &["quarantine", "node1", "--why", "it smells", "--yes"]);
+    service.until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
+    assert!(reason(slurm, "node1").starts_with("doctor:"), "{}", reason(slurm, "node1"));
+    // Whoever lets users in, lets this one in, and it stays.
+    let user = slurm.submit(&["--nodelist=node1", "--no-requeue", "--wrap=exec sleep 600"]).unwrap();
+    service.until("the examination", || {
+        assert_eq!(slurm.job_state(user).unwrap(), "PENDING", "node1 is {:?}", slurm.node_state("node1"));
+        // A run that was killed in the wrong moment brings no result, and then it advises to examine again.
+        bed.doctor(&["why", "node1"]).out.contains("its examination advises")
+    });
+    service.until("the node to be drained again", || {
+        let reservations = slurm.run("scontrol", &["show", "reservation", "-o"]).unwrap();
+        slurm.node_state("node1").is_ok_and(|state| state == "IDLE+DRAIN") && !reservations.contains("doctor-")
+    });
+    assert_eq!(slurm.job_state(user).unwrap(), "PENDING", "a person decides");
+    let before = rows(bed, "memory").len();
+
+    bed.expect(0, &["release", "node1", "--why", "it does not", "--yes"]);
+    service.until("the node to be back", || slurm.job_state(user).is_ok_and(|state| state == "RUNNING"));
+    let proven = rows(bed, "memory");
+    assert_eq!(proven.len(), before + 1, "it was proven, once: {proven:?}");
+    assert!(proven.iter().all(|row| row["verdict"] == "pass"), "{proven:?}");
+    service.until("nothing of ours to be left", || !is_closed(slurm, "node1"));
+    no_run_has_two_jobs(slurm);
+
+    let noted = fs::read_dir(&killed).unwrap().flatten().map(|entry| fs::read_to_string(entry.path()).unwrap());
+    let noted: Vec<String> = noted.collect();
+    for change in ["sbatch", "create reservation", "delete reservation", "state=drain", "state=resume"] {
+        let times = noted.iter().filter(|line| line.to_lowercase().contains(change)).count();
+        assert!(times >= 2, "killed before and after `{change}`: {noted:#?}");
+    }
+    assert!(service.starts > 10, "{} starts, {} kills", service.starts, noted.len());
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}
+
+#[test]
+fn a_node_of_slurm_22_05_that_is_out_is_never_open_to_users_whenever_the_controller_is_killed() {
+    stays_closed_while_it_is_ours(Generation::Debian12);
+}
+
+#[test]
+fn a_node_of_slurm_24_11_that_is_out_is_never_open_to_users_whenever_the_controller_is_killed() {
+    stays_closed_while_it_is_ours(Generation::Debian13);
+}
+
+#[test]
+fn a_planted_fault_drains_the_node_and_an_operators_drain_stays_as_it_is() {
+    let layout = Layout { nodes: 3, ..Layout::default() };
+    let Some(scene) = Scene::start("drains on Slurm", &layout) else { return };
+    let Scene { bed, slurm } = &scene;
+    configure(bed, slurm, slurm.programs(), "");
+    bed.policy_for(&["memory"], "version = 1\nmode = \"act\"\n[allow]\ndrain = true\n");
+    let mut service = Service::start(bed);
+    until("all nodes to pass", || rows(bed, "memory").len() == 3);
+
+    bed.policy_for(&["memory"], &BAD.replace("version = 2", "version = 2\nmode = \"act\"\n[allow]\ndrain = true"));
+    service.says("the changed configuration is in force policy=2");
+    bed.expect(0, &["test", "node1", "--test", "memory", "--why", "a planted fault", "--yes"]);
+    until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
+    until("the reason", || reason(slurm, "node1").starts_with("doctor:"));
+    let operators = ["update", "nodename=node3", "state=drain", "reason=ticket 4711: fan 3"];
+    slurm.run("scontrol", &operators).unwrap();
+    let theirs = reason(slurm, "node3");
+
+    bed.policy_for(&["memory"], "version = 3\nmode = \"act\"\n[allow]\ndrain = true\n");
+    service.says("the changed configuration is in force policy=3");
+    bed.expect(0, &["release", "node1", "--why", "it was planted", "--yes"]);
+    until("the node to be back", || slurm.node_state("node1").is_ok_and(|state| state == "IDLE"));
+    let proven = rows(bed, "memory").into_iter().find(|row| row["node"] == "node1").unwrap();
+    assert_eq!(proven["verdict"], "pass", "it was proven: {proven}");
+
+    assert!(slurm.node_state("node3").unwrap().contains("DRAIN"));
+    assert_eq!(reason(slurm, "node3"), theirs);
+    let of_theirs = rows(bed, "memory").iter().filter(|row| row["node"] == "node3").count();
+    assert_eq!(of_theirs, 1, "nothing was begun on it since");
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+}
+
+#[test]
+fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
+    let layout = Layout { nodes: 2, ..Layout::default() };
+    let Some(scene) = Scene::start("broken daemons of Slurm", &layout) else { return };
+    let Scene { bed, slurm } = &scene;
+    configure(bed, slurm, slurm.programs(), "deadline = \"3s\"\n");
+    bed.policy_for(&["memory"], "version = 1\n");
+    let mut service = Service::start(bed);
+    until("both nodes to pass", || rows(bed, "memory").len() == 2);
+    let used = |node: &str| {
+        let nodes = bed.json(&["nodes"]);
+        let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == node).cloned());
+        row.map(|row| row["used"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
+    };
+    assert_eq!(used("node1"), "free");
+
+    // Nobody can be asked: nothing is concluded, and it is said once.
+    slurm.kill(Daemon::Munge).unwrap();
+    until("the trouble in status", || bed.doctor(&["status"]).out.contains("look at the nodes"));
+    slurm.restart(Daemon::Munge).unwrap();
+    service.says("the trouble is over");
+    slurm.stop(Daemon::Controller).unwrap();
+    until("the trouble in status", || bed.doctor(&["status"]).out.contains("look at the nodes"));
+    slurm.restart(Daemon::Controller).unwrap();
+    until("the nodes to be free again", || used("node1") == "free" && used("node2") == "free");
+
+    slurm.kill(Daemon::Node("node2")).unwrap();
+    until("a node that does not answer", || used("node2") == "unknown");
+    assert_eq!(used("node1"), "free");
+    assert!(!reason(slurm, "node2").starts_with("doctor:"), "silence is no fault of the node");
+    slurm.restart(Daemon::Node("node2")).unwrap();
+    until("it to be free again", || used("node2") == "free");
+    assert_eq!(rows(bed, "memory").len(), 2, "nothing was due");
+    no_run_has_two_jobs(slurm);
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}

@@ -1,0 +1,223 @@
+//! A fleet without a scheduler, the whole way: the service over real sshd hosts. Runs outlive it and their connections, users come
+//! first, and a host is rebooted only when nobody is on it.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use doctor_bed::ssh::Fleet;
+use serde_json::json;
+
+use crate::{
+    bed::{Bed, doctor_node, until},
+    slurm_flows::rows,
+    this_machine::Service,
+};
+
+/// As the seed has it for users of a scheduler: a host that we test on is given up within a minute.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(60);
+
+/// Hosts, and the service's folder.
+pub(crate) struct Site {
+    pub(crate) bed: Bed,
+    pub(crate) fleet: Fleet,
+}
+
+impl Site {
+    /// `None`: there are no hosts on this machine, which is said, and in CI is a failure.
+    pub(crate) fn start(what: &str, hosts: u8) -> Option<Self> {
+        let fleet = Fleet::start(hosts).inspect_err(|why| why.not_run(what)).ok()?;
+        let bed = Bed::new();
+        fs::create_dir(bed.path("data")).unwrap();
+        let site = Self { bed, fleet };
+        site.configure("");
+        Some(site)
+    }
+
+    /// Without a shared directory: everything comes over SSH.
+    pub(crate) fn configure(&self, settings: &str) {
+        // What a debugger reads is not carried to every host.
+        let program = self.bed.path("carried");
+        if !program.exists() {
+            let stripped = Command::new("strip").arg("-o").arg(&program).arg(doctor_node()).status().unwrap();
+            assert!(stripped.success(), "strip doctor-node");
+        }
+        self.bed.write(
+            "doctor.toml",
+            &format!(
+                "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n\
+                 [backend.ssh]\nhostfile = \"{}\"\nssh_config = \"{}\"\ndoctor_node = \"{}\"\nstate = \"{}\"\n\
+                 connect = \"3s\"\nlocks = [\"/run/site-lock\"]\nreboot = [\"/root/reboot\"]\n{settings}",
+                self.fleet.at("hostfile").display(),
+                self.fleet.ssh_config().display(),
+                program.display(),
+                self.fleet.at("s").display(),
+            ),
+        );
+    }
+
+    pub(crate) fn on(&self, host: &str, command: &str) {
+        let output = self.fleet.ssh(host, command).output().unwrap();
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn used(&self, host: &str) -> String {
+        let nodes = self.bed.json(&["nodes"]);
+        let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == host).cloned());
+        row.map(|row| row["used"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
+    }
+
+    /// The run that is on a host, by the files there.
+    fn run_on(&self, host: usize) -> Option<String> {
+        let runs = fs::read_dir(self.fleet.hosts()[host].home().join(".cluster-doctor/runs")).ok()?;
+        let claimed = |run: &fs::DirEntry| {
+            let claim = fs::read_to_string(run.path().join("job.json")).unwrap_or_default();
+            claim.contains("\"ended\":null")
+        };
+        Some(runs.flatten().find(claimed)?.file_name().into_string().unwrap())
+    }
+
+    fn somebody(&self, options: &[&str], host: &str, command: &str) -> Child {
+        let mut ssh = Command::new("ssh");
+        ssh.arg("-F").arg(self.fleet.ssh_config()).args(options).args([host, command]);
+        ssh.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+}
+
+/// A test that fails shows how everything was.
+impl Drop for Site {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for question in ["nodes", "history", "audit", "status"] {
+            println!("{}", self.bed.doctor(&[question]).out);
+        }
+        for host in self.fleet.hosts() {
+            println!("{}", self.bed.doctor(&["why", &host.name]).out);
+            let runs = host.home().join(".cluster-doctor/runs");
+            for run in fs::read_dir(runs).into_iter().flatten().flatten() {
+                for file in ["job.json", "log.txt", "output.txt"] {
+                    let text = fs::read_to_string(run.path().join(file)).unwrap_or_default();
+                    println!("{} {:?} {file}: {text}", host.name, run.file_name());
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn put(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn a_run_outlives_the_service_and_its_connection_and_its_result_is_taken_in_once() {
+    let Some(site) = Site::start("a run over SSH outlives the service", 1) else { return };
+    let Site { bed, fleet } = &site;
+    bed.policy_for(
+        &[],
+        "[tests.slow.params]\ncommand = [\"/bin/sh\", \"-c\", \"until [ -e /root/go ]; do sleep 0.1; done; echo fine\"]\n",
+    );
+    bed.expect(0, &["config", "check", "--live"]).says("all 1 are reached").says("All of it is good.");
+    let service = Service::start(bed);
+    until("the run on the host", || site.run_on(0).is_some());
+    let run = site.run_on(0).unwrap();
+    // Killed, and every connection cut. Nobody is there when the run ends.
+    drop(service);
+    fleet.hosts()[0].cut().unwrap();
+    site.on("host1", "touch /root/go");
+    until("the end of the run", || site.run_on(0).is_none());
+    assert!(rows(bed, "slow").is_empty());
+
+    let mut service = Service::start(bed);
+    until("the result", || !rows(bed, "slow").is_empty());
+    let found = rows(bed, "slow");
+    assert_eq!((&found[0]["verdict"], &found[0]["run"]), (&json!("pass"), &json!(run)), "{found:?}");
+    // The log came over SSH, and there was one job.
+    let log = bed.expect(0, &["log", &run]);
+    log.says("| fine");
+    assert_eq!(log.out.matches(" job: run ").count(), 1, "{}", log.out);
+    bed.policy_for(&[], "version = 2\n");
+    service.says("the changed configuration is in force policy=2");
+    assert_eq!(rows(bed, "slow").len(), 1, "it was taken in once");
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}
+
+#[test]
+fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
+    let Some(site) = Site::start("users come first on SSH hosts", 3) else { return };
+    let Site { bed, fleet } = &site;
+    bed.policy_for(
+        &[],
+        "[limits]\nresult_grace = \"1s\"\n[retry]\ninconclusive = \"1h\"\n\
+         [tests.slow.params]\ntimeout = \"15m\"\ncommand = [\"/bin/sh\", \"-c\", \"exec sleep 600\"]\n",
+    );
+    site.on("host3", "touch /run/site-lock");
+    let service = Service::start(bed);
+    until("a run on each free host", || site.run_on(0).is_some() && site.run_on(1).is_some());
+    until("the lock to be seen", || site.used("host3") == "busy");
+
+    let asked = Instant::now();
+    let mut typist = site.somebody(&["-tt"], "host1", "while :; do :; done");
+    let mut trainer = site.somebody(&[], "host2", "exec 3</dev/nvidia0; read x");
+    until("both hosts to be given up", || site.run_on(0).is_none() && site.run_on(1).is_none());
+    assert!(asked.elapsed() < GIVEN_UP_WITHIN, "{:?}", asked.elapsed());
+    until("the rows of what was begun", || rows(bed, "slow").len() == 2);
+    for row in rows(bed, "slow") {
+        assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
+    }
+    until("both to be busy", || site.used("host1") == "busy" && site.used("host2") == "busy");
+    bed.doctor(&["why", "host2"]).says("holds a GPU");
+    for user in [&mut typist, &mut trainer] {
+        user.kill().unwrap();
+        user.wait().unwrap();
+    }
+    fleet.hosts()[0].cut().unwrap();
+    until("a host without users to be free", || site.used("host1") == "free");
+    // Nothing was ever begun where the lock is.
+    assert!(
+        !fleet.hosts()[2].home().join(".cluster-doctor/runs").read_dir().is_ok_and(|mut runs| runs.next().is_some())
+    );
+    bed.doctor(&["why", "host3"]).says("/run/site-lock exists");
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}
+
+#[test]
+fn a_reboot_that_does_not_come_back_is_told_by_its_deadline_and_one_that_does_is_proven() {
+    let Some(mut site) = Site::start("reboots of SSH hosts", 3) else { return };
+    let told = site.fleet.hosts()[0].home().join("told");
+    put(&site.fleet.hosts()[0].home().join("reboot"), "#!/bin/sh\necho once >>/root/told\n");
+    let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\nreboot = true\n\
+        [repair]\nreboot_deadline = \"5s\"\ntries = 2\nproving = [\"memory\"]\n";
+    site.bed.policy_for(&["memory"], &format!("version = 1\n{acting}"));
+    let mut service = Service::start(&site.bed);
+    until("all hosts to pass", || rows(&site.bed, "memory").len() == 3);
+    // Fails everywhere: no machine has less memory than none.
+    let bad = "[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
+        severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
+    site.bed.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
+    service.says("the changed configuration is in force policy=2");
+    site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
+    let times = || fs::read_to_string(&told).map_or(0, |text| text.lines().count());
+    until("the host to be told", || times() == 1);
+    // It does not reboot.
+    until("the deadline", || site.bed.doctor(&["audit"]).out.contains("reboot did not happen within 5s"));
+    until("the second try", || times() == 2);
+    site.bed.policy_for(&["memory"], &format!("version = 3\n{acting}"));
+    site.fleet.host("host1").unwrap().boot().unwrap();
+    let life = || site.bed.json(&["why", "host1"])["life"].as_str().unwrap_or_default().to_owned();
+    until("the host to be back", || life() == "in-service");
+    assert_eq!(times(), 2);
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    site.bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}

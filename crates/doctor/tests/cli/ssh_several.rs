@@ -1,0 +1,54 @@
+//! A test over several SSH hosts: a part on each, and trials that tell who is at fault. GPUs and NCCL are stand-ins, whose ranks really
+//! add up over sockets.
+
+use doctor_bed::machine;
+
+use crate::{
+    bed::{doctor_node, until},
+    slurm_flows::rows,
+    slurm_several::POLICY,
+    ssh_flows::{Site, put},
+    this_machine::Service,
+};
+
+/// In the place of systemd, which would only pass on what it is told: the first GPU of `host2` keeps the others waiting.
+const SYSTEMD_RUN: &str = r#"#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+shift
+export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_STANDIN_GPUS=2 DOCTOR_STANDIN_NODE="${DOCTOR_RANK:-0}"
+[ "$(hostname)" = host2 ] && export DOCTOR_STANDIN_FAULTS="hang:$((2 * DOCTOR_RANK))"
+exec "$@"
+"#;
+
+#[test]
+fn hosts_are_tested_together_and_the_one_that_fails_with_every_partner_is_named() {
+    let Some(site) = Site::start("runs over several SSH hosts", 4) else { return };
+    let Site { bed, fleet } = &site;
+    let library = machine::standin(doctor_node()).display().to_string();
+    for host in fleet.hosts() {
+        std::fs::create_dir(host.home().join("bin")).unwrap();
+        put(&host.home().join("bin/systemd-run"), &SYSTEMD_RUN.replace("LIBRARY", &library));
+        std::fs::write(host.home().join(".bashrc"), "PATH=/root/bin:$PATH\n").unwrap();
+        site.on(&host.name, "mkdir -p /run/systemd/system");
+    }
+    bed.policy_for(&["memory"], POLICY);
+    let service = Service::start(bed);
+    until("every host to be known as good", || rows(bed, "memory").len() == 4);
+    bed.expect(0, &["test", "--nodes", "host[1-2]", "collective", "--why", "training is slow", "--yes"]);
+    until("somebody to be named", || bed.doctor(&["audit"]).out.contains("at fault: host2"));
+    bed.doctor(&["why", "host2"]).says("fails together with each of host1, host3, host4");
+    for host in ["host1", "host3", "host4"] {
+        let why = bed.doctor(&["why", host]);
+        assert!(!why.out.contains("fails together"), "{}", why.out);
+    }
+    // Each host's part is taken in once: the run, and the trials with good partners.
+    let mut parts: Vec<String> =
+        rows(bed, "collective-nodes").iter().map(|row| format!("{} {}", row["run"], row["node"])).collect();
+    let all = parts.len();
+    parts.sort_unstable();
+    parts.dedup();
+    assert_eq!((parts.len(), all % 2), (all, 0), "{parts:?}");
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}

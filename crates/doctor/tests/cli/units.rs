@@ -1,0 +1,83 @@
+//! Units of systemd, of `doctor deploy systemd` and of machines in Azure, held against systemd's own checker.
+
+use std::{fs, path::Path, process::Command};
+
+use crate::bed::{Bed, doctor_node};
+
+/// What systemd says of unit files; `None` where it is not installed, which is said, and in CI is a failure.
+fn verify(files: &[std::path::PathBuf]) -> Option<(bool, String)> {
+    if !Path::new("/usr/bin/systemd-analyze").exists() {
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "systemd-analyze is not installed");
+        println!("NOT RUN: systemd's own checker: it is not installed; scripts/system.sh brings it");
+        return None;
+    }
+    let mut command = Command::new("/usr/bin/systemd-analyze");
+    let ran = command.args(["verify", "--man=no", "--recursive-errors=no"]).args(files).output().unwrap();
+    let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+    Some((ran.status.success() && !said.contains("Unknown"), said))
+}
+
+#[test]
+fn systemd_takes_the_units_of_a_small_site() {
+    let bed = Bed::new();
+    bed.write("doctor.toml", "store = \"/srv/doctor/doctor.db\"\ndata = \"/srv/data\"\n[agents]\nlisten = \"127.0.0.1:7443\"\n[backend.slurm]\n");
+    let (doctor, node) = (env!("CARGO_BIN_EXE_doctor"), doctor_node().to_str().unwrap());
+    let programs = ["--doctor", doctor, "--doctor-node", node];
+    let said = bed.expect(0, &[&["deploy", "systemd", "--user", "nobody", "--out", "service"], &programs[..]].concat());
+    said.says("enable --now doctor.service");
+    bed.expect(0, &[&["deploy", "systemd", "--timer", "10m", "--out", "timer"], &programs[..]].concat())
+        .says("doctor-run.timer");
+    let units = |folder: &str| -> Vec<_> {
+        let at = |on: &str| bed.path(folder).join(on).join("etc/systemd/system");
+        let folders = ["controller", "nodes"].map(at).into_iter().filter(|folder| folder.is_dir());
+        folders.flat_map(|folder| fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path()).collect()
+    };
+    let (service, timer) = (units("service"), units("timer"));
+    assert_eq!((service.len(), timer.len()), (2, 2), "{service:?} {timer:?}");
+    let unit = bed.read("service/controller/etc/systemd/system/doctor.service");
+    assert!(unit.contains("ReadWritePaths=/var/lib/cluster-doctor /srv/data /srv/doctor\n"), "{unit}");
+
+    let Some((good, said)) = verify(&[service, timer].concat()) else { return };
+    assert!(good, "{said}");
+    let wrong = bed.path("wrong.service");
+    fs::write(&wrong, format!("[Service]\nExecStart={doctor} serve\nProtectSytem=strict\n")).unwrap();
+    let (good, said) = verify(&[wrong]).unwrap();
+    assert!(!good, "systemd's checker lets everything pass: {said}");
+}
+
+#[test]
+fn systemd_takes_the_units_of_machines_in_azure() {
+    let bed = Bed::new();
+    let folder = bed.path("opt");
+    fs::create_dir(&folder).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/azure/node");
+    let mut units = Vec::new();
+    for entry in fs::read_dir(source).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        if name.ends_with(".service") {
+            let text = fs::read_to_string(entry.path()).unwrap();
+            let text =
+                text.replace("/opt/", &format!("{}/", folder.display())).replace("/usr/bin/nvidia-smi", "/bin/true");
+            bed.write(&name, &text);
+            units.push(bed.path(&name));
+        } else {
+            fs::copy(entry.path(), folder.join(&name)).unwrap();
+        }
+    }
+    assert_eq!(units.len(), 2);
+    let Some((good, said)) = verify(&units) else { return };
+    assert!(good, "{said}");
+}
+
+#[test]
+fn what_cannot_stand_in_a_unit_is_refused() {
+    let bed = Bed::new();
+    for (args, complaint) in [
+        (["--doctor", "bin/doctor"], "begins with /"),
+        (["--doctor", "/opt/a b/doctor"], "no blanks"),
+        (["--user", "x\nExecStart=y"], "no name of a user"),
+        (["--timer", "1s"], "10s or more"),
+    ] {
+        bed.expect(2, &[&["deploy", "systemd"], &args[..]].concat()).complains(complaint);
+    }
+}

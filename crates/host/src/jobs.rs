@@ -1,0 +1,256 @@
+//! Jobs of this machine, kept in files so that they outlive the controller that started them.
+//!
+//! One directory per run: `intent.json` is there before anything is started; `job.json` is the claim that the job
+//! itself makes, and tells its end ([`JobFile`]); `cancel.json` is there before anything is ended; `output.txt` holds
+//! what the program said. Killed at any instant, the controller finds on its return either no claim (then it may
+//! start the job again: only one of the two gets the claim) or the claim of the one job there is.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use doctor_checks::job_file::{JobEnded, JobFile, JobProcess, exit};
+use doctor_core::{
+    ids::{JobId, RunId},
+    run::{JobEnd, JobSeen},
+    time::{Span, Timestamp},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{files, process};
+
+/// What a killed process may take to be gone; one stuck in the kernel takes longer and is left behind.
+const KILL_GRACE: Duration = Duration::from_secs(2);
+
+/// Ended runs are forgotten after this long.
+const KEEP: Span = Span::days(30);
+
+#[derive(Debug)]
+pub struct Jobs {
+    directory: PathBuf,
+    /// What the ids of its jobs begin with.
+    kind: &'static str,
+    start_limit: Span,
+    /// Those that this process started, to be reaped.
+    children: Mutex<Vec<(RunId, Child)>>,
+}
+
+/// A moment that something was decided.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decided {
+    at: Timestamp,
+}
+
+/// How a child that this process started is doing.
+enum Started {
+    NotHere,
+    Living,
+    Ended(Option<i32>),
+}
+
+impl Jobs {
+    pub fn open(state: &Path, kind: &'static str, start_limit: Span) -> io::Result<Self> {
+        let directory = state.join("runs");
+        fs::create_dir_all(&directory)?;
+        Ok(Self { directory, kind, start_limit, children: Mutex::default() })
+    }
+
+    pub fn id(&self, run: RunId) -> JobId {
+        JobId(format!("{}-{run}", self.kind))
+    }
+
+    pub fn job_file(&self, run: RunId) -> PathBuf {
+        self.place(run).join("job.json")
+    }
+
+    /// The directory of a run.
+    pub fn place(&self, run: RunId) -> PathBuf {
+        self.directory.join(run.to_string())
+    }
+
+    fn children(&self) -> MutexGuard<'_, Vec<(RunId, Child)>> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the job unless it was started before.
+    pub fn start(&self, run: RunId, mut command: Command, now: Timestamp) -> io::Result<()> {
+        // One at a time: two threads with the same run must not both find that nobody has begun.
+        let mut children = self.children();
+        let place = self.place(run);
+        fs::create_dir_all(&place)?;
+        files::create(&place.join("intent.json"), &Decided { at: now })?;
+        if files::read::<JobFile>(&self.job_file(run))?.is_some()
+            || matches!(started(&mut children, run)?, Started::Living)
+        {
+            return Ok(());
+        }
+        let output = File::options().append(true).create(true).open(place.join("output.txt"))?;
+        let child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
+        children.retain(|(started, _)| *started != run);
+        children.push((run, child));
+        Ok(())
+    }
+
+    /// What became of a job.
+    pub fn look(&self, run: RunId, now: Timestamp) -> io::Result<JobSeen> {
+        let place = self.place(run);
+        let Some(intent) = files::read::<Decided>(&place.join("intent.json"))? else { return Ok(JobSeen::Absent) };
+        // Before the claim is read: a child that has ended by now has also written all it will ever write.
+        let child = started(&mut self.children(), run)?;
+        let file = match files::read::<JobFile>(&self.job_file(run))? {
+            Some(file) => file,
+            None => match child {
+                Started::Ended(code) => {
+                    self.never_came(run, now, Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)))?
+                }
+                Started::NotHere if now.since(intent.at) > self.start_limit => self.never_came(run, now, None)?,
+                Started::NotHere | Started::Living => {
+                    return Ok(JobSeen::Pending { job: self.id(run), since: intent.at });
+                }
+            },
+        };
+        self.read_claim(run, file, now)
+    }
+
+    fn read_claim(&self, run: RunId, file: JobFile, now: Timestamp) -> io::Result<JobSeen> {
+        let job = self.id(run);
+        let started = file.process.as_ref().map(|process| process.started);
+        let ended = match (file.ended, &file.process) {
+            (Some(ended), _) => ended,
+            (None, Some(process)) if process::is_alive(process) && !self.is_abandoned(run) => {
+                return Ok(JobSeen::Running { job, since: process.started });
+            }
+            (None, process) => self.settle(run, process.as_ref(), now)?,
+        };
+        let cancelled = self.place(run).join("cancel.json").exists();
+        let how = match (ended.exit, started) {
+            (Some(exit::DONE), Some(_)) => JobEnd::Exited,
+            (Some(exit::STOPPED | exit::OVER_LIMIT), _) => JobEnd::Killed,
+            (Some(_), _) => JobEnd::Failed,
+            (None, _) if cancelled => JobEnd::Killed,
+            (None, _) => JobEnd::Lost,
+        };
+        Ok(JobSeen::Ended { job, started, at: ended.at, how })
+    }
+
+    /// The job is gone and did not say how, or cannot be killed. The moment of finding out is written down, so that
+    /// everybody who asks later hears the same; what the job left running is ended.
+    fn settle(&self, run: RunId, process: Option<&JobProcess>, now: Timestamp) -> io::Result<JobEnded> {
+        let path = self.job_file(run);
+        // It may have told its end between the reading and the look at its process.
+        let told = files::read::<JobFile>(&path)?.and_then(|file| file.ended);
+        if let Some(ended) = told {
+            return Ok(ended);
+        }
+        if let Some(process) = process.filter(|_| !self.is_abandoned(run)) {
+            self.kill(run, process)?;
+        }
+        let ended = JobEnded { at: now, exit: None };
+        files::write(&path, &JobFile { run, process: process.cloned(), ended: Some(ended.clone()) })?;
+        Ok(ended)
+    }
+
+    /// Nobody claimed the run in time. We do, so that a job that comes after all finds that it is not wanted.
+    fn never_came(&self, run: RunId, now: Timestamp, exit: Option<u8>) -> io::Result<JobFile> {
+        let file = JobFile { run, process: None, ended: Some(JobEnded { at: now, exit }) };
+        if files::create(&self.job_file(run), &file)? {
+            return Ok(file);
+        }
+        files::read(&self.job_file(run))?.ok_or_else(|| io::Error::other("the claim came and went"))
+    }
+
+    /// Ends the job of a run, if there is one, and waits a bounded time for it.
+    pub fn cancel(&self, run: RunId, grace: Span, now: Timestamp) -> io::Result<()> {
+        let place = self.place(run);
+        if !place.join("intent.json").exists() {
+            return Ok(());
+        }
+        files::create(&place.join("cancel.json"), &Decided { at: now })?;
+        let Some(process) = self.never_came(run, now, None)?.process else { return Ok(()) };
+        process::ask_to_end(&process);
+        if !process::gone_within(&process, grace.to_std()) {
+            self.kill(run, &process)?;
+        }
+        Ok(())
+    }
+
+    fn kill(&self, run: RunId, process: &JobProcess) -> io::Result<()> {
+        if process::kill_session(process, KILL_GRACE) {
+            return Ok(());
+        }
+        files::create(&self.place(run).join("abandoned.json"), process).map(drop)
+    }
+
+    fn is_abandoned(&self, run: RunId) -> bool {
+        self.place(run).join("abandoned.json").exists()
+    }
+
+    /// A job that could not be killed and still hangs.
+    pub fn abandoned(&self) -> io::Result<Option<JobProcess>> {
+        for run in self.runs()? {
+            let left = files::read::<JobProcess>(&self.place(run).join("abandoned.json"))?;
+            if let Some(process) = left.filter(process::is_alive) {
+                return Ok(Some(process));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Processes of jobs that run now. A number that means somebody else by now is not among them.
+    pub fn running(&self) -> io::Result<Vec<JobProcess>> {
+        let mut running = Vec::new();
+        for run in self.runs()? {
+            let file = files::read::<JobFile>(&self.job_file(run))?;
+            let process = file.filter(|file| file.ended.is_none()).and_then(|file| file.process);
+            running.extend(process.filter(process::is_ours));
+        }
+        Ok(running)
+    }
+
+    /// Runs whose jobs are pending or running.
+    pub fn under_way(&self, now: Timestamp) -> io::Result<Vec<RunId>> {
+        let mut under_way = Vec::new();
+        for run in self.runs()? {
+            if matches!(self.look(run, now)?, JobSeen::Pending { .. } | JobSeen::Running { .. }) {
+                under_way.push(run);
+            }
+        }
+        Ok(under_way)
+    }
+
+    fn runs(&self) -> io::Result<Vec<RunId>> {
+        let names = fs::read_dir(&self.directory)?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        Ok(names.filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// Forgets runs that ended long ago.
+    pub fn prune(&self, now: Timestamp) -> io::Result<()> {
+        for run in self.runs()?.into_iter().filter(|run| now.since(run.born()) > KEEP) {
+            if matches!(self.look(run, now)?, JobSeen::Ended { .. } | JobSeen::Absent) {
+                fs::remove_dir_all(self.place(run))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn started(children: &mut [(RunId, Child)], run: RunId) -> io::Result<Started> {
+    // All of them, so that none stays defunct for longer than it takes to be looked at.
+    let mut found = Started::NotHere;
+    for (id, child) in children {
+        let state = match child.try_wait()? {
+            None => Started::Living,
+            Some(status) => Started::Ended(status.code()),
+        };
+        if *id == run {
+            found = state;
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,77 @@
+//! Marks on this machine: ours in `marks.json`, others' in `foreign.json`, which we never write.
+
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+};
+
+use doctor_core::{
+    ids::OpId,
+    node::{ForeignMark, MarkKind, Marks, OurMark},
+};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::files;
+
+/// Operations are asked again within minutes if at all; this many are remembered.
+const REMEMBERED: usize = 4096;
+
+#[derive(Debug)]
+pub struct MarkFiles {
+    ours: PathBuf,
+    foreign: PathBuf,
+    lock: PathBuf,
+}
+
+/// What is to become of a mark of ours.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MarkChange {
+    Mark(OurMark),
+    Unmark(MarkKind),
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ours {
+    marks: Vec<OurMark>,
+    /// Operations that were done, newest last.
+    done: Vec<OpId>,
+}
+
+impl MarkFiles {
+    pub fn new(state: &Path) -> Self {
+        let file = |name| state.join(name);
+        Self { ours: file("marks.json"), foreign: file("foreign.json"), lock: file("marks.lock") }
+    }
+
+    pub fn read(&self) -> io::Result<Marks> {
+        let ours = files::read::<Ours>(&self.ours)?.unwrap_or_default().marks;
+        let foreign = files::read::<Vec<ForeignMark>>(&self.foreign)?.unwrap_or_default();
+        Ok(Marks { ours, foreign })
+    }
+
+    /// Puts a mark there, or takes it away, and says what is there then. Asked again with the same operation, nothing happens.
+    pub fn apply(&self, op: OpId, change: &MarkChange) -> io::Result<Vec<OurMark>> {
+        // Held until the file is closed; two controllers, or a controller and a command, take turns.
+        let lock = File::options().create(true).append(true).open(&self.lock)?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        let mut ours = files::read::<Ours>(&self.ours)?.unwrap_or_default();
+        if ours.done.contains(&op) {
+            return Ok(ours.marks);
+        }
+        let (kind, mark) = match change {
+            MarkChange::Mark(mark) => (mark.kind, Some(mark.clone())),
+            MarkChange::Unmark(kind) => (*kind, None),
+        };
+        ours.marks.retain(|mark| mark.kind != kind);
+        ours.marks.extend(mark);
+        ours.done.push(op);
+        let surplus = ours.done.len().saturating_sub(REMEMBERED);
+        ours.done.drain(..surplus);
+        files::write(&self.ours, &ours)?;
+        Ok(ours.marks)
+    }
+}

@@ -1,0 +1,116 @@
+//! Whether somebody uses a host, by the facts of one look. What is known goes before what is not: a host that somebody is seen
+//! on is busy, whatever else could not be read; one of which something could not be read is unknown, never free.
+//!
+//! The controller plans by this, and the host itself asks the same once more before a run begins or it is reset or rebooted.
+
+use doctor_core::node::Occupancy;
+
+use crate::protocol::{Look, Process};
+
+/// What keeps us from beginning anything on a host: somebody uses it, somebody may, or an operator keeps work off it.
+pub fn kept_off(look: &Look, max_load_per_core: f64) -> Option<String> {
+    if let Some(mark) = look.marks.foreign.iter().find(|mark| mark.blocks) {
+        return Some(format!("{} keeps work off it: {}", mark.by, mark.text));
+    }
+    match occupancy(look, max_load_per_core) {
+        Occupancy::Free => None,
+        Occupancy::Busy { by } => Some(by.to_string()),
+        Occupancy::Unknown { why } => Some(why.to_string()),
+    }
+}
+
+pub fn occupancy(look: &Look, max_load_per_core: f64) -> Occupancy {
+    let busy = busy(look, max_load_per_core).map(|by| Occupancy::Busy { by: by.into() });
+    let unknown = || unknown(look).map(|why| Occupancy::Unknown { why: why.into() });
+    busy.or_else(unknown).unwrap_or(Occupancy::Free)
+}
+
+fn busy(look: &Look, max_load_per_core: f64) -> Option<String> {
+    if let Some(lock) = look.locks.first() {
+        return Some(format!("{} exists", lock.display()));
+    }
+    let some = |found: &Result<Vec<Process>, String>| found.as_deref().ok().and_then(<[_]>::first).cloned();
+    if let Some(process) = some(&look.gpus) {
+        return Some(format!("process {} ({}) holds a GPU", process.pid, process.name));
+    }
+    if let Some(process) = some(&look.terminals) {
+        return Some(format!("process {} ({}) computes at a terminal", process.pid, process.name));
+    }
+    // What a run of ours adds to the load cannot be told from others' work; terminals and GPUs can.
+    let load = look.load.as_ref().ok().filter(|_| look.under_way.is_empty())?;
+    #[expect(clippy::cast_precision_loss, reason = "a count of cores")]
+    let per_core = load / look.cores.max(1) as f64;
+    (per_core > max_load_per_core)
+        .then(|| format!("work of others: {per_core:.2} per core, {max_load_per_core} is free"))
+}
+
+fn unknown(look: &Look) -> Option<String> {
+    if let Some(pid) = look.abandoned {
+        return Some(format!("process {pid} of an earlier job hangs and cannot be killed"));
+    }
+    let errors = [look.gpus.as_ref().err(), look.terminals.as_ref().err(), look.load.as_ref().err()];
+    errors.into_iter().flatten().next().cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::{
+        ids::RunId,
+        node::{ForeignMark, Marks},
+        time::Timestamp,
+    };
+
+    fn quiet() -> Look {
+        Look {
+            at: Timestamp::from_secs(0),
+            boot_id: "b".to_owned(),
+            cores: 4,
+            load: Ok(0.4),
+            gpus: Ok(Vec::new()),
+            terminals: Ok(Vec::new()),
+            locks: Vec::new(),
+            abandoned: None,
+            marks: Marks::default(),
+            under_way: Vec::new(),
+            runs: Vec::new(),
+        }
+    }
+
+    fn words(look: &Look) -> String {
+        match occupancy(look, 0.7) {
+            Occupancy::Free => "free".to_owned(),
+            Occupancy::Busy { by } => format!("busy: {by}"),
+            Occupancy::Unknown { why } => format!("unknown: {why}"),
+        }
+    }
+
+    #[test]
+    fn a_host_is_free_only_if_everything_says_so() {
+        let train = || Ok(vec![Process { pid: 7, name: "train".to_owned() }]);
+        let no = || Err("denied".to_owned());
+        for (look, expected) in [
+            (quiet(), "free"),
+            (Look { gpus: train(), ..quiet() }, "busy: process 7 (train) holds a GPU"),
+            (Look { terminals: train(), gpus: no(), ..quiet() }, "busy: process 7 (train) computes at a terminal"),
+            (Look { locks: vec!["/run/site".into()], ..quiet() }, "busy: /run/site exists"),
+            (Look { load: Ok(4.0), ..quiet() }, "busy: work of others: 1.00 per core, 0.7 is free"),
+            (Look { load: Ok(4.0), under_way: vec![RunId::from_number(1)], ..quiet() }, "free"),
+            (Look { load: Err("no load".to_owned()), ..quiet() }, "unknown: no load"),
+            (Look { gpus: Err("denied".to_owned()), ..quiet() }, "unknown: denied"),
+            (Look { abandoned: Some(9), ..quiet() }, "unknown: process 9 of an earlier job hangs and cannot be killed"),
+        ] {
+            assert_eq!(words(&look), expected);
+        }
+    }
+
+    #[test]
+    fn an_operators_mark_keeps_us_off_a_host_that_is_free() {
+        let mark = |blocks| ForeignMark { by: "ann".to_owned(), text: "mine today".to_owned(), blocks };
+        let look = |mark| Look { marks: Marks { foreign: vec![mark], ..Marks::default() }, ..quiet() };
+        assert_eq!(kept_off(&look(mark(true)), 0.7).as_deref(), Some("ann keeps work off it: mine today"));
+        assert_eq!(kept_off(&look(mark(false)), 0.7), None);
+        let unsure = Look { gpus: Err("denied".to_owned()), ..quiet() };
+        assert_eq!(kept_off(&unsure, 0.7).as_deref(), Some("denied"));
+    }
+}

@@ -1,0 +1,98 @@
+//! Processes of this machine, and ending a job's with everything it started.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use doctor_checks::{job_file::JobProcess, proc_stat::ProcStat};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+fn stat_of(pid: u32) -> Option<ProcStat> {
+    ProcStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn processes() -> impl Iterator<Item = ProcStat> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| stat_of(entry.file_name().to_str()?.parse().ok()?))
+}
+
+pub fn is_alive(process: &JobProcess) -> bool {
+    process.boot_id == boot_id()
+        && stat_of(process.pid).is_some_and(|stat| stat.start_ticks == process.start_ticks && !stat.is_over())
+}
+
+/// Asks the job to end. A process that bears its number but began at another time is not asked.
+pub fn ask_to_end(process: &JobProcess) {
+    // Held from here on, the number cannot come to mean another process between the look and the signal.
+    let held = pid(process.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    if is_alive(process) {
+        // An error means that it has ended meanwhile.
+        let _ended = match (held, pid(process.pid)) {
+            (Some(held), _) => pidfd_send_signal(held, Signal::TERM),
+            (None, Some(pid)) => kill_process(pid, Signal::TERM),
+            (None, None) => Ok(()),
+        };
+    }
+}
+
+/// Kills what there is of the job's session: itself and all that it started. Says whether nothing is left.
+pub fn kill_session(process: &JobProcess, within: Duration) -> bool {
+    let deadline = Instant::now() + within;
+    loop {
+        let members = session(process);
+        if members.is_empty() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        for member in members {
+            let _gone = pid(member.pid).map(|pid| kill_process(pid, Signal::KILL));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether the job's number still means the job, or what is left of its session. A number is not given out again while a session
+/// bears it: if another process bears it now, nothing is left of ours, and the session of that number is a stranger's.
+pub fn is_ours(process: &JobProcess) -> bool {
+    process.boot_id == boot_id() && stat_of(process.pid).is_none_or(|stat| stat.start_ticks == process.start_ticks)
+}
+
+/// Living processes of the job's session, which bears the job's number.
+fn session(process: &JobProcess) -> Vec<ProcStat> {
+    if !is_ours(process) {
+        return Vec::new();
+    }
+    processes().filter(|stat| (stat.session == process.pid || stat.pid == process.pid) && !stat.is_over()).collect()
+}
+
+pub fn gone_within(process: &JobProcess, within: Duration) -> bool {
+    let deadline = Instant::now() + within;
+    while is_alive(process) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+/// How many threads of the job's session run or wait for a disk now: its part of the load.
+pub fn running_threads(process: &JobProcess) -> usize {
+    let threads = |pid: u32| {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let states = tasks.filter_map(|task| ProcStat::parse(&fs::read_to_string(task.path().join("stat")).ok()?));
+        states.filter(|stat| matches!(stat.state, 'R' | 'D')).count()
+    };
+    session(process).iter().map(|stat| threads(stat.pid)).sum()
+}
+
+fn pid(number: u32) -> Option<Pid> {
+    i32::try_from(number).ok().and_then(Pid::from_raw)
+}

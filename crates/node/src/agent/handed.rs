@@ -1,0 +1,215 @@
+//! What hooks of the scheduler hand in: evidence of a look of their own, for the agent to report as its own.
+//!
+//! Reports have numbers that only grow, and one process gives them: the agent, or a hook that found none running and
+//! took its place for a moment. So a hook puts its evidence into a folder beside the spool and rings; whoever gives the
+//! numbers takes it from there.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use doctor_checks::document::{AgentReport, TestEvidence};
+use doctor_core::{node::Hardware, time::Span};
+use rustix::{fs::FlockOperation, io::Errno};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AgentError,
+    config::Config,
+    permit,
+    sender::{Fate, attempt},
+    spool::Spool,
+};
+use crate::{clock::now, job::output::put};
+
+const FOLDER: &str = "handed";
+const BELL: &str = "bell";
+
+/// The right to give numbers: two who do would use each other's.
+pub(super) fn claim(state: &Path) -> Result<File, AgentError> {
+    let path = state.join("lock");
+    let failed = |source| AgentError::State { path: path.clone(), source };
+    let file = File::options().create(true).append(true).open(&path).map_err(failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => Err(AgentError::Taken(state.to_owned())),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+/// What one look brought.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Handed {
+    pub hardware: Hardware,
+    pub up: Option<Span>,
+    pub checks: Vec<TestEvidence>,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reported {
+    /// The running agent sends it.
+    ByAgent,
+    /// The controller has it.
+    Now,
+    /// It waits on disk.
+    Later,
+}
+
+impl Handed {
+    /// Puts it where the agent of this state directory finds it.
+    pub fn hand_in(&self, state: &Path) -> io::Result<()> {
+        let name = format!("{}-{}.json", now().millis(), std::process::id());
+        put(&state.join(FOLDER).join(name), &serde_json::to_vec(self).map_err(io::Error::from)?)
+    }
+}
+
+/// Everything that waits, the oldest first. What cannot be read is removed: it was never whole.
+pub(super) fn waiting(state: &Path) -> Vec<(PathBuf, Handed)> {
+    let entries = fs::read_dir(state.join(FOLDER)).into_iter().flatten().flatten();
+    let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|kind| kind == "json"));
+    paths.sort();
+    let read = |path: PathBuf| {
+        let handed = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        if handed.is_none() {
+            let _unreadable = fs::remove_file(&path);
+        }
+        handed.map(|handed| (path, handed))
+    };
+    paths.into_iter().filter_map(read).collect()
+}
+
+/// The report of what was handed in.
+pub(super) fn report(handed: Handed, config: &Config, number: u64) -> AgentReport {
+    AgentReport {
+        node: config.route.node.clone(),
+        hardware: handed.hardware,
+        number,
+        at: now(),
+        up: handed.up,
+        checks: handed.checks,
+        versions: config.route.versions.clone(),
+        dropped: None,
+    }
+}
+
+/// What a running agent hears when something was handed in.
+#[derive(Debug)]
+pub(super) struct Bell(UnixDatagram);
+
+impl Bell {
+    pub(super) fn hang(state: &Path) -> io::Result<Self> {
+        let path = state.join(BELL);
+        // Of an agent before: the lock says that there is no other.
+        let _old = fs::remove_file(&path);
+        let bell = UnixDatagram::bind(path)?;
+        bell.set_nonblocking(true)?;
+        Ok(Self(bell))
+    }
+
+    pub(super) const fn socket(&self) -> &UnixDatagram {
+        &self.0
+    }
+
+    /// Whether somebody rang since this was last asked.
+    pub(super) fn take_ring(&self) -> bool {
+        let mut rang = false;
+        while self.0.recv(&mut [0]).is_ok() {
+            rang = true;
+        }
+        rang
+    }
+}
+
+/// Whether an agent runs here and has heard it. One that was rung many times has heard it too.
+pub fn ring(state: &Path) -> bool {
+    let send = || {
+        let bell = UnixDatagram::unbound()?;
+        bell.set_nonblocking(true)?;
+        bell.send_to(&[1], state.join(BELL))
+    };
+    match send() {
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    }
+}
+
+/// Where no agent runs: gives what was handed in its numbers, and sends what waits until this much time is over.
+///
+/// # Errors
+/// If the state directory cannot be used. An agent that has started meanwhile is none: it takes what is there.
+pub fn deliver(config: &Config, limit: Duration) -> io::Result<Reported> {
+    let until = Instant::now() + limit;
+    fs::create_dir_all(&config.state)?;
+    let _mine = match claim(&config.state) {
+        Ok(mine) => mine,
+        Err(AgentError::Taken(_)) => return Ok(Reported::ByAgent),
+        Err(error) => return Err(io::Error::other(super::chain(&error))),
+    };
+    let mut spool = Spool::open(&config.state.join("spool"), config.room)?;
+    for (path, handed) in waiting(&config.state) {
+        let number = spool.number();
+        spool.add(&report(handed, config, number));
+        fs::remove_file(path)?;
+    }
+    while let Some(next) = spool.first() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            spool.not_taken();
+            return Ok(Reported::Later);
+        }
+        let tried = attempt(&config.route, next.message(&config.route), left);
+        match tried.fate {
+            Fate::Taken => spool.taken(&next),
+            Fate::Refused => spool.refused(&next),
+            Fate::Later(_) => {
+                spool.not_taken();
+                return Ok(Reported::Later);
+            }
+        }
+        // What is not kept is given again; a prolog only waits for it.
+        let _kept = permit::keep(&config.state, tried.permit, tried.asked);
+    }
+    Ok(Reported::Now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handed() -> Handed {
+        Handed { hardware: Hardware::default(), up: None, checks: Vec::new() }
+    }
+
+    #[test]
+    fn what_was_handed_in_waits_until_it_is_taken_and_half_a_file_is_nothing() {
+        let state = tempfile::tempdir().unwrap();
+        assert!(waiting(state.path()).is_empty());
+        handed().hand_in(state.path()).unwrap();
+        fs::write(state.path().join(FOLDER).join("0-1.json"), "{\"hardware\"").unwrap();
+        let found = waiting(state.path());
+        assert_eq!(found.iter().map(|(_, handed)| handed.clone()).collect::<Vec<_>>(), [handed()]);
+        assert_eq!(fs::read_dir(state.path().join(FOLDER)).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_a_running_agent_hears_the_bell_and_many_rings_are_one() {
+        let state = tempfile::tempdir().unwrap();
+        assert!(!ring(state.path()));
+        let bell = Bell::hang(state.path()).unwrap();
+        assert!(!bell.take_ring());
+        for _ in 0..2000 {
+            assert!(ring(state.path()));
+        }
+        assert!(bell.take_ring() && !bell.take_ring());
+        drop(bell);
+        assert!(!ring(state.path()), "what it left behind is deaf");
+        Bell::hang(state.path()).unwrap();
+    }
+}

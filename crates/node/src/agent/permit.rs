@@ -1,0 +1,63 @@
+//! The controller's permit, kept beside the agent for the hooks of the scheduler, which are processes of their own.
+//!
+//! The file is not made durable: a permit that a crash takes away is given again within a minute. Its moment is of this
+//! machine's clock, counted from when the agent asked; one that lies further ahead than any permit lasts was written by
+//! another clock and counts for nothing.
+
+use std::{fs, io, path::Path};
+
+use doctor_checks::permit::Permit;
+use doctor_core::time::{Span, Timestamp};
+use serde::{Deserialize, Serialize};
+
+const FILE: &str = "permit.json";
+
+/// A clock that was set back while the permit was kept must not make it last.
+const FURTHEST: Span = Span::minutes(10);
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    until: Timestamp,
+}
+
+/// Keeps what an answer said: a permit that counts from `asked` on, or that there is none.
+pub fn keep(state: &Path, permit: Option<Permit>, asked: Timestamp) -> io::Result<()> {
+    let path = state.join(FILE);
+    let Some(permit) = permit else {
+        return match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+    };
+    let text = serde_json::to_vec(&Kept { until: asked.plus(permit.lasts) }).map_err(io::Error::from)?;
+    let beside = state.join(format!(".{FILE}.{}.tmp", std::process::id()));
+    fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path))
+}
+
+/// Whether one counts now.
+pub fn is_fresh(state: &Path, now: Timestamp) -> bool {
+    let kept = fs::read(state.join(FILE)).ok().and_then(|text| serde_json::from_slice::<Kept>(&text).ok());
+    kept.is_some_and(|kept| now < kept.until && kept.until.since(now) <= FURTHEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permit_counts_for_its_time_and_not_at_all_once_it_is_taken_back() {
+        let (state, at) = (tempfile::tempdir().unwrap(), Timestamp::from_secs(1_794_700_800));
+        let fresh = |after: i64| is_fresh(state.path(), at.plus(Span::from_secs(after)));
+        assert!(!fresh(0), "nobody gave one");
+        keep(state.path(), None, at).unwrap();
+        keep(state.path(), Some(Permit { lasts: Span::minutes(2) }), at).unwrap();
+        assert!(fresh(0) && fresh(119) && !fresh(120));
+        assert!(!fresh(-3600), "the clock was set back since");
+        keep(state.path(), None, at).unwrap();
+        assert!(!fresh(1));
+        fs::write(state.path().join(FILE), "{\"until\"").unwrap();
+        assert!(!fresh(1), "cut short");
+        assert_eq!(fs::read_dir(state.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,89 @@
+//! The token that a cluster puts beside the agent: a file that is made anew before it runs out. It is read for each message,
+//! which costs nothing once a minute, and never kept or shown.
+
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use doctor_checks::document::RunKey;
+
+/// A cluster's token has about one KiB; whatever is longer is something else.
+const MOST_BYTES: u64 = 16 << 10;
+
+/// A token as it was read just now.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    #[error("cannot read the token {}", .path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} is not a token: one line of letters, digits and `._-`, at most {MOST_BYTES} bytes", .0.display())]
+    NotOne(PathBuf),
+}
+
+impl Token {
+    /// # Errors
+    /// If the file cannot be read or holds something else.
+    pub fn read(path: &Path) -> Result<Self, TokenError> {
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text));
+        match read {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(TokenError::NotOne(path.to_owned()));
+            }
+            Err(source) => return Err(TokenError::Read { path: path.to_owned(), source }),
+            Ok(_) => {}
+        }
+        let token = text.trim_end_matches(['\n', '\r']);
+        // It goes into a line of its own on the wire: nothing in it may begin another.
+        let plain = token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-~+/=".contains(&byte));
+        if token.is_empty() || text.len() as u64 > MOST_BYTES || !plain {
+            return Err(TokenError::NotOne(path.to_owned()));
+        }
+        Ok(Self(token.to_owned()))
+    }
+
+    /// As it goes over the wire, and nowhere else.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// What reports are signed with.
+    pub fn key(&self) -> RunKey {
+        RunKey::of_token(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_one_plain_line_and_is_never_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let read = |text: &[u8]| {
+            std::fs::write(&path, text).unwrap();
+            Token::read(&path)
+        };
+        let token = read(b"eyJh.eyJi.c2ln-_\n").unwrap();
+        assert_eq!((token.text(), format!("{token:?}").as_str()), ("eyJh.eyJi.c2ln-_", "Token(…)"));
+        let long = vec![b'x'; 20_000];
+        for text in [&b""[..], b"\n", b"a b", b"a\r\nX-Doctor-Node: n2", b"\xff\xfe", &long] {
+            let error = read(text).unwrap_err();
+            assert!(matches!(error, TokenError::NotOne(_)), "{error:?}");
+            assert!(!error.to_string().contains("X-Doctor-Node"), "{error}");
+        }
+        assert!(matches!(Token::read(&dir.path().join("none")), Err(TokenError::Read { .. })));
+    }
+}

@@ -1,0 +1,186 @@
+//! How the job ended that an epilog runs after, and whether that is a reason to look deeper.
+//!
+//! A job that failed is its user's affair nearly always; one that died of a bus error may be the node's. It is kept as
+//! evidence (the check `job-ends` reads it), and never a verdict by itself.
+
+use std::{fs, io, path::Path, time::Duration};
+
+use doctor_core::time::Timestamp;
+
+use super::{settings::Epilog, surroundings::Surroundings};
+use crate::job::output::put;
+
+const FOLDER: &str = "jobs";
+/// Newer ones push older ones out.
+const MOST_KEPT: usize = 32;
+const KEPT_FOR: Duration = Duration::from_secs(86_400);
+
+/// The job, and how it and its steps ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct JobEnd {
+    pub(super) job: String,
+    user: String,
+    batch: Status,
+    /// The worst of its steps.
+    step: Status,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Status {
+    code: u8,
+    signal: u8,
+}
+
+impl Status {
+    /// `CODE:SIGNAL`
+    fn pair(text: &str) -> Option<Self> {
+        let (code, signal) = text.split_once(':')?;
+        Some(Self { code: code.parse().ok()?, signal: signal.parse().ok()? })
+    }
+
+    /// As wait(2) has it.
+    fn raw(text: &str) -> Option<Self> {
+        let status: u32 = text.parse().ok()?;
+        Some(Self { code: u8::try_from(status >> 8 & 0xff).ok()?, signal: u8::try_from(status & 0x7f).ok()? })
+    }
+
+    /// The signal that ended it, also as a shell tells of it.
+    fn by_signal(self) -> Option<u8> {
+        match (self.signal, self.code) {
+            (0, code) => code.checked_sub(128).filter(|signal| (1..=64).contains(signal)),
+            (signal, _) => Some(signal),
+        }
+    }
+
+    const fn is_well(self) -> bool {
+        self.code == 0 && self.signal == 0
+    }
+}
+
+impl JobEnd {
+    /// What Slurm tells an epilog. `None`: this is none, or of a Slurm that does not tell.
+    pub(super) fn told(surroundings: &Surroundings) -> Option<Self> {
+        let job = surroundings.get("SLURM_JOB_ID").or_else(|| surroundings.get("SLURM_JOBID"))?;
+        if job.len() > 20 || !job.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        let pair = surroundings.get("SLURM_JOB_EXIT_CODE2").and_then(Status::pair);
+        let raw = |name| surroundings.get(name).and_then(Status::raw);
+        let user = surroundings.get("SLURM_JOB_USER").unwrap_or("?");
+        let plain = |c: &char| c.is_ascii_alphanumeric() || "._-@$".contains(*c);
+        Some(Self {
+            job: job.to_owned(),
+            user: user.chars().filter(plain).take(64).collect(),
+            batch: pair.or_else(|| raw("SLURM_JOB_EXIT_CODE"))?,
+            step: raw("SLURM_JOB_DERIVED_EC").unwrap_or_default(),
+        })
+    }
+
+    pub(super) const fn is_well(&self) -> bool {
+        self.batch.is_well() && self.step.is_well()
+    }
+
+    /// Whether this end is one after which the node is looked at more deeply.
+    pub(super) fn calls_for_a_look(&self, settings: &Epilog) -> bool {
+        [self.batch, self.step].into_iter().any(|status| {
+            let by_signal = status.by_signal().is_some_and(|signal| settings.signals.contains(&signal));
+            by_signal || (status.code != 0 && settings.exit_codes.contains(&status.code))
+        })
+    }
+
+    /// For the line of the log.
+    pub(super) fn words(&self) -> String {
+        let worst = if self.batch.is_well() { self.step } else { self.batch };
+        match (worst.by_signal(), worst.code) {
+            _ if worst.is_well() => format!("job {} ended well", self.job),
+            (Some(signal), _) => format!("job {} ended by signal {signal}", self.job),
+            (None, code) => format!("job {} ended with code {code}", self.job),
+        }
+    }
+
+    /// Keeps it for the check, in lines that it reads.
+    pub(super) fn keep(&self, state: &Path, at: Timestamp) -> io::Result<()> {
+        let folder = state.join(FOLDER);
+        let JobEnd { job, user, batch, step } = self;
+        let text = format!(
+            "job {job}\nuser {user}\nended {at}\nbatch {}:{}\nstep {}:{}\n",
+            batch.code, batch.signal, step.code, step.signal
+        );
+        put(&folder.join(job), text.as_bytes())?;
+        tidy(&folder)
+    }
+}
+
+fn tidy(folder: &Path) -> io::Result<()> {
+    let mut kept = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        kept.push((entry.metadata()?.modified()?, entry.path()));
+    }
+    kept.sort();
+    kept.reverse();
+    for (number, (changed, path)) in kept.into_iter().enumerate() {
+        if number >= MOST_KEPT || changed.elapsed().is_ok_and(|age| age > KEPT_FOR) {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hook::surroundings::tests::of;
+
+    fn ended(pair: &str, derived: &str) -> JobEnd {
+        let told = of(&[
+            ("SLURM_JOB_ID", "17"),
+            ("SLURM_JOB_USER", "ann"),
+            ("SLURM_JOB_EXIT_CODE2", pair),
+            ("SLURM_JOB_DERIVED_EC", derived),
+        ]);
+        JobEnd::told(&told).unwrap()
+    }
+
+    #[test]
+    fn a_job_that_died_of_the_machines_signals_calls_for_a_look_and_a_cancelled_one_does_not() {
+        // As Slurm 22.05.8 told an epilog on 2026-11-15, but for the last three.
+        for (pair, derived, looks, words) in [
+            ("0:0", "0", false, "job 17 ended well"),
+            ("3:0", "0", false, "job 17 ended with code 3"),
+            ("0:6", "0", true, "job 17 ended by signal 6"),
+            ("139:0", "11", true, "job 17 ended by signal 11"),
+            ("0:0", "1280", false, "job 17 ended with code 5"),
+            ("0:15", "15", false, "job 17 ended by signal 15"),
+            ("137:0", "9", false, "job 17 ended by signal 9"),
+            ("0:0", "7", true, "job 17 ended by signal 7"),
+        ] {
+            let end = ended(pair, derived);
+            assert_eq!((end.calls_for_a_look(&Epilog::default()), end.words().as_str()), (looks, words));
+        }
+        let codes = Epilog { exit_codes: vec![3], ..Epilog::default() };
+        assert!(ended("3:0", "0").calls_for_a_look(&codes) && !ended("0:0", "0").calls_for_a_look(&codes));
+    }
+
+    #[test]
+    fn what_slurm_does_not_say_is_not_made_up() {
+        assert_eq!(JobEnd::told(&of(&[])), None);
+        assert_eq!(JobEnd::told(&of(&[("SLURM_JOB_ID", "17")])), None);
+        assert_eq!(JobEnd::told(&of(&[("SLURM_JOB_ID", "../etc"), ("SLURM_JOB_EXIT_CODE2", "0:0")])), None);
+        let raw = JobEnd::told(&of(&[("SLURM_JOBID", "17"), ("SLURM_JOB_EXIT_CODE", "35584")])).unwrap();
+        assert_eq!(raw.words(), "job 17 ended by signal 11");
+    }
+
+    #[test]
+    fn the_newest_few_are_kept() {
+        let state = tempfile::tempdir().unwrap();
+        for job in 0..40 {
+            let end = JobEnd { job: format!("{job}"), ..ended("0:6", "0") };
+            end.keep(state.path(), Timestamp::from_secs(1_794_700_800)).unwrap();
+        }
+        let folder = state.path().join(FOLDER);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), MOST_KEPT);
+        let text = fs::read_to_string(folder.join("39")).unwrap();
+        assert_eq!(text, "job 39\nuser ann\nended 2026-11-15T00:00:00Z\nbatch 0:6\nstep 0:0\n");
+    }
+}

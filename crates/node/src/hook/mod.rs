@@ -1,0 +1,171 @@
+//! `doctor-node hook`: what Slurm runs as HealthCheckProgram, Prolog and Epilog.
+//!
+//! A hook stands in the way of users' jobs, so its laws are: it comes back within its limit whatever hangs, it says one
+//! line, and only what was seen counts. A look that timed out, a file system that stalls, a Slurm or a controller that
+//! does not answer are inconclusive, and inconclusive neither drains a node nor stops a job. An error of ours is exit
+//! code 0.
+//!
+//! Two processes. The one that Slurm started reads the settings, waits, and answers; the one it starts does the work and
+//! may hang in the kernel, where even SIGKILL does not end it. Then it is left behind and remembered, and no further one is
+//! started while it hangs.
+//!
+//! With a controller ([`reporting`]) a hook reports, and the controller drains under its breaker. Without one ([`alone`]) it
+//! drains its node itself, under the same limits. A verdict that the agent or the last hook left is used while it is fresh.
+
+mod alone;
+#[doc(hidden)]
+pub mod fuzzed;
+mod job_end;
+mod line;
+mod look;
+mod nodes;
+mod reporting;
+mod settings;
+mod slurm;
+mod surroundings;
+mod work;
+
+use std::{
+    env,
+    ffi::OsString,
+    path::Path,
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use rustix::fs::Mode;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    runner::{
+        abandoned::AbandonedProbes,
+        child::{self, Echo, Ended, Limits},
+    },
+    stop::Stop,
+};
+
+pub use settings::{DEFAULT_FILE, Settings, SettingsError};
+
+/// The hidden argument by which this program does a hook's work in a process of its own.
+pub const HOOK_ARGUMENT: &str = "__hook";
+
+/// What a hook answers Slurm.
+pub mod exit {
+    /// Go on; also whatever could not be known.
+    pub const GO_ON: u8 = 0;
+    /// Of a prolog: do not start the job here. Slurm drains the node and puts the job back into the queue.
+    pub const STOP: u8 = 1;
+}
+
+/// What a worker may take over its last words; a kill that has no effect by then has none.
+const GRACE: Duration = Duration::from_millis(300);
+/// One line, and what a library may have to say.
+const MOST_WORDS: usize = 64 << 10;
+
+/// Which of Slurm's hooks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Moment {
+    /// HealthCheckProgram: now and then, on every node.
+    Health,
+    /// Prolog: before a job.
+    Prolog,
+    /// Epilog: after a job.
+    Epilog,
+}
+
+impl Moment {
+    pub const ALL: [Self; 3] = [Self::Health, Self::Prolog, Self::Epilog];
+
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Health => "health",
+            Self::Prolog => "prolog",
+            Self::Epilog => "epilog",
+        }
+    }
+}
+
+/// What the worker is told.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Order {
+    moment: Moment,
+    settings: Settings,
+}
+
+/// The hook as Slurm sees it. `alone` goes before the file. A mistake in this program is no fault of the node's either.
+pub fn run(moment: Moment, config: Option<&Path>, alone: bool) -> u8 {
+    std::panic::catch_unwind(|| answer(moment, config, alone)).unwrap_or(exit::GO_ON)
+}
+
+fn answer(moment: Moment, config: Option<&Path>, alone: bool) -> u8 {
+    // What is kept tells of users' jobs.
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let mut settings = match Settings::load(config) {
+        Ok(settings) => settings,
+        Err(error) => {
+            // Without settings nobody knows where else to say it.
+            let said = format!("doctor-node: {}: nothing is looked at: {}", moment.word(), line::chain(&error));
+            line::tell_slurm(&said);
+            return exit::GO_ON;
+        }
+    };
+    settings.alone |= alone;
+    let state = settings.state.clone();
+    let (code, said) = supervised(&Order { moment, settings });
+    line::say(&state, moment, &said);
+    code
+}
+
+/// Starts the worker and answers for it, in time.
+fn supervised(order: &Order) -> (u8, String) {
+    let abandoned = AbandonedProbes::kept_in(&order.settings.state);
+    let what = format!("hook {}", order.moment.word());
+    if let Some(pid) = abandoned.hanging(&what) {
+        return (exit::GO_ON, format!("inconclusive: an earlier look still hangs in the kernel (process {pid})"));
+    }
+    let limit = order.settings.limit(order.moment).to_std();
+    let text = match serde_json::to_string(order) {
+        Ok(text) => text,
+        Err(error) => return (exit::GO_ON, format!("inconclusive: the settings cannot be handed on: {error}")),
+    };
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(HOOK_ARGUMENT).arg(text);
+    let limits = Limits { timeout: limit, stream: MOST_WORDS, grace: GRACE, kill_grace: GRACE };
+    // Signals end this process as Slurm expects; the worker's group gets none of them and has its own limit.
+    match child::run(&mut command, &limits, &Stop::never(), Echo::default()) {
+        Ok(Ended::Exited { status, stderr, .. }) => {
+            let said = String::from_utf8_lossy(&stderr).trim().to_owned();
+            match status.code().and_then(|code| u8::try_from(code).ok()) {
+                Some(code @ (exit::GO_ON | exit::STOP)) => (code, said),
+                _ => (exit::GO_ON, format!("inconclusive: the look ended with {status}: {said}")),
+            }
+        }
+        Ok(Ended::Unkillable { pid, child }) => {
+            abandoned.add(&what, pid, child);
+            (exit::GO_ON, format!("inconclusive: the look hangs in the kernel (process {pid}) and was left behind"))
+        }
+        Ok(Ended::TimedOut | Ended::Stopped(_)) => {
+            (exit::GO_ON, format!("inconclusive: the look took longer than {}", order.settings.limit(order.moment)))
+        }
+        Ok(Ended::TooLong) => (exit::GO_ON, "inconclusive: the look said more than anybody reads".to_owned()),
+        Err(error) => (exit::GO_ON, format!("inconclusive: the look could not be started: {error}")),
+    }
+}
+
+/// The worker: does it, says its line on standard error, answers with the hook's code.
+pub fn worker(mut args: impl Iterator<Item = OsString>) -> ExitCode {
+    let order = args.next().and_then(|text| serde_json::from_str::<Order>(text.to_str()?).ok());
+    let Some(Order { moment, settings }) = order else {
+        line::tell_slurm(&format!("{HOOK_ARGUMENT} is for doctor-node itself"));
+        return ExitCode::FAILURE;
+    };
+    // It gives up by itself a little before it is ended, and can say then what it waited for.
+    let limit = settings.limit(moment).to_std();
+    let stop = Stop::never().after(limit.saturating_sub(GRACE));
+    let surroundings = surroundings::Surroundings::new(env::vars_os());
+    let done = work::work(moment, &settings, &surroundings, &stop);
+    line::tell_slurm(&done.line);
+    ExitCode::from(done.code)
+}

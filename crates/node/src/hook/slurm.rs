@@ -1,0 +1,89 @@
+//! scontrol, as a hook needs it: what Slurm says of nodes, draining this one, and ending that.
+
+use std::{io, path::PathBuf, process::Command, time::Duration};
+
+use doctor_core::ids::NodeName;
+
+use super::{
+    nodes::{self, Node},
+    settings::Settings,
+    surroundings::Surroundings,
+};
+use crate::{
+    runner::child::{self, Echo, Ended, Limits},
+    stop::Stop,
+};
+
+/// Ten thousand nodes are ten megabytes.
+const MOST_OUTPUT: usize = 256 << 20;
+/// Whoever calls has a limit of his own; this one is for a Slurm that does not answer at all.
+const LONGEST: Duration = Duration::from_secs(60);
+const KILL: Duration = Duration::from_millis(200);
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SlurmError {
+    #[error("scontrol is in none of {0}: name its folder as `slurm_programs`")]
+    NoProgram(String),
+    #[error("scontrol could not be started")]
+    Start(#[source] io::Error),
+    #[error("Slurm did not answer in time")]
+    NoAnswer,
+    #[error("scontrol failed: {0}")]
+    Failed(String),
+    #[error("scontrol's list of nodes is not understood")]
+    Unreadable,
+}
+
+pub(super) struct Slurm<'a> {
+    folders: Vec<PathBuf>,
+    conf: Option<PathBuf>,
+    stop: &'a Stop,
+}
+
+impl<'a> Slurm<'a> {
+    pub(super) fn find(settings: &Settings, surroundings: &Surroundings, stop: &'a Stop) -> Self {
+        Self { folders: surroundings.programs(settings), conf: surroundings.conf(settings), stop }
+    }
+
+    /// Every node that Slurm shows.
+    pub(super) fn nodes(&self) -> Result<Vec<Node>, SlurmError> {
+        // Also those that a partition hides.
+        let text = self.scontrol(&["--all", "--oneliner", "show", "node"])?;
+        nodes::parse(&text).ok_or(SlurmError::Unreadable)
+    }
+
+    pub(super) fn drain(&self, node: &NodeName, reason: &str) -> Result<(), SlurmError> {
+        let (name, reason) = (format!("nodename={node}"), format!("reason={reason}"));
+        self.scontrol(&["update", &name, "state=drain", &reason]).map(|_| ())
+    }
+
+    /// In newer versions the reason is still there until the node has answered again.
+    pub(super) fn resume(&self, node: &NodeName) -> Result<(), SlurmError> {
+        self.scontrol(&["update", &format!("nodename={node}"), "state=resume"]).map(|_| ())
+    }
+
+    fn scontrol(&self, args: &[&str]) -> Result<String, SlurmError> {
+        let program = self.folders.iter().map(|folder| folder.join("scontrol")).find(|path| path.is_file());
+        let all = || self.folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
+        let program = program.ok_or_else(|| SlurmError::NoProgram(all()))?;
+        let path = self.folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(":");
+        let mut command = Command::new(program);
+        // Times are told in the zone of whoever asks, in a form that he may choose.
+        command.args(args).env_clear().env("PATH", path).env("TZ", "UTC").env("LC_ALL", "C");
+        command.envs(self.conf.iter().map(|conf| ("SLURM_CONF", conf)));
+        let limits = Limits { timeout: LONGEST, stream: MOST_OUTPUT, grace: Duration::ZERO, kill_grace: KILL };
+        match child::run(&mut command, &limits, self.stop, Echo::default()).map_err(SlurmError::Start)? {
+            Ended::Exited { status, stdout, .. } if status.success() => {
+                Ok(String::from_utf8_lossy(&stdout).into_owned())
+            }
+            Ended::Exited { status, stdout, stderr } => {
+                let said = [stderr, stdout].concat();
+                let said = String::from_utf8_lossy(&said);
+                let line = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim();
+                Err(SlurmError::Failed(if line.is_empty() { status.to_string() } else { line.to_owned() }))
+            }
+            Ended::TimedOut | Ended::Stopped(_) | Ended::Unkillable { .. } => Err(SlurmError::NoAnswer),
+            Ended::TooLong => Err(SlurmError::Unreadable),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! One look at this machine: who uses it, how it is marked, what has become of our runs.
+
+use std::{fs, io, io::Read as _, path::Path};
+
+use doctor_core::{
+    ids::{NodeName, RunId},
+    run::JobSeen,
+};
+use doctor_host::{
+    files,
+    jobs::Jobs,
+    marks::MarkFiles,
+    one_minute, process,
+    protocol::{Look, MOST_ANSWER, MOST_DOCUMENT, MOST_LOG, SeenRun, Wanted},
+};
+
+use super::{
+    repairs,
+    start::{DOCUMENT, LOG, NODES},
+    users,
+};
+use crate::{clock::now, job::output::tail};
+
+/// Of an answer, what documents and logs may take; the rest of a look is small. A document that has no room comes with a later
+/// answer, a log does not.
+const ROOM: Room = Room { documents: MOST_ANSWER / 2, logs: MOST_ANSWER / 8 };
+/// Of what the program itself had to say beside its log.
+const MOST_OUTPUT: u64 = 4 * 1024;
+
+struct Room {
+    documents: u64,
+    logs: u64,
+}
+
+pub(super) fn look(state: &Path, jobs: &Jobs, wanted: &Wanted) -> io::Result<Look> {
+    // Before anything else is looked at: whoever ends meanwhile is still counted as ours.
+    let mut ours = jobs.running()?;
+    ours.extend(repairs::open(state)?.running()?);
+    let ours: Vec<u32> = ours.iter().map(|job| job.pid).collect();
+    let loadavg = fs::read_to_string("/proc/loadavg").map_err(|error| format!("/proc/loadavg: {error}"));
+    let load = loadavg.and_then(|text| {
+        one_minute(&text).ok_or_else(|| "/proc/loadavg does not begin with a load average".to_owned())
+    });
+    let mut room = ROOM;
+    let runs = wanted.runs.iter().map(|run| seen(jobs, *run, &mut room)).collect();
+    Ok(Look {
+        at: now(),
+        boot_id: process::boot_id(),
+        cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        load,
+        gpus: users::of_gpus(&ours, &wanted.bystanders),
+        terminals: users::of_terminals(&ours),
+        locks: wanted.locks.iter().filter(|path| !matches!(path.try_exists(), Ok(false))).cloned().collect(),
+        abandoned: jobs.abandoned()?.map(|process| process.pid),
+        marks: MarkFiles::new(state).read()?,
+        under_way: jobs.under_way(now())?,
+        runs,
+    })
+}
+
+/// A run that cannot be read is unknown; the others are told.
+fn seen(jobs: &Jobs, run: RunId, room: &mut Room) -> SeenRun {
+    let seen = jobs.look(run, now()).unwrap_or_else(|error| JobSeen::Unknown { why: error.to_string() });
+    let place = jobs.place(run);
+    let nodes = files::read::<Vec<NodeName>>(&place.join(NODES));
+    let nodes = nodes.ok().flatten().unwrap_or_default();
+    let JobSeen::Ended { started, .. } = &seen else { return SeenRun { nodes, ..SeenRun::bare(run, seen) } };
+    let log = log(&place, started.is_none(), room.logs);
+    room.logs -= log.as_ref().map_or(0, |text| text.len() as u64).min(room.logs);
+    match document(&place.join(DOCUMENT), room.documents) {
+        Ok(document) => {
+            room.documents -= document.as_ref().map_or(0, |text| text.len() as u64);
+            SeenRun { run, seen, document, log, nodes }
+        }
+        // It has ended and left a document: without it that must not count as the whole answer.
+        Err(why) => SeenRun { nodes, ..SeenRun::bare(run, JobSeen::Unknown { why }) },
+    }
+}
+
+/// The end of the run's log, where it is not on the shared directory, and what the program said beside it. One that never began
+/// has no log, and its program's last words are all there is. A log that cannot be read is only missed: it decides nothing.
+fn log(place: &Path, never_began: bool, room: u64) -> Option<String> {
+    let log = tail(&place.join(LOG), MOST_LOG.min(room / 2)).ok().flatten();
+    if log.is_none() && !never_began {
+        return None;
+    }
+    let output = tail(&place.join("output.txt"), MOST_OUTPUT.min(room / 4)).ok().flatten().unwrap_or_default();
+    let text = log.unwrap_or_default() + &output;
+    (!text.is_empty()).then_some(text)
+}
+
+fn document(path: &Path, room: u64) -> Result<Option<String>, String> {
+    let failed = |error: io::Error| format!("{}: {error}", path.display());
+    let file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let length = file.metadata().map_err(failed)?.len();
+    if length > MOST_DOCUMENT {
+        // It would not be taken later either.
+        return Ok(None);
+    }
+    if length > room {
+        return Err("its result did not fit into this answer".to_owned());
+    }
+    let mut text = String::new();
+    match file.take(MOST_DOCUMENT).read_to_string(&mut text) {
+        Ok(_) => Ok(Some(text)),
+        // No document of ours: those are text.
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}

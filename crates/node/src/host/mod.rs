@@ -1,0 +1,110 @@
+//! This machine for a controller that reaches it over SSH: one question, one answer ([`doctor_host::protocol`]).
+//!
+//! Everything that lasts is in files below one directory, as for the local backend: the connection may break at any instant and
+//! the controller be another one next time.
+
+mod look;
+mod repairs;
+mod start;
+mod unit;
+mod users;
+
+use std::{
+    fs,
+    io::{self, BufRead as _, Read as _, Write as _},
+    path::Path,
+};
+
+use doctor_core::{node::OurMark, time::Span};
+use doctor_host::{
+    jobs::Jobs,
+    marks::MarkFiles,
+    protocol::{Answer, Ask, HELLO, MOST_QUESTION, Mark, Question, Said},
+};
+
+use crate::clock::now;
+
+/// A job that has not come up after this long will not.
+const START_LIMIT: Span = Span::from_secs(30);
+
+/// What the ids of jobs begin with.
+const KIND: &str = "ssh";
+
+/// Answers one question from standard input.
+///
+/// # Errors
+/// If nobody can be answered: the question is none, or the line is cut.
+pub fn answer(state: &Path) -> io::Result<()> {
+    let mut output = io::stdout().lock();
+    writeln!(output, "{HELLO}")?;
+    output.flush()?;
+    let mut line = Vec::new();
+    io::stdin().lock().take(MOST_QUESTION).read_until(b'\n', &mut line)?;
+    if line.last() != Some(&b'\n') {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the question has no end"));
+    }
+    let question: Question = serde_json::from_slice(&line).map_err(io::Error::other)?;
+    let said = carry_out(state, &question.ask).unwrap_or_else(|error| Said::Failed { text: error.to_string() });
+    serde_json::to_writer(&mut output, &Answer { number: question.number, said }).map_err(io::Error::other)?;
+    writeln!(output)?;
+    output.flush()
+}
+
+fn carry_out(state: &Path, ask: &Ask) -> io::Result<Said> {
+    // A job is started with paths that hold wherever it goes.
+    fs::create_dir_all(state)?;
+    let state = &state.canonicalize()?;
+    let jobs = Jobs::open(state, KIND, START_LIMIT)?;
+    match ask {
+        Ask::Look(wanted) => look::look(state, &jobs, wanted).map(|look| Said::Looked(Box::new(look))),
+        Ask::Start(order) => start::start(state, &jobs, order),
+        Ask::Cancel { run, grace } => {
+            jobs.cancel(*run, *grace, now())?;
+            unit::stop(*run);
+            Ok(Said::Done)
+        }
+        Ask::Mark(mark) => {
+            let ours = MarkFiles::new(state).apply(mark.op, &mark.change)?;
+            tell(state, mark, &ours).map(|()| Said::Done)
+        }
+        Ask::Repair(order) => repairs::repair(state, &jobs, order).map(Said::Repair),
+    }
+}
+
+/// What we write for people begins with this.
+const OUR_WORDS: &str = "Cluster Doctor: ";
+
+/// Whether a file is ours to write and to remove: it is absent, empty, or begins as ours do.
+fn is_our_word(path: &Path) -> io::Result<bool> {
+    let mut start = Vec::new();
+    match fs::File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        opened => opened?.take(OUR_WORDS.len() as u64).read_to_end(&mut start)?,
+    };
+    Ok(start.is_empty() || start == OUR_WORDS.as_bytes())
+}
+
+/// Writes down for people and for scripts of the site that the machine is ours now, or takes that away.
+fn tell(state: &Path, mark: &Mark, ours: &[OurMark]) -> io::Result<()> {
+    let kinds: Vec<String> = ours.iter().map(|mark| mark.kind.to_string()).collect();
+    let text = format!("{OUR_WORDS}{}. Please start no new work on this machine.\n", kinds.join(", "));
+    for path in [Some(&state.join("lock")), mark.motd.as_ref()].into_iter().flatten() {
+        if !is_our_word(path)? {
+            // The site's own text stays, and whoever named it is told when it would be written over.
+            if kinds.is_empty() {
+                continue;
+            }
+            let text = format!("{} holds something that is not ours; name a file of its own", path.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
+        if kinds.is_empty() {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        } else {
+            fs::write(path, &text)?;
+        }
+    }
+    Ok(())
+}

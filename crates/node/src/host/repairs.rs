@@ -1,0 +1,152 @@
+//! Resetting the GPUs of this machine or rebooting it, for a controller that asks until it is done.
+//!
+//! That nobody uses the machine is looked at in the same step, right before anything begins. What is begun is `doctor-node repair`,
+//! as a job of its own ([`Jobs`]): it is begun once for each operation, outlives the connection, and tells how it ended. A reboot
+//! is done in another boot than the one in which it was asked for, and not before.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io,
+    path::Path,
+    process::Command,
+};
+
+use doctor_core::{
+    ids::RunId,
+    run::{JobEnd, JobSeen},
+};
+use doctor_host::{
+    files,
+    jobs::Jobs,
+    occupancy::kept_off,
+    process,
+    protocol::{Look, Repair, RepairKind, Repaired, Wanted},
+};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::{KIND, START_LIMIT, look, unit};
+use crate::{clock::now, job::output::tail};
+
+/// Of what a repair said, its last words.
+const MOST_WORDS: u64 = 1024;
+
+/// The boot in which a repair was asked for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    boot: String,
+}
+
+/// Repairs of this machine. They are kept apart from runs, which others ask about.
+pub(super) fn open(state: &Path) -> io::Result<Jobs> {
+    Jobs::open(&state.join("repairs"), KIND, START_LIMIT)
+}
+
+pub(super) fn repair(state: &Path, runs: &Jobs, order: &Repair) -> io::Result<Repaired> {
+    let repairs = open(state)?;
+    // Held until the end: of two controllers one begins.
+    let lock = File::options().create(true).append(true).open(state.join("repairs/lock"))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    // An operation has its job under its own number; runs are elsewhere.
+    let id = RunId::from_number(order.op.number());
+    let asked = repairs.place(id).join("asked.json");
+    let boot = process::boot_id();
+    let begun = files::read::<Asked>(&asked)?;
+    if order.what == RepairKind::Reboot && begun.as_ref().is_some_and(|asked| asked.boot != boot) {
+        return Ok(Repaired::Done);
+    }
+    let seen = repairs.look(id, now())?;
+    if seen != JobSeen::Absent {
+        return stage(order.what, &seen, &repairs.place(id));
+    }
+    let users = Wanted { runs: Vec::new(), ..order.users.clone() };
+    if let Some(by) = in_use(look::look(state, runs, &users)?, order) {
+        return Ok(Repaired::InUse { by });
+    }
+    repairs.prune(now())?;
+    fs::create_dir_all(repairs.place(id))?;
+    if begun.is_none() {
+        files::create(&asked, &Asked { boot: boot.clone() })?;
+    }
+    repairs.start(id, command(&repairs, id, order, &boot)?, now())?;
+    Ok(Repaired::UnderWay { text: format!("the {} was begun", order.what.word()) })
+}
+
+/// Who would lose something by it.
+fn in_use(mut look: Look, order: &Repair) -> Option<String> {
+    if let Some(run) = look.under_way.first() {
+        return Some(format!("run {run} is on it"));
+    }
+    // A process of ours that nothing can end is what a reboot is for.
+    if order.what == RepairKind::Reboot {
+        look.abandoned = None;
+    }
+    kept_off(&look, order.max_load_per_core)
+}
+
+fn command(repairs: &Jobs, id: RunId, order: &Repair, boot: &str) -> io::Result<Command> {
+    let mut words: Vec<OsString> = vec![std::env::current_exe()?.into(), "repair".into(), order.what.word().into()];
+    if order.what == RepairKind::Reboot {
+        words.extend(["--boot".into(), boot.into()]);
+    }
+    words.extend(["--limit".into(), order.limit.to_string().into()]);
+    words.extend(["--job-file".into(), repairs.job_file(id).into(), "--run".into(), id.to_string().into()]);
+    words.push("--".into());
+    words.extend(order.command.iter().map(OsString::from));
+    let mut command = unit::command(&words, id);
+    command.current_dir("/");
+    Ok(command)
+}
+
+/// What its job says of it. Of a reboot only that its command failed: whether it happened the next boot tells, and a machine that
+/// goes down may end the job badly.
+fn stage(what: RepairKind, seen: &JobSeen, place: &Path) -> io::Result<Repaired> {
+    let under_way = |text: &str| Repaired::UnderWay { text: text.to_owned() };
+    let how = match seen {
+        JobSeen::Ended { how, .. } => *how,
+        JobSeen::Unknown { why } => return Ok(under_way(why)),
+        JobSeen::Absent | JobSeen::Pending { .. } => return Ok(under_way("it has not begun yet")),
+        JobSeen::Running { .. } => return Ok(under_way("its command is under way")),
+    };
+    let words = || -> io::Result<String> {
+        let text = tail(&place.join("output.txt"), MOST_WORDS)?.unwrap_or_default();
+        Ok(text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing").to_owned())
+    };
+    Ok(match (what, how) {
+        (RepairKind::Reset, JobEnd::Exited) => Repaired::Done,
+        (RepairKind::Reboot, JobEnd::Exited) => under_way("it was told to, and is still in the same boot"),
+        (_, JobEnd::Failed) => Repaired::Failed { text: words()? },
+        (RepairKind::Reboot, _) => {
+            under_way(&format!("its command is gone, and it is still in the same boot; it said: {}", words()?))
+        }
+        (RepairKind::Reset, _) => Repaired::Failed {
+            text: format!("its command is gone and did not say how it ended; it said: {}", words()?),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::{ids::JobId, time::Timestamp};
+
+    #[test]
+    fn a_reset_is_done_when_its_command_helped_and_a_reboot_never_in_the_same_boot() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(place.path().join("output.txt"), "trying\nreset, and gpu-presence says: 7 of 8\n\n").unwrap();
+        let said = |what, how| {
+            let (job, at) = (JobId("x".to_owned()), Timestamp::from_secs(1));
+            stage(what, &JobSeen::Ended { job, started: None, at, how }, place.path()).unwrap()
+        };
+        assert_eq!(said(RepairKind::Reset, JobEnd::Exited), Repaired::Done);
+        let text = "reset, and gpu-presence says: 7 of 8".to_owned();
+        assert_eq!(said(RepairKind::Reset, JobEnd::Failed), Repaired::Failed { text: text.clone() });
+        assert_eq!(said(RepairKind::Reboot, JobEnd::Failed), Repaired::Failed { text });
+        assert!(matches!(said(RepairKind::Reset, JobEnd::Lost), Repaired::Failed { .. }));
+        for how in [JobEnd::Exited, JobEnd::Lost, JobEnd::Killed] {
+            assert!(matches!(said(RepairKind::Reboot, how), Repaired::UnderWay { .. }), "{how}");
+        }
+    }
+}

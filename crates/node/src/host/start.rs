@@ -1,0 +1,99 @@
+//! Starting a run so that it outlives the connection over which it was asked for.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use doctor_core::{ids::NodeName, run::JobSeen};
+use doctor_host::{
+    files,
+    jobs::Jobs,
+    occupancy::kept_off,
+    protocol::{Said, Start},
+};
+
+use super::{look, unit};
+use crate::{clock::now, runner::KEY_VARIABLE};
+
+/// Usually a job has claimed its run by then. If not, a later look tells.
+const WAIT_FOR_CLAIM: Duration = Duration::from_secs(2);
+
+/// Files of a run that has no shared directory to leave them in.
+pub(super) const DOCUMENT: &str = "document.json";
+pub(super) const LOG: &str = "log.txt";
+/// All hosts of a run over several.
+pub(super) const NODES: &str = "nodes.json";
+
+/// Between the controller's look and this the host may have become somebody's: it is looked at once more.
+pub(super) fn start(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<Said> {
+    if jobs.look(order.run, now())? == JobSeen::Absent {
+        let look = look::look(state, jobs, &order.users)?;
+        if let Some(by) = kept_off(&look, order.max_load_per_core) {
+            return Ok(Said::InUse { by });
+        }
+    }
+    begin(state, jobs, order).map(Said::Started)
+}
+
+fn begin(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<JobSeen> {
+    jobs.prune(now())?;
+    let place = jobs.place(order.run);
+    fs::create_dir_all(&place)?;
+    if let Some(together) = &order.together {
+        files::create::<Vec<NodeName>>(&place.join(NODES), &together.nodes.to_vec())?;
+    }
+    jobs.start(order.run, command(state, jobs, order)?, now())?;
+    let began = Instant::now();
+    loop {
+        let seen = jobs.look(order.run, now())?;
+        if !matches!(seen, JobSeen::Pending { .. }) || began.elapsed() > WAIT_FOR_CLAIM {
+            return Ok(seen);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn command(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<Command> {
+    let place = jobs.place(order.run);
+    let tests = order.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
+    let mut words: Vec<OsString> = vec![std::env::current_exe()?.into(), "job".into()];
+    let mut option = |name: &str, value: OsString| words.extend([format!("--{name}").into(), value]);
+    option("run", order.run.to_string().into());
+    option("node", order.node.as_str().into());
+    option("tests", tests.into());
+    match &order.outputs {
+        Some(outputs) => {
+            outputs.logs.iter().for_each(|log| option("log", log.into()));
+            option("document", outputs.document.clone().into());
+        }
+        None => {
+            option("log", place.join(LOG).into());
+            option("document", place.join(DOCUMENT).into());
+        }
+    }
+    option("job-file", jobs.job_file(order.run).into());
+    option("state", state.join("node").into());
+    option("limit", order.limit.to_string().into());
+    if let Some(policy) = &order.policy {
+        let path = place.join("policy.toml");
+        fs::write(&path, policy)?;
+        option("policy", path.into());
+    }
+    let mut command = unit::command(&words, order.run);
+    // Through the environment: arguments are visible to every user of the machine. The directory is no longer that of a login.
+    command.env(KEY_VARIABLE, &order.key).current_dir("/");
+    if let Some(together) = &order.together {
+        let rank = together.nodes.iter().position(|node| *node == order.node);
+        let rank = rank.ok_or_else(|| io::Error::other(format!("{} is not one of the run's hosts", order.node)))?;
+        let names = together.nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
+        command.env("DOCTOR_NODE_NAME", order.node.as_str());
+        command.env("DOCTOR_RANK", rank.to_string()).env("DOCTOR_NODES", together.nodes.len().to_string());
+        command.env("DOCTOR_NODE_NAMES", names).env("DOCTOR_RENDEZVOUS", &together.rendezvous);
+        command.env("DOCTOR_RENDEZVOUS_SECRET", &together.secret);
+    }
+    Ok(command)
+}

@@ -1,0 +1,147 @@
+//! Who uses this machine, by what the kernel says of its processes. Drivers are not asked: a call into one may never return.
+
+use std::{fs, io, os::unix::ffi::OsStrExt as _, time::Duration};
+
+use doctor_checks::proc_stat::ProcStat;
+use doctor_host::protocol::Process;
+
+/// More than this are not named.
+const NAMED: usize = 16;
+
+/// So long computing is watched: at the kernel's 100 ticks a second, one tick is a tenth of it.
+const WATCHED: Duration = Duration::from_millis(100);
+
+/// Ticks in that time: a fifth of a core. On a machine that others load too, even a tight loop gets no more.
+const COMPUTES: u64 = 2;
+
+struct Seen {
+    stat: ProcStat,
+    name: String,
+    /// The terminal that it answers to; 0: none.
+    terminal: i64,
+    /// Clock ticks that it has computed for.
+    ticks: u64,
+}
+
+/// Everybody but the sessions of our jobs. Only root is sure to be shown everybody: where `/proc` is mounted with `hidepid`, who is
+/// not finds nobody else.
+fn others(ours: &[u32]) -> io::Result<Vec<Seen>> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "only root is sure to be shown everybody's processes",
+        ));
+    }
+    let mut seen = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(_) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // It may have ended between the list and the look.
+        let Ok(line) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        seen.extend(parse(&line).filter(|seen| !ours.contains(&seen.stat.session) && !ours.contains(&seen.stat.pid)));
+    }
+    Ok(seen)
+}
+
+/// Fields 7, 14 and 15 of proc(5), counted from behind the name.
+fn parse(line: &str) -> Option<Seen> {
+    let stat = ProcStat::parse(line).filter(|stat| !stat.is_over())?;
+    let name = ProcStat::name(line)?.to_owned();
+    let fields: Vec<&str> = line.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<i64>().ok();
+    let ticks = u64::try_from(number(14)?.saturating_add(number(15)?)).ok()?;
+    Some(Seen { stat, name, terminal: number(7)?, ticks })
+}
+
+fn named(seen: Vec<Seen>) -> Vec<Process> {
+    seen.into_iter().take(NAMED).map(|seen| Process { pid: seen.stat.pid, name: seen.name }).collect()
+}
+
+/// Processes that hold a GPU open, but for those that are known to do so without using it.
+pub(super) fn of_gpus(ours: &[u32], bystanders: &[String]) -> Result<Vec<Process>, String> {
+    let mut holders = Vec::new();
+    for seen in others(ours).map_err(|error| format!("/proc: {error}"))? {
+        if bystanders.contains(&seen.name) {
+            continue;
+        }
+        match holds_gpu(seen.stat.pid) {
+            Ok(true) => holders.push(seen),
+            Ok(false) => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(format!("what process {} ({}) has open can only root see", seen.stat.pid, seen.name));
+            }
+            // It has ended meanwhile.
+            Err(_) => {}
+        }
+    }
+    Ok(named(holders))
+}
+
+fn holds_gpu(pid: u32) -> io::Result<bool> {
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let Ok(target) = fs::read_link(entry?.path()) else { continue };
+        if is_gpu(target.as_os_str().as_bytes()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// `/dev/nvidia0` and so on, and AMD's way to compute. `/dev/nvidiactl` is opened by who only asks.
+fn is_gpu(path: &[u8]) -> bool {
+    let number = path.strip_prefix(b"/dev/nvidia");
+    number.is_some_and(|rest| !rest.is_empty() && rest.iter().all(u8::is_ascii_digit)) || path == b"/dev/kfd"
+}
+
+/// Processes with a terminal that compute now. A shell that waits for its user is nobody's work.
+pub(super) fn of_terminals(ours: &[u32]) -> Result<Vec<Process>, String> {
+    let look = || -> Result<Vec<Seen>, String> {
+        let all = others(ours).map_err(|error| format!("/proc: {error}"))?;
+        Ok(all.into_iter().filter(|seen| seen.terminal != 0).collect())
+    };
+    let before = look()?;
+    if before.is_empty() {
+        return Ok(Vec::new());
+    }
+    std::thread::sleep(WATCHED);
+    let mut after = look()?;
+    after.retain(|now| {
+        let same = |then: &&Seen| (then.stat.pid, then.stat.start_ticks) == (now.stat.pid, now.stat.start_ticks);
+        // What began meanwhile is judged in the next look.
+        before.iter().find(same).is_some_and(|then| now.ticks.saturating_sub(then.ticks) >= COMPUTES)
+    });
+    Ok(named(after))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_devices_themselves_are_gpus() {
+        for path in ["/dev/nvidia0", "/dev/nvidia15", "/dev/kfd"] {
+            assert!(is_gpu(path.as_bytes()), "{path}");
+        }
+        for path in ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia", "/dev/null", "/root/dev/nvidia0"] {
+            assert!(!is_gpu(path.as_bytes()), "{path}");
+        }
+    }
+
+    #[test]
+    fn terminal_and_time_are_read_behind_a_name_with_spaces() {
+        let line = "4 (a ) b (c) R 1 4 4 34816 4 0 0 0 0 0 70 5 0 0 20 0 1 0 900 1 1";
+        let seen = parse(line).unwrap();
+        assert_eq!((seen.terminal, seen.ticks, seen.name.as_str()), (34816, 75, "a ) b (c"));
+        assert!(parse("4 (x) Z 1 4 4 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 900 1 1").is_none());
+        assert!(parse("4 (x) R 1").is_none());
+    }
+
+    #[test]
+    fn this_process_is_seen_unless_it_is_ours() {
+        let me = std::process::id();
+        let session = parse(&fs::read_to_string("/proc/self/stat").unwrap()).unwrap().stat.session;
+        let there = |ours: &[u32]| others(ours).unwrap().iter().any(|seen| seen.stat.pid == me);
+        assert!(there(&[]));
+        assert!(!there(&[me]) && !there(&[session]));
+    }
+}

@@ -1,0 +1,104 @@
+//! `doctor-node repair`: resets the GPUs or reboots this machine, on the controller's word.
+//!
+//! The command that does it is the site's; what is made sure of here is that it is done once and that it helped. A reboot
+//! that was asked for in an earlier boot has happened. A reset counts only if the driver asks for nothing more.
+
+use std::{
+    path::Path,
+    process::{Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use doctor_core::{finding::Verdict, ids::CheckId, policy::Policy};
+
+use crate::{
+    check::{self, Suite},
+    runner::ProbeRunner,
+};
+
+/// What tells a reset that did not help: whether every GPU answers, and the driver's own word.
+const AFTER_A_RESET: [&str; 2] = ["gpu-presence", "gpu-recovery-action"];
+/// Nothing is known to compare with.
+const NO_LIMIT: &str = "no-limit";
+/// Where the kernel names its boot. A container sees the machine's own.
+const BOOT: &str = "proc/sys/kernel/random/boot_id";
+/// How often the command is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum What {
+    /// All GPUs of this machine; nobody may use one.
+    Reset,
+    Reboot,
+}
+
+/// Runs the command unless it was done already, and sees whether it helped. What it did is said in one line.
+///
+/// # Errors
+/// If the command failed, did not end in time, or did not help.
+pub fn repair(
+    what: What,
+    boot: Option<&str>,
+    command: &[String],
+    limit: Duration,
+    root: &Path,
+    runner: &dyn ProbeRunner,
+) -> anyhow::Result<String> {
+    if let Some(before) = boot {
+        let path = root.join(BOOT);
+        let now = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        if now.trim() != before.trim() {
+            return Ok(format!("it has been rebooted already: this is boot {}", now.trim()));
+        }
+    }
+    let status = run(command, limit)?;
+    if !status.success() {
+        bail!("`{}` ended with {status}", command.join(" "));
+    }
+    match what {
+        What::Reboot => Ok("told to reboot".to_owned()),
+        What::Reset => helped(runner),
+    }
+}
+
+fn run(command: &[String], limit: Duration) -> anyhow::Result<ExitStatus> {
+    let (program, arguments) = command.split_first().context("the command is empty")?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .spawn()
+        .with_context(|| format!("cannot start {program}"))?;
+    let began = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().context("cannot wait for the command")? {
+            return Ok(status);
+        }
+        // Told to stop, we go on: a machine that shuts down tells everybody, and that is what was wanted. The command
+        // itself has a limit.
+        if began.elapsed() > limit {
+            let _gone = child.kill();
+            let _ended = child.wait();
+            bail!("`{}` did not end within {} s", command.join(" "), limit.as_secs());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn helped(runner: &dyn ProbeRunner) -> anyhow::Result<String> {
+    let names = AFTER_A_RESET.map(CheckId::new).into_iter().collect::<Result<Vec<_>, _>>().context("naming a check")?;
+    let answers = check::check(&names, Suite::Quick, &Policy::standard(), None, runner)?;
+    for answer in &answers {
+        // How many GPUs there should be is for others to judge.
+        let uncounted = answer.verdict == Verdict::Inconclusive && answer.reason.as_str() == NO_LIMIT;
+        match answer.verdict {
+            Verdict::Fail | Verdict::Inconclusive if !uncounted => {
+                bail!("reset, and {} says: {}", answer.check, answer.text)
+            }
+            // The driver is too old to tell: that the command ended well is all there is.
+            Verdict::NotApplicable => return Ok(format!("reset; whether it helped cannot be told: {}", answer.text)),
+            _ => {}
+        }
+    }
+    Ok("reset, and the driver asks for nothing more".to_owned())
+}

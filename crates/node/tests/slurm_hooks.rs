@@ -1,0 +1,445 @@
+//! The hooks as real slurmds run them, of two generations of Slurm: on machines with planted faults, with nothing in their
+//! environment, and with things that hang.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    time::{Duration, Instant},
+};
+
+use doctor_bed::slurm::{BedError, Generation, HealthCheck, Layout, Slurm};
+use doctor_checks::{credential::Credential, document::RunKey, permit::Permit};
+use doctor_core::{
+    ids::NodeName,
+    time::{Span, Timestamp},
+};
+use doctor_node::{agent::permit, clock::now};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
+const OFF_THE_BUS: &str = "NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.";
+const DAMAGED: &str = "EXT4-fs error (device sda1): ext4_lookup:1855: inode #2";
+/// The clock is this machine's own, which is no concern here.
+const NO_CLOCK: &str = "[tests.time-sync]\nenabled = false\n";
+/// What the built-in rules answer with a reboot takes the node away here.
+const ISOLATES: &str = "[[rules]]\nid = \"site-xid-79\"\ncheck = \"gpu-xid\"\nevent = \"xid-79\"\nreason = \"xid-79\"\n\
+                        severity = \"isolate\"\ntext = \"{value}\"\n";
+
+/// A folder with a machine and settings for each node, and the three scripts that Slurm is told of.
+struct Site {
+    folder: TempDir,
+}
+
+impl Site {
+    fn new(nodes: usize) -> Self {
+        let site = Self { folder: tempfile::tempdir().unwrap() };
+        site.write("policy.toml", NO_CLOCK);
+        site.write("isolates.toml", &format!("{ISOLATES}{NO_CLOCK}"));
+        for node in 1..=nodes {
+            site.kernel_says(&format!("node{node}"), &[]);
+        }
+        for moment in ["health", "prolog", "epilog"] {
+            // The environment is kept to see how little it holds.
+            let env = site.at("env");
+            let config = site.at("$SLURMD_NODENAME/hook.toml");
+            let text = format!(
+                "#!/bin/sh\n/usr/bin/env > {}.{moment}\nexec {PROGRAM} hook {moment} --config {}\n",
+                env.display(),
+                config.display()
+            );
+            site.write(moment, &text);
+            fs::set_permissions(site.at(moment), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        site
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.at(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // Whole or not at all: a hook may look at any time.
+        let beside = path.with_extension("new");
+        fs::write(&beside, text).unwrap();
+        fs::rename(beside, path).unwrap();
+    }
+
+    /// What the kernel of a node has logged since its boot.
+    fn kernel_says(&self, node: &str, lines: &[&str]) {
+        self.write(&format!("{node}/root/proc/uptime"), "1000000.00 5.0\n");
+        self.write(&format!("{node}/root/proc/sys/kernel/random/boot_id"), "8a5b1c9e-5d0e-4a77-9d3c-1f7a1f7a1f7a\n");
+        let mut log = "6,1,1000,-;Linux version 6.8\n".to_owned();
+        for (number, line) in (2..).zip(lines) {
+            log.push_str(&format!("3,{number},999999000000,-;{line}\n"));
+        }
+        self.write(&format!("{node}/root/dev/kmsg"), &log);
+    }
+
+    /// The settings of a node without a controller.
+    fn alone(&self, node: &str, more: &str) {
+        self.settings(node, &format!("alone = true\npolicy = {:?}\n{more}", self.at("policy.toml")));
+    }
+
+    /// The settings of a node's hooks: the machine is its own.
+    fn settings(&self, node: &str, more: &str) {
+        let (root, state) = (self.at(&format!("{node}/root")), self.at(&format!("{node}/state")));
+        self.write(&format!("{node}/hook.toml"), &format!("state = {state:?}\nroot = {root:?}\n{more}"));
+    }
+
+    /// The settings of a node with a controller that is away, and the agent's state directory.
+    fn reporting(&self, node: &str, more: &str) -> PathBuf {
+        let credential = Credential {
+            node: NodeName::new(node).unwrap(),
+            key: RunKey::new([1; 32]),
+            controller: Some("http://127.0.0.1:9".to_owned()),
+        };
+        let (key, state) = (self.at(&format!("{node}/agent.key")), self.at(&format!("{node}/agent")));
+        self.write(&format!("{node}/agent.key"), &credential.text());
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+        let root = self.at(&format!("{node}/root"));
+        let agent = format!(
+            "credential = {key:?}\nstate = {state:?}\nroot = {root:?}\npolicy = {:?}\n",
+            self.at("isolates.toml")
+        );
+        self.write(&format!("{node}/agent.toml"), &agent);
+        self.settings(node, &format!("agent = {:?}\n{more}", self.at(&format!("{node}/agent.toml"))));
+        state
+    }
+
+    fn layout(&self, generation: Generation, nodes: usize) -> Layout {
+        let health =
+            HealthCheck { program: self.at("health"), interval: Duration::from_secs(1), states: "ANY".to_owned() };
+        Layout { generation, nodes, gpus: 0, health_check: Some(health), ..Layout::default() }
+    }
+
+    fn log(&self, node: &str) -> String {
+        fs::read_to_string(self.at(&format!("{node}/state/hook.log"))).unwrap_or_default()
+    }
+
+    #[track_caller]
+    fn wait_for_line(&self, node: &str, words: &str) {
+        until(&format!("{node} says {words}"), || self.log(node).contains(words), || self.log(node));
+    }
+}
+
+#[track_caller]
+fn until(what: &str, reached: impl Fn() -> bool, told: impl Fn() -> String) {
+    let begun = Instant::now();
+    while !reached() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {}", last_lines(&told()));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(10)..].join("\n")
+}
+
+/// A Slurm, or `None` where this machine has none, which is said and in CI is a failure.
+fn start(what: &str, layout: &Layout) -> Option<Slurm> {
+    match Slurm::start(layout) {
+        Ok(slurm) => Some(slurm),
+        Err(why @ BedError::NotThere { .. }) => {
+            why.not_run(&format!("{what}, {:?}", layout.generation));
+            None
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn shown(slurm: &Slurm, node: &str) -> String {
+    slurm.run("scontrol", &["-o", "show", "node", node]).unwrap()
+}
+
+fn is_drained(slurm: &Slurm, node: &str) -> bool {
+    slurm.node_state(node).unwrap().contains("DRAIN")
+}
+
+fn drains_alone(generation: Generation) {
+    let site = Site::new(4);
+    for node in ["node1", "node2", "node3", "node4"] {
+        site.alone(node, "release = true\n");
+    }
+    let Some(slurm) = start("a hook that drains alone", &site.layout(generation, 4)) else { return };
+    site.wait_for_line("node4", "well");
+    slurm.run("scontrol", &["update", "nodename=node2", "state=drain", "reason=Maintenance of Bob's"]).unwrap();
+
+    // Two fail; one of them is an operator's already.
+    for node in ["node1", "node2"] {
+        site.kernel_says(node, &[DAMAGED]);
+    }
+    slurm.wait_for_node("node1", "drained", |state| state.contains("DRAIN")).unwrap();
+    let said = shown(&slurm, "node1");
+    assert!(
+        said.contains("Reason=doctor: file-system-error kernel-log: disk:sda1: ") && said.contains(" [hook] [root@"),
+        "{said}"
+    );
+    site.wait_for_line("node2", "it is left alone: IDLE+DRAIN, Maintenance of Bob's");
+    let env = fs::read_to_string(site.at("env.health")).unwrap();
+    assert!(env.contains("SLURMD_NODENAME=node"), "{env}");
+    assert!(!env.lines().any(|line| line.starts_with("PATH=")), "Slurm gives no PATH: {env}");
+
+    // A tenth of four nodes is one: a third bad node is for a person.
+    site.kernel_says("node3", &[DAMAGED]);
+    site.wait_for_line(
+        "node3",
+        "not drained, a person must look: 1 of 4 nodes are drained by us already, 1 is the limit",
+    );
+    assert_eq!(slurm.node_state("node3").unwrap(), "IDLE");
+    assert_eq!(slurm.node_state("node4").unwrap(), "IDLE");
+
+    // What was wrong is gone, and so is our drain; the operator's is not ours to end.
+    for node in ["node1", "node2", "node3"] {
+        site.kernel_says(node, &[]);
+    }
+    slurm.wait_for_node("node1", "resumed", |state| !state.contains("DRAIN")).unwrap();
+    let before = site.log("node2").lines().count();
+    until("another look at node2", || site.log("node2").lines().count() > before + 1, || site.log("node2"));
+    assert!(shown(&slurm, "node2").contains("Reason=Maintenance of Bob's"));
+    assert!(is_drained(&slurm, "node2"));
+}
+
+#[test]
+fn slurmds_health_check_drains_a_sick_node_alone_and_never_what_is_an_operators() {
+    Generation::ALL.into_iter().for_each(drains_alone);
+}
+
+/// What each does at once shows to the others a moment later: as many stay drained as may.
+#[test]
+fn nodes_that_fail_together_do_not_take_each_other_for_the_first() {
+    let site = Site::new(8);
+    for node in 1..=8 {
+        site.alone(&format!("node{node}"), "");
+    }
+    let mut layout = site.layout(Generation::Debian12, 8);
+    // More often, and slurmctld finds no time to see that a resumed node answers.
+    layout.health_check.as_mut().unwrap().interval = Duration::from_secs(4);
+    let Some(slurm) = start("nodes that fail together", &layout) else { return };
+    for node in 1..=8 {
+        site.kernel_says(&format!("node{node}"), &[DAMAGED]);
+    }
+    let names: Vec<String> = (1..=8).map(|node| format!("node{node}")).collect();
+    let settled =
+        |name: &String| ["; drained", "taken back", "not drained"].iter().any(|word| site.log(name).contains(word));
+    until(
+        "all to have looked",
+        || names.iter().all(settled),
+        || format!("{:?}", names.iter().map(|name| site.log(name)).collect::<Vec<_>>()),
+    );
+    let out = || names.iter().filter(|name| is_drained(&slurm, name)).count();
+    until("one to be out", || out() == 1, || format!("{} are out", out()));
+    let looks = |name: &String| site.log(name).lines().count();
+    let before: Vec<usize> = names.iter().map(looks).collect();
+    let again = || names.iter().zip(&before).all(|(name, before)| looks(name) > before + 1);
+    let told = || {
+        names
+            .iter()
+            .map(|name| format!("{name} {}: {}\n", slurm.node_state(name).unwrap(), looks(name)))
+            .collect::<String>()
+    };
+    until("further looks", again, || format!("{before:?}\n{}", told()));
+    assert_eq!(out(), 1);
+}
+
+fn holds_back(generation: Generation) {
+    let site = Site::new(1);
+    let state = site.reporting("node1", "[prolog]\nblock = true\n");
+    let mut layout = site.layout(generation, 1);
+    layout.health_check = None;
+    layout.prolog = Some(site.at("prolog"));
+    let Some(slurm) = start("a prolog that may block", &layout) else { return };
+    let job = |state: &str| {
+        let job = slurm.submit(&["--output=/dev/null", "--nodelist=node1", "--wrap=exit 0"]).unwrap();
+        slurm.wait_for_job(job, state).unwrap();
+        job
+    };
+    fs::create_dir_all(&state).unwrap();
+    let give = |at: Timestamp| permit::keep(&state, Some(Permit { lasts: Span::minutes(2) }), at).unwrap();
+
+    job("COMPLETED");
+    site.wait_for_line("node1", "prolog: well");
+    // What was seen of the node a moment ago would do: it is looked at anew.
+    let forget = || fs::remove_file(site.at("node1/state/verdict.json")).unwrap();
+    site.kernel_says("node1", &[OFF_THE_BUS]);
+    forget();
+    job("COMPLETED");
+    site.wait_for_line("node1", "the job is let through: no fresh permit");
+    give(now().minus(Span::minutes(5)));
+    job("COMPLETED");
+    assert!(!is_drained(&slurm, "node1"), "a stale permit is none");
+    assert!(!site.log("node1").contains("is kept from this node"));
+
+    give(now());
+    let held = job("PENDING");
+    site.wait_for_line("node1", "the job is kept from this node");
+    slurm.wait_for_node("node1", "drained", |state| state.contains("DRAIN")).unwrap();
+    let said = shown(&slurm, "node1");
+    assert!(said.contains("Reason=doctor: xid-79 gpu-xid: "), "{said}");
+    // It is cured, and the job that waited runs: what the last hook saw is no reason to drain it once more.
+    site.kernel_says("node1", &[]);
+    slurm.run("scontrol", &["update", "nodename=node1", "state=resume"]).unwrap();
+    // A job that was put back waits two minutes by itself.
+    slurm.run("scontrol", &["update", &format!("jobid={held}"), "starttime=now"]).unwrap();
+    slurm.run("scontrol", &["release", &held.to_string()]).unwrap();
+    slurm.wait_for_job(held, "COMPLETED").unwrap();
+}
+
+#[test]
+fn a_prolog_keeps_a_job_from_an_isolated_node_only_while_the_breakers_permit_is_fresh() {
+    Generation::ALL.into_iter().for_each(holds_back);
+}
+
+/// Every node has a permit, and nobody counts those but the hooks themselves.
+#[test]
+fn a_fault_of_all_nodes_keeps_jobs_from_as_many_as_the_breaker_allows() {
+    let site = Site::new(4);
+    let names = ["node1", "node2", "node3", "node4"];
+    for node in names {
+        let state = site.reporting(node, "[prolog]\nblock = true\nlimit = \"9s\"\n");
+        fs::create_dir_all(&state).unwrap();
+        permit::keep(&state, Some(Permit { lasts: Span::minutes(2) }), now()).unwrap();
+        site.kernel_says(node, &[OFF_THE_BUS]);
+    }
+    let mut layout = site.layout(Generation::Debian12, 4);
+    layout.health_check = None;
+    layout.prolog = Some(site.at("prolog"));
+    let Some(slurm) = start("prologs of a common fault", &layout) else { return };
+    for node in names {
+        slurm.submit(&["--output=/dev/null", &format!("--nodelist={node}"), "--wrap=exit 0"]).unwrap();
+    }
+    let said = |node: &str, words: &str| site.log(node).contains(words);
+    let logs = || names.map(|node| site.log(node)).concat();
+    let answered = |node: &str| said(node, "the job is kept from this node") || said(node, "the job is let through");
+    until("all to have answered", || names.iter().all(|node| answered(node)), logs);
+    let kept: Vec<&str> = names.into_iter().filter(|node| said(node, "the job is kept from this node")).collect();
+    assert_eq!(kept.len(), 1, "{}", logs());
+    let out = || names.into_iter().filter(|node| is_drained(&slurm, node)).collect::<Vec<_>>();
+    until("that one to be out", || out() == kept, || format!("{:?} are out\n{}", out(), logs()));
+}
+
+/// A mount whose answers come from a process that can be stopped.
+struct Mount {
+    point: TempDir,
+    server: Child,
+}
+
+impl Mount {
+    fn of(folder: &Path) -> Option<Self> {
+        let point = tempfile::tempdir().unwrap();
+        let server = Command::new("bindfs").arg("-f").arg(folder).arg(point.path()).spawn().ok()?;
+        let mut mount = Self { point, server };
+        let begun = Instant::now();
+        loop {
+            let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+            if mounts.lines().any(|line| line.split(' ').nth(1) == mount.point.path().to_str()) {
+                return Some(mount);
+            }
+            if !matches!(mount.server.try_wait(), Ok(None)) || begun.elapsed() > Duration::from_secs(10) {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.server.id().cast_signed()).unwrap(), signal).unwrap();
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.signal(Signal::CONT);
+        let _unmounted = Command::new("umount").arg("-l").arg(self.point.path()).status();
+        let _gone = self.server.kill();
+        let _reaped = self.server.wait();
+    }
+}
+
+#[test]
+fn what_hangs_drains_nothing_and_holds_up_no_job() {
+    let site = Site::new(2);
+    site.write("share/policy.toml", NO_CLOCK);
+    let Some(mount) = Mount::of(&site.at("share")) else {
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "bindfs cannot mount here");
+        println!("NOT RUN: hooks on a file system that stalls: bindfs cannot mount here");
+        return;
+    };
+    // One reads its policy from a share that stalls; of the other one Slurm's own program hangs.
+    let policy = mount.point.path().join("policy.toml");
+    let limits = "[health]\nlimit = \"2s\"\n[prolog]\nlimit = \"2s\"\n";
+    site.settings("node1", &format!("alone = true\npolicy = {policy:?}\n{limits}"));
+    site.write("programs/scontrol", "#!/bin/sh\nexec /bin/sleep 600\n");
+    fs::set_permissions(site.at("programs/scontrol"), fs::Permissions::from_mode(0o755)).unwrap();
+    site.alone("node2", &format!("slurm_programs = {:?}\n{limits}", site.at("programs")));
+    let mut layout = site.layout(Generation::Debian12, 2);
+    layout.prolog = Some(site.at("prolog"));
+    let Some(slurm) = start("hooks of what hangs", &layout) else { return };
+    site.wait_for_line("node1", "health: well");
+    mount.signal(Signal::STOP);
+    for node in ["node1", "node2"] {
+        site.kernel_says(node, &[OFF_THE_BUS]);
+    }
+    site.wait_for_line("node1", "inconclusive: the look took longer than 2s");
+    site.wait_for_line("node2", "nothing is done: Slurm did not answer in time");
+    for node in ["node1", "node2"] {
+        let begun = Instant::now();
+        let job = slurm.submit(&["--output=/dev/null", &format!("--nodelist={node}"), "--wrap=exit 0"]).unwrap();
+        slurm.wait_for_job(job, "COMPLETED").unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(20), "{node}: {:?}", begun.elapsed());
+        assert_eq!(slurm.node_state(node).unwrap(), "IDLE");
+    }
+    // It answers again, and the fault is seen.
+    mount.signal(Signal::CONT);
+    slurm.wait_for_node("node1", "drained", |state| state.contains("DRAIN")).unwrap();
+}
+
+fn looks_after_jobs(generation: Generation) {
+    let site = Site::new(1);
+    let state = site.reporting("node1", "");
+    let mut layout = site.layout(generation, 1);
+    layout.health_check = None;
+    layout.epilog = Some(site.at("epilog"));
+    let Some(slurm) = start("an epilog that looks by how the job ended", &layout) else { return };
+    let job = |wrap: &str, end: &str| {
+        let job = slurm.submit(&["--output=/dev/null", &format!("--wrap={wrap}")]).unwrap();
+        slurm.wait_for_job(job, end).unwrap();
+        job
+    };
+    job("exit 0", "COMPLETED");
+    site.wait_for_line("node1", "epilog: well");
+    let coded = job("exit 3", "FAILED");
+    site.wait_for_line("node1", &format!("job {coded} ended with code 3; well"));
+    assert!(!site.log("node1").contains("looked deeper"));
+    let aborted = job("kill -ABRT $$", "FAILED");
+    site.wait_for_line("node1", &format!("job {aborted} ended by signal 6; well"));
+    assert!(site.log("node1").contains("looked deeper with"), "{}", site.log("node1"));
+    let kept = fs::read_to_string(site.at(&format!("node1/state/jobs/{aborted}"))).unwrap();
+    assert!(kept.contains("batch 0:6\n"), "{kept}");
+    // The controller is away: what was seen waits for it.
+    site.wait_for_line("node1", "the controller does not take it now, it waits");
+    let waits = fs::read_dir(state.join("spool")).unwrap().flatten();
+    assert!(waits.filter(|file| file.file_name().to_string_lossy().ends_with(".report")).count() >= 1);
+    assert_eq!(slurm.node_state("node1").unwrap(), "IDLE");
+}
+
+#[test]
+fn an_epilog_looks_deeper_after_a_job_that_died_of_a_signal_of_the_machines() {
+    Generation::ALL.into_iter().for_each(looks_after_jobs);
+}
+
+#[test]
+fn a_hook_that_is_called_wrongly_complains_and_lets_the_job_begin() {
+    for words in [&["hook", "prologue"][..], &["hook"], &["hook", "prolog", "--confg", "x"]] {
+        let output = Command::new(PROGRAM).args(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{words:?}");
+        assert!(!output.stderr.is_empty(), "{words:?}: somebody reads slurmd's log");
+    }
+    let check = Command::new(PROGRAM).args(["check", "--confg"]).output().unwrap();
+    assert_eq!(check.status.code(), Some(3), "any other command says that it could not");
+}

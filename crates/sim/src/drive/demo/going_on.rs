@@ -1,0 +1,72 @@
+//! A demonstration that goes on after its month, so many times faster than real time, for those who look at it live.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use doctor_control::{audience::Audience, clock::Clock, settings::Settings, store::Store, wake::Wake};
+use doctor_core::time::Span;
+
+use super::Session;
+use crate::{drive::session::SessionError, machine::scaled};
+
+/// How soon the end is noticed, and a wish of an operator.
+const TICK: Duration = Duration::from_millis(100);
+/// Between two looks at the cluster, in real time, at most.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// A session whose time goes on with ours.
+#[derive(Debug)]
+pub struct GoingOn {
+    session: Session,
+}
+
+impl GoingOn {
+    pub(super) const fn new(session: Session) -> Self {
+        Self { session }
+    }
+
+    pub const fn store(&self) -> &Store {
+        self.session.store()
+    }
+
+    pub const fn settings(&self) -> &Settings {
+        self.session.settings()
+    }
+
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        self.session.clock()
+    }
+
+    /// Goes on until `stop` is set, `speed` times as fast as real time, with a cycle whenever somebody rings.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub fn go_on(
+        &mut self,
+        speed: f64,
+        audience: Arc<Audience>,
+        wake: &Wake,
+        stop: &AtomicBool,
+    ) -> Result<(), SessionError> {
+        self.session.set_audience(audience);
+        let every = Span::minutes(5).to_std().div_f64(speed).clamp(TICK, LONGEST);
+        let (began, start) = (Instant::now(), self.session.backend().world().now());
+        let mut looked: Option<Instant> = None;
+        while !stop.load(Ordering::Relaxed) {
+            let rung = wake.wait(TICK);
+            if rung || looked.is_none_or(|looked| looked.elapsed() >= every) {
+                looked = Some(Instant::now());
+                let until = start.plus(scaled(Span::from_secs(1), began.elapsed().as_secs_f64() * speed));
+                self.session.run_until(until, |_, _| Ok(()))?;
+                // After the last step, so that what is shown is of now.
+                self.session.cycle()?;
+            }
+        }
+        self.session.stop()
+    }
+}

@@ -1,0 +1,63 @@
+//! What the cluster tells of user work that failed: jobs that crashed, by the fault of a machine or by their own. Nobody in
+//! this world can tell the two apart.
+
+use std::collections::VecDeque;
+
+use doctor_control::backend::{BackendError, SeenFailure};
+use doctor_core::{
+    failed_work::{FailedWork, HowFailed, Label},
+    ids::NodeName,
+    time::{Span, Timestamp},
+};
+
+use super::World;
+
+/// So many people share the cluster.
+const OWNERS: u64 = 40;
+
+/// The cluster remembers failed work for so long.
+const REMEMBERED: Span = Span::days(1);
+
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    /// The oldest first.
+    told: VecDeque<SeenFailure>,
+    scripted: u32,
+}
+
+impl World {
+    /// # Errors
+    /// While the cluster does not answer.
+    pub(crate) fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
+        self.answering("asking for failed user work")?;
+        Ok(self.failures.told.iter().rev().take_while(|failed| failed.work.at >= since).cloned().collect())
+    }
+
+    /// A user's job has crashed on its nodes.
+    pub(super) fn tell_crash(&mut self, job: u32) {
+        let crashed = &self.users.jobs[job as usize];
+        let (label, owner) = (Label::new(&crashed.label), Label::new(&format!("user-{:02}", crashed.choice % OWNERS)));
+        let nodes = crashed.nodes.iter().map(|node| self.name(*node)).collect();
+        let (name, how) = (label.clone(), HowFailed::Exit { code: 1 });
+        let work = FailedWork { id: label, name, owner, at: self.now, how };
+        self.tell(SeenFailure { work, nodes });
+    }
+
+    /// A script says so.
+    pub(super) fn scripted_failure(&mut self, nodes: &[NodeName], owner: &str) {
+        self.failures.scripted += 1;
+        let label = Label::new(&format!("scripted work {}", self.failures.scripted));
+        let (name, owner, how) = (label.clone(), Label::new(owner), HowFailed::Signal { number: 11 });
+        let work = FailedWork { id: label, name, owner, at: self.now, how };
+        self.tell(SeenFailure { work, nodes: nodes.to_vec() });
+    }
+
+    fn tell(&mut self, failed: SeenFailure) {
+        let begin = self.now.minus(REMEMBERED);
+        let told = &mut self.failures.told;
+        while told.front().is_some_and(|oldest| oldest.work.at < begin) {
+            told.pop_front();
+        }
+        told.push_back(failed);
+    }
+}

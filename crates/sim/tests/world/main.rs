@@ -1,0 +1,132 @@
+//! The world keeps its word: reproducible, as full and as broken as assumed, and loyal to the backend seam.
+
+mod assumed;
+mod jobs;
+mod machines;
+mod story;
+
+use doctor_checks::document::{AgentReport, Document, RunKey};
+use doctor_control::{
+    backend::{Backend, Change, Effect, JobOutput, JobRequest, NodeOp},
+    clock::Clock,
+};
+use doctor_core::{
+    ids::{IdSource, NodeName, RunId, TestId},
+    node::{ForeignMark, MarkKind, Occupancy, OurMark},
+    run::{JobEnd, JobSeen, NonEmpty},
+    time::{Span, Timestamp},
+};
+use doctor_sim::{
+    Assumptions, Call, CallTrouble, FaultKind, Happened, Incident, JobTrouble, SimBackend, World, WorldConfig,
+};
+
+fn node(name: &str) -> NodeName {
+    NodeName::new(name).unwrap()
+}
+
+fn key() -> RunKey {
+    RunKey::new([7; 32])
+}
+
+fn job(run: RunId, name: &str, tests: &[&str]) -> JobRequest {
+    JobRequest {
+        run,
+        nodes: NonEmpty::one(node(name)),
+        tests: NonEmpty::new(tests.iter().map(|test| TestId::new(test).unwrap()).collect()).unwrap(),
+        limit: Span::hours(1),
+        key: key(),
+        outputs: vec![JobOutput {
+            node: node(name),
+            logs: vec![format!("{}/{name}/{run}.log", tests[0]).into()],
+            document: format!("{}/{name}/{run}.json", tests[0]).into(),
+        }],
+    }
+}
+
+/// A quiet world with somebody to ask for things.
+struct Bench {
+    sim: SimBackend,
+    ids: IdSource,
+}
+
+impl Bench {
+    fn new(config: WorldConfig) -> Self {
+        let sim = SimBackend::new(config).unwrap();
+        let mut ids = IdSource::new(1);
+        ids.at(sim.clock().now());
+        Self { sim, ids }
+    }
+
+    fn quiet(nodes: u32) -> Self {
+        Self::new(WorldConfig::quiet(nodes))
+    }
+
+    fn pass(&self, span: Span) {
+        let now = self.sim.clock().now();
+        self.sim.clock().sleep_until(now.plus(span));
+    }
+
+    fn submit(&mut self, name: &str, tests: &[&str]) -> RunId {
+        let run = self.ids.run();
+        self.sim.submit(&job(run, name, tests)).unwrap();
+        run
+    }
+
+    fn seen(&self, run: RunId) -> JobSeen {
+        self.sim.poll(&[run]).unwrap().remove(0).seen
+    }
+
+    fn documents(&self, run: RunId) -> Vec<Vec<u8>> {
+        self.sim.poll(&[run]).unwrap().remove(0).documents
+    }
+
+    fn occupancy(&self, name: &str) -> Occupancy {
+        self.shown(name).unwrap().occupancy
+    }
+
+    fn shown(&self, name: &str) -> Option<doctor_core::node::Node> {
+        self.sim
+            .snapshot()
+            .unwrap()
+            .into_iter()
+            .map(|seen| std::sync::Arc::unwrap_or_clone(seen.node))
+            .find(|shown| shown.name == node(name))
+    }
+
+    fn apply(&mut self, name: &str, what: Change) {
+        let op = self.ids.op();
+        self.sim.apply(&node(name), &NodeOp { op, what }).unwrap();
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "a story reads better without references")]
+    fn inject(&self, incident: Incident) {
+        assert!(self.sim.world().inject(&incident), "{incident}");
+    }
+}
+
+const UNHEALTHY: Change = Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: None });
+
+/// Something like a controller: tests free nodes in turn, and marks and resets what fails now and then.
+fn drive(config: WorldConfig, days: i64) -> SimBackend {
+    let mut bench = Bench::new(config);
+    let mut turn = 0;
+    let end = bench.sim.clock().now().plus(Span::days(days));
+    while bench.sim.clock().now() < end {
+        bench.ids.at(bench.sim.clock().now());
+        if let Ok(nodes) = bench.sim.snapshot() {
+            let free: Vec<_> = nodes.iter().filter(|seen| seen.node.occupancy.is_free()).collect();
+            if !free.is_empty() {
+                let name = free[turn % free.len()].node.name.clone();
+                let run = bench.ids.run();
+                let _ = bench.sim.submit(&job(run, name.as_str(), &["dl", "nccl"]));
+                turn += 7;
+                if turn % 5 == 0 {
+                    let op = bench.ids.op();
+                    let _ = bench.sim.apply(&name, &NodeOp { op, what: Change::Reset });
+                }
+            }
+        }
+        bench.pass(Span::minutes(30));
+    }
+    bench.sim
+}

@@ -1,0 +1,25 @@
+#!/bin/sh
+# shellcheck disable=SC1091,SC2154 # part and code are set by health-notes.sh
+# Azure's own health checks: /var/log/aznhc-health.log and its .status. Where they are not installed, or do not know this type of
+# machine, the status is unknown.
+set -u
+. "${ROOT:-}/opt/health-notes.sh"
+program=${AZNHC:-/opt/azurehpc/test/azurehpc-health-checks/run-health-checks.sh}
+begin aznhc-health
+if [ -x "$program" ]; then
+  # All checks, and not up to the first that fails; its own log where it always is.
+  run "$program" -a -o "${program%/*}/health.log"
+else
+  echo "AzNHC is not installed: there is no $program" >"$part"
+  code=127
+fi
+# A check that could not run says NHCNA: that is no verdict on the machine, and no pass either. The first line comes before anything is
+# checked: only the last one, or a check's own, shows that something was.
+checked='Health checks completed with exit code: 0\.|nhc:  Health check passed:|Running check[ :]'
+if grep 'Health check failed:' "$part" | grep -qv 'FaultCode: NHCNA'; then
+  note failed "Health checks failed with exit code $code"
+elif [ "$code" -eq 0 ] && grep -q '^Running health checks for Standard_' "$part" && grep -Eq "$checked" "$part" && ! grep -q 'Health check failed:' "$part"; then
+  note passed "Health checks passed"
+else
+  note unknown "Health checks failed with exit code $code"
+fi

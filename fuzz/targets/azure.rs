@@ -1,0 +1,42 @@
+//! A cluster in Azure: its file in both forms, what Azure's program prints, what machines say through it.
+//!
+//! A file that is accepted makes a whole plan. What Azure prints never makes a plan without its steps. A key that a machine said
+//! becomes a line of other files: it is one line, of two words.
+
+#![no_main]
+
+use doctor_control::azure::fuzzed;
+use doctor_fuzz::{pick, text};
+use libfuzzer_sys::fuzz_target;
+
+const PARSERS: &[fn(&str)] = &[cluster, env_file, flexible, uniform, said];
+/// The shortest plan has more words.
+const PLAN: usize = 100;
+
+fn cluster(text: &str) {
+    assert!(fuzzed::cluster(text, "cluster.toml").is_none_or(|words| words > PLAN));
+}
+
+fn env_file(text: &str) {
+    assert!(fuzzed::cluster(text, "cluster.env").is_none_or(|words| words > PLAN));
+}
+
+fn flexible(text: &str) {
+    assert!(fuzzed::answers(text, false).is_none_or(|(words, _)| words > PLAN));
+}
+
+fn uniform(text: &str) {
+    assert!(fuzzed::answers(text, true).is_none_or(|(words, _)| words > PLAN));
+}
+
+fn said(text: &str) {
+    let plain =
+        |key: &str| key.split(' ').count() == 2 && key.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    assert!(fuzzed::key_said(text).is_none_or(|key| plain(&key)));
+}
+
+fuzz_target!(|data: &[u8]| {
+    if let Some((read, rest)) = pick(PARSERS, data) {
+        read(&text(rest));
+    }
+});

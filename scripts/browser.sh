@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# The dashboard in a real browser: Debian's Chromium, driven by Playwright, with an accessibility checker. Both are fetched once by npm
+# and kept under DOCTOR_BED_CACHE; `doctor` must have been built.
+#   browser.sh          the tests
+#   browser.sh shots    the tests, and the pictures of docs/guide/images anew
+#   browser.sh paint    how fast ten thousand nodes are painted and answered for, as one line of JSON; ADDRESS names a controller that
+#                       has them, else DOCTOR plays them
+#
+# Where it cannot be done, the last line says why: "NOT RUN: …"; with CI=true that is a failure.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(playwright-core@1.65.0 axe-core@4.14.0)
+
+cannot() {
+  echo "NOT RUN: the dashboard in a browser: $*" >&2
+  if [ "${CI:-}" = true ]; then exit 1; fi
+  exit 3
+}
+
+CHROMIUM=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || true)}
+[ -n "$CHROMIUM" ] || cannot "Chromium is not installed (apt-get install chromium)"
+command -v node >/dev/null && command -v npm >/dev/null || cannot "Node.js with npm is not installed (apt-get install nodejs npm)"
+DOCTOR=$(realpath -m "${DOCTOR:-${CARGO_TARGET_DIR:-target}/debug/doctor}")
+[ -x "$DOCTOR" ] || [ -n "${ADDRESS:-}" ] || cannot "$DOCTOR is not built (cargo build)"
+
+cache=${DOCTOR_BED_CACHE:-${HOME:?is where the cache is kept unless DOCTOR_BED_CACHE names a folder}/.cache/cluster-doctor-beds}
+MODULES=$cache/browser-$(printf '%s\n' "${packages[@]}" | sha256sum | cut -c 1-16)
+if [ ! -e "$MODULES/whole" ]; then
+  mkdir -p "$cache"
+  # Who comes second waits, and finds it done.
+  exec 9>"$MODULES.lock"
+  flock 9
+  if [ ! -e "$MODULES/whole" ]; then
+    echo "fetching Playwright and axe: some seconds, once" >&2
+    rm -rf "$MODULES"
+    mkdir "$MODULES"
+    # Playwright would fetch browsers of its own by a script; there is one already.
+    npm install --prefix "$MODULES" --no-audit --no-fund --ignore-scripts --loglevel error "${packages[@]}" >&2 ||
+      { rm -rf "$MODULES"; cannot "Playwright and axe cannot be fetched; npm says why above"; }
+    touch "$MODULES/whole"
+  fi
+fi
+
+export CHROMIUM DOCTOR MODULES
+here=crates/doctor/tests/browser
+case ${1:-tests} in
+  tests) exec node --test --test-concurrency=1 "$here/dashboard.test.mjs" ;;
+  shots) SHOTS=docs/guide/images exec node --test --test-concurrency=1 "$here/dashboard.test.mjs" ;;
+  paint) exec node "$here/paint.mjs" ;;
+  *)
+    echo "unknown: $1; accepted: tests, shots, paint" >&2
+    exit 2
+    ;;
+esac

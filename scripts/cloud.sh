@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The cloud that tests stand on: prints the folder in which `aws` and `moto_server` lie; everything else is said on standard
+# error. moto plays EC2, the program of AWS is the real one. Both are fetched once and kept under DOCTOR_BED_CACHE.
+#
+# Where it cannot be done, the last line says why: "not run: …", exit 3, or exit 1 with CI=true.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=("moto[ec2]==5.1.22" flask==3.1.3 flask-cors==6.0.5 awscli==1.46.2)
+
+cannot() {
+  echo "not run: $*" >&2
+  if [ "${CI:-}" = true ]; then exit 1; fi
+  exit 3
+}
+
+cache=${DOCTOR_BED_CACHE:-${HOME:?is where the cache is kept unless DOCTOR_BED_CACHE names a folder}/.cache/cluster-doctor-beds}
+folder=$cache/cloud-$(printf '%s\n' "${packages[@]}" | sha256sum | cut -c 1-16)
+
+if [ ! -x "$folder/bin/moto_server" ]; then
+  mkdir -p "$cache"
+  # Who comes second waits, and finds it done.
+  exec 9>"$folder.lock"
+  flock 9
+  if [ ! -x "$folder/bin/moto_server" ]; then
+    python3 -c 'import venv, ensurepip' 2>/dev/null ||
+      cannot "Python 3 with venv is not installed (apt-get install python3-venv)"
+    echo "fetching moto and the program of AWS: a minute, once" >&2
+    # A virtual environment knows its own place: it is made where it stays, and its last program tells that it is whole.
+    rm -rf "$folder"
+    python3 -m venv "$folder" >&2
+    "$folder/bin/pip" install --quiet --disable-pip-version-check "${packages[@]}" >&2 ||
+      { rm -rf "$folder"; cannot "moto and awscli cannot be fetched; pip says why above"; }
+  fi
+fi
+echo "$folder/bin"
