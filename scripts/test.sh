@@ -129,7 +129,7 @@ part shell shell
 part lint scripts/lint.sh
 part build "$cargo" build --workspace --all-features --all-targets --quiet || report
 # --show-output: a test that passes because it could not run says so in its output. Scenarios have a line of their own.
-part tests "$cargo" test --workspace --all-features --quiet -- --show-output --skip scenarios_play_as_reviewed
+part tests "$cargo" test --workspace --all-features --no-fail-fast --quiet -- --show-output --skip scenarios_play_as_reviewed
 part scenarios "$cargo" test --quiet -p doctor-sim --test scenarios
 part api api
 part browser browser
