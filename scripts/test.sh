@@ -30,6 +30,12 @@ part() {
 
 report() {
   local not_run
+  # What failed comes last, where the long output of everything else cannot hide it.
+  if [ "$failed" -ne 0 ]; then
+    echo
+    echo "== failures"
+    grep -a -A 12 -E '^test .* FAILED$|panicked at |^error(\[|:)|^warning: unused' "$log" | cut -c1-1000 | head -n 120
+  fi
   echo
   echo "== minutes"
   printf '%s\n' "${rows[@]}"

@@ -212,7 +212,8 @@ impl Bed for Host {
             _ => {}
         }
         if wanted == Wanted::Free {
-            self.dstack().wait_for_instance(self.number, "idle", |instance| instance["status"] == "idle").unwrap();
+            let free = |instance: &Value| instance["status"] == "idle" && instance["unreachable"] == false;
+            self.dstack().wait_for_instance(self.number, "idle", free).unwrap();
         }
     }
 
@@ -237,8 +238,9 @@ impl Bed for Host {
         self.dstack().lose(self.number).unwrap();
     }
 
+    /// The server looks at its runs every few seconds, and on a small machine that is busy with the other tests not even that.
     fn let_time_pass(&self) {
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(300));
     }
 
     fn restarted(&self) -> Option<Box<dyn Backend>> {

@@ -42,7 +42,7 @@ use world::{KEEPER, Keeper, SERVER, keep, token, try_one};
 use crate::kubernetes::last_lines;
 
 /// An interpreter starts and reads a thousand modules, on a machine that does other things too.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(300);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The project that every server has.

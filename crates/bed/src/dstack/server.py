@@ -30,8 +30,9 @@ def begin_hurried(self, **settings):
 
 base.Pipeline.__init__ = begin_hurried
 base.Fetcher._DEFAULT_FETCH_DELAYS = [0.2]
-jobs_running.JOB_DISCONNECTED_RETRY_TIMEOUT = timedelta(seconds=4)
-client.REQUEST_TIMEOUT = 3
+# Short, but not so short that a host which has to wait for a core is given up.
+jobs_running.JOB_DISCONNECTED_RETRY_TIMEOUT = timedelta(seconds=15)
+client.REQUEST_TIMEOUT = 10
 
 server = uvicorn.Server(uvicorn.Config("dstack._internal.server.main:app", log_level="error", workers=1))
 server.run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
