@@ -26,7 +26,8 @@ use crate::{clock::now, runner::ProbeRunner};
 
 pub use print::{rows, summary, table};
 
-/// Exit codes of `doctor-node check`, as Nagios reads them. The worst check decides; failing is worse than not knowing.
+/// Exit codes of `doctor-node check`, as Nagios reads them. The worst check decides. Not knowing is worse than what is only worth
+/// watching: whoever reads 1 may rely on that everything was judged.
 pub mod exit {
     /// At least one check passed, and every other one too or it does not apply here.
     pub const OK: u8 = 0;
@@ -193,8 +194,8 @@ pub fn exit_code(answers: &[Answer]) -> u8 {
         // Nothing that applies is not health.
         (Verdict::NotApplicable, _) => (0, exit::UNKNOWN),
         (Verdict::Pass, _) => (1, exit::OK),
-        (Verdict::Inconclusive, _) => (2, exit::UNKNOWN),
-        (Verdict::Fail, None | Some(Severity::Monitor)) => (3, exit::WARNING),
+        (Verdict::Fail, None | Some(Severity::Monitor)) => (2, exit::WARNING),
+        (Verdict::Inconclusive, _) => (3, exit::UNKNOWN),
         (Verdict::Fail, Some(Severity::Reset | Severity::Reboot | Severity::Isolate)) => (4, exit::CRITICAL),
     };
     answers.iter().map(rank).max().map_or(exit::UNKNOWN, |(_, code)| code)
@@ -220,11 +221,11 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_answer_decides_and_failing_is_worse_than_not_knowing() {
+    fn the_worst_answer_decides_and_what_is_worth_watching_hides_nothing_that_nobody_knows() {
         assert_eq!(code(&["memory"], &memory(900_000)), exit::OK);
         assert_eq!(code(&["memory"], &memory(10)), exit::WARNING);
         assert_eq!(code(&["memory", "kernel-log"], &memory(900_000)), exit::UNKNOWN);
-        assert_eq!(code(&["memory", "kernel-log"], &memory(10)), exit::WARNING);
+        assert_eq!(code(&["memory", "kernel-log"], &memory(10)), exit::UNKNOWN);
         assert_eq!(exit_code(&[]), exit::UNKNOWN);
     }
 

@@ -55,7 +55,7 @@ enum Sub {
 ///
 /// Exit codes, as Nagios reads them: 0 all checks pass or do not apply; 1 something is worth watching; 2 something
 /// takes the node out of service; 3 something could not be judged, nothing that ran applies here, or the command was
-/// wrong. The worst wins, and failing is worse than not knowing.
+/// wrong. The worst wins: 2, then 3, then 1.
 #[derive(Debug, Args)]
 struct CheckArgs {
     /// Checks to run, such as `disk-space`. Without any: the suite, less what the policy has switched off.

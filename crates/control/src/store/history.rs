@@ -30,10 +30,17 @@ impl Store {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
             let mut places = Vec::new();
-            let rows = tx.all_numbers("reading latest results", LATEST, |row| {
+            let rows = tx.all_numbers("reading latest results", ALL_LATEST, |row| {
                 let of = (row.int(0)?, row.int(1)?);
                 places.push((of, places.len()));
-                read_latest(row, of, &names)
+                let (attempt, outcome) = (row.moment(2)?, row.int(3)?);
+                let sure = match row.opt_int(5)? {
+                    None => Some((outcome, attempt)),
+                    Some(NO_OUTCOME) => None,
+                    Some(sure) => Some((sure, row.opt_moment(6)?.unwrap_or(attempt))),
+                };
+                let misses = if row.opt_int(7)?.is_none() { 0 } else { row.count(7)? };
+                latest_row(row, of, sure, misses, &names)
             })?;
             // In SQLite they lie in this order; PostgreSQL would take longer to bring them into it.
             if places.is_sorted() {
@@ -104,13 +111,30 @@ impl Store {
 
 const LATEST: &str = "SELECT node, test, attempt, outcome, run, sure, sure_at, misses FROM latest";
 
+/// The same for all of them at once, where PostgreSQL takes longer to write a value than to see that it can be left out:
+/// nothing stands for a last sure outcome that is the last one, and for no misses.
+const ALL_LATEST: &str = "SELECT node, test, attempt, outcome, run, \
+     CASE WHEN sure = outcome AND sure_at = attempt THEN NULL ELSE COALESCE(sure, 0) END, \
+     NULLIF(sure_at, attempt), NULLIF(misses, 0) FROM latest";
+
+const NO_OUTCOME: i64 = 0;
+
 /// `of`: its first two columns.
 fn read_latest(row: &Row<'_>, of: (i64, i64), names: &Names) -> Result<LatestRow> {
+    let sure = row.opt_int(5)?.zip(row.opt_moment(6)?);
+    latest_row(row, of, sure, row.count(7)?, names)
+}
+
+/// `sure`: its last outcome that said something, and when.
+fn latest_row(
+    row: &Row<'_>,
+    of: (i64, i64),
+    sure: Option<(i64, Timestamp)>,
+    misses: u32,
+    names: &Names,
+) -> Result<LatestRow> {
     let kind = names.outcome(row.int(3)?)?;
-    let conclusive = match (row.opt_int(5)?, row.opt_moment(6)?) {
-        (Some(sure), Some(at)) => Some((names.outcome(sure)?.verdict, at)),
-        _ => None,
-    };
+    let conclusive = sure.map(|(sure, at)| Ok((names.outcome(sure)?.verdict, at))).transpose()?;
     Ok(LatestRow {
         node: names.node(of.0)?.clone(),
         test: names.test(of.1)?.clone(),
@@ -119,7 +143,7 @@ fn read_latest(row: &Row<'_>, of: (i64, i64), names: &Names) -> Result<LatestRow
         reason: kind.reason.clone(),
         run: if kind.imported { None } else { Some(row.run(4)?) },
         conclusive,
-        misses: row.count(7)?,
+        misses,
     })
 }
 

@@ -144,7 +144,7 @@ impl KubernetesBackend {
     /// Nodes that user work waits for, which users could have if we were not there.
     fn wanted(
         &self,
-        nodes: &HashMap<String, NodeObject>,
+        nodes: &HashMap<Arc<str>, NodeObject>,
         tenants: &HashMap<&str, Vec<&Placed>>,
         waiting: Vec<&Waiting>,
     ) -> HashMap<String, String> {

@@ -1,6 +1,8 @@
 //! What we read of the cluster's objects, and nothing more. A node has hundreds of fields and a cluster thousands of nodes:
 //! what is not here is not kept.
 
+use std::sync::Arc;
+
 use doctor_core::time::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::{ApiResource, GroupVersionKind, Object};
@@ -47,7 +49,7 @@ pub(super) struct NodeObject {
 
 #[derive(Debug, Clone)]
 pub(super) struct NodeMeta {
-    pub(super) name: Box<str>,
+    pub(super) name: Arc<str>,
     pub(super) resource_version: Option<Box<str>>,
     pub(super) labels: Pairs,
     pub(super) annotations: Pairs,
@@ -81,6 +83,10 @@ impl From<NodeAnswer> for NodeObject {
         if let Some(status) = &mut status {
             status.conditions.retain(|condition| KEPT_CONDITIONS.contains(&condition.kind.as_str()));
             status.conditions.shrink_to_fit();
+            // Why all is well, nobody asks.
+            for condition in status.conditions.iter_mut().filter(|condition| condition.status == "True") {
+                (condition.reason, condition.message) = (String::new(), String::new());
+            }
         }
         let metadata = NodeMeta {
             name: metadata.name.unwrap_or_default().into(),

@@ -1,5 +1,7 @@
 //! Who uses a node. Pure: from what the cluster says of the node and of the pods on it.
 
+use std::sync::Arc;
+
 use doctor_core::node::Occupancy;
 
 use super::{
@@ -12,7 +14,7 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tenant {
     /// `namespace/name`.
-    pub(super) name: String,
+    pub(super) name: Arc<str>,
     /// It has the node's GPUs, or will have: by count or by a claim.
     pub(super) uses_gpus: bool,
     /// Not there yet: the scheduler has cleared a place for it.
@@ -166,7 +168,7 @@ mod tests {
     }
 
     fn tenant(uses_gpus: bool, ours: bool) -> Tenant {
-        Tenant { name: "team/train-0".to_owned(), uses_gpus, nominated: false, ours }
+        Tenant { name: "team/train-0".into(), uses_gpus, nominated: false, ours }
     }
 
     #[test]

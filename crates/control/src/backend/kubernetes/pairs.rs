@@ -4,14 +4,15 @@
 //! each pair is kept once and counted ([`Shared`]); a node then has one word for each. Looking one up is a search in a sorted
 //! list, which at this size is as quick as any map.
 
-use std::{collections::HashSet, fmt, sync::Arc};
+use std::{collections::HashSet, fmt, hash::Hash, sync::Arc};
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{MapAccess, Visitor},
 };
 
-type Pair = Arc<(Box<str>, Box<str>)>;
+type NameAndValue = (Box<str>, Box<str>);
+type Pair = Arc<NameAndValue>;
 
 /// By name, each once.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -91,27 +92,41 @@ impl<'de> Deserialize<'de> for Pairs {
     }
 }
 
-/// The pairs of all objects that are kept.
-#[derive(Debug, Default)]
-pub(super) struct Shared {
-    pairs: HashSet<Pair>,
+/// What is the same in many of the objects that are kept: their pairs, or the nodes of pods.
+#[derive(Debug)]
+pub(super) struct Shared<T: ?Sized = NameAndValue> {
+    all: HashSet<Arc<T>>,
     /// How many there were when those that nobody has any more were last let go.
     swept: usize,
+}
+
+impl<T: ?Sized> Default for Shared<T> {
+    fn default() -> Self {
+        Self { all: HashSet::new(), swept: 0 }
+    }
+}
+
+impl<T: ?Sized + Eq + Hash> Shared<T> {
+    /// The one that others have, or this.
+    pub(super) fn one(&mut self, own: Arc<T>) -> Arc<T> {
+        if let Some(known) = self.all.get(&own) {
+            return Arc::clone(known);
+        }
+        // Nodes come and go, and some labels hold a moment: what nobody has any more goes when half of all may be such.
+        if self.all.len() > 2 * self.swept.max(1 << 10) {
+            self.all.retain(|one| Arc::strong_count(one) > 1);
+            self.swept = self.all.len();
+        }
+        self.all.insert(Arc::clone(&own));
+        own
+    }
 }
 
 impl Shared {
     /// Replaces each pair by the one that others have.
     pub(super) fn share(&mut self, pairs: &mut Pairs) {
         for pair in &mut pairs.0 {
-            match self.pairs.get(pair) {
-                Some(known) => *pair = Arc::clone(known),
-                None => drop(self.pairs.insert(Arc::clone(pair))),
-            }
-        }
-        // Nodes come and go, and some labels hold a moment: what nobody has any more goes when half of all may be such.
-        if self.pairs.len() > 2 * self.swept.max(1 << 10) {
-            self.pairs.retain(|pair| Arc::strong_count(pair) > 1);
-            self.swept = self.pairs.len();
+            *pair = self.one(Arc::clone(pair));
         }
     }
 }
@@ -148,11 +163,11 @@ mod tests {
             kept.push(pairs);
         }
         assert!(Arc::ptr_eq(&kept[0].0[1], &kept[2].0[1]));
-        assert_eq!(shared.pairs.len(), 4);
+        assert_eq!(shared.all.len(), 4);
         for number in 0..10_000 {
             shared.share(&mut read(json!({ "moment": number.to_string() })));
         }
-        assert!(shared.pairs.len() < 2_100, "{}", shared.pairs.len());
+        assert!(shared.all.len() < 2_200, "{}", shared.all.len());
         shared.share(&mut kept[1]);
         assert_eq!(kept[1].get("name"), Some("n1"));
     }

@@ -49,7 +49,7 @@ pub(super) enum Kept {
 /// Where a pod is, or will be, and what it does there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Placed {
-    pub(super) node: String,
+    pub(super) node: Arc<str>,
     pub(super) tenant: Tenant,
     pub(super) run: Option<doctor_core::ids::RunId>,
 }
@@ -57,9 +57,9 @@ pub(super) struct Placed {
 /// All objects of one kind.
 #[derive(Debug)]
 struct Kind<T> {
-    items: HashMap<String, T>,
+    items: HashMap<Arc<str>, T>,
     /// While it is listed: what has come so far.
-    listing: Option<HashMap<String, T>>,
+    listing: Option<HashMap<Arc<str>, T>>,
     /// Why it cannot be relied on; `None`: it can.
     broken: Option<(Instant, String)>,
     /// Whether what was known is newer than what a list brought: we may have written it meanwhile.
@@ -73,7 +73,7 @@ impl<T> Kind<T> {
     }
 
     /// `None`: nothing that matters.
-    fn take(&mut self, key: String, item: Option<T>) {
+    fn take(&mut self, key: Arc<str>, item: Option<T>) {
         let items = self.listing.as_mut().unwrap_or(&mut self.items);
         match item {
             Some(item) => drop(items.insert(key, item)),
@@ -132,7 +132,7 @@ impl Watched {
     pub(super) fn now<T>(
         &self,
         patience: Duration,
-        read: impl FnOnce(&HashMap<String, NodeObject>, &HashMap<String, Kept>) -> T,
+        read: impl FnOnce(&HashMap<Arc<str>, NodeObject>, &HashMap<Arc<str>, Kept>) -> T,
     ) -> Result<T, String> {
         let broken = |inside: &mut Inside| inside.nodes.broken.is_some() || inside.pods.broken.is_some();
         let (inside, _) =
@@ -190,7 +190,7 @@ pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, 
     let mut shared = Shared::default();
     let keep = |node: NodeAnswer| {
         let node = NodeObject::from(node).sharing(&mut shared, &config.prefix);
-        (node.name().to_owned(), Some(node).filter(|node| has_gpus(node, &config)))
+        (Arc::clone(&node.metadata.name), Some(node).filter(|node| has_gpus(node, &config)))
     };
     follow(api, settings, keep, |change| watched.with(|inside| change(&mut inside.nodes))).await;
 }
@@ -199,19 +199,27 @@ pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, 
 pub(super) async fn follow_pods(client: Client, config: Arc<KubernetesConfig>, watched: Arc<Watched>) {
     let api: Api<PodObject> = Api::all_with(client, &pod_resource());
     let settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_OF_PODS).fields(LIVING);
+    let mut nodes = Shared::default();
     let keep = |pod: PodObject| {
+        let name = key(&pod);
         let waits = || wanted::waiting(&pod, &config).map(|waiting| Kept::Waiting(Box::new(waiting)));
-        (key(&pod), placed(&pod, &config).map(Kept::Placed).or_else(waits))
+        let kept = placed(&pod, &name, &mut nodes, &config).map(Kept::Placed).or_else(waits);
+        (name, kept)
     };
     follow(api, settings, keep, |change| watched.with(|inside| change(&mut inside.pods))).await;
 }
 
-fn key(pod: &PodObject) -> String {
-    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
+fn key(pod: &PodObject) -> Arc<str> {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()).into()
 }
 
 /// `None`: it takes no GPUs, or has no place yet.
-fn placed(pod: &PodObject, config: &KubernetesConfig) -> Option<Placed> {
+fn placed(
+    pod: &PodObject,
+    name: &Arc<str>,
+    nodes: &mut Shared<str>,
+    config: &KubernetesConfig,
+) -> Option<Placed> {
     let run = job::run_of(&pod.metadata, config);
     let ours = run.is_some() && pod.namespace().as_deref() == Some(&config.namespace);
     let uses_gpus = uses_gpus(&pod.spec, config);
@@ -222,8 +230,8 @@ fn placed(pod: &PodObject, config: &KubernetesConfig) -> Option<Placed> {
     let nominated = pod.status.as_ref().and_then(|status| status.nominated_node_name.clone());
     let meant = || pod.annotations().get(&config.own("node")).filter(|_| ours).cloned();
     let is_nominated = bound.is_none();
-    let node = bound.or(nominated).or_else(meant)?;
-    let tenant = Tenant { name: key(pod), uses_gpus, nominated: is_nominated, ours };
+    let node = nodes.one(bound.or(nominated).or_else(meant)?.into());
+    let tenant = Tenant { name: Arc::clone(name), uses_gpus, nominated: is_nominated, ours };
     Some(Placed { node, tenant, run: run.filter(|_| ours) })
 }
 
@@ -231,7 +239,7 @@ fn placed(pod: &PodObject, config: &KubernetesConfig) -> Option<Placed> {
 async fn follow<K, T>(
     api: Api<K>,
     settings: watcher::Config,
-    mut keep: impl FnMut(K) -> (String, Option<T>),
+    mut keep: impl FnMut(K) -> (Arc<str>, Option<T>),
     change: impl Fn(&mut dyn FnMut(&mut Kind<T>)),
 ) where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
