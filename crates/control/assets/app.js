@@ -44,6 +44,7 @@ function where() {
 class Page {
   #ears = [];
   #end = new AbortController();
+  #saying = 0;
 
   constructor({ parts, query }) {
     this.parts = parts;
@@ -54,6 +55,7 @@ class Page {
   }
 
   end() {
+    clearTimeout(this.#saying);
     this.#end.abort();
   }
 
@@ -69,7 +71,9 @@ class Page {
   say(name, value) {
     if (value === null || value === "") this.query.delete(name);
     else this.query.set(name, value);
-    history.replaceState(null, "", href(this.parts, Object.fromEntries(this.query)));
+    // Browsers take their time for it, and refuse it if it happens too often.
+    clearTimeout(this.#saying);
+    this.#saying = setTimeout(() => history.replaceState(null, "", href(this.parts, Object.fromEntries(this.query))), 150);
   }
 
   title(text) {

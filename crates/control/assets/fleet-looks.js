@@ -13,8 +13,25 @@ const COLUMNS = {
   severity: ["severity", "severities"],
 };
 
-// The map with words instead of places.
+// Numbers in names count as numbers: rack 9 comes before rack 10.
+function inOrder(groups) {
+  const parted = new Map(groups.map(({ name }) => [name, name.split(/(\d+)/)]));
+  return groups.sort((a, b) => {
+    const [one, other] = [parted.get(a.name), parted.get(b.name)];
+    for (let part = 0; part < Math.min(one.length, other.length); part += 1) {
+      if (one[part] === other[part]) continue;
+      if (part % 2 && Number(one[part]) !== Number(other[part])) return Number(one[part]) - Number(other[part]);
+      return one[part] < other[part] ? -1 : 1;
+    }
+    return one.length - other.length;
+  });
+}
+
+// The map with words instead of places. Columns are taken apart once: a filter asks ten thousand times.
 export class Fleet {
+  #columns = new Map();
+  #lower = null;
+
   constructor(map) {
     this.map = map;
     this.count = map.nodes.length;
@@ -25,10 +42,27 @@ export class Fleet {
     return this.map.nodes[node][this.at.node];
   }
 
+  // The names as a filter reads them.
+  get lower() {
+    this.#lower ??= this.map.nodes.map((row) => row[this.at.node].toLowerCase());
+    return this.#lower;
+  }
+
+  // Of each node, the place of its word in `words`; the last of them is for those that have none.
+  column(key) {
+    let column = this.#columns.get(key);
+    if (!column) {
+      const [name, list] = COLUMNS[key];
+      const [words, at] = [[...this.map[list], null], this.at[name]];
+      column = { words, places: Uint32Array.from(this.map.nodes, (row) => row[at] ?? words.length - 1) };
+      this.#columns.set(key, column);
+    }
+    return column;
+  }
+
   word(node, key) {
-    const [column, list] = COLUMNS[key];
-    const place = this.map.nodes[node][this.at[column]];
-    return place === null ? null : this.map[list][place];
+    const { words, places } = this.column(key);
+    return words[places[node]];
   }
 
   // In milliseconds; null where something was never tested.
@@ -44,8 +78,16 @@ export class Fleet {
       if (!groups.has(name)) groups.set(name, []);
       groups.get(name).push(node);
     }
-    const order = new Intl.Collator("en", { numeric: true });
-    return [...groups].map(([name, nodes]) => ({ name, nodes })).sort((a, b) => order.compare(a.name, b.name));
+    return inOrder([...groups].map(([name, nodes]) => ({ name, nodes })));
+  }
+
+  // Whether the same nodes lie in the same groups, in the same order.
+  liesAs(other, key) {
+    if (this.count !== other.count) return false;
+    const group = (fleet, node) => (key === "none" ? null : fleet.word(node, key));
+    for (let node = 0; node < this.count; node += 1)
+      if (this.name(node) !== other.name(node) || group(this, node) !== group(other, node)) return false;
+    return true;
   }
 
   has(key) {
@@ -61,8 +103,9 @@ function byWord(fleet, key, words) {
     colour: tone[(STATES[code ?? "none"] ?? STATES.unknown).tone],
     mark: (STATES[code ?? "none"] ?? STATES.unknown).mark,
   }));
-  const places = new Map(words.map((code, place) => [code, place]));
-  return { looks, lookOf: (node) => places.get(fleet.word(node, key)) ?? 0 };
+  const column = fleet.column(key);
+  const places = column.words.map((code) => Math.max(0, words.indexOf(code)));
+  return { looks, lookOf: (node) => places[column.places[node]] };
 }
 
 function byAge(fleet, period) {
@@ -125,13 +168,17 @@ export function filterOf(fleet, text) {
     .filter(Boolean)
     .map((word) => {
       const [key, value] = word.split(/:(.*)/);
-      if (value !== undefined && COLUMNS[key])
-        return (node) => (fleet.word(node, key) ?? "none").toLowerCase().startsWith(value);
-      const pattern = word.includes("*") ? new RegExp(`^${word.split("*").map(escape).join(".*")}$`) : null;
-      return (node) => {
-        const name = fleet.name(node).toLowerCase();
-        return pattern ? pattern.test(name) : name.includes(word);
-      };
+      if (value !== undefined && COLUMNS[key]) {
+        const { words, places } = fleet.column(key);
+        const hits = words.map((one) => (one ?? "none").toLowerCase().startsWith(value));
+        return (node) => hits[places[node]];
+      }
+      const names = fleet.lower;
+      if (!word.includes("*")) return (node) => names[node].includes(word);
+      const pattern = new RegExp(`^${word.split("*").map(escape).join(".*")}$`);
+      return (node) => pattern.test(names[node]);
     });
+  const [first, ...others] = tests;
+  if (!others.length) return first ?? (() => true);
   return (node) => tests.every((test) => test(node));
 }

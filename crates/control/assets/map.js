@@ -1,8 +1,10 @@
-// Up to ten thousand nodes as cells on a canvas, in labelled blocks. Cells of one look are drawn together, so that all of them take a
-// few milliseconds; what is under the pointer or the keyboard is told by an element above the canvas, and nothing is drawn again for it.
+// Up to ten thousand nodes as cells on a canvas, in labelled blocks. A cell of each look is drawn once, as a stamp, and its pixels are
+// copied to wherever a node has come to look so: all of them take a few milliseconds, where as many commands to draw take a hundred. What
+// is under the pointer or the keyboard is told by an element above the canvas, and nothing is drawn again for it.
 
 import { tones } from "./colours.js";
 import { el } from "./dom.js";
+import { whole } from "./words.js";
 
 // Above a block and between blocks: of hundreds of them, less.
 const ROOMY = { label: 20, gap: 14, font: 12 };
@@ -10,6 +12,8 @@ const TIGHT = { label: 14, gap: 7, font: 10 };
 const MANY = 60;
 // So many blocks go over the whole width; more of them stand side by side.
 const FULL_WIDTH = 8;
+// Of the look of a node that is not on the canvas yet.
+const NONE = 255;
 
 export class NodeMap {
   #canvas = el("canvas", { "aria-hidden": "true" });
@@ -20,6 +24,11 @@ export class NodeMap {
   #place = [];
   #pitch = 12;
   #spacing = ROOMY;
+  #laid = 0;
+  #pixels = null;
+  #drawn = null;
+  #stamps = [];
+  #stamped = "";
   #at = -1;
   #shown = null;
   #open;
@@ -45,25 +54,28 @@ export class NodeMap {
     });
     this.element.addEventListener("keydown", (event) => this.#key(event));
     this.element.addEventListener("blur", () => this.#point(-1));
-    new ResizeObserver(() => this.#shown && this.#lay()).observe(this.element);
+    new ResizeObserver(() => this.element.clientWidth !== this.#laid && this.#lay()).observe(this.element);
   }
 
-  // groups: [{ name, nodes: [numbers] }]; looks: [{ colour, mark }]; lookOf: number -> place in looks; lit: number -> whether it matches.
+  // groups: [{ name, nodes: [numbers] }]; looks: [{ colour, mark }]; of each node, `at`: its place in looks, and `lit`: 1 if it matches.
   show(shown) {
     this.#shown = shown;
+    [this.#laid, this.#pixels] = [0, null];
     this.#lay();
   }
 
   // The same nodes in the same places, in other looks; with `labels` where the colours of the page changed too.
-  recolour(looks, lookOf, lit, labels = false) {
+  recolour(looks, at, lit, labels = false) {
     if (!this.#shown) return;
-    Object.assign(this.#shown, { looks, lookOf, lit });
-    this.#draw(labels);
+    Object.assign(this.#shown, { looks, at, lit });
+    if (labels) this.#begin();
+    else this.#draw();
   }
 
   #lay() {
     const width = this.element.clientWidth;
     if (!width || !this.#shown) return;
+    this.#laid = width;
     const { groups, count } = this.#shown;
     const height = Math.max(320, innerHeight * 0.62);
     const full = groups.length <= FULL_WIDTH;
@@ -92,28 +104,54 @@ export class NodeMap {
     this.#canvas.height = Math.round(bottom * scale);
     this.#canvas.style.width = `${width}px`;
     this.#canvas.style.height = `${bottom}px`;
-    this.#draw(true);
+    this.#begin();
   }
 
-  // With labels, everything; without, the cells alone, in place.
-  #draw(labels) {
-    const { looks, lookOf, lit } = this.#shown;
-    const tone = tones();
-    const context = this.#canvas.getContext("2d");
+  // An empty canvas with the labels, which stay when looks change.
+  #begin() {
+    if (!this.#laid) return;
+    const context = this.#canvas.getContext("2d", { willReadFrequently: true });
     const scale = devicePixelRatio || 1;
     context.setTransform(scale, 0, 0, scale, 0, 0);
-    if (labels) this.#label(context, tone.ink);
-    for (const { x, y, columns, rows } of this.#blocks) context.clearRect(x, y, columns * this.#pitch, rows * this.#pitch);
-    // Those that do not match stay, faint: where something is matters.
-    const batches = looks.map(() => [[], []]);
-    for (const { nodes } of this.#blocks) for (const node of nodes) batches[lookOf(node)][lit(node) ? 1 : 0].push(node);
-    for (const [place, look] of looks.entries()) {
-      for (const [bright, nodes] of batches[place].entries()) {
-        context.globalAlpha = bright ? 1 : 0.13;
-        this.#cells(context, look, nodes, tone.paper);
+    this.#label(context, tones().ink);
+    this.#pixels = context.getImageData(0, 0, this.#canvas.width, Math.max(1, this.#canvas.height));
+    this.#drawn = new Uint8Array(this.#shown.count).fill(NONE);
+    this.#draw();
+  }
+
+  // The cells that have come to look otherwise.
+  #draw() {
+    if (!this.#pixels) return;
+    const { looks, at: places, lit } = this.#shown;
+    const { paper } = tones();
+    const scale = devicePixelRatio || 1;
+    const stamped = JSON.stringify([paper, scale, this.#pitch, looks.map(({ colour, mark }) => [colour, mark])]);
+    if (stamped !== this.#stamped) {
+      // Those that do not match stay, faint: where something is matters.
+      this.#stamps = looks.flatMap((look) => [0.13, 1].map((alpha) => this.#stamp(look, alpha, paper, scale)));
+      this.#stamped = stamped;
+      this.#drawn.fill(NONE);
+    }
+    const { width, height } = this.#pixels;
+    const pixels = new Uint32Array(this.#pixels.data.buffer);
+    let [top, bottom] = [height, 0];
+    for (const { nodes, columns, x, y } of this.#blocks) {
+      for (let place = 0; place < nodes.length; place += 1) {
+        const node = nodes[place];
+        const look = 2 * places[node] + lit[node];
+        if (this.#drawn[node] === look) continue;
+        this.#drawn[node] = look;
+        const { side, cell } = this.#stamps[look];
+        const left = Math.round((x + (place % columns) * this.#pitch) * scale);
+        const up = Math.round((y + Math.floor(place / columns) * this.#pitch) * scale);
+        const [wide, tall] = [Math.min(side, width - left), Math.min(side, height - up)];
+        for (let row = 0; row < tall; row += 1)
+          for (let at = 0; at < wide; at += 1) pixels[(up + row) * width + left + at] = cell[row * side + at];
+        top = Math.min(top, up);
+        bottom = Math.max(bottom, up + tall);
       }
     }
-    context.globalAlpha = 1;
+    if (bottom > top) this.#canvas.getContext("2d").putImageData(this.#pixels, 0, 0, 0, top, width, bottom - top);
     // For whoever waits until the nodes are there.
     this.element.dataset.cells = String(this.#blocks.reduce((sum, block) => sum + block.nodes.length, 0));
   }
@@ -125,7 +163,7 @@ export class NodeMap {
     context.font = `${font}px system-ui, sans-serif`;
     context.textBaseline = "middle";
     for (const { name, nodes, x, y, columns } of this.#blocks) {
-      const text = this.#spacing === ROOMY ? `${name} · ${nodes.length.toLocaleString("en")}` : name;
+      const text = this.#spacing === ROOMY ? `${name} · ${whole(nodes.length)}` : name;
       const wide = columns * this.#pitch;
       // A width costs time, and most names fit.
       if (text.length * font * 0.6 > wide) context.fillText(text, x, y - label / 2, wide);
@@ -138,32 +176,27 @@ export class NodeMap {
     return [block.x + (place % block.columns) * this.#pitch, block.y + Math.floor(place / block.columns) * this.#pitch];
   }
 
-  #cells(context, { colour, mark }, nodes, paper) {
+  // A cell of this look, with the space beside it, as pixels.
+  #stamp({ colour, mark }, alpha, paper, scale) {
+    const side = Math.max(1, Math.floor(this.#pitch * scale));
     const size = this.#pitch - (this.#pitch > 9 ? 2 : 1);
+    const context = el("canvas", { width: side, height: side }).getContext("2d", { willReadFrequently: true });
+    context.setTransform(scale, 0, 0, scale, 0, 0);
+    context.globalAlpha = alpha;
     context.fillStyle = context.strokeStyle = colour;
     context.lineWidth = mark === "frame" ? 2.5 : 1;
-    const sign = new Path2D();
-    for (const node of nodes) {
-      const [x, y] = this.#corner(node);
-      if (mark === "hollow" || mark === "half" || mark === "frame") {
-        const inset = context.lineWidth / 2;
-        context.strokeRect(x + inset, y + inset, size - 2 * inset, size - 2 * inset);
-      } else context.fillRect(x, y, size, size);
-      if (mark === "half") sign.addPath(new Path2D(`M${x} ${y}V${y + size}H${x + size}Z`));
-      if (mark === "cross")
-        sign.addPath(
-          new Path2D(
-            `M${x + size * 0.25} ${y + size * 0.25}L${x + size * 0.75} ${y + size * 0.75}M${x + size * 0.75} ${y + size * 0.25}L${x + size * 0.25} ${y + size * 0.75}`,
-          ),
-        );
-      if (mark === "bar") sign.rect(x + size * 0.2, y + size * 0.42, size * 0.6, Math.max(1, size * 0.16));
-      if (mark === "dot") sign.rect(x + size * 0.36, y + size * 0.36, size * 0.28, size * 0.28);
-    }
-    if (mark === "half") context.fill(sign);
+    if (mark === "hollow" || mark === "half" || mark === "frame") {
+      const inset = context.lineWidth / 2;
+      context.strokeRect(inset, inset, size - 2 * inset, size - 2 * inset);
+    } else context.fillRect(0, 0, size, size);
+    if (mark === "half") context.fill(new Path2D(`M0 0V${size}H${size}Z`));
     context.fillStyle = context.strokeStyle = paper;
     context.lineWidth = Math.max(1, size * 0.14);
-    if (mark === "cross") context.stroke(sign);
-    if (mark === "bar" || mark === "dot") context.fill(sign);
+    const [near, far] = [size * 0.25, size * 0.75];
+    if (mark === "cross") context.stroke(new Path2D(`M${near} ${near}L${far} ${far}M${far} ${near}L${near} ${far}`));
+    if (mark === "bar") context.fillRect(size * 0.2, size * 0.42, size * 0.6, Math.max(1, size * 0.16));
+    if (mark === "dot") context.fillRect(size * 0.36, size * 0.36, size * 0.28, size * 0.28);
+    return { side, cell: new Uint32Array(context.getImageData(0, 0, side, side).data.buffer) };
   }
 
   #hit(event) {
@@ -205,7 +238,7 @@ export class NodeMap {
     else if (event.key === "Escape") this.#point(-1);
     else if (event.key === "Home") to = nodes[0];
     else if (event.key === "End") to = nodes.at(-1);
-    else if (step && at === null) to = nodes.find((node) => this.#shown.lit(node)) ?? nodes[0];
+    else if (step && at === null) to = nodes.find((node) => this.#shown.lit[node]) ?? nodes[0];
     else if (step) to = event.key.endsWith("t") ? nodes[nodes.indexOf(at) + step] : this.#beyond(at, step);
     else return;
     event.preventDefault();

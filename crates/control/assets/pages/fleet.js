@@ -8,7 +8,7 @@ import { Fleet, filterOf, looksOf } from "../fleet-looks.js";
 import { Part, choice, failed, searchBox } from "../frame.js";
 import { NodeMap } from "../map.js";
 import { table } from "../table.js";
-import { ago, figure, moment, percent, plural, spanMs, tellTime, title } from "../words.js";
+import { ago, figure, moment, percent, plural, spanMs, tellTime, title, whole } from "../words.js";
 
 const COLOURS = [
   ["health", "Health"],
@@ -51,7 +51,7 @@ function summary({ status, findings, map }) {
     el(
       "h1",
       {},
-      total ? `${counts.pass.toLocaleString("en")} of ${plural(total, "node")} proven healthy` : "No node is known yet",
+      total ? `${whole(counts.pass)} of ${plural(total, "node")} proven healthy` : "No node is known yet",
       total ? el("span", { class: "dim" }, ` · ${percent(share)}`) : "",
     ),
     total > 0 && bar,
@@ -115,23 +115,27 @@ class View {
 
   // New rows from the controller.
   set({ map, tests }) {
+    const before = this.fleet;
     this.fleet = new Fleet(map);
     this.period = Math.max(...tests.filter((test) => test.routine).map((test) => spanMs(test.cutoff)), 3_600_000);
-    this.layout();
+    if (before && this.fleet.liesAs(before, this.group)) this.draw();
+    else this.layout();
+  }
+
+  get group() {
+    return this.page.query.get("group") ?? (this.fleet.has("rack") ? "rack" : "pool");
   }
 
   layout() {
     if (!this.fleet) return;
-    const group = this.page.query.get("group") ?? (this.fleet.has("rack") ? "rack" : "pool");
-    this.look();
+    this.tell();
     this.map.show({
-      groups: this.fleet.groups(group),
+      groups: this.fleet.groups(this.group),
       count: this.fleet.count,
       looks: this.looks,
-      lookOf: this.lookOf,
+      at: this.at,
       lit: this.lit,
     });
-    this.draw();
   }
 
   // Looks, and which nodes match, once for all that ask.
@@ -139,42 +143,51 @@ class View {
     const { looks, lookOf } = looksOf(this.fleet, this.by, { period: this.period, measured: this.measured });
     const matches = filterOf(this.fleet, this.page.query.get("filter") ?? "");
     const only = looks.findIndex((look) => look.code === this.page.query.get("only"));
-    const [at, lit] = [new Uint8Array(this.fleet.count), new Uint8Array(this.fleet.count)];
-    for (let node = 0; node < this.fleet.count; node += 1) {
-      at[node] = lookOf(node);
-      lit[node] = matches(node) && (only < 0 || at[node] === only) ? 1 : 0;
-    }
     this.looks = looks;
-    this.lookOf = (node) => at[node];
-    this.lit = (node) => lit[node] === 1;
+    [this.at, this.lit] = [new Uint8Array(this.fleet.count), new Uint8Array(this.fleet.count)];
+    for (let node = 0; node < this.fleet.count; node += 1) {
+      this.at[node] = lookOf(node);
+      this.lit[node] = matches(node) && (only < 0 || this.at[node] === only) ? 1 : 0;
+    }
+  }
+
+  // Which nodes match.
+  get matching() {
+    return Array.from({ length: this.fleet.count }, (_, node) => node).filter((node) => this.lit[node]);
   }
 
   // After a choice: colours, filter, legend, or the other view.
   draw(labels = false) {
     if (!this.fleet) return;
+    this.tell();
+    this.map.recolour(this.looks, this.at, this.lit, labels);
+  }
+
+  // All but the map itself, and the place for it.
+  tell() {
     this.look();
     const counts = this.looks.map(() => 0);
     let matched = 0;
     for (let node = 0; node < this.fleet.count; node += 1) {
-      counts[this.lookOf(node)] += 1;
-      if (this.lit(node)) matched += 1;
+      counts[this.at[node]] += 1;
+      matched += this.lit[node];
     }
     this.matched.textContent =
       matched === this.fleet.count
         ? plural(matched, "node")
-        : `${matched.toLocaleString("en")} of ${plural(this.fleet.count, "node")}`;
+        : `${whole(matched)} of ${plural(this.fleet.count, "node")}`;
     this.drawLegend(counts);
     if (!this.fleet.count) {
       swap(this.below, el("p", { class: "state" }, "Nodes appear here when the controller has seen the cluster."));
     } else if (this.page.query.get("view") === "table") swap(this.below, this.table());
-    else {
-      if (this.map.element.parentNode !== this.below) swap(this.below, this.map.element);
-      this.map.recolour(this.looks, this.lookOf, this.lit, labels);
-    }
+    else if (this.map.element.parentNode !== this.below) swap(this.below, this.map.element);
   }
 
   drawLegend(counts) {
     const only = this.page.query.get("only");
+    const shown = JSON.stringify([this.looks, counts, only]);
+    if (shown === this.legendShown) return;
+    this.legendShown = shown;
     const choose = (code) => {
       this.page.say("only", only === code ? null : code);
       this.draw();
@@ -193,7 +206,7 @@ class View {
           },
           el("span", { class: `swatch ${look.mark}`, style: { "--swatch": look.colour }, "aria-hidden": "true" }),
           `${look.text} `,
-          el("span", { class: "dim" }, counts[place].toLocaleString("en")),
+          el("span", { class: "dim" }, whole(counts[place])),
         ),
       ),
     );
@@ -201,7 +214,7 @@ class View {
 
   table() {
     const fleet = this.fleet;
-    const rows = Array.from({ length: fleet.count }, (_, node) => node).filter(this.lit);
+    const rows = this.matching;
     const word = (key, heading) => ({ key, title: heading, value: (node) => fleet.word(node, key) ?? "" });
     const state = (key, heading) => ({
       ...word(key, heading),
@@ -288,11 +301,7 @@ export function show(page) {
   swap(page.main, head, body);
 
   const build = (tests) => {
-    const chosen = () =>
-      Array.from({ length: view.fleet.count }, (_, node) => node)
-        .filter(view.lit)
-        .slice(0, 256)
-        .map((node) => view.fleet.name(node));
+    const chosen = () => view.matching.slice(0, 256).map((node) => view.fleet.name(node));
     controls.append(
       searchBox(page, "filter", "Filter", "name, gpu*, health:fail, life:held, pool:…", () => view.draw()),
       choice(
