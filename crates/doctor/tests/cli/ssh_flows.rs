@@ -4,12 +4,12 @@
 use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use doctor_bed::ssh::Fleet;
+use doctor_bed::ssh::{Fleet, Host};
 use serde_json::json;
 
 use crate::{
@@ -73,7 +73,7 @@ impl Site {
 
     /// The run that is on a host, by the files there.
     fn run_on(&self, host: usize) -> Option<String> {
-        let runs = fs::read_dir(self.fleet.hosts()[host].home().join(".cluster-doctor/runs")).ok()?;
+        let runs = fs::read_dir(own(&self.fleet.hosts()[host])?.join("runs")).ok()?;
         let claimed = |run: &fs::DirEntry| {
             let claim = fs::read_to_string(run.path().join("job.json")).unwrap_or_default();
             claim.contains("\"ended\":null")
@@ -99,8 +99,8 @@ impl Drop for Site {
         }
         for host in self.fleet.hosts() {
             println!("{}", self.bed.doctor(&["why", &host.name]).out);
-            let runs = host.home().join(".cluster-doctor/runs");
-            for run in fs::read_dir(runs).into_iter().flatten().flatten() {
+            let runs = own(host).and_then(|own| fs::read_dir(own.join("runs")).ok());
+            for run in runs.into_iter().flatten().flatten() {
                 for file in ["job.json", "log.txt", "output.txt"] {
                     let text = fs::read_to_string(run.path().join(file)).unwrap_or_default();
                     println!("{} {:?} {file}: {text}", host.name, run.file_name());
@@ -108,6 +108,12 @@ impl Drop for Site {
             }
         }
     }
+}
+
+/// Where a host keeps what is its own.
+fn own(host: &Host) -> Option<PathBuf> {
+    let hosts = fs::read_dir(host.home().join(".cluster-doctor/hosts")).ok()?;
+    hosts.flatten().map(|entry| entry.path()).next()
 }
 
 pub(crate) fn put(path: &Path, text: &str) {
@@ -182,9 +188,8 @@ fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
     fleet.hosts()[0].cut().unwrap();
     until("a host without users to be free", || site.used("host1") == "free");
     // Nothing was ever begun where the lock is.
-    assert!(
-        !fleet.hosts()[2].home().join(".cluster-doctor/runs").read_dir().is_ok_and(|mut runs| runs.next().is_some())
-    );
+    let runs = own(&fleet.hosts()[2]).and_then(|own| own.join("runs").read_dir().ok());
+    assert!(runs.is_none_or(|mut runs| runs.next().is_none()));
     bed.doctor(&["why", "host3"]).says("/run/site-lock exists");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
