@@ -197,6 +197,34 @@ fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
 }
 
 #[test]
+fn a_host_that_is_silent_when_the_service_comes_back_keeps_the_marks_that_it_had() {
+    let Some(mut site) = Site::start("marks of silent SSH hosts", 2) else { return };
+    let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nproving = [\"memory\"]\n";
+    site.bed.policy_for(&["memory"], acting);
+    put(&site.fleet.at("foreign.json"), "[{\"by\": \"alice\", \"text\": \"fan noise\", \"blocks\": false}]");
+    let service = Service::start(&site.bed);
+    until("both hosts to pass", || rows(&site.bed, "memory").len() == 2);
+    fs::copy(site.fleet.at("foreign.json"), own(&site.fleet.hosts()[0]).unwrap().join("foreign.json")).unwrap();
+    site.bed.expect(0, &["quarantine", "host1", "--why", "a noise", "--yes"]);
+    let marks = |bed: &Bed| {
+        let nodes = bed.json(&["nodes"]);
+        let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == "host1").cloned()).unwrap();
+        (row["our_marks"].to_string(), row["foreign_marks"].to_string())
+    };
+    until("the marks", || marks(&site.bed).0.contains("unhealthy") && marks(&site.bed).1.contains("fan noise"));
+    let before = marks(&site.bed);
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    // Whoever leads next has never heard of it, and cannot ask it.
+    site.fleet.host("host1").unwrap().stop();
+    site.bed.expect(0, &["run"]);
+    assert_eq!(site.used("host1"), "unknown");
+    assert_eq!(marks(&site.bed), before);
+    let plan = site.bed.doctor(&["plan", "--json"]).out;
+    assert!(!plan.contains("mark-removed") && !plan.contains("hold-over"), "{plan}");
+}
+
+#[test]
 fn a_reboot_that_does_not_come_back_is_told_by_its_deadline_and_one_that_does_is_proven() {
     let Some(mut site) = Site::start("reboots of SSH hosts", 3) else { return };
     let told = site.fleet.hosts()[0].home().join("told");
