@@ -150,6 +150,30 @@ fn hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_t
 }
 
 #[test]
+fn a_host_that_was_not_heard_has_done_nothing_and_root_is_meant_or_refused() {
+    let Some(mut stage) = Stage::new("commands that were not begun on SSH hosts", 2) else { return };
+    // Its words are lost on the way: it must not begin, or nobody could say that nothing happened there.
+    stage.put(1, ".bashrc", "exec >/dev/null\n");
+    let said = stage.expect(3, &["exec", "--hosts", "host1", "--deadline", "1s", "--", "touch /root/begun"]);
+    said.complains("host1: not reached: it does not answer");
+    stage.put(1, ".bashrc", "");
+    stage.expect(0, &["exec", "--hosts", "host1", "--", "[ ! -e /root/begun ]"]);
+    // A person without rights logs in to the second host.
+    let second = stage.fleet.host("host2").unwrap();
+    let config = second.home().with_file_name("sshd_config");
+    let forced =
+        "ForceCommand exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -c \"$SSH_ORIGINAL_COMMAND\"\n";
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text + forced).unwrap();
+    second.boot().unwrap();
+    stage.expect(0, &["exec", "--", "id", "-u"]).says("host1: 0\nhost2: 65534\n");
+    let said = stage.expect(1, &["exec", "--root", "--", "id", "-u"]);
+    said.complains("host2: who logs in is not root, and `as_root` under [backend.ssh] is empty");
+    assert_eq!(said.out, "host1: 0\n");
+    stage.expect(1, &["gather", "/etc/hostname", "--root", "--out", "names"]).says("host2: ").says("is not root");
+}
+
+#[test]
 fn a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named() {
     let Some(mut stage) = Stage::new("gathering files from SSH hosts", 4) else { return };
     stage.put(1, "log.status", "2026-11-15T03:00:00 unhealthy\n2026-11-16T03:00:00 healthy\n");
@@ -169,6 +193,21 @@ fn a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named() {
     assert_eq!(stage.bed.read("all/host2/log.status"), "2026-11-16T03:00:01 unhealthy");
     assert_eq!(fs::read(stage.bed.path("all/host4/log.status")).unwrap().len(), 2 << 20);
     assert!(!stage.bed.path("all/host3").exists());
+    // A file that cannot be read is said to be so, also of its last lines.
+    let rows = stage.json(&["gather", "/proc/self/mem", "--hosts", "host1", "--last", "1", "--out", "none"]);
+    assert_eq!(rows[0]["brought"], "failed", "{rows}");
+    assert!(rows[0]["why"].as_str().unwrap().contains("Input/output error"), "{rows}");
+    let left = fs::read_dir(stage.bed.path(""))
+        .unwrap()
+        .flatten()
+        .any(|entry| entry.file_name().to_string_lossy().starts_with(".gather"));
+    assert!(
+        !left
+            && !fs::read_dir(stage.bed.path("all"))
+                .unwrap()
+                .flatten()
+                .any(|entry| entry.file_name().to_string_lossy().starts_with('.'))
+    );
     let rows = stage.json(&["gather", "/root", "--hosts", "host1", "--out", "none"]);
     assert_eq!(rows[0]["brought"], "not-a-file", "{rows}");
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use doctor_control::{
-    backend::ssh::{Host, How, Order},
+    backend::ssh::{Host, How, Order, Root},
     fleet::hostfiles::{BadHostFiles, Difference, HostFiles, HostLine},
 };
 use doctor_core::{hostlist, ids::NodeName};
@@ -130,7 +130,7 @@ fn refuse_to_lose(fleet: &Fleet, files: &HostFiles) -> Result<()> {
 }
 
 fn ask(fleet: &Fleet, host: &Host, old: &[HostLine]) -> Asked {
-    let order = Order { script: SCRIPT, input: b"", limit: LIMIT, most: MOST_BYTES, as_root: false };
+    let order = Order { script: SCRIPT, input: b"", limit: LIMIT, most: MOST_BYTES, root: Root::No };
     let answer = fleet.run(host, &order);
     let silent = match &answer.how {
         How::Exited(0) => match told(&String::from_utf8_lossy(&answer.stdout)) {

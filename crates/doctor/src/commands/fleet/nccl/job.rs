@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use doctor_control::{
-    backend::ssh::{Host, How, Order, each, quoted},
+    backend::ssh::{Host, How, Order, Root, each, quoted},
     fleet::{
         nccl::{self, AZURE_TOPOLOGY, Judged},
         ranks::{self, Rank},
@@ -42,7 +42,7 @@ pub(super) fn prepare(fleet: &Fleet, hosts: &[Host], args: &Args, launcher: Laun
         "echo \"address $SSH_CONNECTION\"; echo \"gpus $(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)\"; \
          [ -e {topology} ] && echo azure; [ -x {program} ] && echo program; true"
     );
-    let order = Order { script: &script, input: b"", limit: LOOK_LIMIT, most: 4096, as_root: false };
+    let order = Order { script: &script, input: b"", limit: LOOK_LIMIT, most: 4096, root: Root::No };
     let progress = Progress::new("looked at", hosts.len());
     let answers = each(hosts, fleet.config.parallel, |host| fleet.run(host, &order), |done| progress.show(done));
     let (mut ready, mut left_out) = (Vec::new(), Vec::new());
