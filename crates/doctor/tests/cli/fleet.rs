@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    io::Read as _,
     os::unix::fs::PermissionsExt as _,
     process::Stdio,
     time::{Duration, Instant},
@@ -303,6 +304,7 @@ while [ $# -gt 0 ]; do [ "$1" = --host ] && hosts=$2; shift; done
 rate=430.10 wrong=0
 case $hosts in *host3*) rate=198.20; [ ! -e WRONG ] || wrong=7;; esac
 [ ! -e SILENT ] || exit 0
+[ ! -e HANGS ] || exec sleep 600
 echo "# nThread 1 nGpus 1 minBytes 8589934592 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0"
 echo "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong"
 for cycle in 1 2 3; do
@@ -315,7 +317,10 @@ if [ $wrong = 0 ]; then echo "# Out of bounds values : 0 OK"; else echo "# Out o
 fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_pass() {
     let Some(mut stage) = Stage::new("an all-reduce over SSH hosts", 4) else { return };
     let at = |name: &str| stage.bed.path(name).display().to_string();
-    stage.bed.write("mpirun", &MPIRUN.replace("WRONG", &at("wrong")).replace("SILENT", &at("silent")));
+    stage.bed.write(
+        "mpirun",
+        &MPIRUN.replace("WRONG", &at("wrong")).replace("SILENT", &at("silent")).replace("HANGS", &at("hangs")),
+    );
     fs::set_permissions(stage.bed.path("mpirun"), fs::Permissions::from_mode(0o755)).unwrap();
     let nccl = ["nccl", "--launcher", "mpirun", "--mpirun", "./mpirun", "--program", "/bin/true"];
     let words = |more: &[&'static str]| [&nccl[..], more].concat();
@@ -341,9 +346,42 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
         .expect(3, &words(&["--expect", "1"]))
         .says("inconclusive: mpirun ended with exit status: 0, and this is no output");
     fs::remove_file(stage.bed.path("silent")).unwrap();
+    // Who waits for something else accuses nobody: no host was seen to begin.
+    stage.bed.write("hangs", "");
+    let said = stage.expect(3, &words(&["--expect", "431", "--deadline", "1s"]));
+    said.says("host[1-4]: inconclusive: mpirun had not begun it after 1 s");
+    assert!(!said.out.contains("at fault"), "{}", said.out);
+    fs::remove_file(stage.bed.path("hangs")).unwrap();
+    // Somebody's work goes first, by name, unless it is meant.
+    let mut user = stage
+        .fleet
+        .ssh("host2", "exec 3</dev/nvidia0; echo up; read x")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut up = [0; 3];
+    user.stdout.take().unwrap().read_exact(&mut up).unwrap();
+    let busy = ["--expect", "431", "--hosts", "host[1-2,4]"];
+    let said = stage.expect(3, &words(&busy));
+    said.says("host[1,4]: pass")
+        .says("host2 took no part: it is not free: process")
+        .says("holds a GPU (--even-in-use)");
+    stage.expect(0, &words(&[&busy[..], &["--even-in-use"]].concat())).says("host[1-2,4]: pass");
+    stage.fleet.hosts()[0].set_load("99.00 0.10 0.10 1/84 7182\n").unwrap();
+    let said = stage.expect(3, &words(&["--hosts", "host[1-2]"]));
+    said.complains("no host can take part; host1: it is not free: work of others");
+    stage.fleet.hosts()[0].set_load("0.10 0.10 0.10 1/84 7182\n").unwrap();
+    drop(user.stdin.take());
+    user.wait().unwrap();
     stage.stop("host4");
     let said = stage.expect(3, &words(&["--expect", "431", "--hosts", "host[1-2,4]"]));
     said.says("host[1-2]: pass").says("host4 took no part: not reached");
+    // What several reach together says nothing about one that is left alone.
+    let said = stage.expect(3, &words(&["--expect", "431", "--hosts", "host[1,4]"]));
+    said.says(
+        "host1: inconclusive: 430.1 GB/s at 8589934592 bytes, only one host takes part, and --expect is for several",
+    );
     stage
         .expect(3, &["nccl", "--launcher", "mpirun", "--program", "/no/such"])
         .complains("there is no /no/such (--program)");
@@ -354,7 +392,8 @@ const ON_A_HOST: &str = r#"#!/bin/sh
 node=$(hostname | tr -dc 0-9)
 export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_STANDIN_GPUS=2 DOCTOR_STANDIN_NODE=$((node - 1))
 [ "$FAULTY" != "$(hostname)" ] || export DOCTOR_STANDIN_FAULTS="$FAULT"
-exec PROGRAM "$@" --policy POLICY
+[ "$1" = host ] || set -- "$@" --policy POLICY
+exec PROGRAM "$@"
 "#;
 
 #[test]

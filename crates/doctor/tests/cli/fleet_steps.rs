@@ -98,7 +98,11 @@ impl Stage {
                 let mode = u32::from_str_radix(file["permissions"].as_str().unwrap(), 8).unwrap();
                 put(&root.join(&file["path"].as_str().unwrap()[1..]), file["content"].as_str().unwrap(), mode);
             }
-            let checks = format!("exec {} \"$@\" --policy {}", doctor_node().display(), policy.display());
+            let checks = format!(
+                "[ \"$1\" = host ] || set -- \"$@\" --policy {}; exec {} \"$@\"",
+                policy.display(),
+                doctor_node().display()
+            );
             self.program(host, "usr/local/bin/doctor-node", &checks);
             self.program(host, "usr/local/bin/dcgmi", DCGMI);
             self.program(host, "usr/local/bin/nvidia-smi", NVIDIA_SMI);

@@ -10,6 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use doctor_checks::proc_stat::ProcStat;
+use doctor_host::{
+    occupancy,
+    process::boot_id,
+    protocol::{Ask, Said, Wanted},
+};
+
 use super::{
     between::{Between, GO, Heard},
     config::SshConfig,
@@ -187,13 +194,42 @@ impl Client {
         Between::around(word, &run)
     }
 
+    fn carrier(&self) -> Result<&Asker, String> {
+        let carrier = self.carrier.get_or_init(|| Asker::new(&self.config, self.sockets.as_deref()));
+        carrier.as_ref().map_err(Clone::clone)
+    }
+
     /// Where `doctor-node` is on a host, which gets it first if it has none.
     ///
     /// # Errors
     /// If there is no such program here, or it cannot be carried there.
     pub fn carry(&self, host: &Host) -> Result<String, String> {
-        let carrier = self.carrier.get_or_init(|| Asker::new(&self.config, self.sockets.as_deref()));
-        carrier.as_ref().map_err(Clone::clone)?.carry(host)
+        self.carrier()?.carry(host)
+    }
+
+    /// What keeps work off a host, by the rule by which the service calls one free: somebody uses it, somebody may, or it is marked.
+    /// That nobody can say keeps it off too.
+    pub fn kept_off(&self, host: &Host) -> Option<String> {
+        let carrier = match self.carrier() {
+            Ok(carrier) => carrier,
+            Err(why) => return Some(why),
+        };
+        let (locks, bystanders) = (self.config.locks.clone(), self.config.bystanders.clone());
+        let ask = Ask::Look(Wanted { runs: Vec::new(), locks, bystanders });
+        let mut look = match carrier.ask(host, &ask, Duration::ZERO) {
+            Ok(Said::Looked(look)) => *look,
+            Ok(Said::Failed { text }) => return Some(text),
+            Ok(_) => return Some("it answered something else".to_owned()),
+            Err(why) => return Some(why.text().to_owned()),
+        };
+        if look.boot_id == boot_id()
+            && let Ok(terminals) = &mut look.terminals
+        {
+            // The host is this machine: who asks is no user of it.
+            terminals.retain(|process| !is_of_our_session(process.pid));
+        }
+        let of_ours = || look.under_way.first().map(|run| format!("run {run} of the service is on it"));
+        occupancy::kept_off(&look, self.config.max_load_per_core).or_else(of_ours)
     }
 }
 
@@ -210,6 +246,14 @@ pub fn unguessable() -> Result<String, getrandom::Error> {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits)?;
     Ok(format!("doctor-{:032x}", u128::from_le_bytes(bits)))
+}
+
+fn is_of_our_session(pid: u32) -> bool {
+    let session = |process: &str| {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        ProcStat::parse(&stat).map(|stat| stat.session)
+    };
+    session("self").is_some_and(|own| session(&pid.to_string()) == Some(own))
 }
 
 fn complaint(noise: &[u8]) -> String {

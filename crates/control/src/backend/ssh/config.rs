@@ -79,7 +79,8 @@ pub enum HostKeys {
 }
 
 impl HostKeys {
-    pub(super) const fn word(self) -> &'static str {
+    /// As OpenSSH has it.
+    pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Known => "yes",
             Self::Learn => "accept-new",
