@@ -239,6 +239,40 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
     stage.bed.write("hosts", "host2\nhost1\n");
     stage.expect(0, &["hosts"]).says("- host3 127.0.1.3");
     assert_eq!(stage.bed.read("hostfile"), "host1\nhost2\n");
+    // Files that do not belong together are made anew, and nobody gets another's address, also not who is silent.
+    stage.bed.write("hosts", "host1\nhost2\nhost3\n");
+    stage.bed.write("hostfile", "host3\nhost1\nhost2\n");
+    stage.bed.write("hostfile-ip", "127.0.1.1\n127.0.1.2\n");
+    stage.expect(3, &["hosts"]).says("one file has 3 hosts and the other 2: no address in it is believed; made anew");
+    assert_eq!(stage.bed.read("hostfile-ip"), "127.0.1.3\n127.0.1.1\n127.0.1.2\n");
+    stage.bed.write("hostfile-ip", "127.0.1.1\n127.0.1.3\n127.0.1.2\n");
+    stage.expect(3, &["hosts"]);
+    assert_eq!(
+        stage.bed.read("hostfile-ip"),
+        "127.0.1.3\n127.0.1.1\n127.0.1.2\n",
+        "the address of a silent host that was another's"
+    );
+    // A run that was ended between the two files.
+    stage.bed.write("hostfile", "host1\nhost2\n");
+    let next = r#"[{"name": "host1", "address": "127.0.1.1"}, {"name": "host2", "address": "127.0.1.2"}]"#;
+    stage.bed.write(".hostfile.next", next);
+    stage.bed.write("hosts", "host1\nhost2\n");
+    stage.expect(1, &["hosts", "--check"]).says("was ended between the two files; would be made anew");
+    stage.expect(0, &["hosts"]).says("was ended between the two files; made anew");
+    assert_eq!(stage.bed.read("hostfile-ip"), "127.0.1.1\n127.0.1.2\n");
+    assert!(!stage.bed.path(".hostfile.next").exists());
+    stage.expect(0, &["hosts", "--check"]).says("are as they should be");
+    // One that calls itself otherwise than the list does keeps its line when it is silent.
+    let at = stage.fleet.hosts()[1].at;
+    let way = format!("Host other\n  HostName {0}\n  Port {1}\n  HostKeyAlias [{0}]:{1}\n", at.ip(), at.port());
+    stage.bed.write("ssh_config", &(way + &stage.bed.read("ssh_config")));
+    stage.bed.write("hosts", "host1\nother\n");
+    stage.expect(0, &["hosts"]).says("are as they should be");
+    stage.stop("host2");
+    stage.expect(3, &["hosts"]).says("! other stays as host2 127.0.1.2: not reached");
+    assert_eq!(stage.bed.read("hostfile"), "host1\nhost2\n");
+    stage.fleet.host("host2").unwrap().boot().unwrap();
+    stage.bed.write("hosts", "host1\nhost2\n");
     // The files that it makes are host files.
     stage.bed.expect(0, &["fleet", "exec", "--hostfile", "hostfile", "--ssh-config", "ssh_config", "--", "true"]);
     stage.bed.write("hostfile", "host1 user=root\nhost2\n");

@@ -194,6 +194,11 @@ impl Client {
         Between::around(word, &run)
     }
 
+    /// Where OpenSSH goes for a host, as its configuration has it. Nobody is asked.
+    pub fn address(&self, host: &Host) -> Option<String> {
+        self.lines.address(host).ok()
+    }
+
     fn carrier(&self) -> Result<&Asker, String> {
         let carrier = self.carrier.get_or_init(|| Asker::new(&self.config, self.sockets.as_deref()));
         carrier.as_ref().map_err(Clone::clone)
