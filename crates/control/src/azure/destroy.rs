@@ -92,12 +92,10 @@ fn is(resource: &Resource, kind: &Kind, name: &str) -> bool {
 fn is_part_of_the_set(seen: &Seen, resource: &Resource) -> bool {
     let Kind::Other(kind) = &resource.kind else { return false };
     // A machine's disks and extensions have its name in front, and something behind that tells them apart.
-    let of_a_machine = |begins: Option<char>| {
-        let (name, begins) = (resource.name.to_ascii_lowercase(), begins);
-        seen.nodes.iter().any(|node| match name.strip_prefix(&node.machine.to_ascii_lowercase()) {
-            Some(rest) => rest.chars().next() == begins,
-            None => false,
-        })
+    let name = resource.name.to_ascii_lowercase();
+    let of_a_machine = |next: Option<char>| {
+        let rests = seen.nodes.iter().filter_map(|node| name.strip_prefix(&node.machine.to_ascii_lowercase()));
+        rests.map(|rest| rest.chars().next()).any(|first| first == next)
     };
     match kind.as_str() {
         "microsoft.compute/virtualmachines" => of_a_machine(None),

@@ -10,8 +10,10 @@ use doctor_checks::nccl_tests::{self, BadNcclTests};
 use doctor_core::{finding::Verdict, ids::NodeName, snapshot::TrialSaid};
 use serde::Serialize;
 
-use crate::backend::ssh::SshConfig;
-use crate::limited::{self, Ended, Kept, Limits};
+use crate::{
+    backend::ssh::SshConfig,
+    limited::{self, Ended, Kept, Limits},
+};
 
 /// As the rules of the test `collective` have it.
 const NEARLY: f64 = 0.95;

@@ -39,10 +39,12 @@ fn printed() -> Vec<(At, &'static str)> {
     PAGE.lines().filter_map(typed).collect()
 }
 
-const AZNHC: &str =
-    "echo 'Running health checks for Standard_X SKU...'; echo 'Health checks completed with exit code: 0.'";
+const AZNHC: &str = "echo 'Running health checks for Standard_X SKU...'
+echo 'SUCCESS:  nhc:  Health check passed:  check_gpu_count: Expected 8 and found 8'";
 /// Level and all: it fails while the machine has a fault.
-const DCGMI: &str = "echo \"level $3\"; if [ -e /var/log/fault ]; then echo '| Memory | Fail - GPU 3 |'; exit 226; fi; echo '| Memory | Pass |'";
+const DCGMI: &str = "echo \"level $3\"
+if [ -e /var/log/fault ]; then echo '| GPU Memory | Fail - GPU 3 |'; exit 226; fi
+echo '| GPU Memory | Pass - All |'";
 /// Remembers what it was told.
 const NVIDIA_SMI: &str =
     "case $1 in -pm) echo $2 >/var/log/persistence;; *) grep -q 1 /var/log/persistence && echo Enabled;; esac";

@@ -282,7 +282,7 @@ mod tests {
             ("n2", How::Exited(NO_FILE), ""),
             ("n3", How::Exited(0), "a\nb"),
             ("n4", How::Exited(0), "too much"),
-            ("n5", How::Exited(0), &long),
+            ("n5", How::Exited(0), long.as_str()),
             ("n6", How::Exited(0), ""),
         ];
         let most = |name: &str| if name == "n4" { 2 } else { 1 << 20 };

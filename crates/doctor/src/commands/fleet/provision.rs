@@ -1,7 +1,6 @@
 //! `doctor fleet provision`: makes a cluster in Azure from one file, or shows how it would.
 
 use std::{
-    fs,
     io::Write as _,
     path::{Path, PathBuf},
 };
