@@ -4,7 +4,7 @@
 
 use std::{
     io::{self, Read, Write as _},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError, mpsc},
     time::{Duration, Instant},
 };
@@ -16,6 +16,11 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Who takes what a program prints.
 pub trait Listen: Send + 'static {
     fn hear(&mut self, part: &[u8]);
+
+    /// Whether it is time to speak to the program: some are spoken to only when they have said something first.
+    fn may_answer(&self) -> bool {
+        true
+    }
 
     /// Whether nothing more is to come, although the stream is still open.
     fn is_over(&self) -> bool {
@@ -64,7 +69,7 @@ pub enum Ended {
     Late,
 }
 
-/// Runs it to its end, with this on its standard input, and gives back who listened.
+/// Runs it to its end, with this on its standard input as soon as who listens to its standard output lets it, and gives back who listened.
 ///
 /// # Errors
 /// If it cannot be started, or not be waited for.
@@ -77,13 +82,13 @@ pub fn run<O: Listen, E: Listen>(
     let until = Instant::now() + limits.time;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
-    if let Some(mut pipe) = child.stdin.take() {
-        // Who ends without reading it all has decided already.
-        std::thread::spawn(move || pipe.write_all(&input));
+    let mut answer = child.stdin.take().map(|pipe| (pipe, input));
+    if out.may_answer() {
+        speak(&mut answer);
     }
     let (tell, told) = mpsc::channel();
-    let out = listen(child.stdout.take(), out, tell.clone());
-    let err = listen(child.stderr.take(), err, tell);
+    let err = listen(child.stderr.take(), err, tell.clone(), None);
+    let out = listen(child.stdout.take(), out, tell, answer);
     let ended = wait(&mut child, &told, until, limits.grace);
     if ended.is_err() {
         // Nothing is left behind, whatever cannot be learnt about it.
@@ -93,8 +98,23 @@ pub fn run<O: Listen, E: Listen>(
 }
 
 type Shared<L> = Arc<Mutex<Option<L>>>;
+type Answer = Option<(ChildStdin, Vec<u8>)>;
 
-fn listen<L: Listen>(pipe: Option<impl Read + Send + 'static>, listener: L, tell: mpsc::Sender<()>) -> Shared<L> {
+/// Says what there is to say, once.
+fn speak(answer: &mut Answer) {
+    if let Some((mut pipe, input)) = answer.take() {
+        // Who ends without reading it all has decided already.
+        std::thread::spawn(move || pipe.write_all(&input));
+    }
+}
+
+/// A stream of the program's, and what it is told when it has come to that. If it never does, it hears only that nobody speaks.
+fn listen<L: Listen>(
+    pipe: Option<impl Read + Send + 'static>,
+    listener: L,
+    tell: mpsc::Sender<()>,
+    mut answer: Answer,
+) -> Shared<L> {
     let shared = Arc::new(Mutex::new(Some(listener)));
     let own = Arc::clone(&shared);
     std::thread::spawn(move || {
@@ -105,6 +125,9 @@ fn listen<L: Listen>(pipe: Option<impl Read + Send + 'static>, listener: L, tell
             // Nobody listens any more.
             let Some(listener) = listener.as_mut() else { return };
             listener.hear(&part[..count]);
+            if listener.may_answer() {
+                speak(&mut answer);
+            }
             if listener.is_over() {
                 break;
             }
@@ -181,6 +204,30 @@ mod tests {
         assert_eq!((status.code(), out.as_str(), err.as_str()), (Some(3), "yes", "no\n"));
         assert!(
             run(&mut Command::new("/no/such/program"), Vec::new(), LONG, (Kept::default(), Kept::default())).is_err()
+        );
+    }
+
+    #[test]
+    fn a_program_is_not_spoken_to_before_it_has_said_what_was_waited_for() {
+        #[derive(Default)]
+        struct Waits(Kept);
+        impl Listen for Waits {
+            fn hear(&mut self, part: &[u8]) {
+                self.0.hear(part);
+            }
+            fn may_answer(&self) -> bool {
+                self.0.text().contains("ready")
+            }
+        }
+        let heard = |script: &str| {
+            let (listeners, mut command) = ((Waits(Kept::up_to(64)), Kept::up_to(64)), Command::new("sh"));
+            run(command.args(["-c", script]), b"go\n".to_vec(), LONG, listeners).unwrap().1.0.text()
+        };
+        assert_eq!(heard("echo ready; read x; echo \"heard $x\""), "ready\nheard go\n");
+        assert_eq!(
+            heard("echo stop; exec >/dev/null; read x; echo \"$x\" >&2"),
+            "stop\n",
+            "it hears the end of its input"
         );
     }
 

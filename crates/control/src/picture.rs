@@ -258,6 +258,7 @@ pub fn fresh(store: &Store, backend: &dyn Backend, settings: &Settings, now: Tim
     let mut nodes = backend.snapshot()?;
     nodes.sort_by(|a, b| a.node.name.cmp(&b.node.name));
     nodes.dedup_by(|a, b| a.node.name == b.node.name);
+    observe::recall(store, backend, None, &mut nodes)?;
     let runs = store.active_runs()?;
     observe::mark_strangers(&runs, &mut nodes);
     let ids: Vec<RunId> = runs.iter().map(|stored| stored.run.id).collect();

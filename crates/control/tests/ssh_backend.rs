@@ -16,7 +16,7 @@ use std::{
 
 use doctor_checks::document::Document;
 use doctor_control::backend::{
-    Backend, Change, Effect, NodeOp, contract,
+    Backend, Change, Effect, NodeOp, SeenNode, contract,
     inspection::Standing,
     ssh::{HostKeys, Wants, inspect},
 };
@@ -114,7 +114,7 @@ fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
     let drain = NodeOp { op: OpId::from_number(1), what: Change::Drain };
     backend.apply(&node("host3"), &drain).unwrap();
     assert_eq!(backend.snapshot().unwrap()[1].jobs, [run]);
-    assert!(hosts.ssh("host3", "cat /root/motd .cluster-doctor/lock").contains("cordon"));
+    assert!(hosts.ssh("host3", "cat /root/motd .cluster-doctor/hosts/host3-*/lock").contains("cordon"));
     {
         let mut fleet = hosts.fleet.borrow_mut();
         for host in ["host2", "host3", "host4"] {
@@ -148,7 +148,38 @@ fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
     hosts.fleet.borrow().hosts()[2].unhang();
     let undrain = NodeOp { op: OpId::from_number(2), what: Change::Undrain };
     wait("host3 to answer", || backend.apply(&node("host3"), &undrain).ok());
-    assert!(!hosts.ssh("host3", "ls . .cluster-doctor").contains("motd"));
+    assert!(!hosts.ssh("host3", "ls -R . .cluster-doctor").contains("motd"));
+}
+
+#[test]
+fn hosts_with_one_home_see_neither_each_others_runs_nor_marks() {
+    let Some(hosts) = Hosts::new("hosts_with_one_home_see_neither_each_others_runs_nor_marks", 2) else { return };
+    {
+        // As on a share.
+        let mut fleet = hosts.fleet.borrow_mut();
+        let shared = fleet.hosts()[0].home();
+        let second = fleet.host("host2").unwrap();
+        second.stop();
+        fs::remove_dir_all(second.home()).unwrap();
+        std::os::unix::fs::symlink(shared, second.home()).unwrap();
+        second.boot().unwrap();
+    }
+    let (backend, runs) = (hosts.open(), [run_id(31), run_id(32)]);
+    backend.submit(&hosts.request("host1", runs[0], &["endless"])).unwrap();
+    backend.apply(&node("host1"), &NodeOp { op: OpId::from_number(1), what: Change::Drain }).unwrap();
+    let marks = |seen: &[SeenNode]| seen.iter().map(|seen| seen.node.marks.ours.len()).collect::<Vec<_>>();
+    let jobs = |seen: &[SeenNode]| seen.iter().map(|seen| seen.jobs.clone()).collect::<Vec<_>>();
+    let seen = backend.snapshot().unwrap();
+    assert_eq!((marks(&seen), jobs(&seen)), (vec![1, 0], vec![vec![runs[0]], vec![]]));
+    // What becomes of one host's run is nothing to the other's.
+    backend.submit(&hosts.request("host2", runs[1], &["endless"])).unwrap();
+    wait("both to run", || {
+        runs.iter().all(|run| matches!(polled(&backend, *run).seen, JobSeen::Running { .. })).then_some(())
+    });
+    backend.cancel(runs[1]).unwrap();
+    assert_eq!(wait_ended(&backend, runs[1]).0, JobEnd::Killed);
+    assert!(matches!(polled(&backend, runs[0]).seen, JobSeen::Running { .. }));
+    assert_eq!(jobs(&backend.snapshot().unwrap()), [vec![runs[0]], vec![]]);
 }
 
 #[test]
@@ -261,5 +292,6 @@ fn what_hosts_lack_is_found_without_changing_them() {
         assert!(said.iter().any(|line| line.starts_with(part)), "`{part}` is not in {said:#?}");
     }
     assert!(found.iter().all(|one| one.standing == Standing::Good || one.remedy.is_some()), "{found:#?}");
-    assert!(!hosts.at("host1", "").exists() && !hosts.config.state.exists(), "nothing is left behind");
+    let remote = hosts.fleet.borrow().hosts()[0].home().join(".cluster-doctor");
+    assert!(!remote.exists() && !hosts.config.state.exists(), "nothing is left behind");
 }

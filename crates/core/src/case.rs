@@ -6,6 +6,7 @@ use crate::{
     failed_work::FailedWork,
     finding::{Finding, Severity},
     ids::{CaseId, HardwareId, NodeName, OpId},
+    node::{MarkKind, OurMark},
     reason::coded,
     time::Timestamp,
 };
@@ -178,6 +179,22 @@ impl Case {
         self.step(StepKind::Examine).is_some_and(|step| step.state == StepState::Intended)
     }
 
+    /// Marks of ours that its steps have set (true) or taken away again since then, the last word on each.
+    pub fn marked_since(&self, since: Timestamp) -> Vec<(OurMark, bool)> {
+        let kinds = [
+            (MarkKind::Unhealthy, StepKind::Mark, StepKind::Unmark),
+            (MarkKind::Cordon, StepKind::Drain, StepKind::Undrain),
+        ];
+        let said = kinds.into_iter().filter_map(|(kind, set, unset)| {
+            let is_word = |step: &&Step| {
+                step.state == StepState::Done && step.at >= since && (step.what == set || step.what == unset)
+            };
+            let last = self.steps.iter().rev().find(is_word)?;
+            Some((OurMark { kind, case: Some(self.id) }, last.what == set))
+        });
+        said.collect()
+    }
+
     /// Whether this was done at any time in this case.
     pub fn ever_done(&self, what: StepKind) -> bool {
         self.steps.iter().any(|step| step.what == what && step.state == StepState::Done)
@@ -197,6 +214,47 @@ mod tests {
             seen.push(rung);
         }
         assert_eq!(seen, Rung::ALL);
+    }
+
+    #[test]
+    fn the_last_word_on_a_mark_is_the_newest_step_that_was_done() {
+        let step = |what, state, at| Step {
+            op: OpId::from_number(1),
+            what,
+            rung: Rung::Quarantine,
+            state,
+            at: Timestamp::from_secs(at),
+            tries: 1,
+            text: String::new(),
+        };
+        use StepState::{Done, Intended};
+        let mut case = Case {
+            id: CaseId::from_number(7),
+            hardware: HardwareId::new("h").unwrap(),
+            node: NodeName::new("n").unwrap(),
+            opened: Timestamp::from_secs(0),
+            severity: Severity::Isolate,
+            findings: Vec::new(),
+            rung: Rung::Quarantine,
+            steps: vec![step(StepKind::Mark, Done, 10), step(StepKind::Drain, Done, 20)],
+            state: CaseState::Open,
+            boot_id: None,
+            advice: None,
+            failed_work: Vec::new(),
+        };
+        let said = |case: &Case, since| {
+            let said = case.marked_since(Timestamp::from_secs(since));
+            said.into_iter().map(|(mark, set)| (mark.kind, set)).collect::<Vec<_>>()
+        };
+        assert_eq!(said(&case, 0), [(MarkKind::Unhealthy, true), (MarkKind::Cordon, true)]);
+        assert_eq!(said(&case, 15), [(MarkKind::Cordon, true)]);
+        case.steps.extend([step(StepKind::Undrain, Done, 30), step(StepKind::Unmark, Intended, 40)]);
+        assert_eq!(
+            said(&case, 0),
+            [(MarkKind::Unhealthy, true), (MarkKind::Cordon, false)],
+            "what is only intended is not done"
+        );
+        assert_eq!(case.marked_since(Timestamp::MIN)[0].0.case, Some(case.id));
     }
 
     #[test]

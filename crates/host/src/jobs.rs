@@ -165,12 +165,11 @@ impl Jobs {
         files::read(&self.job_file(run))?.ok_or_else(|| io::Error::other("the claim came and went"))
     }
 
-    /// Ends the job of a run, if there is one, and waits a bounded time for it.
+    /// Ends the job of a run, if there is one, and waits a bounded time for it. One that is asked for later, as by a question that was long
+    /// under way, finds that it is not wanted.
     pub fn cancel(&self, run: RunId, grace: Span, now: Timestamp) -> io::Result<()> {
         let place = self.place(run);
-        if !place.join("intent.json").exists() {
-            return Ok(());
-        }
+        fs::create_dir_all(&place)?;
         files::create(&place.join("cancel.json"), &Decided { at: now })?;
         let Some(process) = self.never_came(run, now, None)?.process else { return Ok(()) };
         process::ask_to_end(&process);
@@ -253,4 +252,21 @@ fn started(children: &mut [(RunId, Child)], run: RunId) -> io::Result<Started> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_that_comes_after_its_cancel_begins_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let jobs = Jobs::open(folder.path(), "x", Span::from_secs(30)).unwrap();
+        let (run, now) = (RunId::from_number(1), Timestamp::from_secs(1));
+        jobs.cancel(run, Span::ZERO, now).unwrap();
+        assert_eq!(jobs.look(run, now).unwrap(), JobSeen::Absent, "there never was one");
+        jobs.start(run, Command::new("true"), now).unwrap();
+        assert!(matches!(jobs.look(run, now).unwrap(), JobSeen::Ended { started: None, how: JobEnd::Killed, .. }));
+        assert!(!jobs.place(run).join("output.txt").exists(), "nothing was begun");
+    }
 }

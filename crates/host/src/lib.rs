@@ -7,6 +7,7 @@ pub mod files;
 pub mod jobs;
 pub mod marks;
 pub mod occupancy;
+pub mod place;
 pub mod process;
 pub mod protocol;
 

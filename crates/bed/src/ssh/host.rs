@@ -133,6 +133,20 @@ impl Host {
         self.folder.join("home")
     }
 
+    /// Gives it `/opt`, `/usr/local/bin` and `/var/log` of its own, empty ones, and says where they are from outside. It boots anew.
+    ///
+    /// # Errors
+    /// If they cannot be made, or it does not come back.
+    pub fn own_folders(&mut self) -> Result<PathBuf, BedError> {
+        let root = self.folder.join("root");
+        for name in ["opt", "usr/local/bin", "var/log"] {
+            let path = root.join(name);
+            fs::create_dir_all(&path).map_err(at("creating", &path))?;
+        }
+        self.boot()?;
+        Ok(root)
+    }
+
     pub fn boot_id(&self) -> String {
         format!("00000000-0000-4000-8000-{:012}", self.boots)
     }

@@ -41,6 +41,10 @@ inside)
   mount --bind "$folder/home" /root
   mount -t tmpfs -o mode=755 tmpfs /run
   mkdir /run/sshd
+  # What it does not share with this machine, where it has been given folders of its own.
+  for own in opt usr/local/bin var/log; do
+    if [ -d "$folder/root/$own" ]; then mount --bind "$folder/root/$own" "/$own"; fi
+  done
   devices
   /usr/sbin/sshd -D -f "$folder/sshd_config" -E "$folder/sshd.log" </dev/null &
   echo ready

@@ -1,13 +1,16 @@
-//! Taking a cluster away: only what bears its tag, in the order in which Azure lets go of it. What else is in the resource group is named and
-//! stays, and the group with it.
+//! Taking a cluster away: only what `provision` makes for it, in the order in which Azure lets go of it. What else is in the resource group is
+//! named and stays, and the group with it.
+//!
+//! The tag alone proves nothing: a site's policy may hand the tags of a group on to everything that anybody makes in it. Ours is what bears the
+//! tag and has the kind and the name of something that we make.
 
 use serde::Serialize;
 
 use super::{
     Az, AzureError, Call, Cluster,
-    plan::finish,
+    plan::{Names, finish},
     provision::look,
-    seen::{Kind, Owner, Seen},
+    seen::{Kind, Owner, Resource, Seen},
 };
 
 /// One thing to delete.
@@ -36,25 +39,24 @@ pub struct Left {
 pub fn removal(cluster: &Cluster, seen: &Seen) -> Removals {
     let mut removals = Removals::default();
     let Some(group) = seen.group else { return removals };
-    for kind in Kind::OURS {
-        let ours = seen.resources.iter().filter(|resource| resource.kind == kind && resource.owner == Owner::Ours);
-        for resource in ours {
+    for (kind, name) in made(cluster) {
+        let ours = |resource: &&Resource| is(resource, &kind, &name) && resource.owner == Owner::Ours;
+        for resource in seen.resources.iter().filter(ours) {
             let call = delete(&kind).with("--name", &resource.name).with("--resource-group", &cluster.resource_group);
             removals
                 .steps
                 .push(Removal { what: format!("{} {}", kind.words(), resource.name), call: finish(call, cluster) });
         }
     }
-    let left = |why| {
-        move |resource: &super::seen::Resource| Left {
-            kind: resource.kind.words().to_owned(),
-            name: resource.name.clone(),
-            why,
-        }
-    };
-    let foreign =
-        seen.resources.iter().filter(|resource| resource.owner == Owner::Others && !is_part_of_the_set(seen, resource));
-    removals.left.extend(foreign.map(left("it does not bear our tag")));
+    for resource in seen.resources.iter().filter(|resource| !is_part_of_the_set(seen, resource)) {
+        let is_made = made(cluster).iter().any(|(kind, name)| is(resource, kind, name));
+        let why = match resource.owner {
+            Owner::Ours if is_made => continue,
+            Owner::Ours => "it bears our tag, but is nothing that this file makes",
+            Owner::Others => "it does not bear our tag",
+        };
+        removals.left.push(Left { kind: resource.kind.words().to_owned(), name: resource.name.clone(), why });
+    }
     let group_left = |why| Left { kind: "resource group".to_owned(), name: cluster.resource_group.clone(), why };
     match group {
         Owner::Others => removals.left.push(group_left("it was there before us")),
@@ -67,15 +69,38 @@ pub fn removal(cluster: &Cluster, seen: &Seen) -> Removals {
     removals
 }
 
-/// Machines, their network cards and disks come and go with their scale set; Azure gives them no tag of ours.
-fn is_part_of_the_set(seen: &Seen, resource: &super::seen::Resource) -> bool {
+/// What is made for a cluster, in the order in which it can be deleted.
+fn made(cluster: &Cluster) -> Vec<(Kind, String)> {
+    let names = Names::of(cluster);
+    let mut made = vec![
+        (Kind::ScaleSet, cluster.scale_set.clone()),
+        (Kind::Balancer, names.balancer),
+        (Kind::PublicAddress, names.balancer_address),
+        (Kind::PublicAddress, names.head_address),
+        (Kind::Network, cluster.network.vnet.clone()),
+        (Kind::SecurityGroup, names.security_group),
+    ];
+    made.extend(cluster.placement_group.iter().map(|name| (Kind::PlacementGroup, name.clone())));
+    made
+}
+
+fn is(resource: &Resource, kind: &Kind, name: &str) -> bool {
+    resource.kind == *kind && resource.name.eq_ignore_ascii_case(name)
+}
+
+/// Machines, their network cards and disks come and go with their scale set, whatever tags Azure gives them.
+fn is_part_of_the_set(seen: &Seen, resource: &Resource) -> bool {
     let Kind::Other(kind) = &resource.kind else { return false };
-    let machine = |name: &str| {
-        seen.nodes.iter().any(|node| name.to_ascii_lowercase().starts_with(&node.machine.to_ascii_lowercase()))
+    // A machine's disks and extensions have its name in front, and something behind that tells them apart.
+    let name = resource.name.to_ascii_lowercase();
+    let of_a_machine = |next: Option<char>| {
+        let rests = seen.nodes.iter().filter_map(|node| name.strip_prefix(&node.machine.to_ascii_lowercase()));
+        rests.map(|rest| rest.chars().next()).any(|first| first == next)
     };
     match kind.as_str() {
-        "microsoft.compute/virtualmachines" | "microsoft.compute/disks" => machine(&resource.name),
-        "microsoft.compute/virtualmachines/extensions" => machine(&resource.name),
+        "microsoft.compute/virtualmachines" => of_a_machine(None),
+        "microsoft.compute/disks" => of_a_machine(Some('_')),
+        "microsoft.compute/virtualmachines/extensions" => of_a_machine(Some('/')),
         "microsoft.network/networkinterfaces" => {
             seen.nodes.iter().any(|node| node.nic.eq_ignore_ascii_case(&resource.name))
         }
@@ -101,7 +126,8 @@ fn delete(kind: &Kind) -> Call {
 /// With the step that failed and what `az` said; what is left is found by the next run.
 pub fn destroy(cluster: &Cluster, az: &Az, tell: &dyn Fn(&Removal)) -> Result<Removals, AzureError> {
     let mut done = Removals::default();
-    let planned = removal(cluster, &look(cluster, az)?);
+    let before = look(cluster, az)?;
+    let planned = removal(cluster, &before);
     let is_group = |removal: &Removal| removal.call.words().starts_with(&["group".to_owned()]);
     let act = |removal: &Removal| {
         tell(removal);
@@ -111,7 +137,10 @@ pub fn destroy(cluster: &Cluster, az: &Az, tell: &dyn Fn(&Removal)) -> Result<Re
         act(&removal)?;
         done.steps.push(removal);
     }
-    let rest = removal(cluster, &look(cluster, az)?);
+    // A network card may outlive its machine by a moment, and is no stranger's for that.
+    let mut after = look(cluster, az)?;
+    after.nodes.extend(before.nodes);
+    let rest = removal(cluster, &after);
     done.left = rest.left;
     for removal in rest.steps {
         act(&removal)?;

@@ -48,10 +48,6 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// In the order in which they can be deleted.
-    pub(super) const OURS: [Self; 6] =
-        [Self::ScaleSet, Self::Balancer, Self::PublicAddress, Self::Network, Self::SecurityGroup, Self::PlacementGroup];
-
     fn of(text: &str) -> Self {
         match text.to_ascii_lowercase().as_str() {
             "microsoft.compute/virtualmachinescalesets" => Self::ScaleSet,

@@ -49,6 +49,12 @@ pub trait Backend: Send + Sync {
     /// `Occupancy::Unknown`; if the cluster could not be asked at all, this is an error.
     fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError>;
 
+    /// Nodes of the last snapshot that have not told their marks since this backend was opened: what the snapshot says of these is
+    /// no answer, and who has seen them before knows better.
+    fn unread(&self) -> Vec<NodeName> {
+        Vec::new()
+    }
+
     /// Starts a job for this run. Asked again with the same run id, it answers with the same job.
     fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError>;
 

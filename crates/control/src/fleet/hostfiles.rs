@@ -3,6 +3,9 @@
 //!
 //! A host that was in the file keeps its place there, so that ranks stay where they were. A host that does not answer stays
 //! with what was known of it. Both files are replaced by rename, so nobody reads half of one.
+//!
+//! Two files cannot be replaced in one step. So what both will say is written beside them first (`.hostfile.next`) and goes when both say it: while it is
+//! there, the two may disagree, and the next run makes them say what it says.
 
 use std::{
     collections::BTreeMap,
@@ -12,13 +15,13 @@ use std::{
 };
 
 use doctor_core::{hostlist::MOST_NODES, ids::NodeName};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Both names together are shorter than this, a hundred thousand times.
 const MOST_BYTES: u64 = MOST_NODES as u64 * 256;
 
 /// A host as the two files have it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostLine {
     pub name: NodeName,
     /// Or its name, where nobody knows the address.
@@ -56,11 +59,26 @@ pub enum BadHostFiles {
     Write { path: PathBuf, source: io::Error },
     #[error("{}, line {line}: `{text}` is no host; one name or address a line is wanted", path.display())]
     Line { path: PathBuf, line: usize, text: String },
-    #[error(
-        "{} names {names} hosts and {} {addresses}: they belong together line by line; remove the second, and it is made anew",
-        files.names.display(), files.addresses.display()
-    )]
-    Uneven { files: Box<HostFiles>, names: usize, addresses: usize },
+}
+
+/// Why the two files do not belong together line by line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unsound {
+    /// Whoever wrote them last was ended between the two. What they should say is known.
+    HalfWritten,
+    /// Somebody changed one of them: no address is believed.
+    Uneven { names: usize, addresses: usize },
+}
+
+impl std::fmt::Display for Unsound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::HalfWritten => write!(f, "an earlier run was ended between the two files"),
+            Self::Uneven { names, addresses } => {
+                write!(f, "one file has {names} hosts and the other {addresses}: no address in it is believed")
+            }
+        }
+    }
 }
 
 impl Difference {
@@ -91,11 +109,23 @@ impl HostFiles {
         Self { names: folder.join("hostfile"), addresses: folder.join("hostfile-ip") }
     }
 
-    /// What the files say now. Without the second one a host's name stands for its address; without both there is no host.
+    /// What both will say, while they are being replaced.
+    fn next(&self) -> PathBuf {
+        let mut name = std::ffi::OsString::from(".");
+        name.push(self.names.file_name().unwrap_or_default());
+        name.push(".next");
+        self.names.with_file_name(name)
+    }
+
+    /// What the files say now, or what they should say if they were left half written. Without the second one a host's name stands
+    /// for its address; without both there is no host.
     ///
     /// # Errors
     /// With the line that is wrong.
-    pub fn read(&self) -> Result<Vec<HostLine>, BadHostFiles> {
+    pub fn read(&self) -> Result<(Vec<HostLine>, Option<Unsound>), BadHostFiles> {
+        if let Some(lines) = self.read_next()? {
+            return Ok((lines, Some(Unsound::HalfWritten)));
+        }
         let names = lines_of(&self.names)?;
         let names: Vec<NodeName> = names
             .into_iter()
@@ -105,14 +135,27 @@ impl HostFiles {
                 NodeName::new(&text).map_err(bad)
             })
             .collect::<Result<_, _>>()?;
-        let addresses = lines_of(&self.addresses)?;
+        let mut addresses = lines_of(&self.addresses)?;
+        let mut unsound = None;
         if !addresses.is_empty() && addresses.len() != names.len() {
-            let (names, addresses) = (names.len(), addresses.len());
-            return Err(BadHostFiles::Uneven { files: Box::new(self.clone()), names, addresses });
+            unsound = Some(Unsound::Uneven { names: names.len(), addresses: addresses.len() });
+            addresses.clear();
         }
         let mut addresses = addresses.into_iter().map(|(_, address)| address);
         let line = |name: NodeName| HostLine { address: addresses.next().unwrap_or_else(|| name.to_string()), name };
-        Ok(names.into_iter().map(line).collect())
+        Ok((names.into_iter().map(line).collect(), unsound))
+    }
+
+    fn read_next(&self) -> Result<Option<Vec<HostLine>>, BadHostFiles> {
+        let path = self.next();
+        let failed = |source| BadHostFiles::Read { path: path.clone(), source };
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        let lines = serde_json::from_reader(io::Read::take(file, MOST_BYTES));
+        lines.map(Some).map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))
     }
 
     /// These hosts in the order that the files keep, and what would change.
@@ -120,7 +163,7 @@ impl HostFiles {
     /// # Errors
     /// As [`Self::read`].
     pub fn compare(&self, hosts: &[HostLine]) -> Result<(Vec<HostLine>, Difference), BadHostFiles> {
-        let old = self.read()?;
+        let (old, _) = self.read()?;
         let new = in_order(&old, hosts);
         let difference = Difference::between(&old, &new);
         Ok((new, difference))
@@ -133,10 +176,23 @@ impl HostFiles {
     /// If a file cannot be read or written.
     pub fn write(&self, hosts: &[HostLine]) -> Result<Difference, BadHostFiles> {
         let (new, difference) = self.compare(hosts)?;
-        // Names first: who is interrupted in between finds a host without its address rather than an address of another.
-        put(&self.names, new.iter().map(|line| line.name.as_str()))?;
-        put(&self.addresses, new.iter().map(|line| line.address.as_str()))?;
-        Ok(difference)
+        let names: String = new.iter().flat_map(|line| [line.name.as_str(), "\n"]).collect();
+        let addresses: String = new.iter().flat_map(|line| [line.address.as_str(), "\n"]).collect();
+        let is = |path: &Path, text: &str| fs::read(path).is_ok_and(|there| there == text.as_bytes());
+        let next = self.next();
+        if !is(&self.names, &names) || !is(&self.addresses, &addresses) {
+            put(
+                &next,
+                &serde_json::to_string(&new)
+                    .map_err(|error| BadHostFiles::Write { path: next.clone(), source: error.into() })?,
+            )?;
+            put(&self.names, &names)?;
+            put(&self.addresses, &addresses)?;
+        }
+        match fs::remove_file(&next) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(BadHostFiles::Write { path: next, source }),
+            _ => Ok(difference),
+        }
     }
 }
 
@@ -165,8 +221,7 @@ fn lines_of(path: &Path) -> Result<Vec<(usize, String)>, BadHostFiles> {
     Ok(words.collect())
 }
 
-fn put<'a>(path: &Path, lines: impl Iterator<Item = &'a str>) -> Result<(), BadHostFiles> {
-    let text: String = lines.flat_map(|line| [line, "\n"]).collect();
+fn put(path: &Path, text: &str) -> Result<(), BadHostFiles> {
     write_whole(path, text.as_bytes()).map_err(|source| BadHostFiles::Write { path: path.to_owned(), source })
 }
 
@@ -184,7 +239,11 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     beside.push(format!(".{}", std::process::id()));
     let beside = path.with_file_name(beside);
     let written = File::create(&beside).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
-    let moved = written.and_then(|()| fs::rename(&beside, path));
+    let moved = written.and_then(|()| fs::rename(&beside, path)).and_then(|()| {
+        // The order of two files is one on the disk only if the folder is there too.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(folder)?.sync_all()
+    });
     if moved.is_err() {
         // It is of no use any more, and may not be there.
         let _gone = fs::remove_file(&beside);
@@ -228,12 +287,39 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_was_ended_between_the_two_files_is_made_up_for_by_the_next() {
+        let (_folder, files) = files();
+        files.write(&[line("n1", "10.0.0.1"), line("n2", "10.0.0.2")]).unwrap();
+        // The first is replaced and the second cannot be.
+        fs::remove_file(&files.addresses).unwrap();
+        fs::create_dir(&files.addresses).unwrap();
+        let wanted = [line("n2", "10.0.0.2"), line("n3", "10.0.0.3")];
+        assert!(files.write(&wanted).unwrap_err().to_string().contains("hostfile-ip"));
+        fs::remove_dir(&files.addresses).unwrap();
+        fs::write(&files.addresses, "10.0.0.1\n10.0.0.2\n").unwrap();
+        assert_eq!(
+            fs::read_to_string(&files.names).unwrap(),
+            "n2\nn3\n",
+            "as many lines, and others' addresses beside them"
+        );
+        assert_eq!(files.read().unwrap(), (wanted.to_vec(), Some(Unsound::HalfWritten)));
+        assert!(files.write(&wanted).unwrap().is_empty());
+        assert_eq!(fs::read_to_string(&files.addresses).unwrap(), "10.0.0.2\n10.0.0.3\n");
+        assert_eq!(files.read().unwrap(), (wanted.to_vec(), None));
+        assert_eq!(fs::read_dir(files.names.parent().unwrap()).unwrap().count(), 2, "nothing else is left there");
+    }
+
+    #[test]
     fn files_of_others_are_read_and_what_does_not_fit_together_is_refused() {
         let (_folder, files) = files();
         fs::write(&files.names, "# mine\nn1 slots=8\n\nn2\n").unwrap();
-        assert_eq!(files.read().unwrap(), [line("n1", "n1"), line("n2", "n2")]);
-        fs::write(&files.addresses, "10.0.0.1\n").unwrap();
-        assert!(files.read().unwrap_err().to_string().contains("names 2 hosts"), "whose address is it?");
+        let (both, named) = ([line("n1", "10.0.0.1"), line("n2", "10.0.0.2")], [line("n1", "n1"), line("n2", "n2")]);
+        assert_eq!(files.read().unwrap(), (named.to_vec(), None));
+        // Whose address is it?
+        fs::write(&files.addresses, "10.0.0.2\n").unwrap();
+        assert_eq!(files.read().unwrap(), (named.to_vec(), Some(Unsound::Uneven { names: 2, addresses: 1 })));
+        files.write(&both).unwrap();
+        assert_eq!(files.read().unwrap(), (both.to_vec(), None));
         fs::write(&files.names, "n1\n../etc\n").unwrap();
         let error = files.read().unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("one name or address a line"), "{error}");

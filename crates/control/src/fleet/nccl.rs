@@ -10,7 +10,10 @@ use doctor_checks::nccl_tests::{self, BadNcclTests};
 use doctor_core::{finding::Verdict, ids::NodeName, snapshot::TrialSaid};
 use serde::Serialize;
 
-use crate::limited::{self, Ended, Kept, Limits};
+use crate::{
+    backend::ssh::SshConfig,
+    limited::{self, Ended, Kept, Limits},
+};
 
 /// As the rules of the test `collective` have it.
 const NEARLY: f64 = 0.95;
@@ -32,7 +35,8 @@ pub struct Settings {
     pub environment: Vec<(String, String)>,
     /// More words for `mpirun`.
     pub more: Vec<String>,
-    pub ssh_config: Option<PathBuf>,
+    /// How `mpirun` gets to the hosts.
+    pub agent: String,
     pub limit: Duration,
     /// Whether it is root who runs it.
     pub as_root: bool,
@@ -55,6 +59,17 @@ pub fn run(settings: &Settings, hosts: &[NodeName], limit: Option<f64>) -> Judge
             Judged::new(Verdict::Inconclusive, why)
         }
     }
+}
+
+/// `ssh` as we call it: it asks nobody anything. A question that nobody answers would look like hosts that hang.
+pub fn agent(config: &SshConfig) -> String {
+    let mut words = vec!["ssh".to_owned()];
+    words.extend(config.ssh_config.iter().map(|file| format!("-F {}", file.display())));
+    words.push("-o BatchMode=yes".to_owned());
+    words.push(format!("-o StrictHostKeyChecking={}", config.host_keys.word()));
+    words.extend(config.known_hosts.iter().map(|file| format!("-o UserKnownHostsFile={}", file.display())));
+    words.push(format!("-o ConnectTimeout={}", config.connect.to_std().as_secs().max(1)));
+    words.join(" ")
 }
 
 pub fn is_root() -> bool {
@@ -122,9 +137,7 @@ pub fn words(settings: &Settings, hosts: &[NodeName]) -> Vec<OsString> {
         "coll_hcoll_enable",
         "0",
     ]);
-    if let Some(file) = &settings.ssh_config {
-        add(&["-mca", "plm_rsh_agent", &format!("ssh -F {}", file.display())]);
-    }
+    add(&["-mca", "plm_rsh_agent", &settings.agent]);
     add(&["-x", "LD_LIBRARY_PATH"]);
     for (name, value) in &settings.environment {
         add(&["-x", &format!("{name}={value}")]);
@@ -170,6 +183,11 @@ impl Judged {
 pub fn judge(ended: Ended, stdout: &str, stderr: &str, time: Duration, limit: Option<f64>) -> Judged {
     let status = match ended {
         Ended::Itself(status) => status,
+        // It prints who takes part before it does anything.
+        Ended::Late if !stdout.lines().any(|line| line.starts_with('#')) => {
+            let why = format!("mpirun had not begun it after {} s{}", time.as_secs(), last_line(stderr));
+            return Judged::new(Verdict::Inconclusive, why);
+        }
         Ended::Late => return Judged::new(Verdict::Fail, format!("not through within {} s", time.as_secs())),
     };
     // Its last words may be on either stream; rows of the table are told by their columns.
@@ -273,6 +291,9 @@ mod tests {
         }
         let hung = judge(Ended::Late, HEAD, "", Duration::from_secs(60), Some(431e9));
         assert_eq!(hung.said(), TrialSaid::Failed);
+        // Nobody knows that any host was ever asked.
+        let waits = judge(Ended::Late, "", "Password: ", Duration::from_secs(60), Some(431e9));
+        assert_eq!(waits.said(), TrialSaid::Nothing("mpirun had not begun it after 60 s: Password:".to_owned()));
         let broken = "n2: Test NCCL failure all_reduce.cu:44 'remote process exited or there was a network error'\n";
         let judged = judge(ended(3), HEAD, broken, Duration::from_secs(60), None);
         assert!(judged.verdict == Verdict::Fail && judged.why.contains("n2: Test NCCL failure"), "{judged:?}");
@@ -291,7 +312,7 @@ mod tests {
             cycles: 10,
             environment,
             more: vec!["--bind-to".to_owned(), "numa".to_owned()],
-            ssh_config: None,
+            agent: agent(&SshConfig { ssh_config: Some("/x/config".into()), ..SshConfig::default() }),
             limit: Duration::from_secs(600),
             as_root: false,
         };
@@ -301,6 +322,7 @@ mod tests {
         let line = line.join(" ");
         for part in [
             "-np 16 --host n1:8,n2:8 --map-by ppr:8:node",
+            "-mca plm_rsh_agent ssh -F /x/config -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=5 -x LD_LIBRARY_PATH",
             "-x NCCL_MIN_NCHANNELS=32",
             "-x NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml",
             "-x NCCL_DEBUG=INFO -x MINE=1 --bind-to numa /opt/nccl-tests",

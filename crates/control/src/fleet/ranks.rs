@@ -7,7 +7,7 @@ use doctor_core::{finding::Verdict, ids::NodeName};
 use serde::Deserialize;
 
 use super::nccl::{self, Judged};
-use crate::backend::ssh::{Client, Host, How, Order, each, quoted};
+use crate::backend::ssh::{Client, Host, How, Order, Root, each, quoted};
 
 /// Where the first host listens.
 const PORT: u16 = 29_481;
@@ -52,8 +52,13 @@ pub fn run(
     let numbered: Vec<(usize, &Rank)> = ranks.iter().enumerate().collect();
     let work = |(number, rank): &(usize, &Rank)| {
         let script = script(rank, *number, &first.address, &names, settings);
-        let order =
-            Order { script: &script, input: secret.as_bytes(), limit: settings.limit, most: MOST_BYTES, as_root: true };
+        let order = Order {
+            script: &script,
+            input: secret.as_bytes(),
+            limit: settings.limit,
+            most: MOST_BYTES,
+            root: Root::IfTold,
+        };
         client.run(&rank.host, &order)
     };
     let answers = each(&numbered, ranks.len(), work, |_| {});

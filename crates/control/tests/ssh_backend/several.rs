@@ -45,7 +45,7 @@ fn a_part_that_cannot_begin_ends_the_others_and_a_silent_host_lets_none_begin() 
     let (backend, run) = (hosts.open(), run_id(21));
     backend.snapshot().unwrap();
     // There is something else in the place of its policy.
-    hosts.ssh("host2", &format!("mkdir -p .cluster-doctor/runs/{run}/policy.toml"));
+    fs::create_dir_all(hosts.at("host2", &format!("runs/{run}/policy.toml"))).unwrap();
     let error = backend.submit(&hosts.request_on(&BOTH, run, &["endless"])).unwrap_err();
     assert_eq!(error.effect, Effect::NoneGiveUp, "{error}");
     assert!(error.text.contains("host2") && error.text.contains("were ended"), "{error}");

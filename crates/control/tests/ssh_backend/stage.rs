@@ -27,6 +27,7 @@ use doctor_core::{
     run::{JobEnd, JobSeen, NonEmpty},
     time::{Span, Timestamp},
 };
+use doctor_host::place;
 use tempfile::TempDir;
 
 pub(crate) const KEY: RunKey = RunKey::new([7; 32]);
@@ -82,8 +83,15 @@ impl Hosts {
         SshBackend::open(self.config.clone(), Some(&self.policy)).unwrap()
     }
 
+    /// A file of the host's own, below `remote`.
     pub(crate) fn at(&self, host: &str, path: &str) -> PathBuf {
-        self.fleet.borrow_mut().host(host).unwrap().home().join(".cluster-doctor").join(path)
+        let remote = self.fleet.borrow_mut().host(host).unwrap().home().join(".cluster-doctor");
+        remote.join(self.own(host)).join(path)
+    }
+
+    /// Where a host keeps what is its own. In this bed all have one machine id.
+    fn own(&self, host: &str) -> PathBuf {
+        place::of(host, &fs::read_to_string("/etc/machine-id").unwrap_or_default())
     }
 
     pub(crate) fn ssh(&self, host: &str, command: &str) -> String {

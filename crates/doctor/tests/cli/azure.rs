@@ -101,6 +101,11 @@ fn every_call_of_the_plan_is_taken_by_the_parser_of_the_real_az() {
     assert!(said[count..].iter().all(|(code, _)| *code == 2), "{:?}", &said[count..]);
 }
 
+/// What docs/guide/fleet-steps.md has people do here.
+pub(crate) const MAKE: &str = "doctor fleet provision cluster.toml --yes";
+pub(crate) const SHOW_REMOVAL: &str = "doctor fleet destroy cluster.toml";
+pub(crate) const TAKE_AWAY: &str = "doctor fleet destroy cluster.toml --yes";
+
 struct Cluster<'a> {
     azure: &'a Azure,
     bed: &'a Bed,
@@ -118,6 +123,12 @@ impl Cluster<'_> {
         let said = Said::of(&self.command(args).output().unwrap());
         assert_eq!(said.code, code, "doctor {}\n{}\n{}", args.join(" "), said.out, said.err);
         said
+    }
+
+    /// As the page prints it.
+    #[track_caller]
+    fn typed(&self, code: i32, line: &str) -> Said {
+        self.expect(code, &line.split(' ').skip(1).collect::<Vec<_>>())
     }
 
     /// Logs in as a person would: verified host keys, no questions.
@@ -160,7 +171,7 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
     assert_eq!(azure.changes(), [""; 0]);
 
     cluster.killed_at("load balancer");
-    let made = cluster.expect(0, &["fleet", "provision", "cluster.toml", "--yes"]);
+    let made = cluster.typed(0, MAKE);
     made.says("2 nodes ready").says("ssh -p 50000 azureuser@");
     assert!(!made.err.contains("resource group rg"), "it was there already: {}", made.err);
 
@@ -184,9 +195,13 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
     cluster.expect(0, &["fleet", "provision", "cluster.toml", "--yes"]).says("nothing was changed");
     assert_eq!(azure.changes(), before);
 
-    stranger(&azure);
-    let gone = cluster.expect(0, &["fleet", "destroy", "cluster.toml", "--yes"]);
+    stranger(&azure, "strangers", "{}");
+    // As by a policy that hands a group's tags on to whatever is made in it.
+    stranger(&azure, "heirs", r#"{"cluster-doctor": "gpu"}"#);
+    cluster.typed(6, SHOW_REMOVAL).says("az vmss delete");
+    let gone = cluster.typed(0, TAKE_AWAY);
     gone.says("left: security group strangers: it does not bear our tag")
+        .says("left: security group heirs: it bears our tag, but is nothing that this file makes")
         .says("left: resource group rg: others have something in it");
     let after = azure.changes();
     let deleted: Vec<&str> = after
@@ -202,13 +217,14 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
 }
 
 /// Somebody else has something in the group.
-fn stranger(azure: &Azure) {
+fn stranger(azure: &Azure, name: &str, tags: &str) {
     let put = "import ssl, sys, urllib.request\n\
-        url = 'https://127.0.0.1:5991/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg/providers/Microsoft.Network/networkSecurityGroups/strangers'\n\
-        request = urllib.request.Request(url, b'{\"location\": \"westus3\"}', method='PUT')\n\
+        url = 'https://127.0.0.1:5991/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg/providers/Microsoft.Network/networkSecurityGroups/' + sys.argv[2]\n\
+        body = '{\"location\": \"westus3\", \"tags\": ' + sys.argv[3] + '}'\n\
+        request = urllib.request.Request(url, body.encode(), method='PUT')\n\
         urllib.request.urlopen(request, context=ssl.create_default_context(cafile=sys.argv[1]))";
-    let said =
-        azure.command(Path::new("python"), &azure.at("")).args(["-c", put]).arg(azure.at("cert.pem")).output().unwrap();
+    let mut python = azure.command(Path::new("python"), &azure.at(""));
+    let said = python.args(["-c", put]).arg(azure.at("cert.pem")).args([name, tags]).output().unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
 }
 

@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    io::Read as _,
     os::unix::fs::PermissionsExt as _,
     process::Stdio,
     time::{Duration, Instant},
@@ -150,6 +151,30 @@ fn hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_t
 }
 
 #[test]
+fn a_host_that_was_not_heard_has_done_nothing_and_root_is_meant_or_refused() {
+    let Some(mut stage) = Stage::new("commands that were not begun on SSH hosts", 2) else { return };
+    // Its words are lost on the way: it must not begin, or nobody could say that nothing happened there.
+    stage.put(1, ".bashrc", "exec >/dev/null\n");
+    let said = stage.expect(3, &["exec", "--hosts", "host1", "--deadline", "1s", "--", "touch /root/begun"]);
+    said.complains("host1: not reached: it does not answer");
+    stage.put(1, ".bashrc", "");
+    stage.expect(0, &["exec", "--hosts", "host1", "--", "[ ! -e /root/begun ]"]);
+    // A person without rights logs in to the second host.
+    let second = stage.fleet.host("host2").unwrap();
+    let config = second.home().with_file_name("sshd_config");
+    let forced =
+        "ForceCommand exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -c \"$SSH_ORIGINAL_COMMAND\"\n";
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text + forced).unwrap();
+    second.boot().unwrap();
+    stage.expect(0, &["exec", "--", "id", "-u"]).says("host1: 0\nhost2: 65534\n");
+    let said = stage.expect(1, &["exec", "--root", "--", "id", "-u"]);
+    said.complains("host2: who logs in is not root, and `as_root` under [backend.ssh] is empty");
+    assert_eq!(said.out, "host1: 0\n");
+    stage.expect(1, &["gather", "/etc/hostname", "--root", "--out", "names"]).says("host2: ").says("is not root");
+}
+
+#[test]
 fn a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named() {
     let Some(mut stage) = Stage::new("gathering files from SSH hosts", 4) else { return };
     stage.put(1, "log.status", "2026-11-15T03:00:00 unhealthy\n2026-11-16T03:00:00 healthy\n");
@@ -169,6 +194,21 @@ fn a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named() {
     assert_eq!(stage.bed.read("all/host2/log.status"), "2026-11-16T03:00:01 unhealthy");
     assert_eq!(fs::read(stage.bed.path("all/host4/log.status")).unwrap().len(), 2 << 20);
     assert!(!stage.bed.path("all/host3").exists());
+    // A file that cannot be read is said to be so, also of its last lines.
+    let rows = stage.json(&["gather", "/proc/self/mem", "--hosts", "host1", "--last", "1", "--out", "none"]);
+    assert_eq!(rows[0]["brought"], "failed", "{rows}");
+    assert!(rows[0]["why"].as_str().unwrap().contains("Input/output error"), "{rows}");
+    let left = fs::read_dir(stage.bed.path(""))
+        .unwrap()
+        .flatten()
+        .any(|entry| entry.file_name().to_string_lossy().starts_with(".gather"));
+    assert!(
+        !left
+            && !fs::read_dir(stage.bed.path("all"))
+                .unwrap()
+                .flatten()
+                .any(|entry| entry.file_name().to_string_lossy().starts_with('.'))
+    );
     let rows = stage.json(&["gather", "/root", "--hosts", "host1", "--out", "none"]);
     assert_eq!(rows[0]["brought"], "not-a-file", "{rows}");
 }
@@ -199,6 +239,40 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
     stage.bed.write("hosts", "host2\nhost1\n");
     stage.expect(0, &["hosts"]).says("- host3 127.0.1.3");
     assert_eq!(stage.bed.read("hostfile"), "host1\nhost2\n");
+    // Files that do not belong together are made anew, and nobody gets another's address, also not who is silent.
+    stage.bed.write("hosts", "host1\nhost2\nhost3\n");
+    stage.bed.write("hostfile", "host3\nhost1\nhost2\n");
+    stage.bed.write("hostfile-ip", "127.0.1.1\n127.0.1.2\n");
+    stage.expect(3, &["hosts"]).says("one file has 3 hosts and the other 2: no address in it is believed; made anew");
+    assert_eq!(stage.bed.read("hostfile-ip"), "127.0.1.3\n127.0.1.1\n127.0.1.2\n");
+    stage.bed.write("hostfile-ip", "127.0.1.1\n127.0.1.3\n127.0.1.2\n");
+    stage.expect(3, &["hosts"]);
+    assert_eq!(
+        stage.bed.read("hostfile-ip"),
+        "127.0.1.3\n127.0.1.1\n127.0.1.2\n",
+        "the address of a silent host that was another's"
+    );
+    // A run that was ended between the two files.
+    stage.bed.write("hostfile", "host1\nhost2\n");
+    let next = r#"[{"name": "host1", "address": "127.0.1.1"}, {"name": "host2", "address": "127.0.1.2"}]"#;
+    stage.bed.write(".hostfile.next", next);
+    stage.bed.write("hosts", "host1\nhost2\n");
+    stage.expect(1, &["hosts", "--check"]).says("was ended between the two files; would be made anew");
+    stage.expect(0, &["hosts"]).says("was ended between the two files; made anew");
+    assert_eq!(stage.bed.read("hostfile-ip"), "127.0.1.1\n127.0.1.2\n");
+    assert!(!stage.bed.path(".hostfile.next").exists());
+    stage.expect(0, &["hosts", "--check"]).says("are as they should be");
+    // One that calls itself otherwise than the list does keeps its line when it is silent.
+    let at = stage.fleet.hosts()[1].at;
+    let way = format!("Host other\n  HostName {0}\n  Port {1}\n  HostKeyAlias [{0}]:{1}\n", at.ip(), at.port());
+    stage.bed.write("ssh_config", &(way + &stage.bed.read("ssh_config")));
+    stage.bed.write("hosts", "host1\nother\n");
+    stage.expect(0, &["hosts"]).says("are as they should be");
+    stage.stop("host2");
+    stage.expect(3, &["hosts"]).says("! other stays as host2 127.0.1.2: not reached");
+    assert_eq!(stage.bed.read("hostfile"), "host1\nhost2\n");
+    stage.fleet.host("host2").unwrap().boot().unwrap();
+    stage.bed.write("hosts", "host1\nhost2\n");
     // The files that it makes are host files.
     stage.bed.expect(0, &["fleet", "exec", "--hostfile", "hostfile", "--ssh-config", "ssh_config", "--", "true"]);
     stage.bed.write("hostfile", "host1 user=root\nhost2\n");
@@ -264,6 +338,7 @@ while [ $# -gt 0 ]; do [ "$1" = --host ] && hosts=$2; shift; done
 rate=430.10 wrong=0
 case $hosts in *host3*) rate=198.20; [ ! -e WRONG ] || wrong=7;; esac
 [ ! -e SILENT ] || exit 0
+[ ! -e HANGS ] || exec sleep 600
 echo "# nThread 1 nGpus 1 minBytes 8589934592 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0"
 echo "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong"
 for cycle in 1 2 3; do
@@ -276,7 +351,10 @@ if [ $wrong = 0 ]; then echo "# Out of bounds values : 0 OK"; else echo "# Out o
 fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_pass() {
     let Some(mut stage) = Stage::new("an all-reduce over SSH hosts", 4) else { return };
     let at = |name: &str| stage.bed.path(name).display().to_string();
-    stage.bed.write("mpirun", &MPIRUN.replace("WRONG", &at("wrong")).replace("SILENT", &at("silent")));
+    stage.bed.write(
+        "mpirun",
+        &MPIRUN.replace("WRONG", &at("wrong")).replace("SILENT", &at("silent")).replace("HANGS", &at("hangs")),
+    );
     fs::set_permissions(stage.bed.path("mpirun"), fs::Permissions::from_mode(0o755)).unwrap();
     let nccl = ["nccl", "--launcher", "mpirun", "--mpirun", "./mpirun", "--program", "/bin/true"];
     let words = |more: &[&'static str]| [&nccl[..], more].concat();
@@ -302,9 +380,42 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
         .expect(3, &words(&["--expect", "1"]))
         .says("inconclusive: mpirun ended with exit status: 0, and this is no output");
     fs::remove_file(stage.bed.path("silent")).unwrap();
+    // Who waits for something else accuses nobody: no host was seen to begin.
+    stage.bed.write("hangs", "");
+    let said = stage.expect(3, &words(&["--expect", "431", "--deadline", "1s"]));
+    said.says("host[1-4]: inconclusive: mpirun had not begun it after 1 s");
+    assert!(!said.out.contains("at fault"), "{}", said.out);
+    fs::remove_file(stage.bed.path("hangs")).unwrap();
+    // Somebody's work goes first, by name, unless it is meant.
+    let mut user = stage
+        .fleet
+        .ssh("host2", "exec 3</dev/nvidia0; echo up; read x")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut up = [0; 3];
+    user.stdout.take().unwrap().read_exact(&mut up).unwrap();
+    let busy = ["--expect", "431", "--hosts", "host[1-2,4]"];
+    let said = stage.expect(3, &words(&busy));
+    said.says("host[1,4]: pass")
+        .says("host2 took no part: it is not free: process")
+        .says("holds a GPU (--even-in-use)");
+    stage.expect(0, &words(&[&busy[..], &["--even-in-use"]].concat())).says("host[1-2,4]: pass");
+    stage.fleet.hosts()[0].set_load("99.00 0.10 0.10 1/84 7182\n").unwrap();
+    let said = stage.expect(3, &words(&["--hosts", "host[1-2]"]));
+    said.complains("no host can take part; host1: it is not free: work of others");
+    stage.fleet.hosts()[0].set_load("0.10 0.10 0.10 1/84 7182\n").unwrap();
+    drop(user.stdin.take());
+    user.wait().unwrap();
     stage.stop("host4");
     let said = stage.expect(3, &words(&["--expect", "431", "--hosts", "host[1-2,4]"]));
     said.says("host[1-2]: pass").says("host4 took no part: not reached");
+    // What several reach together says nothing about one that is left alone.
+    let said = stage.expect(3, &words(&["--expect", "431", "--hosts", "host[1,4]"]));
+    said.says(
+        "host1: inconclusive: 430.1 GB/s at 8589934592 bytes, only one host takes part, and --expect is for several",
+    );
     stage
         .expect(3, &["nccl", "--launcher", "mpirun", "--program", "/no/such"])
         .complains("there is no /no/such (--program)");
@@ -315,7 +426,8 @@ const ON_A_HOST: &str = r#"#!/bin/sh
 node=$(hostname | tr -dc 0-9)
 export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_STANDIN_GPUS=2 DOCTOR_STANDIN_NODE=$((node - 1))
 [ "$FAULTY" != "$(hostname)" ] || export DOCTOR_STANDIN_FAULTS="$FAULT"
-exec PROGRAM "$@" --policy POLICY
+[ "$1" = host ] || set -- "$@" --policy POLICY
+exec PROGRAM "$@"
 "#;
 
 #[test]

@@ -11,6 +11,7 @@ mod deployment;
 #[cfg(feature = "dstack-bed")]
 mod dstack;
 mod fleet;
+mod fleet_steps;
 #[cfg(feature = "kubernetes-bed")]
 mod kubernetes;
 #[cfg(feature = "kubernetes-bed")]

@@ -4,12 +4,12 @@
 use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use doctor_bed::ssh::Fleet;
+use doctor_bed::ssh::{Fleet, Host};
 use serde_json::json;
 
 use crate::{
@@ -73,7 +73,7 @@ impl Site {
 
     /// The run that is on a host, by the files there.
     fn run_on(&self, host: usize) -> Option<String> {
-        let runs = fs::read_dir(self.fleet.hosts()[host].home().join(".cluster-doctor/runs")).ok()?;
+        let runs = fs::read_dir(own(&self.fleet.hosts()[host])?.join("runs")).ok()?;
         let claimed = |run: &fs::DirEntry| {
             let claim = fs::read_to_string(run.path().join("job.json")).unwrap_or_default();
             claim.contains("\"ended\":null")
@@ -99,8 +99,8 @@ impl Drop for Site {
         }
         for host in self.fleet.hosts() {
             println!("{}", self.bed.doctor(&["why", &host.name]).out);
-            let runs = host.home().join(".cluster-doctor/runs");
-            for run in fs::read_dir(runs).into_iter().flatten().flatten() {
+            let runs = own(host).and_then(|own| fs::read_dir(own.join("runs")).ok());
+            for run in runs.into_iter().flatten().flatten() {
                 for file in ["job.json", "log.txt", "output.txt"] {
                     let text = fs::read_to_string(run.path().join(file)).unwrap_or_default();
                     println!("{} {:?} {file}: {text}", host.name, run.file_name());
@@ -108,6 +108,12 @@ impl Drop for Site {
             }
         }
     }
+}
+
+/// Where a host keeps what is its own.
+fn own(host: &Host) -> Option<PathBuf> {
+    let hosts = fs::read_dir(host.home().join(".cluster-doctor/hosts")).ok()?;
+    hosts.flatten().map(|entry| entry.path()).next()
 }
 
 pub(crate) fn put(path: &Path, text: &str) {
@@ -182,13 +188,40 @@ fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
     fleet.hosts()[0].cut().unwrap();
     until("a host without users to be free", || site.used("host1") == "free");
     // Nothing was ever begun where the lock is.
-    assert!(
-        !fleet.hosts()[2].home().join(".cluster-doctor/runs").read_dir().is_ok_and(|mut runs| runs.next().is_some())
-    );
+    let runs = own(&fleet.hosts()[2]).and_then(|own| own.join("runs").read_dir().ok());
+    assert!(runs.is_none_or(|mut runs| runs.next().is_none()));
     bed.doctor(&["why", "host3"]).says("/run/site-lock exists");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}
+
+#[test]
+fn a_host_that_is_silent_when_the_service_comes_back_keeps_the_marks_that_it_had() {
+    let Some(mut site) = Site::start("marks of silent SSH hosts", 2) else { return };
+    let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nproving = [\"memory\"]\n";
+    site.bed.policy_for(&["memory"], acting);
+    put(&site.fleet.at("foreign.json"), "[{\"by\": \"alice\", \"text\": \"fan noise\", \"blocks\": false}]");
+    let service = Service::start(&site.bed);
+    until("both hosts to pass", || rows(&site.bed, "memory").len() == 2);
+    fs::copy(site.fleet.at("foreign.json"), own(&site.fleet.hosts()[0]).unwrap().join("foreign.json")).unwrap();
+    site.bed.expect(0, &["quarantine", "host1", "--why", "a noise", "--yes"]);
+    let marks = |bed: &Bed| {
+        let nodes = bed.json(&["nodes"]);
+        let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == "host1").cloned()).unwrap();
+        (row["our_marks"].to_string(), row["foreign_marks"].to_string())
+    };
+    until("the marks", || marks(&site.bed).0.contains("unhealthy") && marks(&site.bed).1.contains("fan noise"));
+    let before = marks(&site.bed);
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+    // Whoever leads next has never heard of it, and cannot ask it.
+    site.fleet.host("host1").unwrap().stop();
+    site.bed.expect(0, &["run"]);
+    assert_eq!(site.used("host1"), "unknown");
+    assert_eq!(marks(&site.bed), before);
+    let plan = site.bed.doctor(&["plan", "--json"]).out;
+    assert!(!plan.contains("mark-removed") && !plan.contains("hold-over"), "{plan}");
 }
 
 #[test]

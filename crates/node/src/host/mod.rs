@@ -1,7 +1,7 @@
 //! This machine for a controller that reaches it over SSH: one question, one answer ([`doctor_host::protocol`]).
 //!
 //! Everything that lasts is in files below one directory, as for the local backend: the connection may break at any instant and
-//! the controller be another one next time.
+//! the controller be another one next time. Each machine has a folder of its own in it: the directory may be shared by all of them.
 
 mod look;
 mod repairs;
@@ -19,6 +19,7 @@ use doctor_core::{node::OurMark, time::Span};
 use doctor_host::{
     jobs::Jobs,
     marks::MarkFiles,
+    place,
     protocol::{Answer, Ask, HELLO, MOST_QUESTION, Mark, Question, Said},
 };
 
@@ -51,8 +52,9 @@ pub fn answer(state: &Path) -> io::Result<()> {
 }
 
 fn carry_out(state: &Path, ask: &Ask) -> io::Result<Said> {
+    let state = state.join(place::here());
+    fs::create_dir_all(&state)?;
     // A job is started with paths that hold wherever it goes.
-    fs::create_dir_all(state)?;
     let state = &state.canonicalize()?;
     let jobs = Jobs::open(state, KIND, START_LIMIT)?;
     match ask {

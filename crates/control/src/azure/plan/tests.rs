@@ -170,3 +170,29 @@ fn only_what_bears_our_tag_is_deleted_and_the_group_only_when_nobody_else_is_in_
     assert!(removal(&cluster, &seen).steps.iter().all(|removal| !removal.what.starts_with("resource group")));
     assert_eq!(removal(&cluster, &Seen::default()), Removals::default());
 }
+
+#[test]
+fn what_has_merely_inherited_our_tag_is_left_and_named() {
+    let cluster = read(SMALL).unwrap();
+    let mut seen = made(&cluster);
+    let whole = removal(&cluster, &seen);
+    // A site's policy hands the group's tags on to whatever is made in it: of our kinds, of our names, and neither.
+    let inherited = |kind, name: &str| Resource { kind, name: name.to_owned(), owner: Owner::Ours };
+    let other = |kind: &str| Kind::Other(kind.to_owned());
+    let strangers = [
+        inherited(Kind::SecurityGroup, "theirs"),
+        inherited(Kind::PlacementGroup, "vmss-nsg"),
+        inherited(other("microsoft.storage/storageaccounts"), "data"),
+        inherited(other("microsoft.compute/virtualmachines"), "vmss_40"),
+        inherited(other("microsoft.compute/disks"), "vmss_40_disk"),
+    ];
+    seen.resources.extend(strangers);
+    // A machine of the scale set and its disk go with it, and keep nothing from going.
+    seen.resources.push(inherited(other("microsoft.compute/virtualmachines"), "vmss_4"));
+    seen.resources.push(inherited(other("microsoft.compute/disks"), "vmss_4_OsDisk_1_a0"));
+    let part = removal(&cluster, &seen);
+    assert_eq!(part.steps[..], whole.steps[..6]);
+    let left: Vec<&str> = part.left.iter().map(|left| left.name.as_str()).collect();
+    assert_eq!(left, ["theirs", "vmss-nsg", "data", "vmss_40", "vmss_40_disk", "vmss-rg"]);
+    assert!(part.left[..5].iter().all(|left| left.why.starts_with("it bears our tag, but")), "{part:?}");
+}

@@ -47,9 +47,12 @@ impl SshBackend {
             return Err(refused(APPLY, format!("the SSH backend cannot {}; see its caps", change.what.step())));
         };
         self.call_hook(node, change)?;
-        let ask = Ask::Mark(Mark { op: change.op, change: mark, motd: self.config.motd.clone() });
+        let ask = Ask::Mark(Mark { op: change.op, change: mark.clone(), motd: self.config.motd.clone() });
         match self.asker.ask(&host, &ask, Duration::ZERO) {
-            Ok(Said::Done) => Ok(()),
+            Ok(Said::Done) => {
+                self.note(node, &mark);
+                Ok(())
+            }
             other => Err(failed(APPLY, &host, other)),
         }
     }

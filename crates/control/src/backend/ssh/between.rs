@@ -3,11 +3,19 @@
 //! A login may print a greeting before, `ssh` may complain at any time, and how `ssh` ends says nothing about the command (255 may
 //! be its own, the command's, or a signal's). So the host prints a line before and a line after that nobody else knows, and the
 //! second one carries the command's exit code. Without it the command has not ended, whatever `ssh` says.
+//!
+//! Between its first line and the command the host waits for a word of ours, which is sent when that line was heard. So without the first
+//! line it is certain that the command was not begun, whatever became of the connection.
+
+use std::{fs::File, io::Write as _};
 
 use crate::limited::Listen;
 
 /// Of what comes before the command begins.
 const MOST_NOISE: usize = 16 * 1024;
+
+/// The word that the host waits for.
+pub(super) const GO: &str = "go";
 
 /// One stream of a connection, as it comes in. It keeps no more than it was allowed to.
 #[derive(Debug)]
@@ -16,6 +24,8 @@ pub struct Between {
     begin: Vec<u8>,
     end: Vec<u8>,
     most: usize,
+    /// Where the command's words go, instead of being kept here.
+    file: Option<File>,
     /// Not yet told apart.
     pending: Vec<u8>,
     place: Place,
@@ -37,6 +47,10 @@ pub struct Heard {
     pub noise: Vec<u8>,
     pub begun: bool,
     pub text: Vec<u8>,
+    /// Bytes that were kept, here or in a file.
+    pub kept: usize,
+    /// Why not all of it is in the file.
+    pub unwritten: Option<String>,
     /// Bytes of the command's that were too many to be kept.
     pub left_out: u64,
     /// How the command ended, if it did.
@@ -50,16 +64,22 @@ impl Between {
             begin: format!("{word} begin\n").into_bytes(),
             end: format!("\n{word} end ").into_bytes(),
             most,
+            file: None,
             pending: Vec::new(),
             place: Place::Before,
             heard: Heard::default(),
         }
     }
 
-    /// What a shell prints before and after, on both of its streams; `$R` is the exit code.
+    /// What the command prints goes into this file.
+    pub(super) fn into_file(word: &str, most: usize, file: File) -> Self {
+        Self { file: Some(file), ..Self::new(word, most) }
+    }
+
+    /// What a shell prints before and after, on both of its streams; `$R` is the exit code. It begins when it hears [`GO`].
     pub(super) fn around(word: &str, run: &str) -> String {
         format!(
-            "echo {word} begin; echo {word} begin >&2; {run}; R=$?; \
+            "echo {word} begin; echo {word} begin >&2; IFS= read -r G; [ \"$G\" = {GO} ] || exit 0; {run}; R=$?; \
              printf \"\\n%s end %s\\n\" {word} $R; printf \"\\n%s end %s\\n\" {word} $R >&2; exit 0"
         )
     }
@@ -82,9 +102,16 @@ impl Between {
     }
 
     fn keep(&mut self, bytes: &[u8]) {
-        let room = self.most.saturating_sub(self.heard.text.len());
+        let room = self.most.saturating_sub(self.heard.kept);
         let kept = bytes.len().min(room);
-        self.heard.text.extend(&bytes[..kept]);
+        match &mut self.file {
+            None => self.heard.text.extend(&bytes[..kept]),
+            Some(file) if self.heard.unwritten.is_none() => {
+                self.heard.unwritten = file.write_all(&bytes[..kept]).err().map(|error| error.to_string());
+            }
+            Some(_) => {}
+        }
+        self.heard.kept += kept;
         self.heard.left_out += (bytes.len() - kept) as u64;
     }
 
@@ -137,6 +164,10 @@ impl Listen for Between {
     fn hear(&mut self, part: &[u8]) {
         self.pending.extend(part);
         while self.step() {}
+    }
+
+    fn may_answer(&self) -> bool {
+        self.place != Place::Before
     }
 
     fn is_over(&self) -> bool {

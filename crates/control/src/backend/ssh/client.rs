@@ -4,13 +4,26 @@
 //! whatever a command prints. [`Between`] tells the command's words from everybody else's.
 
 use std::{
-    fs,
+    fs::{self, File},
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use super::{between::Between, config::SshConfig, hosts::Host, install::Asker, line::Lines};
+use doctor_checks::proc_stat::ProcStat;
+use doctor_host::{
+    occupancy,
+    process::boot_id,
+    protocol::{Ask, Said, Wanted},
+};
+
+use super::{
+    between::{Between, GO, Heard},
+    config::SshConfig,
+    hosts::Host,
+    install::Asker,
+    line::Lines,
+};
 use crate::limited::{self, Ended, Limits};
 
 /// The host ends a command when its time is over. Only if it does not, we stop listening.
@@ -39,9 +52,29 @@ pub struct Order<'a> {
     pub limit: Duration,
     /// Of each stream so many bytes are kept.
     pub most: usize,
-    /// By the words of `as_root`.
-    pub as_root: bool,
+    pub root: Root,
 }
+
+/// Whether something is done as root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Root {
+    No,
+    /// By the words of `as_root`, if there are any.
+    IfTold,
+    /// By the words of `as_root`; where there are none, who logs in has to be root, or nothing is done.
+    Yes,
+}
+
+impl Root {
+    /// As a person has asked for it.
+    pub const fn asked(root: bool) -> Self {
+        if root { Self::Yes } else { Self::No }
+    }
+}
+
+/// What a host ends with on which nobody is root who should be.
+const NOT_ROOT: i32 = 126;
+const WHY_NOT_ROOT: &str = "who logs in is not root, and `as_root` under [backend.ssh] is empty: it would be [\"sudo\", \"-n\"], or what the site has for it";
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,9 +93,9 @@ pub enum How {
     Exited(i32),
     /// Its time was over. `ended`: it was ended there; else it may go on.
     Late { ended: bool },
-    /// It was not begun: nothing has happened there.
+    /// It was not begun: the host waits for our word before it does anything, and that was not sent.
     NotReached(String),
-    /// It was begun, and the connection broke before it said how it ended.
+    /// It may have been begun, and the connection broke before it said how it ended.
     Lost(String),
 }
 
@@ -93,20 +126,42 @@ impl Client {
 
     /// Does it on one host.
     pub fn run(&self, host: &Host, order: &Order<'_>) -> Answer {
+        self.heard(host, order, |word| Between::new(word, order.most)).0
+    }
+
+    /// Does it on one host, and what it prints goes into this file. So many bytes are there then.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn fetch(&self, host: &Host, order: &Order<'_>, file: &File) -> std::io::Result<(Answer, usize)> {
+        let file = file.try_clone()?;
+        let (answer, out) = self.heard(host, order, |word| Between::into_file(word, order.most, file));
+        match out.unwritten {
+            Some(why) => Err(std::io::Error::other(why)),
+            None => Ok((answer, out.kept)),
+        }
+    }
+
+    /// What was heard on standard output is in the answer too.
+    fn heard(&self, host: &Host, order: &Order<'_>, listener: impl FnOnce(&str) -> Between) -> (Answer, Heard) {
         let began = Instant::now();
-        let failed = |how| Answer { how, stdout: Vec::new(), stderr: Vec::new(), left_out: 0, took: began.elapsed() };
+        let failed = |how| {
+            let took = began.elapsed();
+            (Answer { how, stdout: Vec::new(), stderr: Vec::new(), left_out: 0, took }, Heard::default())
+        };
         let word = match unguessable() {
             Ok(word) => word,
             Err(error) => return failed(How::NotReached(format!("asking the system for random bits: {error}"))),
         };
         let mut ssh = self.lines.command(host, &format!("exec sh -c {}", quoted(&self.script(&word, order))));
         let limits = Limits { time: self.lines.connect() + order.limit + MARGIN, grace: Duration::ZERO };
-        let listeners = (Between::new(&word, order.most), Between::new(&word, order.most));
-        let (ended, out, err) = match limited::run(&mut ssh, order.input.to_vec(), limits, listeners) {
+        let listeners = (listener(&word), Between::new(&word, order.most));
+        let input = [GO.as_bytes(), b"\n", order.input].concat();
+        let (ended, out, err) = match limited::run(&mut ssh, input, limits, listeners) {
             Ok(ran) => ran,
             Err(error) => return failed(How::NotReached(format!("ssh cannot be started: {error}"))),
         };
-        let (out, err) = (out.into_heard(), err.into_heard());
+        let (mut out, err) = (out.into_heard(), err.into_heard());
         let took = began.elapsed();
         let how = match (out.code, ended) {
             // What `timeout` ends with; before the time was over it is the command's own code.
@@ -117,19 +172,36 @@ impl Client {
             (None, Ended::Itself(_)) if out.begun => How::Lost(complaint(&err.text)),
             (None, Ended::Itself(_)) => How::NotReached(complaint(&err.noise)),
         };
-        Answer { how, stdout: out.text, stderr: err.text, left_out: out.left_out + err.left_out, took }
+        let (stdout, left_out) = (std::mem::take(&mut out.text), out.left_out + err.left_out);
+        (Answer { how, stdout, stderr: err.text, left_out, took }, out)
     }
 
     fn script(&self, word: &str, order: &Order<'_>) -> String {
         let secs = order.limit.as_secs().max(1);
-        let root = if order.as_root { self.as_root.join(" ") } else { String::new() };
+        let root = if order.root == Root::No { String::new() } else { self.as_root.join(" ") };
         let input = if order.input.is_empty() { "</dev/null" } else { "" };
         // `timeout` is everywhere where coreutils or busybox are; elsewhere only we keep the time.
         let run = format!(
             "T=; if command -v timeout >/dev/null 2>&1; then T=\"timeout -k {KILL_AFTER} {secs}\"; fi; {root} $T sh -c {} {input}",
             quoted(order.script)
         );
+        if order.root == Root::Yes && self.as_root.is_empty() {
+            let why = quoted(WHY_NOT_ROOT);
+            let run =
+                format!("if [ \"$(id -u)\" = 0 ]; then {run}; else printf \"%s\\n\" {why} >&2; (exit {NOT_ROOT}); fi");
+            return Between::around(word, &run);
+        }
         Between::around(word, &run)
+    }
+
+    /// Where OpenSSH goes for a host, as its configuration has it. Nobody is asked.
+    pub fn address(&self, host: &Host) -> Option<String> {
+        self.lines.address(host).ok()
+    }
+
+    fn carrier(&self) -> Result<&Asker, String> {
+        let carrier = self.carrier.get_or_init(|| Asker::new(&self.config, self.sockets.as_deref()));
+        carrier.as_ref().map_err(Clone::clone)
     }
 
     /// Where `doctor-node` is on a host, which gets it first if it has none.
@@ -137,8 +209,32 @@ impl Client {
     /// # Errors
     /// If there is no such program here, or it cannot be carried there.
     pub fn carry(&self, host: &Host) -> Result<String, String> {
-        let carrier = self.carrier.get_or_init(|| Asker::new(&self.config, self.sockets.as_deref()));
-        carrier.as_ref().map_err(Clone::clone)?.carry(host)
+        self.carrier()?.carry(host)
+    }
+
+    /// What keeps work off a host, by the rule by which the service calls one free: somebody uses it, somebody may, or it is marked.
+    /// That nobody can say keeps it off too.
+    pub fn kept_off(&self, host: &Host) -> Option<String> {
+        let carrier = match self.carrier() {
+            Ok(carrier) => carrier,
+            Err(why) => return Some(why),
+        };
+        let (locks, bystanders) = (self.config.locks.clone(), self.config.bystanders.clone());
+        let ask = Ask::Look(Wanted { runs: Vec::new(), locks, bystanders });
+        let mut look = match carrier.ask(host, &ask, Duration::ZERO) {
+            Ok(Said::Looked(look)) => *look,
+            Ok(Said::Failed { text }) => return Some(text),
+            Ok(_) => return Some("it answered something else".to_owned()),
+            Err(why) => return Some(why.text().to_owned()),
+        };
+        if look.boot_id == boot_id()
+            && let Ok(terminals) = &mut look.terminals
+        {
+            // The host is this machine: who asks is no user of it.
+            terminals.retain(|process| !is_of_our_session(process.pid));
+        }
+        let of_ours = || look.under_way.first().map(|run| format!("run {run} of the service is on it"));
+        occupancy::kept_off(&look, self.config.max_load_per_core).or_else(of_ours)
     }
 }
 
@@ -155,6 +251,14 @@ pub fn unguessable() -> Result<String, getrandom::Error> {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits)?;
     Ok(format!("doctor-{:032x}", u128::from_le_bytes(bits)))
+}
+
+fn is_of_our_session(pid: u32) -> bool {
+    let session = |process: &str| {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        ProcStat::parse(&stat).map(|stat| stat.session)
+    };
+    session("self").is_some_and(|own| session(&pid.to_string()) == Some(own))
 }
 
 fn complaint(noise: &[u8]) -> String {

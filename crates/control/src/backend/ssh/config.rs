@@ -35,7 +35,8 @@ pub struct SshConfig {
     pub copy: Span,
     /// So many hosts are asked at the same time.
     pub parallel: usize,
-    /// Where `doctor-node`, runs and marks are on a host; relative to the home directory of who logs in. On a local disk.
+    /// Where `doctor-node`, runs and marks are on a host; relative to the home directory of who logs in. Each host
+    /// has a folder of its own in it.
     pub remote: String,
     /// The words that make who logs in root, such as `["sudo", "-n"]`. Empty: root logs in.
     pub as_root: Vec<String>,
@@ -78,7 +79,8 @@ pub enum HostKeys {
 }
 
 impl HostKeys {
-    pub(super) const fn word(self) -> &'static str {
+    /// As OpenSSH has it.
+    pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Known => "yes",
             Self::Learn => "accept-new",

@@ -18,6 +18,7 @@ use doctor_core::{
     snapshot::Caps,
 };
 use doctor_host::{
+    marks::MarkChange,
     occupancy::occupancy,
     protocol::{Ask, Look, Said, Wanted},
 };
@@ -49,7 +50,8 @@ pub struct SshBackend {
 
 #[derive(Debug, Clone, Default)]
 struct Last {
-    marks: Marks,
+    /// Absent: it has never said.
+    marks: Option<Marks>,
     jobs: Vec<RunId>,
     boot_id: Option<String>,
     /// It has not answered since.
@@ -100,6 +102,18 @@ impl SshBackend {
         Wanted { runs, locks: self.config.locks.clone(), bystanders: self.config.bystanders.clone() }
     }
 
+    /// A host has done this to its mark: so it is known if it says nothing more.
+    pub(super) fn note(&self, node: &NodeName, change: &MarkChange) {
+        let mut all = locked(&self.last);
+        let Some(marks) = all.get_mut(node).and_then(|last| last.marks.as_mut()) else { return };
+        let (kind, set) = match change {
+            MarkChange::Mark(mark) => (mark.kind, Some(mark.clone())),
+            MarkChange::Unmark(kind) => (*kind, None),
+        };
+        marks.ours.retain(|mark| mark.kind != kind);
+        marks.ours.extend(set);
+    }
+
     /// One look at a host, with these runs. `Err` says why it could not be looked at.
     pub(super) fn look(&self, host: &Host, runs: Vec<RunId>) -> Result<Look, String> {
         match self.asker.ask(host, &Ask::Look(self.wanted(runs)), Duration::ZERO) {
@@ -134,7 +148,7 @@ impl SshBackend {
             Ok(look) => {
                 let occupancy = occupancy(&look, self.config.max_load_per_core);
                 let boot_id = Some(look.boot_id).filter(|id| !id.is_empty());
-                *last = Last { marks: look.marks, jobs: look.under_way, boot_id, silent: false };
+                *last = Last { marks: Some(look.marks), jobs: look.under_way, boot_id, silent: false };
                 occupancy
             }
             Err(why) => {
@@ -148,7 +162,7 @@ impl SshBackend {
             name: host.name.clone(),
             pool: self.config.pool.clone(),
             occupancy,
-            marks: last.marks.clone(),
+            marks: last.marks.clone().unwrap_or_default(),
             hardware: hardware.map(Arc::new),
             sku: self.config.sku.clone(),
         };
@@ -194,6 +208,12 @@ impl Backend for SshBackend {
         let hosts = self.config.read_hosts().map_err(|error| try_again("look at the fleet", error.to_string()))?;
         *locked(&self.hosts) = by_name(hosts);
         Ok(self.look_at_all().into_iter().map(|(host, looked)| self.seen(&host, looked)).collect())
+    }
+
+    fn unread(&self) -> Vec<NodeName> {
+        let (hosts, last) = (locked(&self.hosts), locked(&self.last));
+        let told = |name: &NodeName| last.get(name).is_some_and(|last| last.marks.is_some());
+        hosts.keys().filter(|name| !told(name)).cloned().collect()
     }
 
     fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {

@@ -22,7 +22,7 @@ mod several;
 
 pub use at_once::each;
 pub use between::{Between, Heard};
-pub use client::{Answer, Client, How, Order, quoted, unguessable};
+pub use client::{Answer, Client, How, Order, Root, quoted, unguessable};
 pub use config::{BadSettings, HostKeys, SshConfig};
 pub use fleet::SshBackend;
 pub use hosts::{BadHosts, Host, parse as parse_hosts};

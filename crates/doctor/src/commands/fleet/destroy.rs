@@ -13,7 +13,8 @@ use crate::{
     output::plural,
 };
 
-/// Delete what `provision` made in Azure: only what bears the cluster's tag. What else is there is named and stays.
+/// Delete what `provision` made in Azure: only what bears the cluster's tag and has the kind and name of something that it makes.
+/// What else is there is named and stays.
 ///
 /// Without --yes nothing is deleted: the calls are printed as they would be run.
 #[derive(Debug, clap::Args)]

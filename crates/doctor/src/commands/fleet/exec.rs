@@ -1,6 +1,6 @@
 //! `doctor fleet exec`: a command on every host.
 
-use doctor_control::backend::ssh::{Answer, How, Order, quoted};
+use doctor_control::backend::ssh::{Answer, How, Order, Root, quoted};
 use doctor_core::{ids::NodeName, time::Span};
 use serde::Serialize;
 
@@ -26,7 +26,7 @@ pub(super) struct Args {
     /// For each host, from its connection on; then the command is ended there.
     #[arg(long, value_name = "TIME", default_value = "60s")]
     deadline: Span,
-    /// As root, by the words of `as_root` under [backend.ssh].
+    /// As root, by the words of `as_root` under [backend.ssh]; where there are none, who logs in has to be root.
     #[arg(long)]
     root: bool,
     /// Keep so many KiB of each host's output, and of its errors.
@@ -92,7 +92,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let fleet = args.reach.open(context)?;
     let script = script(&args.command);
     let most = usize::try_from(args.most * 1024).unwrap_or(usize::MAX);
-    let order = Order { script: &script, input: b"", limit: args.deadline.to_std(), most, as_root: args.root };
+    let order =
+        Order { script: &script, input: b"", limit: args.deadline.to_std(), most, root: Root::asked(args.root) };
     let answers = fleet.on_each("done", |host| fleet.run(host, &order));
     let exit = exit(answers.iter().map(|answer| &answer.how));
     let views: Vec<View> =

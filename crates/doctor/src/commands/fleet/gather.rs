@@ -1,14 +1,12 @@
 //! `doctor fleet gather`: a file of every host, labelled by host.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::{self, BufReader, BufWriter, Read, Write},
     path::{Path, PathBuf},
 };
 
-use doctor_control::{
-    backend::ssh::{Answer, How, Order, quoted},
-    fleet::hostfiles::write_whole,
-};
+use doctor_control::backend::ssh::{Answer, Host, How, Order, Root, quoted};
 use doctor_core::{ids::NodeName, time::Span};
 use serde::Serialize;
 
@@ -24,7 +22,7 @@ use crate::{
 ///
 /// Into a file: each line with the name of its host before it, in the order of the hosts; who has nothing to bring stands at the
 /// end as a comment. Into a directory (one that exists, or a path that ends in `/`): DIR/HOST/NAME, byte by byte. Both appear
-/// at once when all hosts have had their time.
+/// at once when all hosts have had their time; until then what comes lies beside it, in a folder that is gone at the end.
 ///
 /// Exit codes: 0 every host has brought it; 1 on some it is missing, cannot be read or is too large; 3 none of that, and some
 /// hosts were not reached.
@@ -40,13 +38,13 @@ pub(super) struct Args {
     /// Only its last lines.
     #[arg(long, value_name = "N")]
     last: Option<u32>,
-    /// A file with more is not brought.
+    /// A host whose file, or the last lines of it, has more brings nothing.
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
     most: u64,
     /// For each host, from its connection on.
     #[arg(long, value_name = "TIME", default_value = "60s")]
     deadline: Span,
-    /// As root, by the words of `as_root` under [backend.ssh].
+    /// As root, by the words of `as_root` under [backend.ssh]; where there are none, who logs in has to be root.
     #[arg(long)]
     root: bool,
     #[command(flatten)]
@@ -95,19 +93,24 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let script = script(&args.path, args.last, most);
     let limit = args.deadline.to_std();
     // One more than allowed tells that it is too large.
-    let order = Order { script: &script, input: b"", limit, most: most.saturating_add(1), as_root: args.root };
-    let answers = fleet.on_each("gathered", |host| fleet.run(host, &order));
-    let views: Vec<View> =
-        fleet.hosts.iter().zip(&answers).map(|(host, answer)| view(&host.name, answer, most)).collect();
-    let files: Vec<(&View, &[u8])> = views.iter().zip(&answers).map(|(view, answer)| (view, &*answer.stdout)).collect();
+    let most_read = most.saturating_add(1);
+    let order = Order { script: &script, input: b"", limit, most: most_read, root: Root::asked(args.root) };
     let into_folder = args.out.is_dir() || args.out.as_os_str().to_string_lossy().ends_with('/');
+    let parts = Parts::beside(&args.out, into_folder)?;
+    let fetch = |host: &Host| {
+        let path = parts.of(&host.name);
+        let fetched = File::create(&path).and_then(|file| fleet.client.fetch(host, &order, &file));
+        fetched.map_err(|source| Failure::File { operation: "writing", path, source })
+    };
+    let mut views = Vec::new();
+    for (host, fetched) in fleet.hosts.iter().zip(fleet.on_each("gathered", fetch)) {
+        let (answer, bytes) = fetched?;
+        views.push(view(&host.name, &answer, bytes, most));
+    }
     if into_folder {
-        for (view, bytes) in files.iter().filter(|(view, _)| view.brought == Brought::There) {
-            let folder = args.out.join(view.host.as_str());
-            write(&folder.join(name), bytes, Some(&folder))?;
-        }
+        parts.hand_out(&views, &args.out, name)?
     } else {
-        write(&args.out, &aggregate(&files), None)?;
+        parts.put_together(&views, &args.out)?
     }
     context.out.show(&views, |page| {
         let there = views.iter().filter(|view| view.brought == Brought::There).count();
@@ -125,21 +128,110 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     Ok(exit(&views))
 }
 
+/// What the hosts brought, a file for each, in a folder that ends with this value. It is where the rest will be, so that a file can be
+/// moved there in one step.
+struct Parts {
+    folder: PathBuf,
+}
+
+impl Parts {
+    fn beside(out: &Path, into_folder: bool) -> Result<Self> {
+        let place = if into_folder { Some(out) } else { out.parent() };
+        let place = place.filter(|place| !place.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = place.join(format!(".gather.{}", std::process::id()));
+        let failed = |source| Failure::File { operation: "creating", path: folder.clone(), source };
+        fs::create_dir_all(&folder).map_err(failed)?;
+        Ok(Self { folder })
+    }
+
+    fn of(&self, host: &NodeName) -> PathBuf {
+        self.folder.join(host.as_str())
+    }
+
+    /// Each file in a folder of its host's.
+    fn hand_out(&self, views: &[View], out: &Path, name: &std::ffi::OsStr) -> Result<()> {
+        for view in views.iter().filter(|view| view.brought == Brought::There) {
+            let folder = out.join(view.host.as_str());
+            let path = folder.join(name);
+            let moved = fs::create_dir_all(&folder).and_then(|()| fs::rename(self.of(&view.host), &path));
+            moved.map_err(|source| Failure::File { operation: "writing", path, source })?;
+        }
+        Ok(())
+    }
+
+    /// All in one.
+    fn put_together(&self, views: &[View], out: &Path) -> Result<()> {
+        // No host has this name.
+        let beside = self.folder.join(".all");
+        let made = File::create(&beside).and_then(|file| {
+            let mut all = BufWriter::new(file);
+            self.aggregate(views, &mut all)?;
+            all.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+        });
+        let moved = made.and_then(|()| fs::rename(&beside, out));
+        moved.map_err(|source| Failure::File { operation: "writing", path: out.to_owned(), source })
+    }
+
+    /// The host before each line, as in `node01 2026-11-16T03:00:00 healthy`; who brought nothing at the end.
+    fn aggregate(&self, views: &[View], to: &mut impl Write) -> io::Result<()> {
+        for view in views.iter().filter(|view| view.brought == Brought::There) {
+            label(&view.host, BufReader::new(File::open(self.of(&view.host))?), to)?;
+        }
+        for view in views.iter().filter(|view| view.brought != Brought::There) {
+            let why = view.why.as_deref().unwrap_or_default().replace('\n', " ");
+            writeln!(to, "# {}: {why}", view.host)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        // What is left of it is seen by who looks there, and harms nobody.
+        let _gone = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Every line behind the name of its host, piece by piece: a line may be as long as the file.
+fn label(host: &NodeName, mut from: impl Read, to: &mut impl Write) -> io::Result<()> {
+    let mut piece = [0; 16 * 1024];
+    let mut at_start = true;
+    loop {
+        let count = from.read(&mut piece)?;
+        if count == 0 {
+            break;
+        }
+        for line in piece[..count].split_inclusive(|byte| *byte == b'\n') {
+            if at_start {
+                write!(to, "{host} ")?;
+            }
+            to.write_all(line)?;
+            at_start = line.ends_with(b"\n");
+        }
+    }
+    if at_start { Ok(()) } else { to.write_all(b"\n") }
+}
+
 fn script(path: &str, last: Option<u32>, most: usize) -> String {
     let path = quoted(path);
-    // A path that begins with a dash is none of the words of these programs.
+    let most = most.saturating_add(1);
+    // A path that begins with a dash is none of the words of these programs. Of a pipe a shell tells how its end went, and `tail` is
+    // its beginning: its own code goes beside it.
     let read = match last {
-        Some(lines) => format!("tail -n {lines} -- \"$F\" | head -c {}", most.saturating_add(1)),
-        None => format!("head -c {} -- \"$F\"", most.saturating_add(1)),
+        Some(lines) => format!(
+            "exec 4>&1; E=$({{ {{ tail -n {lines} -- \"$F\"; echo $? >&3; }} | head -c {most} >&4; }} 3>&1); \
+             [ \"$E\" = 141 ] || exit \"$E\""
+        ),
+        None => format!("head -c {most} -- \"$F\""),
     };
     format!(
         "F={path}; [ -e \"$F\" ] || exit {NO_FILE}; [ -f \"$F\" ] || exit {NOT_A_FILE}; [ -r \"$F\" ] || exit {UNREADABLE}; {read}"
     )
 }
 
-fn view(host: &NodeName, answer: &Answer, most: usize) -> View {
+fn view(host: &NodeName, answer: &Answer, bytes: usize, most: usize) -> View {
     let (brought, why) = match &answer.how {
-        How::Exited(0) if answer.stdout.len() > most => {
+        How::Exited(0) if bytes > most => {
             (Brought::TooLarge, Some(format!("larger than {} MiB (--most)", most / 1024 / 1024)))
         }
         How::Exited(0) => (Brought::There, None),
@@ -153,33 +245,8 @@ fn view(host: &NodeName, answer: &Answer, most: usize) -> View {
             (Brought::Failed, trouble(how).map(|why| why + &last))
         }
     };
-    let bytes = if brought == Brought::There { answer.stdout.len() } else { 0 };
+    let bytes = if brought == Brought::There { bytes } else { 0 };
     View { host: host.clone(), brought, why: why.map(|why| harmless(&why)), bytes }
-}
-
-/// All in one: the host before each line, as in `node01 2026-11-16T03:00:00 healthy`.
-fn aggregate(files: &[(&View, &[u8])]) -> Vec<u8> {
-    let mut all = Vec::new();
-    for (view, bytes) in files.iter().filter(|(view, _)| view.brought == Brought::There) {
-        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-            all.extend(view.host.as_str().as_bytes());
-            all.push(b' ');
-            all.extend(line);
-        }
-        if bytes.last().is_some_and(|last| *last != b'\n') {
-            all.push(b'\n');
-        }
-    }
-    for (view, _) in files.iter().filter(|(view, _)| view.brought != Brought::There) {
-        let why = view.why.as_deref().unwrap_or_default().replace('\n', " ");
-        all.extend(format!("# {}: {why}\n", view.host).into_bytes());
-    }
-    all
-}
-
-fn write(path: &Path, bytes: &[u8], folder: Option<&Path>) -> Result<()> {
-    let made = folder.map_or(Ok(()), fs::create_dir_all).and_then(|()| write_whole(path, bytes));
-    made.map_err(|source| Failure::File { operation: "writing", path: path.to_owned(), source })
 }
 
 fn exit(views: &[View]) -> Exit {
@@ -196,9 +263,8 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn said(how: How, stdout: &str) -> Answer {
-        let stdout = stdout.as_bytes().to_vec();
-        Answer { how, stdout, stderr: Vec::new(), left_out: 0, took: Duration::ZERO }
+    fn said(how: How) -> Answer {
+        Answer { how, stdout: Vec::new(), stderr: Vec::new(), left_out: 0, took: Duration::ZERO }
     }
 
     fn host(name: &str) -> NodeName {
@@ -207,30 +273,38 @@ mod tests {
 
     #[test]
     fn each_line_has_its_host_and_who_has_nothing_is_named() {
-        let answers = [
-            said(How::Exited(0), "2026-11-16T03:00:00 healthy\n"),
-            said(How::Exited(NO_FILE), ""),
-            said(How::Exited(0), "a\nb"),
-            said(How::Exited(0), &"too much ".repeat(10)),
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("all");
+        let long = "x".repeat(40_000);
+        let parts = Parts::beside(&out, false).unwrap();
+        let brought = [
+            ("n1", How::Exited(0), "2026-11-16T03:00:00 healthy\n"),
+            ("n2", How::Exited(NO_FILE), ""),
+            ("n3", How::Exited(0), "a\nb"),
+            ("n4", How::Exited(0), "too much"),
+            ("n5", How::Exited(0), long.as_str()),
+            ("n6", How::Exited(0), ""),
         ];
-        let most = 28;
-        let views: Vec<View> = ["n1", "n2", "n3", "n4"]
+        let most = |name: &str| if name == "n4" { 2 } else { 1 << 20 };
+        let views: Vec<View> = brought
             .iter()
-            .zip(&answers)
-            .map(|(name, answer)| view(&host(name), answer, most))
+            .map(|(name, how, text)| {
+                fs::write(parts.of(&host(name)), text).unwrap();
+                view(&host(name), &said(how.clone()), text.len(), most(name))
+            })
             .collect();
-        let files: Vec<(&View, &[u8])> =
-            views.iter().zip(&answers).map(|(view, answer)| (view, &*answer.stdout)).collect();
-        let text = String::from_utf8(aggregate(&files)).unwrap();
+        parts.put_together(&views, &out).unwrap();
+        let text = fs::read_to_string(&out).unwrap();
         assert_eq!(
-            text,
-            "n1 2026-11-16T03:00:00 healthy\nn3 a\nn3 b\n# n2: no such file\n# n4: larger than 0 MiB (--most)\n"
+            text.replace(&long, "LONG"),
+            "n1 2026-11-16T03:00:00 healthy\nn3 a\nn3 b\nn5 LONG\n# n2: no such file\n# n4: larger than 0 MiB (--most)\n"
         );
+        drop(parts);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left there");
         assert_eq!(exit(&views), Exit::Trouble);
         assert_eq!(exit(&views[..1]), Exit::Ok);
-        let silent =
-            [view(&host("n1"), &answers[0], 28), view(&host("n2"), &said(How::NotReached("x".into()), ""), 28)];
-        assert_eq!(exit(&silent), Exit::Unreachable);
+        let silent = view(&host("n2"), &said(How::NotReached("x".into())), 0, 28);
+        assert_eq!(exit(&[silent]), Exit::Unreachable);
     }
 
     #[test]
@@ -246,5 +320,12 @@ mod tests {
         assert_eq!(run(&path.display().to_string(), Some(1)), (Some(0), "two\n".to_owned()));
         assert_eq!(run("/no/such/file", None).0, Some(NO_FILE));
         assert_eq!(run("/", None).0, Some(NOT_A_FILE));
+        // More than is wanted ends who reads, and that is no error of the file's; one that cannot be read is.
+        fs::write(&path, "0123456789\n".repeat(100_000)).unwrap();
+        assert_eq!(run(&path.display().to_string(), Some(90_000)), (Some(0), "012345".to_owned()));
+        for last in [None, Some(1)] {
+            let (code, text) = run("/proc/self/mem", last);
+            assert!(code.is_some_and(|code| code != 0) && text.is_empty(), "{last:?}: {code:?} {text}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `doctor fleet health`: how each host is, by its last checks.
 
 use doctor_control::{
-    backend::ssh::{Host, How, Order, unguessable},
+    backend::ssh::{Host, How, Order, Root, unguessable},
     fleet::status::{self, Health, MOST_BYTES, Source, Status},
 };
 use doctor_core::{ids::NodeName, time::Span};
@@ -41,7 +41,7 @@ pub(super) struct Args {
     /// For each host, from its connection on.
     #[arg(long, value_name = "TIME", default_value = "2m")]
     deadline: Span,
-    /// Read the logs as root, by the words of `as_root` under [backend.ssh].
+    /// Read the logs as root, by the words of `as_root` under [backend.ssh]; where there are none, who logs in has to be root.
     #[arg(long)]
     root: bool,
     #[command(flatten)]
@@ -94,7 +94,7 @@ fn look(fleet: &Fleet, host: &Host, args: &Args, sources: &[Source], word: &str)
     let unchecked = args.run.then(|| check(fleet, host, args).err()).flatten();
     let script = status::script(word, &args.logs, sources);
     let (limit, most) = (args.deadline.to_std(), MOST_BYTES);
-    let answer = fleet.run(host, &Order { script: &script, input: b"", limit, most, as_root: args.root });
+    let answer = fleet.run(host, &Order { script: &script, input: b"", limit, most, root: Root::asked(args.root) });
     let unknown =
         |source: &Source, why: &str| Status { source: *source, health: Health::Unknown, why: harmless(why), age: None };
     let mut all = match &answer.how {
@@ -124,7 +124,7 @@ fn check(fleet: &Fleet, host: &Host, args: &Args) -> std::result::Result<(), Str
         // Where the host sums up its checks, it does so anew.
         script.push_str("; S=$?; [ ! -x /opt/check-node-health.sh ] || /opt/check-node-health.sh >/dev/null; exit $S");
     }
-    let order = Order { script: &script, input: b"", limit: args.deadline.to_std(), most: 4096, as_root: true };
+    let order = Order { script: &script, input: b"", limit: args.deadline.to_std(), most: 4096, root: Root::IfTold };
     let answer = fleet.run(host, &order);
     match trouble(&answer.how) {
         None => Ok(()),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use doctor_control::{
-    backend::ssh::{Host, How, Order},
+    backend::ssh::{Host, How, Order, Root},
     fleet::hostfiles::{BadHostFiles, Difference, HostFiles, HostLine},
 };
 use doctor_core::{hostlist, ids::NodeName};
@@ -26,9 +26,10 @@ use crate::{
 ///
 /// Each host is asked what it is called and by which address it was reached. Hosts that are in the files keep their places,
 /// new ones come after them, and those that are no longer in the list go. A host that does not answer is named and stays, with the
-/// address that is known. Both files are replaced at once and hold nothing else, for mpirun and people's loops.
+/// address that is known. The files hold nothing else, for mpirun and people's loops. Each is replaced whole; while both are, `.hostfile.next` beside
+/// them holds what they will say, and a run that was ended in between is made up for by the next. Files that do not belong together are made anew.
 ///
-/// Exit codes: 0 the files are right; 1 they differ (--check), or two hosts say the same of themselves; 3 some hosts did not
+/// Exit codes: 0 the files are right; 1 they differ or do not belong together (--check), or two hosts say the same of themselves; 3 some hosts did not
 /// answer.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -65,6 +66,9 @@ struct View<'a> {
     written: bool,
     hosts: &'a [Asked],
     difference: &'a Difference,
+    /// Why the files did not belong together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unsound: Option<String>,
     remarks: &'a [String],
 }
 
@@ -72,12 +76,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let fleet = args.reach.open(context)?;
     let files = HostFiles::in_folder(&args.out);
     refuse_to_lose(&fleet, &files)?;
-    let old = files.read().map_err(failed)?;
+    let (old, unsound) = files.read().map_err(failed)?;
     let mut asked = fleet.on_each("answered", |host| ask(&fleet, host, &old));
+    disbelieve(&fleet, &mut asked);
     let remarks = tell_apart(&mut asked);
     let mut lines: Vec<HostLine> = asked.iter().map(|asked| asked.line.clone()).collect();
     // Who was not asked stays as it is.
-    lines.extend(fleet.others.iter().filter_map(|host| known(&old, host)));
+    lines.extend(fleet.others.iter().filter_map(|host| known(&fleet, &old, host)));
     let difference = match args.check {
         true => files.compare(&lines).map(|(_, difference)| difference),
         false => files.write(&lines),
@@ -89,11 +94,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         written: !args.check,
         hosts: &asked,
         difference: &difference,
+        unsound: unsound.map(|why| why.to_string()),
         remarks: &remarks,
     };
     context.out.show(&view, |page| text(page, &view))?;
     let silent = asked.iter().any(|asked| asked.silent.is_some());
-    Ok(match (args.check && !difference.is_empty() || !remarks.is_empty(), silent) {
+    let differs = args.check && (!difference.is_empty() || unsound.is_some());
+    Ok(match (differs || !remarks.is_empty(), silent) {
         (true, _) => Exit::Trouble,
         (false, true) => Exit::Unreachable,
         (false, false) => Exit::Ok,
@@ -104,7 +111,7 @@ fn failed(error: BadHostFiles) -> Failure {
     match error {
         BadHostFiles::Read { path, source } => Failure::File { operation: "reading", path, source },
         BadHostFiles::Write { path, source } => Failure::File { operation: "writing", path, source },
-        BadHostFiles::Line { .. } | BadHostFiles::Uneven { .. } => Failure::Usage(error.to_string()),
+        BadHostFiles::Line { .. } => Failure::Usage(error.to_string()),
     }
 }
 
@@ -130,20 +137,21 @@ fn refuse_to_lose(fleet: &Fleet, files: &HostFiles) -> Result<()> {
 }
 
 fn ask(fleet: &Fleet, host: &Host, old: &[HostLine]) -> Asked {
-    let order = Order { script: SCRIPT, input: b"", limit: LIMIT, most: MOST_BYTES, as_root: false };
+    let order = Order { script: SCRIPT, input: b"", limit: LIMIT, most: MOST_BYTES, root: Root::No };
     let answer = fleet.run(host, &order);
     let silent = match &answer.how {
         How::Exited(0) => match told(&String::from_utf8_lossy(&answer.stdout)) {
             Some((name, address)) => {
                 let name = name.unwrap_or_else(|| host.name.clone());
-                let address = address.map_or_else(|| last_known(host, old).address, |address| address.to_string());
+                let address =
+                    address.map_or_else(|| last_known(fleet, host, old).address, |address| address.to_string());
                 return Asked { host: host.name.clone(), line: HostLine { name, address }, silent: None };
             }
             None => "its answer is not understood".to_owned(),
         },
         how => trouble(how).unwrap_or_default(),
     };
-    Asked { host: host.name.clone(), line: last_known(host, old), silent: Some(harmless(&silent)) }
+    Asked { host: host.name.clone(), line: last_known(fleet, host, old), silent: Some(harmless(&silent)) }
 }
 
 /// Name and address from the answer. What others could not reach is no address.
@@ -157,20 +165,47 @@ fn told(text: &str) -> Option<(Option<NodeName>, Option<IpAddr>)> {
     Some((name, address))
 }
 
-/// As the files have it, by its name or by the address under which it is listed.
-fn known(old: &[HostLine], host: &Host) -> Option<HostLine> {
-    let listed = host.address.as_deref().unwrap_or(host.name.as_str());
-    old.iter().find(|line| line.name == host.name || line.address == listed).cloned()
+/// As the files have it: by its name in the list, or, as they have the name that it gives itself, by where it is.
+fn known(fleet: &Fleet, old: &[HostLine], host: &Host) -> Option<HostLine> {
+    let by = |fits: &dyn Fn(&HostLine) -> bool| old.iter().find(|line| fits(line)).cloned();
+    by(&|line| line.name == host.name).or_else(|| {
+        let (listed, address) = place(fleet, host);
+        by(&|line| line.address == listed || address.is_some_and(|address| line.address == address.to_string()))
+    })
+}
+
+/// Where OpenSSH would go for a host, and its address, if that can be learnt without asking it.
+fn place(fleet: &Fleet, host: &Host) -> (String, Option<IpAddr>) {
+    let listed = fleet.client.address(host).unwrap_or_else(|| host.name.to_string());
+    let resolved = || (listed.as_str(), 22).to_socket_addrs().ok()?.next().map(|address| address.ip());
+    let address = listed.parse::<IpAddr>().ok().or_else(resolved);
+    (listed, address)
 }
 
 /// What can be said of a host without asking it.
-fn last_known(host: &Host, old: &[HostLine]) -> HostLine {
-    known(old, host).unwrap_or_else(|| {
-        let listed = host.address.as_deref().unwrap_or(host.name.as_str());
-        let resolved = || (listed, 22).to_socket_addrs().ok()?.next().map(|address| address.ip());
-        let address = listed.parse::<IpAddr>().ok().or_else(resolved);
-        HostLine { name: host.name.clone(), address: address.map_or_else(|| listed.to_owned(), |ip| ip.to_string()) }
-    })
+fn last_known(fleet: &Fleet, host: &Host, old: &[HostLine]) -> HostLine {
+    let line = known(fleet, old, host);
+    // A name that stands for an address is none.
+    match line.filter(|line| line.address != line.name.as_str()) {
+        Some(line) => line,
+        None => {
+            let (listed, address) = place(fleet, host);
+            let name = known(fleet, old, host).map_or_else(|| host.name.clone(), |line| line.name);
+            HostLine { name, address: address.map_or(listed, |ip| ip.to_string()) }
+        }
+    }
+}
+
+/// A silent host's address of the files that another says is its own is believed no more: the two files did not belong together.
+fn disbelieve(fleet: &Fleet, asked: &mut [Asked]) {
+    let taken: Vec<String> =
+        asked.iter().filter(|one| one.silent.is_none()).map(|one| one.line.address.clone()).collect();
+    for (one, host) in asked.iter_mut().zip(&fleet.hosts) {
+        if one.silent.is_some() && taken.contains(&one.line.address) {
+            let (listed, address) = place(fleet, host);
+            one.line.address = address.map_or(listed, |ip| ip.to_string());
+        }
+    }
 }
 
 /// Two that give themselves one name keep those of the list, and it is said; so is one address for two.
@@ -215,10 +250,14 @@ fn text(page: &mut Page, view: &View<'_>) {
         let why = asked.silent.as_deref().unwrap_or_default();
         page.line(format!("! {} stays as {} {}: {why}", asked.host, asked.line.name, asked.line.address));
     }
+    if let Some(why) = &view.unsound {
+        let done = if view.written { "made anew" } else { "would be made anew" };
+        page.line(format!("! {why}; {done}"));
+    }
     for remark in view.remarks {
         page.line(format!("! {remark}"));
     }
-    let state = match (view.difference.is_empty(), view.written) {
+    let state = match (view.difference.is_empty() && view.unsound.is_none(), view.written) {
         (true, _) => "are as they should be",
         (false, true) => "are written",
         (false, false) => "would change",

@@ -38,7 +38,8 @@ use crate::{
 /// --expect; without a limit nobody can say whether it is good. If the hosts fail together, they are tried in pairs: with hosts
 /// that are known to be good (--good), or with those that turn out to be, until the host or the pair at fault can be named.
 ///
-/// Nothing else should use the hosts meanwhile. Exit codes: 0 right and fast enough; 1 it fails; 3 nobody can say, or some
+/// Hosts are looked at first: one that is in use, by the rule by which the service calls a host free (docs/guide/ssh.md), takes no part,
+/// unless --even-in-use says so. That takes root there, by login or by `as_root`. Exit codes: 0 right and fast enough; 1 it fails; 3 nobody can say, or some
 /// hosts could not take part.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -67,6 +68,9 @@ pub(super) struct Args {
     /// A variable for every process; without a value it is not set.
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
+    /// Also on hosts that somebody uses, or of which nobody can say; else they take no part.
+    #[arg(long)]
+    even_in_use: bool,
     /// Say what would be run, and run nothing.
     #[arg(long)]
     print: bool,
@@ -157,7 +161,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         true => Launcher::Mpirun,
         false => Launcher::DoctorNode,
     });
-    let limit = limit(context, args, &fleet)?;
+    let limits = Limits::of(context, args, &fleet)?;
     let (ready, mut left_out) = prepare(&fleet, &fleet.hosts, args, launcher);
     let (good, not_good) = prepare(&fleet, &good, args, launcher);
     left_out.extend(not_good);
@@ -171,7 +175,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         context.out.print(&job.line(&names(&ready)))?;
         return Ok(Exit::Ok);
     }
-    let view = tried(&job, args, (&names(&ready), &names(&good)), limit, left_out);
+    let view = tried(&job, args, (&names(&ready), &names(&good)), &limits, left_out);
     context.out.show(&view, |page| text(page, &view))?;
     Ok(match view.verdict {
         Verdict::Fail => Exit::Trouble,
@@ -210,33 +214,61 @@ fn good_ones(fleet: &Fleet, selectors: &[Selector]) -> Result<Vec<Host>> {
     Ok(good)
 }
 
-/// What such hosts reach, in bytes a second.
-fn limit(context: &Context, args: &Args, fleet: &Fleet) -> Result<Option<f64>> {
-    if args.expect.is_some() {
-        return Ok(args.expect);
+/// What such hosts reach, in bytes a second: between them, and within one.
+#[derive(Debug, Default)]
+struct Limits {
+    /// By --expect, for as many hosts as were named: one, or several.
+    expected: Option<(f64, bool)>,
+    between: Option<f64>,
+    within: Option<f64>,
+}
+
+impl Limits {
+    fn of(context: &Context, args: &Args, fleet: &Fleet) -> Result<Self> {
+        if let Some(expected) = args.expect {
+            return Ok(Self { expected: Some((expected, fleet.hosts.len() > 1)), ..Self::default() });
+        }
+        let Some(sku) = args.sku.as_ref().or(fleet.config.sku.as_ref()) else { return Ok(Self::default()) };
+        let profiles = &context.loaded()?.settings.profiles;
+        let Some(profile) = profiles.get(Some(sku)) else {
+            let known = doctor_checks::profiles::built_in().names();
+            return Err(Failure::Unknown { what: "machine type", name: sku.to_string(), known });
+        };
+        let limit = |mode: Mode| profile.expect.get(mode.metric()).copied();
+        Ok(Self { expected: None, between: limit(Mode::Nodes), within: limit(Mode::Nvlink) })
     }
-    let Some(sku) = args.sku.as_ref().or(fleet.config.sku.as_ref()) else { return Ok(None) };
-    let profiles = &context.loaded()?.settings.profiles;
-    let Some(profile) = profiles.get(Some(sku)) else {
-        let known = doctor_checks::profiles::built_in().names();
-        return Err(Failure::Unknown { what: "machine type", name: sku.to_string(), known });
-    };
-    let mode = if fleet.hosts.len() == 1 { Mode::Nvlink } else { Mode::Nodes };
-    Ok(profile.expect.get(mode.metric()).copied())
+
+    /// For an all-reduce over so many hosts: how many were named says nothing if only one of them can take part.
+    fn over(&self, hosts: usize) -> Option<f64> {
+        match self.expected {
+            Some(_) if self.is_for_others(hosts) => None,
+            Some((expected, _)) => Some(expected),
+            None if hosts == 1 => self.within,
+            None => self.between,
+        }
+    }
+
+    /// What was expected is the way between hosts, and there is only one.
+    fn is_for_others(&self, hosts: usize) -> bool {
+        hosts == 1 && matches!(self.expected, Some((_, true)))
+    }
 }
 
 fn tried(
     job: &Job<'_>,
     args: &Args,
     (hosts, good): (&[NodeName], &[NodeName]),
-    limit: Option<f64>,
+    limits: &Limits,
     left_out: Vec<LeftOut>,
 ) -> View {
     let progress = Progress::new("tried", hosts.len());
     let trials: Mutex<Vec<TrialView>> = Mutex::default();
     let attempt = |over: &[NodeName]| {
-        let mut judged = job.run(over, limit);
-        judged.why = harmless(&judged.why);
+        let mut judged = job.run(over, limits.over(over.len()));
+        judged.why = match limits.is_for_others(over.len()) && judged.verdict == Verdict::Inconclusive {
+            true => "only one host takes part, and --expect is for several".to_owned(),
+            false => harmless(&judged.why),
+        };
         let said = judged.said();
         let trial = TrialView { hosts: over.to_vec(), judged };
         progress.say(&line(&trial));
@@ -260,7 +292,8 @@ fn tried(
         _ => (Vec::new(), Vec::new()),
     };
     let found = found.filter(|_| verdict == Verdict::Fail).map(|found| search::words(&found));
-    View { verdict, limit_bytes_per_s: limit, found, at_fault, pairs_at_fault, left_out, trials }
+    let limit_bytes_per_s = limits.over(hosts.len());
+    View { verdict, limit_bytes_per_s, found, at_fault, pairs_at_fault, left_out, trials }
 }
 
 fn line(trial: &TrialView) -> String {
@@ -287,6 +320,20 @@ fn text(page: &mut Page, view: &View) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_between_hosts_is_not_for_one_alone() {
+        let profile = Limits { expected: None, between: Some(400.0), within: Some(480.0) };
+        assert_eq!((profile.over(1), profile.over(2)), (Some(480.0), Some(400.0)));
+        let several = Limits { expected: Some((431.0, true)), ..Limits::default() };
+        assert_eq!((several.over(1), several.over(2)), (None, Some(431.0)));
+        let alone = Limits { expected: Some((431.0, false)), ..Limits::default() };
+        assert_eq!(
+            (alone.over(1), alone.over(2)),
+            (Some(431.0), Some(431.0)),
+            "a pair with one that is known to be good"
+        );
+    }
 
     #[test]
     fn what_is_no_variable_and_no_bandwidth_is_refused() {

@@ -1,12 +1,14 @@
 //! `doctor fleet provision`: makes a cluster in Azure from one file, or shows how it would.
 
 use std::{
-    fs,
     io::Write as _,
     path::{Path, PathBuf},
 };
 
-use doctor_control::azure::{self, Cluster, Files, Plan, Progress, Provisioned, Seen};
+use doctor_control::{
+    azure::{self, Cluster, Files, Plan, Progress, Provisioned, Seen},
+    fleet::hostfiles::write_whole,
+};
 use serde_json::json;
 
 use super::azure::{AzArgs, cluster, read};
@@ -145,7 +147,7 @@ fn write(cluster: &Cluster, files: &Files, made: &Provisioned) -> Result<bool> {
     ];
     for (name, text) in texts {
         let path = folder.join(name);
-        fs::write(&path, text).map_err(|source| Failure::File { operation: "writing", path, source })?;
+        write_whole(&path, text.as_bytes()).map_err(|source| Failure::File { operation: "writing", path, source })?;
     }
     Ok(true)
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use doctor_control::{
-    backend::ssh::{Host, How, Order, each, quoted},
+    backend::ssh::{Host, How, Order, Root, each, quoted},
     fleet::{
         nccl::{self, AZURE_TOPOLOGY, Judged},
         ranks::{self, Rank},
@@ -42,11 +42,18 @@ pub(super) fn prepare(fleet: &Fleet, hosts: &[Host], args: &Args, launcher: Laun
         "echo \"address $SSH_CONNECTION\"; echo \"gpus $(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)\"; \
          [ -e {topology} ] && echo azure; [ -x {program} ] && echo program; true"
     );
-    let order = Order { script: &script, input: b"", limit: LOOK_LIMIT, most: 4096, as_root: false };
+    let order = Order { script: &script, input: b"", limit: LOOK_LIMIT, most: 4096, root: Root::No };
     let progress = Progress::new("looked at", hosts.len());
-    let answers = each(hosts, fleet.config.parallel, |host| fleet.run(host, &order), |done| progress.show(done));
+    // Saying what would be run leaves nothing on hosts.
+    let looks = !args.even_in_use && !args.print;
+    let look = |host: &Host| {
+        let answer = fleet.run(host, &order);
+        let in_use = (looks && answer.how == How::Exited(0)).then(|| fleet.client.kept_off(host)).flatten();
+        (answer, in_use)
+    };
+    let answers = each(hosts, fleet.config.parallel, look, |done| progress.show(done));
     let (mut ready, mut left_out) = (Vec::new(), Vec::new());
-    for (host, answer) in hosts.iter().zip(answers) {
+    for (host, (answer, in_use)) in hosts.iter().zip(answers) {
         let said = String::from_utf8_lossy(&answer.stdout);
         let has = |word: &str| said.lines().any(|line| line == word);
         let words = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
@@ -58,7 +65,7 @@ pub(super) fn prepare(fleet: &Fleet, hosts: &[Host], args: &Args, launcher: Laun
             How::Exited(0) if launcher == Launcher::Mpirun && gpus == 0 && args.gpus.is_none() => {
                 Some("it has no GPU".to_owned())
             }
-            how => trouble(how),
+            how => trouble(how).or_else(|| in_use.map(|by| format!("it is not free: {by} (--even-in-use)"))),
         };
         let address = words("address ").split_ascii_whitespace().nth(2).unwrap_or(host.name.as_str()).to_owned();
         match why {
@@ -115,7 +122,7 @@ impl<'a> Job<'a> {
             cycles: args.cycles,
             environment: nccl::environment(azure, &args.env),
             more: args.mpi_arg.clone(),
-            ssh_config: fleet.config.ssh_config.clone(),
+            agent: nccl::agent(&fleet.config),
             limit,
             as_root: nccl::is_root(),
         }))

@@ -1,0 +1,297 @@
+//! docs/guide/fleet-steps.md, letter by letter: every command that it prints is run here, in its order, on real sshd hosts of which the
+//! first is the head node. Where the page says something else than this file, the test fails; what takes Azure is run by [`azure`].
+//!
+//! The hosts have the scripts that `doctor fleet cloud-init` gives to machines, in an `/opt` and a `/var/log` of their own. AzNHC, dcgmi,
+//! nvidia-smi, mpirun and all_reduce_perf are stand-ins; `mpirun` starts the last of them on every host, by the agent that it is told.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use doctor_bed::ssh::Fleet;
+use serde_json::Value;
+
+use crate::{
+    azure,
+    bed::{Bed, Said, doctor_node},
+};
+
+const PAGE: &str = include_str!("../../../../docs/guide/fleet-steps.md");
+const HEAD: &str = "host1";
+
+/// Where a command of the page is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum At {
+    Here,
+    Head,
+    Azure,
+}
+
+/// The commands of the page, in their order.
+fn printed() -> Vec<(At, &'static str)> {
+    let typed = |line: &'static str| match (line.strip_prefix("$ "), line.strip_prefix("head$ ")) {
+        (Some(line), _) => Some(line.strip_suffix("☁").map_or((At::Here, line), |line| (At::Azure, line.trim_end()))),
+        (None, line) => Some((At::Head, line?)),
+    };
+    PAGE.lines().filter_map(typed).collect()
+}
+
+const AZNHC: &str = "echo 'Running health checks for Standard_X SKU...'
+echo 'SUCCESS:  nhc:  Health check passed:  check_gpu_count: Expected 8 and found 8'";
+/// Level and all: it fails while the machine has a fault.
+const DCGMI: &str = "echo \"level $3\"
+if [ -e /var/log/fault ]; then echo '| GPU Memory | Fail - GPU 3 |'; exit 226; fi
+echo '| GPU Memory | Pass - All |'";
+/// Remembers what it was told.
+const NVIDIA_SMI: &str =
+    "case $1 in -pm) echo $2 >/var/log/persistence;; *) grep -q 1 /var/log/persistence && echo Enabled;; esac";
+/// The program on every host, by the agent and with the words that it was given; the slowest host sets the pace.
+const MPIRUN: &str = r##"agent=ssh
+while [ $# -gt 0 ]; do
+  case $1 in --host) hosts=$2; shift;; plm_rsh_agent) agent=$2; shift;; /*) break;; esac
+  shift
+done
+rates=$(mktemp)
+for host in $(echo "$hosts" | tr , ' '); do $agent "${host%:*}" "$@" </dev/null >>"$rates" || exit 1; done
+rate=$(sort -n "$rates" | head -n 1)
+rm "$rates"
+echo "# nThread 1 nGpus 1 minBytes 8589934592 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0"
+echo "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong"
+echo "  8589934592    2147483648     float     sum      -1    35920  239.14  $rate      0    35915  239.17  $rate      0"
+echo "# Out of bounds values : 0 OK""##;
+
+/// Three machines as they are when `provision` has made them, and the folder from which that was done.
+struct Stage {
+    bed: Bed,
+    fleet: Fleet,
+    roots: Vec<PathBuf>,
+}
+
+fn put(path: &Path, text: &str, mode: u32) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+impl Stage {
+    fn new() -> Option<Self> {
+        let mut fleet = Fleet::start(3).inspect_err(|why| why.not_run("the steps of the guide on SSH hosts")).ok()?;
+        let roots = fleet.hosts_mut().iter_mut().map(|host| host.own_folders().unwrap()).collect();
+        let bed = Bed::new();
+        // What any machine passes, whatever else may be wrong with the one that runs this.
+        bed.policy_for(&["clock-source", "memory"], "");
+        Some(Self { bed, fleet, roots })
+    }
+
+    fn program(&self, host: usize, path: &str, script: &str) {
+        put(&self.roots[host - 1].join(path), &format!("#!/bin/sh\n{script}\n"), 0o755);
+    }
+
+    /// What `provision` leaves, here and on the machines, by the cloud-init file that was printed.
+    fn machines_are_made(&self) {
+        let config: Value = serde_saphyr::from_str(&self.bed.read("cloud-init.yaml")).unwrap();
+        let files = config["write_files"].as_array().unwrap();
+        let policy = self.bed.path("policy.toml");
+        for (root, host) in self.roots.iter().zip(1..) {
+            for file in files.iter().filter(|file| file["path"].as_str().unwrap().starts_with("/opt/")) {
+                let mode = u32::from_str_radix(file["permissions"].as_str().unwrap(), 8).unwrap();
+                put(&root.join(&file["path"].as_str().unwrap()[1..]), file["content"].as_str().unwrap(), mode);
+            }
+            let checks = format!(
+                "[ \"$1\" = host ] || set -- \"$@\" --policy {}; exec {} \"$@\"",
+                policy.display(),
+                doctor_node().display()
+            );
+            self.program(host, "usr/local/bin/doctor-node", &checks);
+            self.program(host, "usr/local/bin/dcgmi", DCGMI);
+            self.program(host, "usr/local/bin/nvidia-smi", NVIDIA_SMI);
+            self.program(host, "opt/azurehpc/test/azurehpc-health-checks/run-health-checks.sh", AZNHC);
+            let rate = if host == 3 { "198.20" } else { "481.00" };
+            self.program(host, "opt/nccl-tests/build/all_reduce_perf", &format!("echo {rate}"));
+        }
+        // One of them comes with a fault.
+        put(&self.roots[1].join("var/log/fault"), "", 0o644);
+        let doctor =
+            format!("export DOCTOR_NODE=/usr/local/bin/doctor-node; exec {} \"$@\"", env!("CARGO_BIN_EXE_doctor"));
+        self.program(1, "usr/local/bin/doctor", &doctor);
+        self.program(1, "usr/local/bin/mpirun", MPIRUN);
+        let home = self.fleet.hosts()[0].home();
+        let ways = fs::read_to_string(self.fleet.ssh_config()).unwrap();
+        put(&home.join(".ssh/config"), &ways, 0o600);
+        let (names, addresses): (String, String) =
+            self.fleet.hosts().iter().map(|host| (format!("{}\n", host.name), format!("{}\n", host.at.ip()))).unzip();
+        put(&home.join("hostfile"), &names, 0o644);
+        put(&home.join("hostfile-ip"), &addresses, 0o644);
+        put(&self.bed.path("vmss/ssh_config"), &ways, 0o600);
+        self.machines_boot(files);
+    }
+
+    /// There is no systemd in these hosts: what its units would start is started here. The disks of this machine are left alone.
+    fn machines_boot(&self, files: &[Value]) {
+        let units = ["cluster-doctor-boot.service", "cluster-doctor-first-boot.service"].map(|unit| {
+            let found = files.iter().find(|file| file["path"].as_str().unwrap().ends_with(unit));
+            found.unwrap()["content"].as_str().unwrap()
+        });
+        let starts = units.iter().flat_map(|unit| unit.lines()).filter_map(|line| line.strip_prefix("ExecStart="));
+        let starts: Vec<String> = starts
+            .map(|line| line.trim_start_matches('-').replace("/usr/bin/nvidia-smi", "nvidia-smi"))
+            .filter(|line| !line.contains("setup-nvme") && !line.contains("/var/lib/"))
+            .collect();
+        assert_eq!(starts, ["/opt/node-info.sh", "nvidia-smi -pm 1", "/opt/run-health-checks.sh"]);
+        for host in self.fleet.hosts() {
+            let ran = self.fleet.ssh(&host.name, &starts.join("; ")).output().unwrap();
+            assert!(ran.status.success(), "{}: {}", host.name, String::from_utf8_lossy(&ran.stderr));
+        }
+    }
+
+    /// Types a line into a shell: here, or after the login that the page shows, on the head node.
+    fn typed(&self, at: At, line: &str) -> Said {
+        let mut shell = match at {
+            At::Here => Command::new("sh"),
+            At::Head => Command::new("ssh"),
+            At::Azure => panic!("{line} is for Azure"),
+        };
+        match at {
+            At::Here => shell.args(["-c", line]),
+            _ => shell.args(["-F", "vmss/ssh_config", "-o", "BatchMode=yes", HEAD, line]),
+        };
+        let programs = Path::new(env!("CARGO_BIN_EXE_doctor")).parent().unwrap();
+        shell.env_clear().env("HOME", self.bed.path("")).env("PATH", format!("{}:/usr/bin:/bin", programs.display()));
+        Said::of(&shell.current_dir(self.bed.path("")).stdin(Stdio::null()).output().unwrap())
+    }
+
+    fn on_head(&self, name: &str) -> String {
+        fs::read_to_string(self.fleet.hosts()[0].home().join(name)).unwrap()
+    }
+}
+
+/// The page's next command, which has to be this one.
+struct Reader<'a> {
+    stage: &'a Stage,
+    rest: std::vec::IntoIter<(At, &'static str)>,
+}
+
+impl Reader<'_> {
+    #[track_caller]
+    fn next(&mut self, at: At, line: &str) {
+        assert_eq!(
+            self.rest.next(),
+            Some((at, line)),
+            "the page and this test have the same commands in the same order"
+        );
+    }
+
+    #[track_caller]
+    fn types(&mut self, at: At, code: i32, line: &str) -> Said {
+        self.next(at, line);
+        let said = self.stage.typed(at, line);
+        assert_eq!(said.code, code, "{line}\n{}\n{}", said.out, said.err);
+        said
+    }
+
+    #[track_caller]
+    fn here(&mut self, line: &str) -> Said {
+        self.types(At::Here, 0, line)
+    }
+
+    #[track_caller]
+    fn head(&mut self, code: i32, line: &str) -> Said {
+        self.types(At::Head, code, line)
+    }
+}
+
+#[test]
+fn every_step_of_the_guide_from_nothing_to_a_tested_fleet_works_as_it_is_printed() {
+    let Some(stage) = Stage::new() else { return };
+    let mut page = Reader { stage: &stage, rest: printed().into_iter() };
+    make(&mut page);
+    look(&mut page);
+    check_again(&mut page);
+    try_the_network(&mut page);
+
+    page.head(0, "doctor fleet hosts --hosts 'host[1-2]'").says("- host3 127.0.1.3").says("are written: 2 hosts asked");
+    assert_eq!(
+        (stage.on_head("hostfile"), stage.on_head("hostfile-ip")),
+        ("host1\nhost2\n".into(), "127.0.1.1\n127.0.1.2\n".into())
+    );
+    page.head(0, "doctor fleet exec --hostfile hostfile -- uptime").says("load average");
+    page.next(At::Azure, azure::SHOW_REMOVAL);
+    page.next(At::Azure, azure::TAKE_AWAY);
+    assert_eq!(page.rest.next(), None, "a command of the page that nobody runs");
+}
+
+/// Steps 1 to 3.
+fn make(page: &mut Reader<'_>) {
+    page.here("doctor fleet provision --example > cluster.toml");
+    page.here("doctor fleet cloud-init cluster.toml > cloud-init.yaml");
+    page.here("doctor fleet cloud-init --check cloud-init.yaml").says("knows every word");
+    page.here("doctor fleet provision cluster.toml --plan --fresh")
+        .says("az vmss create")
+        .says("host files and host keys on the head node");
+    page.next(At::Azure, azure::MAKE);
+    page.stage.machines_are_made();
+    // What it is typed for follows: each line on the head node goes this way.
+    page.here("ssh -F vmss/ssh_config host1");
+    let said = page.head(0, "doctor fleet exec --hostfile hostfile -- hostname");
+    said.says("host1: host1\nhost2: host2\nhost3: host3\n");
+}
+
+/// Steps 4 and 5.
+fn look(page: &mut Reader<'_>) {
+    let stage = page.stage;
+    page.head(0, "doctor fleet gather /var/log/node-info.log --last 1 --out node-info --hostfile hostfile");
+    assert!(
+        stage.on_head("node-info").lines().nth(2).unwrap().starts_with("host3 host3 "),
+        "{}",
+        stage.on_head("node-info")
+    );
+    page.head(0, "doctor fleet exec --root --hostfile hostfile -- /opt/node-info.sh");
+    let persistence =
+        "doctor fleet exec --hostfile hostfile -- nvidia-smi --query-gpu=persistence_mode --format=csv,noheader";
+    page.head(0, persistence).says("host[1-3]: Enabled");
+
+    page.head(
+        0,
+        "doctor fleet gather /var/log/node-health.log.status --last 1 --out cluster-health.status --hostfile hostfile",
+    );
+    let words: Vec<String> =
+        stage.on_head("cluster-health.status").lines().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
+    assert_eq!(words, ["healthy", "unhealthy", "healthy"]);
+    let unwell = page.head(0, "grep -v ' healthy$' cluster-health.status");
+    assert!(unwell.out.starts_with("host2 ") && unwell.out.lines().count() == 1, "{}", unwell.out);
+    let health = page.head(1, "doctor fleet health --hostfile hostfile");
+    health.says("3 hosts: 2 healthy, 0 unknown, 1 unhealthy");
+    page.head(0, "doctor fleet exec --hostfile hostfile --hosts host2 -- tail -n 5 /var/log/dcgmi-diag.log")
+        .says("Fail - GPU 3");
+    page.head(0, "doctor fleet gather /var/log/dcgmi-diag.log --out diags/ --hostfile hostfile");
+    assert!(stage.on_head("diags/host2/dcgmi-diag.log").contains("Fail - GPU 3"));
+}
+
+/// Step 6, after host2 was repaired.
+fn check_again(page: &mut Reader<'_>) {
+    fs::remove_file(page.stage.roots[1].join("var/log/fault")).unwrap();
+    let deep = "doctor fleet exec --root --hostfile hostfile --hosts host2 --deadline 3h -- /opt/run-dcgmi.sh 4";
+    page.head(0, deep).says("host2: /var/log/dcgmi-diag.log: passed");
+    let log = fs::read_to_string(page.stage.roots[1].join("var/log/dcgmi-diag.log")).unwrap();
+    assert!(log.contains("level 4\n"), "{log}");
+    let aznhc = page.head(0, "doctor fleet exec --root --hostfile hostfile --deadline 30m -- /opt/run-aznhc.sh");
+    aznhc.says("host[1-3]: /var/log/aznhc-health.log: passed");
+    page.head(0, "doctor fleet exec --root --hostfile hostfile -- /opt/check-node-health.sh");
+    let all = page.head(0, "doctor fleet exec --root --hostfile hostfile --deadline 90m -- /opt/run-health-checks.sh");
+    all.says("host[1-3]: /var/log/doctor-check.log: passed").says("host[1-3]: /var/log/dcgmi-diag.log: passed");
+    page.head(0, "doctor fleet health --hostfile hostfile").says("3 hosts: 3 healthy");
+    page.head(0, "doctor fleet health --run --of own --hostfile hostfile").says("3 hosts: 3 healthy");
+}
+
+/// Step 7.
+fn try_the_network(page: &mut Reader<'_>) {
+    let command = page.head(0, "doctor fleet nccl --hostfile hostfile --print");
+    command.says("mpirun --allow-run-as-root -np 3 --host host1:1,host2:1,host3:1").says("-b 8G -e 8G");
+    let slow = page.head(1, "doctor fleet nccl --hostfile hostfile --expect 480");
+    slow.says("host[1-3]: fail: 198.2 GB/s").says("at fault: host3\n");
+    let rest = page.head(0, "doctor fleet nccl --hostfile hostfile --hosts 'host[1-2]' --expect 480");
+    rest.says("host[1-2]: pass: 481.0 GB/s");
+}
