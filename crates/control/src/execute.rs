@@ -21,6 +21,7 @@ use doctor_core::{
     run::Run,
     snapshot::Snapshot,
 };
+use tracing::field::Empty;
 
 use crate::{
     backend::{Backend, BackendError, Change, Effect, Ground, JobOutput, JobRequest, NodeOp},
@@ -29,6 +30,7 @@ use crate::{
     settings::Settings,
     share::Share,
     store::{Lease, Store, StoreError},
+    telemetry::{span, within},
 };
 
 /// What carrying out a plan needs.
@@ -92,11 +94,12 @@ impl Executor<'_> {
         if workers == 1 {
             return work.iter().filter_map(|work| self.perform(work).transpose()).collect();
         }
-        let next = AtomicUsize::new(0);
+        let (next, span) = (AtomicUsize::new(0), tracing::Span::current());
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..workers)
                 .map(|_| {
                     scope.spawn(|| {
+                        let _within = span.enter();
                         let mut troubles = Vec::new();
                         while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
                             troubles.extend(self.perform(work)?);
@@ -174,10 +177,22 @@ impl Executor<'_> {
             Work::Submit(job) => self.submit(job),
             Work::Tidy(op, node) => {
                 let what = Change::Unmark(MAINTENANCE);
-                let done = self.backend.apply(node, &NodeOp { op: *op, what });
+                let done = within(&self.change_span(node, &what), || {
+                    self.backend.apply(node, &NodeOp { op: *op, what: what.clone() })
+                });
                 Ok(done.err().map(|error| format!("{node}: {error}")))
             }
-            Work::Cancel(run) => Ok(self.backend.cancel(*run).err().map(|error| format!("{run}: {error}"))),
+            Work::Cancel(run) => {
+                let span = span!(
+                    "backend.cancel",
+                    otel.kind = "client",
+                    backend = self.backend.name(),
+                    run = %run,
+                    failed = Empty
+                );
+                let cancelled = within(&span, || self.backend.cancel(*run));
+                Ok(cancelled.err().map(|error| format!("{run}: {error}")))
+            }
             Work::Change { case, op, node, changes, ground, destroys } => {
                 if let Some(trouble) = destroys.and_then(|rung| self.put_evidence_away(*case, rung)) {
                     return Ok(Some(format!("{node}: {trouble}")));
@@ -195,7 +210,16 @@ impl Executor<'_> {
     }
 
     fn submit(&self, job: &JobRequest) -> Result<Option<String>, StoreError> {
-        match self.reserve(job).and_then(|()| self.backend.submit(job)) {
+        let span = span!(
+            "backend.submit",
+            otel.kind = "client",
+            backend = self.backend.name(),
+            run = %job.run,
+            node = %job.nodes.first(),
+            nodes = job.nodes.iter().count() as u64,
+            failed = Empty
+        );
+        match self.reserve(job).and_then(|()| within(&span, || self.backend.submit(job))) {
             Ok(id) => {
                 self.store.record_submitted(self.lease, job.run, &id, self.clock.now())?;
                 Ok(None)
@@ -220,10 +244,24 @@ impl Executor<'_> {
             for node in job.nodes.iter() {
                 // A run is submitted once, and so is this.
                 let op = OpId::from_number(job.run.number());
-                self.backend.apply(node, &NodeOp { op, what: Change::Mark(MAINTENANCE) })?;
+                let what = Change::Mark(MAINTENANCE);
+                within(&self.change_span(node, &what), || {
+                    self.backend.apply(node, &NodeOp { op, what: what.clone() })
+                })?;
             }
         }
         Ok(())
+    }
+
+    fn change_span(&self, node: &NodeName, what: &Change) -> tracing::Span {
+        span!(
+            "backend.apply",
+            otel.kind = "client",
+            backend = self.backend.name(),
+            node = %node,
+            change = what.step().code(),
+            failed = Empty
+        )
     }
 
     fn change(
@@ -234,9 +272,11 @@ impl Executor<'_> {
         changes: &[Change],
         ground: &Ground,
     ) -> Result<Option<String>, StoreError> {
-        let outcome: Result<(), BackendError> = changes
-            .iter()
-            .try_for_each(|what| self.backend.apply_for(node, &NodeOp { op, what: what.clone() }, ground));
+        let outcome: Result<(), BackendError> = changes.iter().try_for_each(|what| {
+            within(&self.change_span(node, what), || {
+                self.backend.apply_for(node, &NodeOp { op, what: what.clone() }, ground)
+            })
+        });
         match outcome {
             Ok(()) => {
                 self.store.record_step(self.lease, case, op, Ok(()), self.clock.now())?;

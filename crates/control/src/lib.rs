@@ -28,6 +28,7 @@ pub mod settings;
 pub mod share;
 mod show;
 pub mod store;
+pub mod telemetry;
 pub mod vouch;
 pub mod wake;
 pub mod web;

@@ -116,6 +116,14 @@ pub const FAMILIES: &[Family] = &[
     gauge("doctor_alert_messages_waiting", &[RECEIVER], "Messages to people that have not arrived."),
     counter("doctor_alert_messages_delivered_total", "Messages to people that arrived."),
     counter("doctor_alert_messages_lost_total", "Messages to people that were given up."),
+    counter(
+        "doctor_trace_spans_exported_total",
+        "Spans that the collector took from the process that is asked, since it began; absent without `[telemetry]`.",
+    ),
+    counter(
+        "doctor_trace_spans_dropped_total",
+        "Spans that were lost because too many waited for the collector, or because it refused them.",
+    ),
     gauge("doctor_process_resident_memory_bytes", &[], "Memory of the process that is asked."),
     gauge(
         "doctor_node_series",

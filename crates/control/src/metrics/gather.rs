@@ -14,6 +14,7 @@ use super::Scrape;
 use crate::{
     picture,
     store::{Store, StoreError},
+    telemetry::Counts,
 };
 
 /// The section `[metrics]` of the service's file.
@@ -174,6 +175,12 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
         scrape.add(name, &[], whole(count));
     }
     Ok(())
+}
+
+/// What became of this process' spans.
+pub(crate) fn traces(scrape: &mut Scrape, counts: &Counts) {
+    scrape.add("doctor_trace_spans_exported_total", &[], whole(counts.exported()));
+    scrape.add("doctor_trace_spans_dropped_total", &[], whole(counts.dropped()));
 }
 
 fn alerts(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {

@@ -24,6 +24,7 @@ use crate::{
     picture::{self, Cluster},
     settings::Settings,
     store::{Store, StoreError},
+    telemetry::Counts,
 };
 
 /// A text serves everybody who asks within this time.
@@ -39,6 +40,7 @@ struct Desk {
     store: Store,
     clock: Arc<dyn Clock>,
     settings: MetricsSettings,
+    traces: Option<Arc<Counts>>,
     /// By what a cluster would be judged that no cycle has seen yet.
     judged_by: Settings,
     /// Locked while one is made: who comes meanwhile waits for it.
@@ -56,10 +58,11 @@ impl Scraped {
         store: Store,
         clock: Arc<dyn Clock>,
         judged_by: Settings,
+        traces: Option<Arc<Counts>>,
     ) -> Result<Self, DoorError> {
         let failed = |source| DoorError::Scrape { at, source };
         let listener = TcpListener::bind(at).map_err(failed)?;
-        let desk = Arc::new(Desk { store, clock, settings, judged_by, last: Mutex::default() });
+        let desk = Arc::new(Desk { store, clock, settings, traces, judged_by, last: Mutex::default() });
         let router = Router::new().route("/metrics", get(scrape)).with_state(desk);
         let listening = Listening::start("doctor-metrics", listener, router).map_err(failed)?;
         Ok(Self { listening })
@@ -81,7 +84,11 @@ impl Desk {
             None => (None, Cluster::unseen(&self.judged_by)),
         };
         let facts = picture::facts(&self.store, seen, cluster, self.clock.now())?;
-        let text: Arc<str> = metrics::gather(&self.store, &facts, &self.settings)?.text().into();
+        let mut scrape = metrics::gather(&self.store, &facts, &self.settings)?;
+        if let Some(counts) = &self.traces {
+            metrics::traces(&mut scrape, counts);
+        }
+        let text: Arc<str> = scrape.text().into();
         *last = Some((Instant::now(), Arc::clone(&text)));
         Ok(text)
     }

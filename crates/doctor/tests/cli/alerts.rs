@@ -29,7 +29,7 @@ use crate::{
 
 /// What a receiver does with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mood {
+pub(crate) enum Mood {
     /// Reads it and never answers.
     Hangs,
     Fails,
@@ -38,22 +38,23 @@ enum Mood {
 
 /// A request as it came.
 #[derive(Debug, Clone)]
-struct Request {
+pub(crate) struct Request {
     mood: Mood,
-    headers: BTreeMap<String, String>,
-    body: serde_json::Value,
-    raw: Vec<u8>,
+    pub(crate) path: String,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: serde_json::Value,
+    pub(crate) raw: Vec<u8>,
 }
 
 /// A receiver of webhooks on loopback.
-struct Receiver {
-    port: u16,
+pub(crate) struct Receiver {
+    pub(crate) port: u16,
     mood: Arc<Mutex<Mood>>,
-    requests: Arc<Mutex<Vec<Request>>>,
+    pub(crate) requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Receiver {
-    fn new(mood: Mood) -> Self {
+    pub(crate) fn new(mood: Mood) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (mood, requests) = (Arc::new(Mutex::new(mood)), Arc::new(Mutex::new(Vec::new())));
@@ -67,18 +68,22 @@ impl Receiver {
         Self { port, mood, requests }
     }
 
-    fn is(&self, mood: Mood) {
+    pub(crate) fn is(&self, mood: Mood) {
         *self.mood.lock().unwrap() = mood;
     }
 
-    fn seen(&self, mood: Mood) -> usize {
+    pub(crate) fn seen(&self, mood: Mood) -> usize {
         self.requests.lock().unwrap().iter().filter(|request| request.mood == mood).count()
     }
 }
 
 fn serve(stream: &TcpStream, moods: &Mutex<Mood>, kept: &Mutex<Vec<Request>>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let mut headers = BTreeMap::new();
+    let (mut headers, mut first) = (BTreeMap::new(), String::new());
+    if reader.read_line(&mut first).is_err() {
+        return;
+    }
+    let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
     for line in reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty()) {
         if let Some((name, value)) = line.split_once(": ") {
             headers.insert(name.to_ascii_lowercase(), value.to_owned());
@@ -91,7 +96,7 @@ fn serve(stream: &TcpStream, moods: &Mutex<Mood>, kept: &Mutex<Vec<Request>>) {
     }
     let mood = *moods.lock().unwrap();
     let body = serde_json::from_slice(&raw).unwrap();
-    kept.lock().unwrap().push(Request { mood, headers, body, raw });
+    kept.lock().unwrap().push(Request { mood, path, headers, body, raw });
     let answer = match mood {
         // Until the other end is gone.
         Mood::Hangs => return drop(reader.read_to_end(&mut Vec::new())),
@@ -235,7 +240,7 @@ impl Drop for Ended {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 

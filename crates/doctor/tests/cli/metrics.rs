@@ -13,7 +13,7 @@ use crate::{
     this_machine::Service,
 };
 
-fn scrape(port: u16) -> Option<String> {
+pub(crate) fn scrape(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").ok()?;
     let mut answer = String::new();

@@ -48,15 +48,16 @@ use std::{
 
 use axum::{
     Router,
-    extract::{FromRequestParts, RawPathParams, Request},
+    extract::{FromRequestParts, MatchedPath, RawPathParams, Request},
     http::{HeaderName, HeaderValue, header},
-    middleware::map_response,
+    middleware::{Next, from_fn, map_response},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use doctor_core::view::Facts;
 use serde_json::json;
 use tokio::sync::oneshot;
+use tracing::{Instrument, field::Empty};
 
 use self::{
     actions::Confirmations,
@@ -79,6 +80,7 @@ use crate::{
     settings::Settings,
     share::Share,
     store::{Store, StoreError},
+    telemetry::{self, span},
     wake::Wake,
 };
 
@@ -305,6 +307,33 @@ fn router(hall: &Arc<Hall>) -> Router {
             Refusal::Method { method: request.method().to_string() }
         })
         .layer(map_response(with_manners))
+        .layer(from_fn(traced))
+}
+
+/// A question is a span, of the trace that its `traceparent` names. Its address is told as the place it leads to: what stands in it
+/// may be anything.
+async fn traced(request: Request, next: Next) -> Response {
+    if !request.uri().path().starts_with("/api/") {
+        return next.run(request).await;
+    }
+    let place = request.extensions().get::<MatchedPath>().map_or("elsewhere", MatchedPath::as_str);
+    let span = span!(
+        "api",
+        otel.name = %format_args!("{} {place}", request.method()),
+        otel.kind = "server",
+        http.request.method = %request.method(),
+        http.route = place,
+        http.response.status_code = Empty,
+        traceparent = telemetry::traceparent(request.headers()),
+        failed = Empty
+    );
+    let response = next.run(request).instrument(span.clone()).await;
+    let status = response.status();
+    span.record("http.response.status_code", u64::from(status.as_u16()));
+    if status.is_server_error() {
+        telemetry::failed(&span, &status);
+    }
+    response
 }
 
 fn sent(made: Made, request: &Request) -> Result<Response, Refusal> {
@@ -372,7 +401,9 @@ async fn answer(
         return Ok((kept.answer.clone(), scene));
     }
     let (asking, shown) = (Arc::clone(hall), Arc::clone(&scene));
-    let work = move || (route.read)(&Look { hall: &asking, scene: &shown, asked: &asked, route }).map(Answer::new);
+    let span = span!("api.make");
+    let read = move || (route.read)(&Look { hall: &asking, scene: &shown, asked: &asked, route }).map(Answer::new);
+    let work = move || span.in_scope(read);
     let answer = tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::Store)??;
     hall.answers.keep(&mut kept, answer.clone(), scene.number);
     Ok((answer, scene))
