@@ -20,7 +20,9 @@ use doctor_core::{
     reason::Because,
     run::Run,
     snapshot::Snapshot,
+    time::Span,
 };
+use doctor_host::reports::Reported;
 use tracing::field::Empty;
 
 use crate::{
@@ -52,6 +54,9 @@ impl std::fmt::Debug for Executor<'_> {
         f.debug_struct("Executor").field("workers", &self.workers).finish_non_exhaustive()
     }
 }
+
+/// A node that reports for longer is repaired without, and no step waits for a third of its deadline.
+const REPORT_WITHIN: Span = Span::minutes(6);
 
 /// It belongs to a run, and to no case.
 const MAINTENANCE: OurMark = OurMark { kind: MarkKind::Maintenance, case: None };
@@ -194,19 +199,39 @@ impl Executor<'_> {
                 Ok(cancelled.err().map(|error| format!("{run}: {error}")))
             }
             Work::Change { case, op, node, changes, ground, destroys } => {
-                if let Some(trouble) = destroys.and_then(|rung| self.put_evidence_away(*case, rung)) {
-                    return Ok(Some(format!("{node}: {trouble}")));
+                match destroys.map_or(Ok(true), |rung| self.put_evidence_away(*case, rung, *op, node)) {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(None),
+                    Err(trouble) => return Ok(Some(format!("{node}: {trouble}"))),
                 }
                 self.change(*case, *op, node, changes, ground)
             }
         }
     }
 
-    /// What the step would destroy is put where it cannot. A line comes back if that did not go well: then the step waits, and
-    /// is asked for again in the next cycle.
-    fn put_evidence_away(&self, case: CaseId, rung: Rung) -> Option<String> {
-        let kept = handoff::keep(self.store, self.share?, case, rung);
-        kept.err().map(|error| format!("the evidence could not be put away before {rung}: {error}"))
+    /// What the step would destroy is put where it cannot, with what the node has to say. `false`, while the node is still at that,
+    /// and a line, if it did not go well: then the step waits, and is asked for again in the next cycle.
+    fn put_evidence_away(&self, case: CaseId, rung: Rung, op: OpId, node: &NodeName) -> Result<bool, String> {
+        let Some(share) = self.share.filter(|share| !handoff::is_kept(share, case, rung)) else { return Ok(true) };
+        let span = span!(
+            "backend.report",
+            otel.kind = "client",
+            backend = self.backend.name(),
+            node = %node,
+            failed = Empty
+        );
+        let repair = &self.settings.policy.repair;
+        let deadline = if rung == Rung::Reset { repair.reset_deadline } else { repair.reboot_deadline };
+        let within = REPORT_WITHIN.min(Span::from_millis(deadline.millis() / 3));
+        let from_node = match span.in_scope(|| self.backend.report(node, op)) {
+            Reported::UnderWay if self.clock.now().since(op.born()) < within => return Ok(false),
+            Reported::UnderWay => Err(format!("the node was not done with it within {within}")),
+            Reported::Taken(report) => Ok(*report),
+            Reported::Failed { text } => Err(text),
+        };
+        let kept = handoff::keep(self.store, share, case, rung, &from_node);
+        let failed = |error| format!("the evidence could not be put away before {rung}: {error}");
+        kept.map(|_| true).map_err(failed)
     }
 
     fn submit(&self, job: &JobRequest) -> Result<Option<String>, StoreError> {

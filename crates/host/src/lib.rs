@@ -9,6 +9,7 @@ pub mod marks;
 pub mod occupancy;
 pub mod process;
 pub mod protocol;
+pub mod reports;
 
 /// The first number of /proc/loadavg.
 pub fn one_minute(text: &str) -> Option<f64> {

@@ -13,13 +13,14 @@ use std::{
 };
 
 use doctor_core::{
-    ids::{JobId, NodeName, RunId},
+    ids::{JobId, NodeName, OpId, RunId},
     node::{Hardware, Marks, Node, Occupancy},
     snapshot::Caps,
 };
 use doctor_host::{
     occupancy::occupancy,
     protocol::{Ask, Look, Said, Wanted},
+    reports::Reported,
 };
 
 use super::{
@@ -105,7 +106,7 @@ impl SshBackend {
         match self.asker.ask(host, &Ask::Look(self.wanted(runs)), Duration::ZERO) {
             Ok(Said::Looked(look)) => Ok(*look),
             Ok(Said::Failed { text }) => Err(text),
-            Ok(Said::Started(_) | Said::InUse { .. } | Said::Done | Said::Repair(_)) => {
+            Ok(Said::Started(_) | Said::InUse { .. } | Said::Done | Said::Repair(_) | Said::Report(_)) => {
                 Err("it answered something else".to_owned())
             }
             Err(why) => Err(why.text().to_owned()),
@@ -210,6 +211,10 @@ impl Backend for SshBackend {
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
         self.cancel_run(run)
+    }
+
+    fn report(&self, node: &NodeName, op: OpId) -> Reported {
+        self.report_of(node, op)
     }
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
