@@ -1,6 +1,7 @@
 //! The controller: everything between `doctor-core`'s judgement and the outside world.
 
 pub mod access;
+pub mod agents;
 pub mod alert;
 pub mod audience;
 pub mod azure;

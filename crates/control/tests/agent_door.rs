@@ -135,7 +135,7 @@ fn heartbeat(name: &str, number: u64) -> AgentReport {
         number,
         at: Timestamp::from_secs(2000 + number as i64),
         checks: Vec::new(),
-        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 1 },
+        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 1, waiting: 0 },
         dropped: None,
     }
 }

@@ -14,7 +14,7 @@ use doctor_control::{
     telemetry::Counts,
     wake::Wake,
     web::{
-        Door, Scraped, Tokens,
+        Door, OfProcess, Scraped, Tokens,
         api::{Web, WebParts},
     },
 };
@@ -124,8 +124,9 @@ impl Controller {
         }
         let mut scraped = None;
         if let (Serving::Everybody { traces }, Some(at)) = (&serving, config.metrics.listen) {
-            let (settings, clock, traces) = (config.metrics.clone(), world.clock.clone(), traces.clone());
-            scraped = Some(Scraped::open(at, settings, store.clone(), clock, loaded.settings.clone(), traces)?);
+            let (settings, clock) = (config.metrics.clone(), world.clock.clone());
+            let own = OfProcess { spool: door.as_ref().map(Door::spool), traces: traces.clone() };
+            scraped = Some(Scraped::open(at, settings, store.clone(), clock, loaded.settings.clone(), own)?);
         }
         let mut web = None;
         let audience = Arc::new(Audience::default());

@@ -112,6 +112,12 @@ pub const FAMILIES: &[Family] = &[
         "doctor_documents_rejected_total",
         "Documents that were turned away at the door: unsigned, unreadable, of the wrong node.",
     ),
+    gauge(
+        "doctor_spool_waiting",
+        &[("place", "nodes, door, history")],
+        "What waits to be taken in by the process that is asked: reports on nodes, as their agents last said; reports at its door; \
+         results that are kept and not entered in history. `nodes` and `door` are absent without a door for agents.",
+    ),
     gauge("doctor_alert_notes_waiting", &[RECEIVER], "Notes to people that are in no message yet."),
     gauge("doctor_alert_messages_waiting", &[RECEIVER], "Messages to people that have not arrived."),
     counter("doctor_alert_messages_delivered_total", "Messages to people that arrived."),

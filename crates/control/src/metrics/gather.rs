@@ -177,10 +177,15 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// What became of this process' spans.
-pub(crate) fn traces(scrape: &mut Scrape, counts: &Counts) {
-    scrape.add("doctor_trace_spans_exported_total", &[], whole(counts.exported()));
-    scrape.add("doctor_trace_spans_dropped_total", &[], whole(counts.dropped()));
+/// What the process that is asked says of itself: what waits to be taken in, by place, and what became of its spans.
+pub(crate) fn of_process(scrape: &mut Scrape, spooled: &[(&str, u64)], traces: Option<&Counts>) {
+    for (place, count) in spooled {
+        scrape.add("doctor_spool_waiting", &[place], whole(*count));
+    }
+    if let Some(counts) = traces {
+        scrape.add("doctor_trace_spans_exported_total", &[], whole(counts.exported()));
+        scrape.add("doctor_trace_spans_dropped_total", &[], whole(counts.dropped()));
+    }
 }
 
 fn alerts(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {

@@ -39,6 +39,7 @@ mod tests;
 mod wish;
 
 use std::{
+    collections::BTreeMap,
     io,
     net::{IpAddr, SocketAddr},
     sync::{Arc, PoisonError, RwLock},
@@ -54,7 +55,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use doctor_core::view::Facts;
+use doctor_core::{ids::NodeName, view::Facts};
 use serde_json::json;
 use tokio::sync::oneshot;
 use tracing::{Instrument, field::Empty};
@@ -75,6 +76,7 @@ use self::{
 use super::pages;
 use crate::{
     access::{Role, hex},
+    agents::AgentBrief,
     audience::Audience,
     clock::Clock,
     settings::Settings,
@@ -234,7 +236,7 @@ impl Hall {
         getrandom::fill(&mut key).map_err(|error| WebError::Start(io::Error::other(error)))?;
         let unseen = crate::picture::Cluster::unseen(&settings);
         let facts = crate::picture::facts(&store, None, unseen, clock.now())?;
-        let scene = Scene::new(0, facts, settings, config.rack_before.as_deref());
+        let scene = Scene::new(0, facts, settings, BTreeMap::new(), config.rack_before.as_deref());
         Ok(Self {
             guard: Guard::new(store.clone(), config.proxy.clone(), loopback),
             store,
@@ -256,9 +258,9 @@ impl Hall {
     }
 
     /// From now on this is what everybody sees.
-    fn show(&self, facts: Facts, settings: Settings) {
+    fn show(&self, facts: Facts, settings: Settings, agents: BTreeMap<NodeName, AgentBrief>) {
         let before = self.scene();
-        let scene = Scene::new(before.number + 1, facts, settings, self.rack_before.as_deref());
+        let scene = Scene::new(before.number + 1, facts, settings, agents, self.rack_before.as_deref());
         let changes = scene.changes(Some(&before).filter(|before| before.number > 0).map(|before| &**before));
         *self.scene.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(scene);
         self.news.tell(&changes);
