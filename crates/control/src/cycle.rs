@@ -439,10 +439,14 @@ fn tell(span: &tracing::Span, outcome: &Result<CycleReport, CycleError>) {
                 ("rejected", report.rejected),
                 ("troubles", report.troubles.len()),
             ];
-            counts.into_iter().for_each(|(name, count)| drop(span.record(name, count as u64)));
+            for (name, count) in counts {
+                span.record(name, count as u64);
+            }
             span.record("leads", true);
         }
-        Err(CycleError::Passive { .. }) => drop(span.record("leads", false)),
+        Err(CycleError::Passive { .. }) => {
+            span.record("leads", false);
+        }
         Err(error @ CycleError::Store(_)) => failed(span, error),
     }
 }

@@ -181,10 +181,8 @@ impl Executor<'_> {
         match work {
             Work::Submit(job) => self.submit(job),
             Work::Tidy(op, node) => {
-                let what = Change::Unmark(MAINTENANCE);
-                let done = within(&self.change_span(node, &what), || {
-                    self.backend.apply(node, &NodeOp { op: *op, what: what.clone() })
-                });
+                let change = NodeOp { op: *op, what: Change::Unmark(MAINTENANCE) };
+                let done = within(&self.change_span(node, &change), || self.backend.apply(node, &change));
                 Ok(done.err().map(|error| format!("{node}: {error}")))
             }
             Work::Cancel(run) => {
@@ -269,22 +267,20 @@ impl Executor<'_> {
             for node in job.nodes.iter() {
                 // A run is submitted once, and so is this.
                 let op = OpId::from_number(job.run.number());
-                let what = Change::Mark(MAINTENANCE);
-                within(&self.change_span(node, &what), || {
-                    self.backend.apply(node, &NodeOp { op, what: what.clone() })
-                })?;
+                let change = NodeOp { op, what: Change::Mark(MAINTENANCE) };
+                within(&self.change_span(node, &change), || self.backend.apply(node, &change))?;
             }
         }
         Ok(())
     }
 
-    fn change_span(&self, node: &NodeName, what: &Change) -> tracing::Span {
+    fn change_span(&self, node: &NodeName, change: &NodeOp) -> tracing::Span {
         span!(
             "backend.apply",
             otel.kind = "client",
             backend = self.backend.name(),
             node = %node,
-            change = what.step().code(),
+            change = change.what.step().code(),
             failed = Empty
         )
     }
@@ -298,9 +294,8 @@ impl Executor<'_> {
         ground: &Ground,
     ) -> Result<Option<String>, StoreError> {
         let outcome: Result<(), BackendError> = changes.iter().try_for_each(|what| {
-            within(&self.change_span(node, what), || {
-                self.backend.apply_for(node, &NodeOp { op, what: what.clone() }, ground)
-            })
+            let change = NodeOp { op, what: what.clone() };
+            within(&self.change_span(node, &change), || self.backend.apply_for(node, &change, ground))
         });
         match outcome {
             Ok(()) => {

@@ -260,8 +260,7 @@ impl Memory {
 
     /// The backend's nodes by name. An outage makes every known node `Unknown`, and none disappear.
     fn look(&self, parts: &Parts, report: &mut CycleReport) -> Option<Vec<SeenNode>> {
-        let span =
-            span!("backend.snapshot", otel.kind = "client", backend = parts.backend.name(), failed = Empty);
+        let span = span!("backend.snapshot", otel.kind = "client", backend = parts.backend.name(), failed = Empty);
         match within(&span, || parts.backend.snapshot()) {
             Ok(mut seen) => {
                 mark_strangers(&self.runs, &mut seen);

@@ -3,13 +3,7 @@
 //! `doctor-node report` does it, as a job of its own ([`Jobs`]): it is begun once for each operation, outlives who asked, has
 //! limits, and is asked for again until it has ended.
 
-use std::{
-    ffi::OsString,
-    fs, io,
-    io::Read as _,
-    path::Path,
-    process::Command,
-};
+use std::{ffi::OsString, fs, io, io::Read as _, path::Path, process::Command};
 
 use doctor_core::{
     ids::{OpId, RunId},
@@ -39,7 +33,9 @@ pub enum Reported {
     UnderWay,
     Taken(Box<Report>),
     /// Nothing was learnt.
-    Failed { text: String },
+    Failed {
+        text: String,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -87,9 +83,9 @@ pub fn report(
                 return Ok(Reported::Failed { text: format!("`doctor-node report` ended ({how}) and left nothing") });
             };
             let machine = serde_json::from_slice(&machine).map_err(io::Error::other)?;
-            let file = |name: &&str| read(&folder.join(name), MOST_FILE).transpose().map(|bytes| (*name, bytes));
-            let file = FILES.iter().find_map(file);
-            let file = file.map(|(name, bytes)| Ok::<_, io::Error>(VendorFile { name: name.to_owned(), bytes: bytes? }));
+            let file = FILES.iter().find_map(|name| Some((*name, read(&folder.join(name), MOST_FILE).transpose()?)));
+            let file =
+                file.map(|(name, bytes)| Ok::<_, io::Error>(VendorFile { name: name.to_owned(), bytes: bytes? }));
             return Ok(Reported::Taken(Box::new(Report { machine, file: file.transpose()? })));
         }
     }

@@ -42,10 +42,8 @@ fn physical_host(runner: &dyn ProbeRunner) -> Option<String> {
         return None;
     };
     let digits = files.first()?.text.as_ref().ok()?.as_bytes();
-    let bytes: Option<Vec<u8>> = digits
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
-        .collect();
+    let bytes: Option<Vec<u8>> =
+        digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect();
     let text = |field: &[u8]| String::from_utf8_lossy(field).trim_matches(['\0', ' ', '\n']).to_owned();
     let bytes = bytes?;
     let mut records = bytes.chunks_exact(NAME + VALUE).map(|record| (text(&record[..NAME]), text(&record[NAME..])));

@@ -31,10 +31,7 @@ impl Bed {
     /// A machine of this vendor, and where it is given, a tool that does this.
     fn new(vendor: &str, tool: Option<&str>) -> Self {
         let machine = Machine::hgx_h100().with("/sys/class/dmi/id/sys_vendor", &format!("{vendor}\n"));
-        let bed = Self {
-            machine: machine.stand(Path::new(PROGRAM), library()),
-            folder: tempfile::tempdir().unwrap(),
-        };
+        let bed = Self { machine: machine.stand(Path::new(PROGRAM), library()), folder: tempfile::tempdir().unwrap() };
         if let Some(script) = tool {
             let path = bed.folder.path().join("nvidia-bug-report.sh");
             fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -64,8 +61,11 @@ fn metadata() -> String {
     let url = format!("http://{}", listener.local_addr().unwrap());
     thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
-            let lines: Vec<String> =
-                BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok).take_while(|l| !l.is_empty()).collect();
+            let lines: Vec<String> = BufReader::new(stream.try_clone().unwrap())
+                .lines()
+                .map_while(Result::ok)
+                .take_while(|l| !l.is_empty())
+                .collect();
             let path = lines.first().and_then(|line| line.split(' ').nth(1)).unwrap_or_default().to_owned();
             let allowed = lines.iter().any(|line| line == "X-aws-ec2-metadata-token: a-token-of-aws");
             let answer = match path.as_str() {
@@ -97,7 +97,10 @@ fn serials_firmware_cloud_and_the_vendors_file_are_written_down() {
     let gpus = machine["gpus"].as_array().unwrap();
     assert_eq!((gpus.len(), &machine["driver"]["version"]), (8, &"570.124.06".into()), "{machine:#}");
     for field in ["bus", "uuid", "serial", "vbios_version", "inforom.image"] {
-        assert!(gpus.iter().all(|gpu| gpu[field].as_str().is_some_and(|text| !text.is_empty())), "{field}: {machine:#}");
+        assert!(
+            gpus.iter().all(|gpu| gpu[field].as_str().is_some_and(|text| !text.is_empty())),
+            "{field}: {machine:#}"
+        );
     }
     let adapters = machine["adapters"].as_object().unwrap();
     assert!(adapters.len() == 8 && adapters.values().all(|one| one["firmware"].is_string()), "{machine:#}");

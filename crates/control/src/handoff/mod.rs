@@ -15,6 +15,7 @@ use std::{
     path::PathBuf,
 };
 
+use doctor_checks::document::Document;
 use doctor_core::{
     case::{Case, CaseState, Rung},
     ids::{CaseId, HardwareId, RunId},
@@ -22,7 +23,6 @@ use doctor_core::{
     time::{Span, Timestamp},
     view,
 };
-use doctor_checks::document::Document;
 use doctor_host::reports::{self, Report};
 use serde::Serialize;
 use serde_json::Value;
@@ -136,12 +136,7 @@ pub fn forget(share: &Share, before: Timestamp) {
     }
 }
 
-fn parts(
-    store: &Store,
-    share: Option<&Share>,
-    case: &Case,
-    from_node: &FromNode,
-) -> Result<Vec<Part>, HandoffError> {
+fn parts(store: &Store, share: Option<&Share>, case: &Case, from_node: &FromNode) -> Result<Vec<Part>, HandoffError> {
     let node = &case.node;
     let machines: Vec<Machine> = store
         .machines_of(node)?

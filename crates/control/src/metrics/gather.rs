@@ -180,7 +180,7 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
 /// What the process that is asked says of itself: what waits to be taken in, by place, and what became of its spans.
 pub(crate) fn of_process(scrape: &mut Scrape, spooled: &[(&str, u64)], traces: Option<&Counts>) {
     for (place, count) in spooled {
-        scrape.add("doctor_spool_waiting", &[place], whole(*count));
+        scrape.add("doctor_spool_waiting", &[*place], whole(*count));
     }
     if let Some(counts) = traces {
         scrape.add("doctor_trace_spans_exported_total", &[], whole(counts.exported()));

@@ -8,7 +8,6 @@ use std::{
 use doctor_core::time::Span;
 use serde::{Deserialize, Serialize};
 
-use super::Collector;
 use crate::alert::{Address, Hidden};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -16,7 +15,7 @@ use crate::alert::{Address, Hidden};
 pub struct TelemetrySettings {
     /// Where a collector takes traces by OTLP over HTTP, with the path. Without it, nothing is traced.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub traces: Option<Collector>,
+    pub traces: Option<Address>,
     /// Sent as `authorization: Bearer …`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<Hidden>,
@@ -69,7 +68,8 @@ impl TelemetrySettings {
             && !url.starts_with("https://")
         {
             return bad(
-                "`telemetry.traces` begins with http:// or https://, such as \"http://collector:4318/v1/traces\"".to_owned()
+                "`telemetry.traces` begins with http:// or https://, such as \"http://collector:4318/v1/traces\""
+                    .to_owned(),
             );
         }
         if self.timeout < Span::from_secs(1) || self.timeout > Span::minutes(1) {
@@ -78,9 +78,8 @@ impl TelemetrySettings {
         if !(16..=1_000_000).contains(&self.queue) {
             return bad(format!("`telemetry.queue` is {}, expected 16 to 1000000 spans", self.queue));
         }
-        let long = |(name, value): &(&String, &String)| {
-            name.is_empty() || name.len() > LONGEST || value.len() > LONGEST
-        };
+        let long =
+            |(name, value): &(&String, &String)| name.is_empty() || name.len() > LONGEST || value.len() > LONGEST;
         if self.resource.len() > 32 || self.resource.iter().any(|pair| long(&pair)) {
             return bad(format!("`telemetry.resource` has at most 32 names and values of at most {LONGEST} letters"));
         }

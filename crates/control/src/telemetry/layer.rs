@@ -115,7 +115,7 @@ impl Visit for Seen {
                     "client" => Kind::Client,
                     "server" => Kind::Server,
                     _ => Kind::Internal,
-                }
+                };
             }
             "traceparent" => self.elsewhere = traceparent::read(value),
             "failed" => self.failed = Some(cut()),
@@ -165,7 +165,13 @@ mod tests {
     fn spans_know_their_parents_also_those_of_other_threads_and_elsewhere() {
         let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let (spans, dropped) = traced(16, || {
-            let root = span!("cycle", otel.kind = "server", nodes = 3_u64, traceparent = header, failed = tracing::field::Empty);
+            let root = span!(
+                "cycle",
+                otel.kind = "server",
+                nodes = 3_u64,
+                traceparent = header,
+                failed = tracing::field::Empty
+            );
             let hand = span!(parent: &root, "act");
             root.record("failed", "it broke");
             hand.in_scope(|| drop(span!("backend.submit", run = %7)));

@@ -27,13 +27,13 @@ use std::{
     time::Duration,
 };
 
+pub(crate) use self::traceparent::header as traceparent;
 pub use self::{
     config::{BadTelemetry, TelemetrySettings},
     layer::TraceLayer,
 };
-pub(crate) use self::traceparent::header as traceparent;
 use self::{queue::Queue, sender::Sender};
-use crate::{alert::Address, scrub::scrub};
+use crate::scrub::scrub;
 
 /// What spans of ours are known by. Log lines do not show them.
 pub const TARGET: &str = "doctor_trace";
@@ -123,6 +123,3 @@ impl Traces {
         let _over = self.over.recv_timeout(FAREWELL);
     }
 }
-
-/// Where a collector is; its words are those of receivers of messages.
-type Collector = Address;

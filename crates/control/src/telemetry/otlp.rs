@@ -47,8 +47,7 @@ pub(super) fn document(instance: &str, resource: &BTreeMap<String, String>, span
     ];
     let ours = ours.into_iter().filter(|(name, _)| !resource.contains_key(*name));
     let named = ours.chain(resource.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-    let about: Vec<Value> =
-        named.map(|(name, value)| attribute(name, &Attribute::Text(value.to_owned()))).collect();
+    let about: Vec<Value> = named.map(|(name, value)| attribute(name, &Attribute::Text(value.to_owned()))).collect();
     let spans: Vec<Value> = spans.iter().map(span).collect();
     let scope = json!({ "name": "cluster-doctor", "version": env!("CARGO_PKG_VERSION") });
     json!({ "resourceSpans": [{

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Collector, TelemetrySettings, otlp,
-    otlp::Ended,
+    TelemetrySettings,
+    otlp::{self, Ended},
     queue::Queue,
 };
-use crate::alert::{NotSent, Retry, http::Client};
+use crate::alert::{Address, NotSent, Retry, http::Client};
 
 /// What has ended is sent this soon.
 const EVERY: Duration = Duration::from_secs(2);
@@ -16,14 +16,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Sender {
-    url: Collector,
+    url: Address,
     settings: TelemetrySettings,
     instance: String,
     queue: Arc<Queue>,
 }
 
 impl Sender {
-    pub(super) fn new(url: Collector, settings: TelemetrySettings, instance: &str, queue: Arc<Queue>) -> Self {
+    pub(super) fn new(url: Address, settings: TelemetrySettings, instance: &str, queue: Arc<Queue>) -> Self {
         Self { url, settings, instance: instance.to_owned(), queue }
     }
 

@@ -50,7 +50,9 @@ mod tests {
     fn only_what_is_well_formed_is_followed() {
         let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let place = read(good).unwrap();
-        assert!(place.recorded && place.trace[0] == 0x4b && place.span == [0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]);
+        assert!(
+            place.recorded && place.trace[0] == 0x4b && place.span == [0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]
+        );
         assert!(!read(&good.replace("-01", "-00")).unwrap().recorded);
         assert_eq!(read(&format!("cc{}-more", &good[2..])), Some(place), "a later version");
         for bad in [

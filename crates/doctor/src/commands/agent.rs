@@ -8,10 +8,7 @@ use std::{
     str::FromStr,
 };
 
-use doctor_checks::{
-    credential::Credential,
-    document::RunKey,
-};
+use doctor_checks::{credential::Credential, document::RunKey};
 use doctor_control::{
     agents::{self, AgentState, AgentView},
     store::{Store, records::SpeaksBy},
@@ -353,7 +350,12 @@ mod tests {
             at: NOW.minus(ago),
             number: 4,
             sent: NOW.minus(ago).minus(Span::minutes(2)),
-            versions: Versions { program: env!("CARGO_PKG_VERSION").to_owned(), schema: Schema::KNOWN, policy, waiting: 0 },
+            versions: Versions {
+                program: env!("CARGO_PKG_VERSION").to_owned(),
+                schema: Schema::KNOWN,
+                policy,
+                waiting: 0,
+            },
         };
         let row = AgentRow {
             node: NodeName::new("n1").unwrap(),

@@ -58,6 +58,7 @@ fn a_controllers_numbers_are_as_declared_and_prometheus_reads_them() {
         "doctor_node_out_of_service{node=\"here\",pool=\"local\"} 0\n",
         "doctor_cases_open{severity=\"isolate\"} 0\n",
         "doctor_runs_last_day{outcome=\"completed\"} 0\n",
+        "doctor_spool_waiting{place=\"history\"} 0\n",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }

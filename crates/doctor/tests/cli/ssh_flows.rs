@@ -227,7 +227,10 @@ fn before_a_reboot_the_hosts_own_report_is_put_away() {
     let Some(site) = Site::start("reports of SSH hosts before their reboot", 3) else { return };
     let home = site.fleet.hosts()[0].home();
     fs::create_dir(home.join("bin")).unwrap();
-    put(&home.join("bin/nvidia-bug-report.sh"), "#!/bin/sh\nprintf 'what the boot would lose' >nvidia-bug-report.log.gz\n");
+    put(
+        &home.join("bin/nvidia-bug-report.sh"),
+        "#!/bin/sh\nprintf 'what the boot would lose' >nvidia-bug-report.log.gz\n",
+    );
     put(&home.join("reboot"), "#!/bin/sh\necho once >>/root/told\n");
     site.configure("as_root = [\"env\", \"PATH=/root/bin:/usr/bin:/bin\"]\n");
     let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\nreboot = true\n";

@@ -51,7 +51,7 @@ fn ask(address: &str, path: &str, headers: &str) -> String {
     answer.split(' ').nth(1).unwrap_or_default().to_owned()
 }
 
-fn address(service: &mut Service) -> String {
+pub(crate) fn address(service: &mut Service) -> String {
     let line = service.line("the API answers");
     line.split("at=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
 }
@@ -82,7 +82,9 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
         let taken_in = spans.iter().any(|span| span["name"] == "ingest" && attribute(span, "results") != "0");
         taken_in && spans.iter().any(|span| span["name"] == "GET /api/v1/plan")
     });
-    until("they are counted", || metric(metrics, "doctor_trace_spans_exported_total").is_some_and(|count| count > 10.0));
+    until("they are counted", || {
+        metric(metrics, "doctor_trace_spans_exported_total").is_some_and(|count| count > 10.0)
+    });
     assert_eq!(metric(metrics, "doctor_trace_spans_dropped_total"), Some(0.0));
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
@@ -131,7 +133,10 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
         assert_eq!(request.headers["authorization"], "Bearer a-collectors-secret");
         let about = request.body["resourceSpans"][0]["resource"]["attributes"].as_array().unwrap();
         let says = |key: &str| about.iter().find(|one| one["key"] == key).map(|one| &one["value"]["stringValue"]);
-        assert_eq!((says("service.name"), says("k8s.cluster.name")), (Some(&"cluster-doctor".into()), Some(&"a".into())));
+        assert_eq!(
+            (says("service.name"), says("k8s.cluster.name")),
+            (Some(&"cluster-doctor".into()), Some(&"a".into()))
+        );
     }
     assert!(!log.contains("not-to-be-told"), "{log}");
 }

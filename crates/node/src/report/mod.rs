@@ -78,18 +78,25 @@ fn vendor(out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
     let ended = child::run(&mut command, &limits, stop, Echo::default());
     let trouble = match ended {
         Ok(Ended::Exited { status, .. }) if status.success() => None,
-        Ok(Ended::Exited { status, stdout, stderr }) => Some(format!("it ended with {status}: {}", last(&stdout, &stderr))),
+        Ok(Ended::Exited { status, stdout, stderr }) => {
+            Some(format!("it ended with {status}: {}", last(&stdout, &stderr)))
+        }
         Ok(Ended::TimedOut) => Some(format!("it did not end within {limit}")),
         Ok(Ended::TooLong) => Some("it printed without end".to_owned()),
         Ok(Ended::Stopped(_)) => Some("it was told to stop".to_owned()),
         Ok(Ended::Unkillable { pid, .. }) => Some(format!("it hangs in the kernel as process {pid}")),
         Err(error) => Some(format!("it cannot be run: {error}")),
     };
-    let size = |name: &&str| fs::metadata(out.join(name)).ok().map(|meta| (*name, meta.len()));
-    match (FILES.iter().find_map(size), trouble) {
+    let left = FILES.iter().find_map(|name| Some((*name, fs::metadata(out.join(name)).ok()?.len())));
+    match (left, trouble) {
         (Some((name, bytes)), _) if bytes > MOST_FILE => {
             let path = out.join(name);
-            Err(format!("{} has {} MiB, and more than {} are not carried", path.display(), bytes >> 20, MOST_FILE >> 20))
+            Err(format!(
+                "{} has {} MiB, and more than {} are not carried",
+                path.display(),
+                bytes >> 20,
+                MOST_FILE >> 20
+            ))
         }
         (Some((name, 1..)), None) => Ok(name.to_owned()),
         (Some((name, 1..)), Some(trouble)) => Ok(format!("{name}, cut: {trouble}")),

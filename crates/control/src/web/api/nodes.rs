@@ -110,8 +110,10 @@ fn list_nodes(look: &Look<'_>) -> Result<Made, Refusal> {
         let name = &record.node.name;
         after.as_ref().is_none_or(|after| name > after) && wanted(record) && well(record, *here)
     });
-    let rows: Vec<WithAgent<'_, NodeRow>> =
-        rows.take(limit as usize + 1).map(|(record, here)| with_agent(look, view::node_row(facts, record, here))).collect();
+    let rows: Vec<WithAgent<'_, NodeRow>> = rows
+        .take(limit as usize + 1)
+        .map(|(record, here)| with_agent(look, view::node_row(facts, record, here)))
+        .collect();
     Made::json(&Page::of(rows, limit, |row| row.of.node.to_string()))
 }
 
