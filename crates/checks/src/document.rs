@@ -196,7 +196,7 @@ pub struct AgentReport {
     pub dropped: Option<Dropped>,
 }
 
-/// By what a report was made.
+/// By what a report was made, and what waits behind it. A controller that knows less of this passes over the rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versions {
     /// Of the node's program; empty if it does not say.
@@ -204,6 +204,9 @@ pub struct Versions {
     pub schema: Schema,
     /// Of the policy that the agent goes by.
     pub policy: u32,
+    /// Reports that still wait on the node for this one to be taken.
+    #[serde(default)]
+    pub waiting: u32,
 }
 
 /// The form of reports. A controller reads its own and the one before.
@@ -406,7 +409,7 @@ mod tests {
             at: Timestamp::from_secs(1),
             up: None,
             checks: vec![],
-            versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 4 },
+            versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 4, waiting: 0 },
             dropped: None,
         }
     }

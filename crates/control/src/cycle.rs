@@ -30,6 +30,7 @@ use doctor_core::{
     run::Run,
     time::{Span, Timestamp},
 };
+use tracing::field::Empty;
 
 use crate::{
     audience::Audience,
@@ -47,6 +48,7 @@ use crate::{
         outbox::{self, Addressed},
         records::{AgentHeard, CycleId, CycleIntent, Pruned, RetentionPolicy},
     },
+    telemetry::{failed, span, within},
 };
 
 /// An agent's message as it came in, with the key its node was enrolled with.
@@ -225,8 +227,25 @@ impl Engine {
     /// # Errors
     /// If another controller leads, or the store fails. A backend that fails is no error: nodes are `Unknown` then.
     pub fn cycle(&mut self) -> Result<CycleReport, CycleError> {
-        let outcome = self.lead().and_then(|lease| self.run(&lease));
-        self.show_audience(outcome.is_ok());
+        let span = span!(
+            "cycle",
+            backend = self.parts.backend.name(),
+            leads = Empty,
+            nodes = Empty,
+            free = Empty,
+            running = Empty,
+            actions = Empty,
+            results = Empty,
+            rejected = Empty,
+            troubles = Empty,
+            failed = Empty
+        );
+        let outcome = span.in_scope(|| {
+            let outcome = self.lead().and_then(|lease| self.run(&lease));
+            self.show_audience(outcome.is_ok());
+            outcome
+        });
+        tell(&span, &outcome);
         if let Err(CycleError::Store(error)) = &outcome {
             // The memory is a copy of a store that may have moved on.
             self.memory.forget();
@@ -292,18 +311,19 @@ impl Engine {
         if let Some(Err(error)) = self.parts.share.as_ref().map(Share::check) {
             report.troubles.push(error.to_string());
         }
-        self.memory.observe(&mut self.parts, lease, &mut report)?;
+        within(&span!("observe", failed = Empty), || self.memory.observe(&mut self.parts, lease, &mut report))?;
         let now = self.parts.clock.now();
         report.at = Some(now);
-        let Some(plan) = self.memory.plan(now, &mut self.ids) else { return Ok(report) };
+        let planned = span!("plan").in_scope(|| self.memory.plan(now, &mut self.ids));
+        let Some(plan) = planned else { return Ok(report) };
         let began = now;
         let worth_writing = !plan.actions.is_empty()
             || !plan.passed_over.is_empty()
             || !report.troubles.is_empty()
             || self.memory.quiet_since(now) >= HEARTBEAT;
         if worth_writing {
-            let cycle = self.commit(lease, now, &plan)?;
-            let troubles = self.act(lease, &plan)?;
+            let cycle = within(&span!("commit", failed = Empty), || self.commit(lease, now, &plan))?;
+            let troubles = within(&span!("act", failed = Empty), || self.act(lease, &plan))?;
             report.troubles.extend(troubles);
             let trouble = (!report.troubles.is_empty()).then(|| report.troubles.join("; "));
             let took = self.parts.clock.now().since(began);
@@ -311,9 +331,11 @@ impl Engine {
             self.memory.written(now);
         }
         report.actions = plan.actions;
-        report.troubles.extend(self.show(lease)?);
-        self.publisher.publish(&self.parts, &self.memory, now, &mut report.troubles);
-        self.publisher.picture_if_due(&self.parts, lease, &self.memory, now)?;
+        report.troubles.extend(within(&span!("show", failed = Empty), || self.show(lease))?);
+        within(&span!("publish", failed = Empty), || {
+            self.publisher.publish(&self.parts, &self.memory, now, &mut report.troubles);
+            self.publisher.picture_if_due(&self.parts, lease, &self.memory, now)
+        })?;
         self.memory.count(&mut report);
         Ok(report)
     }
@@ -401,5 +423,30 @@ impl Engine {
             workers: self.parts.workers,
         };
         executor.execute(&plan.actions, &runs, snapshot)
+    }
+}
+
+/// What became of a cycle, for its span.
+fn tell(span: &tracing::Span, outcome: &Result<CycleReport, CycleError>) {
+    match outcome {
+        Ok(report) => {
+            let counts = [
+                ("nodes", report.nodes),
+                ("free", report.free),
+                ("running", report.running),
+                ("actions", report.actions.len()),
+                ("results", report.results),
+                ("rejected", report.rejected),
+                ("troubles", report.troubles.len()),
+            ];
+            for (name, count) in counts {
+                span.record(name, count as u64);
+            }
+            span.record("leads", true);
+        }
+        Err(CycleError::Passive { .. }) => {
+            span.record("leads", false);
+        }
+        Err(error @ CycleError::Store(_)) => failed(span, error),
     }
 }

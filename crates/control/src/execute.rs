@@ -20,7 +20,10 @@ use doctor_core::{
     reason::Because,
     run::Run,
     snapshot::Snapshot,
+    time::Span,
 };
+use doctor_host::reports::Reported;
+use tracing::field::Empty;
 
 use crate::{
     backend::{Backend, BackendError, Change, Effect, Ground, JobOutput, JobRequest, NodeOp},
@@ -29,6 +32,7 @@ use crate::{
     settings::Settings,
     share::Share,
     store::{Lease, Store, StoreError},
+    telemetry::{span, within},
 };
 
 /// What carrying out a plan needs.
@@ -50,6 +54,9 @@ impl std::fmt::Debug for Executor<'_> {
         f.debug_struct("Executor").field("workers", &self.workers).finish_non_exhaustive()
     }
 }
+
+/// A node that reports for longer is repaired without, and no step waits for a third of its deadline.
+const REPORT_WITHIN: Span = Span::minutes(6);
 
 /// It belongs to a run, and to no case.
 const MAINTENANCE: OurMark = OurMark { kind: MarkKind::Maintenance, case: None };
@@ -92,11 +99,12 @@ impl Executor<'_> {
         if workers == 1 {
             return work.iter().filter_map(|work| self.perform(work).transpose()).collect();
         }
-        let next = AtomicUsize::new(0);
+        let (next, span) = (AtomicUsize::new(0), tracing::Span::current());
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..workers)
                 .map(|_| {
                     scope.spawn(|| {
+                        let _within = span.enter();
                         let mut troubles = Vec::new();
                         while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
                             troubles.extend(self.perform(work)?);
@@ -173,29 +181,68 @@ impl Executor<'_> {
         match work {
             Work::Submit(job) => self.submit(job),
             Work::Tidy(op, node) => {
-                let what = Change::Unmark(MAINTENANCE);
-                let done = self.backend.apply(node, &NodeOp { op: *op, what });
+                let change = NodeOp { op: *op, what: Change::Unmark(MAINTENANCE) };
+                let done = within(&self.change_span(node, &change), || self.backend.apply(node, &change));
                 Ok(done.err().map(|error| format!("{node}: {error}")))
             }
-            Work::Cancel(run) => Ok(self.backend.cancel(*run).err().map(|error| format!("{run}: {error}"))),
+            Work::Cancel(run) => {
+                let span = span!(
+                    "backend.cancel",
+                    otel.kind = "client",
+                    backend = self.backend.name(),
+                    run = %run,
+                    failed = Empty
+                );
+                let cancelled = within(&span, || self.backend.cancel(*run));
+                Ok(cancelled.err().map(|error| format!("{run}: {error}")))
+            }
             Work::Change { case, op, node, changes, ground, destroys } => {
-                if let Some(trouble) = destroys.and_then(|rung| self.put_evidence_away(*case, rung)) {
-                    return Ok(Some(format!("{node}: {trouble}")));
+                match destroys.map_or(Ok(true), |rung| self.put_evidence_away(*case, rung, *op, node)) {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(None),
+                    Err(trouble) => return Ok(Some(format!("{node}: {trouble}"))),
                 }
                 self.change(*case, *op, node, changes, ground)
             }
         }
     }
 
-    /// What the step would destroy is put where it cannot. A line comes back if that did not go well: then the step waits, and
-    /// is asked for again in the next cycle.
-    fn put_evidence_away(&self, case: CaseId, rung: Rung) -> Option<String> {
-        let kept = handoff::keep(self.store, self.share?, case, rung);
-        kept.err().map(|error| format!("the evidence could not be put away before {rung}: {error}"))
+    /// What the step would destroy is put where it cannot, with what the node has to say. `false`, while the node is still at that,
+    /// and a line, if it did not go well: then the step waits, and is asked for again in the next cycle.
+    fn put_evidence_away(&self, case: CaseId, rung: Rung, op: OpId, node: &NodeName) -> Result<bool, String> {
+        let Some(share) = self.share.filter(|share| !handoff::is_kept(share, case, rung)) else { return Ok(true) };
+        let span = span!(
+            "backend.report",
+            otel.kind = "client",
+            backend = self.backend.name(),
+            node = %node,
+            failed = Empty
+        );
+        let repair = &self.settings.policy.repair;
+        let deadline = if rung == Rung::Reset { repair.reset_deadline } else { repair.reboot_deadline };
+        let within = REPORT_WITHIN.min(Span::from_millis(deadline.millis() / 3));
+        let from_node = match span.in_scope(|| self.backend.report(node, op)) {
+            Reported::UnderWay if self.clock.now().since(op.born()) < within => return Ok(false),
+            Reported::UnderWay => Err(format!("the node was not done with it within {within}")),
+            Reported::Taken(report) => Ok(*report),
+            Reported::Failed { text } => Err(text),
+        };
+        let kept = handoff::keep(self.store, share, case, rung, &from_node);
+        let failed = |error| format!("the evidence could not be put away before {rung}: {error}");
+        kept.map(|_| true).map_err(failed)
     }
 
     fn submit(&self, job: &JobRequest) -> Result<Option<String>, StoreError> {
-        match self.reserve(job).and_then(|()| self.backend.submit(job)) {
+        let span = span!(
+            "backend.submit",
+            otel.kind = "client",
+            backend = self.backend.name(),
+            run = %job.run,
+            node = %job.nodes.first(),
+            nodes = job.nodes.iter().count() as u64,
+            failed = Empty
+        );
+        match self.reserve(job).and_then(|()| within(&span, || self.backend.submit(job))) {
             Ok(id) => {
                 self.store.record_submitted(self.lease, job.run, &id, self.clock.now())?;
                 Ok(None)
@@ -220,10 +267,22 @@ impl Executor<'_> {
             for node in job.nodes.iter() {
                 // A run is submitted once, and so is this.
                 let op = OpId::from_number(job.run.number());
-                self.backend.apply(node, &NodeOp { op, what: Change::Mark(MAINTENANCE) })?;
+                let change = NodeOp { op, what: Change::Mark(MAINTENANCE) };
+                within(&self.change_span(node, &change), || self.backend.apply(node, &change))?;
             }
         }
         Ok(())
+    }
+
+    fn change_span(&self, node: &NodeName, change: &NodeOp) -> tracing::Span {
+        span!(
+            "backend.apply",
+            otel.kind = "client",
+            backend = self.backend.name(),
+            node = %node,
+            change = change.what.step().code(),
+            failed = Empty
+        )
     }
 
     fn change(
@@ -234,9 +293,10 @@ impl Executor<'_> {
         changes: &[Change],
         ground: &Ground,
     ) -> Result<Option<String>, StoreError> {
-        let outcome: Result<(), BackendError> = changes
-            .iter()
-            .try_for_each(|what| self.backend.apply_for(node, &NodeOp { op, what: what.clone() }, ground));
+        let outcome: Result<(), BackendError> = changes.iter().try_for_each(|what| {
+            let change = NodeOp { op, what: what.clone() };
+            within(&self.change_span(node, &change), || self.backend.apply_for(node, &change, ground))
+        });
         match outcome {
             Ok(()) => {
                 self.store.record_step(self.lease, case, op, Ok(()), self.clock.now())?;

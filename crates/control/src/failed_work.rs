@@ -13,11 +13,13 @@ use doctor_core::{
     ids::NodeName,
     time::{Span, Timestamp},
 };
+use tracing::field::Empty;
 
 use crate::{
     backend::{SeenFailure, SeenNode},
     cycle::{CycleReport, Parts},
     store::{Lease, Store, StoreError},
+    telemetry::{span, within},
 };
 
 /// The cluster is asked for a little more than is new: it may learn late how work ended.
@@ -65,7 +67,8 @@ impl Failures {
             none => none.insert(newest(keyed(parts.store.failed_work_since(begin)?), MOST_KNOWN)),
         };
         let since = self.asked.map_or(begin, |asked| asked.minus(OVERLAP).max(begin));
-        match parts.backend.failed_work(since) {
+        let span = span!("backend.failed_work", otel.kind = "client", backend = parts.backend.name(), failed = Empty);
+        match within(&span, || parts.backend.failed_work(since)) {
             Ok(told) => {
                 self.asked = Some(now);
                 let new = news(known, told, seen, forgotten_before(known, MOST_KNOWN).max(begin), now);

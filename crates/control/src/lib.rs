@@ -1,6 +1,7 @@
 //! The controller: everything between `doctor-core`'s judgement and the outside world.
 
 pub mod access;
+pub mod agents;
 pub mod alert;
 pub mod audience;
 pub mod azure;
@@ -28,6 +29,7 @@ pub mod settings;
 pub mod share;
 mod show;
 pub mod store;
+pub mod telemetry;
 pub mod vouch;
 pub mod wake;
 pub mod web;

@@ -21,6 +21,7 @@ use doctor_core::{
     snapshot::{ActiveRun, Asked, NodeRecord, RecentActions, Records, Snapshot, TestRecord, Trial},
     time::{Span, Timestamp},
 };
+use tracing::field::Empty;
 
 use crate::{
     backend::{Backend, PolledJob, SeenNode},
@@ -32,6 +33,7 @@ use crate::{
         Lease, Store, StoreError,
         records::{StoredNode, StoredRun},
     },
+    telemetry::{span, within},
 };
 
 const DAY: i64 = 86_400_000;
@@ -168,7 +170,14 @@ impl Memory {
         if ids.is_empty() {
             return BTreeMap::new();
         }
-        match parts.backend.poll(&ids) {
+        let span = span!(
+            "backend.poll",
+            otel.kind = "client",
+            backend = parts.backend.name(),
+            runs = ids.len() as u64,
+            failed = Empty
+        );
+        match within(&span, || parts.backend.poll(&ids)) {
             Ok(jobs) => ids.into_iter().zip(jobs).collect(),
             Err(error) => {
                 report.troubles.push(error.to_string());
@@ -204,7 +213,9 @@ impl Memory {
     ) -> Result<(), StoreError> {
         let snapshot = self.planner.as_ref().map(Planner::snapshot);
         let known = Known { runs: &self.runs, polled, seen, snapshot, settled: &self.settled, now: parts.clock.now() };
-        let taken = door::take_in(parts, lease, &known, &mut self.turned_away, report)?;
+        let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
+        let taken = within(&span, || door::take_in(parts, lease, &known, &mut self.turned_away, report))?;
+        span.record("results", report.results as u64).record("rejected", report.rejected as u64);
         if !taken.is_empty() {
             self.dirty.extend(taken);
             self.runs = parts.store.active_runs()?;
@@ -251,7 +262,8 @@ impl Memory {
 
     /// The backend's nodes by name. An outage makes every known node `Unknown`, and none disappear.
     fn look(&self, parts: &Parts, report: &mut CycleReport) -> Option<Vec<SeenNode>> {
-        match parts.backend.snapshot() {
+        let span = span!("backend.snapshot", otel.kind = "client", backend = parts.backend.name(), failed = Empty);
+        match within(&span, || parts.backend.snapshot()) {
             Ok(mut seen) => {
                 mark_strangers(&self.runs, &mut seen);
                 if !seen.is_sorted_by(|a, b| a.node.name < b.node.name) {

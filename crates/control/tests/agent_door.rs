@@ -8,24 +8,29 @@ use std::{
 };
 
 use doctor_checks::{
+    Catalogue,
     document::{AgentReport, Dropped, RunKey, Schema, Versions},
     permit::Permit,
+    profiles,
 };
 use doctor_control::{
     clock::{Clock, SystemClock},
     cycle::Inbox,
+    metrics::MetricsSettings,
+    settings::Settings,
     store::{
         Store,
         records::{AgentKey, SpeaksBy},
     },
     vouch::{Answer, NotVouched, Voucher},
     wake::Wake,
-    web::{Door, DoorInbox, Tokens},
+    web::{Door, DoorInbox, OfProcess, Scraped, Tokens},
 };
 use doctor_core::{
     ids::NodeName,
     node::Hardware,
     plan::TakeOut,
+    policy::Policy,
     time::{Span, Timestamp},
 };
 
@@ -135,7 +140,7 @@ fn heartbeat(name: &str, number: u64) -> AgentReport {
         number,
         at: Timestamp::from_secs(2000 + number as i64),
         checks: Vec::new(),
-        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 1 },
+        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 1, waiting: 0 },
         dropped: None,
     }
 }
@@ -216,6 +221,42 @@ fn a_report_is_answered_when_it_was_kept_and_wakes_whoever_keeps_it() {
     bed.inbox.acknowledge(&again);
     assert!(agent.join().unwrap().starts_with("HTTP/1.1 200 "));
     assert!(bed.inbox.waiting().is_empty());
+}
+
+#[test]
+fn what_waits_on_nodes_and_at_the_door_is_told_to_prometheus() {
+    let bed = Bed::leading();
+    let policy = Policy::standard();
+    let catalogue = Catalogue::with_site_checks(&policy);
+    let settings = Settings::new(policy, catalogue, profiles::built_in().profiles()).unwrap();
+    let own = || OfProcess { spool: Some(bed.door.spool()), traces: None };
+    // A text lasts for a while; who opens anew is told anew.
+    let scrape = || {
+        let at = "127.0.0.1:0".parse().unwrap();
+        let (clock, metrics) = (Arc::new(SystemClock), MetricsSettings::default());
+        let scraped = Scraped::open(at, metrics, bed.store.clone(), clock, settings.clone(), own()).unwrap();
+        exchange(scraped.address(), "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", b"")
+    };
+    let waits = |place: &str, count: u32| {
+        let (text, line) = (scrape(), format!("doctor_spool_waiting{{place=\"{place}\"}} {count}\n"));
+        assert!(text.contains(&line), "{line} is not in {text}");
+    };
+    let behind = |name: &str, number: u64, waiting: u32| {
+        let mut report = heartbeat(name, number);
+        report.versions.waiting = waiting;
+        bed.expect("200", name, &signed(&report, name));
+    };
+    ["nodes", "door", "history"].map(|place| waits(place, 0));
+    behind("n1", 1, 7);
+    behind("n2", 1, 4);
+    waits("nodes", 11);
+    behind("n1", 2, 0);
+    waits("nodes", 4);
+    let (to, body) = (bed.door.address(), signed(&report("n1", 3), "n1"));
+    let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
+    assert!(bed.wake.wait(Duration::from_secs(20)), "nobody rang");
+    waits("door", 1);
+    assert!(agent.join().unwrap().starts_with("HTTP/1.1 503 "), "nobody kept it");
 }
 
 #[test]

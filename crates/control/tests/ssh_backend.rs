@@ -3,6 +3,8 @@
 
 #[path = "ssh_backend/repairs.rs"]
 mod repairs;
+#[path = "ssh_backend/reports.rs"]
+mod reports;
 #[path = "ssh_backend/several.rs"]
 mod several;
 #[path = "ssh_backend/stage.rs"]

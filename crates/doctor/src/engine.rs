@@ -11,9 +11,10 @@ use doctor_control::{
     cycle::{AgentMessage, CycleError, CycleReport, Engine, Inbox, Parts},
     share::Share,
     store::{self, Store, StoreError},
+    telemetry::Counts,
     wake::Wake,
     web::{
-        Door, Scraped, Tokens,
+        Door, OfProcess, Scraped, Tokens,
         api::{Web, WebParts},
     },
 };
@@ -93,9 +94,12 @@ pub(crate) struct Controller {
 }
 
 /// Whether this is a service, to which agents and people may come and which delivers messages, or does one thing and ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Serving {
-    Everybody,
+    /// With what became of its spans, where traces are wanted.
+    Everybody {
+        traces: Option<Arc<Counts>>,
+    },
     Nobody,
 }
 
@@ -113,19 +117,20 @@ impl Controller {
             inboxes.push(Box::new(SimInbox { sim, keys: BTreeMap::new() }));
         }
         let mut door = None;
-        if let (Serving::Everybody, Some(at)) = (serving, config.agents.listen) {
+        if let (Serving::Everybody { .. }, Some(at)) = (&serving, config.agents.listen) {
             let (opened, inbox) = Door::open_with(at, &store, world.clock.clone(), Arc::clone(&wake), world.tokens)?;
             inboxes.push(Box::new(inbox));
             door = Some(opened);
         }
         let mut scraped = None;
-        if let (Serving::Everybody, Some(at)) = (serving, config.metrics.listen) {
+        if let (Serving::Everybody { traces }, Some(at)) = (&serving, config.metrics.listen) {
             let (settings, clock) = (config.metrics.clone(), world.clock.clone());
-            scraped = Some(Scraped::open(at, settings, store.clone(), clock, loaded.settings.clone())?);
+            let own = OfProcess { spool: door.as_ref().map(Door::spool), traces: traces.clone() };
+            scraped = Some(Scraped::open(at, settings, store.clone(), clock, loaded.settings.clone(), own)?);
         }
         let mut web = None;
         let audience = Arc::new(Audience::default());
-        if let (Serving::Everybody, Some(config)) = (serving, &config.web) {
+        if let (Serving::Everybody { .. }, Some(config)) = (&serving, &config.web) {
             let parts = WebParts {
                 store: store.clone(),
                 clock: world.clock.clone(),
@@ -162,7 +167,7 @@ impl Controller {
     /// Who is told of what from now on. Those who deliver now end what they are at, and others begin.
     pub(crate) fn set_alerts(&mut self, alerts: &AlertSettings) -> Result<()> {
         self.engine.set_routes(alerts.routes());
-        if self.serving == Serving::Everybody {
+        if let Serving::Everybody { .. } = self.serving {
             let failed = |error| Failure::Other(format!("starting a thread that delivers messages: {error}"));
             self.alerter = Some(Alerter::start(alerts, self.engine.store(), &self.clock).map_err(failed)?);
         }

@@ -10,6 +10,7 @@ pub mod occupancy;
 pub mod place;
 pub mod process;
 pub mod protocol;
+pub mod reports;
 
 /// The first number of /proc/loadavg.
 pub fn one_minute(text: &str) -> Option<f64> {

@@ -14,7 +14,7 @@ use doctor_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::marks::MarkChange;
+use crate::{marks::MarkChange, reports::Reported};
 
 /// The first line of the program. The number changes when the form of what follows does.
 pub const HELLO: &str = "doctor-node host 1";
@@ -52,6 +52,10 @@ pub enum Ask {
     },
     Mark(Mark),
     Repair(Box<Repair>),
+    /// What the machine and its vendor's tool say of it. Asked again, it tells how far that has got.
+    Report {
+        op: OpId,
+    },
 }
 
 /// What a look is to find.
@@ -197,6 +201,7 @@ pub enum Said {
     },
     Done,
     Repair(Repaired),
+    Report(Reported),
     /// It could not be done; it may have been done in part.
     Failed {
         text: String,

@@ -10,6 +10,11 @@ const BOARD: &str = "/sys/class/dmi/id/board_serial";
 const PRODUCT: &str = "/sys/class/dmi/id/product_uuid";
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const GPUS: &str = "/proc/driver/nvidia/gpus";
+const POOL: &str = "/var/lib/hyperv/.kvp_pool_3";
+const NAME: usize = 512;
+const VALUE: usize = 2048;
+/// A pool has about a dozen records.
+const MOST_POOL: u32 = 128 * 1024;
 
 /// What can be learnt. A part that cannot be read is left out: a machine that tells nothing is known by its name.
 pub fn collect(runner: &dyn ProbeRunner) -> Hardware {
@@ -25,9 +30,25 @@ pub fn collect(runner: &dyn ProbeRunner) -> Hardware {
     Hardware {
         gpu_uuids: gpus.into_iter().filter_map(uuid).collect(),
         board_serial: line(BOARD).or_else(|| line(PRODUCT)),
-        physical_host: None,
+        physical_host: physical_host(runner),
         boot_id: line(BOOT),
     }
+}
+
+/// What the host under an Azure machine is called, from what Hyper-V tells its guests: records of a name in 512 bytes and a value in
+/// 2048, both filled up with zeros.
+fn physical_host(runner: &dyn ProbeRunner) -> Option<String> {
+    let ProbeOutput::Files(files) = runner.run(&Probe::Bytes { pattern: POOL.to_owned(), most: MOST_POOL }) else {
+        return None;
+    };
+    let digits = files.first()?.text.as_ref().ok()?.as_bytes();
+    let bytes: Option<Vec<u8>> =
+        digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect();
+    let text = |field: &[u8]| String::from_utf8_lossy(field).trim_matches(['\0', ' ', '\n']).to_owned();
+    let bytes = bytes?;
+    let mut records = bytes.chunks_exact(NAME + VALUE).map(|record| (text(&record[..NAME]), text(&record[NAME..])));
+    let (_, host) = records.find(|(name, _)| name == "PhysicalHostNameFullyQualified")?;
+    Some(host).filter(|host| !host.is_empty() && host.len() <= 256 && !host.chars().any(char::is_control))
 }
 
 /// `GPU UUID: GPU-5a4d8c0e-…` of the driver's information file. A GPU that fell off the bus shows question marks.
@@ -53,9 +74,27 @@ mod tests {
             read(&format!("{GPUS}/0000:2a:00.0/information"), "GPU UUID: \t GPU-????????\n"),
         ]);
         let hardware = collect(&recorded);
+        assert_eq!(hardware.physical_host, None);
         assert_eq!(hardware.gpu_uuids, ["GPU-aaaa"]);
         assert_eq!(hardware.board_serial.as_deref(), Some("ec2f0e6d-0000-1111-2222-333344445555"));
         assert_eq!(hardware.boot_id.as_deref(), Some("0f2a3c4d-boot"));
         assert_eq!(collect(&FixtureRunner::default()), Hardware::default());
+    }
+    #[test]
+    fn an_azure_machine_tells_the_host_under_it() {
+        let pool = |records: &[(&str, &str)]| {
+            let mut bytes = Vec::new();
+            for (name, value) in records {
+                bytes.extend(format!("{name:\0<512}{value:\0<2048}").into_bytes());
+            }
+            let digits = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            let file = doctor_checks::probe::FileText { path: POOL.to_owned(), text: Ok(digits) };
+            let probe = Probe::Bytes { pattern: POOL.to_owned(), most: MOST_POOL };
+            collect(&FixtureRunner::new([(probe, ProbeOutput::Files(vec![file]))])).physical_host
+        };
+        let host = ("PhysicalHostNameFullyQualified", "MNZ20-0123.example");
+        assert_eq!(pool(&[("HostName", "x"), host]).as_deref(), Some("MNZ20-0123.example"));
+        assert_eq!(pool(&[("HostName", "x")]), None);
+        assert_eq!(pool(&[]), None);
     }
 }

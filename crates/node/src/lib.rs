@@ -19,6 +19,7 @@ pub mod profile;
 pub mod profile_command;
 pub mod record;
 pub mod repair;
+pub mod report;
 pub mod runner;
 pub mod stop;
 pub mod test;

@@ -22,7 +22,7 @@ use doctor_node::{
     memory,
     policy::load_policy,
     profile::{self, MachineArgs},
-    profile_command, repair,
+    profile_command, repair, report,
     runner::{self, BUILTIN_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
     stop::Stop,
     test,
@@ -48,6 +48,7 @@ enum Sub {
     Host(HostArgs),
     Job(JobArgs),
     Repair(RepairArgs),
+    Report(ReportArgs),
     Profile(ProfileArgs),
 }
 
@@ -208,6 +209,34 @@ struct RepairArgs {
     place: Place,
 }
 
+/// Write down what this machine and its vendor's own tool say of it, for whoever repairs it.
+///
+/// Serials, driver, firmware of GPUs, adapters and board, what its cloud calls it, and what nvidia-bug-report.sh leaves, where that
+/// is installed. A backend starts this before a step that destroys what the machine knows.
+///
+/// Exit codes: 0 written, with whatever could be learnt; 1 nothing could be written.
+#[derive(Debug, Args)]
+struct ReportArgs {
+    /// The folder to write to; it is made.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// The vendor's tool is ended after this long.
+    #[arg(long, value_name = "DURATION", default_value = "3m")]
+    limit: Span,
+    /// Where the cloud's metadata service answers; `none`: it is not asked. It is asked only if the firmware says that this is a
+    /// cloud.
+    #[arg(long, value_name = "URL", env = "DOCTOR_METADATA", default_value = doctor_node::profile::LINK_LOCAL)]
+    metadata: String,
+    /// Be the one process that does this: claim it in this file, and keep there what became of it.
+    #[arg(long, value_name = "FILE", requires = "run")]
+    job_file: Option<PathBuf>,
+    /// What is claimed, as the controller calls it.
+    #[arg(long, value_name = "ID", requires = "job_file")]
+    run: Option<RunId>,
+    #[command(flatten)]
+    place: Place,
+}
+
 /// Look at this node again and again, and report to the controller what has changed, until told to stop (SIGTERM).
 ///
 /// Fast checks run every 5 minutes, others at their own period, and those that read the kernel's log as soon as the kernel
@@ -305,6 +334,7 @@ fn main() -> ExitCode {
         }
         Ok(Cli { command: Sub::Job(args) }) => (job(args), job_file::exit::NOT_BEGUN),
         Ok(Cli { command: Sub::Repair(args) }) => (repair(&args), 1),
+        Ok(Cli { command: Sub::Report(args) }) => (report(&args), 1),
         Ok(Cli { command: Sub::Profile(args) }) => (profile(&args), check::exit::UNKNOWN),
         Err(error) => return usage(&error),
     };
@@ -390,6 +420,19 @@ fn repair(args: &RepairArgs) -> anyhow::Result<u8> {
     let work = || -> anyhow::Result<u8> {
         let done = repair::repair(args.what, args.boot.as_deref(), &args.command, limit, root, &runner)?;
         println!("{done}");
+        Ok(0)
+    };
+    match (&args.job_file, args.run) {
+        (Some(path), Some(run)) => job::claimed(path, run, work)?,
+        _ => work(),
+    }
+}
+
+fn report(args: &ReportArgs) -> anyhow::Result<u8> {
+    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let runner = args.place.runner(&stop);
+    let work = || -> anyhow::Result<u8> {
+        println!("{}", report::report(&args.out, args.limit, &args.metadata, &runner, &stop)?);
         Ok(0)
     };
     match (&args.job_file, args.run) {

@@ -12,6 +12,13 @@ import { figure, moment, span, tellTime, title } from "../words.js";
 
 const due = (of) => (of.is === "now" ? "now" : [of.is === "retry" ? "again " : "", moment(of.at)]);
 
+function agentWords(agent) {
+  const heard = agent.heard ? [agent.silent ? "not heard since " : "heard ", moment(agent.heard)] : [];
+  const runs = agent.program ? [`, doctor-node ${agent.program}`] : [];
+  const differs = agent.skew.length > 0 ? [` (${agent.skew.join("; ")})`] : [];
+  return [...heard, ...runs, ...differs];
+}
+
 function state(page, why, again) {
   const word = why.life_state?.is ?? why.life;
   const fact = (name, ...value) => el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, ...value));
@@ -29,6 +36,7 @@ function state(page, why, again) {
       fact("Our marks", why.our_marks.join(", ") || "none"),
       fact("Others’ marks", why.foreign_marks.join(", ") || "none"),
       fact("Case", why.case ? link(["cases", why.case], why.case) : "none"),
+      why.agent && fact("Agent", badge(why.agent.state), " ", ...agentWords(why.agent)),
       why.hold &&
         fact("Held", `by ${why.hold.by}: ${why.hold.why}`, why.hold.until ? [", until ", moment(why.hold.until)] : ""),
       fact("Not tested now because", why.run ? `it is being tested (${why.run.because})` : (why.passed_over?.text ?? "–")),

@@ -4,7 +4,8 @@ use std::{path::Path, sync::Arc};
 
 use doctor_core::time::Span;
 use ureq::{
-    Agent,
+    Agent, Body,
+    http::Response,
     tls::{Certificate, RootCerts, TlsConfig},
 };
 
@@ -14,18 +15,27 @@ use super::{NotSent, Retry, secret::host, trust};
 const ANSWER: u64 = 4096;
 
 #[derive(Debug)]
-pub(super) struct Client<'a> {
+pub(crate) struct Client<'a> {
     limit: Span,
     ca: Option<&'a Path>,
 }
 
 impl<'a> Client<'a> {
-    pub(super) const fn new(limit: Span, ca: Option<&'a Path>) -> Self {
+    pub(crate) const fn new(limit: Span, ca: Option<&'a Path>) -> Self {
         Self { limit, ca }
     }
 
     /// Posts JSON. Any answer of 200 to 299 means that it has been taken.
-    pub(super) fn post(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<(), NotSent> {
+    pub(crate) fn post(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<(), NotSent> {
+        self.taken(url, headers, body).map(drop)
+    }
+
+    /// The same, for who wants to know what was said to it. What cannot be read is left out.
+    pub(crate) fn ask(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<String, NotSent> {
+        self.taken(url, headers, body).map(|mut answer| said(&mut answer))
+    }
+
+    fn taken(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Response<Body>, NotSent> {
         let agent = self.agent(url)?;
         let mut request = agent.post(url).header("content-type", "application/json");
         for (name, value) in headers {
@@ -34,12 +44,10 @@ impl<'a> Client<'a> {
         let mut answer = request.send(body).map_err(|error| self.no_answer(url, &error))?;
         let status = answer.status().as_u16();
         if (200..300).contains(&status) {
-            return Ok(());
+            return Ok(answer);
         }
         let after = answer.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        // What cannot be read is left out.
-        let said = answer.body_mut().with_config().limit(ANSWER).read_to_string().unwrap_or_default();
-        Err(refused(host(url), status, after, &said))
+        Err(refused(host(url), status, after, &said(&mut answer)))
     }
 
     fn agent(&self, url: &str) -> Result<Agent, NotSent> {
@@ -75,6 +83,10 @@ impl<'a> Client<'a> {
         };
         NotSent::later(format!("{} {why}", host(url)))
     }
+}
+
+fn said(answer: &mut Response<Body>) -> String {
+    answer.body_mut().with_config().limit(ANSWER).read_to_string().unwrap_or_default()
 }
 
 /// A receiver that finds the message itself wrong will not find it right later. A wrong address or token can be mended.

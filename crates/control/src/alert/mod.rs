@@ -11,7 +11,7 @@
 mod alertmanager;
 mod config;
 mod courier;
-mod http;
+pub(crate) mod http;
 mod mime;
 mod secret;
 mod slack;

@@ -35,13 +35,13 @@ pub enum Address {
 const LONGEST: u64 = 8192;
 
 impl Hidden {
-    pub(super) fn resolve(&mut self, beside: &Path) {
+    pub(crate) fn resolve(&mut self, beside: &Path) {
         if let Self::File(path) = self {
             *path = beside.join(&*path);
         }
     }
 
-    pub(super) fn read(&self) -> Result<String, NotSent> {
+    pub(crate) fn read(&self) -> Result<String, NotSent> {
         let text = match self {
             Self::File(path) => {
                 let failed = |error| NotSent::later(format!("cannot read {}: {error}", path.display()));
@@ -71,13 +71,13 @@ impl std::fmt::Display for Hidden {
 }
 
 impl Address {
-    pub(super) fn resolve(&mut self, beside: &Path) {
+    pub(crate) fn resolve(&mut self, beside: &Path) {
         if let Self::Hidden(hidden) = self {
             hidden.resolve(beside);
         }
     }
 
-    pub(super) fn read(&self) -> Result<String, NotSent> {
+    pub(crate) fn read(&self) -> Result<String, NotSent> {
         match self {
             Self::Plain(url) => Ok(url.clone()),
             Self::Hidden(hidden) => hidden.read(),

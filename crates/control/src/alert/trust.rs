@@ -19,7 +19,9 @@ pub(super) fn roots(ca: Option<&Path>) -> Result<Vec<CertificateDer<'static>>, N
         roots.extend(named.map_err(bad)?);
     }
     if roots.is_empty() {
-        return Err(NotSent::later("this system has no certificates to believe in: install them, or set `alerts.ca`"));
+        return Err(NotSent::later(
+            "this system has no certificates to believe in: install them, or name some with `ca`",
+        ));
     }
     Ok(roots)
 }

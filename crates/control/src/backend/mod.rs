@@ -38,6 +38,7 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 use doctor_host::marks::MarkChange;
+pub use doctor_host::reports::Reported;
 
 pub trait Backend: Send + Sync {
     /// A short name for messages: `sim`, `local`, `kubernetes`.
@@ -82,6 +83,12 @@ pub trait Backend: Send + Sync {
     /// be. Work that somebody cancelled, that was preempted, evicted, or ran into its own time limit has not failed.
     fn failed_work(&self, _since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
         Ok(Vec::new())
+    }
+
+    /// What the node and its vendor's tool say of it, before a step destroys that. It is begun by the first who asks under an
+    /// operation's name, and asked for again until it has ended.
+    fn report(&self, _node: &NodeName, _op: OpId) -> Reported {
+        Reported::Failed { text: format!("the backend {} has no way to run it on the node", self.name()) }
     }
 
     /// Where results can be read on the node itself: who puts them there.

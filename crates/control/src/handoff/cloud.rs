@@ -38,13 +38,16 @@ const CATEGORIES: [(&str, &str); 26] = [
     ("collective*", "IBPerformance"),
 ];
 
-pub(super) fn fields(case: &Case, machine: Option<&Machine>) -> Value {
+/// `told` is what the machine's cloud calls it, as the machine says.
+pub(super) fn fields(case: &Case, machine: Option<&Machine>, told: Option<&Value>) -> Value {
     let worst = case.findings.iter().max_by_key(|finding| finding.severity);
     let described = machine.map(|machine| &machine.described);
     let physical_host = described.and_then(|hardware| hardware.physical_host.clone());
     let words = worst.map_or_else(|| "taken out by an operator".to_owned(), |finding| finding.text.clone());
+    let instance = |cloud: &str| told.filter(|told| told["name"] == cloud).cloned().unwrap_or_default();
     json!({
         "azure": {
+            "instance": instance("azure"),
             "startDateTime": case.opened,
             "impactCategory": worst.map_or("Resource.Hpc.Unhealthy.ManualInvestigation".to_owned(), category),
             "impactDescription": words,
@@ -54,8 +57,20 @@ pub(super) fn fields(case: &Case, machine: Option<&Machine>) -> Value {
                 "Manufacturer": worst.filter(|finding| is_gpu(finding)).map(|_| "Nvidia"),
             },
         },
-        "aws": { "node": case.node, "physical_host": physical_host, "reason": words, "start": case.opened },
-        "gcp": { "node": case.node, "physical_host": physical_host, "reason": words, "start": case.opened },
+        "aws": {
+            "node": case.node,
+            "instance": instance("aws"),
+            "physical_host": physical_host,
+            "reason": words,
+            "start": case.opened,
+        },
+        "gcp": {
+            "node": case.node,
+            "instance": instance("gcp"),
+            "physical_host": physical_host,
+            "reason": words,
+            "start": case.opened,
+        },
         "gpu_uuids": described.map(|hardware| hardware.gpu_uuids.clone()).unwrap_or_default(),
     })
 }

@@ -2,9 +2,10 @@
 //!
 //! It is made before a step that destroys what the node knew (reset, reboot, replacement), so that it is there when somebody
 //! asks for it weeks later, and by `doctor bundle` at any time. Everything that nodes or people wrote is scrubbed of what looks
-//! like a secret, and everything has a limit.
+//! like a secret, and everything has a limit. What the vendor's own tool wrote on the node goes in as it is.
 
 mod cloud;
+mod firmware;
 mod tar;
 
 use std::{
@@ -14,6 +15,7 @@ use std::{
     path::PathBuf,
 };
 
+use doctor_checks::document::Document;
 use doctor_core::{
     case::{Case, CaseState, Rung},
     ids::{CaseId, HardwareId, RunId},
@@ -21,7 +23,9 @@ use doctor_core::{
     time::{Span, Timestamp},
     view,
 };
+use doctor_host::reports::{self, Report};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::{
     scrub::{scrub, scrub_json},
@@ -70,31 +74,52 @@ pub struct Machine {
     pub described: Hardware,
 }
 
-/// The archive, as `.tar.gz`. `more` is what the caller has to add, such as a report of the vendor's own tool.
+/// What was taken on the node itself, or why nothing was.
+pub type FromNode = Result<Report, String>;
+
+/// The archive, as `.tar.gz`. `more` is what the caller has to add.
 ///
 /// # Errors
 /// If the store or the share cannot be read.
-pub fn archive(store: &Store, share: Option<&Share>, case: CaseId, more: Vec<Part>) -> Result<Vec<u8>, HandoffError> {
+pub fn archive(
+    store: &Store,
+    share: Option<&Share>,
+    case: CaseId,
+    from_node: &FromNode,
+    more: Vec<Part>,
+) -> Result<Vec<u8>, HandoffError> {
     let case = store.case(case)?.ok_or(HandoffError::NoCase(case))?;
-    let mut parts = parts(store, share, &case)?;
+    let mut parts = parts(store, share, &case, from_node)?;
     parts.extend(more.into_iter().map(|part| Part { name: format!("more/{}", part.name), bytes: part.bytes }));
     let folder = format!("case-{}", case.id);
     Ok(gzip(&tar::tar(&folder, &parts, case.opened)))
 }
 
-/// Keeps an archive of the case on the share, once for each rung of the ladder: what a step destroys is in there.
+/// Where the archive of a case is kept: one for each rung of the ladder.
+fn place(share: &Share, case: CaseId, rung: Rung) -> PathBuf {
+    share.root().join("handoff").join(format!("{case}-{rung}.tar.gz"))
+}
+
+/// Whether what a step of this rung destroys was put away already.
+pub fn is_kept(share: &Share, case: CaseId, rung: Rung) -> bool {
+    place(share, case, rung).exists()
+}
+
+/// Keeps an archive of the case on the share: what a step destroys is in there.
 ///
 /// # Errors
 /// If it cannot be made or written.
-pub fn keep(store: &Store, share: &Share, case: CaseId, rung: Rung) -> Result<PathBuf, HandoffError> {
-    let folder = share.root().join("handoff");
-    let path = folder.join(format!("{case}-{rung}.tar.gz"));
-    if path.exists() {
-        return Ok(path);
-    }
-    let bytes = archive(store, Some(share), case, Vec::new())?;
+pub fn keep(
+    store: &Store,
+    share: &Share,
+    case: CaseId,
+    rung: Rung,
+    from_node: &FromNode,
+) -> Result<PathBuf, HandoffError> {
+    let path = place(share, case, rung);
+    let bytes = archive(store, Some(share), case, from_node, Vec::new())?;
     let failed = |source| HandoffError::Write { path: path.clone(), source };
-    fs::create_dir_all(&folder).map_err(failed)?;
+    fs::create_dir_all(share.root().join("handoff")).map_err(failed)?;
     write_atomically(&path, &bytes).map_err(failed)?;
     Ok(path)
 }
@@ -111,7 +136,7 @@ pub fn forget(share: &Share, before: Timestamp) {
     }
 }
 
-fn parts(store: &Store, share: Option<&Share>, case: &Case) -> Result<Vec<Part>, HandoffError> {
+fn parts(store: &Store, share: Option<&Share>, case: &Case, from_node: &FromNode) -> Result<Vec<Part>, HandoffError> {
     let node = &case.node;
     let machines: Vec<Machine> = store
         .machines_of(node)?
@@ -132,14 +157,30 @@ fn parts(store: &Store, share: Option<&Share>, case: &Case) -> Result<Vec<Part>,
     let mut seen = BTreeSet::new();
     runs.retain(|run| seen.insert(*run));
     runs.truncate(RUNS);
+    let mut documents = Vec::new();
+    for run in &runs {
+        let kept = store.evidence(*run, node)?;
+        documents.extend(kept.and_then(|kept| Document::open_kept(&kept.bytes).ok()));
+    }
+    let read = firmware::read(documents.iter());
+    let told = from_node.as_ref().ok().map(|report| &report.machine);
+    let summary = summary(case, &machines, from_node, &read);
+    let of_the_case = machines.iter().find(|machine| machine.of_the_case);
     let mut parts = vec![
-        Part { name: "summary.md".to_owned(), bytes: scrub(&summary(case, &machines)).into_owned().into_bytes() },
+        Part { name: "summary.md".to_owned(), bytes: scrub(&summary).into_owned().into_bytes() },
         json("case.json", case)?,
         json("machines.json", &machines)?,
-        json("cloud.json", &cloud::fields(case, machines.iter().find(|machine| machine.of_the_case)))?,
+        json("firmware.json", told.unwrap_or(&read))?,
+        json("cloud.json", &cloud::fields(case, of_the_case, told.map(|told| &told["cloud"])))?,
         json("history.json", &history)?,
         json("audit.json", &store.audit(500, Some(node))?)?,
     ];
+    if let Ok(Report { file: Some(file), .. }) = from_node {
+        // Its name is from a node.
+        let known = reports::FILES.iter().find(|known| **known == file.name);
+        let name = format!("node/{}", known.unwrap_or(&"file"));
+        parts.push(Part { name, bytes: file.bytes.clone() });
+    }
     let mut room = ALL;
     for run in runs {
         add_run(store, share, case, run, &mut room, &mut parts)?;
@@ -190,7 +231,7 @@ fn json(name: &str, value: &impl Serialize) -> Result<Part, HandoffError> {
 }
 
 /// One page that says what is wrong with which machine, and what was tried.
-fn summary(case: &Case, machines: &[Machine]) -> String {
+fn summary(case: &Case, machines: &[Machine], from_node: &FromNode, read: &Value) -> String {
     let mut lines = vec![format!("# Case {} on {}", case.id, case.node), String::new()];
     let state = match &case.state {
         CaseState::Open => "open".to_owned(),
@@ -207,7 +248,21 @@ fn summary(case: &Case, machines: &[Machine]) -> String {
         lines.push(format!("- boot: {}", known(&case.boot_id.clone().or_else(|| boot_id.clone()))));
         lines.extend(gpu_uuids.iter().map(|uuid| format!("- GPU: {uuid}")));
     }
-    lines.push("\nFirmware and driver versions are in the evidence, as the node's checks read them.".to_owned());
+    lines.push("\n## Firmware\n".to_owned());
+    let versions = firmware::lines(from_node.as_ref().map_or(read, |report| &report.machine));
+    lines.push(if versions.is_empty() { "Not known.".to_owned() } else { versions.join("\n") });
+    lines.push("\n## nvidia-bug-report\n".to_owned());
+    lines.push(match from_node {
+        Ok(Report { file: Some(file), machine }) => {
+            let said = machine["vendor_report"]["file"].as_str().unwrap_or(&file.name);
+            format!("It is in node/, as the vendor's tool wrote it: {said}.")
+        }
+        Ok(Report { file: None, machine }) => {
+            let why = machine["vendor_report"]["why_not"].as_str().unwrap_or("the node does not say why");
+            format!("It could not be taken: {why}.")
+        }
+        Err(why) => format!("It was not taken: {why}."),
+    });
     lines.push("\n## What was found\n".to_owned());
     for finding in &case.findings {
         lines.push(format!("- {} on {} ({}): {}", finding.check, finding.entity, finding.reason, finding.text));

@@ -112,10 +112,24 @@ pub const FAMILIES: &[Family] = &[
         "doctor_documents_rejected_total",
         "Documents that were turned away at the door: unsigned, unreadable, of the wrong node.",
     ),
+    gauge(
+        "doctor_spool_waiting",
+        &[("place", "nodes, door, history")],
+        "What waits to be taken in by the process that is asked: reports on nodes, as their agents last said; reports at its door; \
+         results that are kept and not entered in history. `nodes` and `door` are absent without a door for agents.",
+    ),
     gauge("doctor_alert_notes_waiting", &[RECEIVER], "Notes to people that are in no message yet."),
     gauge("doctor_alert_messages_waiting", &[RECEIVER], "Messages to people that have not arrived."),
     counter("doctor_alert_messages_delivered_total", "Messages to people that arrived."),
     counter("doctor_alert_messages_lost_total", "Messages to people that were given up."),
+    counter(
+        "doctor_trace_spans_exported_total",
+        "Spans that the collector took from the process that is asked, since it began; absent without `[telemetry]`.",
+    ),
+    counter(
+        "doctor_trace_spans_dropped_total",
+        "Spans that were lost because too many waited for the collector, or because it refused them.",
+    ),
     gauge("doctor_process_resident_memory_bytes", &[], "Memory of the process that is asked."),
     gauge(
         "doctor_node_series",

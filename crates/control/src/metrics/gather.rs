@@ -14,6 +14,7 @@ use super::Scrape;
 use crate::{
     picture,
     store::{Store, StoreError},
+    telemetry::Counts,
 };
 
 /// The section `[metrics]` of the service's file.
@@ -174,6 +175,17 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
         scrape.add(name, &[], whole(count));
     }
     Ok(())
+}
+
+/// What the process that is asked says of itself: what waits to be taken in, by place, and what became of its spans.
+pub(crate) fn of_process(scrape: &mut Scrape, spooled: &[(&str, u64)], traces: Option<&Counts>) {
+    for (place, count) in spooled {
+        scrape.add("doctor_spool_waiting", &[*place], whole(*count));
+    }
+    if let Some(counts) = traces {
+        scrape.add("doctor_trace_spans_exported_total", &[], whole(counts.exported()));
+        scrape.add("doctor_trace_spans_dropped_total", &[], whole(counts.dropped()));
+    }
 }
 
 fn alerts(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {

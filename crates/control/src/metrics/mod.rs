@@ -2,7 +2,8 @@
 //!
 //! Every series is declared once in [`FAMILIES`], with its words; the reference page, the scrape and the test that dashboards
 //! and rules use nothing else come from there. Nothing is counted here: gauges are read off the picture of the cluster, and
-//! counters are the store's, so a restart resets none of them and two controllers say the same.
+//! counters are the store's, so a restart resets none of them and two controllers say the same. What the process has to say of
+//! itself (its memory, what waits at its door, its spans) is the exception.
 //!
 //! The text form is written by these few lines and not by a library: a library keeps numbers that are counted in place, and
 //! there are none.
@@ -12,6 +13,7 @@ mod gather;
 
 use std::fmt::Write;
 
+pub(crate) use self::gather::of_process;
 pub use self::{
     families::{FAMILIES, Family, Kind},
     gather::{MetricsSettings, gather},

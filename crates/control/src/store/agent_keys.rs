@@ -120,7 +120,8 @@ fn read_agent(row: &Row<'_>) -> Result<AgentRow> {
         None => None,
         Some(at) => {
             let schema: Schema = parsed("schema of reports", row.text(7)?.parse())?;
-            let versions = Versions { program: row.text(6)?.to_owned(), schema, policy: row.count(8)? };
+            // What waited then says nothing of now.
+            let versions = Versions { program: row.text(6)?.to_owned(), schema, policy: row.count(8)?, waiting: 0 };
             Some(AgentHeard { at, number: row.number(4)?, sent: row.moment(5)?, versions })
         }
     };

@@ -176,6 +176,11 @@ impl Store {
         &self.shared.inbox
     }
 
+    /// Results that this process has kept and not entered yet.
+    pub fn results_waiting(&self) -> usize {
+        self.inbox().lock().results
+    }
+
     /// Keeps results, to be entered later. Where syncing is apart they are not durable yet.
     pub(super) fn keep_for_later(&self, lease: &Lease, batch: Vec<Handed>) -> Result<Vec<Accepted>> {
         while self.inbox().lock().results >= self.inbox().limits.most {

@@ -149,6 +149,13 @@ impl Mail {
         }
     }
 
+    /// How much waits on nodes, as far as their agents have told this process, and how much here for the engine.
+    pub(super) fn spooled(&self) -> (u64, usize) {
+        let inside = self.lock();
+        let on_nodes = inside.newest.values().map(|heard| u64::from(heard.versions.waiting)).sum();
+        (on_nodes, inside.waiting.len())
+    }
+
     /// Nobody waits for the answer any more. The agent will send it again.
     pub(super) fn withdraw(&self, number: u64) {
         self.lock().take(number);

@@ -45,7 +45,7 @@ use mail::Mail;
 
 pub(crate) use api::gzip::gzip;
 pub use mail::DoorInbox;
-pub use scrape::Scraped;
+pub use scrape::{OfProcess, Scraped};
 pub use tokens::Tokens;
 
 /// At a time. An agent connects for each message, and ten thousand of them speak once a minute.
@@ -72,6 +72,10 @@ pub struct Door {
     listening: Listening,
     mail: Arc<Mail>,
 }
+
+/// What agents have to say and has not been taken in.
+#[derive(Debug, Clone)]
+pub struct Spool(Arc<Mail>);
 
 /// A server on a thread of its own. Dropped, it closes.
 #[derive(Debug)]
@@ -157,6 +161,11 @@ impl Door {
 
     pub const fn address(&self) -> SocketAddr {
         self.listening.address()
+    }
+
+    /// What waits on the other side of it and before it, for who tells numbers.
+    pub fn spool(&self) -> Spool {
+        Spool(Arc::clone(&self.mail))
     }
 
     /// Before and after each cycle; they begin as long as `every` apart. A door that hears nothing for much longer says that the

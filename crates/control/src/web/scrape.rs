@@ -17,17 +17,27 @@ use axum::{
     routing::get,
 };
 
-use super::{DoorError, Listening};
+use super::{DoorError, Listening, Spool};
 use crate::{
     clock::Clock,
     metrics::{self, MetricsSettings},
     picture::{self, Cluster},
     settings::Settings,
     store::{Store, StoreError},
+    telemetry::Counts,
 };
 
 /// A text serves everybody who asks within this time.
 const YOUNG: Duration = Duration::from_secs(5);
+
+/// What only the process that is asked knows.
+#[derive(Debug, Default)]
+pub struct OfProcess {
+    /// What waits at its door, if it has one.
+    pub spool: Option<Spool>,
+    /// What became of its spans, where traces are wanted.
+    pub traces: Option<Arc<Counts>>,
+}
 
 /// The listening end. Dropped, it closes.
 #[derive(Debug)]
@@ -39,6 +49,7 @@ struct Desk {
     store: Store,
     clock: Arc<dyn Clock>,
     settings: MetricsSettings,
+    own: OfProcess,
     /// By what a cluster would be judged that no cycle has seen yet.
     judged_by: Settings,
     /// Locked while one is made: who comes meanwhile waits for it.
@@ -56,10 +67,11 @@ impl Scraped {
         store: Store,
         clock: Arc<dyn Clock>,
         judged_by: Settings,
+        own: OfProcess,
     ) -> Result<Self, DoorError> {
         let failed = |source| DoorError::Scrape { at, source };
         let listener = TcpListener::bind(at).map_err(failed)?;
-        let desk = Arc::new(Desk { store, clock, settings, judged_by, last: Mutex::default() });
+        let desk = Arc::new(Desk { store, clock, settings, own, judged_by, last: Mutex::default() });
         let router = Router::new().route("/metrics", get(scrape)).with_state(desk);
         let listening = Listening::start("doctor-metrics", listener, router).map_err(failed)?;
         Ok(Self { listening })
@@ -76,12 +88,20 @@ impl Desk {
         if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < YOUNG) {
             return Ok(Arc::clone(text));
         }
+        // Before the store is read: who reads enters what waits.
+        let mut spooled = vec![("history", self.store.results_waiting() as u64)];
+        if let Some(Spool(mail)) = &self.own.spool {
+            let (on_nodes, here) = mail.spooled();
+            spooled.extend([("nodes", on_nodes), ("door", here as u64)]);
+        }
         let (seen, cluster) = match picture::last_seen(&self.store)? {
             Some((at, cluster)) => (Some(at), cluster),
             None => (None, Cluster::unseen(&self.judged_by)),
         };
         let facts = picture::facts(&self.store, seen, cluster, self.clock.now())?;
-        let text: Arc<str> = metrics::gather(&self.store, &facts, &self.settings)?.text().into();
+        let mut scrape = metrics::gather(&self.store, &facts, &self.settings)?;
+        metrics::of_process(&mut scrape, &spooled, self.own.traces.as_deref());
+        let text: Arc<str> = scrape.text().into();
         *last = Some((Instant::now(), Arc::clone(&text)));
         Ok(text)
     }

@@ -92,7 +92,7 @@ fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut Bed) 
         at,
         number,
         sent: at,
-        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 7 },
+        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 7, waiting: 0 },
     };
     for name in ["n1", "n2", "n3"] {
         bed.store.enroll_agent(&node(name), &RunKey::new([1; 32]), "ann", "x", bed.now).unwrap();

@@ -70,7 +70,7 @@ fn reports(bed: &mut Bed, boot: &str, records: &[(u64, &str)]) -> Vec<String> {
         number: u64::try_from(bed.now.millis()).unwrap(),
         at: bed.now,
         checks: vec![evidence(&settings, boot, records, bed)],
-        versions: Versions { program: String::new(), schema: Schema::KNOWN, policy: 1 },
+        versions: Versions { program: String::new(), schema: Schema::KNOWN, policy: 1, waiting: 0 },
         dropped: None,
     };
     let settled = settled(bed);

@@ -8,19 +8,15 @@ use std::{
     str::FromStr,
 };
 
-use doctor_checks::{
-    credential::Credential,
-    document::{RunKey, Schema},
-};
-use doctor_control::store::{
-    Store,
-    records::{AgentRow, SpeaksBy},
+use doctor_checks::{credential::Credential, document::RunKey};
+use doctor_control::{
+    agents::{self, AgentState, AgentView},
+    store::{Store, records::SpeaksBy},
 };
 use doctor_core::{
     hostlist::{self, BadHostlist},
     ids::NodeName,
-    time::{Span, Timestamp},
-    view::Facts,
+    time::Timestamp,
 };
 use serde::Serialize;
 
@@ -33,7 +29,7 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Page, Table, ago, cell, clock, length, plural},
+    output::{Page, Table, ago, cell, clock, plural},
 };
 
 /// Let nodes' agents report, take that away again, and see who does.
@@ -270,7 +266,7 @@ fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
 fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
-    let mut agents = views(&store, &facts)?;
+    let mut agents = agents::views(&store, &facts)?;
     let names = named(&args.nodes);
     if let Some(name) = names.iter().find(|name| agents.iter().all(|agent| agent.node != **name)) {
         let all: Vec<NodeName> = agents.into_iter().map(|agent| agent.node).collect();
@@ -282,115 +278,29 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// An agent as people see it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct AgentView {
-    pub node: NodeName,
-    pub state: AgentState,
-    pub speaks_by: SpeaksBy,
-    /// Or first vouched for.
-    pub enrolled: Timestamp,
-    pub revoked: Option<Timestamp>,
-    /// Up to a minute behind.
-    pub heard: Option<Timestamp>,
-    pub program: Option<String>,
-    pub schema: Option<String>,
-    pub policy: Option<u32>,
-    /// How far its clock was ahead of ours when it last spoke.
-    pub clock_ahead_ms: Option<i64>,
-    /// In what it differs from the controller.
-    pub skew: Vec<String>,
+/// What is worth a word in a list of nodes.
+pub(crate) fn note(agent: &AgentView) -> Option<String> {
+    match (agent.state, agent.heard) {
+        (AgentState::Silent, Some(heard)) => Some(format!("no report since {} UTC", clock(heard))),
+        (AgentState::NeverHeard, _) => Some("agent never heard".to_owned()),
+        (AgentState::Reports, _) if !agent.skew.is_empty() => Some(format!("agent: {}", agent.skew.join(", "))),
+        _ => None,
+    }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum AgentState {
-    Reports,
-    Silent,
-    NeverHeard,
-    Revoked,
-}
-
-/// The way of a report, and a little.
-const CLOCK_TOLERANCE: i64 = 5_000;
-
-/// Every agent that was ever enrolled or vouched for.
-pub(crate) fn views(store: &Store, facts: &Facts) -> Result<Vec<AgentView>> {
-    let policy = &facts.snapshot.policy;
-    let silent_after = policy.agents.silent_after;
-    // Silence is judged at the moment of looking: that nobody looks for an hour makes no agent silent.
-    let looked = facts.seen.unwrap_or(facts.now);
-    let view = |agent: AgentRow| AgentView::of(agent, looked, silent_after, policy.version);
-    Ok(store.agents()?.into_iter().map(view).collect())
-}
-
-impl AgentView {
-    fn of(agent: AgentRow, looked: Timestamp, silent_after: Span, policy: u32) -> Self {
-        let state = match (&agent.heard, agent.revoked) {
-            (_, Some(_)) => AgentState::Revoked,
-            (None, None) => AgentState::NeverHeard,
-            (Some(heard), None) if looked.since(heard.at) > silent_after => AgentState::Silent,
-            (Some(_), None) => AgentState::Reports,
-        };
-        let heard = agent.heard.as_ref();
-        let ahead = heard.map(|heard| heard.sent.millis() - heard.at.millis());
-        let mut skew = Vec::new();
-        if let Some(heard) = heard {
-            let ours = env!("CARGO_PKG_VERSION");
-            let theirs = &heard.versions;
-            if theirs.program != ours {
-                skew.push(format!("program {}, controller {ours}", theirs.program));
-            }
-            if theirs.schema != Schema::KNOWN {
-                skew.push(format!("schema {}, controller {}", theirs.schema, Schema::KNOWN));
-            }
-            if theirs.policy != policy {
-                skew.push(format!("policy {}, controller {policy}", theirs.policy));
-            }
+/// One line about it.
+pub(crate) fn words(agent: &AgentView, now: Timestamp) -> String {
+    let mut parts = vec![match (agent.state, agent.heard, agent.revoked) {
+        (AgentState::Revoked, _, Some(at)) => format!("revoked {}", ago(now, at)),
+        (AgentState::Silent, Some(heard), _) => {
+            format!("no report since {} UTC ({})", clock(heard), ago(now, heard))
         }
-        if let Some(ahead) = ahead.filter(|ahead| ahead.abs() > CLOCK_TOLERANCE) {
-            let way = if ahead > 0 { "ahead" } else { "behind" };
-            skew.push(format!("clock {} {way}", length(Span::from_millis(ahead.abs()))));
-        }
-        Self {
-            state,
-            speaks_by: agent.speaks_by,
-            enrolled: agent.created,
-            revoked: agent.revoked,
-            heard: heard.map(|heard| heard.at),
-            program: heard.map(|heard| heard.versions.program.clone()),
-            schema: heard.map(|heard| heard.versions.schema.to_string()),
-            policy: heard.map(|heard| heard.versions.policy),
-            clock_ahead_ms: ahead,
-            skew,
-            node: agent.node,
-        }
-    }
-
-    /// What is worth a word in a list of nodes.
-    pub(crate) fn note(&self) -> Option<String> {
-        match (self.state, self.heard) {
-            (AgentState::Silent, Some(heard)) => Some(format!("no report since {} UTC", clock(heard))),
-            (AgentState::NeverHeard, _) => Some("agent never heard".to_owned()),
-            (AgentState::Reports, _) if !self.skew.is_empty() => Some(format!("agent: {}", self.skew.join(", "))),
-            _ => None,
-        }
-    }
-
-    /// One line about it.
-    pub(crate) fn words(&self, now: Timestamp) -> String {
-        let mut parts = vec![match (self.state, self.heard, self.revoked) {
-            (AgentState::Revoked, _, Some(at)) => format!("revoked {}", ago(now, at)),
-            (AgentState::Silent, Some(heard), _) => {
-                format!("no report since {} UTC ({})", clock(heard), ago(now, heard))
-            }
-            (_, Some(heard), _) => format!("heard {}", ago(now, heard)),
-            _ => format!("never heard; enrolled {}", ago(now, self.enrolled)),
-        }];
-        parts.extend(self.program.as_ref().map(|program| format!("doctor-node {program}")));
-        parts.extend(self.skew.iter().cloned());
-        parts.join("; ")
-    }
+        (_, Some(heard), _) => format!("heard {}", ago(now, heard)),
+        _ => format!("never heard; enrolled {}", ago(now, agent.enrolled)),
+    }];
+    parts.extend(agent.program.as_ref().map(|program| format!("doctor-node {program}")));
+    parts.extend(agent.skew.iter().cloned());
+    parts.join("; ")
 }
 
 fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
@@ -429,8 +339,9 @@ fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doctor_checks::document::Versions;
-    use doctor_control::store::records::AgentHeard;
+    use doctor_checks::document::{Schema, Versions};
+    use doctor_control::store::records::{AgentHeard, AgentRow};
+    use doctor_core::time::Span;
 
     const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 
@@ -439,7 +350,12 @@ mod tests {
             at: NOW.minus(ago),
             number: 4,
             sent: NOW.minus(ago).minus(Span::minutes(2)),
-            versions: Versions { program: env!("CARGO_PKG_VERSION").to_owned(), schema: Schema::KNOWN, policy },
+            versions: Versions {
+                program: env!("CARGO_PKG_VERSION").to_owned(),
+                schema: Schema::KNOWN,
+                policy,
+                waiting: 0,
+            },
         };
         let row = AgentRow {
             node: NodeName::new("n1").unwrap(),
@@ -456,13 +372,13 @@ mod tests {
         assert_eq!(agent(Some(Span::minutes(14)), 1).state, AgentState::Reports);
         let silent = agent(Some(Span::minutes(16)), 1);
         assert_eq!(silent.state, AgentState::Silent);
-        assert!(silent.note().unwrap().starts_with("no report since "), "{silent:?}");
-        assert_eq!(agent(None, 1).note().as_deref(), Some("agent never heard"));
+        assert!(note(&silent).unwrap().starts_with("no report since "), "{silent:?}");
+        assert_eq!(note(&agent(None, 1)).as_deref(), Some("agent never heard"));
     }
 
     #[test]
     fn what_differs_from_the_controller_is_named() {
-        let words = agent(Some(Span::minutes(1)), 7).words(NOW);
+        let words = words(&agent(Some(Span::minutes(1)), 7), NOW);
         assert!(words.contains("policy 7, controller 1") && words.contains("clock 2m behind"), "{words}");
     }
 

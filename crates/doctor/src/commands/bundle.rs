@@ -1,13 +1,22 @@
 //! `doctor bundle`: what a vendor or a cloud asks for about a case, as one archive.
 
-use std::{fs, io::Read, path::PathBuf};
+use std::{
+    fs,
+    io::Read,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
-use doctor_control::handoff::{self, Part};
-use doctor_core::ids::CaseId;
+use doctor_control::{
+    backend::Reported,
+    handoff::{self, FromNode, Part},
+};
+use doctor_core::ids::{CaseId, IdSource, NodeName};
 use serde::Serialize;
 
 use crate::{
     context::Context,
+    engine::World,
     exit::Exit,
     failure::{Failure, Result},
 };
@@ -16,7 +25,9 @@ use crate::{
 ///
 /// In it: a summary with serials, UUIDs and the physical host, the case and its steps, findings with their evidence lines, the
 /// machine as it described itself, results, audit trail, evidence documents and logs of the newest runs, and the fields that
-/// Azure (guest-health category), AWS and Google ask for. What looks like a token, a password or a key is removed. The
+/// Azure (guest-health category), AWS and Google ask for, and firmware versions as the node's checks read them. With --from-node the
+/// node itself is asked: firmware now, what its cloud calls it, and what nvidia-bug-report.sh leaves; this machine and hosts over SSH
+/// can be asked, and where it was not possible the summary says why. What looks like a token, a password or a key is removed. The
 /// controller keeps such an archive by itself, below handoff/ in the shared directory, before a step that destroys evidence.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -26,10 +37,17 @@ pub(crate) struct Args {
     /// Where to write it. Without: case-CASE.tar.gz here.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Run `doctor-node report` on the node and add what it says. It may take minutes.
+    #[arg(long)]
+    from_node: bool,
     /// Add this file as it is, such as nvidia-bug-report.log.gz from the node. At most 64 MiB.
     #[arg(long = "with", value_name = "FILE")]
     more: Vec<PathBuf>,
 }
+
+/// Longer than a report may take.
+const PATIENCE: Duration = Duration::from_secs(6 * 60);
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Of one file that is added.
 const MOST: u64 = 64 << 20;
@@ -43,25 +61,55 @@ struct Packed {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
-    if store.case(args.case)?.is_none() {
+    let Some(case) = store.case(args.case)? else {
         let known = "those that `doctor cases --all` lists".to_owned();
         return Err(Failure::Unknown { what: "case", name: args.case.to_string(), known });
-    }
+    };
     let more: Result<Vec<Part>> = args.more.iter().map(read).collect();
     // Without the shared directory there are no logs; the rest is worth having.
     let share = context.share().ok();
-    let bytes = handoff::archive(&store, share.as_ref(), args.case, more?)?;
+    let from_node = if args.from_node {
+        ask(context, &case.node)?
+    } else {
+        Err("nobody asked for it (`doctor bundle --from-node`)".to_owned())
+    };
+    let bytes = handoff::archive(&store, share.as_ref(), args.case, &from_node, more?)?;
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("case-{}.tar.gz", args.case)));
     fs::write(&path, &bytes).map_err(|source| Failure::File { operation: "writing", path: path.clone(), source })?;
     let packed = Packed { case: args.case, path, bytes: bytes.len() };
     context.out.show(&packed, |page| {
         page.line(format!("Wrote {} ({} KiB).", packed.path.display(), packed.bytes.div_ceil(1024)));
+        if let (true, Err(why)) = (args.from_node, &from_node) {
+            page.line(format!("The node could not be asked: {why}."));
+        }
         if share.is_none() {
             page.line("The shared directory could not be read: there are no logs in it.");
         }
         page.line("Look through it before you give it away: what has no form of a secret cannot be known for one.");
     })?;
     Ok(Exit::Ok)
+}
+
+/// Has the node make its report, and waits for it.
+fn ask(context: &Context, node: &NodeName) -> Result<FromNode> {
+    let world = World::open(context.loaded()?)?;
+    let mut random = [0; 8];
+    getrandom::fill(&mut random)
+        .map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;
+    let mut ids = IdSource::new(u64::from_le_bytes(random));
+    ids.at(world.clock.now());
+    let op = ids.op();
+    let began = Instant::now();
+    loop {
+        match world.backend.report(node, op) {
+            Reported::Taken(report) => return Ok(Ok(*report)),
+            Reported::Failed { text } => return Ok(Err(text)),
+            Reported::UnderWay if began.elapsed() > PATIENCE => {
+                return Ok(Err(format!("the node was not done with it within {} minutes", PATIENCE.as_secs() / 60)));
+            }
+            Reported::UnderWay => std::thread::sleep(PAUSE),
+        }
+    }
 }
 
 fn read(path: &PathBuf) -> Result<Part> {

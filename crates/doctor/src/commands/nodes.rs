@@ -1,5 +1,6 @@
 //! `doctor nodes`: one line per node.
 
+use doctor_control::agents::{self, AgentView};
 use doctor_core::{
     finding::Severity,
     hostlist::Selector,
@@ -9,7 +10,7 @@ use doctor_core::{
 };
 use serde::Serialize;
 
-use super::agent::{self, AgentView};
+use super::agent;
 use crate::{
     context::Context,
     exit::Exit,
@@ -41,7 +42,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let names = context.pick(&facts, &args.nodes)?;
-    let agents = agent::views(&store, &facts)?;
+    let agents = agents::views(&store, &facts)?;
     let agent_of = |node: &NodeName| agents.iter().find(|agent| agent.node == *node).cloned();
     let rows = view::node_rows(&facts, &names).into_iter();
     let rows: Vec<Row> = rows.map(|row| Row { agent: agent_of(&row.node), row }).collect();
@@ -144,6 +145,6 @@ fn note(row: &NodeRow, agent: Option<&AgentView>) -> String {
         _ => {}
     }
     notes.extend(row.foreign_marks.iter().cloned());
-    notes.extend(agent.and_then(AgentView::note));
+    notes.extend(agent.and_then(agent::note));
     notes.join("; ")
 }

@@ -12,6 +12,8 @@ use std::{
 
 use doctor_control::{
     cycle::{CycleError, CycleReport},
+    store,
+    telemetry::{TARGET, TelemetrySettings, Traces},
     wake::Wake,
 };
 use tracing_subscriber::{
@@ -50,13 +52,14 @@ const APART: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     crate::memory::be_frugal();
-    log_to_stderr();
+    let traces = log_to_stderr(&context.config()?.telemetry)?;
     let stop = stop_flag().map_err(|source| Failure::Other(format!("watching for signals: {source}")))?;
     let store = context.make_store()?;
     let mut loaded = context.loaded()?.clone();
     let share = context.share()?;
     let world = World::open(&loaded)?;
-    let controller = Controller::new(&loaded, store, share, world, Serving::Everybody)?;
+    let serving = Serving::Everybody { traces: traces.as_ref().map(Traces::counts) };
+    let controller = Controller::new(&loaded, store, share, world, serving)?;
     tracing::info!(configuration = %loaded.place, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
     if let Some(door) = &controller.door {
         tracing::info!(at = %door.address(), "agents may report");
@@ -83,18 +86,27 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
     let stopped = service.controller.engine.stop();
     service.controller.stop_alerts();
+    traces.into_iter().for_each(Traces::stop);
     tracing::info!("stopped");
     stopped?;
     Ok(Exit::Ok)
 }
 
-fn log_to_stderr() {
+/// And traces to a collector, where one is named.
+fn log_to_stderr(telemetry: &TelemetrySettings) -> Result<Option<Traces>> {
+    let started = Traces::start(telemetry, &store::this_process());
+    let started = started.map_err(|error| Failure::Other(format!("starting the thread that sends traces: {error}")))?;
+    let (traces, layer) = started.unzip();
     let wanted = std::env::var("DOCTOR_LOG").ok().and_then(|wanted| wanted.parse().ok());
-    let filter = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let filter: Targets = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    // Spans are for the collector: a log line says itself what it is about.
+    let filter = filter.with_target(TARGET, LevelFilter::OFF);
+    let layer = layer.map(|layer| layer.with_filter(Targets::new().with_target(TARGET, LevelFilter::INFO)));
     let ansi = io::IsTerminal::is_terminal(&io::stderr()) && std::env::var_os("NO_COLOR").is_none();
     // A second subscriber would be a second call of this function.
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi);
-    let _first = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
+    let _first = tracing_subscriber::registry().with(lines.with_filter(filter)).with(layer).try_init();
+    Ok(traces)
 }
 
 /// Set by the first signal. The second one ends the program at once, as people expect.

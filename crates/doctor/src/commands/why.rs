@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use doctor_control::picture;
+use doctor_control::{
+    agents::{self, AgentView},
+    picture,
+};
 use doctor_core::{
     failed_work::FailedWork,
     finding::Severity,
@@ -13,10 +16,7 @@ use doctor_core::{
 
 use serde::Serialize;
 
-use super::{
-    agent::{self, AgentView},
-    nodes::toned,
-};
+use super::{agent, nodes::toned};
 use crate::{
     context::Context,
     exit::Exit,
@@ -44,7 +44,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         context.pick(&facts, &[doctor_core::hostlist::Selector::Names(vec![node.clone()])])?;
         return Err(Failure::Unknown { what: "node", name: node.to_string(), known: "see `doctor nodes`".to_owned() });
     };
-    let agent = agent::views(&store, &facts)?.into_iter().find(|agent| agent.node == *node);
+    let agent = agents::views(&store, &facts)?.into_iter().find(|agent| agent.node == *node);
     let shown = Shown { view, agent };
     context.out.show(&shown, |page| text(page, &shown))?;
     Ok(if shown.view.findings.is_empty() { Exit::Ok } else { Exit::Trouble })
@@ -64,7 +64,7 @@ fn text(page: &mut Page, Shown { view, agent }: &Shown) {
     page.line(format!("{}.", view.headline));
     page.line(situation(view));
     if let Some(agent) = agent {
-        page.line(format!("Its agent: {}", agent.words(now)));
+        page.line(format!("Its agent: {}", agent::words(agent, now)));
     }
     match &view.row.passed_over {
         Some(passed) => {

@@ -12,6 +12,7 @@ use doctor_control::{
     },
     metrics::MetricsSettings,
     store::{StoreUrl, records::RetentionPolicy},
+    telemetry::{BadTelemetry, TelemetrySettings},
     web::api::{BadWebConfig, WebConfig},
 };
 use doctor_core::{
@@ -42,6 +43,7 @@ pub(crate) struct Config {
     pub alerts: AlertSettings,
     pub metrics: MetricsSettings,
     pub reports: ReportSettings,
+    pub telemetry: TelemetrySettings,
     /// Without it, nobody listens.
     pub web: Option<WebConfig>,
     pub backend: BackendChoice,
@@ -100,6 +102,7 @@ struct Written {
     metrics: MetricsSettings,
     #[serde(default)]
     reports: ReportSettings,
+    telemetry: Option<Spanned<TelemetrySettings>>,
     #[serde(default)]
     backend: Option<Spanned<WrittenBackend>>,
 }
@@ -162,6 +165,8 @@ impl Config {
         let policy = written.policy.map(|path| beside.join(path));
         let mut alerts = written.alerts.map(Spanned::into_inner).unwrap_or_default();
         alerts.resolve(beside);
+        let mut telemetry = written.telemetry.map(Spanned::into_inner).unwrap_or_default();
+        telemetry.resolve(beside);
         let backend = match written.backend.map(Spanned::into_inner) {
             Some(WrittenBackend { sim: Some(sim), .. }) => {
                 BackendChoice::Sim(SimConfig { socket: beside.join(sim.socket) })
@@ -211,6 +216,7 @@ impl Config {
             alerts,
             metrics: written.metrics,
             reports: written.reports,
+            telemetry,
             web: written.web.map(|web| {
                 let mut web = web.into_inner();
                 if let Some(tls) = &mut web.tls {
@@ -266,6 +272,10 @@ impl Written {
         if let Some(alerts) = &self.alerts {
             let bad = |error: BadReceiver| BadText::at(text, Some(alerts.span()), error.to_string());
             alerts.get_ref().check().map_err(bad)?;
+        }
+        if let Some(telemetry) = &self.telemetry {
+            let bad = |error: BadTelemetry| BadText::at(text, Some(telemetry.span()), error.to_string());
+            telemetry.get_ref().check().map_err(bad)?;
         }
         if let Some(dstack) = self.backend.as_ref().and_then(|backend| backend.get_ref().dstack.as_ref()) {
             let bad = |error: doctor_control::backend::dstack::BadSettings| {

@@ -86,6 +86,7 @@ impl Loaded {
             ("publish", a.publish != b.publish),
             ("agents", a.agents != b.agents),
             ("metrics", a.metrics != b.metrics),
+            ("telemetry", a.telemetry != b.telemetry),
             ("web", a.web != b.web),
         ];
         pairs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()

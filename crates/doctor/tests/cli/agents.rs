@@ -10,8 +10,10 @@ use std::{
 };
 
 use crate::{
+    api,
     bed::{Bed, doctor_node, until},
     this_machine::Service,
+    traces,
 };
 
 /// A cluster of one that no job is started on, a door for its agent, and a recorded machine for the agent to look at.
@@ -24,8 +26,10 @@ impl Stage {
         let bed = Bed::local();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         bed.write("busy", "");
-        let config =
-            bed.read("doctor.toml").replace("[backend", &format!("[agents]\nlisten = \"127.0.0.1:{port}\"\n[backend"));
+        let config = bed.read("doctor.toml").replace(
+            "[backend",
+            &format!("[agents]\nlisten = \"127.0.0.1:{port}\"\n[web]\nlisten = \"127.0.0.1:0\"\n[backend"),
+        );
         bed.write("doctor.toml", &format!("{config}busy_file = \"busy\"\n"));
         for directory in ["machine/dev", "machine/proc/sys/kernel/random"] {
             fs::create_dir_all(bed.path(directory)).unwrap();
@@ -94,6 +98,16 @@ fn a_line_in_the_kernels_log_is_a_finding_within_two_seconds_although_cycles_are
     assert_eq!((list()["schema"].as_str(), list()["skew"].as_array().map(Vec::len)), (Some("1.1"), Some(0)));
     assert_eq!(stage.seen("fallen off the bus"), None);
     until("a cycle that knows of the agent", || stage.bed.json(&["status"])["silent"]["agents"] == 1);
+
+    let address = traces::address(&mut service);
+    let agent_of = |node: &serde_json::Value| -> (String, bool, String) {
+        let word = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let agent = &node["agent"];
+        (word(&agent["state"]), agent["silent"].as_bool().unwrap_or(true), word(&agent["program"]))
+    };
+    let heard = ("reports".to_owned(), false, env!("CARGO_PKG_VERSION").to_owned());
+    until("the API shows it", || agent_of(&api::get(&address, "/nodes/here", None).1) == heard);
+    until("and lists it", || agent_of(&api::get(&address, "/nodes", None).1["items"][0]) == heard);
 
     let at = now();
     stage.kernel_says(2, OFF_THE_BUS);

@@ -29,7 +29,7 @@ use crate::{
 
 /// What a receiver does with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mood {
+pub(crate) enum Mood {
     /// Reads it and never answers.
     Hangs,
     Fails,
@@ -38,22 +38,23 @@ enum Mood {
 
 /// A request as it came.
 #[derive(Debug, Clone)]
-struct Request {
+pub(crate) struct Request {
     mood: Mood,
-    headers: BTreeMap<String, String>,
-    body: serde_json::Value,
-    raw: Vec<u8>,
+    pub(crate) path: String,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: serde_json::Value,
+    pub(crate) raw: Vec<u8>,
 }
 
 /// A receiver of webhooks on loopback.
-struct Receiver {
-    port: u16,
+pub(crate) struct Receiver {
+    pub(crate) port: u16,
     mood: Arc<Mutex<Mood>>,
-    requests: Arc<Mutex<Vec<Request>>>,
+    pub(crate) requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Receiver {
-    fn new(mood: Mood) -> Self {
+    pub(crate) fn new(mood: Mood) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (mood, requests) = (Arc::new(Mutex::new(mood)), Arc::new(Mutex::new(Vec::new())));
@@ -67,18 +68,22 @@ impl Receiver {
         Self { port, mood, requests }
     }
 
-    fn is(&self, mood: Mood) {
+    pub(crate) fn is(&self, mood: Mood) {
         *self.mood.lock().unwrap() = mood;
     }
 
-    fn seen(&self, mood: Mood) -> usize {
+    pub(crate) fn seen(&self, mood: Mood) -> usize {
         self.requests.lock().unwrap().iter().filter(|request| request.mood == mood).count()
     }
 }
 
 fn serve(stream: &TcpStream, moods: &Mutex<Mood>, kept: &Mutex<Vec<Request>>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let mut headers = BTreeMap::new();
+    let (mut headers, mut first) = (BTreeMap::new(), String::new());
+    if reader.read_line(&mut first).is_err() {
+        return;
+    }
+    let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
     for line in reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty()) {
         if let Some((name, value)) = line.split_once(": ") {
             headers.insert(name.to_ascii_lowercase(), value.to_owned());
@@ -91,7 +96,7 @@ fn serve(stream: &TcpStream, moods: &Mutex<Mood>, kept: &Mutex<Vec<Request>>) {
     }
     let mood = *moods.lock().unwrap();
     let body = serde_json::from_slice(&raw).unwrap();
-    kept.lock().unwrap().push(Request { mood, headers, body, raw });
+    kept.lock().unwrap().push(Request { mood, path, headers, body, raw });
     let answer = match mood {
         // Until the other end is gone.
         Mood::Hangs => return drop(reader.read_to_end(&mut Vec::new())),
@@ -235,7 +240,7 @@ impl Drop for Ended {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -247,11 +252,10 @@ fn get(port: u16, path: &str) -> Option<serde_json::Value> {
     serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
 }
 
-#[test]
-fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
-    let (bed, store) = stage(1, "");
+/// A real Alertmanager with this configuration, to which the controller of this bed tells everything; `None`: there is none here.
+fn alertmanager(bed: &Bed, config: &str) -> Option<(Ended, u16)> {
     let (port, cluster) = (free_port(), free_port());
-    bed.write("alertmanager.yml", "route:\n  receiver: nobody\nreceivers:\n  - name: nobody\n");
+    bed.write("alertmanager.yml", config);
     let mut command = Command::new("prometheus-alertmanager");
     command.current_dir(bed.path("")).args(["--config.file=alertmanager.yml", "--storage.path=alertmanager"]);
     command
@@ -259,9 +263,10 @@ fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
         .arg(format!("--cluster.listen-address=127.0.0.1:{cluster}"));
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(child) = command.spawn() else {
-        return doctor_bed::excuse::lacking("alerts", "there is no prometheus-alertmanager");
+        doctor_bed::excuse::lacking("alerts", "there is no prometheus-alertmanager");
+        return None;
     };
-    let _alertmanager = Ended(child);
+    let alertmanager = Ended(child);
     until("an Alertmanager that answers", || get(port, "/api/v2/alerts").is_some());
     let config = bed.read("doctor.toml");
     let (head, rest) = config.split_once("[alerts.receivers.pager]").unwrap();
@@ -269,7 +274,14 @@ fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
     let receiver = format!("[alerts.receivers.am]\nalertmanager = {{ url = \"http://127.0.0.1:{port}/\" }}\n[backend");
     bed.write("doctor.toml", &format!("{head}{receiver}{backend}"));
     bed.expect(0, &["alert", "test"]).says("am: arrived");
+    Some((alertmanager, port))
+}
 
+#[test]
+fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
+    let (bed, store) = stage(1, "");
+    let nobody = "route:\n  receiver: nobody\nreceivers:\n  - name: nobody\n";
+    let Some((_alertmanager, port)) = alertmanager(&bed, nobody) else { return };
     let at = SystemClock.now();
     let open = ServiceNote {
         condition: Condition::BreakerOpen,
@@ -302,6 +314,72 @@ fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
         })
         .collect();
     assert_eq!(raised, [true, false]);
+}
+
+/// Groups by name and node, and tells each change of a group at once, what is over included.
+fn grouping(hook: u16) -> String {
+    format!(
+        "route:\n  receiver: hook\n  group_by: [alertname, node]\n  group_wait: 1s\n  group_interval: 1s\n  repeat_interval: 4h\n\
+         receivers:\n  - name: hook\n    webhook_configs:\n      - url: http://127.0.0.1:{hook}/\n        send_resolved: true\n"
+    )
+}
+
+#[test]
+fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_and_that_it_is_over() {
+    let (hook, (bed, store)) = (Receiver::new(Mood::Takes), stage(1, ""));
+    let Some((_alertmanager, port)) = alertmanager(&bed, &grouping(hook.port)) else { return };
+    bed.policy("mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nproving = [\"memory\"]\n");
+    let cases = || -> Vec<serde_json::Value> {
+        let alerts = get(port, "/api/v2/alerts?filter=alertname%3DClusterDoctorCase").unwrap_or_default();
+        alerts.as_array().cloned().unwrap_or_default()
+    };
+    // What the Alertmanager told of the case, by its state.
+    let told = |status: &str| -> Vec<serde_json::Value> {
+        let requests = hook.requests.lock().unwrap();
+        let notices = requests.iter().map(|request| &request.body).filter(|notice| notice["status"] == status);
+        notices.filter(|notice| notice["groupLabels"]["alertname"] == "ClusterDoctorCase").cloned().collect()
+    };
+    let controller = Service::start(&bed);
+    until("a cluster that was looked at", || store.cluster_seen().unwrap().is_some());
+    bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
+    until("the case fires", || !told("firing").is_empty());
+    let [first] = &cases()[..] else { panic!("{:?}", cases()) };
+    let case = bed.json(&["cases"])[0]["case"].as_str().unwrap().to_owned();
+    let severity = &first["labels"]["severity"];
+    assert_eq!(
+        (&first["labels"]["case"], &first["labels"]["node"]),
+        (&case.as_str().into(), &"here".into()),
+        "{first}"
+    );
+    assert!(["monitor", "reset", "reboot", "isolate"].iter().any(|word| severity == word), "{first}");
+    assert!(first["annotations"]["description"].as_str().unwrap().contains("it smells"), "{first}");
+    assert_eq!(first["annotations"]["look"], "doctor why here");
+    let notice = told("firing").remove(0);
+    let group = serde_json::json!({ "alertname": "ClusterDoctorCase", "node": "here" });
+    assert_eq!((&notice["groupLabels"], notice["alerts"].as_array().map(Vec::len)), (&group, Some(1)), "{notice}");
+    assert_eq!(notice["commonLabels"]["case"], case.as_str(), "{notice}");
+
+    // SIGKILL. Another controller tells again what is open, and it is the same alert.
+    drop(controller);
+    let controller = Service::start(&bed);
+    until("it is told again", || cases().first().is_some_and(|alert| alert["updatedAt"] != first["updatedAt"]));
+    let [again] = &cases()[..] else { panic!("{:?}", cases()) };
+    for field in ["fingerprint", "startsAt", "labels"] {
+        assert_eq!(again[field], first[field], "{field}: {again}");
+    }
+
+    // Nobody uses the machine any more: it is proven and given back.
+    std::fs::remove_file(bed.path("busy")).unwrap();
+    bed.expect(0, &["release", "here", "--why", "it does not", "--yes"]);
+    until("the case is closed", || bed.json(&["cases"]).as_array().is_some_and(Vec::is_empty));
+    until("that is told", || !told("resolved").is_empty());
+    until("nothing fires", || cases().is_empty());
+    controller.stop();
+    let (firing, resolved) = (told("firing"), told("resolved"));
+    assert_eq!((firing.len(), resolved.len()), (1, 1), "each change once: {firing:?} {resolved:?}");
+    let of = |notice: &serde_json::Value| (notice["groupLabels"].clone(), notice["alerts"][0]["fingerprint"].clone());
+    assert_eq!(of(&resolved[0]), of(&firing[0]));
+    assert!(all_arrived(&store));
 }
 
 /// A mail server that wants STARTTLS and a password, and writes what it takes into a folder.

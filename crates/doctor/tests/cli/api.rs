@@ -24,7 +24,7 @@ impl Drop for Running {
 }
 
 /// The status and the body.
-fn get(address: &str, path: &str, token: Option<&str>) -> (u16, serde_json::Value) {
+pub(crate) fn get(address: &str, path: &str, token: Option<&str>) -> (u16, serde_json::Value) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let token = token.map_or_else(String::new, |token| format!("authorization: Bearer {token}\r\n"));

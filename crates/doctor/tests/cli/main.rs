@@ -34,4 +34,5 @@ mod slurm_several;
 mod ssh_flows;
 mod ssh_several;
 mod this_machine;
+mod traces;
 mod units;

@@ -13,7 +13,7 @@ use crate::{
     this_machine::Service,
 };
 
-fn scrape(port: u16) -> Option<String> {
+pub(crate) fn scrape(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").ok()?;
     let mut answer = String::new();
@@ -58,6 +58,7 @@ fn a_controllers_numbers_are_as_declared_and_prometheus_reads_them() {
         "doctor_node_out_of_service{node=\"here\",pool=\"local\"} 0\n",
         "doctor_cases_open{severity=\"isolate\"} 0\n",
         "doctor_runs_last_day{outcome=\"completed\"} 0\n",
+        "doctor_spool_waiting{place=\"history\"} 0\n",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }

@@ -15,7 +15,7 @@ use doctor_core::{
 };
 
 use crate::{
-    bed::{Bed, demo, demo_copy, until},
+    bed::{Bed, Said, demo, demo_copy, until},
     this_machine::Service,
 };
 
@@ -109,6 +109,7 @@ fn a_case_is_packed_with_what_a_vendor_asks_for() {
     assert!(machines.as_array().unwrap().iter().any(|machine| machine["of_the_case"] == true), "{machines}");
     assert_eq!(file("more/bug-report.log"), "token=abcdef", "what is added is added as it is");
     assert!(std::fs::read_dir(bed.path(&format!("case-{case}/evidence"))).unwrap().count() > 0);
+    assert!(file("summary.md").contains("It was not taken: nobody asked for it"), "{}", file("summary.md"));
     bed.expect(2, &["bundle", "c0000000000000", "--store", store]).complains("no case");
 }
 
@@ -148,4 +149,31 @@ fn a_controller_writes_the_report_of_yesterday_once() {
     until("a second life of the controller", || bed.json(&["status"])["leader"]["is"] == "leads");
     controller.stop();
     assert_eq!(std::fs::read_to_string(page).unwrap(), "seen", "what is there is not written again");
+}
+
+#[test]
+fn a_bundle_holds_what_this_machine_and_its_vendors_tool_say_or_why_not() {
+    let bed = Bed::local();
+    bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
+    bed.expect(0, &["run"]);
+    let case = bed.json(&["cases"])[0]["case"].as_str().unwrap().to_owned();
+    let bundle = |path: &str| {
+        let args = ["bundle", &case, "--from-node", "--out", "case.tar.gz"];
+        let said = Said::of(&bed.command(&args).env("PATH", path).output().unwrap());
+        assert_eq!(said.code, 0, "{} {}", said.out, said.err);
+        let unpacked = Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(bed.path("")).status().unwrap();
+        assert!(unpacked.success());
+        bed.read(&format!("case-{case}/summary.md"))
+    };
+    let summary = bundle("/usr/bin:/bin");
+    assert!(summary.contains("It could not be taken: nvidia-bug-report.sh is not installed here."), "{summary}");
+    let tool = bed.path("tools/nvidia-bug-report.sh");
+    std::fs::create_dir(bed.path("tools")).unwrap();
+    std::fs::write(&tool, "#!/bin/sh\nprintf 'all of it' >nvidia-bug-report.log.gz\n").unwrap();
+    std::fs::set_permissions(&tool, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let summary = bundle(&format!("{}:/usr/bin:/bin", bed.path("tools").display()));
+    assert!(summary.contains("It is in node/, as the vendor's tool wrote it: nvidia-bug-report.log.gz."), "{summary}");
+    assert_eq!(bed.read(&format!("case-{case}/node/nvidia-bug-report.log.gz")), "all of it");
+    let told: serde_json::Value = serde_json::from_str(&bed.read(&format!("case-{case}/firmware.json"))).unwrap();
+    assert!(told["system"]["kernel"].is_string() && told["hardware"]["boot_id"].is_string(), "{told}");
 }

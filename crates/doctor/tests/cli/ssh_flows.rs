@@ -254,3 +254,43 @@ fn a_reboot_that_does_not_come_back_is_told_by_its_deadline_and_one_that_does_is
     assert_eq!(code, Some(0), "{log}");
     site.bed.expect(0, &["db", "verify"]).says("The store is sound.");
 }
+
+#[test]
+fn before_a_reboot_the_hosts_own_report_is_put_away() {
+    let Some(site) = Site::start("reports of SSH hosts before their reboot", 3) else { return };
+    let home = site.fleet.hosts()[0].home();
+    fs::create_dir(home.join("bin")).unwrap();
+    put(
+        &home.join("bin/nvidia-bug-report.sh"),
+        "#!/bin/sh\nprintf 'what the boot would lose' >nvidia-bug-report.log.gz\n",
+    );
+    put(&home.join("reboot"), "#!/bin/sh\necho once >>/root/told\n");
+    site.configure("as_root = [\"env\", \"PATH=/root/bin:/usr/bin:/bin\"]\n");
+    let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\nreboot = true\n";
+    let bad = "[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
+        severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
+    site.bed.policy_for(&["memory"], &format!("version = 1\n{acting}"));
+    let mut service = Service::start(&site.bed);
+    until("all hosts to pass", || rows(&site.bed, "memory").len() == 3);
+    site.bed.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
+    service.says("the changed configuration is in force policy=2");
+    site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
+    let kept = || -> Option<std::path::PathBuf> {
+        let mut files = fs::read_dir(site.bed.path("data/handoff")).ok()?.flatten();
+        files.find_map(|file| file.path().to_str()?.ends_with("-reboot.tar.gz").then(|| file.path()))
+    };
+    until("the host to be told", || {
+        let told = home.join("told").exists();
+        assert!(!told || kept().is_some(), "it was told before its evidence was put away");
+        told
+    });
+    let archive = kept().unwrap();
+    let unpacked = Command::new("tar").arg("-xzf").arg(&archive).current_dir(site.bed.path("")).status().unwrap();
+    assert!(unpacked.success());
+    let name = archive.file_name().unwrap().to_str().unwrap().split('-').next().unwrap();
+    let file = |part: &str| site.bed.read(&format!("case-{name}/{part}"));
+    assert_eq!(file("node/nvidia-bug-report.log.gz"), "what the boot would lose");
+    assert!(file("summary.md").contains("It is in node/"), "{}", file("summary.md"));
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+}

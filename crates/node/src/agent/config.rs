@@ -154,8 +154,12 @@ impl Config {
         }
         let policy = load_policy(written.policy.as_deref())?;
         let catalogue = Catalogue::with_site_checks(&policy);
-        let versions =
-            Versions { program: env!("CARGO_PKG_VERSION").to_owned(), schema: Schema::KNOWN, policy: policy.version };
+        let versions = Versions {
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            schema: Schema::KNOWN,
+            policy: policy.version,
+            waiting: 0,
+        };
         let room = Room::default();
         Ok(Self {
             route: Route { node, proof, address, versions },

@@ -160,10 +160,12 @@ impl Sender<'_> {
         }
         let limit = if inside.closing { LAST_EXCHANGE } else { EXCHANGE };
         let route = Arc::clone(&inside.route);
-        let report = match &next {
+        let mut report = match &next {
             Some(next) => next.message(&route),
             None => bare(&route, inside.spool.number()),
         };
+        let behind = inside.spool.len() - usize::from(matches!(next, Some(Next::Report(_))));
+        report.versions.waiting = u32::try_from(behind).unwrap_or(u32::MAX);
         drop(inside);
         let tried = attempt(&route, report, limit);
         let was_large = next.is_some();

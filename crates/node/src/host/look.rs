@@ -15,7 +15,7 @@ use doctor_host::{
 };
 
 use super::{
-    repairs,
+    open_reports, repairs,
     start::{DOCUMENT, LOG, NODES},
     users,
 };
@@ -36,6 +36,7 @@ pub(super) fn look(state: &Path, jobs: &Jobs, wanted: &Wanted) -> io::Result<Loo
     // Before anything else is looked at: whoever ends meanwhile is still counted as ours.
     let mut ours = jobs.running()?;
     ours.extend(repairs::open(state)?.running()?);
+    ours.extend(open_reports(state)?.running()?);
     let ours: Vec<u32> = ours.iter().map(|job| job.pid).collect();
     let loadavg = fs::read_to_string("/proc/loadavg").map_err(|error| format!("/proc/loadavg: {error}"));
     let load = loadavg.and_then(|text| {

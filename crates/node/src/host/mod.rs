@@ -10,17 +10,20 @@ mod unit;
 mod users;
 
 use std::{
+    ffi::OsString,
     fs,
     io::{self, BufRead as _, Read as _, Write as _},
     path::Path,
+    process::Command,
 };
 
-use doctor_core::{node::OurMark, time::Span};
+use doctor_core::{ids::RunId, node::OurMark, time::Span};
 use doctor_host::{
     jobs::Jobs,
     marks::MarkFiles,
     place,
     protocol::{Answer, Ask, HELLO, MOST_QUESTION, Mark, Question, Said},
+    reports,
 };
 
 use crate::clock::now;
@@ -70,7 +73,21 @@ fn carry_out(state: &Path, ask: &Ask) -> io::Result<Said> {
             tell(state, mark, &ours).map(|()| Said::Done)
         }
         Ask::Repair(order) => repairs::repair(state, &jobs, order).map(Said::Repair),
+        Ask::Report { op } => reports::report(&open_reports(state)?, *op, now(), reporter).map(Said::Report),
     }
+}
+
+/// Reports of this machine, kept apart from runs.
+fn open_reports(state: &Path) -> io::Result<Jobs> {
+    Jobs::open(&state.join("reports"), KIND, START_LIMIT)
+}
+
+/// This program, as what makes a report and outlives the connection.
+fn reporter(words: &[OsString], id: RunId) -> io::Result<Command> {
+    let all: Vec<OsString> = std::iter::once(std::env::current_exe()?.into()).chain(words.iter().cloned()).collect();
+    let mut command = unit::command(&all, id);
+    command.current_dir("/");
+    Ok(command)
 }
 
 /// What we write for people begins with this.

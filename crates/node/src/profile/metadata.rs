@@ -40,8 +40,7 @@ pub fn instance_type(cloud: Cloud, url: &str) -> Result<String, MetadataError> {
     let service = Service::new(url)?;
     let word = match cloud {
         Cloud::Aws => {
-            let ttl = ("X-aws-ec2-metadata-token-ttl-seconds", "60");
-            let token = service.ask("PUT", "/latest/api/token", ttl)?;
+            let token = service.token()?;
             service.ask("GET", "/latest/meta-data/instance-type", ("X-aws-ec2-metadata-token", &token))?
         }
         Cloud::Azure => {
@@ -54,6 +53,81 @@ pub fn instance_type(cloud: Cloud, url: &str) -> Result<String, MetadataError> {
         }
     };
     machine_type(&word)
+}
+
+/// What a cloud is asked about an instance that is handed back, and by which name its own people know the answer. Only what names
+/// the instance and its place: user data and credentials are there too, and are nobody's business.
+const AWS: [(&str, &str); 8] = [
+    ("instance_id", "instance-id"),
+    ("availability_zone", "placement/availability-zone"),
+    ("availability_zone_id", "placement/availability-zone-id"),
+    ("placement_group", "placement/group-name"),
+    ("placement_partition", "placement/partition-number"),
+    ("host_id", "placement/host-id"),
+    ("image", "ami-id"),
+    ("local_hostname", "local-hostname"),
+];
+const AZURE: [(&str, &str); 7] = [
+    ("vm_id", "vmId"),
+    ("vm_name", "name"),
+    ("resource_id", "resourceId"),
+    ("scale_set", "vmScaleSetName"),
+    ("placement_group", "placementGroupId"),
+    ("location", "location"),
+    ("zone", "zone"),
+];
+const GCP: [(&str, &str); 5] = [
+    ("instance_id", "id"),
+    ("instance_name", "name"),
+    ("zone", "zone"),
+    ("image", "image"),
+    ("physical_host", "attributes/physical_host"),
+];
+
+/// What the cloud calls this instance. What it does not have is left out.
+///
+/// # Errors
+/// If the service is not there.
+pub fn instance(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String)>, MetadataError> {
+    let service = Service::new(url)?;
+    let token = match cloud {
+        Cloud::Aws => service.token()?,
+        Cloud::Azure | Cloud::Gcp => String::new(),
+    };
+    let fields: &[(&'static str, &str)] = match cloud {
+        Cloud::Aws => &AWS,
+        Cloud::Azure => &AZURE,
+        Cloud::Gcp => &GCP,
+    };
+    let mut told = Vec::new();
+    for (name, path) in fields {
+        let answer = match cloud {
+            Cloud::Aws => {
+                service.ask("GET", &format!("/latest/meta-data/{path}"), ("X-aws-ec2-metadata-token", &token))
+            }
+            Cloud::Azure => {
+                let path = format!("/metadata/instance/compute/{path}?api-version=2021-02-01&format=text");
+                service.ask("GET", &path, ("Metadata", "true"))
+            }
+            Cloud::Gcp => {
+                service.ask("GET", &format!("/computeMetadata/v1/instance/{path}"), ("Metadata-Flavor", "Google"))
+            }
+        };
+        match answer {
+            Ok(text) => told.extend(a_line(&text).map(|text| (*name, text))),
+            // It has no such thing.
+            Err(MetadataError::Status(_)) => {}
+            // Who does not answer once is not asked seven times.
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(told)
+}
+
+/// One line of plain text, or nothing: a captive portal answers with pages.
+fn a_line(text: &str) -> Option<String> {
+    let plain = !text.is_empty() && text.len() <= 512 && !text.contains('<') && !text.chars().any(char::is_control);
+    plain.then(|| text.to_owned())
 }
 
 /// What a whole answer of the service says this machine is, as [`instance_type`] reads it.
@@ -85,6 +159,11 @@ impl Service {
         let host = url.strip_prefix("http://").ok_or_else(bad)?.trim_end_matches('/');
         let address = host.parse().or_else(|_| host.parse().map(|ip| SocketAddr::new(ip, 80))).map_err(|_| bad())?;
         Ok(Self { address })
+    }
+
+    /// AWS answers only to who has one.
+    fn token(&self) -> Result<String, MetadataError> {
+        self.ask("PUT", "/latest/api/token", ("X-aws-ec2-metadata-token-ttl-seconds", "60"))
     }
 
     fn ask(&self, method: &str, path: &str, (name, value): (&str, &str)) -> Result<String, MetadataError> {
@@ -196,6 +275,29 @@ mod tests {
         let (url, served) = service(&["HTTP/1.1 200 OK\r\n\r\nprojects/1234/machineTypes/a3-highgpu-8g"]);
         assert_eq!(instance_type(Cloud::Gcp, &url).unwrap(), "a3-highgpu-8g");
         assert!(served.join().unwrap()[0].contains("Metadata-Flavor: Google"));
+    }
+
+    #[test]
+    fn an_instance_is_told_by_what_its_cloud_has_and_a_silent_service_is_asked_once() {
+        const NO: &str = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+        let (url, served) = service(&[
+            "HTTP/1.1 200 OK\r\n\r\n02aab8a4",
+            "HTTP/1.1 200 OK\r\n\r\n<html>sign in</html>",
+            NO,
+            "HTTP/1.1 200 OK\r\n\r\n",
+            NO,
+            "HTTP/1.1 200 OK\r\n\r\neastus",
+            NO,
+        ]);
+        let told = instance(Cloud::Azure, &url).unwrap();
+        assert_eq!(told, [("vm_id", "02aab8a4".to_owned()), ("location", "eastus".to_owned())]);
+        let seen = served.join().unwrap();
+        assert!(seen[0].starts_with("GET /metadata/instance/compute/vmId?") && seen.len() == 7, "{seen:?}");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let silent = format!("http://{}", listener.local_addr().unwrap());
+        assert!(matches!(instance(Cloud::Gcp, &silent), Err(MetadataError::Io(_))));
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_ok() && listener.accept().is_err(), "it was asked once");
     }
 
     #[test]

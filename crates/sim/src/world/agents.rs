@@ -63,7 +63,12 @@ impl World {
             number: self.slot(slot).reports,
             at: self.slot(slot).clock(self.now),
             checks,
-            versions: Versions { program: env!("CARGO_PKG_VERSION").to_owned(), schema: Schema::KNOWN, policy: 0 },
+            versions: Versions {
+                program: env!("CARGO_PKG_VERSION").to_owned(),
+                schema: Schema::KNOWN,
+                policy: 0,
+                waiting: 0,
+            },
             dropped: None,
         };
         let bytes =

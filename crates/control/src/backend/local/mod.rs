@@ -7,6 +7,7 @@ pub mod fuzzed;
 mod load;
 
 use std::{
+    ffi::OsString,
     fs, io,
     path::{Component, Path, PathBuf},
     process::Command,
@@ -15,13 +16,18 @@ use std::{
 
 use doctor_checks::document::RunKey;
 use doctor_core::{
-    ids::{JobId, NodeName, RunId},
+    ids::{JobId, NodeName, OpId, RunId},
     node::{Node, Occupancy},
     run::JobSeen,
     snapshot::Caps,
     time::Timestamp,
 };
-use doctor_host::{jobs::Jobs, marks::MarkFiles, one_minute, process};
+use doctor_host::{
+    jobs::Jobs,
+    marks::MarkFiles,
+    one_minute, process,
+    reports::{self, Reported},
+};
 
 use super::{Backend, BackendError, Effect, JobOutput, JobRequest, NodeOp, PolledJob, SeenNode, program};
 use crate::clock::{Clock, SystemClock};
@@ -34,6 +40,8 @@ pub struct LocalBackend {
     config: LocalConfig,
     node: NodeName,
     jobs: Jobs,
+    /// Kept apart from runs.
+    reports: Jobs,
     marks: MarkFiles,
     own_load: OwnLoad,
     cores: usize,
@@ -54,8 +62,10 @@ impl LocalBackend {
             ..config
         };
         let jobs = Jobs::open(&config.state, "local", config.start_limit).map_err(failed)?;
+        let reports = Jobs::open(&config.state.join("reports"), "local", config.start_limit).map_err(failed)?;
         Ok(Self {
             node: config.node_name(),
+            reports,
             marks: MarkFiles::new(&config.state),
             jobs,
             own_load: OwnLoad::default(),
@@ -179,6 +189,23 @@ impl Backend for LocalBackend {
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
         self.jobs.cancel(run, self.config.grace, now()).map_err(|error| unknown("cancel", &error))
+    }
+
+    fn report(&self, node: &NodeName, op: OpId) -> Reported {
+        let failed = |text: String| Reported::Failed { text };
+        if *node != self.node {
+            return failed(format!("there is no node {node}; this machine is {}", self.node));
+        }
+        let program = match program::find(self.config.doctor_node.as_deref()) {
+            Ok(program) => program,
+            Err(why) => return failed(why),
+        };
+        let start = |words: &[OsString], _| {
+            let mut command = Command::new(program);
+            command.args(words);
+            Ok(command)
+        };
+        reports::report(&self.reports, op, now(), start).unwrap_or_else(|error| failed(error.to_string()))
     }
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {

@@ -9,7 +9,10 @@ use doctor_core::{
     ids::{NodeName, OpId},
     time::Span,
 };
-use doctor_host::protocol::{Ask, Mark, Repair, RepairKind, Repaired, Said};
+use doctor_host::{
+    protocol::{Ask, Mark, Repair, RepairKind, Repaired, Said},
+    reports::Reported,
+};
 
 use super::{
     SshBackend, SshConfig,
@@ -25,6 +28,9 @@ use crate::{
 const HOOK_LIMIT: Duration = Duration::from_secs(60);
 /// A command that resets GPUs or tells a host to reboot. One that hangs in the driver is given up.
 const REPAIR_LIMIT: Span = Span::minutes(5);
+
+/// For a report to come over the line, beside what every answer has.
+const CARRY: Duration = Duration::from_secs(20);
 
 /// The host's own command for a repair; empty: it has none.
 pub(super) fn command(kind: RepairKind, config: &SshConfig) -> &[String] {
@@ -69,6 +75,17 @@ impl SshBackend {
         }
         let told = Told { words: vec![("node", node.to_string()), ("op", change.op.to_string())] };
         hook::run(operation, command, &told, HOOK_LIMIT)
+    }
+
+    pub(super) fn report_of(&self, node: &NodeName, op: OpId) -> Reported {
+        let host = match self.host("report", node) {
+            Ok(host) => host,
+            Err(error) => return Reported::Failed { text: error.text },
+        };
+        match self.asker.ask(&host, &Ask::Report { op }, CARRY) {
+            Ok(Said::Report(reported)) => reported,
+            other => Reported::Failed { text: failed("report", &host, other).text },
+        }
     }
 
     /// Done when the host says that it happened.

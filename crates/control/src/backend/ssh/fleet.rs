@@ -13,7 +13,7 @@ use std::{
 };
 
 use doctor_core::{
-    ids::{JobId, NodeName, RunId},
+    ids::{JobId, NodeName, OpId, RunId},
     node::{Hardware, Marks, Node, Occupancy},
     snapshot::Caps,
 };
@@ -21,6 +21,7 @@ use doctor_host::{
     marks::MarkChange,
     occupancy::occupancy,
     protocol::{Ask, Look, Said, Wanted},
+    reports::Reported,
 };
 
 use super::{
@@ -119,7 +120,7 @@ impl SshBackend {
         match self.asker.ask(host, &Ask::Look(self.wanted(runs)), Duration::ZERO) {
             Ok(Said::Looked(look)) => Ok(*look),
             Ok(Said::Failed { text }) => Err(text),
-            Ok(Said::Started(_) | Said::InUse { .. } | Said::Done | Said::Repair(_)) => {
+            Ok(Said::Started(_) | Said::InUse { .. } | Said::Done | Said::Repair(_) | Said::Report(_)) => {
                 Err("it answered something else".to_owned())
             }
             Err(why) => Err(why.text().to_owned()),
@@ -230,6 +231,10 @@ impl Backend for SshBackend {
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
         self.cancel_run(run)
+    }
+
+    fn report(&self, node: &NodeName, op: OpId) -> Reported {
+        self.report_of(node, op)
     }
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {

@@ -21,6 +21,11 @@ pub fn answered(line: &[u8], number: u64) -> Result<bool, String> {
             let doubt = look.load.is_err() || look.gpus.is_err() || look.terminals.is_err() || look.abandoned.is_some();
             doubt && occupancy(&look, 0.7) == Occupancy::Free
         }
-        Said::Started(_) | Said::InUse { .. } | Said::Done | Said::Repair(_) | Said::Failed { .. } => false,
+        Said::Started(_)
+        | Said::InUse { .. }
+        | Said::Done
+        | Said::Repair(_)
+        | Said::Report(_)
+        | Said::Failed { .. } => false,
     })
 }

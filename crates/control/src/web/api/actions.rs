@@ -199,7 +199,8 @@ async fn take(
         let wish = Wish::read(act, &bytes)?;
         carry(&hall, act, &wish, &caller, &origin)
     };
-    let made = tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::Store)??;
+    let span = tracing::Span::current();
+    let made = tokio::task::spawn_blocking(move || span.in_scope(work)).await.map_err(|_| Refusal::Store)??;
     Ok(Answer::new(made))
 }
 

@@ -39,6 +39,7 @@ mod tests;
 mod wish;
 
 use std::{
+    collections::BTreeMap,
     io,
     net::{IpAddr, SocketAddr},
     sync::{Arc, PoisonError, RwLock},
@@ -48,15 +49,16 @@ use std::{
 
 use axum::{
     Router,
-    extract::{FromRequestParts, RawPathParams, Request},
+    extract::{FromRequestParts, MatchedPath, RawPathParams, Request},
     http::{HeaderName, HeaderValue, header},
-    middleware::map_response,
+    middleware::{Next, from_fn, map_response},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use doctor_core::view::Facts;
+use doctor_core::{ids::NodeName, view::Facts};
 use serde_json::json;
 use tokio::sync::oneshot;
+use tracing::{Instrument, field::Empty};
 
 use self::{
     actions::Confirmations,
@@ -74,11 +76,13 @@ use self::{
 use super::pages;
 use crate::{
     access::{Role, hex},
+    agents::AgentBrief,
     audience::Audience,
     clock::Clock,
     settings::Settings,
     share::Share,
     store::{Store, StoreError},
+    telemetry::{self, span},
     wake::Wake,
 };
 
@@ -232,7 +236,7 @@ impl Hall {
         getrandom::fill(&mut key).map_err(|error| WebError::Start(io::Error::other(error)))?;
         let unseen = crate::picture::Cluster::unseen(&settings);
         let facts = crate::picture::facts(&store, None, unseen, clock.now())?;
-        let scene = Scene::new(0, facts, settings, config.rack_before.as_deref());
+        let scene = Scene::new(0, facts, settings, BTreeMap::new(), config.rack_before.as_deref());
         Ok(Self {
             guard: Guard::new(store.clone(), config.proxy.clone(), loopback),
             store,
@@ -254,9 +258,9 @@ impl Hall {
     }
 
     /// From now on this is what everybody sees.
-    fn show(&self, facts: Facts, settings: Settings) {
+    fn show(&self, facts: Facts, settings: Settings, agents: BTreeMap<NodeName, AgentBrief>) {
         let before = self.scene();
-        let scene = Scene::new(before.number + 1, facts, settings, self.rack_before.as_deref());
+        let scene = Scene::new(before.number + 1, facts, settings, agents, self.rack_before.as_deref());
         let changes = scene.changes(Some(&before).filter(|before| before.number > 0).map(|before| &**before));
         *self.scene.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(scene);
         self.news.tell(&changes);
@@ -305,6 +309,33 @@ fn router(hall: &Arc<Hall>) -> Router {
             Refusal::Method { method: request.method().to_string() }
         })
         .layer(map_response(with_manners))
+        .layer(from_fn(traced))
+}
+
+/// A question is a span, of the trace that its `traceparent` names. Its address is told as the place it leads to: what stands in it
+/// may be anything.
+async fn traced(request: Request, next: Next) -> Response {
+    if !request.uri().path().starts_with("/api/") {
+        return next.run(request).await;
+    }
+    let place = request.extensions().get::<MatchedPath>().map_or("elsewhere", MatchedPath::as_str);
+    let span = span!(
+        "api",
+        otel.name = %format_args!("{} {place}", request.method()),
+        otel.kind = "server",
+        http.request.method = %request.method(),
+        http.route = place,
+        http.response.status_code = Empty,
+        traceparent = telemetry::traceparent(request.headers()),
+        failed = Empty
+    );
+    let response = next.run(request).instrument(span.clone()).await;
+    let status = response.status();
+    span.record("http.response.status_code", u64::from(status.as_u16()));
+    if status.is_server_error() {
+        telemetry::failed(&span, &status);
+    }
+    response
 }
 
 fn sent(made: Made, request: &Request) -> Result<Response, Refusal> {
@@ -372,7 +403,9 @@ async fn answer(
         return Ok((kept.answer.clone(), scene));
     }
     let (asking, shown) = (Arc::clone(hall), Arc::clone(&scene));
-    let work = move || (route.read)(&Look { hall: &asking, scene: &shown, asked: &asked, route }).map(Answer::new);
+    let span = span!("api.make");
+    let read = move || (route.read)(&Look { hall: &asking, scene: &shown, asked: &asked, route }).map(Answer::new);
+    let work = move || span.in_scope(read);
     let answer = tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::Store)??;
     hall.answers.keep(&mut kept, answer.clone(), scene.number);
     Ok((answer, scene))

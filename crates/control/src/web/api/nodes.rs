@@ -10,6 +10,7 @@ use doctor_core::{
     snapshot::NodeRecord,
     view::{self, BootFacts, NodeRow, ResultFacts},
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
@@ -23,6 +24,7 @@ use super::{
     },
 };
 use crate::{
+    agents::{AgentBrief, AgentState},
     picture,
     store::{Store, StoreError, records::HistoryFilter},
 };
@@ -43,7 +45,7 @@ pub(super) const LIST: Route = Route {
     path: "/nodes",
     name: "nodes",
     summary: "Nodes by name",
-    about: "Who has them, where they stand, what each test last said. Rows as in `doctor nodes --json`, without the agent.",
+    about: "Who has them, where they stand, what each test last said. Rows as in `doctor nodes --json`, with the agent in short.",
     params: &[SELECT, POOL, LIFE, HEALTH, LIMIT, CURSOR],
     lasts: Lasts::WithScene,
     answer: || page(node_row()),
@@ -56,7 +58,7 @@ pub(super) const ONE: Route = Route {
     name: "node",
     summary: "Why a node is as it is",
     about: "Life, marks, findings with their rule and evidence, every test, why it is not being tested now, its case, what was \
-            done, and what to do next. As `doctor why NODE --json`, without the agent.",
+            done, and what to do next. As `doctor why NODE --json`, with the agent in short.",
     params: &[NODE],
     lasts: Lasts::AMoment,
     answer: why_schema,
@@ -108,9 +110,23 @@ fn list_nodes(look: &Look<'_>) -> Result<Made, Refusal> {
         let name = &record.node.name;
         after.as_ref().is_none_or(|after| name > after) && wanted(record) && well(record, *here)
     });
-    let rows: Vec<NodeRow> =
-        rows.take(limit as usize + 1).map(|(record, here)| view::node_row(facts, record, here)).collect();
-    Made::json(&Page::of(rows, limit, |row| row.node.to_string()))
+    let rows: Vec<WithAgent<'_, NodeRow>> = rows
+        .take(limit as usize + 1)
+        .map(|(record, here)| with_agent(look, view::node_row(facts, record, here)))
+        .collect();
+    Made::json(&Page::of(rows, limit, |row| row.of.node.to_string()))
+}
+
+/// Something about a node, and its agent.
+#[derive(Serialize)]
+struct WithAgent<'a, T> {
+    #[serde(flatten)]
+    of: T,
+    agent: Option<&'a AgentBrief>,
+}
+
+fn with_agent<'a>(look: &Look<'a>, of: NodeRow) -> WithAgent<'a, NodeRow> {
+    WithAgent { agent: look.scene.agents.get(&of.node), of }
 }
 
 fn one_node(look: &Look<'_>) -> Result<Made, Refusal> {
@@ -118,8 +134,8 @@ fn one_node(look: &Look<'_>) -> Result<Made, Refusal> {
     let node: NodeName = look.asked.part("node")?;
     let facts = &look.scene.facts;
     let kept = picture::kept(&look.hall.store, facts, &node, AUDIT)?;
-    let why = view::why(facts, &node, kept).ok_or_else(|| unknown_node(&node))?;
-    Made::told_by_nodes(&why)
+    let of = view::why(facts, &node, kept).ok_or_else(|| unknown_node(&node))?;
+    Made::told_by_nodes(&WithAgent { of, agent: look.scene.agents.get(&node) })
 }
 
 fn timeline(look: &Look<'_>) -> Result<Made, Refusal> {
@@ -176,6 +192,14 @@ fn node_row() -> Value {
         "foreign_marks": list(text()),
         "run": or_null(active_run()),
         "passed_over": or_null(object(json!({ "code": text(), "text": text(), "since": moment() }))),
+        "agent": or_null(agent()),
+    }))
+}
+
+fn agent() -> Value {
+    object(json!({
+        "state": one_of(&AgentState::ALL.map(AgentState::word)), "silent": flag(), "heard": or_null(moment()),
+        "program": or_null(text()), "skew": list(text()),
     }))
 }
 

@@ -21,6 +21,7 @@ use doctor_core::{
 
 use super::{Hall, news::Change};
 use crate::{
+    agents::{self, AgentBrief},
     audience::{Audience, News as Heard},
     picture::{self, Cluster},
     settings::Settings,
@@ -46,6 +47,7 @@ pub(super) struct Scene {
     pub(super) facts: Facts,
     pub(super) settings: Settings,
     pub(super) map: FleetMap,
+    pub(super) agents: BTreeMap<NodeName, AgentBrief>,
     /// What each thing comes down to, to tell what changed.
     marks: Marks,
     made: Instant,
@@ -60,10 +62,16 @@ struct Marks {
 }
 
 impl Scene {
-    pub(super) fn new(number: u64, facts: Facts, settings: Settings, rack_before: Option<&str>) -> Self {
+    pub(super) fn new(
+        number: u64,
+        facts: Facts,
+        settings: Settings,
+        agents: BTreeMap<NodeName, AgentBrief>,
+        rack_before: Option<&str>,
+    ) -> Self {
         let map = fleet_map(&facts, rack_before);
-        let marks = Marks::of(&facts, &map);
-        Self { number, facts, settings, map, marks, made: Instant::now() }
+        let marks = Marks::of(&facts, &map, &agents);
+        Self { number, facts, settings, map, agents, marks, made: Instant::now() }
     }
 
     /// How old it is, if no new one was made for longer than it should take.
@@ -113,10 +121,14 @@ fn mark(parts: impl FnOnce(&mut DefaultHasher)) -> u64 {
 }
 
 impl Marks {
-    fn of(facts: &Facts, map: &FleetMap) -> Self {
+    fn of(facts: &Facts, map: &FleetMap, agents: &BTreeMap<NodeName, AgentBrief>) -> Self {
         let snapshot = &facts.snapshot;
         let records = facts.nodes().map(|(record, _)| record);
-        let nodes = map.nodes.iter().zip(records).map(|(row, record)| (row.node.clone(), node_mark(row, record)));
+        let nodes = map.nodes.iter().zip(records).map(|(row, record)| {
+            // That an agent was heard again a minute later is no change.
+            let agent = agents.get(&row.node).map(|agent| (agent.state, &agent.program));
+            (row.node.clone(), mark(|to| (node_mark(row, record), agent).hash(to)))
+        });
         let runs = snapshot.runs.iter().map(|active| (active.run.id, mark(|to| said(to, &active.run.state))));
         let cases = snapshot.cases.iter().map(|case| (case.id, mark(|to| said(to, case))));
         let rest = mark(|to| {
@@ -204,7 +216,9 @@ fn show(hall: &Hall, read: Read, failing: &mut bool) {
     match read {
         Ok((facts, settings)) => {
             *failing = false;
-            hall.show(facts, settings);
+            // Without the list of agents the rest is still to be shown; that the store fails is said next time.
+            let agents = agents::briefs(&hall.store, &facts).unwrap_or_default();
+            hall.show(facts, settings, agents);
         }
         Err(error) => {
             if !std::mem::replace(failing, true) {

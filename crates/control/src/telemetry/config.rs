@@ -1,0 +1,109 @@
+//! The section `[telemetry]` of the service's file: where traces go.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use doctor_core::time::Span;
+use serde::{Deserialize, Serialize};
+
+use crate::alert::{Address, Hidden};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TelemetrySettings {
+    /// Where a collector takes traces by OTLP over HTTP, with the path. Without it, nothing is traced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traces: Option<Address>,
+    /// Sent as `authorization: Bearer …`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<Hidden>,
+    /// Certificates that are believed beside those of the system, as PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// For one post.
+    pub timeout: Span,
+    /// Spans that wait for the collector; more are dropped.
+    pub queue: usize,
+    /// What all spans say of where they come from, such as the cluster's name.
+    pub resource: BTreeMap<String, String>,
+}
+
+impl Default for TelemetrySettings {
+    fn default() -> Self {
+        Self {
+            traces: None,
+            token: None,
+            ca: None,
+            timeout: Span::from_secs(5),
+            queue: 4096,
+            resource: BTreeMap::new(),
+        }
+    }
+}
+
+/// A `[telemetry]` that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadTelemetry(String);
+
+/// What a name or a value of `resource` may have at most.
+const LONGEST: usize = 256;
+
+impl TelemetrySettings {
+    /// Paths are relative to the file that names them.
+    pub fn resolve(&mut self, beside: &Path) {
+        self.ca = self.ca.take().map(|path| beside.join(path));
+        self.token.iter_mut().for_each(|hidden| hidden.resolve(beside));
+        self.traces.iter_mut().for_each(|address| address.resolve(beside));
+    }
+
+    /// # Errors
+    /// If something in it cannot be used, with what would be accepted.
+    pub fn check(&self) -> Result<(), BadTelemetry> {
+        let bad = |text: String| Err(BadTelemetry(text));
+        if let Some(Address::Plain(url)) = &self.traces
+            && !url.starts_with("http://")
+            && !url.starts_with("https://")
+        {
+            return bad(
+                "`telemetry.traces` begins with http:// or https://, such as \"http://collector:4318/v1/traces\""
+                    .to_owned(),
+            );
+        }
+        if self.timeout < Span::from_secs(1) || self.timeout > Span::minutes(1) {
+            return bad(format!("`telemetry.timeout` is {}, expected 1s to 1m", self.timeout));
+        }
+        if !(16..=1_000_000).contains(&self.queue) {
+            return bad(format!("`telemetry.queue` is {}, expected 16 to 1000000 spans", self.queue));
+        }
+        let long =
+            |(name, value): &(&String, &String)| name.is_empty() || name.len() > LONGEST || value.len() > LONGEST;
+        if self.resource.len() > 32 || self.resource.iter().any(|pair| long(&pair)) {
+            return bad(format!("`telemetry.resource` has at most 32 names and values of at most {LONGEST} letters"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_used_is_refused_with_what_can() {
+        for (text, part) in [
+            ("traces = \"collector:4318\"", "http:// or https://"),
+            ("timeout = \"0s\"", "1s to 1m"),
+            ("queue = 1", "16 to 1000000"),
+            ("resource = { \"\" = \"x\" }", "at most 32"),
+        ] {
+            let settings: TelemetrySettings = toml::from_str(text).unwrap();
+            let error = settings.check().unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        assert!(toml::from_str::<TelemetrySettings>("trace = \"x\"").is_err(), "a word that is not known");
+        TelemetrySettings::default().check().unwrap();
+    }
+}

@@ -1,0 +1,105 @@
+//! Posts spans to the collector, in a thread of its own.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    TelemetrySettings,
+    otlp::{self, Ended},
+    queue::Queue,
+};
+use crate::alert::{Address, NotSent, Retry, http::Client};
+
+/// What has ended is sent this soon.
+const EVERY: Duration = Duration::from_secs(2);
+/// A collector that does not take spans is tried again after twice the time, up to this.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(super) struct Sender {
+    url: Address,
+    settings: TelemetrySettings,
+    instance: String,
+    queue: Arc<Queue>,
+}
+
+impl Sender {
+    pub(super) fn new(url: Address, settings: TelemetrySettings, instance: &str, queue: Arc<Queue>) -> Self {
+        Self { url, settings, instance: instance.to_owned(), queue }
+    }
+
+    /// Until the queue is stopped. A batch that was not taken is tried again until it is; meanwhile the queue fills, and
+    /// what does not fit there is counted.
+    pub(super) fn run(self) {
+        let (mut batch, mut pause, mut said) = (Vec::new(), EVERY, false);
+        loop {
+            let last = self.queue.wait(pause, pause == EVERY);
+            loop {
+                if batch.is_empty() {
+                    batch = self.queue.take();
+                }
+                if batch.is_empty() {
+                    break;
+                }
+                let posted = self.post(&batch);
+                match &posted {
+                    Ok(_) if said => tracing::info!(dropped = self.queue.counts().dropped(), "traces are taken again"),
+                    Err(error) if !said => tracing::warn!("traces are not taken: {error}"),
+                    Ok(_) | Err(_) => {}
+                }
+                said = posted.is_err();
+                let refused = match posted {
+                    Ok(refused) => refused.min(batch.len()),
+                    Err(error) if error.retry == Retry::Never => batch.len(),
+                    Err(_) => {
+                        pause = (pause * 2).min(PATIENCE);
+                        break;
+                    }
+                };
+                self.queue.taken(batch.len() - refused);
+                self.queue.lost(refused);
+                batch.clear();
+                pause = EVERY;
+            }
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// How many spans of it the collector did not want.
+    fn post(&self, batch: &[Ended]) -> Result<usize, NotSent> {
+        let url = self.url.read()?;
+        let token = self.settings.token.as_ref().map(|token| token.read()).transpose()?;
+        let bearer = token.map(|token| format!("Bearer {token}"));
+        let headers: Vec<(&str, &str)> = bearer.iter().map(|value| ("authorization", value.as_str())).collect();
+        let body = otlp::document(&self.instance, &self.settings.resource, batch).to_string();
+        let client = Client::new(self.settings.timeout, self.settings.ca.as_deref());
+        Ok(refused(&client.ask(&url, &headers, body.as_bytes())?))
+    }
+}
+
+/// What the answer says of spans that were not kept, as a number or, in OTLP's way, as text.
+fn refused(answer: &str) -> usize {
+    let answer: serde_json::Value = serde_json::from_str(answer).unwrap_or_default();
+    let count = &answer["partialSuccess"]["rejectedSpans"];
+    let count = count.as_u64().or_else(|| count.as_str()?.parse().ok());
+    usize::try_from(count.unwrap_or(0)).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collector_may_take_some_and_refuse_the_rest() {
+        for (answer, count) in [
+            ("{}", 0),
+            ("", 0),
+            ("{\"partialSuccess\":{}}", 0),
+            ("{\"partialSuccess\":{\"rejectedSpans\":\"3\"}}", 3),
+            ("{\"partialSuccess\":{\"rejectedSpans\":4,\"errorMessage\":\"x\"}}", 4),
+        ] {
+            assert_eq!(refused(answer), count, "{answer}");
+        }
+    }
+}

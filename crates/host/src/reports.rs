@@ -1,0 +1,148 @@
+//! What a machine and its vendor's own tool say of it, taken before a step that destroys that.
+//!
+//! `doctor-node report` does it, as a job of its own ([`Jobs`]): it is begun once for each operation, outlives who asked, has
+//! limits, and is asked for again until it has ended.
+
+use std::{ffi::OsString, fs, io, io::Read as _, path::Path, process::Command};
+
+use doctor_core::{
+    ids::{OpId, RunId},
+    run::JobSeen,
+    time::{Span, Timestamp},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::jobs::Jobs;
+
+/// The vendor's tool is ended after this long.
+pub const LIMIT: Span = Span::minutes(3);
+/// A longer file of the vendor's tool is not carried. In an answer over SSH it takes twice as much.
+pub const MOST_FILE: u64 = 12 << 20;
+/// What the machine says of itself is a page.
+pub const MOST_MACHINE: u64 = 1 << 20;
+
+/// What the machine says of itself, below the folder of a report.
+pub const MACHINE: &str = "machine.json";
+/// What the vendor's tool leaves, and what of it there is if it was ended early.
+pub const FILES: [&str; 2] = ["nvidia-bug-report.log.gz", "nvidia-bug-report.log"];
+
+/// How far a report has got.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reported {
+    UnderWay,
+    Taken(Box<Report>),
+    /// Nothing was learnt.
+    Failed {
+        text: String,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// Serials, firmware, cloud; whether the vendor's tool ran, and why not.
+    pub machine: serde_json::Value,
+    pub file: Option<VendorFile>,
+}
+
+/// What the vendor's tool left.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VendorFile {
+    pub name: String,
+    #[serde(with = "hex")]
+    pub bytes: Vec<u8>,
+}
+
+impl std::fmt::Debug for VendorFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {} bytes", self.name, self.bytes.len())
+    }
+}
+
+/// Begins a report, or tells what has become of it. `start` makes a command of the words that follow the program's name.
+///
+/// # Errors
+/// If its files cannot be read or written.
+pub fn report(
+    jobs: &Jobs,
+    op: OpId,
+    now: Timestamp,
+    start: impl FnOnce(&[OsString], RunId) -> io::Result<Command>,
+) -> io::Result<Reported> {
+    // An operation has its job under its own number; runs are elsewhere.
+    let id = RunId::from_number(op.number());
+    let folder = jobs.place(id).join("report");
+    match jobs.look(id, now)? {
+        JobSeen::Absent => {}
+        JobSeen::Pending { .. } | JobSeen::Running { .. } => return Ok(Reported::UnderWay),
+        JobSeen::Unknown { why } => return Ok(Reported::Failed { text: why }),
+        JobSeen::Ended { how, .. } => {
+            let Some(machine) = read(&folder.join(MACHINE), MOST_MACHINE)? else {
+                return Ok(Reported::Failed { text: format!("`doctor-node report` ended ({how}) and left nothing") });
+            };
+            let machine = serde_json::from_slice(&machine).map_err(io::Error::other)?;
+            let file = FILES.iter().find_map(|name| Some((*name, read(&folder.join(name), MOST_FILE).transpose()?)));
+            let file =
+                file.map(|(name, bytes)| Ok::<_, io::Error>(VendorFile { name: name.to_owned(), bytes: bytes? }));
+            return Ok(Reported::Taken(Box::new(Report { machine, file: file.transpose()? })));
+        }
+    }
+    jobs.prune(now)?;
+    let mut words: Vec<OsString> = vec!["report".into(), "--out".into(), folder.into()];
+    words.extend(["--limit".into(), LIMIT.to_string().into()]);
+    words.extend(["--job-file".into(), jobs.job_file(id).into(), "--run".into(), id.to_string().into()]);
+    jobs.start(id, start(&words, id)?, now)?;
+    Ok(Reported::UnderWay)
+}
+
+/// `None`: there is none, or it is longer than that.
+fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let file = match fs::File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    Ok(Some(bytes).filter(|bytes| bytes.len() as u64 <= most))
+}
+
+/// Bytes as text that JSON can carry.
+mod hex {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let digit = |value: u8| char::from(DIGITS[usize::from(value)]);
+        let text: String = bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect();
+        serializer.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        let pair = |pair: &[u8]| match pair {
+            [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+            _ => None,
+        };
+        let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(pair).collect();
+        bytes.ok_or_else(|| D::Error::custom("these are no bytes in hexadecimal"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_comes_over_the_line_as_it_was() {
+        let file = VendorFile { name: "a.gz".to_owned(), bytes: (0..=255).collect() };
+        let text = serde_json::to_string(&file).unwrap();
+        assert_eq!(serde_json::from_str::<VendorFile>(&text).unwrap(), file);
+        for bad in ["0", "0g", "é"] {
+            let text = format!("{{\"name\": \"a\", \"bytes\": \"{bad}\"}}");
+            assert!(serde_json::from_str::<VendorFile>(&text).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! `doctor-node report`: what this machine and its vendor's own tool say of it, for whoever repairs it.
+//!
+//! Two files in a folder: `machine.json`, and what `nvidia-bug-report.sh` leaves. The tool looks at everything and may hang with the
+//! driver; it has a limit, and what it had written until then is kept. Where it did not run, `machine.json` says why.
+
+mod machine;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::Context;
+use doctor_core::time::Span;
+use doctor_host::reports::{FILES, MACHINE, MOST_FILE};
+use serde_json::{Value, json};
+
+use crate::{
+    runner::{
+        ProbeRunner,
+        child::{self, Echo, Ended, Limits},
+    },
+    stop::Stop,
+};
+
+const TOOL: &str = "nvidia-bug-report.sh";
+/// What it prints beside its file.
+const MOST_WORDS: usize = 1 << 20;
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Writes both files, and says in one line what there is.
+///
+/// # Errors
+/// If the folder cannot be written.
+pub fn report(
+    out: &Path,
+    limit: Span,
+    metadata: &str,
+    runner: &dyn ProbeRunner,
+    stop: &Stop,
+) -> anyhow::Result<String> {
+    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let mut machine = machine::describe(metadata, runner);
+    let taken = vendor(out, limit, stop);
+    let said = match &taken {
+        Ok(file) => format!("{TOOL} left {file}"),
+        Err(why) => format!("{TOOL} left nothing: {why}"),
+    };
+    machine["vendor_report"] = match taken {
+        Ok(file) => json!({ "file": file }),
+        Err(why) => json!({ "why_not": why }),
+    };
+    let path = out.join(MACHINE);
+    write(&path, &machine).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(said)
+}
+
+/// The name comes with the whole content.
+fn write(path: &Path, machine: &Value) -> io::Result<()> {
+    let aside = path.with_extension("tmp");
+    fs::write(&aside, serde_json::to_vec_pretty(machine)?)?;
+    fs::rename(aside, path)
+}
+
+/// Runs the vendor's tool, and says what it left or why there is nothing.
+fn vendor(out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
+    let Some(tool) = find(TOOL) else { return Err(format!("{TOOL} is not installed here")) };
+    for name in FILES {
+        // Of an earlier try, which must not be taken for this one's.
+        let _none = fs::remove_file(out.join(name));
+    }
+    let limits = Limits { timeout: limit.to_std(), stream: MOST_WORDS, grace: GRACE, kill_grace: GRACE };
+    let mut command = Command::new(tool);
+    // It leaves its file where it stands.
+    command.current_dir(out);
+    let ended = child::run(&mut command, &limits, stop, Echo::default());
+    let trouble = match ended {
+        Ok(Ended::Exited { status, .. }) if status.success() => None,
+        Ok(Ended::Exited { status, stdout, stderr }) => {
+            Some(format!("it ended with {status}: {}", last(&stdout, &stderr)))
+        }
+        Ok(Ended::TimedOut) => Some(format!("it did not end within {limit}")),
+        Ok(Ended::TooLong) => Some("it printed without end".to_owned()),
+        Ok(Ended::Stopped(_)) => Some("it was told to stop".to_owned()),
+        Ok(Ended::Unkillable { pid, .. }) => Some(format!("it hangs in the kernel as process {pid}")),
+        Err(error) => Some(format!("it cannot be run: {error}")),
+    };
+    let left = FILES.iter().find_map(|name| Some((*name, fs::metadata(out.join(name)).ok()?.len())));
+    match (left, trouble) {
+        (Some((name, bytes)), _) if bytes > MOST_FILE => {
+            let path = out.join(name);
+            Err(format!(
+                "{} has {} MiB, and more than {} are not carried",
+                path.display(),
+                bytes >> 20,
+                MOST_FILE >> 20
+            ))
+        }
+        (Some((name, 1..)), None) => Ok(name.to_owned()),
+        (Some((name, 1..)), Some(trouble)) => Ok(format!("{name}, cut: {trouble}")),
+        (_, Some(trouble)) => Err(trouble),
+        (_, None) => Err("it ended well and left no file".to_owned()),
+    }
+}
+
+/// The last line that says something.
+fn last(stdout: &[u8], stderr: &[u8]) -> String {
+    let text = format!("{}\n{}", String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
+    let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing");
+    line.chars().take(200).collect()
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
+}

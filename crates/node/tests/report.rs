@@ -1,0 +1,149 @@
+//! `doctor-node report` on a machine that does not exist, with stand-ins for the vendor's tool and for a cloud.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Command, Output},
+    sync::OnceLock,
+    thread,
+};
+
+use doctor_bed::machine::{Machine, Standing, standin};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
+
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<std::path::PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| standin(Path::new(PROGRAM)))
+}
+
+struct Bed {
+    machine: Standing,
+    folder: TempDir,
+}
+
+impl Bed {
+    /// A machine of this vendor, and where it is given, a tool that does this.
+    fn new(vendor: &str, tool: Option<&str>) -> Self {
+        let machine = Machine::hgx_h100().with("/sys/class/dmi/id/sys_vendor", &format!("{vendor}\n"));
+        let bed = Self { machine: machine.stand(Path::new(PROGRAM), library()), folder: tempfile::tempdir().unwrap() };
+        if let Some(script) = tool {
+            let path = bed.folder.path().join("nvidia-bug-report.sh");
+            fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        bed
+    }
+
+    fn report(&self, more: &[&str]) -> (Output, Value) {
+        let mut command = Command::new(PROGRAM);
+        command.args(["report", "--out"]).arg(self.folder.path().join("out")).args(more).arg("--nvml").arg(library());
+        command.arg("--root").arg(self.machine.at("root")).env("DOCTOR_STANDIN", self.machine.at("scene.toml"));
+        command.env("PATH", format!("{}:/usr/bin:/bin", self.folder.path().display()));
+        let output = command.output().unwrap();
+        let text = fs::read(self.folder.path().join("out/machine.json")).unwrap_or_default();
+        (output, serde_json::from_slice(&text).unwrap_or_default())
+    }
+
+    fn left(&self, name: &str) -> Option<Vec<u8>> {
+        fs::read(self.folder.path().join("out").join(name)).ok()
+    }
+}
+
+/// A piece of AWS: what it has, and whether everybody came with a token.
+fn metadata() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let lines: Vec<String> = BufReader::new(stream.try_clone().unwrap())
+                .lines()
+                .map_while(Result::ok)
+                .take_while(|l| !l.is_empty())
+                .collect();
+            let path = lines.first().and_then(|line| line.split(' ').nth(1)).unwrap_or_default().to_owned();
+            let allowed = lines.iter().any(|line| line == "X-aws-ec2-metadata-token: a-token-of-aws");
+            let answer = match path.as_str() {
+                "/latest/api/token" => Some("a-token-of-aws"),
+                "/latest/meta-data/instance-type" if allowed => Some("p5.48xlarge"),
+                "/latest/meta-data/instance-id" if allowed => Some("i-0123456789abcdef0"),
+                "/latest/meta-data/placement/group-name" if allowed => Some("train-a"),
+                _ => None,
+            };
+            let answer = match answer {
+                Some(text) => format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len()),
+                None => "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned(),
+            };
+            // Who has gone does not hear it.
+            let _heard = stream.write_all(answer.as_bytes());
+        }
+    });
+    url
+}
+
+#[test]
+fn serials_firmware_cloud_and_the_vendors_file_are_written_down() {
+    let bed = Bed::new("Amazon EC2", Some("echo working; printf 'all of it' >nvidia-bug-report.log.gz"));
+    let url = metadata();
+    let (output, machine) = bed.report(&["--metadata", &url]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(bed.left("nvidia-bug-report.log.gz").unwrap(), b"all of it");
+    assert_eq!(machine["vendor_report"]["file"], "nvidia-bug-report.log.gz", "{machine:#}");
+    let gpus = machine["gpus"].as_array().unwrap();
+    assert_eq!((gpus.len(), &machine["driver"]["version"]), (8, &"570.124.06".into()), "{machine:#}");
+    for field in ["bus", "uuid", "serial", "vbios_version", "inforom.image"] {
+        assert!(
+            gpus.iter().all(|gpu| gpu[field].as_str().is_some_and(|text| !text.is_empty())),
+            "{field}: {machine:#}"
+        );
+    }
+    let adapters = machine["adapters"].as_object().unwrap();
+    assert!(adapters.len() == 8 && adapters.values().all(|one| one["firmware"].is_string()), "{machine:#}");
+    let cloud = &machine["cloud"];
+    assert_eq!((&cloud["name"], &cloud["instance_type"]), (&"aws".into(), &"p5.48xlarge".into()), "{cloud:#}");
+    assert_eq!((&cloud["instance_id"], &cloud["placement_group"]), (&"i-0123456789abcdef0".into(), &"train-a".into()));
+    assert!(!machine.to_string().contains("a-token-of-aws"), "the token is nobody's business");
+
+    // Switched off, nobody is asked.
+    let (_, machine) = bed.report(&["--metadata", "none"]);
+    assert_eq!((&machine["cloud"]["name"], &machine["cloud"]["instance_id"]), (&"aws".into(), &Value::Null));
+    assert!(machine["cloud"]["not_read"].is_string(), "{machine:#}");
+}
+
+#[test]
+fn why_there_is_no_vendors_file_is_written_down_instead() {
+    for (tool, why) in [
+        (None, "is not installed here"),
+        (Some("echo 'please run it as root' >&2; exit 1"), "please run it as root"),
+        (Some("exit 0"), "left no file"),
+        (Some("head -c 13000000 /dev/zero >nvidia-bug-report.log.gz"), "more than 12 are not carried"),
+        (Some("exec sleep 600"), "did not end within"),
+    ] {
+        let bed = Bed::new("Somebody", tool);
+        let limit = if why == "did not end within" { "1s" } else { "2m" };
+        let (output, machine) = bed.report(&["--limit", limit]);
+        assert!(output.status.success(), "{output:?}");
+        let said = machine["vendor_report"]["why_not"].as_str().unwrap_or_default();
+        assert!(said.contains(why), "{why}: {machine:#}");
+        assert_eq!(machine["cloud"], Value::Null, "its firmware names no cloud");
+    }
+}
+
+#[test]
+fn what_a_tool_that_hangs_had_written_is_kept() {
+    let bed = Bed::new("Somebody", Some("echo 'the first half' >nvidia-bug-report.log; exec sleep 600"));
+    let (_, machine) = bed.report(&["--limit", "2s"]);
+    assert_eq!(bed.left("nvidia-bug-report.log").unwrap(), b"the first half\n");
+    let said = machine["vendor_report"]["file"].as_str().unwrap_or_default();
+    assert!(said.contains("nvidia-bug-report.log, cut: it did not end within 2s"), "{machine:#}");
+    // What an earlier try left is not taken for what a later one has.
+    fs::write(bed.folder.path().join("nvidia-bug-report.sh"), "#!/bin/sh\nexit 3\n").unwrap();
+    let (_, machine) = bed.report(&[]);
+    assert!(machine["vendor_report"]["why_not"].as_str().unwrap_or_default().contains("exit status: 3"), "{machine:#}");
+    assert_eq!(bed.left("nvidia-bug-report.log"), None);
+}
