@@ -210,7 +210,7 @@ fn a_report_is_answered_when_it_was_kept_and_wakes_whoever_keeps_it() {
     let mut bed = Bed::leading();
     let (to, body) = (bed.door.address(), signed(&report("n1", 1), "n1"));
     let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
-    assert!(bed.wake.wait(Duration::from_secs(20)), "nobody rang");
+    assert!(bed.wake.wait(Duration::from_secs(120)), "nobody rang");
     let waiting = bed.inbox.waiting();
     assert_eq!((waiting.len(), waiting[0].node.clone()), (1, node("n1")));
     assert!(!agent.is_finished(), "it was answered before it was kept");
@@ -254,7 +254,7 @@ fn what_waits_on_nodes_and_at_the_door_is_told_to_prometheus() {
     waits("nodes", 4);
     let (to, body) = (bed.door.address(), signed(&report("n1", 3), "n1"));
     let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
-    assert!(bed.wake.wait(Duration::from_secs(20)), "nobody rang");
+    assert!(bed.wake.wait(Duration::from_secs(120)), "nobody rang");
     waits("door", 1);
     assert!(agent.join().unwrap().starts_with("HTTP/1.1 503 "), "nobody kept it");
 }

@@ -44,7 +44,7 @@ use serde_json::{Value, json};
 
 const NAMESPACE: &str = "cluster-doctor";
 /// Long on a busy machine, and never waited for where all is well.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Pods that were ever started, by run.
 type Started = Arc<Mutex<HashMap<String, usize>>>;

@@ -290,7 +290,7 @@ fn a_node_that_dies_is_named_by_the_others() {
     let (first, mut second) = (job.start(0, "slow:0:20", &[]), job.start(1, "slow:0:20", &[]));
     let begun = Instant::now();
     // Its worker is there once it has joined.
-    while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(20) {
+    while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(5));
     }
     let workers = workers_of(second.id());
@@ -311,7 +311,7 @@ fn without_the_first_node_the_others_end_at_once() {
     let job = Job::of(&bench, 2);
     let (mut first, second) = (job.start(0, "hang:1", &[]), job.start(1, "hang:1", &[]));
     let begun = Instant::now();
-    while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(20) {
+    while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(5));
     }
     first.kill().unwrap();
@@ -352,7 +352,7 @@ fn told_to_stop_it_ends_at_once_with_what_it_started() {
     let bench = Bench::new();
     let child = bench.command("hang:0", &[]).spawn().unwrap();
     let begun = Instant::now();
-    while workers_of(child.id()).is_empty() && begun.elapsed() < Duration::from_secs(20) {
+    while workers_of(child.id()).is_empty() && begun.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(5));
     }
     let workers = workers_of(child.id());

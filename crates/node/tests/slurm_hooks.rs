@@ -131,7 +131,7 @@ impl Site {
 fn until(what: &str, reached: impl Fn() -> bool, told: impl Fn() -> String) {
     let begun = Instant::now();
     while !reached() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {}", last_lines(&told()));
+        assert!(begun.elapsed() < Duration::from_secs(240), "{what}: {}", last_lines(&told()));
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -23,7 +23,7 @@ pub use slow::Slow;
 use error::at;
 
 /// Nothing in here takes as long on a machine that does anything at all.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 const PAUSE: Duration = Duration::from_millis(10);
 /// Hosts that boot at the same time.
 const AT_A_TIME: usize = 4;

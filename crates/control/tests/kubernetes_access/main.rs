@@ -22,7 +22,7 @@ const NAMESPACE: &str = "cluster-doctor";
 const AGENT: &str = "cluster-doctor-agent";
 const AUDIENCE: &str = "cluster-doctor";
 /// Long on a busy machine, and never waited for where all is well.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 struct Cluster {
     plane: ControlPlane,

@@ -32,7 +32,7 @@ pub(crate) const KEY: RunKey = RunKey::new([7; 32]);
 /// A policy with a test that goes on for longer than any of these tests.
 const POLICY: &str = "[tests.endless.params]\ncommand = [\"/bin/sleep\", \"600\"]\ntimeout = \"20m\"\n";
 /// For what Slurm does by itself.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(240);
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Stage {

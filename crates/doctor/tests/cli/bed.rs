@@ -130,7 +130,7 @@ pub(crate) fn demo_copy() -> Bed {
 }
 
 /// Long enough for a machine under load; it is the bound of a wait on a level, not a pause.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 #[track_caller]
 pub(crate) fn until(what: &str, mut level: impl FnMut() -> bool) {
