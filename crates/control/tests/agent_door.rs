@@ -246,7 +246,7 @@ fn what_waits_on_nodes_and_at_the_door_is_told_to_prometheus() {
         report.versions.waiting = waiting;
         bed.expect("200", name, &signed(&report, name));
     };
-    ["nodes", "door", "history"].map(|place| waits(place, 0));
+    ["nodes", "door", "history"].iter().for_each(|place| waits(place, 0));
     behind("n1", 1, 7);
     behind("n2", 1, 4);
     waits("nodes", 11);

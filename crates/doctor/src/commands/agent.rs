@@ -11,7 +11,7 @@ use std::{
 use doctor_checks::{credential::Credential, document::RunKey};
 use doctor_control::{
     agents::{self, AgentState, AgentView},
-    store::{Store, records::SpeaksBy},
+    store::records::SpeaksBy,
 };
 use doctor_core::{
     hostlist::{self, BadHostlist},

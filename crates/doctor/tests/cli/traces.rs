@@ -116,7 +116,7 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
     assert_eq!((attribute(cycle, "leads"), attribute(cycle, "backend")), (true.into(), "local".into()));
     let submit = spans.iter().find(|span| span["name"] == "backend.submit").unwrap();
     assert_eq!((&submit["kind"], attribute(submit, "node")), (&3.into(), "here".into()), "{submit}");
-    let question = |place: &str| spans.iter().filter(move |span| attribute(span, "http.route") == place);
+    let question = |place: &'static str| spans.iter().filter(move |span| attribute(span, "http.route") == place);
     let asked = question("/api/v1/nodes/{node}").find(|span| span["traceId"] == trace).unwrap();
     assert_eq!((&asked["parentSpanId"], &asked["kind"]), (&parent.into(), &2.into()), "{asked}");
     assert_eq!(attribute(asked, "http.response.status_code"), "200");
