@@ -23,7 +23,7 @@ targets=("$@")
 longest() {
   case $1 in
     words) echo 256 ;;
-    hostlist | control) echo 512 ;;
+    hostlist | control | question) echo 512 ;;
     profile | settings | nhc | measurements | sim | node | spool) echo 2048 ;;
     fio) echo 8192 ;;
     legacy) echo 16384 ;;

@@ -1,6 +1,6 @@
 //! Lists of nodes as cluster people write them: `node[01-64,70],login1`, `pool=gpu-a`, `life=suspect`, `gpu-*`.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use crate::ids::{BadName, NodeName, PoolName};
 
@@ -36,7 +36,7 @@ pub fn parse(text: &str) -> Result<Vec<NodeName>, BadHostlist> {
 /// # Errors
 /// The same, and if more nodes are named.
 pub fn parse_up_to(text: &str, most: usize) -> Result<Vec<NodeName>, BadHostlist> {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     let mut names = Vec::new();
     let mut named = 0;
     for item in split(text)? {
@@ -170,7 +170,8 @@ fn value(digits: &str) -> u64 {
 /// Which nodes a command is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
-    Names(Vec<NodeName>),
+    /// A set: many names are looked for among many nodes.
+    Names(BTreeSet<NodeName>),
     Pool(PoolName),
     /// A life state by its word: `suspect`, `quarantined`.
     Life(String),
@@ -182,6 +183,37 @@ pub enum Selector {
 pub const LIVES: [&str; 7] = ["in-service", "suspect", "quarantined", "repairing", "proving", "out", "held"];
 
 impl Selector {
+    /// As it is read from a text, for somebody to whom a list of more names than this says nothing.
+    ///
+    /// # Errors
+    /// With what is wrong and what would be accepted.
+    pub fn parse_up_to(text: &str, most: usize) -> Result<Self, BadHostlist> {
+        if let Some(pool) = text.strip_prefix("pool=") {
+            return Ok(Self::Pool(PoolName::new(pool)?));
+        }
+        if let Some(life) = text.strip_prefix("life=") {
+            return match LIVES.contains(&life) {
+                true => Ok(Self::Life(life.to_owned())),
+                false => Err(BadHostlist::Selector(format!("life={life} (known: {})", LIVES.join(", ")))),
+            };
+        }
+        if text.contains('=') {
+            return Err(BadHostlist::Selector(text.chars().take(64).collect()));
+        }
+        if text.contains('*') {
+            return Ok(Self::Pattern(text.to_owned()));
+        }
+        parse_up_to(text, most).map(|names| Self::Names(names.into_iter().collect()))
+    }
+
+    /// How many names it lists.
+    pub fn listed(&self) -> usize {
+        match self {
+            Self::Names(names) => names.len(),
+            Self::Pool(_) | Self::Life(_) | Self::Pattern(_) => 0,
+        }
+    }
+
     /// Whether the name alone decides that it is meant.
     pub fn matches_name(&self, name: &NodeName) -> bool {
         match self {
@@ -203,29 +235,14 @@ impl Selector {
 impl FromStr for Selector {
     type Err = BadHostlist;
     fn from_str(text: &str) -> Result<Self, BadHostlist> {
-        if let Some(pool) = text.strip_prefix("pool=") {
-            return Ok(Self::Pool(PoolName::new(pool)?));
-        }
-        if let Some(life) = text.strip_prefix("life=") {
-            return match LIVES.contains(&life) {
-                true => Ok(Self::Life(life.to_owned())),
-                false => Err(BadHostlist::Selector(format!("life={life} (known: {})", LIVES.join(", ")))),
-            };
-        }
-        if text.contains('=') {
-            return Err(BadHostlist::Selector(text.chars().take(64).collect()));
-        }
-        if text.contains('*') {
-            return Ok(Self::Pattern(text.to_owned()));
-        }
-        parse(text).map(Self::Names)
+        Self::parse_up_to(text, MOST_NODES)
     }
 }
 
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Names(names) => f.write_str(&fold(names)),
+            Self::Names(names) => f.write_str(&fold(&names.iter().cloned().collect::<Vec<_>>())),
             Self::Pool(pool) => write!(f, "pool={pool}"),
             Self::Life(life) => write!(f, "life={life}"),
             Self::Pattern(pattern) => f.write_str(pattern),
@@ -309,6 +326,17 @@ mod tests {
             assert_eq!(parsed.is_ok(), fits, "{text}: {parsed:?}");
             assert!(fits || parsed == Err(BadHostlist::TooMany(most)), "{text}: {parsed:?}");
         }
+    }
+
+    #[test]
+    fn many_names_are_matched_with_many_nodes_and_too_many_are_refused() {
+        let many: Selector = "n[00000-99999]".parse().unwrap();
+        assert_eq!(many.listed(), 100_000);
+        // Name by name that would be ten thousand million comparisons.
+        let there = (0..100_000).filter(|n| many.matches_name(&NodeName::new(&format!("n{n:05}")).unwrap()));
+        assert_eq!(there.count(), 100_000);
+        assert_eq!(Selector::parse_up_to("n[1-11]", 10), Err(BadHostlist::TooMany(10)));
+        assert!(Selector::parse_up_to("n*", 0).is_ok_and(|all| all.listed() == 0));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 pub use self::{
-    budget::{BudgetDay, BudgetView, budget},
+    budget::{BudgetDay, BudgetView, CaseSpan, budget},
     coverage::{CoverageRow, coverage, is_overdue},
     findings::{FindingRow, findings},
     map::{FleetMap, MapRow, fleet_map},
@@ -88,8 +88,10 @@ impl Facts {
 
     /// One node, and whether the cluster still has it.
     pub fn node(&self, name: &NodeName) -> Option<(&NodeRecord, bool)> {
-        let here = self.snapshot.nodes.iter().find(|record| record.node.name == *name).map(|record| (record, true));
-        here.or_else(|| self.gone.iter().find(|record| record.node.name == *name).map(|record| (record, false)))
+        // Both lists are in the order of names: this is asked for each of many names.
+        let find = |all: &'_ [NodeRecord]| all.binary_search_by(|record| record.node.name.cmp(name)).ok();
+        let here = find(&self.snapshot.nodes).map(|place| (&self.snapshot.nodes[place], true));
+        here.or_else(|| find(&self.gone).map(|place| (&self.gone[place], false)))
     }
 
     /// The nodes that any of these selectors selects; all nodes without any.

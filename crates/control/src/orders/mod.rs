@@ -10,6 +10,7 @@ use doctor_checks::Catalogue;
 use doctor_core::{
     hostlist::{self, Selector},
     ids::{NodeName, PoolName, TestId},
+    lifecycle::Life,
     node::Hold,
     snapshot::{Asked, Pause},
     time::{Span, Timestamp},
@@ -80,6 +81,31 @@ pub struct Prepared {
     /// The nodes it is about; none where it is about more than nodes.
     pub nodes: Vec<NodeName>,
     writes: Vec<Write>,
+    /// What the plan rests on. If that is not so any more when it is carried out, it is not carried out.
+    rests_on: Vec<Rests>,
+}
+
+/// Something that was so when an order was prepared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Rests {
+    Node { node: NodeName, life: Life, hold: Option<Hold> },
+    Pause { pool: Option<PoolName>, pause: Option<Pause> },
+}
+
+impl Rests {
+    fn check(&self, orders: &mut Orders<'_, '_>, at: Timestamp) -> Result<(), StoreError> {
+        let (still, what) = match self {
+            Self::Node { node, life, hold } => {
+                let (now_life, now_hold) = orders.life_and_hold(node)?;
+                (now_life == *life && now_hold == *hold, node.to_string())
+            }
+            Self::Pause { pool, pause } => {
+                let now = orders.paused(pool.as_ref())?.filter(|pause| pause.until.is_none_or(|until| at < until));
+                (now == *pause, format!("the pause {}", place(pool.as_ref())))
+            }
+        };
+        if still { Ok(()) } else { Err(StoreError::Changed { what }) }
+    }
 }
 
 /// Whose order it is, why, and when it was given.
@@ -129,7 +155,7 @@ impl Prepared {
     /// Writes it down for the controller: all of it or nothing.
     ///
     /// # Errors
-    /// If the store fails.
+    /// If the store fails, or what was planned on has changed since ([`StoreError::Changed`]).
     pub fn carry_out(&self, store: &Store, signed: &Signature) -> Result<(), StoreError> {
         self.write(store, signed, None)
     }
@@ -137,13 +163,16 @@ impl Prepared {
     /// The same, with a line about the call that brought it.
     ///
     /// # Errors
-    /// If the store fails.
+    /// The same.
     pub fn carry_out_for(&self, call: &ApiCall, store: &Store, signed: &Signature) -> Result<(), StoreError> {
         self.write(store, signed, Some(call))
     }
 
     fn write(&self, store: &Store, signed: &Signature, call: Option<&ApiCall>) -> Result<(), StoreError> {
         store.ordered(|orders| {
+            for rests in &self.rests_on {
+                rests.check(orders, signed.at)?;
+            }
             for write in &self.writes {
                 write.put(orders, signed)?;
             }
@@ -226,38 +255,50 @@ fn pause(facts: &Facts, pool: Option<&PoolName>, length: Option<Span>) -> Prepar
     let how_long = until.map_or_else(|| "until resumed".to_owned(), |until| format!("until {} UTC", clock(until)));
     // A length and no moment: what is shown is what is confirmed, and a person takes a while to read it.
     let length = length.map_or_else(|| "until resumed".to_owned(), |length| format!("for {length}"));
+    let rests_on = vec![pause_of(facts, pool)];
+    let before = paused(facts, pool)
+        .map_or_else(String::new, |pause| format!(", in the place of the pause by {} ({})", pause.by, pause.why));
     let place = place(pool);
     let of_pool = pool.map_or_else(String::new, |pool| format!(" --pool {pool}"));
     Prepared {
         plan: format!("Would start no validation {place} {how_long}."),
-        changes: vec![format!("validation {place}: paused {length}")],
+        changes: vec![format!("validation {place}: paused {length}{before}")],
         done: format!("Paused {place} {how_long}."),
         next: format!("`doctor resume{of_pool} --why …` goes on"),
         nodes: Vec::new(),
         writes: vec![Write::Pause { pool: pool.cloned(), until }],
+        rests_on,
     }
+}
+
+fn paused<'a>(facts: &'a Facts, pool: Option<&PoolName>) -> Option<&'a Pause> {
+    facts.snapshot.pauses.iter().find(|pause| pause.pool.as_ref() == pool)
+}
+
+fn pause_of(facts: &Facts, pool: Option<&PoolName>) -> Rests {
+    Rests::Pause { pool: pool.cloned(), pause: paused(facts, pool).cloned() }
 }
 
 fn resume(facts: &Facts, pool: Option<&PoolName>) -> Result<Prepared, BadOrder> {
     let pauses = &facts.snapshot.pauses;
     let name = place(pool);
-    let ended = pauses.iter().filter(|pause| pause.pool.as_ref() == pool);
-    let changes: Vec<String> = ended.map(|pause| format!("pause {name} by {} ends: {}", pause.by, pause.why)).collect();
-    if changes.is_empty() {
+    let ended = paused(facts, pool).map(|pause| format!("pause {name} by {} ends: {}", pause.by, pause.why));
+    let Some(ended) = ended else {
         let others: Vec<String> = pauses.iter().map(|pause| place(pause.pool.as_ref())).collect();
         let known = match others.is_empty() {
             true => "nothing is paused".to_owned(),
             false => format!("paused: {}", others.join(", ")),
         };
         return Err(BadOrder::Unknown { what: "pause", name, known });
-    }
+    };
     Ok(Prepared {
         plan: format!("Would go on with validation {name}."),
-        changes,
+        changes: vec![ended],
         done: format!("Resumed {name}."),
         next: "`doctor status` shows what starts".to_owned(),
         nodes: Vec::new(),
         writes: vec![Write::Resume(pool.cloned())],
+        rests_on: vec![pause_of(facts, pool)],
     })
 }
 
@@ -276,12 +317,23 @@ fn close_breaker(facts: &Facts) -> Prepared {
         next: "`doctor status` shows what is taken out now".to_owned(),
         nodes: Vec::new(),
         writes: vec![Write::CloseBreaker],
+        rests_on: Vec::new(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use doctor_core::{
+        node::{Marks, Occupancy},
+        policy::Policy,
+        profile::Profiles,
+    };
+
     use super::*;
+    use crate::{
+        picture::{self, Cluster, ClusterRow},
+        settings::Settings,
+    };
 
     #[test]
     fn until_takes_a_length_or_a_moment_ahead() {
@@ -291,5 +343,114 @@ mod tests {
         for text in ["yesterday", "2026-11-14T08:00:00Z", "0s", ""] {
             assert!(moment(text, now).is_err(), "{text}");
         }
+    }
+
+    const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+    fn name(text: &str) -> NodeName {
+        NodeName::new(text).unwrap()
+    }
+
+    /// A cluster with `here` and `held`, which had `gone`.
+    fn store() -> (Store, Settings) {
+        let store = Store::open_in_memory().unwrap();
+        let settings = Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default()).unwrap();
+        for node in ["here", "held", "gone"] {
+            let why = "known".to_owned();
+            store.hold(&name(node), &Hold { by: "eve".to_owned(), why, since: NOW, until: None }).unwrap();
+        }
+        for node in ["here", "gone"] {
+            store.unhold(&name(node), "eve", "over", NOW).unwrap();
+        }
+        (store, settings)
+    }
+
+    fn facts(store: &Store, settings: &Settings) -> Facts {
+        let row = |node: &str| ClusterRow {
+            node: name(node),
+            pool: PoolName::new("gpu").unwrap(),
+            occupancy: Occupancy::Free,
+            marks: Marks::default(),
+            sku: None,
+            heard: None,
+        };
+        let cluster = Cluster { nodes: vec![row("held"), row("here")], ..Cluster::unseen(settings) };
+        picture::facts(store, Some(NOW), cluster, NOW).unwrap()
+    }
+
+    #[test]
+    fn each_node_is_told_with_what_is_in_the_way_there() {
+        let (store, settings) = store();
+        let facts = facts(&store, &settings);
+        let all = || vec!["gone,held,here".parse::<Selector>().unwrap()];
+        let memory = TestId::new("memory").unwrap();
+        for (order, lines, requests) in [
+            (
+                Order::Hold { nodes: all(), until: None },
+                ["gone from the cluster; held when it comes back", "held by eve (known) already", "in-service -> held"],
+                0,
+            ),
+            (
+                Order::Test { nodes: all(), tests: vec![memory] },
+                [
+                    "gone from the cluster; nothing is tested",
+                    "memory, when it is not held by eve (known) any more",
+                    "memory",
+                ],
+                2,
+            ),
+            (
+                Order::Quarantine { nodes: all(), evict: false },
+                ["gone from the cluster; nothing changes", "held by eve (known); when", "in-service -> quarantined"],
+                2,
+            ),
+            (
+                Order::Release { nodes: all() },
+                ["gone from the cluster; nothing changes", "the hold ends", "in users' hands already"],
+                2,
+            ),
+        ] {
+            let prepared = order.prepare(&facts, &settings.catalogue).unwrap();
+            assert_eq!(prepared.nodes, ["gone", "held", "here"].map(name), "{order:?}");
+            for (line, part) in prepared.changes.iter().zip(lines) {
+                assert!(line.contains(part), "{line}: {part}");
+            }
+            let asked = prepared.writes.iter().filter(|write| matches!(write, Write::Request(_))).count();
+            assert_eq!(asked, requests, "{prepared:?}");
+        }
+        let gone = || vec!["gone".parse::<Selector>().unwrap()];
+        for order in [
+            Order::Test { nodes: gone(), tests: Vec::new() },
+            Order::Quarantine { nodes: gone(), evict: true },
+            Order::Release { nodes: gone() },
+        ] {
+            let refused = order.prepare(&facts, &settings.catalogue).unwrap_err().to_string();
+            assert!(refused.contains("does not name gone"), "{order:?}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_rests_on_something_that_has_changed_is_not_carried_out() {
+        let (store, settings) = store();
+        let signed = Signature { by: "ann".to_owned(), why: "fan".to_owned(), at: NOW };
+        let nodes = || vec!["held,here".parse::<Selector>().unwrap()];
+        let order = Order::Hold { nodes: nodes(), until: None };
+        let planned = order.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        let hold = Hold { by: "bob".to_owned(), why: "noise".to_owned(), since: NOW, until: None };
+        store.hold(&name("here"), &hold).unwrap();
+        let lines = store.audit(100, None).unwrap().len();
+        let changed = planned.carry_out(&store, &signed).unwrap_err();
+        assert!(matches!(&changed, StoreError::Changed { what } if what == "here"), "{changed}");
+        assert_eq!(store.audit(100, None).unwrap().len(), lines, "nothing of it was done");
+        let now = order.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        assert!(now.changes[1].contains("held by bob (noise) already"), "{now:?}");
+        now.carry_out(&store, &signed).unwrap();
+
+        let pause = Order::Pause { pool: None, length: Some(Span::hours(1)) };
+        let planned = pause.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        planned.carry_out(&store, &signed).unwrap();
+        assert!(matches!(planned.carry_out(&store, &signed), Err(StoreError::Changed { .. })), "it is paused by now");
+        let again = pause.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        assert!(again.changes[0].contains("in the place of the pause by ann (fan)"), "{again:?}");
     }
 }

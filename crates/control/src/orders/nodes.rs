@@ -1,24 +1,40 @@
-//! Orders about nodes: test, hold, release, quarantine.
+//! Orders about nodes: test, hold, release, quarantine. Each is told node by node, with what is in its way there: a hold, a repair,
+//! that the cluster has the node no more.
 
 use doctor_checks::Catalogue;
 use doctor_core::{
+    finding::Evidence,
     hostlist::{self, Selector},
     ids::{NodeName, TestId},
     lifecycle::Life,
     plan::MOST_NODES,
     run::NonEmpty,
-    snapshot::Asked,
+    snapshot::{Asked, NodeRecord},
     time::Timestamp,
     view::{Facts, clock, plural},
 };
 
-use super::{BadOrder, Prepared, Write, pick};
+use super::{BadOrder, Prepared, Rests, Write, pick};
 
 /// The nodes that are meant, and what is known of them.
 struct Meant<'a> {
     facts: &'a Facts,
-    nodes: Vec<NodeName>,
+    nodes: Vec<(&'a NodeRecord, bool)>,
 }
+
+/// What would come of an order for one node: in words, and as it is written down.
+struct Fate {
+    words: String,
+    writes: Vec<Write>,
+}
+
+impl Fate {
+    const fn nothing(words: String) -> Self {
+        Self { words, writes: Vec::new() }
+    }
+}
+
+const GONE: &str = "gone from the cluster";
 
 impl<'a> Meant<'a> {
     fn of(facts: &'a Facts, selectors: &[Selector]) -> Result<Self, BadOrder> {
@@ -27,15 +43,16 @@ impl<'a> Meant<'a> {
                 "name nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`".to_owned(),
             ));
         }
-        Ok(Self { facts, nodes: pick(facts, selectors)? })
+        let nodes = pick(facts, selectors)?;
+        Ok(Self { facts, nodes: nodes.iter().filter_map(|name| facts.node(name)).collect() })
     }
 
-    fn life(&self, node: &NodeName) -> &Life {
-        self.facts.node(node).map_or(&Life::InService, |(record, _)| &record.life)
+    fn all(&self) -> Vec<NodeName> {
+        self.nodes.iter().map(|(record, _)| record.node.name.clone()).collect()
     }
 
     fn names(&self) -> String {
-        hostlist::fold(&self.nodes)
+        hostlist::fold(&self.all())
     }
 
     fn count(&self) -> String {
@@ -44,7 +61,36 @@ impl<'a> Meant<'a> {
 
     /// A node to put into an example.
     fn example(&self) -> &str {
-        self.nodes.first().map_or("NODE", NodeName::as_str)
+        self.nodes.first().map_or("NODE", |(record, _)| record.node.name.as_str())
+    }
+
+    /// Who holds a node now, and why.
+    fn held(&self, record: &NodeRecord) -> Option<String> {
+        record.hold_at(self.facts.now).map(|hold| format!("held by {} ({})", hold.by, hold.why))
+    }
+
+    /// What would come of it for each node. Where nothing would, for none of them, that is no order.
+    fn each(&self, fate: impl Fn(&NodeRecord, bool) -> Fate) -> Result<(Vec<String>, Vec<Write>), BadOrder> {
+        let (mut changes, mut writes) = (Vec::with_capacity(self.nodes.len()), Vec::new());
+        for (record, here) in &self.nodes {
+            let fate = fate(record, *here);
+            changes.push(format!("{}: {}", record.node.name, fate.words));
+            writes.extend(fate.writes);
+        }
+        if writes.is_empty() && !self.nodes.iter().any(|(_, here)| *here) {
+            return Err(BadOrder::Usage(format!("the cluster does not name {} any more", self.names())));
+        }
+        Ok((changes, writes))
+    }
+
+    /// What all this is true of.
+    fn rests_on(&self) -> Vec<Rests> {
+        let rests = |(record, _): &(&NodeRecord, bool)| Rests::Node {
+            node: record.node.name.clone(),
+            life: record.life.clone(),
+            hold: record.hold.clone(),
+        };
+        self.nodes.iter().map(rests).collect()
     }
 }
 
@@ -70,14 +116,24 @@ pub(super) fn test(
         [] => "every test that is run regularly".to_owned(),
         some => some.iter().map(TestId::as_str).collect::<Vec<_>>().join(", "),
     };
-    let asked = |node: &NodeName| Write::Request(Asked::Test { node: node.clone(), tests: wanted.clone() });
+    let (changes, writes) = meant.each(|record, here| {
+        let words = match (meant.held(record), &record.life) {
+            _ if !here => return Fate::nothing(format!("{GONE}; nothing is tested")),
+            (Some(held), _) => format!("{which}, when it is not {held} any more"),
+            (None, Life::Repairing { .. }) => format!("{which}, when its repair is over"),
+            (None, _) => which.clone(),
+        };
+        let asked = Asked::Test { node: record.node.name.clone(), tests: wanted.clone() };
+        Fate { words, writes: vec![Write::Request(asked)] }
+    })?;
     Ok(Prepared {
         plan: format!("Would ask for {which} on {} ({}).", meant.count(), meant.names()),
-        changes: meant.nodes.iter().map(|node| format!("{node}: {which}")).collect(),
-        done: format!("Asked for {which} on {}.", meant.count()),
+        changes,
+        done: format!("Asked for {which} on {}.", plural(writes.len(), "node")),
         next: format!("`doctor why {}` shows when it runs", meant.example()),
-        writes: meant.nodes.iter().map(asked).collect(),
-        nodes: meant.nodes,
+        writes,
+        rests_on: meant.rests_on(),
+        nodes: meant.all(),
     })
 }
 
@@ -96,76 +152,123 @@ pub(super) fn together(
         let known = several.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(", ");
         return Err(BadOrder::Unknown { what: "test over several nodes", name: name.to_owned(), known });
     };
-    let Some(nodes) = NonEmpty::new(meant.nodes.clone()).filter(|nodes| nodes.len() > 1) else {
+    let Some(nodes) = NonEmpty::new(meant.all()).filter(|nodes| nodes.len() > 1) else {
         let text = format!("{test} needs two nodes at least; `--nodes` names {}", meant.count());
         return Err(BadOrder::Usage(text));
     };
     if nodes.len() > MOST_NODES {
         return Err(BadOrder::Usage(format!("`--nodes` names {}, {MOST_NODES} is the limit", meant.count())));
     }
+    if let Some((gone, _)) = meant.nodes.iter().find(|(_, here)| !here) {
+        let text = format!("{} is {GONE}, and {test} runs over all of them together", gone.node.name);
+        return Err(BadOrder::Usage(text));
+    }
+    let mut changes = vec![format!("{}: {test}, together", meant.names())];
+    changes.extend(meant.nodes.iter().filter_map(|(record, _)| {
+        let held = meant.held(record)?;
+        Some(format!("{}: {held}; the others wait until it is not any more", record.node.name))
+    }));
     Ok(Prepared {
         plan: format!("Would ask for {test} over {} together ({}).", meant.count(), meant.names()),
-        changes: vec![format!("{}: {test}, together", meant.names())],
+        changes,
         done: format!("Asked for {test} over {} together.", meant.count()),
         next: "`doctor audit` shows each trial and what came out".to_owned(),
         writes: vec![Write::Request(Asked::Together { nodes, test: (*test).clone(), trials: Vec::new() })],
-        nodes: meant.nodes,
+        rests_on: meant.rests_on(),
+        nodes: meant.all(),
     })
 }
 
 pub(super) fn hold(facts: &Facts, selectors: &[Selector], until: Option<Timestamp>) -> Result<Prepared, BadOrder> {
     let meant = Meant::of(facts, selectors)?;
     let how_long = until.map_or_else(|| "until released".to_owned(), |until| format!("until {} UTC", clock(until)));
+    let (changes, writes) = meant.each(|record, here| {
+        let words = match (meant.held(record), here) {
+            (Some(held), _) => format!("{held} already; this hold takes its place"),
+            (None, false) => format!("{GONE}; held when it comes back"),
+            (None, true) => format!("{} -> held", record.life.word()),
+        };
+        Fate { words, writes: vec![Write::Hold { node: record.node.name.clone(), until }] }
+    })?;
     Ok(Prepared {
         plan: format!("Would hold {} ({}) {how_long}: no tests, no repairs.", meant.count(), meant.names()),
-        changes: meant.nodes.iter().map(|node| format!("{node}: {} -> held", meant.life(node).word())).collect(),
+        changes,
         done: format!("Held {} {how_long}.", meant.count()),
         next: format!("`doctor release {} --why …` when it is ready", meant.example()),
-        writes: meant.nodes.iter().map(|node| Write::Hold { node: node.clone(), until }).collect(),
-        nodes: meant.nodes,
+        writes,
+        rests_on: meant.rests_on(),
+        nodes: meant.all(),
     })
 }
 
 pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<Prepared, BadOrder> {
     let meant = Meant::of(facts, selectors)?;
-    let held = |node: &NodeName| facts.node(node).is_some_and(|(record, _)| record.hold.is_some());
-    let fate = |node: &NodeName| match meant.life(node) {
-        Life::InService | Life::Suspect if held(node) => "the hold ends",
-        Life::InService | Life::Suspect => "in users' hands already; nothing changes",
-        Life::Proving { .. } => "a proof is running already",
-        Life::Held { .. } => "the hold ends; proved first if a case is open",
-        Life::Quarantined | Life::Repairing { .. } | Life::Out => "proved, then returned to users",
-    };
-    let changes = meant.nodes.iter().map(|node| format!("{node}: {}; {}", meant.life(node).word(), fate(node)));
-    let mut writes = Vec::new();
-    for node in &meant.nodes {
-        writes.extend(held(node).then(|| Write::Unhold(node.clone())));
-        writes.push(Write::Request(Asked::Release { node: node.clone() }));
-    }
+    let (changes, writes) = meant.each(|record, here| {
+        let name = &record.node.name;
+        let end = record.hold.as_ref().map(|_| Write::Unhold(name.clone()));
+        let held = meant.held(record).map_or_else(|| record.life.word().to_owned(), |held| held);
+        if !here {
+            let after = if end.is_some() { "the hold ends" } else { "nothing changes" };
+            return Fate { words: format!("{held}; {GONE}; {after}"), writes: end.into_iter().collect() };
+        }
+        let after = match &record.life {
+            Life::InService | Life::Suspect if end.is_some() => "the hold ends",
+            Life::InService | Life::Suspect if tells_of_events(record) => {
+                "in users' hands already; what events told of it is settled"
+            }
+            Life::InService | Life::Suspect => "in users' hands already; nothing changes",
+            Life::Proving { .. } => "a proof is running already",
+            Life::Held { .. } => "the hold ends; proved first if a case is open",
+            Life::Quarantined | Life::Repairing { .. } | Life::Out => "proved, then returned to users",
+        };
+        let asked = Write::Request(Asked::Release { node: name.clone() });
+        Fate { words: format!("{held}; {after}"), writes: end.into_iter().chain([asked]).collect() }
+    })?;
     Ok(Prepared {
         plan: format!("Would release {} ({}).", meant.count(), meant.names()),
-        changes: changes.collect(),
+        changes,
         done: format!("Released {}.", meant.count()),
         next: format!("`doctor why {}` follows it", meant.example()),
         writes,
-        nodes: meant.nodes,
+        rests_on: meant.rests_on(),
+        nodes: meant.all(),
     })
+}
+
+/// Whether something is open that only an event told of, and that no case will see to.
+fn tells_of_events(record: &NodeRecord) -> bool {
+    let event = |evidence: &Evidence| matches!(evidence, Evidence::Event { known_by: Some(_), .. });
+    record.case.is_none() && record.findings.iter().any(|open| event(&open.finding.evidence))
 }
 
 pub(super) fn quarantine(facts: &Facts, selectors: &[Selector], evict: bool) -> Result<Prepared, BadOrder> {
     let meant = Meant::of(facts, selectors)?;
     let work = if evict { "user work asked to leave" } else { "user work may finish" };
-    let fate = |node: &NodeName| format!("{node}: {} -> quarantined, {work}, then examined", meant.life(node).word());
-    let asked = |node: &NodeName| Write::Request(Asked::Quarantine { node: node.clone(), evict });
+    let (changes, writes) = meant.each(|record, here| {
+        let then = format!("quarantined, {work}, then examined");
+        let life = record.life.word();
+        let words = match (meant.held(record), &record.life) {
+            _ if !here => return Fate::nothing(format!("{GONE}; nothing changes")),
+            (Some(held), _) => format!("{held}; when it is not any more: {then}"),
+            (None, Life::InService | Life::Suspect) => format!("{life} -> {then}"),
+            (None, Life::Held { .. }) => format!("{life}; when it is not any more: {then}"),
+            (None, Life::Quarantined | Life::Repairing { .. } | Life::Proving { .. } | Life::Out) => {
+                return Fate::nothing(format!("{life}: out of service already; nothing changes"));
+            }
+        };
+        let asked = Asked::Quarantine { node: record.node.name.clone(), evict };
+        Fate { words, writes: vec![Write::Request(asked)] }
+    })?;
     Ok(Prepared {
         plan: format!("Would take {} out of service ({}).", meant.count(), meant.names()),
-        changes: meant.nodes.iter().map(fate).collect(),
-        done: format!("Asked to take {} out of service and to examine it.", meant.count()),
+        changes,
+        done: format!("Asked to take {} out of service and to examine it.", plural(writes.len(), "node")),
         next: format!(
             "`doctor why {0}` tells what the examination advises; `doctor release {0} --why …` proves and returns it",
             meant.example()
         ),
-        writes: meant.nodes.iter().map(asked).collect(),
-        nodes: meant.nodes,
+        writes,
+        rests_on: meant.rests_on(),
+        nodes: meant.all(),
     })
 }

@@ -6,6 +6,7 @@ use doctor_core::{
     case::{Advice, Case, CaseState, Closed, Rung, Step, StepKind, StepState},
     ids::{CaseId, NodeName, OpId},
     time::Timestamp,
+    view::CaseSpan,
 };
 
 use super::{
@@ -31,15 +32,35 @@ impl Store {
         })
     }
 
+    /// The same, only as far as they are counted.
+    pub fn case_spans(&self, closed_after: Timestamp) -> Result<Vec<CaseSpan>> {
+        self.read(|tx| {
+            let mut spans = Vec::new();
+            for (sql, vals) in [
+                ("SELECT body FROM case_file WHERE closed IS NULL", &[][..]),
+                ("SELECT body FROM case_file WHERE closed IS NOT NULL AND closed > $1", vals![closed_after]),
+            ] {
+                tx.rows("reading cases", sql, vals, |row| {
+                    spans.push(CaseSpan::from(&read_case(row)?));
+                    Ok(())
+                })?;
+            }
+            Ok(spans)
+        })
+    }
+
     /// The newest cases first.
     pub fn cases_all(&self, limit: u32) -> Result<Vec<Case>> {
         let sql = "SELECT body FROM case_file ORDER BY id DESC LIMIT $1";
         self.read(|tx| tx.all("reading cases", sql, vals![limit], read_case))
     }
 
-    /// As [`Store::cases_all`], of those before this one.
-    pub fn cases_before(&self, before: CaseId, limit: u32) -> Result<Vec<Case>> {
-        let sql = "SELECT body FROM case_file WHERE id < $1 ORDER BY id DESC LIMIT $2";
+    /// As [`Store::cases_all`], of those before this one; all of them, or those that are open.
+    pub fn cases_before(&self, before: CaseId, open: bool, limit: u32) -> Result<Vec<Case>> {
+        let sql = match open {
+            true => "SELECT body FROM case_file WHERE closed IS NULL AND id < $1 ORDER BY id DESC LIMIT $2",
+            false => "SELECT body FROM case_file WHERE id < $1 ORDER BY id DESC LIMIT $2",
+        };
         self.read(|tx| tx.all("reading cases", sql, vals![before, limit], read_case))
     }
 

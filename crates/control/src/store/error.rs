@@ -57,6 +57,14 @@ pub enum StoreError {
         source: tokio_postgres::Error,
     },
 
+    /// What was planned rests on something that somebody has changed since. Nothing was done.
+    #[error("{what} is not any more as it was when this was planned: look at the plan again")]
+    Changed { what: String },
+
+    /// Whoever asked does not wait any longer. Nothing is wrong with the store.
+    #[error("{operation} took longer than whoever asked would wait")]
+    Late { operation: &'static str },
+
     #[error("{operation} {path}")]
     File {
         operation: &'static str,

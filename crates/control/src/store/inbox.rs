@@ -331,3 +331,29 @@ pub(super) fn enter_what_is_left(tx: &mut Tx<'_>) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Instant};
+
+    use doctor_core::time::Span;
+
+    use super::*;
+    use crate::store::StoreUrl;
+
+    #[test]
+    fn who_reads_for_somebody_that_waits_does_not_wait_for_results_to_be_entered() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&StoreUrl::Sqlite(folder.path().join("doctor.db"))).unwrap();
+        let lease = Lease { holder: "me".to_owned(), fence: 1, ttl: Span::minutes(1) };
+        store.inbox().add(&lease, Vec::new());
+        let entering = store.inbox().entering.lock().unwrap();
+        let _writing = store.inbox().close();
+        let (answer, answered) = mpsc::channel();
+        let asking = store.until(Instant::now() + Duration::from_secs(300));
+        std::thread::spawn(move || answer.send(asking.tokens().map(|tokens| tokens.len())));
+        let tokens = answered.recv_timeout(Duration::from_secs(120)).expect("it is answered while results are entered");
+        assert_eq!(tokens.unwrap(), 0);
+        drop(entering);
+    }
+}

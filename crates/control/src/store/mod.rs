@@ -49,6 +49,8 @@ pub mod outbox;
 mod publish;
 mod retention;
 mod runs;
+#[cfg(test)]
+mod scans;
 mod schema;
 mod settled;
 mod spent;
@@ -57,7 +59,10 @@ mod tokens;
 mod url;
 mod verify;
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::{
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Instant,
+};
 
 use self::{
     db::{Access, Db, Tx},
@@ -77,6 +82,8 @@ pub use self::{
 #[derive(Debug, Clone)]
 pub struct Store {
     shared: Arc<Shared>,
+    /// See [`Store::until`].
+    until: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -108,7 +115,7 @@ impl Store {
     fn over(db: Db) -> Result<Self> {
         let inbox = Inbox::new(db.is_sqlite());
         let shared = Shared { db, names: RwLock::default(), last_copy: Mutex::default(), inbox };
-        let store = Self { shared: Arc::new(shared) };
+        let store = Self { shared: Arc::new(shared), until: None };
         store.transaction(Access::WriteAlone, &mut |tx| {
             schema::migrate(tx)?;
             if operators::meta(tx, STORE_ID)?.is_none() {
@@ -120,9 +127,26 @@ impl Store {
         Ok(store)
     }
 
+    /// The same store, for questions of somebody who waits no longer than this: what was not read by then fails with
+    /// [`StoreError::Late`], and what it was busy with ends. Such questions never wait for who writes: results that came in and
+    /// are not entered yet are seen a moment later, as by another process.
+    #[must_use]
+    pub fn until(&self, until: Instant) -> Self {
+        Self { shared: Arc::clone(&self.shared), until: Some(until) }
+    }
+
+    /// What is to be done before a question, or why it is not asked any more.
+    fn before_reading(&self) -> Result<()> {
+        match self.until {
+            None => self.enter_what_waits(),
+            Some(until) if Instant::now() >= until => Err(StoreError::Late { operation: "reading" }),
+            Some(_) => Ok(()),
+        }
+    }
+
     /// One unchanging picture of the store, with all in it that was kept before this call.
     fn read<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        self.enter_what_waits()?;
+        self.before_reading()?;
         self.transaction(Access::Read, &mut |tx| {
             tx.refresh_names()?;
             body(tx)
@@ -132,7 +156,7 @@ impl Store {
     /// A question of one statement, which needs no transaction around it. It is asked with the names that are known, and
     /// once more with all there are if it asks for or finds (`None`, unreadable) a name that is not among them.
     fn ask<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
-        self.enter_what_waits()?;
+        self.before_reading()?;
         match self.transaction(Access::ReadOnce, &mut body) {
             Ok(None) | Err(StoreError::Unreadable { .. }) => self.read(body),
             answer => answer,
@@ -195,7 +219,7 @@ impl Store {
     fn transaction<T>(&self, access: Access, body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let mut names = Arc::clone(&self.shared.names.read().unwrap_or_else(PoisonError::into_inner));
         let before = Arc::clone(&names);
-        let value = self.shared.db.transaction(access, &mut names, body)?;
+        let value = self.shared.db.transaction(access, self.until, &mut names, body)?;
         if !Arc::ptr_eq(&before, &names) {
             let mut shared = self.shared.names.write().unwrap_or_else(PoisonError::into_inner);
             // Both are true; the one that knows more saves more.

@@ -3,6 +3,7 @@
 
 use doctor_core::{
     ids::{NodeName, PoolName},
+    lifecycle::Life,
     node::Hold,
     snapshot::{Asked, Breaker, Pause, Request},
     time::Timestamp,
@@ -104,6 +105,27 @@ impl std::fmt::Debug for Orders<'_, '_> {
 }
 
 impl Orders<'_, '_> {
+    /// A node's life and hold as they are now. Of a node that nobody has written of, what is true of any.
+    pub fn life_and_hold(&mut self, node: &NodeName) -> Result<(Life, Option<Hold>)> {
+        let unknown = (Life::InService, None);
+        let Some(id) = self.tx.names.node_number(node) else { return Ok(unknown) };
+        // What is read here stays as it is until this is over; in SQLite nobody else writes anyway.
+        let lock = if self.tx.is_sqlite() { "" } else { " FOR UPDATE" };
+        let sql = format!("SELECT life, hold FROM node WHERE id = $1{lock}");
+        let found = self.tx.first("reading a node", &sql, vals![id], |row| {
+            let hold = row.opt_text(1)?.map(|text| json::read("hold", text)).transpose()?;
+            Ok((json::read("life", row.text(0)?)?, hold))
+        })?;
+        Ok(found.unwrap_or(unknown))
+    }
+
+    /// The pause of a pool, or of everything, that is written down.
+    pub fn paused(&mut self, pool: Option<&PoolName>) -> Result<Option<Pause>> {
+        let pool = pool.map_or("", PoolName::as_str);
+        let sql = "SELECT body FROM pause WHERE pool = $1";
+        self.tx.first("reading pauses", sql, vals![pool], |row| json::read("pause", row.text(0)?))
+    }
+
     pub fn hold(&mut self, node: &NodeName, hold: &Hold) -> Result<()> {
         let id = self.tx.node_id(node, hold.since)?;
         let body = json::write(hold)?;

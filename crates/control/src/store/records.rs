@@ -241,8 +241,18 @@ pub struct HistoryFilter {
     pub verdict: Option<Verdict>,
     /// Only what follows this row.
     pub after: Option<HistoryPlace>,
+    /// Only what is not younger than this.
+    pub before: Option<Timestamp>,
     /// Absent: all of them.
     pub limit: Option<u32>,
+}
+
+/// Some rows of history, newest first, found without looking at more than a question may.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct HistoryPart {
+    pub rows: Vec<HistoryRow>,
+    /// All that is younger was looked at, and nothing else: there may be more. `None`: these are all, or as many as were wanted.
+    pub searched: Option<Timestamp>,
 }
 
 /// Where a row of history stands among all, newest first.

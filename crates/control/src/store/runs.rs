@@ -88,8 +88,8 @@ impl Store {
                 Some(node) => {
                     let Some(node) = names.node_number(node) else { return Ok(Vec::new()) };
                     let sql = format!(
-                        "{COLUMNS} WHERE id < $1 AND (id IN (SELECT run FROM awaited WHERE node = $2) OR id IN \
-                         (SELECT run FROM history WHERE node = $2 AND run < $1 GROUP BY run ORDER BY run DESC LIMIT $3)) \
+                        "{COLUMNS} WHERE id IN (SELECT run FROM awaited WHERE node = $2 AND run < $1 UNION SELECT run FROM \
+                         (SELECT run FROM history WHERE node = $2 AND run < $1 GROUP BY run ORDER BY run DESC LIMIT $3) AS newest) \
                          ORDER BY id DESC LIMIT $3"
                     );
                     tx.all(operation, &sql, vals![before, node, limit], read)?

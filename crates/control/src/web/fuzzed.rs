@@ -1,4 +1,5 @@
-//! A way in for the fuzzer to the door for agents: bytes as they come over a connection, and what is answered.
+//! A way in for the fuzzer to the door for agents: bytes as they come over a connection, and what is answered; and to the API: what
+//! is asked, and what is answered.
 
 use std::{
     io::{self, Read, Write},
@@ -64,3 +65,5 @@ impl DoorOfOne {
         Ok(answer)
     }
 }
+
+pub use super::api::fuzzed::ApiOfFew;

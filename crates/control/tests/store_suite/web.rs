@@ -1,9 +1,11 @@
 //! What the API reads and writes: tokens, what was asked of it, and pages of long lists, on every kind of store.
 
+use std::time::{Duration, Instant};
+
 use doctor_control::{
     access::{Role, TokenDigest, TokenRow},
     store::{
-        ApiCall,
+        ApiCall, StoreError, StoreUrl,
         records::{HistoryFilter, HistoryRow},
     },
 };
@@ -126,4 +128,23 @@ fn pages_of_runs_audit_and_days_add_up(bed: &mut Bed) {
     let sum: Span = days.iter().map(|(_, spent)| *spent).sum();
     assert_eq!(sum, bed.store.spent_since(Timestamp::from_secs(0)).unwrap());
     assert!(days.len() >= 2 && days.iter().all(|(day, _)| day.millis() % 86_400_000 == 0), "{days:?}");
+}
+
+/// Somebody has locked the table, and does not go.
+#[test]
+fn a_question_that_postgresql_does_not_answer_in_time_is_given_up() {
+    let Some(bed) = Bed::postgres() else { return };
+    let Some(StoreUrl::Postgres(url)) = &bed.url else { panic!("a bed on PostgreSQL has its address") };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (client, connection) = runtime.block_on(tokio_postgres::connect(url, tokio_postgres::NoTls)).unwrap();
+    runtime.spawn(async move { drop(connection.await) });
+    runtime.block_on(client.batch_execute("BEGIN; LOCK TABLE token IN ACCESS EXCLUSIVE MODE")).unwrap();
+    for _ in 0..6 {
+        let late = bed.store.until(Instant::now() + Duration::from_millis(300)).tokens().unwrap_err();
+        assert!(matches!(late, StoreError::Late { .. }), "{late}");
+    }
+    let soon = || bed.store.until(Instant::now() + Duration::from_secs(120));
+    assert!(soon().audit(1, None).unwrap().is_empty(), "what is not locked is answered");
+    runtime.block_on(client.batch_execute("ROLLBACK")).unwrap();
+    assert!(soon().tokens().unwrap().is_empty());
 }

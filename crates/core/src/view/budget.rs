@@ -33,10 +33,25 @@ pub struct BudgetDay {
     pub closed: u32,
 }
 
+/// As much of a case as is counted here: there may be many thousands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CaseSpan {
+    pub opened: Timestamp,
+    pub closed: Option<Timestamp>,
+    /// Something was found.
+    pub fault: bool,
+}
+
+impl From<&Case> for CaseSpan {
+    fn from(case: &Case) -> Self {
+        Self { opened: case.opened, closed: closed_at(case), fault: !case.findings.is_empty() }
+    }
+}
+
 /// From the midnight before `since` until now. `spent`: node-time by day.
 pub fn budget(
     spent: &[(Timestamp, Span)],
-    cases: &[Case],
+    cases: &[CaseSpan],
     limit: Option<f64>,
     (since, now): (Timestamp, Timestamp),
 ) -> BudgetView {
@@ -46,8 +61,8 @@ pub fn budget(
     while day <= now {
         let inside = |at: Timestamp| midnight(at) == day;
         let millis: Span = spent.iter().filter(|(at, _)| inside(*at)).map(|(_, spent)| *spent).sum();
-        let found = cases.iter().filter(|case| inside(case.opened) && !case.findings.is_empty()).count();
-        let closed = cases.iter().filter(|case| closed_at(case).is_some_and(inside)).count();
+        let found = cases.iter().filter(|case| inside(case.opened) && case.fault).count();
+        let closed = cases.iter().filter(|case| case.closed.is_some_and(inside)).count();
         days.push(BudgetDay { day, node_hours: millis.as_hours(), faults: count(found), closed: count(closed) });
         day = day.plus(DAY);
     }

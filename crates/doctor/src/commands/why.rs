@@ -41,7 +41,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let facts = context.facts(&store)?;
     let node = &args.node;
     let Some(view) = view::why(&facts, node, picture::kept(&store, &facts, node, args.audit)?) else {
-        context.pick(&facts, &[doctor_core::hostlist::Selector::Names(vec![node.clone()])])?;
+        context.pick(&facts, &[doctor_core::hostlist::Selector::Names([node.clone()].into())])?;
         return Err(Failure::Unknown { what: "node", name: node.to_string(), known: "see `doctor nodes`".to_owned() });
     };
     let agent = agents::views(&store, &facts)?.into_iter().find(|agent| agent.node == *node);

@@ -1,7 +1,9 @@
 //! Acting: shown first, then done once, and written down with who, from where, why and the plan.
 
 use doctor_core::{
+    ids::NodeName,
     lifecycle::Life,
+    node::Hold,
     snapshot::Asked,
     time::{Span, Timestamp},
 };
@@ -104,4 +106,25 @@ fn a_pause_for_a_while_can_be_confirmed_by_somebody_who_takes_a_while_to_read() 
     let planned = bed.act(OPERATOR, "pause", &json!({ "for": "4h", "why": "demo" })).json();
     let other = json!({ "for": "5h", "why": "demo", "confirm": planned["confirm"] });
     assert_eq!(bed.act(OPERATOR, "pause", &other).code(), "other-plan", "another length is another plan");
+}
+
+#[test]
+fn a_node_that_somebody_has_held_meanwhile_is_told_and_nothing_is_done_without_a_new_confirmation() {
+    let (bed, session) = live(3, 1);
+    bed.with_tokens();
+    let mut body = json!({ "nodes": ["node00[1-2]"], "why": "fan" });
+    let planned = bed.act(OPERATOR, "hold", &body).json();
+    assert_eq!(planned["changes"][1], "node002: in-service -> held", "{planned}");
+    let node = NodeName::new("node002").unwrap();
+    let hold = Hold { by: "ann".to_owned(), why: "noise".to_owned(), since: session.now(), until: None };
+    bed.store.hold(&node, &hold).unwrap();
+    let before = bed.store.operator_changes().unwrap();
+    body["confirm"] = planned["confirm"].clone();
+    let said = bed.act(OPERATOR, "hold", &body);
+    assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
+    let now = said.json()["error"]["plan"].clone();
+    assert_eq!(now["changes"][1], "node002: held by ann (noise) already; this hold takes its place", "{now}");
+    assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing was done");
+    body["confirm"] = now["confirm"].clone();
+    assert_eq!(bed.act(OPERATOR, "hold", &body).status, 200);
 }

@@ -79,6 +79,9 @@ fn what_is_not_there_is_told_with_what_would_be_accepted() {
         ("/tests/none", 404, "unknown"),
         ("/nodes?select=rack=3", 400, "bad-parameter"),
         ("/nodes?limit=9999", 400, "bad-parameter"),
+        ("/nodes?select=n%5B0-20000%5D", 400, "bad-parameter"),
+        ("/cases?select=n%5B0-99999%5D", 400, "bad-parameter"),
+        ("/history?cursor=1~2", 400, "bad-parameter"),
         ("/history?cursor=x", 400, "bad-parameter"),
         ("/history?since=yesterday", 400, "bad-parameter"),
     ] {

@@ -1,5 +1,7 @@
 //! Who may do what: every place and every action, by everybody who might knock.
 
+use std::io::{Read, Write};
+
 use doctor_control::web::api::openapi;
 use serde_json::json;
 
@@ -121,4 +123,27 @@ fn bodies_that_are_too_long_or_no_orders_are_refused() {
         let said = bed.act(OPERATOR, "hold", &body);
         assert_eq!((said.status, said.code().as_str()), (status, code), "{}", String::from_utf8_lossy(&said.body));
     }
+}
+
+#[test]
+fn a_stream_of_events_ends_when_its_token_is_revoked() {
+    let (bed, _session) = live(3, 1);
+    bed.with_tokens();
+    let mut stream = std::net::TcpStream::connect(bed.address()).unwrap();
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(180))).unwrap();
+    let asked = format!(
+        "GET /api/v1/events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {VIEWER}\r\nconnection: close\r\n\r\n"
+    );
+    stream.write_all(asked.as_bytes()).unwrap();
+    let mut said = Vec::new();
+    let mut some = [0; 512];
+    while !String::from_utf8_lossy(&said).contains(": listening") {
+        let read = stream.read(&mut some).unwrap();
+        assert!(read > 0, "{}", String::from_utf8_lossy(&said));
+        said.extend_from_slice(&some[..read]);
+    }
+    bed.store.revoke_token("vi", "ann", "left", doctor_core::time::Timestamp::from_secs(1)).unwrap();
+    stream.read_to_end(&mut said).expect("it ends");
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("event: dropped") && said.contains("you may not listen any more"), "{said}");
 }

@@ -12,10 +12,15 @@ mod row;
 mod sqlite;
 mod tx;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
 
-use tokio_postgres::Config;
+use tokio_postgres::{Config, error::SqlState};
 
+#[cfg(test)]
+pub(super) use self::tx::plans;
 pub(super) use self::{
     checkpoint::Checkpoints,
     postgres::When,
@@ -31,7 +36,7 @@ use super::{
 };
 
 /// Sessions of a kind kept open for the next question. More may exist for a moment; they are closed after use.
-const IDLE: usize = 4;
+const IDLE: usize = 6;
 
 /// Writers and a few readers, of one of two kinds.
 pub(super) enum Db {
@@ -83,10 +88,12 @@ impl Db {
         matches!(self, Self::Sqlite { .. })
     }
 
-    /// Runs `body` inside one transaction. Whatever it returns as an error leaves the database as it was.
+    /// Runs `body` inside one transaction. Whatever it returns as an error leaves the database as it was. A question that is not
+    /// answered `until` then is given up.
     pub(super) fn transaction<T>(
         &self,
         access: Access,
+        until: Option<Instant>,
         names: &mut std::sync::Arc<Names>,
         body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
@@ -94,22 +101,25 @@ impl Db {
             Self::Sqlite { writer, readers, file } => match (access, file) {
                 (Access::Read | Access::ReadOnce, Some(file)) => {
                     let idle = lock(readers).pop();
-                    let connection = idle.map_or_else(|| file.connect_reader(), Ok)?;
-                    let result = sqlite::transaction(&connection, access, names, body);
+                    let mut connection = idle.map_or_else(|| file.connect_reader(), Ok)?;
+                    let result = sqlite::transaction_until(until, &mut connection, access, names, body);
                     let mut readers = lock(readers);
                     if readers.len() < IDLE {
                         readers.push(connection);
                     }
                     result
                 }
+                (Access::Read | Access::ReadOnce, None) => {
+                    sqlite::transaction_until(until, &mut lock(writer), access, names, body)
+                }
                 _ => sqlite::transaction(&lock(writer), access, names, body),
             },
             Self::Postgres { writers, readers, config } => {
-                let idle = match access {
-                    Access::Read | Access::ReadOnce => readers,
-                    Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => writers,
+                let (idle, until) = match access {
+                    Access::Read | Access::ReadOnce => (readers, until),
+                    Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => (writers, None),
                 };
-                in_session(idle, config, |session| session.transaction(access, names, body))
+                in_session(idle, config, until, |session| session.transaction(access, names, body))
             }
         }
     }
@@ -160,10 +170,12 @@ impl std::fmt::Debug for Db {
 fn in_session<T>(
     idle: &Mutex<Vec<PgSession>>,
     config: &Config,
+    until: Option<Instant>,
     body: impl FnOnce(&mut PgSession) -> Result<T>,
 ) -> Result<T> {
     let session = lock(idle).pop().filter(|session| !session.is_closed());
-    let mut session = session.map_or_else(|| PgSession::connect(config), Ok)?;
+    let mut session = session.map_or_else(|| PgSession::connect_until(config, until), Ok)?;
+    session.until = until;
     let result = body(&mut session);
     let mut idle = lock(idle);
     if idle.len() < IDLE && !session.is_closed() {
@@ -179,9 +191,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 pub(super) fn sqlite_error(operation: &'static str) -> impl Fn(rusqlite::Error) -> StoreError {
-    move |source| StoreError::Sqlite { operation, source }
+    move |source| match source.sqlite_error_code() {
+        // Nothing else interrupts a statement than its time being over.
+        Some(rusqlite::ErrorCode::OperationInterrupted) => StoreError::Late { operation },
+        _ => StoreError::Sqlite { operation, source },
+    }
 }
 
 pub(super) fn postgres_error(operation: &'static str) -> impl Fn(tokio_postgres::Error) -> StoreError {
-    move |source| StoreError::Postgres { operation, source }
+    move |source| match source.code() {
+        Some(code) if *code == SqlState::QUERY_CANCELED => StoreError::Late { operation },
+        _ => StoreError::Postgres { operation, source },
+    }
 }

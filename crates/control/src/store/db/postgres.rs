@@ -7,15 +7,17 @@
 //! own, so those that follow each other and change different tables are sent as one.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
+    time::{Duration, Instant},
 };
 
 use futures_util::StreamExt;
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, time::timeout_at};
 use tokio_postgres::{Client, Config, NoTls, Row, Statement, config::SslMode, error::SqlState, types::ToSql};
 
 use super::{
@@ -34,6 +36,8 @@ const TRIES: u32 = 5;
 const ROWS: usize = 512;
 /// So much may wait to be sent: a store that is restored is larger than memory.
 const MOST_WAITING: usize = 8 << 20;
+/// The server ends a question that takes too long. A server that does not even say so is waited for no longer than this.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Reads the URL and refuses what this build cannot honour: a wish for TLS must not be silently ignored.
 pub(super) fn config(url: &str, shown: &str) -> Result<Config> {
@@ -51,10 +55,13 @@ pub(super) fn config(url: &str, shown: &str) -> Result<Config> {
         config.application_name("cluster-doctor");
     }
     if config.get_connect_timeout().is_none() {
-        config.connect_timeout(std::time::Duration::from_secs(10));
+        config.connect_timeout(Duration::from_secs(10));
     }
     Ok(config)
 }
+
+/// One unchanging picture.
+const READING: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 pub(in crate::store) struct PgSession {
     /// The connection lives in it and moves while somebody waits for an answer.
@@ -68,6 +75,10 @@ pub(in crate::store) struct PgSession {
     bytes_waiting: usize,
     /// Answers to what will be asked in this transaction.
     foreseen: Vec<Foreseen>,
+    /// Whoever asks waits no longer.
+    pub(super) until: Option<Instant>,
+    /// Nobody knows what the server is doing; the session is of no more use.
+    lost: bool,
 }
 
 /// What will be asked, and once the server was asked, its answer.
@@ -84,14 +95,14 @@ struct Waiting {
 }
 
 enum What {
-    Script(&'static str),
+    Script(Cow<'static, str>),
     Batch(Batch),
     Foreseen { sql: String, keys: Vec<i64> },
 }
 
 /// The same with its prepared statement.
 enum Ready {
-    Script(&'static str),
+    Script(Cow<'static, str>),
     Batch(Statement, Vec<Column>),
     Foreseen { statement: Statement, sql: String, keys: Vec<i64> },
 }
@@ -105,15 +116,22 @@ pub(in crate::store) enum When {
 
 impl PgSession {
     pub(super) fn connect(config: &Config) -> Result<Self> {
+        Self::connect_until(config, None)
+    }
+
+    pub(super) fn connect_until(config: &Config, until: Option<Instant>) -> Result<Self> {
         let no_runtime =
             |error: std::io::Error| StoreError::Refused { operation: "connecting", why: error.to_string() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_runtime)?;
-        let (client, connection) = runtime.block_on(config.connect(NoTls)).map_err(postgres_error("connecting"))?;
+        let connected = wait(&runtime, until, config.connect(NoTls));
+        let connected = connected.ok_or(StoreError::Late { operation: "connecting" })?;
+        let (client, connection) = connected.map_err(postgres_error("connecting"))?;
         // Whatever ends the connection is told to whoever waits for an answer.
         runtime.spawn(async move { drop(connection.await) });
         // Each statement looks rows up by their keys, whatever the values are: it need not be planned for them.
         let settings = client.batch_execute("SET plan_cache_mode TO force_generic_plan");
-        runtime.block_on(settings).map_err(postgres_error("setting up"))?;
+        let set = wait(&runtime, until, settings).ok_or(StoreError::Late { operation: "setting up" })?;
+        set.map_err(postgres_error("setting up"))?;
         Ok(Self {
             runtime,
             client,
@@ -122,11 +140,19 @@ impl PgSession {
             at_last: Vec::new(),
             bytes_waiting: 0,
             foreseen: Vec::new(),
+            until,
+            lost: false,
         })
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.client.is_closed()
+        self.lost || self.client.is_closed()
+    }
+
+    /// What was waited for; a session that does not answer in time is of no more use.
+    fn answered<T>(&mut self, operation: &'static str, answer: Option<T>) -> Result<T> {
+        self.lost |= answer.is_none();
+        answer.ok_or(StoreError::Late { operation })
     }
 
     pub(super) fn transaction<T>(
@@ -151,10 +177,16 @@ impl PgSession {
         names: &mut Arc<Names>,
         body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
-        let begin = match access {
-            Access::ReadOnce => return body(&mut Tx::new(Conn::Postgres(self), Arc::clone(names))),
-            Access::Read => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => "BEGIN",
+        let begin = match (access, self.until) {
+            (Access::ReadOnce, None) => return body(&mut Tx::new(Conn::Postgres(self), Arc::clone(names))),
+            (Access::Read, None) => Cow::Borrowed(READING),
+            (Access::Read | Access::ReadOnce, Some(until)) => {
+                let left = until.saturating_duration_since(Instant::now()).as_millis().max(1);
+                Cow::Owned(format!("{READING}; SET LOCAL statement_timeout TO {left}"))
+            }
+            (Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone, _) => {
+                Cow::Borrowed("BEGIN")
+            }
         };
         self.forget();
         self.waiting.push(Waiting { operation: "beginning a transaction", what: What::Script(begin) });
@@ -168,6 +200,7 @@ impl PgSession {
                 *names = known;
                 Ok(value)
             }
+            Err(error) if self.lost => Err(error),
             Err(error) => {
                 // The first error is the one to tell; a session that cannot even roll back is closed and replaced.
                 self.forget();
@@ -191,7 +224,8 @@ impl PgSession {
         if let Some(statement) = self.prepared.get(sql) {
             return Ok(statement.clone());
         }
-        let statement = self.runtime.block_on(self.client.prepare(sql)).map_err(postgres_error(operation))?;
+        let prepared = wait(&self.runtime, self.until, self.client.prepare(sql));
+        let statement = self.answered(operation, prepared)?.map_err(postgres_error(operation))?;
         self.prepared.insert(sql.to_owned(), statement.clone());
         Ok(statement)
     }
@@ -221,7 +255,8 @@ impl PgSession {
         let before: Vec<Sent<'_>> =
             ready.into_iter().map(|(operation, one)| Box::pin(send(client, operation, one)) as Sent<'_>).collect();
         let last = async { question(client).await.map_err(postgres_error(operation)) };
-        let (foreseen, answer) = self.runtime.block_on(in_order(before, last))?;
+        let answers = wait(&self.runtime, self.until, in_order(before, last));
+        let (foreseen, answer) = self.answered(operation, answers)??;
         self.foreseen.extend(foreseen);
         Ok(answer)
     }
@@ -247,7 +282,9 @@ impl PgSession {
         let statement = self.prepare(operation, sql)?;
         let rows = self.ask(operation, async |client| client.query_raw(&statement, vals.iter()).await)?;
         let mut some = pin!(rows.ready_chunks(ROWS));
-        while let Some(rows) = self.runtime.block_on(some.next()) {
+        loop {
+            let next = wait(&self.runtime, self.until, some.next());
+            let Some(rows) = self.answered(operation, next)? else { break };
             for row in rows {
                 visit(&row.map_err(postgres_error(operation))?)?;
             }
@@ -328,6 +365,14 @@ impl PgSession {
     }
 }
 
+/// Runs it to its end. `None`: it did not come to one in time.
+fn wait<T>(runtime: &Runtime, until: Option<Instant>, answer: impl Future<Output = T>) -> Option<T> {
+    match until {
+        None => Some(runtime.block_on(answer)),
+        Some(until) => runtime.block_on(async { timeout_at((until + GRACE).into(), answer).await.ok() }),
+    }
+}
+
 impl std::fmt::Debug for PgSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PgSession").field("prepared", &self.prepared.len()).finish_non_exhaustive()
@@ -355,7 +400,7 @@ type Sent<'a> = Pin<Box<dyn Future<Output = Result<Option<Foreseen>>> + 'a>>;
 
 async fn send(client: &Client, operation: &'static str, ready: Ready) -> Result<Option<Foreseen>> {
     let sent = match ready {
-        Ready::Script(sql) => client.batch_execute(sql).await.map(|()| None),
+        Ready::Script(sql) => client.batch_execute(&sql).await.map(|()| None),
         Ready::Batch(statement, columns) => client.execute_raw(&statement, &columns).await.map(|_| None),
         Ready::Foreseen { statement, sql, keys } => {
             let rows = client.query(&statement, &[&keys]).await;

@@ -6,7 +6,7 @@ use std::{
     io::Read,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rusqlite::{Connection, OpenFlags, config::DbConfig};
@@ -21,6 +21,10 @@ const BUSY: Duration = Duration::from_secs(5);
 /// A file up to this size is checked as a whole before it is opened, in a fraction of a second. A larger one is
 /// checked by `doctor db verify`, because every command opens the store.
 const CHECKED_WHOLE_BYTES: u64 = 64 << 20;
+/// Instructions of SQLite's machine between two looks at the clock: a fraction of a millisecond.
+const STEPS: i32 = 10_000;
+/// Pages that a reader keeps, in KiB. There are several readers, and the system has the file in its own memory.
+const READER_CACHE: i32 = 4096;
 /// Statements kept prepared; the store has fewer.
 const STATEMENTS: usize = 192;
 
@@ -92,6 +96,8 @@ impl SqliteFile {
         let connection = Connection::open_with_flags(&self.path, flags)
             .map_err(|error| cannot_open(&self.path, error.to_string()))?;
         prepare(&connection)?;
+        let small = format!("PRAGMA cache_size = -{READER_CACHE}");
+        connection.execute_batch(&small).map_err(sqlite_error("setting up"))?;
         Ok(connection)
     }
 }
@@ -124,7 +130,7 @@ fn prepare(connection: &Connection) -> Result<()> {
     // Else a statement is prepared anew whenever a value in it changes that the plan might depend on.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(sqlite_error("setting up"))?;
     connection
-        .execute_batch("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536;")
+        .execute_batch("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY;")
         .map_err(sqlite_error("setting up"))
 }
 
@@ -140,6 +146,22 @@ pub(in crate::store) fn open_read_only(path: &Path) -> Result<Connection> {
     let connection = Connection::open_with_flags(path, flags).map_err(|error| cannot_open(path, error.to_string()))?;
     connection.busy_timeout(BUSY).map_err(sqlite_error("setting up"))?;
     Ok(connection)
+}
+
+/// As [`transaction`], given up at this moment.
+pub(super) fn transaction_until<T>(
+    until: Option<Instant>,
+    connection: &mut Connection,
+    access: Access,
+    names: &mut Arc<Names>,
+    body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
+) -> Result<T> {
+    let Some(until) = until else { return transaction(connection, access, names, body) };
+    let set_up = sqlite_error("setting up");
+    connection.progress_handler(STEPS, Some(move || Instant::now() >= until)).map_err(&set_up)?;
+    let result = transaction(connection, access, names, body);
+    connection.progress_handler(0, None::<fn() -> bool>).map_err(&set_up)?;
+    result
 }
 
 pub(super) fn transaction<T>(

@@ -64,6 +64,8 @@ impl Tx<'_> {
         match &mut self.conn {
             Conn::Sqlite(connection) => {
                 let fail = sqlite_error(operation);
+                #[cfg(test)]
+                plans::tell(connection, &numbered(sql));
                 let mut statement = connection.prepare_cached(&numbered(sql)).map_err(&fail)?;
                 let mut rows = statement.query(rusqlite::params_from_iter(vals)).map_err(&fail)?;
                 while let Some(row) = rows.next().map_err(&fail)? {
@@ -155,6 +157,8 @@ impl Tx<'_> {
             Conn::Sqlite(connection) => {
                 let fail = sqlite_error(operation);
                 let one = numbered(&sql.replace("IN {keys}", "= $1"));
+                #[cfg(test)]
+                plans::tell(connection, &one);
                 let mut statement = connection.prepare_cached(&one).map_err(&fail)?;
                 for key in keys.iter().collect::<BTreeSet<_>>() {
                     let mut rows = statement.query([key]).map_err(&fail)?;
@@ -306,4 +310,32 @@ fn unnested(sql: &str) -> String {
 /// SQLite reads `$1` as a name and numbers names as they come; `?1` is the first value for it.
 fn numbered(sql: &str) -> String {
     sql.replace('$', "?")
+}
+
+/// How SQLite goes about the questions that a thread asks, for tests.
+#[cfg(test)]
+pub(in crate::store) mod plans {
+    use std::cell::RefCell;
+
+    thread_local! {
+        static TOLD: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+    }
+
+    pub(in crate::store) fn tell(connection: &rusqlite::Connection, sql: &str) {
+        TOLD.with_borrow_mut(|told| {
+            let Some(told) = told else { return };
+            let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+            let mut steps = statement.raw_query();
+            while let Some(step) = steps.next().unwrap() {
+                told.push(format!("{} -- {sql}", step.get::<_, String>(3).unwrap()));
+            }
+        });
+    }
+
+    /// The steps of all questions that are asked meanwhile.
+    pub(in crate::store) fn of(ask: impl FnOnce()) -> Vec<String> {
+        TOLD.set(Some(Vec::new()));
+        ask();
+        TOLD.take().unwrap_or_default()
+    }
 }

@@ -25,11 +25,12 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::Sha256;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{
     Hall,
     answer::{Answer, Made},
+    desk::WITHIN,
     guard::{Caller, may_change},
     noted::Knock,
     refusal::Refusal,
@@ -41,7 +42,7 @@ use crate::{
     clock::{Clock, SystemClock},
     orders::{Prepared, Signature},
     picture::{self, Cluster},
-    store::ApiCall,
+    store::{ApiCall, Store, StoreError},
 };
 
 /// Of a body.
@@ -52,6 +53,8 @@ const BODY: Duration = Duration::from_secs(10);
 const CONFIRM_WITHIN: Span = Span::minutes(10);
 /// Of a plan in the audit trail; a list of a thousand nodes is told by its beginning.
 const MOST_PLAN: usize = 4000;
+/// Orders that others were quicker than are prepared anew so often.
+const TRIES: usize = 3;
 /// Confirmations that were used and are not too old yet.
 const MOST_USED: usize = 10_000;
 
@@ -101,13 +104,11 @@ pub(super) fn schema() -> Value {
 pub(super) struct Confirmations {
     key: [u8; 32],
     used: Mutex<BTreeMap<String, Timestamp>>,
-    /// One at a time: two orders that are prepared from the same facts would not know of each other.
-    acting: Mutex<()>,
 }
 
 impl Confirmations {
     pub(super) fn new(key: [u8; 32]) -> Self {
-        Self { key, used: Mutex::default(), acting: Mutex::default() }
+        Self { key, used: Mutex::default() }
     }
 
     fn mac(&self, words: &[u8], expires: Timestamp) -> Hmac<Sha256> {
@@ -195,23 +196,43 @@ async fn take(
     let arrived = timeout(BODY, to_bytes(body, MOST_BODY)).await.map_err(|_| Refusal::Slow)?;
     let bytes = arrived.map_err(|_| Refusal::TooLong(MOST_BODY))?;
     let (hall, origin) = (Arc::clone(hall), peer.to_string());
-    let work = move || {
-        let wish = Wish::read(act, &bytes)?;
-        carry(&hall, act, &wish, &caller, &origin)
-    };
+    let wish = Wish::read(act, &bytes)?;
+    let (until, confirmed) = (Instant::now() + WITHIN, wish.confirm.is_some());
+    let (actors, store) = (hall.desks.actors.clone(), hall.store.until(until.into_std()));
     let span = tracing::Span::current();
-    let made = tokio::task::spawn_blocking(move || span.in_scope(work)).await.map_err(|_| Refusal::Store)??;
-    Ok(Answer::new(made))
+    let work = move || span.in_scope(|| carry(&hall, &store, act, &wish, &caller, &origin));
+    match actors.work(until, work).await {
+        // It goes on, and nobody knows how far it has come.
+        Err(Refusal::Late) if confirmed => Err(Refusal::Unsure),
+        carried => carried?.map(Answer::new),
+    }
 }
 
 /// Prepares it, and carries it out if this very plan was confirmed.
-fn carry(hall: &Hall, act: Act, wish: &Wish, caller: &Caller, origin: &str) -> Result<Made, Refusal> {
+fn carry(hall: &Hall, store: &Store, act: Act, wish: &Wish, caller: &Caller, origin: &str) -> Result<Made, Refusal> {
+    // Somebody else may be quicker, and is looked at then: what would come of it now is the same, or another plan.
+    for _ in 0..TRIES {
+        if let Some(made) = carried(hall, store, act, wish, caller, origin)? {
+            return Ok(made);
+        }
+    }
+    Err(Refusal::Busy)
+}
+
+/// `None`: what it was prepared on has changed before it was done.
+fn carried(
+    hall: &Hall,
+    store: &Store,
+    act: Act,
+    wish: &Wish,
+    caller: &Caller,
+    origin: &str,
+) -> Result<Option<Made>, Refusal> {
     let acting = &hall.confirmations;
-    let _turn = acting.acting.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(confirm) = &wish.confirm {
         acting.was_used(confirm)?;
     }
-    let facts = facts_now(hall)?;
+    let facts = facts_now(hall, store)?;
     let catalogue = Arc::clone(&hall.scene().settings.catalogue);
     let prepared = wish.order(act, facts.now)?.prepare(&facts, &catalogue)?;
     let (by, why) = (&caller.name, &wish.why);
@@ -235,7 +256,7 @@ fn carry(hall: &Hall, act: Act, wish: &Wish, caller: &Caller, origin: &str) -> R
         let expires = now.plus(CONFIRM_WITHIN);
         said(State::Planned, prepared.plan.as_str(), Some((acting.make(&words, expires), expires)), None)
     };
-    let Some(confirm) = &wish.confirm else { return Made::json(&planned()) };
+    let Some(confirm) = &wish.confirm else { return Made::json(&planned()).map(Some) };
     if !acting.is_mine(confirm, &words, now) {
         let plan = serde_json::to_value(planned()).map_err(|_| Refusal::Store)?;
         return Err(Refusal::OtherPlan(plan));
@@ -253,20 +274,25 @@ fn carry(hall: &Hall, act: Act, wish: &Wish, caller: &Caller, origin: &str) -> R
     };
     acting.use_up(confirm, now)?;
     // What was not done may be confirmed again.
-    prepared.carry_out_for(&call, &hall.store, &signed).inspect_err(|_| acting.give_back(confirm))?;
-    hall.wake.ring();
-    Made::json(&said(State::Done, &prepared.done, None, Some(&prepared.next)))
+    match prepared.carry_out_for(&call, &hall.store, &signed).inspect_err(|_| acting.give_back(confirm)) {
+        Ok(()) => {
+            hall.wake.ring();
+            Made::json(&said(State::Done, &prepared.done, None, Some(&prepared.next))).map(Some)
+        }
+        Err(StoreError::Changed { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// As the store has it now, like a command would see it: the picture that is shown may be a cycle old.
-fn facts_now(hall: &Hall) -> Result<Facts, Refusal> {
+fn facts_now(hall: &Hall, store: &Store) -> Result<Facts, Refusal> {
     let now = hall.clock.now();
-    let (seen, cluster) = match picture::last_seen(&hall.store)? {
+    let (seen, cluster) = match picture::last_seen(store)? {
         Some((at, cluster)) => (Some(at), cluster),
         None => (None, Cluster::unseen(&hall.scene().settings)),
     };
     let now = seen.map_or(now, |seen| now.max(seen));
-    Ok(picture::facts(&hall.store, seen, cluster, now)?)
+    Ok(picture::facts(store, seen, cluster, now)?)
 }
 
 /// What a confirmation is for: who, what, why, and what was shown.
@@ -292,6 +318,7 @@ fn plan_text(prepared: &Prepared) -> String {
 
 async fn note_refusal(hall: Arc<Hall>, act: Act, by: String, peer: IpAddr, refusal: Refusal, left_out: u64) {
     tracing::info!(action = act.name(), %by, %peer, why = %refusal, "an order by the API was refused");
+    let notes = hall.desks.notes.clone();
     let work = move || {
         let before = match left_out {
             0 => String::new(),
@@ -310,8 +337,10 @@ async fn note_refusal(hall: Arc<Hall>, act: Act, by: String, peer: IpAddr, refus
             tracing::warn!(%error, "a refusal could not be noted");
         }
     };
-    // Noted before it is answered: who was refused cannot say that it was not.
-    let _noted = tokio::task::spawn_blocking(work).await;
+    // Noted before it is answered: who was refused cannot say that it was not. A store that does not answer is not waited for.
+    if let Err(error) = notes.work(Instant::now() + WITHIN, work).await {
+        tracing::warn!(%error, "a refusal could not be noted");
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,15 @@
 //! Answers: made once for everybody who asks the same within a short while, in plain and in gzip form, with a tag by which
 //! whoever has them already is told so.
+//!
+//! All of them together have so much room in memory, those on the shelf and those on their way to somebody: an answer gives its
+//! room back when it is neither kept nor sent any more. Whoever takes too long to fetch one is not waited for.
 
 use std::{
     collections::HashMap,
+    io,
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
@@ -12,9 +18,11 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{gzip::gzip, refusal::Refusal};
 use crate::{
@@ -25,8 +33,14 @@ use crate::{
 /// Shorter ones are not worth packing.
 const WORTH_PACKING: usize = 1024;
 /// All kept answers together; beyond that they are made anew.
-const MOST_BYTES: usize = 24 << 20;
+const MOST_BYTES: usize = 16 << 20;
 const MOST_ANSWERS: usize = 1024;
+/// All answers there are, kept or on their way, in KiB.
+const ROOM: usize = 48 << 10;
+/// For fetching one.
+const FETCH: Duration = Duration::from_secs(60);
+/// Handed to the connection at a time.
+const PIECE: usize = 64 << 10;
 
 /// An answer in the making.
 #[derive(Debug)]
@@ -79,16 +93,19 @@ pub(in crate::web) struct Answer {
     kind: &'static str,
     tag: HeaderValue,
     file: Option<HeaderValue>,
+    /// Given back with the last who has it.
+    room: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl Answer {
+    /// One that takes no room from others: it is small, or there is only one.
     pub(in crate::web) fn new(made: Made) -> Self {
         let digest = Sha256::digest(&made.bytes);
         let tag = HeaderValue::from_str(&format!("\"{}\"", hex(&digest[..12])))
             .unwrap_or_else(|_| HeaderValue::from_static("\"\""));
         let packed = (made.bytes.len() >= WORTH_PACKING).then(|| Bytes::from(gzip(&made.bytes)));
         let named = |name: String| HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")).ok();
-        Self { plain: made.bytes.into(), packed, kind: made.kind, tag, file: made.file.and_then(named) }
+        Self { plain: made.bytes.into(), packed, kind: made.kind, tag, file: made.file.and_then(named), room: None }
     }
 
     fn bytes(&self) -> usize {
@@ -110,7 +127,8 @@ impl Answer {
                 Some(packed) if accepts => (packed.clone(), Some(HeaderValue::from_static("gzip"))),
                 _ => (self.plain.clone(), None),
             };
-            let mut response = Response::new(Body::from(body));
+            let sent = Sending { rest: body, until: Instant::now() + FETCH, _room: self.room.clone() };
+            let mut response = Response::new(Body::new(sent));
             let out = response.headers_mut();
             out.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
             out.extend(encoding.map(|encoding| (header::CONTENT_ENCODING, encoding)));
@@ -122,6 +140,37 @@ impl Answer {
         out.insert(header::VARY, HeaderValue::from_static("accept-encoding, authorization"));
         out.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
         response
+    }
+}
+
+/// The bytes of an answer on their way.
+struct Sending {
+    rest: Bytes,
+    until: Instant,
+    _room: Option<Arc<OwnedSemaphorePermit>>,
+}
+
+impl hyper::body::Body for Sending {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if self.rest.is_empty() {
+            return Poll::Ready(None);
+        }
+        if Instant::now() >= self.until {
+            return Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())));
+        }
+        let piece = self.rest.len().min(PIECE);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.rest.len() as u64)
     }
 }
 
@@ -146,14 +195,18 @@ pub(super) enum Lasts {
 const MOMENT: Duration = Duration::from_secs(1);
 
 /// Answers by what was asked.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Answers {
     shelf: Mutex<Shelf>,
+    room: Arc<Semaphore>,
 }
+
+/// What was asked, as [`Asked::key`](super::asked::Asked::key) tells it.
+type Key = [u8; 32];
 
 #[derive(Debug, Default)]
 struct Shelf {
-    places: HashMap<String, Arc<Place>>,
+    places: HashMap<Key, Arc<Place>>,
     bytes: usize,
 }
 
@@ -178,17 +231,42 @@ impl Answers {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn place(&self, asked: &str) -> Arc<Place> {
+    pub(super) fn new() -> Self {
+        Self { shelf: Mutex::default(), room: Arc::new(Semaphore::new(ROOM)) }
+    }
+
+    /// An answer with room of its own. Where there is none, what is kept makes place; what is on its way cannot.
+    pub(super) fn answer(&self, made: Made) -> Result<Answer, Refusal> {
+        let answer = Answer::new(made);
+        let size = u32::try_from(answer.bytes() / 1024 + 1).unwrap_or(u32::MAX);
+        let room = || Arc::clone(&self.room).try_acquire_many_owned(size);
+        let room = room().or_else(|_| {
+            *self.lock() = Shelf::default();
+            room()
+        });
+        let room = room.map_err(|_| Refusal::Busy)?;
+        Ok(Answer { room: Some(Arc::new(room)), ..answer })
+    }
+
+    pub(super) fn place(&self, asked: Key) -> Arc<Place> {
         let mut shelf = self.lock();
-        if let Some(place) = shelf.places.get(asked) {
+        if let Some(place) = shelf.places.get(&asked) {
             return Arc::clone(place);
         }
         if shelf.places.len() >= MOST_ANSWERS || shelf.bytes > MOST_BYTES {
             *shelf = Shelf::default();
         }
         let place = Arc::new(Place::default());
-        shelf.places.insert(asked.to_owned(), Arc::clone(&place));
+        shelf.places.insert(asked, Arc::clone(&place));
         place
+    }
+
+    /// Takes an answer away that is too old.
+    pub(super) fn forget(&self, place: &mut Option<Kept>) {
+        if let Some(old) = place.take() {
+            let mut shelf = self.lock();
+            shelf.bytes = shelf.bytes.saturating_sub(old.answer.bytes());
+        }
     }
 
     /// Puts an answer where it belongs.
@@ -234,18 +312,57 @@ mod tests {
 
     #[test]
     fn kept_answers_stay_within_their_room() {
-        let answers = Answers::default();
+        let answers = Answers::new();
         for n in 0..200 {
-            let place = answers.place(&format!("/{n}"));
+            let place = answers.place([n; 32]);
             let made = Made::text("text/plain", format!("{n}").repeat(200_000));
-            answers.keep(&mut place.blocking_lock(), Answer::new(made), 1);
+            answers.keep(&mut place.blocking_lock(), answers.answer(made).unwrap(), 1);
             assert!(answers.lock().bytes <= MOST_BYTES + (1 << 20), "{}", answers.lock().bytes);
         }
-        let place = answers.place("/x");
-        answers.keep(&mut place.blocking_lock(), Answer::new(Made::text("text/plain", String::new())), 1);
-        let kept = answers.place("/x");
+        let place = answers.place([0xff; 32]);
+        answers.keep(&mut place.blocking_lock(), answers.answer(Made::text("text/plain", String::new())).unwrap(), 1);
+        let kept = answers.place([0xff; 32]);
         let kept = kept.blocking_lock();
         let kept = kept.as_ref().unwrap();
         assert!(kept.is_fresh(1, Lasts::WithScene) && !kept.is_fresh(2, Lasts::WithScene));
+    }
+
+    #[test]
+    fn answers_that_nobody_fetches_have_no_more_room_than_all_have_together() {
+        let answers = Answers::new();
+        let made = || Made::text("text/plain", "x".repeat(4 << 20));
+        let mut slow = Vec::new();
+        let refused = loop {
+            match answers.answer(made()) {
+                Ok(answer) => slow.push(answer.to(&HeaderMap::new())),
+                Err(refusal) => break refusal,
+            }
+            assert!(slow.len() <= ROOM >> 12, "{} MiB are on their way", slow.len() * 4);
+        };
+        assert_eq!((refused, slow.len()), (Refusal::Busy, (ROOM >> 12) - 1));
+        slow.pop();
+        assert!(answers.answer(made()).is_ok(), "what was fetched or given up has given its room back");
+        let place = answers.place([1; 32]);
+        answers.keep(&mut place.blocking_lock(), answers.answer(made()).unwrap(), 1);
+        drop(place);
+        assert!(answers.answer(made()).is_ok(), "what is only kept makes place");
+    }
+
+    #[test]
+    fn an_answer_comes_in_pieces_with_its_length_and_not_for_ever() {
+        let answer = Answer::new(Made::text("text/plain", "y".repeat(PIECE + 7)));
+        let mut body = answer.to(&HeaderMap::new()).into_body();
+        let next = |body: &mut Body| {
+            let mut context = Context::from_waker(std::task::Waker::noop());
+            hyper::body::Body::poll_frame(Pin::new(body), &mut context)
+        };
+        assert_eq!(hyper::body::Body::size_hint(&body).exact(), Some(PIECE as u64 + 7));
+        for length in [PIECE, 7] {
+            let Poll::Ready(Some(Ok(frame))) = next(&mut body) else { panic!("a piece") };
+            assert_eq!(frame.into_data().unwrap().len(), length);
+        }
+        assert!(matches!(next(&mut body), Poll::Ready(None)));
+        let late = Sending { rest: Bytes::from_static(b"z"), until: Instant::now(), _room: None };
+        assert!(matches!(next(&mut Body::new(late)), Poll::Ready(Some(Err(_)))), "who is too slow is not waited for");
     }
 }

@@ -7,6 +7,7 @@ use doctor_core::{
     view::Facts,
 };
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::refusal::Refusal;
 
@@ -115,6 +116,16 @@ impl Asked {
         Ok(())
     }
 
+    /// What all who ask the same have in common, however they write it, in as many bytes as any other question.
+    pub(super) fn key(&self, place: &str) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        for part in std::iter::once(place).chain(self.values.iter().flat_map(|(name, value)| [*name, value.as_str()])) {
+            digest.update((part.len() as u64).to_be_bytes());
+            digest.update(part.as_bytes());
+        }
+        digest.finalize().into()
+    }
+
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
@@ -195,6 +206,15 @@ mod tests {
         for bad in ["limit=0", "limit=501", "limit=x", "limit=7&limit=8", "since=yesterday", "life=well", "select="] {
             assert!(matches!(read(bad), Err(Refusal::BadParameter { .. })), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_same_question_has_one_key_however_it_is_written() {
+        let key = |query: &str| read(query).unwrap().key("/nodes");
+        assert_eq!(key("limit=7&select=a"), key("select=%61&limit=7"));
+        assert_ne!(key("limit=7"), key("limit=8"));
+        assert_ne!(key("select=a"), key("life=out"));
+        assert_ne!(read("").unwrap().key("/nodes"), read("").unwrap().key("/runs"));
     }
 
     proptest::proptest! {

@@ -26,7 +26,7 @@ pub(super) const LIST: Route = Route {
 fn read(look: &Look<'_>) -> Result<Made, Refusal> {
     let (asked, limit) = (look.asked, look.limit());
     let (before, node) = (asked.get("cursor")?, asked.get("node")?);
-    let rows = look.hall.store.audit_before(before, limit + 1, node.as_ref())?;
+    let rows = look.store.audit_before(before, limit + 1, node.as_ref())?;
     let Page { items, next } = Page::of(rows, limit, |(number, _)| number.to_string());
     let items = items.into_iter().map(|(_, row)| row).collect();
     Made::told_by_nodes(&Page { items, next })

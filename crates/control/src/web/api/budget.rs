@@ -27,13 +27,13 @@ const USUAL: Span = Span::days(30);
 const MOST: Span = Span::days(400);
 
 fn read(look: &Look<'_>) -> Result<Made, Refusal> {
-    let (facts, store) = (&look.scene.facts, &look.hall.store);
+    let (facts, store) = (&look.scene.facts, &look.store);
     let now = facts.now;
     let since = look.asked.since("since", facts).unwrap_or_else(|| now.minus(USUAL));
     let since = since.max(now.minus(MOST)).min(now);
     // Day by day begins at midnight.
     let from = since.minus(Span::days(1));
-    let (spent, cases) = (store.spent_by_day(from)?, store.cases(from)?);
+    let (spent, cases) = (store.spent_by_day(from)?, store.case_spans(from)?);
     let limit = facts.snapshot.policy.limits.node_hours_per_day;
     Made::json(&view::budget(&spent, &cases, limit, (since, now)))
 }

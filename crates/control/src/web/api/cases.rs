@@ -48,41 +48,37 @@ pub(super) const ONE: Route = Route {
     read: one_case,
 };
 
+/// Of as many rows as the page has that are looked at for one page.
+const HELPINGS: usize = 10;
+
 fn list_cases(look: &Look<'_>) -> Result<Made, Refusal> {
-    let (facts, store, asked, limit) = (&look.scene.facts, &look.hall.store, look.asked, look.limit());
+    let (facts, store, asked, limit) = (&look.scene.facts, &look.store, look.asked, look.limit());
     let is_wanted = wanted(asked)?;
     let chosen = asked.text("select").is_some();
     let of_node =
         |node: &NodeName| !chosen || facts.node(node).is_some_and(|(record, _): (&NodeRecord, _)| is_wanted(record));
-    let before: CaseId = asked.get("cursor")?.unwrap_or(CaseId::from_number(i64::MAX.cast_unsigned()));
+    let mut before: CaseId = asked.get("cursor")?.unwrap_or(CaseId::from_number(i64::MAX.cast_unsigned()));
+    let open = asked.text("state") != Some("all");
     let most = limit as usize + 1;
     let mut found: Vec<Case> = Vec::new();
-    if asked.text("state") == Some("all") {
-        let mut from = before;
-        // Of all nodes one helping is enough; of some, until enough of theirs were found.
-        while found.len() < most {
-            let helping = store.cases_before(from, limit.saturating_add(1))?;
-            let Some(last) = helping.last() else { break };
-            from = last.id;
-            let ended = helping.len() < most;
-            found.extend(helping.into_iter().filter(|case| of_node(&case.node)));
-            if ended {
-                break;
-            }
+    // Of all nodes one helping is enough; of some, more are looked at, up to a limit: the next page goes on from there.
+    for _ in 0..HELPINGS {
+        let helping = store.cases_before(before, open, limit.saturating_add(1))?;
+        let ended = helping.len() < most;
+        before = helping.last().map_or(before, |last| last.id);
+        found.extend(helping.into_iter().filter(|case| of_node(&case.node)));
+        if found.len() >= most || ended {
+            found.truncate(most);
+            return Made::told_by_nodes(&Page::of(found, limit, |case| case.id.to_string()));
         }
-    } else {
-        found = store.cases(facts.now)?;
-        found.retain(|case| case.is_open() && case.id < before && of_node(&case.node));
-        found.sort_by_key(|case| std::cmp::Reverse(case.id));
     }
-    found.truncate(most);
-    Made::told_by_nodes(&Page::of(found, limit, |case| case.id.to_string()))
+    Made::told_by_nodes(&Page { items: found, next: Some(before.to_string()) })
 }
 
 fn one_case(look: &Look<'_>) -> Result<Made, Refusal> {
     let id: CaseId = look.asked.part("case")?;
     let known = "GET /api/v1/cases names them".to_owned();
-    let case = look.hall.store.case(id)?;
+    let case = look.store.case(id)?;
     Made::told_by_nodes(&case.ok_or_else(|| Refusal::Unknown { what: "case", name: id.to_string(), known })?)
 }
 

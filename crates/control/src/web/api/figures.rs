@@ -113,7 +113,7 @@ fn past(look: &Look<'_>) -> Result<Made, Refusal> {
     const RUNS: usize = 50;
     const RESULTS: u32 = 500;
     let node: NodeName = look.asked.part("node")?;
-    let (facts, store) = (&look.scene.facts, &look.hall.store);
+    let (facts, store) = (&look.scene.facts, &look.store);
     facts.node(&node).ok_or_else(|| unknown_node(&node))?;
     let filter = HistoryFilter { node: Some(node.clone()), limit: Some(RESULTS), ..HistoryFilter::default() };
     let runs: BTreeSet<(Timestamp, RunId)> =

@@ -12,9 +12,12 @@ use std::{
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Mutex;
+use tokio::{
+    sync::Mutex,
+    time::{Instant as Moment, timeout_at},
+};
 
-use super::refusal::Refusal;
+use super::{desk::Desk, refusal::Refusal};
 use crate::{
     access::{Role, TokenRow, recognise},
     clock::{Clock, SystemClock},
@@ -23,6 +26,8 @@ use crate::{
 
 /// A token that was revoked is believed for no longer.
 const REMEMBER: Duration = Duration::from_secs(1);
+/// For reading the tokens anew. It waits for nobody who writes, and for nobody's question.
+const READ_WITHIN: Duration = Duration::from_secs(5);
 /// Of a name that a proxy gives.
 const LONGEST_NAME: usize = 128;
 
@@ -73,11 +78,13 @@ pub(super) struct Guard {
     /// Only this machine can reach us.
     loopback: bool,
     tokens: Mutex<Option<(Instant, Vec<TokenRow>)>>,
+    /// Where they are read.
+    desk: Desk,
 }
 
 impl Guard {
     pub(super) fn new(store: Store, proxy: Option<Proxy>, loopback: bool) -> Self {
-        Self { store, proxy, loopback, tokens: Mutex::default() }
+        Self { store, proxy, loopback, tokens: Mutex::default(), desk: Desk::new(1) }
     }
 
     /// Who asks from there with these headers.
@@ -112,14 +119,15 @@ impl Guard {
 
     /// The tokens there are, read again when what is known of them is old.
     async fn with_tokens<T>(&self, look: impl FnOnce(&[TokenRow]) -> T) -> Result<T, Refusal> {
-        let mut known = self.tokens.lock().await;
+        let until = Moment::now() + READ_WITHIN;
+        let mut known = timeout_at(until, self.tokens.lock()).await.map_err(|_| Refusal::Store)?;
         if let Some((read, rows)) = &*known
             && read.elapsed() < REMEMBER
         {
             return Ok(look(rows));
         }
-        let store = self.store.clone();
-        let rows = tokio::task::spawn_blocking(move || store.tokens()).await.map_err(|_| Refusal::Store)??;
+        let store = self.store.until(until.into_std());
+        let rows = self.desk.work(until, move || store.tokens()).await.map_err(|_| Refusal::Store)??;
         let answer = look(&rows);
         *known = Some((Instant::now(), rows));
         Ok(answer)

@@ -21,7 +21,8 @@ pub(super) const LIST: Route = Route {
     path: "/history",
     name: "history",
     summary: "Past results, the newest first",
-    about: "As `doctor history --json`, page by page.",
+    about: "As `doctor history --json`, page by page. A search for what is rare may give a page with few rows or none and a `next` \
+            all the same: it goes on from there.",
     params: &[
         NODE,
         Param::new("test", "only of this test", Form::Name),
@@ -43,16 +44,24 @@ pub(super) const LIST: Route = Route {
 fn read(look: &Look<'_>) -> Result<Made, Refusal> {
     let (asked, limit) = (look.asked, look.limit());
     let verdict: Option<Verdict> = asked.get("verdict")?;
+    let (after, before) = match asked.text("cursor").map(Place::read).transpose()? {
+        Some(Place::Row(row)) => (Some(row), None),
+        Some(Place::Moment(moment)) => (None, Some(moment)),
+        None => (None, None),
+    };
     let filter = HistoryFilter {
         node: asked.get("node")?,
         test: asked.get("test")?,
         since: asked.since("since", &look.scene.facts),
         verdict,
-        after: asked.text("cursor").map(read_place).transpose()?,
+        after,
+        before,
         limit: Some(limit + 1),
     };
-    let rows = look.hall.store.history(&filter)?;
-    Made::json(&Page::of(rows, limit, written_place))
+    let part = look.store.history_part(&filter)?;
+    let mut page = Page::of(part.rows, limit, written_place);
+    page.next = page.next.or_else(|| part.searched.map(|searched| searched.millis().to_string()));
+    Made::json(&page)
 }
 
 /// Moment, run, node and test, as far as the last three have no such sign in them.
@@ -61,17 +70,31 @@ fn written_place(row: &HistoryRow) -> String {
     format!("{}~{}~{node}~{test}", at.millis(), run.map_or_else(String::new, |run| run.to_string()))
 }
 
-fn read_place(text: &str) -> Result<HistoryPlace, Refusal> {
-    let bad = || Refusal::BadParameter { name: "cursor", why: "it is no `next` of a page of history".to_owned() };
-    let parts: Vec<&str> = text.split('~').collect();
-    let [at, run, node, test] = parts.as_slice() else { return Err(bad()) };
-    let run: Option<RunId> = if run.is_empty() { None } else { Some(run.parse().map_err(|_| bad())?) };
-    Ok(HistoryPlace {
-        at: Timestamp::from_millis(at.parse().map_err(|_| bad())?),
-        run,
-        node: NodeName::new(node).map_err(|_| bad())?,
-        test: TestId::new(test).map_err(|_| bad())?,
-    })
+/// Where a page begins: after a row, or with what is not younger than a moment, where the page before ended its search.
+#[derive(Debug)]
+enum Place {
+    Row(HistoryPlace),
+    Moment(Timestamp),
+}
+
+impl Place {
+    fn read(text: &str) -> Result<Self, Refusal> {
+        let bad = || Refusal::BadParameter { name: "cursor", why: "it is no `next` of a page of history".to_owned() };
+        let moment = |text: &str| text.parse().map(Timestamp::from_millis).map_err(|_| bad());
+        let parts: Vec<&str> = text.split('~').collect();
+        let (at, run, node, test) = match parts.as_slice() {
+            [at] => return moment(at).map(Self::Moment),
+            [at, run, node, test] => (at, run, node, test),
+            _ => return Err(bad()),
+        };
+        let run: Option<RunId> = if run.is_empty() { None } else { Some(run.parse().map_err(|_| bad())?) };
+        Ok(Self::Row(HistoryPlace {
+            at: moment(at)?,
+            run,
+            node: NodeName::new(node).map_err(|_| bad())?,
+            test: TestId::new(test).map_err(|_| bad())?,
+        }))
+    }
 }
 
 fn row() -> Value {

@@ -17,9 +17,11 @@ mod audit;
 mod budget;
 mod cases;
 mod config;
+mod desk;
 mod figures;
 mod findings;
 mod fleet;
+pub(super) mod fuzzed;
 mod guard;
 pub(super) mod gzip;
 mod history;
@@ -57,15 +59,19 @@ use axum::{
 };
 use doctor_core::{ids::NodeName, view::Facts};
 use serde_json::json;
-use tokio::sync::oneshot;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
 use tracing::{Instrument, field::Empty};
 
 use self::{
     actions::Confirmations,
     answer::{Answer, Answers, Made},
     asked::Asked,
+    desk::{Desks, WITHIN},
     guard::{Caller, Guard},
-    news::News,
+    news::{May, News},
     noted::Noted,
     refusal::Refusal,
     routes::{Look, ROUTES, Route},
@@ -166,7 +172,7 @@ impl Web {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
-            .max_blocking_threads(4)
+            .max_blocking_threads(desk::THREADS)
             .thread_name("doctor-web")
             .build()
             .map_err(WebError::Start)?;
@@ -216,6 +222,7 @@ pub(super) struct Hall {
     rack_before: Option<String>,
     scene: RwLock<Arc<Scene>>,
     answers: Answers,
+    desks: Desks,
     figures: Figures,
     guard: Guard,
     news: News,
@@ -245,7 +252,8 @@ impl Hall {
             share,
             rack_before: config.rack_before.clone(),
             scene: RwLock::new(Arc::new(scene)),
-            answers: Answers::default(),
+            answers: Answers::new(),
+            desks: Desks::new(),
             figures: Figures::default(),
             news: News::new(hex(&key[..4])),
             confirmations: Confirmations::new(key),
@@ -292,12 +300,13 @@ fn router(hall: &Arc<Hall>) -> Router {
         };
         router = router.route(&format!("/api/v1/actions/{}", act.name()), post(handler));
     }
+    let listened = Arc::clone(hall);
     let with = |hall: &Arc<Hall>, answer: fn(&Hall, &Caller, &Request) -> Result<Response, Refusal>| {
         let hall = Arc::clone(hall);
         get(move |request: Request| special(Arc::clone(&hall), answer, request))
     };
     router
-        .route("/api/v1/events", with(hall, |hall, _, request| hall.news.serve(request.headers())))
+        .route("/api/v1/events", get(move |request: Request| listen(Arc::clone(&listened), request)))
         .route("/api/v1/whoami", with(hall, whoami))
         .route("/api/v1/openapi.json", with(hall, |_, _, request| sent(Made::json(&openapi())?, request)))
         .route(
@@ -348,6 +357,27 @@ fn whoami(_: &Hall, caller: &Caller, request: &Request) -> Result<Response, Refu
     sent(Made::json(&who)?, request)
 }
 
+/// Events, for as long as whoever listens may.
+async fn listen(hall: Arc<Hall>, request: Request) -> Response {
+    let (from, headers) = (peer(&request), request.headers().clone());
+    let asked = Asked::read(&[], std::iter::empty(), request.uri().query());
+    let caller = hall.guard.caller(from, &headers).await;
+    let served = caller.and_then(|caller| {
+        asked?;
+        let (again, last) = (Arc::clone(&hall), headers.get("last-event-id").and_then(|id| id.to_str().ok()));
+        let (who, said) = (caller.clone(), headers.clone());
+        let may: May = Box::new(move || {
+            let (again, who, said) = (Arc::clone(&again), who.clone(), said.clone());
+            Box::pin(async move { again.guard.caller(from, &said).await.is_ok_and(|now| now == who) })
+        });
+        hall.news.serve(last, &caller.name, may)
+    });
+    served.unwrap_or_else(|refusal| {
+        hall.noted.unknown(from, request.uri().path(), &refusal);
+        refusal.into_response()
+    })
+}
+
 /// What costs nothing to answer and is nobody else's.
 async fn special(
     hall: Arc<Hall>,
@@ -374,7 +404,7 @@ async fn read(hall: Arc<Hall>, route: &'static Route, request: Request) -> Respo
         hall.guard.caller(from, &parts.headers).await?;
         let path = RawPathParams::from_request_parts(&mut parts, &()).await.map_err(|_| Refusal::NoSuchPlace)?;
         let asked = Asked::read(route.params, path.iter(), parts.uri.query())?;
-        answer(&hall, route, asked, &parts.uri.to_string()).await
+        answer(&hall, route, asked).await
     };
     match answered.await {
         Ok((answer, scene)) => {
@@ -390,23 +420,23 @@ async fn read(hall: Arc<Hall>, route: &'static Route, request: Request) -> Respo
 }
 
 /// The answer, and the picture it is of.
-async fn answer(
-    hall: &Arc<Hall>,
-    route: &'static Route,
-    asked: Asked,
-    key: &str,
-) -> Result<(Answer, Arc<Scene>), Refusal> {
-    let place = hall.answers.place(key);
-    let mut kept = place.lock().await;
+async fn answer(hall: &Arc<Hall>, route: &'static Route, asked: Asked) -> Result<(Answer, Arc<Scene>), Refusal> {
+    let until = Instant::now() + WITHIN;
+    let place = hall.answers.place(asked.key(route.path));
+    let mut kept = timeout_at(until, place.lock()).await.map_err(|_| Refusal::Busy)?;
     let scene = hall.scene();
     if let Some(kept) = kept.as_ref().filter(|kept| kept.is_fresh(scene.number, route.lasts)) {
         return Ok((kept.answer.clone(), scene));
     }
+    hall.answers.forget(&mut kept);
     let (asking, shown) = (Arc::clone(hall), Arc::clone(&scene));
     let span = span!("api.make");
-    let read = move || (route.read)(&Look { hall: &asking, scene: &shown, asked: &asked, route }).map(Answer::new);
-    let work = move || span.in_scope(read);
-    let answer = tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::Store)??;
+    let read = move || {
+        let store = asking.store.until(until.into_std());
+        let made = (route.read)(&Look { hall: &asking, store, scene: &shown, asked: &asked, route })?;
+        asking.answers.answer(made)
+    };
+    let answer = hall.desks.read(route, until, move || span.in_scope(read)).await??;
     hall.answers.keep(&mut kept, answer.clone(), scene.number);
     Ok((answer, scene))
 }

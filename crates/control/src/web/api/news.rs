@@ -2,21 +2,22 @@
 //!
 //! An event says what to look at again and not what is there: whoever missed some looks once. The last few hundred are kept for
 //! those whose connection broke off (`Last-Event-ID`); who comes too late is told to begin anew. A listener that does not keep up
-//! is told so and sent away: nothing piles up for it.
+//! is told so and sent away: nothing piles up for it. So is one who may not listen any more, because its token was revoked or is
+//! worth something else now.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{
     body::{Body, Bytes},
-    http::{HeaderMap, HeaderValue, header},
+    http::{HeaderValue, header},
     response::Response,
 };
 use doctor_core::ids::{CaseId, NodeName, RunId};
-use futures_util::stream;
+use futures_util::{future::BoxFuture, stream};
 use serde_json::{Value, json};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, broadcast, broadcast::error::RecvError},
@@ -25,15 +26,23 @@ use tokio::{
 
 use super::refusal::Refusal;
 
-/// Kept for those who come back.
+/// Kept for those who come back: so many, and so many bytes.
 const KEPT: usize = 512;
+const KEPT_BYTES: usize = 2 << 20;
 /// A listener may be this many events behind.
 const BEHIND: usize = 128;
 const LISTENERS: usize = 256;
+/// Of one caller: a person with many pages open, and not everybody's places.
+const LISTENERS_OF_ONE: usize = 32;
 /// Names in one event; of more, everything is worth a look.
 const MOST_NAMES: usize = 500;
 /// A sign of life, so that proxies do not take the silence for an end.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+/// So often it is looked whether a listener may still listen.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Whether somebody may still listen.
+pub(super) type May = Box<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// What changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,18 +100,41 @@ pub(super) struct News {
     said: Mutex<Said>,
     out: broadcast::Sender<Arc<Event>>,
     places: Arc<Semaphore>,
+    of_caller: Arc<Mutex<HashMap<String, usize>>>,
 }
 
 #[derive(Debug, Default)]
 struct Said {
     number: u64,
     kept: VecDeque<Arc<Event>>,
+    bytes: usize,
+}
+
+/// A place among all, and one of those that a caller has.
+#[derive(Debug)]
+struct Place {
+    caller: String,
+    of_caller: Arc<Mutex<HashMap<String, usize>>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut of_caller = self.of_caller.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = of_caller.get_mut(&self.caller) {
+            *count -= 1;
+            if *count == 0 {
+                of_caller.remove(&self.caller);
+            }
+        }
+    }
 }
 
 impl News {
     pub(super) fn new(epoch: String) -> Self {
         let (out, _) = broadcast::channel(BEHIND);
-        Self { epoch, said: Mutex::default(), out, places: Arc::new(Semaphore::new(LISTENERS)) }
+        let places = Arc::new(Semaphore::new(LISTENERS));
+        Self { epoch, said: Mutex::default(), out, places, of_caller: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Said> {
@@ -117,9 +149,11 @@ impl News {
             let (epoch, name, data) = (&self.epoch, change.name(), change.data());
             let frame = Bytes::from(format!("id: {epoch}-{number}\nevent: {name}\ndata: {data}\n\n"));
             let event = Arc::new(Event { number, frame });
+            said.bytes += event.frame.len();
             said.kept.push_back(Arc::clone(&event));
-            if said.kept.len() > KEPT {
-                said.kept.pop_front();
+            while said.kept.len() > KEPT || said.bytes > KEPT_BYTES {
+                let Some(oldest) = said.kept.pop_front() else { break };
+                said.bytes -= oldest.frame.len();
             }
             // Under the lock, so that who comes now gets each exactly once. That nobody listens is no matter.
             let _nobody = self.out.send(event);
@@ -142,10 +176,20 @@ impl News {
         (missed, receiver)
     }
 
-    /// The stream for one listener.
-    pub(super) fn serve(&self, headers: &HeaderMap) -> Result<Response, Refusal> {
+    fn place(&self, caller: &str) -> Result<Place, Refusal> {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Refusal::Full)?;
-        let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+        let mut of_caller = self.of_caller.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = of_caller.entry(caller.to_owned()).or_default();
+        if *count >= LISTENERS_OF_ONE {
+            return Err(Refusal::TooManyListeners(LISTENERS_OF_ONE));
+        }
+        *count += 1;
+        Ok(Place { caller: caller.to_owned(), of_caller: Arc::clone(&self.of_caller), _place: place })
+    }
+
+    /// The stream for one listener, from the event with this id on, for as long as he may listen.
+    pub(super) fn serve(&self, last: Option<&str>, caller: &str, may: May) -> Result<Response, Refusal> {
+        let place = self.place(caller)?;
         let (missed, receiver) = self.listen(last);
         let greeting = match &missed {
             Some(_) => Bytes::from_static(b"retry: 2000\n: listening\n\n"),
@@ -156,6 +200,9 @@ impl News {
             missed: missed.unwrap_or_default(),
             receiver,
             over: false,
+            may,
+            looked: Instant::now(),
+            heard: Instant::now(),
             _place: place,
         };
         let frames = stream::unfold(listener, |mut listener| async {
@@ -170,13 +217,17 @@ impl News {
     }
 }
 
-#[derive(Debug)]
 struct Listener {
     greeting: Option<Bytes>,
     missed: VecDeque<Arc<Event>>,
     receiver: broadcast::Receiver<Arc<Event>>,
     over: bool,
-    _place: OwnedSemaphorePermit,
+    may: May,
+    /// When it was last looked whether he may.
+    looked: Instant,
+    /// When something was last said to him.
+    heard: Instant,
+    _place: Place,
 }
 
 impl Listener {
@@ -184,22 +235,42 @@ impl Listener {
         if self.over {
             return None;
         }
+        let frame = self.frame().await;
+        self.heard = Instant::now();
+        frame
+    }
+
+    async fn frame(&mut self) -> Option<Bytes> {
         if let Some(greeting) = self.greeting.take() {
             return Some(greeting);
         }
-        if let Some(event) = self.missed.pop_front() {
-            return Some(event.frame.clone());
-        }
-        match timeout(SIGN_OF_LIFE, self.receiver.recv()).await {
-            Err(_) => Some(Bytes::from_static(b": still here\n\n")),
-            Ok(Ok(event)) => Some(event.frame.clone()),
-            Ok(Err(RecvError::Lagged(missed))) => {
-                self.over = true;
-                let data = json!({ "missed": missed, "text": "you did not keep up: connect again and look anew" });
-                Some(Bytes::from(format!("event: dropped\ndata: {data}\n\n")))
+        loop {
+            if self.looked.elapsed() >= LOOK_AGAIN {
+                if !(self.may)().await {
+                    return Some(self.dropped(&json!({ "missed": 0, "text": "you may not listen any more" })));
+                }
+                self.looked = Instant::now();
             }
-            Ok(Err(RecvError::Closed)) => None,
+            if let Some(event) = self.missed.pop_front() {
+                return Some(event.frame.clone());
+            }
+            match timeout(LOOK_AGAIN, self.receiver.recv()).await {
+                Err(_) if self.heard.elapsed() < SIGN_OF_LIFE => {}
+                Err(_) => return Some(Bytes::from_static(b": still here\n\n")),
+                Ok(Ok(event)) => return Some(event.frame.clone()),
+                Ok(Err(RecvError::Lagged(missed))) => {
+                    let text = "you did not keep up: connect again and look anew";
+                    return Some(self.dropped(&json!({ "missed": missed, "text": text })));
+                }
+                Ok(Err(RecvError::Closed)) => return None,
+            }
         }
+    }
+
+    /// The last that he is told.
+    fn dropped(&mut self, data: &Value) -> Bytes {
+        self.over = true;
+        Bytes::from(format!("event: dropped\ndata: {data}\n\n"))
     }
 }
 
@@ -233,12 +304,56 @@ mod tests {
         assert_eq!(frames(news.listen(Some("e-2")).0), None);
     }
 
+    /// Who listens, and may as long as this says so.
+    fn listener(news: &News, may: fn(()) -> bool) -> Listener {
+        let (missed, receiver) = news.listen(None);
+        let may: May = Box::new(move || Box::pin(async move { may(()) }));
+        let (looked, heard, place) = (Instant::now(), Instant::now(), news.place("ann").unwrap());
+        let missed = missed.unwrap();
+        Listener { greeting: None, missed, receiver, over: false, may, looked, heard, _place: place }
+    }
+
+    #[test]
+    fn one_caller_does_not_take_the_places_of_all_and_gives_them_back() {
+        let news = News::new("e".to_owned());
+        let mine: Vec<Place> = (0..LISTENERS_OF_ONE).map(|_| news.place("ann").unwrap()).collect();
+        assert_eq!(news.place("ann").unwrap_err(), Refusal::TooManyListeners(LISTENERS_OF_ONE));
+        assert!(news.place("bob").is_ok());
+        drop(mine);
+        assert!(news.place("ann").is_ok());
+        assert!(news.of_caller.lock().unwrap().is_empty(), "nobody is remembered who does not listen");
+    }
+
+    #[test]
+    fn who_may_not_listen_any_more_is_told_and_sent_away_even_while_much_happens() {
+        let news = News::new("e".to_owned());
+        let mut listener = listener(&news, |()| false);
+        listener.looked = Instant::now().checked_sub(LOOK_AGAIN).unwrap();
+        news.tell(&[Change::Plan, Change::Status]);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (first, second) = runtime.block_on(async { (listener.next().await, listener.next().await) });
+        let first = String::from_utf8_lossy(&first.unwrap()).into_owned();
+        assert!(first.starts_with("event: dropped\n") && first.contains("may not listen"), "{first}");
+        assert_eq!(second, None);
+    }
+
+    #[test]
+    fn what_is_kept_for_those_who_come_back_has_its_room() {
+        let news = News::new("e".to_owned());
+        let long: Vec<String> = (0..MOST_NAMES).map(|n| format!("{n:0>200}")).collect();
+        let many = nodes(&long.iter().map(String::as_str).collect::<Vec<_>>());
+        for _ in 0..KEPT {
+            news.tell(std::slice::from_ref(&many));
+        }
+        let said = news.lock();
+        let bytes: usize = said.kept.iter().map(|event| event.frame.len()).sum();
+        assert!(bytes == said.bytes && bytes <= KEPT_BYTES && said.kept.len() > 5, "{bytes}");
+    }
+
     #[test]
     fn a_listener_that_does_not_keep_up_is_told_and_sent_away() {
         let news = News::new("e".to_owned());
-        let (missed, receiver) = news.listen(None);
-        let place = Arc::clone(&news.places).try_acquire_owned().unwrap();
-        let mut listener = Listener { greeting: None, missed: missed.unwrap(), receiver, over: false, _place: place };
+        let mut listener = listener(&news, |()| true);
         for _ in 0..=BEHIND * 2 {
             news.tell(&[Change::Plan]);
         }

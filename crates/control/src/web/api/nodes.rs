@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use doctor_checks::document::Document;
 use doctor_core::{
-    hostlist::{LIVES, Selector},
+    hostlist::LIVES,
     ids::{NodeName, PoolName, RunId},
     shown::{Shown, Status},
     snapshot::NodeRecord,
@@ -22,6 +22,7 @@ use super::{
         advice, anything, count, flag, joined, life, list, moment, object, one_of, or_null, page, places, remedy, rung,
         severity, span, standing, step_kind, step_state, text, told_apart, used, verdict,
     },
+    wish::{MOST_NAMES, selector},
 };
 use crate::{
     agents::{AgentBrief, AgentState},
@@ -80,7 +81,8 @@ pub(super) const TIMELINE: Route = Route {
 
 /// Whether a node is among those that were asked for, by `select`, `pool` and `life`.
 pub(super) fn wanted(asked: &Asked) -> Result<impl Fn(&NodeRecord) -> bool + use<>, Refusal> {
-    let select: Option<Selector> = asked.get("select")?;
+    let select = asked.text("select").map(|text| selector(text, MOST_NAMES)).transpose();
+    let select = select.map_err(|why| Refusal::BadParameter { name: "select", why })?;
     let pool: Option<PoolName> = asked.get("pool")?;
     let life = asked.text("life").map(str::to_owned);
     Ok(move |record: &NodeRecord| {
@@ -133,14 +135,14 @@ fn one_node(look: &Look<'_>) -> Result<Made, Refusal> {
     const AUDIT: u32 = 20;
     let node: NodeName = look.asked.part("node")?;
     let facts = &look.scene.facts;
-    let kept = picture::kept(&look.hall.store, facts, &node, AUDIT)?;
+    let kept = picture::kept(&look.store, facts, &node, AUDIT)?;
     let of = view::why(facts, &node, kept).ok_or_else(|| unknown_node(&node))?;
     Made::told_by_nodes(&WithAgent { of, agent: look.scene.agents.get(&node) })
 }
 
 fn timeline(look: &Look<'_>) -> Result<Made, Refusal> {
     let node: NodeName = look.asked.part("node")?;
-    let (facts, store, limit) = (&look.scene.facts, &look.hall.store, look.limit());
+    let (facts, store, limit) = (&look.scene.facts, &look.store, look.limit());
     facts.node(&node).ok_or_else(|| unknown_node(&node))?;
     let since = look.asked.since("since", facts);
     let kept = picture::kept(store, facts, &node, limit)?;

@@ -8,21 +8,24 @@ use super::{
     news::Change,
     refusal::Refusal,
     routes::{ROUTES, Route},
-    schema::{flag, object, one_of, text},
+    schema::{count, flag, object, one_of, text},
     wish::Act,
 };
 use crate::access::Role;
 
 const ABOUT: &str = "Everything that the command line shows, and what it may order. Answers carry an ETag: ask again with \
                      If-None-Match, and nothing is sent while nothing changed. Lists come in pages: `next` of one is the \
-                     `cursor` of the next. Moments are RFC 3339 in UTC, lengths read `1h 30m`.";
+                     `cursor` of the next. A question has ten seconds: what is not answered by then, or finds too many others \
+                     waiting, is answered with 503 and Retry-After. Moments are RFC 3339 in UTC, lengths read `1h 30m`.";
 pub(super) const EVENTS_ABOUT: &str = "Server-sent events. An event says what to look at again and not what is there: `nodes`, `runs`, `cases` name \
      which (`more`: how many beyond those), `status` is the breaker, pauses, requests or the policy, `plan` what would be done \
      next, `everything` that nobody can say what changed. After a broken connection the browser sends Last-Event-ID by itself \
-     and gets what it missed. A listener that does not keep up is told so by `dropped` and sent away.";
+     and gets what it missed. A listener that does not keep up, or may not listen any more because the token was revoked or has \
+     another role now, is told so by `dropped` and sent away. One caller listens at most 32 times at once.";
 pub(super) const ACT_ABOUT: &str = "Takes an operator. Without `confirm` nothing is done: the answer is the plan, with a confirmation that is good for this \
      plan and ten minutes. The same request with `confirm` carries it out; if the plan would be another by now, the answer is \
-     409 with that plan. Whatever is asked, done or refused stands in the audit trail.";
+     409 with that plan. Each node has its line in `changes`, and what is in the way there: a hold, a repair, that the \
+     cluster has it no more. Whatever is asked, done or refused stands in the audit trail.";
 
 /// The description, as it is served and committed.
 pub fn openapi() -> Value {
@@ -60,17 +63,20 @@ pub fn openapi_text() -> String {
     format!("{:#}\n", openapi())
 }
 
-fn refused() -> Value {
+fn refused(about: &str) -> Value {
     json!({
-        "description": "why not",
+        "description": about,
         "content": { "application/json": { "schema": { "$ref": "#/components/schemas/Error" } } },
     })
 }
 
 fn answered(about: &str, kind: &str, schema: &Value) -> Value {
+    let mut unavailable = refused("not now: too much is asked, it took too long, or the store does not answer");
+    unavailable["headers"] = json!({ "Retry-After": { "schema": count(), "description": "seconds" } });
     json!({
         "200": { "description": about, "content": { kind: { "schema": schema } } },
-        "default": refused(),
+        "503": unavailable,
+        "default": refused("why not"),
     })
 }
 
@@ -125,12 +131,15 @@ fn events() -> Value {
 }
 
 fn post(act: Act) -> Value {
+    let mut responses = answered("the plan, or what was done", "application/json", &actions::schema());
+    responses["409"] =
+        refused("another plan was confirmed than would be carried out now, which is in `plan`; or it was done before");
     json!({
         "operationId": format!("act-{}", act.name()),
         "summary": act.summary(),
         "description": ACT_ABOUT,
         "requestBody": { "required": true, "content": { "application/json": { "schema": act.schema() } } },
-        "responses": answered("the plan, or what was done", "application/json", &actions::schema()),
+        "responses": responses,
     })
 }
 
@@ -203,6 +212,17 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_place_says_that_it_may_be_unavailable_and_every_order_that_the_plan_may_be_another() {
+        for (path, place) in openapi()["paths"].as_object().unwrap() {
+            for (method, told) in place.as_object().unwrap() {
+                let responses = &told["responses"];
+                assert!(responses["503"]["headers"]["Retry-After"].is_object(), "{method} {path}");
+                assert_eq!(responses.get("409").is_some(), method == "post", "{method} {path}");
+            }
+        }
+    }
 
     #[test]
     fn every_part_of_a_path_is_a_parameter_and_no_name_is_used_twice() {

@@ -7,6 +7,7 @@ use axum::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::desk::WITHIN;
 use crate::{access::Role, orders::BadOrder, store::StoreError};
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -55,6 +56,14 @@ pub(super) enum Refusal {
     Gone,
     #[error("there is no room for another listener just now")]
     Full,
+    #[error("you listen {0} times already: end one of them first")]
+    TooManyListeners(usize),
+    #[error("too much is being asked just now: ask again in a moment")]
+    Busy,
+    #[error("this could not be answered within {} s: ask for less, or again later", WITHIN.as_secs())]
+    Late,
+    #[error("the store does not answer: whether it was done stands in the audit trail")]
+    Unsure,
     #[error("the store does not answer")]
     Store,
 }
@@ -100,6 +109,10 @@ impl Refusal {
             Self::Replayed => "replayed",
             Self::Gone => "gone",
             Self::Full => "full",
+            Self::TooManyListeners(_) => "too-many-listeners",
+            Self::Busy => "busy",
+            Self::Late => "late",
+            Self::Unsure => "unsure",
             Self::Store => "store",
         }
     }
@@ -131,7 +144,8 @@ impl Refusal {
             Self::Slow => StatusCode::REQUEST_TIMEOUT,
             Self::OtherPlan(_) | Self::Replayed => StatusCode::CONFLICT,
             Self::Gone => StatusCode::GONE,
-            Self::Full | Self::Store => StatusCode::SERVICE_UNAVAILABLE,
+            Self::TooManyListeners(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Full | Self::Busy | Self::Late | Self::Unsure | Self::Store => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -192,7 +206,7 @@ impl IntoResponse for Refusal {
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
         tracing::warn!(%error, "the API could not read the store");
-        Self::Store
+        if matches!(error, StoreError::Late { .. }) { Self::Late } else { Self::Store }
     }
 }
 

@@ -13,6 +13,7 @@ use super::{
     scene::Scene,
     status, tests,
 };
+use crate::store::Store;
 
 /// A place that can be read.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +35,8 @@ pub(super) struct Route {
 /// What an answer is made from.
 pub(super) struct Look<'a> {
     pub(super) hall: &'a Hall,
+    /// The store, for as long as whoever asks waits.
+    pub(super) store: Store,
     pub(super) scene: &'a Scene,
     pub(super) asked: &'a Asked,
     pub(super) route: &'static Route,

@@ -94,7 +94,7 @@ const BACK: u64 = 64 << 10;
 fn list_runs(look: &Look<'_>) -> Result<Made, Refusal> {
     let (asked, limit) = (look.asked, look.limit());
     let (before, node): (Option<RunId>, Option<NodeName>) = (asked.get("cursor")?, asked.get("node")?);
-    let rows = look.hall.store.runs_before(before, limit + 1, node.as_ref())?;
+    let rows = look.store.runs_before(before, limit + 1, node.as_ref())?;
     let rows: Vec<RunView> = rows.into_iter().map(|record| view::run_view(&facts_of(record))).collect();
     Made::json(&Page::of(rows, limit, |row| row.run.to_string()))
 }
@@ -106,7 +106,7 @@ fn facts_of(record: RunRecord) -> RunFacts {
 fn find(look: &Look<'_>) -> Result<RunRecord, Refusal> {
     let run: RunId = look.asked.part("run")?;
     let known = "GET /api/v1/runs names them".to_owned();
-    look.hall.store.run(run)?.ok_or_else(|| Refusal::Unknown { what: "run", name: run.to_string(), known })
+    look.store.run(run)?.ok_or_else(|| Refusal::Unknown { what: "run", name: run.to_string(), known })
 }
 
 #[derive(Debug, Serialize)]
@@ -243,7 +243,7 @@ fn read_part(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: bool
 
 fn evidence(look: &Look<'_>) -> Result<Made, Refusal> {
     let (run, node): (RunId, NodeName) = (look.asked.part("run")?, look.asked.part("node")?);
-    let kept = look.hall.store.evidence(run, &node)?;
+    let kept = look.store.evidence(run, &node)?;
     let known = "evidence is kept for as long as `retention.evidence` says".to_owned();
     let name = format!("{run} on {node}");
     let kept = kept.ok_or(Refusal::Unknown { what: "evidence", name, known })?;

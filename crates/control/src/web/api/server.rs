@@ -1,10 +1,13 @@
 //! The server under the API: connections, their limits, and TLS where it is wanted.
 
 use std::{
+    future::Future,
     io,
     net::{SocketAddr, TcpListener},
     path::PathBuf,
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -16,9 +19,9 @@ use hyper_util::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::Semaphore,
-    time::timeout,
+    time::{Sleep, sleep, timeout},
 };
 
 use super::Peer;
@@ -28,6 +31,9 @@ const HEADERS: Duration = Duration::from_secs(10);
 const MOST_HEADERS: usize = 64 << 10;
 /// A connection that is older is closed; whoever listens to events connects again by itself.
 const CONNECTION: Duration = Duration::from_secs(15 * 60);
+
+/// Whoever takes nothing of what is sent for so long is not there any more.
+const STALLED: Duration = Duration::from_secs(20);
 
 /// The files of a certificate chain and its key, in PEM. They are read again when they change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,13 +85,14 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
             Err(error) => {
                 // Out of descriptors, usually: those that are served give theirs back.
                 tracing::warn!(%error, "a connection to the API could not be accepted");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         // Answers are written at once, and small ones should not wait for more.
         let _as_it_is = stream.set_nodelay(true);
         let (told, tls) = (Told { router: router.clone(), peer: Peer(from.ip()) }, tls.clone());
+        let stream = Patient::new(stream);
         tokio::spawn(async move {
             match tls {
                 None => converse(stream, told).await,
@@ -103,6 +110,68 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, told: Told) {
     let _over = timeout(CONNECTION, http.serve_connection(TokioIo::new(stream), told)).await;
 }
 
+/// A connection that ends when the other side takes nothing of what is sent.
+#[derive(Debug)]
+struct Patient<S> {
+    stream: S,
+    within: Duration,
+    /// Runs while something is to be sent and cannot.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Patient<S> {
+    const fn new(stream: S) -> Self {
+        Self { stream, within: STALLED, stalled: None }
+    }
+
+    /// What came of sending, or that there was no progress for too long.
+    fn judge<T>(&mut self, context: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if sent.is_ready() {
+            self.stalled = None;
+            return sent;
+        }
+        let within = self.within;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(within)));
+        stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let sent = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.judge(context, sent)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let sent = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        self.judge(context, sent)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let sent = Pin::new(&mut self.stream).poll_flush(context);
+        self.judge(context, sent)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let sent = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.judge(context, sent)
+    }
+}
+
 #[cfg(feature = "tls")]
 pub(super) use with_tls::Tls;
 #[cfg(not(feature = "tls"))]
@@ -112,7 +181,7 @@ pub(super) use without_tls::Tls;
 mod without_tls {
     use tokio::net::TcpStream;
 
-    use super::{TlsFiles, Told};
+    use super::{Patient, TlsFiles, Told};
 
     /// This program was built without TLS.
     #[derive(Debug)]
@@ -125,7 +194,7 @@ mod without_tls {
         }
 
         #[expect(clippy::unused_async, reason = "it has the shape of the one that does something")]
-        pub(super) async fn converse(&self, _: TcpStream, _: Told) {
+        pub(super) async fn converse(&self, _: Patient<TcpStream>, _: Told) {
             match *self {}
         }
     }
@@ -150,7 +219,7 @@ mod with_tls {
         },
     };
 
-    use super::{HEADERS, TlsFiles, Told, converse};
+    use super::{HEADERS, Patient, TlsFiles, Told, converse};
 
     /// How often the files are looked at, at most: when somebody connects.
     const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -203,7 +272,7 @@ mod with_tls {
             used.acceptor.clone()
         }
 
-        pub(super) async fn converse(&self, stream: TcpStream, told: Told) {
+        pub(super) async fn converse(&self, stream: Patient<TcpStream>, told: Told) {
             // Whoever does not get through has nothing to be told.
             if let Ok(Ok(stream)) = timeout(HEADERS, self.acceptor().accept(stream)).await {
                 converse(stream, told).await;
@@ -235,5 +304,34 @@ mod with_tls {
             .with_single_cert(certificates, key)
             .map_err(|error| error.to_string())?;
         Ok(TlsAcceptor::from(Arc::new(config)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[test]
+    fn who_takes_nothing_is_not_waited_for_and_who_is_slow_is() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (near, mut far) = duplex(8);
+            let mut sent = Patient { within: Duration::from_millis(20), ..Patient::new(near) };
+            sent.write_all(b"12345678").await.unwrap();
+            let stalled = sent.write_all(b"9").await;
+            assert_eq!(stalled.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            // The time counts from the last byte that was taken, so it runs anew.
+            let mut patient = Patient { within: Duration::from_secs(600), ..sent };
+            patient.stalled = None;
+            let reading = async {
+                let mut taken = [0; 9];
+                far.read_exact(&mut taken).await.map(|_| taken)
+            };
+            let (written, read) = futures_util::future::join(patient.write_all(b"9"), reading).await;
+            written.unwrap();
+            assert_eq!(&read.unwrap(), b"123456789");
+        });
     }
 }

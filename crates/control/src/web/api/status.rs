@@ -24,7 +24,7 @@ pub(super) const STATUS: Route = Route {
     kind: JSON,
     read: |look| {
         let facts = &look.scene.facts;
-        let mut status = view::status(facts, &picture::ledger(&look.hall.store, facts.now)?);
+        let mut status = view::status(facts, &picture::ledger(&look.store, facts.now)?);
         status.troubles.extend(look.scene.old().map(|age| format!("what is shown of the cluster is {age} old")));
         Made::json(&status)
     },

@@ -150,7 +150,7 @@ pub(super) fn looked_at<T>(
         return Err(Refusal::Unknown { what: "test", name: test.to_string(), known });
     }
     let is_wanted = wanted(look.asked)?;
-    let latest = look.hall.store.latest_of_test(test)?;
+    let latest = look.store.latest_of_test(test)?;
     let here = |row: &LatestRow| facts.node(&row.node).is_some_and(|(record, here)| here && is_wanted(record));
     let latest: Vec<LatestRow> = latest.into_iter().filter(here).collect();
     let mut known = look.hall.figures.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,7 +158,9 @@ pub(super) fn looked_at<T>(
         Some(place) => known.remove(place).map(|(_, of)| of).unwrap_or_default(),
         None => OfTest::default(),
     };
-    let read = of_test.read(&look.hall.store, &look.scene.settings, test, &latest);
+    // What is remembered of nodes that are gone would only grow.
+    of_test.nodes.retain(|node, _| facts.node(node).is_some_and(|(_, here)| here));
+    let read = of_test.read(&look.store, &look.scene.settings, test, &latest);
     let made = make(&of_test, &latest);
     known.push_front((test.clone(), of_test));
     known.truncate(REMEMBERED);

@@ -1,7 +1,7 @@
 //! The bodies of actions: which fields each has, in one table, and the order that they come to.
 
 use doctor_core::{
-    hostlist::Selector,
+    hostlist::{BadHostlist, Selector},
     ids::{PoolName, TestId},
     time::{Span, Timestamp},
 };
@@ -128,6 +128,19 @@ impl Kind {
     }
 }
 
+/// Names that one question may list: more than a cluster has nodes, and not what a slip of the pen comes to.
+pub(super) const MOST_NAMES: usize = 20_000;
+
+/// What stands for nodes in a question, of which so many names are left to be listed.
+pub(super) fn selector(text: &str, left: usize) -> Result<Selector, String> {
+    Selector::parse_up_to(text, left).map_err(|error| match error {
+        BadHostlist::TooMany(_) => {
+            format!("more than {MOST_NAMES} names are listed: say pool=NAME, life=STATE or a name with `*`")
+        }
+        other => other.to_string(),
+    })
+}
+
 const MOST_WHY: usize = 500;
 const MOST_TEXTS: usize = 256;
 
@@ -195,8 +208,14 @@ impl Wish {
     }
 
     fn nodes(&self) -> Result<Vec<Selector>, Refusal> {
-        let bad = |error: doctor_core::hostlist::BadHostlist| Refusal::BadBody { why: format!("`nodes`: {error}") };
-        self.texts("nodes")?.into_iter().map(|text| text.parse().map_err(bad)).collect()
+        let mut left = MOST_NAMES;
+        let mut selectors = Vec::new();
+        for text in self.texts("nodes")? {
+            let selector = selector(text, left).map_err(|why| Refusal::BadBody { why: format!("`nodes`: {why}") })?;
+            left -= selector.listed();
+            selectors.push(selector);
+        }
+        Ok(selectors)
     }
 
     fn pool(&self) -> Result<Option<PoolName>, Refusal> {
@@ -259,6 +278,8 @@ mod tests {
             (Act::Hold, r#"{"nodes": ["n[1"], "why": "x"}"#, "bracket"),
             (Act::Hold, r#"{"nodes": ["n1"], "why": "x", "drain": true}"#, "accepted: nodes, until"),
             (Act::Hold, r#"{"nodes": ["n1"], "why": "x", "until": "yesterday"}"#, "neither a length"),
+            (Act::Hold, r#"{"nodes": ["n[0-20000]"], "why": "x"}"#, "more than 20000 names"),
+            (Act::Hold, r#"{"nodes": ["n[1-19999]", "m1", "m2"], "why": "x"}"#, "more than 20000 names"),
             (Act::Pause, r#"{"for": "long", "why": "x"}"#, "duration"),
             (Act::Pause, "[1]", "no JSON object"),
             (Act::Quarantine, r#"{"nodes": ["n1"], "why": "x", "drain": 1}"#, "true or false"),

@@ -1,0 +1,62 @@
+//! What is asked of the API: parts of paths, parameters, cursors, selectors, filters, and the bodies of orders.
+//!
+//! Whatever is asked is answered or refused in words, never with an error of ours; a page that says where the next one begins is right
+//! about that; and no answer is much longer than what there is to tell.
+
+#![no_main]
+
+use std::sync::LazyLock;
+
+use doctor_control::web::fuzzed::ApiOfFew;
+use doctor_fuzz::text;
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+
+static API: LazyLock<ApiOfFew> = LazyLock::new(|| ApiOfFew::new().expect("a store in memory"));
+static PLACES: LazyLock<Vec<&str>> = LazyLock::new(|| ApiOfFew::places().collect());
+
+/// A character as it may stand in an address, whatever it is.
+fn written(text: &str) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~&=%+".contains(byte);
+    text.bytes().map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}
+
+/// The first line is the parts of the path, the rest the query.
+fn question(which: usize, asked: &str) {
+    let (parts, query) = asked.split_once('\n').unwrap_or(("", asked));
+    let mut parts = parts.split('/');
+    let place: Vec<String> = PLACES[which % PLACES.len()]
+        .split('/')
+        .map(|part| if part.starts_with('{') { written(parts.next().unwrap_or("n1")) } else { part.to_owned() })
+        .collect();
+    let (place, query) = (place.join("/"), written(query));
+    let ask = |query: &str| API.ask(&format!("{place}?{query}")).expect("an answer comes whole");
+    let Some((status, answer)) = ask(&query) else { return };
+    let said: Value = serde_json::from_slice(&answer).expect("what is answered is JSON");
+    assert!(!status.is_server_error(), "{place}?{query}: {status} {said}");
+    if !status.is_success() {
+        let error = &said["error"];
+        assert!(
+            ["code", "text"].iter().all(|name| error[name].as_str().is_some_and(|words| !words.is_empty())),
+            "{said}"
+        );
+        assert!(answer.len() <= 4096 + 8 * asked.len(), "{place}?{query}: {said}");
+    } else if let Some(next) = said["next"].as_str() {
+        let before = query.split('&').filter(|pair| !pair.starts_with("cursor="));
+        let after: Vec<String> = before.map(str::to_owned).chain([format!("cursor={}", written(next))]).collect();
+        let Some((status, _)) = ask(&after.join("&")) else { panic!("{next:?} cannot be asked for") };
+        assert!(status.is_success(), "{place}?{query}: the next page is {status}");
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((first, rest)) = data.split_first() else { return };
+    // Counted from `A` for orders and from `a` for questions, so that seeds are text.
+    match first {
+        b'A'..=b'Z' => {
+            let refused = ApiOfFew::order(usize::from(first - b'A'), rest);
+            assert!(refused.is_none_or(|why| !why.is_empty() && why.len() <= 1024 + 8 * rest.len()));
+        }
+        _ => question(usize::from(first.wrapping_sub(b'a')), &text(rest)),
+    }
+});
