@@ -151,6 +151,7 @@ impl SshBackend {
             marks: last.marks.clone(),
             hardware: hardware.map(Arc::new),
             sku: self.config.sku.clone(),
+            apart: None,
         };
         SeenNode { node: node.into(), heard: None, jobs: last.jobs.clone() }
     }
