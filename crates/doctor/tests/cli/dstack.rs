@@ -1,7 +1,10 @@
 //! A service that looks after the instances of a real dstack server: idle ones are validated, users come first, and what dstack cannot
 //! reach or calls failing is left alone and said.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use doctor_bed::dstack::{Dstack, Health};
 use serde_json::{Value, json};
@@ -63,7 +66,7 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     let run = rows(&bed, "memory")[0]["run"].as_str().unwrap().to_owned();
     bed.expect(0, &["log", &run]).says("memory");
     bed.expect(0, &["why", "bed-1"]).says("dstack cannot reach it");
-    bed.expect(0, &["why", "bed-2"]).says("health failure: GPU 5 has a volatile DBE");
+    bed.expect(0, &["why", "bed-2"]).says("GPU 5 has a volatile DBE");
     dstack.join(2).unwrap();
     dstack.set_health(3, &Health::Healthy).unwrap();
     until("the others to pass", || passed(&bed) == ["bed-0", "bed-1", "bed-2"]);
@@ -113,11 +116,12 @@ fn a_failing_instance_is_examined_and_proved_over_ssh() {
     assert_eq!(passed(&bed), [""; 0], "nothing is run there as a matter of course");
     bed.expect(0, &["quarantine", "bed-0", "--why", "dstack says failure", "--yes"]);
     until("the examination", || passed(&bed) == ["bed-0"]);
-    until("the advice", || bed.doctor(&["cases"]).out.contains("return"));
+    until("the advice", || bed.doctor(&["why", "bed-0"]).out.contains("its examination advises return"));
     bed.expect(0, &["release", "bed-0", "--why", "a GPU was changed", "--yes"]);
-    until("its return", || bed.json(&["nodes"])["nodes"][0]["life"] == "in-service");
-    let runs: Vec<String> = rows(&bed, "memory").iter().map(|row| row["run"].to_string()).collect();
-    assert_eq!(runs.len(), 2, "an examination and a proof, each taken in once: {runs:?}");
+    until("its return", || bed.json(&["nodes"])[0]["life"] == "in-service");
+    let all = rows(&bed, "memory");
+    let runs: BTreeSet<String> = all.iter().map(|row| row["run"].to_string()).collect();
+    assert!(runs.len() == all.len() && runs.len() >= 2, "an examination and a proof, each taken in once: {all:?}");
     let told = dstack.ask("/api/runs/list", &json!({ "only_active": false })).unwrap();
     assert_eq!(told, json!([]), "dstack itself started nothing");
     let (code, log) = service.stop();

@@ -128,7 +128,11 @@ impl DstackBackend {
     }
 
     /// Starts a run past dstack, where dstack starts nothing and says that nobody is there. `None`: it is dstack's.
-    pub(super) fn submit_aside(&self, operation: &'static str, job: &JobRequest) -> Result<Option<JobId>, BackendError> {
+    pub(super) fn submit_aside(
+        &self,
+        operation: &'static str,
+        job: &JobRequest,
+    ) -> Result<Option<JobId>, BackendError> {
         let (Some(door), [node]) = (&self.door, &*job.nodes) else { return Ok(None) };
         if self.door_of(operation, job.run)?.is_none() {
             let (_, instance) = self.instance(operation, node)?;
@@ -166,14 +170,16 @@ mod tests {
         assert_eq!(with(&|one| one.health_status = Some(Health::Warning)), (false, true));
         assert_eq!(with(&|one| one.health_status = Some(Health::Failure)), (true, true));
         assert_eq!(with(&|one| one.unreachable = Some(true)), (true, true));
-        let failing = |one: &mut Instance| one.health_status = Some(Health::Failure);
-        let busy = |one: &mut Instance| {
-            failing(one);
-            one.status = InstanceStatus::Busy;
+        let failing = |status: InstanceStatus, blocks| {
+            with(&|one| {
+                one.health_status = Some(Health::Failure);
+                one.status = status.clone();
+                one.busy_blocks = blocks;
+            })
         };
-        assert_eq!(with(&busy), (true, false));
-        assert_eq!(with(&|one| (failing(one), one.busy_blocks = 1).1), (true, false));
-        assert_eq!(with(&|one| (failing(one), one.status = InstanceStatus::Terminating).1), (false, false));
+        assert_eq!(failing(InstanceStatus::Busy, 0), (true, false));
+        assert_eq!(failing(InstanceStatus::Idle, 1), (true, false));
+        assert_eq!(failing(InstanceStatus::Terminating, 0), (false, false));
     }
 
     #[test]
