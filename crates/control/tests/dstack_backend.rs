@@ -135,10 +135,10 @@ impl Host {
     }
 
     /// A user's run has the instance. One that finds no place is submitted again, as users do.
-    fn take(&self) {
+    fn take(&self, more: &Value) {
         let begun = || {
             self.users.fetch_add(1, Ordering::SeqCst);
-            self.dstack().submit_as_user(&self.users_run(), Some(self.number), "exec sleep 3600", &json!({})).unwrap();
+            self.dstack().submit_as_user(&self.users_run(), Some(self.number), "exec sleep 3600", more).unwrap();
             let over = |run: &Value| run["status"] == "running" || has_ended(run);
             let run = self.dstack().wait_for("a user's run", || self.dstack().run(&self.users_run()), over).unwrap();
             (run["status"] == "running").then_some(())
@@ -148,7 +148,6 @@ impl Host {
 
     fn leave(&self) {
         self.dstack().stop_run(&self.users_run()).unwrap();
-        self.dstack().wait_for("the user's run to end", || self.dstack().run(&self.users_run()), has_ended).unwrap();
     }
 
     fn is_taken(&self) -> bool {
@@ -227,7 +226,7 @@ impl Bed for Host {
         }
         self.wait_health(&Health::Healthy, "healthy");
         match (wanted, self.is_taken()) {
-            (Wanted::Busy, false) => self.take(),
+            (Wanted::Busy, false) => self.take(&json!({})),
             (Wanted::Free, true) => self.leave(),
             _ => {}
         }
@@ -324,14 +323,13 @@ fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
     wait_ended(backend, run);
     host.dstack().wait_for_instance(host.number, "idle", |instance| instance["status"] == "idle").unwrap();
     let one = json!({ "resources": { "gpu": "H100:1", "cpu": "x86:1..", "memory": "1GB..", "disk": "1GB.." } });
-    host.dstack().submit_as_user("one-block", Some(host.number), "exec sleep 3600", &one).unwrap();
-    host.dstack().wait_for_run("one-block", "running").unwrap();
+    host.take(&one);
     assert_eq!(blocks("busy_blocks"), 1);
-    assert_eq!(why(&host.seen(backend).node.occupancy), "run one-block of alice");
+    assert_eq!(why(&host.seen(backend).node.occupancy), format!("run {} of alice", host.users_run()));
     let late = run_id(8);
     backend.submit(&host.request(late, &["memory"])).unwrap();
     assert_eq!(wait_ended(backend, late).0, JobEnd::Displaced, "seven blocks are not all of them");
-    host.dstack().stop_run("one-block").unwrap();
+    host.leave();
     wait("the instance to be free", || host.seen(backend).node.occupancy.is_free().then_some(()));
     // A fleet as for a cloud, as this server tells of it; there are no instances in it without one.
     let cloud = json!({ "type": "fleet", "name": "cloud", "nodes": { "min": 0, "target": 0, "max": 2 }, "idle_duration": "1h" });
@@ -345,7 +343,7 @@ fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
 fn whoever_comes_or_waits_goes_first() {
     let Some(host) = Host::new("whoever_comes_or_waits_goes_first", 3) else { return };
     let backend = host.shared.open();
-    host.take();
+    host.take(&json!({}));
     assert_eq!(why(&host.seen(&backend).node.occupancy), format!("run {} of alice", host.users_run()));
     // The instance was taken between the look and the submission.
     let late = run_id(2);

@@ -255,12 +255,21 @@ impl Dstack {
         self.ask_as(&self.user, &in_project("runs/apply"), &plan).map(drop)
     }
 
-    /// Ends a run, whoever has it.
+    /// Ends a run, whoever has it, and waits for that. The server may forget a stop that comes while it looks at the run.
     ///
     /// # Errors
     /// If the server does not answer.
     pub fn stop_run(&self, name: &str) -> Result<(), BedError> {
-        self.ask(&in_project("runs/stop"), &json!({ "runs_names": [name], "abort": false })).map(drop)
+        let stop = || self.ask(&in_project("runs/stop"), &json!({ "runs_names": [name], "abort": false }));
+        let told = || {
+            let run = self.run(name)?;
+            if ["pending", "submitted", "provisioning", "running"].iter().any(|status| run["status"] == *status) {
+                stop()?;
+            }
+            Ok(run)
+        };
+        let ended = |run: &Value| ["done", "failed", "terminated"].iter().any(|status| run["status"] == *status);
+        self.wait_for(&format!("the end of run {name}"), told, ended).map(drop)
     }
 
     /// The link to a host is cut: whoever waits for it waits in vain.

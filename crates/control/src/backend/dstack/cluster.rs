@@ -5,6 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use doctor_core::{
@@ -38,6 +39,9 @@ use crate::{
 const PAGE: usize = 100;
 /// Pages of one list: beyond ten thousand fleets or runs something is wrong.
 const MOST_PAGES: usize = 100;
+/// A stop that the job knows of by now will not be forgotten any more.
+const TAKES_HOLD: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Questions about single instances in one look: those beyond it are asked about in the next.
 pub(super) const MOST_ASIDE: usize = 32;
 
@@ -237,6 +241,25 @@ impl DstackBackend {
         Ok(began)
     }
 
+    /// dstack 0.22 forgets a stop that comes while it writes down how the run was: `TERMINATING -> RUNNING`, a second later. So it is told
+    /// until the job knows, for a while; whoever polls the run tells it again.
+    fn stop(&self, run: RunId, abort: bool) -> Result<(), NoAnswer> {
+        let (path, body) = (self.in_project("runs/stop"), json!({ "runs_names": [run_name(run)], "abort": abort }));
+        let until = Instant::now() + TAKES_HOLD;
+        self.client.ask::<Value>(&path, &body)?;
+        while Instant::now() < until {
+            let told = self.client.ask::<Run>(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }))?;
+            if told.newest().is_none_or(|newest| newest.status.is_leaving()) {
+                break;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+            if told.status.goes_on() {
+                self.client.ask::<Value>(&path, &body)?;
+            }
+        }
+        Ok(())
+    }
+
     fn job_id(&self, run: RunId) -> JobId {
         JobId(format!("{}/{}", self.config.project, run_name(run)))
     }
@@ -326,6 +349,10 @@ impl Backend for DstackBackend {
                 answers.push(PolledJob { seen: JobSeen::Absent, documents: Vec::new() });
                 continue;
             };
+            if run.status.goes_on() && self.known().stopped.contains(id) {
+                tracing::debug!(run = %id, "a stop was forgotten");
+                self.stop(*id, false).map_err(|error| error.during(POLL, Does::Reads))?;
+            }
             let seen = self.began(&run).map_or_else(
                 |error| JobSeen::Unknown { why: format!("when it began is not told: {error}") },
                 |began| task::seen(&run, self.job_id(*id), began),
@@ -360,9 +387,7 @@ impl Backend for DstackBackend {
         }
         // Asked once more, it was not enough to ask.
         let abort = !self.known().stopped.insert(run);
-        let body = json!({ "runs_names": [run_name(run)], "abort": abort });
-        let told: Result<Value, _> = self.client.ask(&self.in_project("runs/stop"), &body);
-        told.map(drop).map_err(|error| error.during(CANCEL, Does::Changes))
+        self.stop(run, abort).map_err(|error| error.during(CANCEL, Does::Changes))
     }
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {

@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_key_is_left_behind_only_after_it_was_long_without_its_run() {
-        let at = |minutes| Timestamp::from_secs(minutes * 60);
+        let at = |minutes: i64| Timestamp::from_secs(minutes * 60);
         let set = |runs: &[u64]| runs.iter().map(|run| RunId::from_number(*run)).collect::<BTreeSet<_>>();
         let mut left = LeftBehind::default();
         let mut old = |there: &[u64], wanted: &[u64], minutes| {
