@@ -194,6 +194,7 @@ mod tests {
             marks: Marks::default(),
             hardware: None,
             sku: None,
+            apart: None,
         };
         names.iter().map(|name| SeenNode { node: one(name).into(), heard: None, jobs: Vec::new() }).collect()
     }

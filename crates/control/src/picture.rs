@@ -126,6 +126,7 @@ impl ClusterRow {
             marks: self.marks,
             hardware: None,
             sku: self.sku,
+            apart: None,
         };
         SeenNode { node: node.into(), heard: self.heard, jobs: Vec::new() }
     }
@@ -330,6 +331,7 @@ fn no_longer_named(name: NodeName) -> SeenNode {
         marks: Marks::default(),
         hardware: None,
         sku: None,
+        apart: None,
     };
     SeenNode { node: node.into(), heard: None, jobs: Vec::new() }
 }

@@ -3,7 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use doctor_core::time::{Span, Timestamp};
+use doctor_core::{
+    snapshot::NodeRecord,
+    time::{Span, Timestamp},
+};
 
 use crate::{
     cycle::Parts,
@@ -39,7 +42,9 @@ impl Publisher {
     pub(crate) fn publish_now(&mut self, parts: &Parts, memory: &Memory, now: Timestamp, troubles: &mut Vec<String>) {
         let (Some(share), Some(snapshot)) = (&parts.share, memory.snapshot()) else { return };
         self.list.clear();
-        for record in snapshot.nodes.iter().filter(|record| record.node.occupancy.is_free()) {
+        // Not every cluster keeps users off what is out of service; the list does.
+        let offered = |record: &&NodeRecord| record.node.occupancy.is_free() && !record.life.is_out();
+        for record in snapshot.nodes.iter().filter(offered) {
             self.list.push_str(record.node.name.as_str());
             self.list.push('\n');
         }

@@ -6,14 +6,14 @@ use std::{
     process::Command,
     sync::{
         OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use doctor_bed::{
-    dstack::{Dstack, Health, in_project},
+    dstack::{BLOCKS, Dstack, Health, in_project},
     programs,
 };
 use doctor_checks::document::{Document, RunKey};
@@ -21,7 +21,7 @@ use doctor_control::{
     backend::{
         Backend, Change, Effect, JobOutput, JobRequest, NodeOp, PolledJob, SeenNode,
         contract::{self, Bed, Length, Wanted},
-        dstack::{DstackBackend, DstackConfig, KeyBy, inspect},
+        dstack::{DstackBackend, DstackConfig, KeyBy, OverSsh, inspect},
         inspection::Standing,
     },
     clock::{Clock, SystemClock},
@@ -40,7 +40,7 @@ const KEY: RunKey = RunKey::new([7; 32]);
 /// A policy with a test that goes on for longer than any of these tests.
 const POLICY: &str = "[tests.endless.params]\ncommand = [\"/bin/sleep\", \"600\"]\ntimeout = \"20m\"\n";
 
-const HOSTS: u8 = 3;
+const HOSTS: u8 = 4;
 
 /// One server for all tests of this file, each of which has a host of its own. It ends with the process.
 struct Shared {
@@ -76,7 +76,13 @@ impl Shared {
     }
 
     fn config(&self) -> DstackConfig {
-        DstackConfig { url: self.dstack.url(), token_file: Some(self.at("token")), ..DstackConfig::default() }
+        DstackConfig {
+            url: self.dstack.url(),
+            token_file: Some(self.at("token")),
+            // The server may have to wait for a core.
+            deadline: Span::minutes(2),
+            ..DstackConfig::default()
+        }
     }
 
     fn open(&self) -> DstackBackend {
@@ -90,11 +96,17 @@ struct Host {
     number: u8,
     /// Users' runs that this host had.
     users: AtomicU64,
+    /// Its runner or its link was lost since it was last seen to be well.
+    shaken: AtomicBool,
 }
 
 impl Host {
     fn new(what: &str, number: u8) -> Option<Self> {
-        shared(what).map(|shared| Self { shared, number, users: AtomicU64::new(0) })
+        shared(what).map(|shared| Self::of(shared, number))
+    }
+
+    const fn of(shared: &'static Shared, number: u8) -> Self {
+        Self { shared, number, users: AtomicU64::new(0), shaken: AtomicBool::new(false) }
     }
 
     fn dstack(&self) -> &Dstack {
@@ -122,17 +134,20 @@ impl Host {
         format!("user{}-{}", self.number, self.users.load(Ordering::SeqCst))
     }
 
-    /// A user's run has the instance.
-    fn take(&self) {
-        self.users.fetch_add(1, Ordering::SeqCst);
-        self.dstack().submit_as_user(&self.users_run(), Some(self.number), "exec sleep 3600", &json!({})).unwrap();
-        self.dstack().wait_for_run(&self.users_run(), "running").unwrap();
+    /// A user's run has the instance. One that finds no place is submitted again, as users do.
+    fn take(&self, more: &Value) {
+        let begun = || {
+            self.users.fetch_add(1, Ordering::SeqCst);
+            self.dstack().submit_as_user(&self.users_run(), Some(self.number), "exec sleep 3600", more).unwrap();
+            let over = |run: &Value| run["status"] == "running" || has_ended(run);
+            let run = self.dstack().wait_for("a user's run", || self.dstack().run(&self.users_run()), over).unwrap();
+            (run["status"] == "running").then_some(())
+        };
+        wait("a user's run to have a place", begun);
     }
 
     fn leave(&self) {
-        let ended = |run: &Value| ["done", "failed", "terminated"].iter().any(|status| run["status"] == *status);
         self.dstack().stop_run(&self.users_run()).unwrap();
-        self.dstack().wait_for("the user's run to end", || self.dstack().run(&self.users_run()), ended).unwrap();
     }
 
     fn is_taken(&self) -> bool {
@@ -147,6 +162,10 @@ impl Host {
     fn seen(&self, backend: &DstackBackend) -> SeenNode {
         backend.snapshot().unwrap().into_iter().find(|seen| seen.node.name == self.name()).unwrap()
     }
+}
+
+fn has_ended(run: &Value) -> bool {
+    ["done", "failed", "terminated"].iter().any(|status| run["status"] == *status)
 }
 
 fn run_id(number: u64) -> RunId {
@@ -207,13 +226,16 @@ impl Bed for Host {
         }
         self.wait_health(&Health::Healthy, "healthy");
         match (wanted, self.is_taken()) {
-            (Wanted::Busy, false) => self.take(),
+            (Wanted::Busy, false) => self.take(&json!({})),
             (Wanted::Free, true) => self.leave(),
             _ => {}
         }
         if wanted == Wanted::Free {
             let free = |instance: &Value| instance["status"] == "idle" && instance["unreachable"] == false;
             self.dstack().wait_for_instance(self.number, "idle", free).unwrap();
+            if self.shaken.swap(false, Ordering::SeqCst) {
+                self.dstack().wait_settled(self.number).unwrap();
+            }
         }
     }
 
@@ -235,6 +257,7 @@ impl Bed for Host {
     }
 
     fn lose(&self, _: RunId) {
+        self.shaken.store(true, Ordering::SeqCst);
         self.dstack().lose(self.number).unwrap();
     }
 
@@ -284,13 +307,43 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     assert_eq!((document.run, &document.node), (run, &host.name()));
     let [(node, log)] = &backend.logs(run)[..] else { panic!("one log") };
     assert!(node == &host.name() && log.contains("told to stop") && !log.contains("DOCTOR RESULT"), "{log}");
+    parts_of_an_instance(&host, &backend);
+}
+
+/// A run of ours takes every block, and one that somebody has is enough to keep ours away.
+fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
+    let blocks = |name: &str| host.dstack().instance(host.number).unwrap()[name].clone();
+    assert_eq!(blocks("total_blocks"), BLOCKS);
+    let run = run_id(7);
+    wait("the instance to be free", || host.seen(backend).node.occupancy.is_free().then_some(()));
+    backend.submit(&host.request(run, &["endless"])).unwrap();
+    wait_running(backend, run);
+    assert_eq!((blocks("busy_blocks"), why(&host.seen(backend).node.occupancy)), (json!(BLOCKS), "free"));
+    backend.cancel(run).unwrap();
+    wait_ended(backend, run);
+    host.dstack().wait_for_instance(host.number, "idle", |instance| instance["status"] == "idle").unwrap();
+    let one = json!({ "resources": { "gpu": "H100:1", "cpu": "x86:1..", "memory": "1GB..", "disk": "1GB.." } });
+    host.take(&one);
+    assert_eq!(blocks("busy_blocks"), 1);
+    assert_eq!(why(&host.seen(backend).node.occupancy), format!("run {} of alice", host.users_run()));
+    let late = run_id(8);
+    backend.submit(&host.request(late, &["memory"])).unwrap();
+    assert_eq!(wait_ended(backend, late).0, JobEnd::Displaced, "seven blocks are not all of them");
+    host.leave();
+    wait("the instance to be free", || host.seen(backend).node.occupancy.is_free().then_some(()));
+    // A fleet as for a cloud, as this server tells of it; there are no instances in it without one.
+    let cloud = json!({ "type": "fleet", "name": "cloud", "nodes": { "min": 0, "target": 0, "max": 2 }, "idle_duration": "1h" });
+    let spec = json!({ "configuration": cloud, "profile": { "name": "default" } });
+    let plan = json!({ "plan": { "spec": spec, "current_resource": null }, "force": true });
+    host.dstack().ask(&in_project("fleets/apply"), &plan).unwrap();
+    assert_eq!(backend.snapshot().unwrap().len(), usize::from(HOSTS));
 }
 
 #[test]
 fn whoever_comes_or_waits_goes_first() {
     let Some(host) = Host::new("whoever_comes_or_waits_goes_first", 3) else { return };
     let backend = host.shared.open();
-    host.take();
+    host.take(&json!({}));
     assert_eq!(why(&host.seen(&backend).node.occupancy), format!("run {} of alice", host.users_run()));
     // The instance was taken between the look and the submission.
     let late = run_id(2);
@@ -325,8 +378,9 @@ fn whoever_comes_or_waits_goes_first() {
     host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
     let failing = host.seen(&backend).node;
     assert!(matches!(failing.occupancy, Occupancy::Unknown { .. }), "{failing:?}");
-    let mark = failing.marks.foreign_block().unwrap();
+    let [mark] = &failing.marks.foreign[..] else { panic!("one mark: {failing:?}") };
     assert_eq!((mark.by.as_str(), mark.text.as_str()), ("dstack", "health failure: GPU 5 has a volatile DBE"));
+    assert!(failing.is_vacant() && !failing.takes_proofs(), "there is no way past dstack");
     host.wait_health(&Health::Healthy, "healthy");
 }
 
@@ -339,7 +393,7 @@ fn rights_and_limits_are_said_in_words() {
     };
     let good = standing(&shared.config());
     assert!(good.iter().all(|(_, standing, _)| *standing == Standing::Good), "{good:?}");
-    assert!(good[0].2.ends_with("dstack 0.22.5") && good[3].2 == "3 instances in bed", "{good:?}");
+    assert!(good[0].2.ends_with("dstack 0.22.5") && good[3].2.starts_with("4 instances in bed"), "{good:?}");
     // A member may look and run, and keeps no secrets.
     let member = shared.at("member");
     std::fs::write(&member, &shared.dstack.user().token).unwrap();
@@ -348,7 +402,7 @@ fn rights_and_limits_are_said_in_words() {
     assert!(found[2].1 == Standing::Bad && found[2].2.contains("may not keep secrets"), "{found:?}");
     let open = DstackConfig { key: KeyBy::Environment, ..as_member.clone() };
     assert!(standing(&open).iter().all(|(_, standing, _)| *standing == Standing::Good));
-    let host = Host { shared, number: 1, users: AtomicU64::new(0) };
+    let host = Host::of(shared, 1);
     let error =
         DstackBackend::open(as_member, None).unwrap().submit(&host.request(run_id(4), &["memory"])).unwrap_err();
     assert!(error.effect == Effect::NoneGiveUp && error.text.contains("key = \"environment\""), "{error}");
@@ -367,6 +421,70 @@ fn rights_and_limits_are_said_in_words() {
     let error = willing.apply(&host.name(), &replace(op_now())).unwrap_err();
     assert!(error.effect == Effect::NoneGiveUp && error.text.contains("take 10.98.1.2 out of its `hosts`"), "{error}");
     willing.apply(&host.name(), &replace(OpId::from_number(1))).expect("it was made after that was asked for");
+}
+
+/// Where dstack starts nothing, a run goes over SSH: once, found again by whoever comes after, and never under somebody's work.
+#[test]
+fn a_failing_instance_is_proved_past_dstack() {
+    let Some(host) = Host::new("a_failing_instance_is_proved_past_dstack", 4) else { return };
+    let keep = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
+    let lock = host.dstack().folder().join("host4/home/in-use");
+    let ssh = OverSsh {
+        ssh_config: Some(host.dstack().ssh_config().unwrap()),
+        doctor_node: Some(host.shared.at("doctor-node")),
+        // The machine is everybody's, and busy.
+        max_load_per_core: 1e6,
+        deadline: Span::minutes(2),
+        connect: Span::from_secs(60),
+        locks: vec!["/root/in-use".into()],
+        state: keep.path().join("s"),
+        ..OverSsh::default()
+    };
+    let config = DstackConfig { ssh: Some(ssh), ..host.shared.config() };
+    let open = || DstackBackend::open(config.clone(), Some(&host.shared.at("policy.toml"))).unwrap();
+    let backend = open();
+    assert!(!host.seen(&backend).node.takes_proofs(), "dstack itself can use it");
+    host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
+    // Jobs of other hosts are seen as well: they share their processes.
+    let open_to_proofs = || host.seen(&backend).node.takes_proofs().then_some(());
+    wait("the way past dstack", open_to_proofs);
+    let node = host.seen(&backend).node;
+    assert!(!node.occupancy.is_free(), "{node:?}");
+    assert!(node.by_hand().is_some_and(|how| how.contains("take 10.98.4.2 out of its `hosts`")), "{node:?}");
+    // Somebody uses it who is none of dstack's: nothing begins.
+    std::fs::write(&lock, "").unwrap();
+    assert_eq!(why(&host.seen(&backend).node.occupancy), "/root/in-use exists");
+    let run = run_id(5);
+    let error = backend.submit(&host.request(run, &["endless"])).unwrap_err();
+    assert!(error.effect == Effect::NoneTryAgain && error.text.contains("/root/in-use exists"), "{error}");
+    std::fs::remove_file(&lock).unwrap();
+    let begin = |backend: &DstackBackend, run, tests: &[&str]| {
+        wait("the run to begin", || match backend.submit(&host.request(run, tests)) {
+            Ok(job) => Some(job),
+            Err(error) if error.effect == Effect::NoneTryAgain => None,
+            Err(error) => panic!("{error}"),
+        })
+    };
+    let job = begin(&backend, run, &["endless"]);
+    wait_running(&backend, run);
+    assert_eq!(host.seen(&backend).jobs, [run]);
+    assert!(!host.seen(&backend).node.occupancy.is_free());
+    // The next controller finds it, and begins nothing anew; dstack knows nothing of it.
+    let successor = open();
+    wait_running(&successor, run);
+    assert_eq!(begin(&successor, run, &["endless"]), job);
+    assert_eq!(host.dstack().jobs_started(&format!("doctor-{run}")), 0);
+    successor.cancel(run).unwrap();
+    assert_eq!(wait_ended(&backend, run).0, JobEnd::Killed);
+    let proof = run_id(6);
+    begin(&successor, proof, &["memory"]);
+    // It stays where it began, also when dstack would have the instance again.
+    host.wait_health(&Health::Healthy, "healthy");
+    let (how, started, documents) = wait_ended(&backend, proof);
+    assert_eq!((how, started, documents.len()), (JobEnd::Exited, true, 1));
+    let document = Document::open(&documents[0], &KEY).unwrap();
+    assert_eq!((document.run, &document.node), (proof, &host.name()));
+    assert!(backend.logs(proof)[0].1.contains("memory"));
 }
 
 fn op_now() -> OpId {

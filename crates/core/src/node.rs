@@ -20,6 +20,37 @@ pub struct Node {
     /// Unknown until the node or its cluster has told.
     pub hardware: Option<Arc<Hardware>>,
     pub sku: Option<Sku>,
+    /// Where this node is another case than the rest of its cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apart: Option<Arc<Apart>>,
+}
+
+/// What holds for a node that the capabilities of its cluster do not tell.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Apart {
+    /// Its cluster starts nothing on it, and there is a way past the cluster on which it was seen that nobody uses it: a proof can go
+    /// that way. It is not free for that.
+    pub proofs: bool,
+    /// By its cluster's own word nobody is on it, and nobody can come.
+    pub vacant: bool,
+    /// Only people replace it: what they have to do.
+    pub by_hand: Option<String>,
+}
+
+impl Node {
+    pub fn takes_proofs(&self) -> bool {
+        self.apart.as_ref().is_some_and(|apart| apart.proofs)
+    }
+
+    pub fn is_vacant(&self) -> bool {
+        self.apart.as_ref().is_some_and(|apart| apart.vacant)
+    }
+
+    /// How people replace it, where nobody else can.
+    pub fn by_hand(&self) -> Option<&str> {
+        self.apart.as_ref()?.by_hand.as_deref()
+    }
 }
 
 /// Whether user work is on a node, or is about to be.

@@ -158,3 +158,24 @@ impl WorldConfig {
         Ok(())
     }
 }
+
+/// What a backend can do, by name, with commas between them: `mark,drain`. `none` is nothing.
+///
+/// # Errors
+/// With what would be accepted.
+pub fn caps_named(names: &str) -> Result<Caps, String> {
+    let mut caps = Caps::NONE;
+    for name in names.split(',').filter(|name| *name != "none") {
+        let can = match name {
+            "mark" => &mut caps.mark,
+            "drain" => &mut caps.drain,
+            "evict" => &mut caps.evict,
+            "reset" => &mut caps.reset,
+            "reboot" => &mut caps.reboot,
+            "replace" => &mut caps.replace,
+            _ => return Err(format!("`{name}` is none of mark, drain, evict, reset, reboot, replace and none")),
+        };
+        *can = true;
+    }
+    Ok(caps)
+}

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::error::BedError;
 
-/// A server that is only starting may take this long for its first answer.
-const LIMIT: Duration = Duration::from_secs(60);
+/// A server that is only starting, or has to wait for a core, may take this long for an answer.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -21,6 +21,7 @@ mod host;
 mod world;
 
 use std::{
+    fmt::Write as _,
     fs,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     os::unix::fs::PermissionsExt as _,
@@ -45,10 +46,18 @@ use crate::kubernetes::last_lines;
 const PATIENCE: Duration = Duration::from_secs(300);
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// How `ssh` comes from outside of the world to a host in it.
+const REACH: &str = include_str!("reach.py");
+
 /// The project that every server has.
 pub const PROJECT: &str = "main";
 /// The fleet of the bed's hosts.
 pub const FLEET: &str = "bed";
+
+/// The host that several runs may share, each with some of its blocks.
+pub const IN_BLOCKS: u8 = 2;
+/// So many, with one GPU each.
+pub const BLOCKS: u8 = 8;
 
 /// A running server with its hosts. Dropping it ends all of it.
 #[derive(Debug)]
@@ -96,7 +105,9 @@ impl Dstack {
         let id = self.folder.path().join("id");
         let read = |path: PathBuf| fs::read_to_string(&path).map_err(at("reading", &path));
         let key = json!({ "public": read(id.with_extension("pub"))?, "private": read(id)? });
-        let hosts: Vec<Value> = (1..=self.hosts).map(|n| json!({ "hostname": format!("10.98.{n}.2") })).collect();
+        let blocks = |n: u8| if n == IN_BLOCKS { BLOCKS } else { 1 };
+        let host = |n: u8| json!({ "hostname": format!("10.98.{n}.2"), "blocks": blocks(n) });
+        let hosts: Vec<Value> = (1..=self.hosts).map(host).collect();
         let fleet = json!({ "type": "fleet", "name": FLEET,
             "ssh_config": { "user": "root", "ssh_key": key, "hosts": hosts } });
         let spec = json!({ "configuration": fleet, "profile": { "name": "default" } });
@@ -187,6 +198,30 @@ impl Dstack {
         self.wait_for(&format!("{} {what}", Self::instance_name(number)), || self.instance(number), is)
     }
 
+    /// Waits until dstack would start something on a host and goes on doing so. After a link or a runner was lost, a look at the host that
+    /// began before may still end badly: the second that ends well after that began when all was well.
+    ///
+    /// # Errors
+    /// With how it looked last.
+    pub fn wait_settled(&self, number: u8) -> Result<(), BedError> {
+        let free = |instance: &Value| instance["status"] == "idle" && instance["unreachable"] == false;
+        let ask = json!({ "fleet_name": FLEET, "instance_num": number - 1, "limit": 1 });
+        let looked = || {
+            let told = self.ask(&in_project("instances/get_instance_health_checks"), &ask)?;
+            Ok(told["health_checks"][0]["collected_at"].clone())
+        };
+        loop {
+            self.wait_for_instance(number, "idle", free)?;
+            for _ in 0..2 {
+                let before = looked()?;
+                self.wait_for("another look at it", looked, |at| *at != before)?;
+            }
+            if free(&self.instance(number)?) {
+                return Ok(());
+            }
+        }
+    }
+
     /// What the server says of a run.
     ///
     /// # Errors
@@ -220,12 +255,21 @@ impl Dstack {
         self.ask_as(&self.user, &in_project("runs/apply"), &plan).map(drop)
     }
 
-    /// Ends a run, whoever has it.
+    /// Ends a run, whoever has it, and waits for that. The server may forget a stop that comes while it looks at the run.
     ///
     /// # Errors
     /// If the server does not answer.
     pub fn stop_run(&self, name: &str) -> Result<(), BedError> {
-        self.ask(&in_project("runs/stop"), &json!({ "runs_names": [name], "abort": false })).map(drop)
+        let stop = || self.ask(&in_project("runs/stop"), &json!({ "runs_names": [name], "abort": false }));
+        let told = || {
+            let run = self.run(name)?;
+            if ["pending", "submitted", "provisioning", "running"].iter().any(|status| run["status"] == *status) {
+                stop()?;
+            }
+            Ok(run)
+        };
+        let ended = |run: &Value| ["done", "failed", "terminated"].iter().any(|status| run["status"] == *status);
+        self.wait_for(&format!("the end of run {name}"), told, ended).map(drop)
     }
 
     /// The link to a host is cut: whoever waits for it waits in vain.
@@ -250,6 +294,35 @@ impl Dstack {
     /// If the world does not obey.
     pub fn lose(&self, number: u8) -> Result<(), BedError> {
         self.order("lose", number)
+    }
+
+    /// A configuration for OpenSSH by which hosts are reached from outside of their world, past dstack, as the server reaches them.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn ssh_config(&self) -> Result<PathBuf, BedError> {
+        let bed = self.folder.path();
+        let inside = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).inside();
+        let inside = inside.ok_or_else(|| BedError::Keeper { said: "it has no world".to_owned() })?;
+        let mut known = String::new();
+        for number in 1..=self.hosts {
+            let key = self.host(number).join("host_key.pub");
+            let key = fs::read_to_string(&key).map_err(at("reading", &key))?;
+            writeln!(known, "10.98.{number}.2 {}", key.trim()).expect("text can be written to");
+        }
+        let (config, known_hosts) = (bed.join("ssh_config"), bed.join("known_hosts"));
+        let reach = bed.join("reach.py");
+        let text = format!(
+            "Host *\n  User root\n  IdentityFile {}\n  IdentitiesOnly yes\n  UserKnownHostsFile {}\n  GlobalKnownHostsFile /dev/null\n  \
+             ProxyUseFdpass yes\n  ProxyCommand nsenter --target {inside} --net /usr/bin/python3 {} %h %p\n",
+            bed.join("id").display(),
+            known_hosts.display(),
+            reach.display(),
+        );
+        fs::write(&reach, REACH).map_err(at("writing", &reach))?;
+        fs::write(&known_hosts, known).map_err(at("writing", &known_hosts))?;
+        fs::write(&config, text).map_err(at("writing", &config))?;
+        Ok(config)
     }
 
     fn order(&self, word: &str, number: u8) -> Result<(), BedError> {

@@ -15,6 +15,7 @@ bootstrap.set_up_process()
 
 import uvicorn  # noqa: E402
 
+from dstack._internal.core.services.ssh import tunnel  # noqa: E402
 from dstack._internal.server.background.pipeline_tasks import base, jobs_running  # noqa: E402
 from dstack._internal.server.services.runner import client  # noqa: E402
 
@@ -30,9 +31,11 @@ def begin_hurried(self, **settings):
 
 base.Pipeline.__init__ = begin_hurried
 base.Fetcher._DEFAULT_FETCH_DELAYS = [0.2]
-# Short, but not so short that a host which has to wait for a core is given up.
-jobs_running.JOB_DISCONNECTED_RETRY_TIMEOUT = timedelta(seconds=15)
-client.REQUEST_TIMEOUT = 10
+# Short, but not so short that a host which has to wait for a core is given up: one look that fails makes an instance `unreachable`, and
+# whatever is submitted in that moment finds no place.
+jobs_running.JOB_DISCONNECTED_RETRY_TIMEOUT = timedelta(seconds=30)
+client.REQUEST_TIMEOUT = 20
+tunnel.SSH_TIMEOUT = 30
 
 server = uvicorn.Server(uvicorn.Config("dstack._internal.server.main:app", log_level="error", workers=1))
 server.run(sockets=[socket.socket(fileno=int(sys.argv[1]))])

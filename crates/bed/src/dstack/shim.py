@@ -69,7 +69,7 @@ class Runner:
     """One job, from what it is told to what it printed."""
 
     def __init__(self):
-        self.lock = threading.Lock()
+        self.lock, self.beginning = threading.Lock(), threading.Lock()
         self.told, self.process = None, None
         self.states, self.logs, self.last = [], [], 0
         self.over = self.stopped = False
@@ -101,6 +101,13 @@ class Runner:
         return None
 
     def run(self):
+        """A server that had no answer in time asks again, and the job is there once."""
+        with self.beginning:
+            if self.process is None:
+                self.begin()
+        return {"working_dir": "/root", "username": "root"}
+
+    def begin(self):
         spec = self.told["job_spec"]
         with open(at("started"), "a") as started:
             started.write(self.told["run"]["run_spec"]["run_name"] + "\n")
@@ -113,7 +120,6 @@ class Runner:
         os.close(theirs)
         self.state("running")
         threading.Thread(target=self.listen, args=[ours], daemon=True).start()
-        return {"working_dir": "/root", "username": "root"}
 
     def listen(self, output):
         while True:
@@ -161,7 +167,8 @@ class Shim:
     """The host: its tasks, each with a runner."""
 
     def __init__(self):
-        self.tasks = {}
+        self.tasks, self.begun = {}, 0
+        self.lock = threading.RLock()
 
     def answer(self, method, path, query, body):
         if path == "/api/healthcheck":
@@ -173,17 +180,19 @@ class Shim:
         if path == "/api/components":
             return {"components": []}
         if path == "/api/tasks":
-            return self.begin(body) if method == "POST" else {"tasks": [self.brief(id) for id in self.tasks]}
+            with self.lock:
+                return self.begin(body) if method == "POST" else {"tasks": [self.brief(id) for id in self.tasks]}
         _, _, _, id, *verb = path.split("/")
-        if id not in self.tasks:
-            return None
-        if verb == ["terminate"]:
-            self.end(id)
-        elif verb == ["remove"]:
-            self.end(id)
-            del self.tasks[id]
-        else:
-            return self.brief(id)
+        with self.lock:
+            if id not in self.tasks:
+                return None
+            if verb == ["terminate"]:
+                self.end(id)
+            elif verb == ["remove"]:
+                self.end(id)
+                del self.tasks[id]
+            else:
+                return self.brief(id)
         return {}
 
     def health(self):
@@ -194,10 +203,14 @@ class Shim:
             return {"overall_health": 0, "incidents": []}
 
     def begin(self, body):
+        # Asked again by a server that had no answer in time.
+        if body["id"] in self.tasks:
+            return {}
         # A job that has the whole host has its network too; parts of a host are told apart by their ports.
         port = RUNNER_PORT
         if body["network_mode"] != "host":
-            port = 20000 + len(self.tasks)
+            self.begun += 1
+            port = 20000 + self.begun
         runner = subprocess.Popen([sys.executable, __file__, "runner", str(port)], start_new_session=True)
         with open(at("runner.pid"), "w") as file:
             file.write(str(runner.pid))

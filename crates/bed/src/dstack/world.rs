@@ -40,6 +40,13 @@ impl Drop for Keeper {
 }
 
 impl Keeper {
+    /// A process in the world's network: what it started, which is in there itself.
+    pub(super) fn inside(&self) -> Option<u32> {
+        let keeper = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+        children.split_whitespace().next()?.parse().ok()
+    }
+
     pub(super) fn order(&mut self, word: &str, number: u8) -> Result<(), BedError> {
         let gone = |source| BedError::Program { program: "world.sh", source };
         let input = self.child.stdin.as_mut().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
@@ -119,7 +126,7 @@ pub(super) fn keep(
 }
 
 /// Nothing of the machine that this runs on is the server's: no home, no account at a cloud.
-fn server_settings(home: &Path, admin: &Person) -> [(&'static str, String); 8] {
+fn server_settings(home: &Path, admin: &Person) -> [(&'static str, String); 9] {
     let home = home.display().to_string();
     [
         ("DSTACK_SERVER_DIR", home.clone()),
@@ -128,6 +135,8 @@ fn server_settings(home: &Path, admin: &Person) -> [(&'static str, String); 8] {
         ("DSTACK_DEFAULT_CREDS_DISABLED", "1".to_owned()),
         ("DSTACK_DO_NOT_UPDATE_DEFAULT_PROJECT", "1".to_owned()),
         ("DSTACK_SERVER_INSTANCE_HEALTH_MIN_COLLECT_INTERVAL_SECONDS", "1".to_owned()),
+        // Three seconds, unless it is told otherwise: a host that waits for a core needs more.
+        ("DSTACK_SERVER_SSH_CONNECT_TIMEOUT", "15".to_owned()),
         ("DSTACK_SHIM_DOWNLOAD_URL", "file:///run/bed/shim.py".to_owned()),
         ("DSTACK_RUNNER_DOWNLOAD_URL", "file:///run/bed/shim.py".to_owned()),
     ]

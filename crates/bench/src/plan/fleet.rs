@@ -98,6 +98,7 @@ fn record(place: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord
         marks: marks(random),
         hardware: Some(Arc::new(Hardware { board_serial: Some(serial.clone()), ..Hardware::default() })),
         sku: None,
+        apart: None,
     };
     let suspect = random.chance(20);
     let findings = if suspect { vec![unconfirmed(&tests[0])] } else { Vec::new() };

@@ -11,6 +11,7 @@ use crate::{
     case::Case,
     ids::{CaseId, IdSource, NodeName, PoolName, RunId, TestId},
     lifecycle::{Life, LifeEvent},
+    node::Occupancy,
     policy::{TestPolicy, WindowKind},
     reason::{Because, ReasonCode},
     run::{JobSeen, NonEmpty, Purpose, Run, RunState},
@@ -103,6 +104,13 @@ impl<'a> Draft<'a> {
     pub(super) fn is_open_to_runs(&self, node: u32) -> bool {
         let record = &self.snapshot.nodes[node as usize];
         is_free_to_us(record, self.snapshot.at) && !self.active.contains(&node) && !self.left_alone.contains(&node)
+    }
+
+    /// Whether a proof may: as any other run, or past a cluster that starts nothing there.
+    pub(super) fn is_open_to_proofs(&self, node: u32) -> bool {
+        let (record, at) = (&self.snapshot.nodes[node as usize], self.snapshot.at);
+        let open = is_free_to_us(record, at) || takes_proofs(record, at);
+        open && !self.active.contains(&node) && !self.left_alone.contains(&node)
     }
 
     /// Moves a node along its life, if that event has a place in its present state.
@@ -205,6 +213,13 @@ pub(super) fn is_free_to_us(record: &NodeRecord, at: Timestamp) -> bool {
         && record.hold_at(at).is_none()
         && !matches!(record.life, Life::Held { .. })
         && record.node.marks.foreign_block().is_none()
+}
+
+/// Out of service by us, and of no use to its cluster: what we want to know of it is learnt past the cluster.
+pub(super) fn takes_proofs(record: &NodeRecord, at: Timestamp) -> bool {
+    let ours = record.life.is_out() && record.case.is_some() && record.hold_at(at).is_none();
+    let nobodys = matches!(record.node.occupancy, Occupancy::Unknown { .. }) && record.node.takes_proofs();
+    ours && nobodys && record.node.marks.foreign_block().is_none()
 }
 
 fn usual(snapshot: &Snapshot, tests: &[TestId]) -> Span {

@@ -90,6 +90,7 @@ fn record(n: usize, of: usize, tests: usize, dice: &mut Dice) -> NodeRecord {
             marks: Marks::default(),
             hardware: Some(hardware.into()),
             sku: None,
+            apart: None,
         },
     }
 }

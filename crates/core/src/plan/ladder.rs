@@ -82,6 +82,13 @@ pub(super) fn may(draft: &Draft<'_>, kind: StepKind) -> bool {
     }
 }
 
+/// Whether the cluster has no way to keep users off a node. Taken out of service, it is left out of what we offer, and no more: what can
+/// be done about it is done with what there is.
+pub(super) fn only_excludes(draft: &Draft<'_>) -> bool {
+    let caps = &draft.snapshot.caps;
+    !caps.mark && !caps.drain
+}
+
 /// Whether an operator ordered this for the node; then no leave of the policy is needed.
 pub(super) fn is_ordered(draft: &Draft<'_>, case: &Case, kind: StepKind) -> bool {
     let caps = &draft.snapshot.caps;
@@ -110,7 +117,7 @@ fn worsened(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
 }
 
 fn marked(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
-    if record.node.marks.has_ours(MarkKind::Unhealthy) {
+    if record.node.marks.has_ours(MarkKind::Unhealthy) || only_excludes(draft) {
         return true;
     }
     if may(draft, StepKind::Mark) || is_ordered(draft, case, StepKind::Mark) {
@@ -172,6 +179,7 @@ fn stuck(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
 fn is_empty(record: &NodeRecord, case: &Case, kind: StepKind) -> bool {
     match record.node.occupancy {
         Occupancy::Free => true,
+        Occupancy::Unknown { .. } if kind == StepKind::Replace && record.node.is_vacant() => true,
         Occupancy::Unknown { .. } => kind != StepKind::Reset && was_empty(case),
         Occupancy::Busy { .. } => false,
     }
@@ -249,6 +257,11 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
         return false;
     }
     if !ours {
+        // Nobody keeps users off it until a person comes.
+        if only_excludes(draft) && may(draft, StepKind::Replace) && record.node.by_hand().is_none() {
+            escalate(draft, node, record, case, &format!("there is no {kind} here, and it can be replaced"));
+            return false;
+        }
         propose(draft, node, record, case, kind, "the policy leaves it to a person");
         return false;
     }
@@ -306,6 +319,9 @@ fn kept_evidence(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &C
 
 /// Replaced where we may, else handed to a person. The end of the road either way until something comes back.
 fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+    if let Some(how) = record.node.by_hand() {
+        return hand_over(draft, node, record, case, how);
+    }
     if !may(draft, StepKind::Replace) {
         return hand_over(draft, node, record, case, "no restart cures it, and replacing is left to a person");
     }

@@ -58,7 +58,7 @@ pub(super) fn examine(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, cas
     let Some(tests) = NonEmpty::new(examined(draft, node, case)) else {
         return advise(draft, node, record, case, Advice::ExamineAgain, "no test of `repair.examine` applies to it");
     };
-    if !draft.is_open_to_runs(node) || !draft.usage.admits(draft, node, &tests) {
+    if !draft.is_open_to_proofs(node) || !draft.usage.admits(draft, node, &tests) {
         return false;
     }
     let text = "an operator wants it examined";
@@ -186,7 +186,7 @@ pub(super) fn begin(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
     if waits || closed_pool(draft, pool).is_some() {
         return wait_for_proof(draft, node, record, case);
     }
-    if !draft.is_open_to_runs(node) || !draft.usage.admits(draft, node, &tests) {
+    if !draft.is_open_to_proofs(node) || !draft.usage.admits(draft, node, &tests) {
         let repair = &draft.snapshot.policy.repair;
         let due = earlier.last().map_or(record.since, |step| step.at.max(record.since));
         if draft.snapshot.at.since(due) > repair.prove_deadline && !draft.active.contains(&node) {

@@ -261,7 +261,7 @@ fn take_out(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, severity: Sev
         draft.advance(node, &LifeEvent::Doubted, None, "foreign-mark", text);
         return;
     }
-    if !ladder::may(draft, StepKind::Mark) {
+    if !may_take_out(draft) {
         let case = new_case(draft, record, severity, live.iter().map(|open| open.finding.clone()).collect());
         let (id, op) = (case.id, draft.ids.op());
         draft.act(Action::OpenCase(case), "confirmed", text.clone());
@@ -277,9 +277,18 @@ fn take_out(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, severity: Sev
     let case = new_case(draft, record, severity, live.iter().map(|open| open.finding.clone()).collect());
     let id = case.id;
     draft.act(Action::OpenCase(case), "confirmed", text.clone());
-    mark(draft, record, id, "confirmed", &text);
+    if !ladder::only_excludes(draft) {
+        mark(draft, record, id, "confirmed", &text);
+    }
     draft.advance(node, &LifeEvent::TakenOut, Some(id), "confirmed", text);
     draft.left_alone.insert(node);
+}
+
+/// Whether we may take nodes out of service at all. Where there are no marks, leave to mark is leave to do without.
+fn may_take_out(draft: &Draft<'_>) -> bool {
+    let policy = &draft.snapshot.policy;
+    let excludes = ladder::only_excludes(draft) && policy.mode != Mode::Observe && policy.allow.mark;
+    excludes || ladder::may(draft, StepKind::Mark)
 }
 
 fn passes_gate(draft: &mut Draft<'_>, node: u32) -> bool {
@@ -301,9 +310,12 @@ fn proposed(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
     } else if marks.has_ours(MarkKind::Unhealthy) {
         draft.advance(node, &LifeEvent::TakenOut, Some(case.id), "marked", "the mark is there");
         draft.left_alone.insert(node);
-    } else if marks.foreign_block().is_none() && ladder::may(draft, StepKind::Mark) && passes_gate(draft, node) {
-        mark(draft, record, case.id, "now-allowed", "marking is allowed now");
-        draft.advance(node, &LifeEvent::TakenOut, Some(case.id), "now-allowed", "marking is allowed now");
+    } else if marks.foreign_block().is_none() && may_take_out(draft) && passes_gate(draft, node) {
+        let text = if ladder::only_excludes(draft) { "it can do without a mark" } else { "marking is allowed now" };
+        if !ladder::only_excludes(draft) {
+            mark(draft, record, case.id, "now-allowed", text);
+        }
+        draft.advance(node, &LifeEvent::TakenOut, Some(case.id), "now-allowed", text);
         draft.left_alone.insert(node);
     } else {
         draft.advance(node, &LifeEvent::Doubted, Some(case.id), "confirmed", "marking it is left to a person");

@@ -47,7 +47,7 @@ fn test(draft: &mut Draft<'_>, request: &Request, name: &NodeName, tests: &[Test
     let wanted = applicable.into_iter().filter(meant).collect();
     let Some(wanted) = NonEmpty::new(wanted) else { return true };
     let repairing = matches!(draft.snapshot.nodes[node as usize].life, Life::Repairing { .. });
-    if repairing || !draft.is_open_to_runs(node) || !draft.usage.admits(draft, node, &wanted) {
+    if repairing || !draft.is_open_to_proofs(node) || !draft.usage.admits(draft, node, &wanted) {
         return false;
     }
     let asked = because(Purpose::Requested, "operator", format!("asked by {}: {}", request.by, request.why));

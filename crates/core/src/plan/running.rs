@@ -4,13 +4,13 @@ use crate::{
     ids::RunId,
     node::Occupancy,
     run::{CancelWhy, IncompleteWhy, JobEnd, JobSeen, NotStarted, RunState},
-    snapshot::{ActiveRun, Asked},
+    snapshot::{ActiveRun, Asked, NodeRecord},
     time::{Span, Timestamp},
 };
 
 use super::{
     Action, Conclusion,
-    draft::{Draft, coarse, is_free_to_us},
+    draft::{Draft, coarse, is_free_to_us, takes_proofs},
 };
 
 /// A cancellation that did not help is asked for again after this long.
@@ -104,7 +104,8 @@ fn absent(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
     if at.since(active.run.planned) > draft.snapshot.policy.limits.pending {
         return not_started(NotStarted::PendingTooLong, "it could not be submitted in time");
     }
-    match active.run.nodes.iter().all(|node| draft.record(node).is_some_and(|record| is_free_to_us(record, at))) {
+    let open = |record: &NodeRecord| is_free_to_us(record, at) || takes_proofs(record, at);
+    match active.run.nodes.iter().all(|node| draft.record(node).is_some_and(open)) {
         true => Some(Next::Resubmit),
         false => not_started(NotStarted::NodeTaken, "its node is no longer free"),
     }

@@ -84,6 +84,7 @@ impl Facts {
                 marks: Marks::default(),
                 hardware: None,
                 sku: None,
+                apart: None,
             },
             life: Life::InService,
             since: Timestamp::MIN,

@@ -449,6 +449,7 @@ mod tests {
             ca_file: Some("/etc/doctor/ca.pem".into()),
             fleets: written.fleets.clone(),
             skus: written.skus.clone(),
+            ssh: written.ssh.clone(),
             task: Task {
                 state: written.task.state.clone(),
                 volumes: written.task.volumes.clone(),

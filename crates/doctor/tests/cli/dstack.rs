@@ -1,19 +1,37 @@
 //! A service that looks after the instances of a real dstack server: idle ones are validated, users come first, and what dstack cannot
 //! reach or calls failing is left alone and said.
 
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
 use doctor_bed::dstack::{Dstack, Health};
 use serde_json::{Value, json};
 
 use crate::{
-    bed::{Bed, doctor_node, until},
+    bed::{Bed, doctor_node},
     slurm_flows::rows,
     this_machine::Service,
 };
 
+/// dstack takes its time between the steps of a run, and more on a machine that does other things too.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+#[track_caller]
+fn until(what: &str, mut level: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !level() {
+        assert!(began.elapsed() < PATIENCE, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
 /// A service of this server, with its token in a file.
-fn configure(bed: &Bed, dstack: &Dstack) {
+fn configure(bed: &Bed, dstack: &Dstack, more: &str) {
     bed.write("token", &dstack.admin().token);
-    let settings = format!("[backend.dstack]\nurl = \"{}\"\ntoken_file = \"token\"\n", dstack.url());
+    let settings =
+        format!("[backend.dstack]\nurl = \"{}\"\ntoken_file = \"token\"\ndeadline = \"2m\"\n{more}", dstack.url());
     bed.write(
         "doctor.toml",
         &format!("store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n{settings}"),
@@ -35,7 +53,7 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     let bed = Bed::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     bed.policy_for(&["memory"], "version = 1\n");
-    configure(&bed, &dstack);
+    configure(&bed, &dstack, "");
     bed.expect(0, &["config", "check", "--live"]).says("dstack 0.22.5").says("All of it is good.");
 
     // One is behind a cut link, and of one the GPUs fail: only the first is free.
@@ -48,7 +66,7 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     let run = rows(&bed, "memory")[0]["run"].as_str().unwrap().to_owned();
     bed.expect(0, &["log", &run]).says("memory");
     bed.expect(0, &["why", "bed-1"]).says("dstack cannot reach it");
-    bed.expect(0, &["why", "bed-2"]).says("health failure: GPU 5 has a volatile DBE");
+    bed.expect(0, &["why", "bed-2"]).says("GPU 5 has a volatile DBE");
     dstack.join(2).unwrap();
     dstack.set_health(3, &Health::Healthy).unwrap();
     until("the others to pass", || passed(&bed) == ["bed-0", "bed-1", "bed-2"]);
@@ -73,5 +91,40 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     assert!(!log.contains(&dstack.admin().token), "the token is in no log");
+    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+}
+
+#[test]
+fn a_failing_instance_is_examined_and_proved_over_ssh() {
+    let what = "a_failing_instance_is_examined_and_proved_over_ssh";
+    let Ok(dstack) = Dstack::start(1).inspect_err(|why| why.not_run(what)) else { return };
+    dstack.install(doctor_node()).unwrap();
+    let bed = Bed::new();
+    std::fs::create_dir(bed.path("data")).unwrap();
+    bed.policy_for(&["memory"], "version = 1\n[repair]\nexamine = [\"memory\"]\n");
+    let state = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
+    let ssh = format!(
+        "[backend.dstack.ssh]\nssh_config = \"{}\"\nmax_load_per_core = 1e6\nconnect = \"1m\"\ndeadline = \"2m\"\nstate = \"{}\"\n",
+        dstack.ssh_config().unwrap().display(),
+        state.path().join("s").display()
+    );
+    configure(&bed, &dstack, &ssh);
+    dstack.set_health(1, &Health::Failure("GPU 5 has a volatile DBE")).unwrap();
+    dstack.wait_for_instance(1, "failing", |instance| instance["health_status"] == "failure").unwrap();
+    let service = Service::start(&bed);
+    until("a first look", || bed.doctor(&["why", "bed-0"]).out.contains("GPU 5 has a volatile DBE"));
+    assert_eq!(passed(&bed), [""; 0], "nothing is run there as a matter of course");
+    bed.expect(0, &["quarantine", "bed-0", "--why", "dstack says failure", "--yes"]);
+    until("the examination", || passed(&bed) == ["bed-0"]);
+    until("the advice", || bed.doctor(&["why", "bed-0"]).out.contains("its examination advises return"));
+    bed.expect(0, &["release", "bed-0", "--why", "a GPU was changed", "--yes"]);
+    until("its return", || bed.json(&["nodes"])[0]["life"] == "in-service");
+    let all = rows(&bed, "memory");
+    let runs: BTreeSet<String> = all.iter().map(|row| row["run"].to_string()).collect();
+    assert!(runs.len() == all.len() && runs.len() >= 2, "an examination and a proof, each taken in once: {all:?}");
+    let told = dstack.ask("/api/runs/list", &json!({ "only_active": false })).unwrap();
+    assert_eq!(told, json!([]), "dstack itself started nothing");
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
     bed.expect(0, &["db", "verify"]).says("The store is sound.");
 }

@@ -4,7 +4,7 @@
 //! are counted from the beginning. Ids are replaced by small numbers in the order in which they appear.
 //!
 //! ```text
-//! world nodes 4                         a quiet cluster of four nodes (also: pool NAME N PREFIX, seed N, users, agents off)
+//! world nodes 4                         a quiet cluster of four nodes (also: pool NAME N PREFIX, seed N, users, agents off, caps replace)
 //! policy mode = "act"                   one line of the policy file, before or between runs
 //! record node001 storage pass 9d        a result of that long ago
 //! fresh                                 every test of every node passed a day ago
@@ -31,6 +31,7 @@ use doctor_core::{
 use super::session::{Session, SessionConfig, SessionError, policy};
 use crate::{
     FaultKind, Incident, JobTrouble, PoolConfig, WorldConfig,
+    config::caps_named,
     hostile::{Call, CallTrouble},
     judge::{Patience, judge_effects},
 };
@@ -146,7 +147,11 @@ impl Stage {
                     world.repairs = true;
                     after
                 }
-                _ => return said("accepted: nodes N, pool NAME N PREFIX, seed N, agents off, repairs"),
+                ("caps", [names, after @ ..]) => {
+                    world.caps = caps_named(names).map_err(Trouble::Said)?;
+                    after
+                }
+                _ => return said("accepted: nodes N, pool NAME N PREFIX, seed N, agents off, repairs, caps NAMES"),
             };
         }
         if !pools.is_empty() {

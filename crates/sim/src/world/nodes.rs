@@ -94,6 +94,7 @@ impl Slot {
             marks: Marks::default(),
             hardware: Some(machine.outside().into()),
             sku: Some(pool.sku.clone()),
+            apart: None,
         };
         Self {
             seen: SeenNode { node: node.into(), heard: None, jobs: Vec::new() },

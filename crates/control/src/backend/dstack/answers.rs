@@ -26,9 +26,25 @@ struct FleetSpec {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 struct FleetConfiguration {
-    ssh_config: Option<de::IgnoredAny>,
+    ssh_config: Option<SshFleet>,
     nodes: Option<Nodes>,
     idle_duration: Option<i64>,
+}
+
+/// Hosts that somebody listed, and who logs in there.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SshFleet {
+    user: Option<String>,
+    port: Option<u16>,
+    hosts: Vec<Listed>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+enum Listed {
+    Host { hostname: String, user: Option<String>, port: Option<u16> },
+    Other(de::IgnoredAny),
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -51,6 +67,17 @@ impl Fleet {
     /// Its instances are hosts that somebody listed.
     pub(super) const fn is_ssh(&self) -> bool {
         self.spec.configuration.ssh_config.is_some()
+    }
+
+    /// Who logs in to a host of it, and by which port, where it says so.
+    pub(super) fn login(&self, host: &str) -> (Option<&str>, Option<u16>) {
+        let Some(fleet) = &self.spec.configuration.ssh_config else { return (None, None) };
+        let own = fleet.hosts.iter().find_map(|listed| match listed {
+            Listed::Host { hostname, user, port } if hostname == host => Some((user.as_deref(), *port)),
+            Listed::Host { .. } | Listed::Other(_) => None,
+        });
+        let (user, port) = own.unwrap_or_default();
+        (user.or(fleet.user.as_deref()), port.or(fleet.port))
     }
 
     pub(super) fn when_idle(&self) -> WhenIdle {

@@ -5,6 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use doctor_core::{
@@ -19,13 +20,15 @@ use serde_json::{Value, json};
 use super::{
     answers::{self, Event, Fleet, Health, HealthChecks, Instance, Myself, WhenIdle, run_name},
     carry::Carried,
-    client::{Client, Does},
+    client::{Client, Does, NoAnswer},
     config::DstackConfig,
     failures::failures,
+    keys::LeftBehind,
     occupancy::Ends,
+    side_door::SideDoor,
     task,
     view::View,
-    work::{JobStatus, Run},
+    work::{JobStatus, Run, Submission},
 };
 use crate::{
     backend::{Backend, BackendError, Change, Effect, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode},
@@ -36,8 +39,11 @@ use crate::{
 const PAGE: usize = 100;
 /// Pages of one list: beyond ten thousand fleets or runs something is wrong.
 const MOST_PAGES: usize = 100;
+/// A stop that the job knows of by now will not be forgotten any more.
+const TAKES_HOLD: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Questions about single instances in one look: those beyond it are asked about in the next.
-const MOST_ASIDE: usize = 32;
+pub(super) const MOST_ASIDE: usize = 32;
 
 #[derive(Debug)]
 pub struct DstackBackend {
@@ -47,6 +53,8 @@ pub struct DstackBackend {
     policy: Option<PathBuf>,
     pub(super) known: Mutex<Known>,
     carried: Carried,
+    /// The way to instances on which dstack starts nothing.
+    pub(super) door: Option<SideDoor>,
 }
 
 /// What was learnt and need not be asked again.
@@ -57,8 +65,10 @@ pub(super) struct Known {
     began: BTreeMap<String, Timestamp>,
     /// When instances were last used, by id.
     used: BTreeMap<String, Timestamp>,
-    /// Runs whose key may still be a secret of the project. `None`: those of who was here before are not known yet.
-    pub(super) secrets: Option<BTreeSet<RunId>>,
+    /// Runs of this process whose key may still be a secret of the project.
+    pub(super) secrets: BTreeSet<RunId>,
+    /// What others left.
+    pub(super) left: LeftBehind,
     /// Runs that were told to stop.
     stopped: BTreeSet<RunId>,
 }
@@ -72,8 +82,9 @@ impl DstackBackend {
         let refuse = |text: String| refused("open the dstack backend", text);
         config.check().map_err(|error| refuse(error.to_string()))?;
         let client = Client::new(&config).map_err(refuse)?;
+        let door = config.ssh.as_ref().map(|settings| SideDoor::open(settings, policy)).transpose()?;
         let policy = policy.map(Path::to_owned);
-        Ok(Self { config, client, policy, known: Mutex::default(), carried: Carried::default() })
+        Ok(Self { config, client, policy, known: Mutex::default(), carried: Carried::default(), door })
     }
 
     pub(super) fn known(&self) -> MutexGuard<'_, Known> {
@@ -113,7 +124,7 @@ impl DstackBackend {
     }
 
     /// The fleets that we look after, with all their instances. The list of instances leaves out those that are being made.
-    fn fleets(&self, operation: &'static str) -> Result<Vec<Fleet>, BackendError> {
+    pub(super) fn fleets(&self, operation: &'static str) -> Result<Vec<Fleet>, BackendError> {
         let ask = json!({ "project_name": self.config.project, "only_active": true, "limit": PAGE });
         let after = |fleet: &Fleet| json!({ "prev_created_at": fleet.created_at, "prev_id": fleet.id });
         let mut fleets = self.pages(operation, "/api/fleets/list", &ask, after)?;
@@ -149,16 +160,17 @@ impl DstackBackend {
         }
     }
 
-    pub(super) fn find(&self, operation: &'static str, node: &NodeName) -> Result<(Fleet, Instance), BackendError> {
+    /// `None`: the server was asked, and there is no such instance.
+    pub(super) fn find(
+        &self,
+        operation: &'static str,
+        node: &NodeName,
+    ) -> Result<Option<(Fleet, Instance)>, BackendError> {
         let fleets = self.fleets(operation)?;
-        let found = fleets.into_iter().find_map(|fleet| {
+        Ok(fleets.into_iter().find_map(|fleet| {
             let instance = fleet.instances.iter().find(|instance| instance.name == node.as_str())?.clone();
             Some((fleet, instance))
-        });
-        let project = &self.config.project;
-        found.ok_or_else(|| {
-            refused(operation, format!("there is no instance {node} in the fleets of project {project}"))
-        })
+        }))
     }
 
     /// When dstack terminates instances that nobody uses. Of those not asked about yet some are asked about now.
@@ -208,18 +220,44 @@ impl DstackBackend {
             .collect()
     }
 
-    /// When the job of a run began to run. Asked for once.
-    fn began(&self, run: &Run) -> Option<Timestamp> {
+    /// When the job of a run began to run. Asked for once. A server that has no events to tell is no reason not to know the rest; one
+    /// that did not answer is: asked again, it would say something else.
+    fn began(&self, run: &Run) -> Result<Option<Timestamp>, NoAnswer> {
         use JobStatus::{Provisioning, Pulling, Submitted};
-        let newest = run.newest().filter(|newest| !matches!(newest.status, Submitted | Provisioning | Pulling))?;
+        let placed = |newest: &&Submission| !matches!(newest.status, Submitted | Provisioning | Pulling);
+        let Some(newest) = run.newest().filter(placed) else { return Ok(None) };
         if let Some(began) = self.known().began.get(&newest.id) {
-            return Some(*began);
+            return Ok(Some(*began));
         }
         let ask = json!({ "target_jobs": [newest.id], "ascending": true, "limit": PAGE });
-        let events: Vec<Event> = self.client.ask("/api/events/list", &ask).ok()?;
-        let began = answers::began(&events)?;
-        self.known().began.insert(newest.id.clone(), began);
-        Some(began)
+        let events: Vec<Event> = match self.client.ask("/api/events/list", &ask) {
+            Err(NoAnswer::Refused { status: 400..=499, .. }) => return Ok(None),
+            told => told?,
+        };
+        let began = answers::began(&events);
+        if let Some(began) = began {
+            self.known().began.insert(newest.id.clone(), began);
+        }
+        Ok(began)
+    }
+
+    /// dstack 0.22 forgets a stop that comes while it writes down how the run was: `TERMINATING -> RUNNING`, a second later. So it is told
+    /// until the job knows, for a while; whoever polls the run tells it again.
+    fn stop(&self, run: RunId, abort: bool) -> Result<(), NoAnswer> {
+        let (path, body) = (self.in_project("runs/stop"), json!({ "runs_names": [run_name(run)], "abort": abort }));
+        let until = Instant::now() + TAKES_HOLD;
+        self.client.ask::<Value>(&path, &body)?;
+        while Instant::now() < until {
+            let told = self.client.ask::<Run>(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }))?;
+            if told.newest().is_none_or(|newest| newest.status.is_leaving()) {
+                break;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+            if told.status.goes_on() {
+                self.client.ask::<Value>(&path, &body)?;
+            }
+        }
+        Ok(())
     }
 
     fn job_id(&self, run: RunId) -> JobId {
@@ -231,7 +269,7 @@ impl DstackBackend {
         let [node] = &*job.nodes else {
             return Err(refused(SUBMIT, "a run on dstack is for one instance".to_owned()));
         };
-        let (fleet, instance) = self.find(SUBMIT, node)?;
+        let (fleet, instance) = self.instance(SUBMIT, node)?;
         let policy = self.policy.as_ref().map(fs::read_to_string).transpose();
         let policy = policy.map_err(|error| try_again(SUBMIT, format!("the policy file: {error}")))?;
         if let Some(length) = policy.as_ref().map(String::len).filter(|length| *length > task::LONGEST_POLICY) {
@@ -260,9 +298,11 @@ impl Backend for DstackBackend {
         // After the instances: a run that came between is on an instance that looks idle, and is seen.
         let runs = self.runs(LOOK)?;
         let (me, now) = (self.me(LOOK)?, SystemClock.now());
-        self.tidy_keys(&runs);
+        self.tidy_keys(&runs, now);
         let (ends, complaints) = (self.ends(&fleets, now), self.complaints(&fleets));
-        let view = View { fleets: &fleets, runs: &runs, me: &me, now, ends: &ends, complaints: &complaints };
+        let found = self.door.as_ref().map(|door| door.look(&fleets)).unwrap_or_default();
+        let view =
+            View { fleets: &fleets, runs: &runs, me: &me, now, ends: &ends, complaints: &complaints, found: &found };
         Ok(view.seen(&self.config))
     }
 
@@ -271,6 +311,9 @@ impl Backend for DstackBackend {
         // The server would make a new run in the place of one that has ended.
         if self.run(SUBMIT, job.run)?.is_some() {
             return Ok(self.job_id(job.run));
+        }
+        if let Some(job) = self.submit_aside(SUBMIT, job)? {
+            return Ok(job);
         }
         let plan = self.plan(job)?;
         self.hide_key(SUBMIT, job)?;
@@ -298,11 +341,22 @@ impl Backend for DstackBackend {
         self.known().stopped.retain(|run| runs.contains(run));
         let (mut begun, mut answers, mut asked) = (BTreeSet::new(), Vec::with_capacity(runs.len()), BTreeSet::new());
         for id in runs {
+            if let Some(door) = self.door_of(POLL, *id)? {
+                answers.extend(door.ssh.poll(&[*id])?);
+                continue;
+            }
             let Some(run) = self.run(POLL, *id)? else {
                 answers.push(PolledJob { seen: JobSeen::Absent, documents: Vec::new() });
                 continue;
             };
-            let seen = task::seen(&run, self.job_id(*id), self.began(&run));
+            if run.status.goes_on() && self.known().stopped.contains(id) {
+                tracing::debug!(run = %id, "a stop was forgotten");
+                self.stop(*id, false).map_err(|error| error.during(POLL, Does::Reads))?;
+            }
+            let seen = self.began(&run).map_or_else(
+                |error| JobSeen::Unknown { why: format!("when it began is not told: {error}") },
+                |began| task::seen(&run, self.job_id(*id), began),
+            );
             asked.extend(run.newest().map(|newest| newest.id.clone()));
             let mut documents = Vec::new();
             if let JobSeen::Ended { started: Some(_), .. } = &seen {
@@ -319,19 +373,21 @@ impl Backend for DstackBackend {
     }
 
     fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
-        self.carried.logs(run)
+        let aside = self.door.iter().flat_map(|door| door.ssh.logs(run));
+        self.carried.logs(run).into_iter().chain(aside).collect()
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
         const CANCEL: &str = "cancel";
+        if let Some(door) = self.door_of(CANCEL, run)? {
+            return door.ssh.cancel(run);
+        }
         if self.run(CANCEL, run)?.is_none() {
             return Ok(());
         }
         // Asked once more, it was not enough to ask.
         let abort = !self.known().stopped.insert(run);
-        let body = json!({ "runs_names": [run_name(run)], "abort": abort });
-        let told: Result<Value, _> = self.client.ask(&self.in_project("runs/stop"), &body);
-        told.map(drop).map_err(|error| error.during(CANCEL, Does::Changes))
+        self.stop(run, abort).map_err(|error| error.during(CANCEL, Does::Changes))
     }
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {

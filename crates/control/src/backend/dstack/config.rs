@@ -8,8 +8,10 @@ use std::{
 use doctor_core::{ids::Sku, time::Span};
 use serde::{Deserialize, Serialize};
 
+use crate::backend::ssh::{HostKeys, SshConfig};
+
 /// Settings of the backend, `[backend.dstack]`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DstackConfig {
     /// Where the server answers, such as `https://dstack.example.com`.
@@ -35,6 +37,107 @@ pub struct DstackConfig {
     pub key: KeyBy,
     /// Whether instances of backend fleets may be deleted, for dstack to make others.
     pub replace: bool,
+    /// How instances of a case are reached on which dstack starts nothing. Absent: they are not.
+    pub ssh: Option<OverSsh>,
+}
+
+/// The way to an instance past dstack, by OpenSSH.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OverSsh {
+    /// Who logs in. Absent: whom the fleet names, then whom OpenSSH's own configuration does.
+    pub user: Option<String>,
+    pub port: Option<u16>,
+    /// The file with the private key.
+    pub key: Option<PathBuf>,
+    /// The host that leads there.
+    pub jump: Option<String>,
+    /// For `ssh -F`. Absent: what OpenSSH reads by itself.
+    pub ssh_config: Option<PathBuf>,
+    /// The host keys that are believed. Absent: what OpenSSH reads by itself.
+    pub known_hosts: Option<PathBuf>,
+    /// What becomes of a host whose key nobody knows.
+    pub host_keys: HostKeys,
+    /// To be connected.
+    pub connect: Span,
+    /// For one answer of a host, from the connection on.
+    pub deadline: Span,
+    /// Where `doctor-node` and runs are on a host; relative to the home directory of who logs in. On a local disk.
+    pub remote: String,
+    /// The words that make who logs in root. Empty: root logs in.
+    pub as_root: Vec<String>,
+    /// The `doctor-node` program that is carried to hosts. Absent: `$DOCTOR_NODE`, then beside this program, then in `PATH`.
+    pub doctor_node: Option<PathBuf>,
+    /// Above this load per core (over one minute) somebody uses a host.
+    pub max_load_per_core: f64,
+    /// While one of these files exists on a host, somebody uses it.
+    pub locks: Vec<PathBuf>,
+    /// Where this service keeps connections, and which run is on which host. The path has to be short.
+    pub state: PathBuf,
+}
+
+impl Default for OverSsh {
+    fn default() -> Self {
+        let ssh = SshConfig::default();
+        Self {
+            user: None,
+            port: None,
+            key: None,
+            jump: None,
+            ssh_config: None,
+            known_hosts: None,
+            host_keys: ssh.host_keys,
+            connect: ssh.connect,
+            deadline: ssh.deadline,
+            remote: ssh.remote,
+            as_root: ssh.as_root,
+            doctor_node: None,
+            max_load_per_core: ssh.max_load_per_core,
+            locks: ssh.locks,
+            state: ssh.state,
+        }
+    }
+}
+
+/// The settings of the SSH backend want a host. Which ones there are the dstack server says.
+const NOBODY: &str = "nobody";
+
+impl OverSsh {
+    pub(super) fn as_ssh(&self) -> SshConfig {
+        let own = self.clone();
+        SshConfig {
+            hosts: Some(NOBODY.to_owned()),
+            ssh_config: own.ssh_config,
+            known_hosts: own.known_hosts,
+            host_keys: own.host_keys,
+            connect: own.connect,
+            deadline: own.deadline,
+            remote: own.remote,
+            as_root: own.as_root,
+            doctor_node: own.doctor_node,
+            max_load_per_core: own.max_load_per_core,
+            locks: own.locks,
+            state: own.state,
+            ..SshConfig::default()
+        }
+    }
+
+    fn check(&self) -> Result<(), BadSettings> {
+        self.as_ssh().check().map_err(|error| BadSettings::Ssh(error.to_string()))?;
+        for (key, word) in [("user", &self.user), ("jump", &self.jump)] {
+            if let Some(word) = word.as_ref().filter(|word| !is_word(word)) {
+                let text = format!("`{key}` is `{word}`, expected letters, digits and . _ - : @, and no - in front");
+                return Err(BadSettings::Ssh(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether `ssh` takes this for a name and nothing else.
+pub(super) fn is_word(text: &str) -> bool {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || "._-:@".contains(c);
+    !text.is_empty() && !text.starts_with('-') && text.chars().all(harmless)
 }
 
 /// The task that a run becomes.
@@ -80,6 +183,7 @@ impl Default for DstackConfig {
             task: Task::default(),
             key: KeyBy::Secret,
             replace: false,
+            ssh: None,
         }
     }
 }
@@ -112,6 +216,8 @@ pub enum BadSettings {
     NoProgram,
     #[error("`task.{0}` is empty")]
     Empty(&'static str),
+    #[error("`ssh`: {0}")]
+    Ssh(String),
 }
 
 /// Where the server is, as its URL says.
@@ -176,13 +282,19 @@ impl DstackConfig {
                 return Err(BadSettings::Empty(key));
             }
         }
-        Ok(())
+        self.ssh.as_ref().map_or(Ok(()), OverSsh::check)
     }
 
     /// Makes the paths of files relative to where the settings are.
     pub fn beside(&mut self, folder: &Path) {
         for path in [&mut self.token_file, &mut self.ca_file].into_iter().flatten() {
             *path = folder.join(&*path);
+        }
+        if let Some(ssh) = &mut self.ssh {
+            let files = [&mut ssh.key, &mut ssh.ssh_config, &mut ssh.known_hosts, &mut ssh.doctor_node];
+            for path in files.into_iter().flatten().chain([&mut ssh.state]) {
+                *path = folder.join(&*path);
+            }
         }
     }
 }
@@ -212,6 +324,10 @@ mod tests {
             ("task = { doctor_node = [] }\n", "such as [\"doctor-node\"]"),
             ("task = { image = \"\" }\n", "`task.image` is empty"),
             ("key = \"plain\"\n", "`secret`"),
+            ("[ssh]\nuser = \"ubuntu\"\nkey = \"id\"\njump = \"admin@gate:2222\"\n", "well"),
+            ("[ssh]\nuser = \"-x\"\n", "`ssh`: `user` is `-x`, expected letters"),
+            ("[ssh]\nremote = \"a b\"\n", "`ssh`: `remote`"),
+            ("[ssh]\nhosts = \"a\"\n", "host_keys"),
             ("projekt = \"x\"\n", "project"),
         ] {
             let error = said(text);

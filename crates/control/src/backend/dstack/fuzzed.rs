@@ -10,9 +10,10 @@ use super::{DstackConfig, answers::Fleet, view::View, work::Run};
 pub fn free(fleets: &[u8], runs: &[u8]) -> Option<Vec<String>> {
     let fleets: Vec<Fleet> = serde_json::from_slice(fleets).ok()?;
     let runs: Vec<Run> = serde_json::from_slice(runs).ok()?;
-    let nothing = (BTreeMap::new(), BTreeMap::new());
+    let nothing = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     let now = Timestamp::from_secs(1_794_703_000);
-    let view = View { fleets: &fleets, runs: &runs, me: "doctor", now, ends: &nothing.0, complaints: &nothing.1 };
+    let (ends, complaints, found) = (&nothing.0, &nothing.1, &nothing.2);
+    let view = View { fleets: &fleets, runs: &runs, me: "doctor", now, ends, complaints, found };
     let seen = view.seen(&DstackConfig::default());
     let free = seen.iter().filter(|seen| seen.node.occupancy == Occupancy::Free);
     Some(free.map(|seen| seen.node.name.to_string()).collect())

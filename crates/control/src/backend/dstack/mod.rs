@@ -13,6 +13,7 @@ mod inspect;
 mod keys;
 mod occupancy;
 mod replace;
+mod side_door;
 mod stream;
 mod task;
 mod view;
@@ -20,5 +21,5 @@ mod wanted;
 mod work;
 
 pub use cluster::DstackBackend;
-pub use config::{BadSettings, DstackConfig, KeyBy, Task};
+pub use config::{BadSettings, DstackConfig, KeyBy, OverSsh, Task};
 pub use inspect::inspect;

@@ -35,12 +35,18 @@ pub(super) enum Ends {
     Sometime,
 }
 
-pub(super) fn occupancy(instance: &Instance, around: &Around, now: Timestamp, margin: Span) -> Occupancy {
+/// `complaint` are the sentences of its newest check; an instance that is terminated within the margin from now on is left to that.
+pub(super) fn occupancy(
+    instance: &Instance,
+    around: &Around,
+    complaint: &str,
+    (now, margin): (Timestamp, Span),
+) -> Occupancy {
     let busy = |by: String| Occupancy::Busy { by: by.into() };
     if let Some(user) = around.users.first() {
         return busy(user.clone());
     }
-    if let Some(why) = not_known(instance) {
+    if let Some(why) = not_known(instance, complaint) {
         return Occupancy::Unknown { why: why.into() };
     }
     if matches!(instance.status, InstanceStatus::Terminating | InstanceStatus::Terminated) {
@@ -67,7 +73,7 @@ pub(super) fn occupancy(instance: &Instance, around: &Around, now: Timestamp, ma
 }
 
 /// What makes it impossible to say, or to start anything there.
-fn not_known(instance: &Instance) -> Option<String> {
+fn not_known(instance: &Instance, complaint: &str) -> Option<String> {
     match &instance.status {
         InstanceStatus::Pending => return Some("dstack has not set it up yet".to_owned()),
         InstanceStatus::Provisioning => return Some("dstack is setting it up".to_owned()),
@@ -80,21 +86,25 @@ fn not_known(instance: &Instance) -> Option<String> {
         None => return Some("dstack does not say whether it reaches it".to_owned()),
     }
     match &instance.health_status {
-        Some(Health::Failure) => Some("dstack calls its GPUs failing and starts nothing there".to_owned()),
+        Some(Health::Failure) => {
+            let colon = if complaint.is_empty() { "" } else { ": " };
+            Some(format!("dstack calls its GPUs failing and starts nothing there{colon}{complaint}"))
+        }
         Some(Health::Strange(word)) => Some(format!("dstack calls its health {word}, which is not known here")),
         Some(Health::Healthy | Health::Warning) | None => None,
     }
 }
 
-/// dstack's own word against an instance; `details` are the sentences of its newest check.
+/// dstack's own word against an instance; `details` are the sentences of its newest check. It is a report and nobody's hand: that
+/// dstack starts nothing on one that fails is told by its occupancy.
 pub(super) fn foreign_marks(instance: &Instance, details: &str) -> Vec<ForeignMark> {
-    let (word, blocks) = match instance.health_status {
-        Some(Health::Warning) => ("warning", false),
-        Some(Health::Failure) => ("failure", true),
+    let word = match instance.health_status {
+        Some(Health::Warning) => "warning",
+        Some(Health::Failure) => "failure",
         Some(Health::Healthy | Health::Strange(_)) | None => return Vec::new(),
     };
     let text = if details.is_empty() { format!("health {word}") } else { format!("health {word}: {details}") };
-    vec![ForeignMark { by: "dstack".to_owned(), text, blocks }]
+    vec![ForeignMark { by: "dstack".to_owned(), text, blocks: false }]
 }
 
 #[cfg(test)]
@@ -105,7 +115,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_secs(1_794_703_000);
 
     fn told(instance: &Instance, around: &Around) -> String {
-        match occupancy(instance, around, NOW, Span::minutes(15)) {
+        match occupancy(instance, around, "", (NOW, Span::minutes(15))) {
             Occupancy::Free => "free".to_owned(),
             Occupancy::Busy { by } => format!("busy: {by}"),
             Occupancy::Unknown { why } => format!("unknown: {why}"),
@@ -168,6 +178,7 @@ mod tests {
         assert_eq!(marks(Some(Health::Healthy)), []);
         let [warning] = &marks(Some(Health::Warning))[..] else { panic!("one mark") };
         assert_eq!((warning.text.as_str(), warning.blocks), ("health warning: GPU 5 has a DBE", false));
-        assert!(marks(Some(Health::Failure))[0].blocks);
+        let [failure] = &marks(Some(Health::Failure))[..] else { panic!("one mark") };
+        assert_eq!((failure.text.as_str(), failure.blocks), ("health failure: GPU 5 has a DBE", false));
     }
 }

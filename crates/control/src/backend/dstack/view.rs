@@ -7,14 +7,16 @@ use std::{
 
 use doctor_core::{
     ids::{NodeName, PoolName, RunId, Sku},
-    node::{Marks, Node},
+    node::{Apart, Marks, Node, Occupancy},
     time::Timestamp,
 };
 
 use super::{
-    answers::{Fleet, Instance, InstanceStatus, run_of},
+    answers::{Fleet, Health, Instance, InstanceStatus, run_of},
     config::DstackConfig,
     occupancy::{Around, Ends, foreign_marks, occupancy},
+    replace::by_hand,
+    side_door::{Found, Used, is_passed_over, is_unused},
     wanted::{Offer, wanted},
     work::{Job, Run, Selector},
 };
@@ -36,6 +38,8 @@ pub(super) struct View<'a> {
     pub(super) ends: &'a BTreeMap<String, Ends>,
     /// Of instances that dstack has a word against, by their id: its sentences.
     pub(super) complaints: &'a BTreeMap<String, String>,
+    /// What was found past dstack on instances that it starts nothing on, by name.
+    pub(super) found: &'a BTreeMap<String, Found>,
 }
 
 impl View<'_> {
@@ -58,18 +62,41 @@ impl View<'_> {
     /// `None`: a name that cannot be a node's is nobody's.
     fn node(&self, fleet: &Fleet, instance: &Instance, around: &Around, config: &DstackConfig) -> Option<SeenNode> {
         let complaint = self.complaints.get(&instance.id).map_or("", String::as_str);
+        let occupancy = self.occupancy(instance, around, complaint, config);
         let told = instance.instance_type.as_ref().map(|kind| kind.name.as_str()).filter(|name| *name != NO_TYPE);
         let sku = config.skus.get(&fleet.name).cloned().or_else(|| told.and_then(|name| Sku::new(name).ok()));
         let node = Node {
             name: NodeName::new(&instance.name).ok()?,
             pool: PoolName::new(&fleet.name).ok()?,
-            occupancy: occupancy(instance, around, self.now, config.idle_margin),
+            apart: Some(Arc::new(self.apart(fleet, instance, around, &occupancy))),
+            occupancy,
             marks: Marks { ours: Vec::new(), foreign: foreign_marks(instance, complaint) },
             // The job's result tells.
             hardware: None,
             sku,
         };
-        Some(SeenNode { node: Arc::new(node), heard: None, jobs: around.ours.clone() })
+        let aside = self.found.get(&instance.name).into_iter().flat_map(|found| &found.runs);
+        let jobs = around.ours.iter().chain(aside).copied().collect();
+        Some(SeenNode { node: Arc::new(node), heard: None, jobs })
+    }
+
+    /// What dstack says, and who was seen there past it where dstack cannot say.
+    fn occupancy(&self, instance: &Instance, around: &Around, complaint: &str, config: &DstackConfig) -> Occupancy {
+        let told = occupancy(instance, around, complaint, (self.now, config.idle_margin));
+        match (&told, self.found.get(&instance.name).map(|found| &found.used)) {
+            (Occupancy::Unknown { .. }, Some(Used::By(by))) => Occupancy::Busy { by: by.as_str().into() },
+            _ => told,
+        }
+    }
+
+    /// What can be done with it that dstack cannot do.
+    fn apart(&self, fleet: &Fleet, instance: &Instance, around: &Around, occupancy: &Occupancy) -> Apart {
+        let unused = is_unused(instance) && around.users.is_empty() && around.ours.is_empty();
+        let past = unused && is_passed_over(instance) && matches!(occupancy, Occupancy::Unknown { .. });
+        let empty = self.found.get(&instance.name).is_some_and(|found| found.used == Used::ByNobody);
+        // Of one that dstack does not reach nobody knows what still runs there.
+        let vacant = past && instance.unreachable == Some(false);
+        Apart { proofs: past && empty, vacant, by_hand: fleet.is_ssh().then(|| by_hand(fleet, instance)) }
     }
 
     /// The run of ours that this is. A name alone is anybody's to write.
@@ -112,7 +139,7 @@ impl View<'_> {
         let usable = |instance: &Instance| {
             instance.unreachable == Some(false)
                 && matches!(instance.status, InstanceStatus::Idle | InstanceStatus::Busy)
-                && foreign_marks(instance, "").iter().all(|mark| !mark.blocks)
+                && instance.health_status != Some(Health::Failure)
         };
         let of_fleet = move |fleet: &'a Fleet| {
             fleet.instances.iter().filter(move |instance| usable(instance)).filter_map(move |instance| {
@@ -127,7 +154,7 @@ impl View<'_> {
 }
 
 /// The host that a job has, while it has it.
-fn host_of(job: &Job) -> Option<&str> {
+pub(super) fn host_of(job: &Job) -> Option<&str> {
     let newest = job.job_submissions.last().filter(|newest| !newest.status.is_finished())?;
     newest.job_provisioning_data.as_ref()?.hostname.as_deref()
 }
@@ -147,7 +174,6 @@ fn pinned(run: &Run) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::backend::dstack::answers::tests::{FLEETS, RUNNING};
-    use doctor_core::node::Occupancy;
     use serde_json::{Value, json};
 
     /// The captured fleet with all three instances well, the first of them busy.
@@ -170,9 +196,10 @@ mod tests {
 
     fn seen(runs: &[Run]) -> Vec<(String, Vec<RunId>)> {
         let fleets = fleets();
-        let nothing = (BTreeMap::new(), BTreeMap::new());
+        let nothing = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let now = "2026-11-15T01:22:00Z".parse().unwrap();
-        let view = View { fleets: &fleets, runs, me: "doctor", now, ends: &nothing.0, complaints: &nothing.1 };
+        let (ends, complaints, found) = (&nothing.0, &nothing.1, &nothing.2);
+        let view = View { fleets: &fleets, runs, me: "doctor", now, ends, complaints, found };
         let word = |seen: &SeenNode| match &seen.node.occupancy {
             Occupancy::Free => "free".to_owned(),
             Occupancy::Busy { by } => by.to_string(),

@@ -24,6 +24,11 @@ impl JobStatus {
     pub(super) const fn is_finished(&self) -> bool {
         matches!(self, Self::Terminated | Self::Aborted | Self::Failed | Self::Done)
     }
+
+    /// It is over, or on its way there.
+    pub(super) const fn is_leaving(&self) -> bool {
+        matches!(self, Self::Terminating) || self.is_finished()
+    }
 }
 
 words! {
@@ -37,6 +42,13 @@ words! {
         Terminated = "terminated",
         Failed = "failed",
         Done = "done",
+    }
+}
+
+impl RunStatus {
+    /// Nobody has told it to stop.
+    pub(super) const fn goes_on(&self) -> bool {
+        matches!(self, Self::Pending | Self::Submitted | Self::Provisioning | Self::Running)
     }
 }
 

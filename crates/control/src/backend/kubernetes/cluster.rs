@@ -255,6 +255,7 @@ fn seen_node(
             marks: standing.marks,
             hardware: hardware.map(Arc::new),
             sku: label(&config.sku_label).and_then(|sku| Sku::new(sku).ok()),
+            apart: None,
         }),
         heard: None,
         jobs: tenants.iter().filter_map(|placed| placed.run).collect(),

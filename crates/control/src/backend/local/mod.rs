@@ -164,6 +164,7 @@ impl Backend for LocalBackend {
             // The job's result tells.
             hardware: None,
             sku: self.config.sku.clone(),
+            apart: None,
         };
         let jobs = self.jobs.under_way(now()).map_err(|error| try_again("look at the jobs", &error))?;
         Ok(vec![SeenNode { node: node.into(), heard: None, jobs }])

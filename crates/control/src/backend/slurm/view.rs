@@ -81,6 +81,7 @@ impl View<'_> {
                 // Slurm knows nothing of the machine but its name; the job's result tells.
                 hardware: None,
                 sku: sku(node, config),
+                apart: None,
             };
             SeenNode { node: Arc::new(node), heard: None, jobs: runs }
         });

@@ -166,6 +166,7 @@ impl SshBackend {
             marks: last.marks.clone().unwrap_or_default(),
             hardware: hardware.map(Arc::new),
             sku: self.config.sku.clone(),
+            apart: None,
         };
         SeenNode { node: node.into(), heard: None, jobs: last.jobs.clone() }
     }

@@ -12,6 +12,7 @@ mod config;
 mod fleet;
 #[doc(hidden)]
 pub mod fuzzed;
+mod given;
 mod hosts;
 mod inspect;
 mod install;

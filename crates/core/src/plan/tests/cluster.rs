@@ -12,7 +12,7 @@ use crate::{
     finding::{Evidence, Finding, OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, HardwareId, IdSource, JobId, NodeName, OpId, PoolName, RuleId, RunId, TestId},
     lifecycle::Life,
-    node::{ForeignMark, Hold, MarkKind, Marks, Node, Occupancy, OurMark},
+    node::{Apart, ForeignMark, Hold, MarkKind, Marks, Node, Occupancy, OurMark},
     observation::Entity,
     policy::{Allow, Mode, Policy, TestPolicy},
     reason::{Because, ReasonCode},
@@ -118,8 +118,15 @@ pub(super) struct NodeFixture {
 }
 
 fn node(text: &str, occupancy: Occupancy) -> NodeFixture {
-    let node =
-        Node { name: name(text), pool: pool("gpu"), occupancy, marks: Marks::default(), hardware: None, sku: None };
+    let node = Node {
+        name: name(text),
+        pool: pool("gpu"),
+        occupancy,
+        marks: Marks::default(),
+        hardware: None,
+        sku: None,
+        apart: None,
+    };
     let record = NodeRecord {
         node,
         life: Life::InService,
@@ -209,6 +216,19 @@ impl NodeFixture {
     pub(super) fn cordoned_by(mut self, by: &str) -> Self {
         self.record.node.marks.foreign.push(cordon_of(by));
         self
+    }
+
+    pub(super) fn apart(mut self, apart: Apart) -> Self {
+        self.record.node.apart = Some(apart.into());
+        self
+    }
+
+    /// Out of service with a case, in a cluster that has no marks.
+    pub(super) fn excluded(mut self, severity: Severity, rung: Rung) -> Self {
+        let case = case_of(&self.record, severity, rung);
+        self.record.case = Some(case.id);
+        self.case = Some(case);
+        self.life(Life::Quarantined).since(1.hours())
     }
 
     pub(super) fn held(mut self, by: &str, until: Option<Timestamp>) -> Self {

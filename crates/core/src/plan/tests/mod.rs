@@ -14,6 +14,7 @@ mod ladder;
 mod limits;
 mod lines;
 mod machines;
+mod markless;
 mod model;
 mod modes;
 mod proof;

@@ -1,0 +1,10 @@
+"""Connects where it stands and hands the connection to the `ssh` that asked for it."""
+
+import array
+import socket
+import sys
+
+made = socket.create_connection((sys.argv[1], int(sys.argv[2])), 60)
+made.setblocking(True)
+asked = socket.socket(fileno=1)
+asked.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [made.fileno()]))])

@@ -1,0 +1,111 @@
+//! Clusters that cannot keep users off a node: it is left out of what we offer, proved past the cluster where there is such a way, and
+//! replaced, by us or by hand.
+
+use super::cluster::{Cluster, NodeFixture, Spans, acting, bad, busy, free, running, unknown};
+use crate::{
+    case::Rung,
+    finding::{Severity, Verdict},
+    node::{Apart, Occupancy},
+    snapshot::Caps,
+};
+
+const REPLACES: Caps = Caps { replace: true, ..Caps::NONE };
+
+fn lone(node: NodeFixture) -> Cluster {
+    acting().fillers(20).node(node).caps(REPLACES)
+}
+
+fn aside() -> Apart {
+    Apart { proofs: true, ..Apart::default() }
+}
+
+fn cycles(cluster: &mut Cluster, count: usize) -> Vec<String> {
+    (0..count).flat_map(|_| cluster.cycle()).collect()
+}
+
+#[test]
+fn a_bad_node_is_excluded_without_a_mark_and_replaced() {
+    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Isolate)));
+    let expected = [
+        "open a replace: confirmed",
+        "move a quarantined: confirmed",
+        "step a keep-evidence: case",
+        "step a replace: case",
+        "move a repairing: case",
+        "move a out: replacing",
+    ];
+    assert_eq!(cycles(&mut cluster, 5), expected);
+}
+
+#[test]
+fn what_the_cluster_cannot_do_is_passed_over_on_the_way_to_what_it_can() {
+    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)));
+    let lines = cycles(&mut cluster, 6);
+    let climbed: Vec<&String> = lines.iter().filter(|line| line.starts_with("escalate")).collect();
+    assert_eq!(climbed, ["escalate reboot: did-not-help", "escalate quarantine: did-not-help"]);
+    assert!(lines.contains(&"submit a dl: proof".to_owned()), "a proof decides before it is replaced: {lines:?}");
+    assert!(!lines.iter().any(|line| line.starts_with("propose")), "{lines:?}");
+}
+
+#[test]
+fn a_node_with_users_on_it_waits_until_they_have_gone() {
+    let mut cluster = lone(busy("a").fresh().found(bad("dl", Severity::Isolate)));
+    assert_eq!(cycles(&mut cluster, 4), ["open a replace: confirmed", "move a quarantined: confirmed"]);
+    // It does not answer: nobody can say that they have gone.
+    cluster.record("a").node.occupancy = Occupancy::Unknown { why: "no answer".into() };
+    assert_eq!(cycles(&mut cluster, 3), [""; 0]);
+    cluster.record("a").node.apart = Some(Apart { vacant: true, ..Apart::default() }.into());
+    assert!(
+        cycles(&mut cluster, 2).contains(&"step a replace: case".to_owned()),
+        "the cluster says that nobody is on it"
+    );
+}
+
+#[test]
+fn what_only_people_replace_is_handed_to_them_with_what_to_do() {
+    let by_hand = Apart { by_hand: Some("take it out of `hosts`".to_owned()), ..Apart::default() };
+    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Isolate)).apart(by_hand.clone()));
+    assert_eq!(cluster.cycle(), ["open a replace: confirmed", "move a quarantined: confirmed"]);
+    assert_eq!(cluster.lines(), ["step a hand-over: handed-over", "move a out: handed-over"]);
+    assert!(cluster.plan().actions.iter().all(|action| action.text == "take it out of `hosts`"));
+    // A reset is theirs too: nobody climbs past it to a replacement that is not ours.
+    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)).apart(by_hand));
+    assert_eq!(cycles(&mut cluster, 4).last().unwrap(), "propose a reset: not-allowed");
+}
+
+#[test]
+fn without_leave_to_mark_a_person_is_asked_as_everywhere() {
+    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Isolate)));
+    cluster = cluster.policy(|policy| policy.allow.mark = false);
+    assert!(cluster.cycle().contains(&"propose a mark: not-allowed".to_owned()));
+    cluster = cluster.policy(|policy| policy.allow.mark = true);
+    assert_eq!(cluster.cycle(), ["move a quarantined: now-allowed"]);
+}
+
+#[test]
+fn a_proof_goes_past_the_cluster_to_a_node_of_a_case_and_to_no_other() {
+    let out = || unknown("a").fresh().excluded(Severity::Isolate, Rung::Quarantine);
+    assert!(!lone(out()).lines().contains(&"submit a dl: proof".to_owned()), "there is no way to it");
+    assert!(lone(out().apart(aside())).lines().contains(&"submit a dl: proof".to_owned()));
+    let held = out().apart(aside()).held("ann", None);
+    assert!(!lone(held).lines().contains(&"submit a dl: proof".to_owned()));
+    // Nothing is open against these: they are never tested that way, however stale.
+    for stale in [unknown("a").stale(30.days()), unknown("a").suspect().found(bad("dl", Severity::Monitor))] {
+        assert!(!lone(stale.apart(aside())).lines().iter().any(|line| line.starts_with("submit")));
+    }
+}
+
+#[test]
+fn a_proof_past_the_cluster_ends_when_somebody_comes_and_returns_the_node_when_it_is_well() {
+    let node = unknown("a").fresh().excluded(Severity::Isolate, Rung::Quarantine).apart(aside());
+    let mut cluster = lone(node.clone());
+    cluster.cycle();
+    cluster.ends("a", Verdict::Pass);
+    assert_eq!(cluster.cycle(), ["close a returned: proved", "move a in-service: proved"]);
+    let mut taken = lone(node);
+    taken.cycle();
+    taken.snapshot.runs[0].seen = running(1.minutes());
+    assert_eq!(taken.lines(), [""; 0], "that nobody can say who uses it is no reason to stop");
+    taken.record("a").node.occupancy = Occupancy::Busy { by: "process 7 (train) holds a GPU".into() };
+    assert!(taken.lines()[0].starts_with("cancel"), "{:?}", taken.lines());
+}
