@@ -275,7 +275,7 @@ fn before_a_reboot_the_hosts_own_report_is_put_away() {
     site.bed.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
     service.says("the changed configuration is in force policy=2");
     site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
-    let kept = || -> Option<std::path::PathBuf> {
+    let kept = || -> Option<PathBuf> {
         let mut files = fs::read_dir(site.bed.path("data/handoff")).ok()?.flatten();
         files.find_map(|file| file.path().to_str()?.ends_with("-reboot.tar.gz").then(|| file.path()))
     };

@@ -60,7 +60,7 @@ impl ApiOfFew {
         };
         let config = WebConfig::on((Ipv4Addr::LOCALHOST, 0).into());
         let hall = Arc::new(Hall::new(&config, parts, true).map_err(io::Error::other)?);
-        hall.show(facts, settings);
+        hall.show(facts, settings, std::collections::BTreeMap::new());
         let runtime = Builder::new_current_thread().enable_time().max_blocking_threads(desk::THREADS).build()?;
         Ok(Self { runtime, service: TowerToHyperService::new(router(&hall)) })
     }
