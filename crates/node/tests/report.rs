@@ -30,7 +30,7 @@ struct Bed {
 impl Bed {
     /// A machine of this vendor, and where it is given, a tool that does this.
     fn new(vendor: &str, tool: Option<&str>) -> Self {
-        let machine = Machine::hgx_h100().with("/sys/class/dmi/id/sys_vendor", &format!("{vendor}\n"));
+        let machine = Machine::hgx_h100().adding("/sys/class/dmi/id/sys_vendor", &format!("{vendor}\n"));
         let bed = Self { machine: machine.stand(Path::new(PROGRAM), library()), folder: tempfile::tempdir().unwrap() };
         if let Some(script) = tool {
             let path = bed.folder.path().join("nvidia-bug-report.sh");

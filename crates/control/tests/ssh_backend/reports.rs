@@ -14,7 +14,8 @@ fn a_host_makes_its_report_once_and_the_vendors_file_comes_whole() {
     fs::create_dir(home.join("bin")).unwrap();
     let tool = "#!/bin/sh\necho once >>/root/reports\nhead -c 3000000 /dev/urandom >nvidia-bug-report.log.gz\n";
     put(&home.join("bin/nvidia-bug-report.sh"), tool);
-    hosts.config.as_root = ["env", "PATH=/root/bin:/usr/bin:/bin"].map(str::to_owned).to_vec();
+    put(&home.join("as-root"), "#!/bin/sh\nPATH=/root/bin:$PATH exec \"$@\"\n");
+    hosts.config.as_root = vec!["/root/as-root".to_owned()];
     let backend = hosts.open();
     let op = OpId::from_number(21);
     assert_eq!(backend.report(&node("host1"), op), Reported::UnderWay);

@@ -344,7 +344,7 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
     bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
     until("the case fires", || !told("firing").is_empty());
     let [first] = &cases()[..] else { panic!("{:?}", cases()) };
-    let case = bed.json(&["cases"])[0]["case"].as_str().unwrap().to_owned();
+    let case = bed.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
     let severity = &first["labels"]["severity"];
     assert_eq!(
         (&first["labels"]["case"], &first["labels"]["node"]),

@@ -154,9 +154,10 @@ fn a_controller_writes_the_report_of_yesterday_once() {
 #[test]
 fn a_bundle_holds_what_this_machine_and_its_vendors_tool_say_or_why_not() {
     let bed = Bed::local();
+    bed.expect(0, &["run"]);
     bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
     bed.expect(0, &["run"]);
-    let case = bed.json(&["cases"])[0]["case"].as_str().unwrap().to_owned();
+    let case = bed.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
     let bundle = |path: &str| {
         let args = ["bundle", &case, "--from-node", "--out", "case.tar.gz"];
         let said = Said::of(&bed.command(&args).env("PATH", path).output().unwrap());

@@ -265,7 +265,10 @@ fn before_a_reboot_the_hosts_own_report_is_put_away() {
         "#!/bin/sh\nprintf 'what the boot would lose' >nvidia-bug-report.log.gz\n",
     );
     put(&home.join("reboot"), "#!/bin/sh\necho once >>/root/told\n");
-    site.configure("as_root = [\"env\", \"PATH=/root/bin:/usr/bin:/bin\"]\n");
+    for host in site.fleet.hosts() {
+        put(&host.home().join("as-root"), "#!/bin/sh\nPATH=/root/bin:$PATH exec \"$@\"\n");
+    }
+    site.configure("as_root = [\"/root/as-root\"]\n");
     let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\nreboot = true\n";
     let bad = "[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
         severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
