@@ -89,7 +89,7 @@ impl Facts {
     /// One node, and whether the cluster still has it.
     pub fn node(&self, name: &NodeName) -> Option<(&NodeRecord, bool)> {
         // Both lists are in the order of names: this is asked for each of many names.
-        let find = |all: &'_ [NodeRecord]| all.binary_search_by(|record| record.node.name.cmp(name)).ok();
+        let find = |all: &[NodeRecord]| all.binary_search_by(|record| record.node.name.cmp(name)).ok();
         let here = find(&self.snapshot.nodes).map(|place| (&self.snapshot.nodes[place], true));
         here.or_else(|| find(&self.gone).map(|place| (&self.gone[place], false)))
     }

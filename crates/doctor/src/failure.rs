@@ -135,7 +135,7 @@ const fn store_exit(error: &StoreError) -> Exit {
     match error {
         StoreError::Damaged { .. } | StoreError::NewerSchema { .. } => Exit::Damaged,
         StoreError::BadUrl { .. } => Exit::Usage,
-        StoreError::Refused { .. } => Exit::Trouble,
+        StoreError::Refused { .. } | StoreError::Changed { .. } => Exit::Trouble,
         _ => Exit::Unreachable,
     }
 }

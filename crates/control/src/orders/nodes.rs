@@ -206,7 +206,7 @@ pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<Prepared,
     let (changes, writes) = meant.each(|record, here| {
         let name = &record.node.name;
         let end = record.hold.as_ref().map(|_| Write::Unhold(name.clone()));
-        let held = meant.held(record).map_or_else(|| record.life.word().to_owned(), |held| held);
+        let held = meant.held(record).unwrap_or_else(|| record.life.word().to_owned());
         if !here {
             let after = if end.is_some() { "the hold ends" } else { "nothing changes" };
             return Fate { words: format!("{held}; {GONE}; {after}"), writes: end.into_iter().collect() };
