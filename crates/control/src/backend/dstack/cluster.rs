@@ -40,7 +40,7 @@ const PAGE: usize = 100;
 /// Pages of one list: beyond ten thousand fleets or runs something is wrong.
 const MOST_PAGES: usize = 100;
 /// A stop that the job knows of by now will not be forgotten any more.
-const TAKES_HOLD: Duration = Duration::from_secs(5);
+const TAKES_HOLD: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Questions about single instances in one look: those beyond it are asked about in the next.
 pub(super) const MOST_ASIDE: usize = 32;
