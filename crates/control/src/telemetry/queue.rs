@@ -50,7 +50,7 @@ impl Queue {
     pub(super) fn wait(&self, limit: Duration, eager: bool) -> bool {
         let until = Instant::now() + limit;
         let mut waiting = self.waiting();
-        while !waiting.stopped && !(eager && waiting.spans.len() >= BATCH) {
+        while !waiting.stopped && (!eager || waiting.spans.len() < BATCH) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;

@@ -154,11 +154,9 @@ fn a_machine_is_healthy_only_if_all_three_have_passed() {
     }
     machine.stand_in("dcgmi", table);
     machine.run("run-dcgmi.sh", &[]);
-    for (code, status, health) in [
-        ("exit 1", "passed", "healthy"),
-        ("exit 2", "failed", "unhealthy"),
-        ("exit 3", "unknown", "unknown"),
-    ] {
+    for (code, status, health) in
+        [("exit 1", "passed", "healthy"), ("exit 2", "failed", "unhealthy"), ("exit 3", "unknown", "unknown")]
+    {
         machine.stand_in("doctor-node", code);
         machine.run("run-doctor-check.sh", &[]);
         assert_eq!(

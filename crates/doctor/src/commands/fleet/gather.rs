@@ -108,9 +108,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         views.push(view(&host.name, &answer, bytes, most));
     }
     if into_folder {
-        parts.hand_out(&views, &args.out, name)?
+        parts.hand_out(&views, &args.out, name)?;
     } else {
-        parts.put_together(&views, &args.out)?
+        parts.put_together(&views, &args.out)?;
     }
     context.out.show(&views, |page| {
         let there = views.iter().filter(|view| view.brought == Brought::There).count();
