@@ -23,6 +23,7 @@ pub mod orders;
 pub mod past;
 pub mod picture;
 mod publish;
+mod recall;
 pub mod rejudge;
 pub mod scrub;
 pub mod settings;

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::{
     audience::Seen,
     backend::{Backend, BackendError, PolledJob, SeenNode},
-    failed_work, observe,
+    failed_work, observe, recall,
     settings::Settings,
     store::{
         Store, StoreError,
@@ -259,7 +259,7 @@ pub fn fresh(store: &Store, backend: &dyn Backend, settings: &Settings, now: Tim
     let mut nodes = backend.snapshot()?;
     nodes.sort_by(|a, b| a.node.name.cmp(&b.node.name));
     nodes.dedup_by(|a, b| a.node.name == b.node.name);
-    observe::recall(store, backend, None, &mut nodes)?;
+    recall::recall(store, backend, None, &mut nodes)?;
     let runs = store.active_runs()?;
     observe::mark_strangers(&runs, &mut nodes);
     let ids: Vec<RunId> = runs.iter().map(|stored| stored.run.id).collect();
