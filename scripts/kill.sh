@@ -5,4 +5,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-exec "${CARGO:-cargo}" test --quiet -p doctor --test kill -- --nocapture "$@"
+# With the features of the whole workspace, as CI has built it before.
+exec "${CARGO:-cargo}" test --quiet --workspace --all-features --test kill -- --nocapture "$@"

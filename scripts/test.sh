@@ -136,12 +136,13 @@ part lint scripts/lint.sh
 part build "$cargo" build --workspace --all-features --all-targets --quiet || report
 # --show-output: a test that passes because it could not run says so in its output. Scenarios have a line of their own.
 part tests "$cargo" test --workspace --all-features --no-fail-fast --quiet -- --show-output --skip scenarios_play_as_reviewed
-part scenarios "$cargo" test --quiet -p doctor-sim --test scenarios
+# With the features of the whole, here and below: with others everything would be built once more.
+part scenarios "$cargo" test --workspace --all-features --quiet --test scenarios
 part api api
 part browser browser
 part kill scripts/kill.sh
 part fuzz scripts/fuzz.sh 5
-part generated scripts/generated.sh check
+part generated env DOCTOR="${CARGO_TARGET_DIR:-target}/debug/doctor" scripts/generated.sh check
 part kernels scripts/kernels.sh check
 part portable scripts/portable.sh check
 part deny deny
