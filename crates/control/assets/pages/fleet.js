@@ -29,6 +29,7 @@ function summary({ status, findings, map }) {
   const alerts = [
     ...status.troubles,
     status.breaker.state !== "closed" &&
+      !status.troubles.some((trouble) => trouble.startsWith("the breaker")) &&
       `The breaker is ${status.breaker.state}: ${status.breaker.why ?? "no node is taken out"}`,
     ...status.pauses.map(
       (pause) => `Paused ${pause.pool ? `for pool ${pause.pool}` : "everywhere"} by ${pause.by}: ${pause.why}`,
@@ -58,9 +59,9 @@ function summary({ status, findings, map }) {
     el(
       "p",
       { class: "facts" },
-      fact(`✕ ${counts.fail} failing`, { filter: "health:fail" }),
-      fact(`? ${counts.unknown} unknown`, { filter: "health:unknown" }),
-      el("span", {}, `◷ ${status.nodes.overdue} overdue`),
+      fact(`✕ ${whole(counts.fail)} failing`, { filter: "health:fail" }),
+      fact(`? ${whole(counts.unknown)} unknown`, { filter: "health:unknown" }),
+      el("span", {}, `◷ ${whole(status.nodes.overdue)} overdue`),
       el("span", {}, `${status.running.running} of ${status.running.limit} runs under way`),
       el("span", {}, `mode: ${status.mode}`),
       el("span", {}, `seen `, status.seen ? moment(status.seen) : "never"),
