@@ -68,7 +68,7 @@ fn check_exits_as_nagios_reads_it() {
         (GOOD_MEMORY, DAMAGED, &both[..], 2),
         (LOW_MEMORY, DAMAGED, &both[..], 2),
         (GOOD_MEMORY, "", &both[..], 3),
-        (LOW_MEMORY, "", &both[..], 1),
+        (LOW_MEMORY, "", &both[..], 3),
         (GOOD_MEMORY, QUIET, &["no-such-check"][..], 3),
         (GOOD_MEMORY, QUIET, &["--no-such-option"][..], 3),
     ] {
