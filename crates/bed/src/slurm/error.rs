@@ -33,6 +33,8 @@ pub enum BedError {
     Keeper { said: String },
     #[error("{daemon} does not start: {said}")]
     NotStarted { daemon: String, said: String },
+    #[error("slurmctld runs and has not answered for {} s: {said}", within.as_secs())]
+    Silent { within: Duration, said: String },
     #[error("ending {daemon}")]
     Ending {
         daemon: String,

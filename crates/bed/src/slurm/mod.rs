@@ -47,12 +47,16 @@ use world::{Attached, PATH, World};
 use crate::kubernetes::last_lines;
 
 /// How long a step may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// How long a new controller may be silent, which takes a second or two. One that lives and never answers was seen under load.
+const FIRST_ANSWER: Duration = Duration::from_secs(60);
 
 /// How long between two looks at whether a step is done.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How often another process may take a port between its choice and its use.
+/// How often it is begun anew, because another process took a port between its choice and its use or because the controller
+/// is silent.
 const TRIES: usize = 3;
 
 /// A running Slurm. Dropping it ends its processes, jobs included, and removes its files.
@@ -87,12 +91,19 @@ impl Slurm {
         let system = System::find(layout.generation)?;
         let mut tries = 1;
         loop {
-            match Self::start_once(layout, &system) {
-                Err(BedError::NotStarted { said, .. }) if tries < TRIES && said.contains("Address already in use") => {
-                    tries += 1;
+            let started = Self::start_once(layout, &system);
+            let anew = match &started {
+                Err(BedError::NotStarted { said, .. }) => said.contains("Address already in use"),
+                Err(silent @ BedError::Silent { .. }) => {
+                    eprintln!("{silent}");
+                    true
                 }
-                started => return started,
+                _ => false,
+            };
+            if !anew || tries == TRIES {
+                return started;
             }
+            tries += 1;
         }
     }
 
@@ -167,7 +178,7 @@ impl Slurm {
     /// Waits until the state of a node is as wanted; `what` names it in the error.
     ///
     /// # Errors
-    /// With the last state, if that takes more than two minutes.
+    /// With the last state, if that takes more than four minutes.
     pub fn wait_for_node(&self, node: &str, what: &str, is: impl Fn(&str) -> bool) -> Result<(), BedError> {
         self.wait_for(&format!("node {node} {what}"), || self.node_state(node), is)
     }
@@ -175,7 +186,7 @@ impl Slurm {
     /// Waits until a job is in this state.
     ///
     /// # Errors
-    /// With the last state, if that takes more than two minutes.
+    /// With the last state, if that takes more than four minutes.
     pub fn wait_for_job(&self, job: u32, state: &str) -> Result<(), BedError> {
         self.wait_for(&format!("job {job} {state}"), || self.job_state(job), |now| now == state)
     }
@@ -183,25 +194,14 @@ impl Slurm {
     /// Waits until what is asked for is as wanted. Not being answered is only one of the states in between.
     ///
     /// # Errors
-    /// With the last answer, if that takes more than two minutes.
+    /// With the last answer, if that takes more than four minutes.
     pub fn wait_for(
         &self,
         what: &str,
         ask: impl Fn() -> Result<String, BedError>,
         is: impl Fn(&str) -> bool,
     ) -> Result<(), BedError> {
-        let began = Instant::now();
-        loop {
-            let answer = ask();
-            if answer.as_deref().is_ok_and(&is) {
-                return Ok(());
-            }
-            if began.elapsed() > PATIENCE {
-                let last = answer.unwrap_or_else(|error| error.to_string());
-                return Err(BedError::Late { what: what.to_owned(), within: PATIENCE, last });
-            }
-            std::thread::sleep(PAUSE);
-        }
+        wait_within(PATIENCE, what, ask, is)
     }
 
     /// Kills a daemon (SIGKILL) and waits until it is gone. Jobs of a node go on without its slurmd. A controller forgets what
@@ -298,7 +298,13 @@ impl Slurm {
     fn begin(&self) -> Result<(), BedError> {
         self.restart(Daemon::Munge)?;
         self.restart(Daemon::Controller)?;
-        self.wait_while_running(Daemon::Controller, "an answer", || self.run("scontrol", &["ping"]), |_| true)?;
+        let ping = || self.run("scontrol", &["ping"]);
+        match self.wait_while_running(Daemon::Controller, FIRST_ANSWER, "an answer", ping, |_| true) {
+            Err(BedError::Late { within, .. }) => {
+                return Err(BedError::Silent { within, said: self.log(Daemon::Controller) });
+            }
+            done => done?,
+        }
         if !self.layout.slurmds {
             return self.make_idle();
         }
@@ -306,7 +312,8 @@ impl Slurm {
             self.restart(Daemon::Node(node))?;
         }
         for node in &self.nodes {
-            self.wait_while_running(Daemon::Node(node), "idle", || self.node_state(node), |state| state == "IDLE")?;
+            let state = || self.node_state(node);
+            self.wait_while_running(Daemon::Node(node), PATIENCE, "idle", state, |state| state == "IDLE")?;
         }
         Ok(())
     }
@@ -322,13 +329,14 @@ impl Slurm {
     fn wait_while_running(
         &self,
         daemon: Daemon<'_>,
+        within: Duration,
         what: &str,
         ask: impl Fn() -> Result<String, BedError>,
         is: impl Fn(&str) -> bool,
     ) -> Result<(), BedError> {
         let ended = || self.pids(daemon).is_empty();
         let ask = || if ended() { Ok(String::new()) } else { ask() };
-        self.wait_for(&format!("{daemon}: {what}"), ask, |answer| answer.is_empty() || is(answer))?;
+        wait_within(within, &format!("{daemon}: {what}"), ask, |answer| answer.is_empty() || is(answer))?;
         if ended() {
             return Err(BedError::NotStarted { daemon: daemon.to_string(), said: self.log(daemon) });
         }
@@ -345,6 +353,26 @@ impl Slurm {
         ];
         let options = options.map(|(option, file)| format!("--{option}={}", self.place.munge(file).display()));
         ["munged".to_owned(), "--force".to_owned()].into_iter().chain(options).collect()
+    }
+}
+
+fn wait_within(
+    within: Duration,
+    what: &str,
+    ask: impl Fn() -> Result<String, BedError>,
+    is: impl Fn(&str) -> bool,
+) -> Result<(), BedError> {
+    let began = Instant::now();
+    loop {
+        let answer = ask();
+        if answer.as_deref().is_ok_and(&is) {
+            return Ok(());
+        }
+        if began.elapsed() > within {
+            let last = answer.unwrap_or_else(|error| error.to_string());
+            return Err(BedError::Late { what: what.to_owned(), within, last });
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 

@@ -30,7 +30,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// Long enough for a machine under load; it is the bound of a wait on a level, not a pause.
-const PATIENCE: Duration = Duration::from_secs(240);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 pub(crate) const VIEWER: &str = "doctor_token_viewer";
 pub(crate) const OPERATOR: &str = "doctor_token_operator";
