@@ -217,9 +217,18 @@ impl Store {
     }
 
     fn transaction<T>(&self, access: Access, body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let mut value = None;
+        self.transact(access, &mut |tx| {
+            value = Some(body(tx)?);
+            Ok(())
+        })?;
+        Ok(value.expect("a transaction that was committed has come to its end"))
+    }
+
+    fn transact(&self, access: Access, body: &mut dyn FnMut(&mut Tx<'_>) -> Result<()>) -> Result<()> {
         let mut names = Arc::clone(&self.shared.names.read().unwrap_or_else(PoisonError::into_inner));
         let before = Arc::clone(&names);
-        let value = self.shared.db.transaction(access, self.until, &mut names, body)?;
+        self.shared.db.transaction(access, self.until, &mut names, body)?;
         if !Arc::ptr_eq(&before, &names) {
             let mut shared = self.shared.names.write().unwrap_or_else(PoisonError::into_inner);
             // Both are true; the one that knows more saves more.
@@ -227,7 +236,7 @@ impl Store {
                 *shared = names;
             }
         }
-        Ok(value)
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! A long answer of whole numbers, as PostgreSQL copies it out in its binary form. To read it as rows of a question costs
 //! several times as much: each row, and each value in it, has its own way through the client.
 
-use super::Row;
+use super::{Row, Visit};
 use crate::store::error::{Result, StoreError};
 
 /// What every binary copy begins with, before four bytes of flags and the length of an extension.
@@ -26,7 +26,7 @@ enum At {
 
 impl Copied {
     /// Hands each row that is whole to `visit`.
-    pub(super) fn take(&mut self, piece: &[u8], visit: impl FnMut(&Row<'_>) -> Result<()>) -> Result<()> {
+    pub(super) fn take(&mut self, piece: &[u8], visit: Visit<'_>) -> Result<()> {
         // The server sends a row at a time; nothing promises that it always will.
         if self.kept.is_empty() {
             let left = self.read(piece, visit)?;
@@ -47,7 +47,7 @@ impl Copied {
     }
 
     /// What is left is not whole.
-    fn read<'a>(&mut self, mut text: &'a [u8], mut visit: impl FnMut(&Row<'_>) -> Result<()>) -> Result<&'a [u8]> {
+    fn read<'a>(&mut self, mut text: &'a [u8], visit: Visit<'_>) -> Result<&'a [u8]> {
         loop {
             let mut rest = Rest(text);
             let whole = match self.at {
@@ -134,7 +134,7 @@ mod tests {
     fn read(copied: &[u8], pieces: usize) -> Result<Vec<Vec<Option<i64>>>> {
         let (mut reader, mut rows) = (Copied::default(), Vec::new());
         for piece in copied.chunks(pieces) {
-            reader.take(piece, |row| {
+            reader.take(piece, &mut |row| {
                 rows.push(vec![row.opt_int(0)?, row.opt_int(1)?]);
                 Ok(())
             })?;

@@ -44,6 +44,12 @@ pub(super) enum Db {
     Postgres { writers: Mutex<Vec<PgSession>>, readers: Mutex<Vec<PgSession>>, config: Box<Config> },
 }
 
+/// What is done inside a transaction. What it finds it puts somewhere: what runs it is compiled once and not for each answer.
+type Body<'a> = &'a mut dyn FnMut(&mut Tx<'_>) -> Result<()>;
+
+/// Who is handed the rows of an answer.
+type Visit<'a> = &'a mut dyn FnMut(&Row<'_>) -> Result<()>;
+
 /// How much of the others a transaction keeps out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
@@ -90,13 +96,13 @@ impl Db {
 
     /// Runs `body` inside one transaction. Whatever it returns as an error leaves the database as it was. A question that is not
     /// answered `until` then is given up.
-    pub(super) fn transaction<T>(
+    pub(super) fn transaction(
         &self,
         access: Access,
         until: Option<Instant>,
         names: &mut std::sync::Arc<Names>,
-        body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
-    ) -> Result<T> {
+        body: Body<'_>,
+    ) -> Result<()> {
         match self {
             Self::Sqlite { writer, readers, file } => match (access, file) {
                 (Access::Read | Access::ReadOnce, Some(file)) => {
@@ -167,12 +173,12 @@ impl std::fmt::Debug for Db {
 }
 
 /// A server that was restarted is reached again by the next call; what was under way has failed.
-fn in_session<T>(
+fn in_session(
     idle: &Mutex<Vec<PgSession>>,
     config: &Config,
     until: Option<Instant>,
-    body: impl FnOnce(&mut PgSession) -> Result<T>,
-) -> Result<T> {
+    body: impl FnOnce(&mut PgSession) -> Result<()>,
+) -> Result<()> {
     let session = lock(idle).pop().filter(|session| !session.is_closed());
     let mut session = session.map_or_else(|| PgSession::connect_until(config, until), Ok)?;
     session.until = until;

@@ -21,7 +21,7 @@ use tokio::{runtime::Runtime, time::timeout_at};
 use tokio_postgres::{Client, Config, NoTls, Row, Statement, config::SslMode, error::SqlState, types::ToSql};
 
 use super::{
-    Access, Conn, Kind, Tx, Val,
+    Access, Body, Conn, Kind, Tx, Val,
     batch::{Batch, Column},
     postgres_error,
 };
@@ -155,12 +155,7 @@ impl PgSession {
         answer.ok_or(StoreError::Late { operation })
     }
 
-    pub(super) fn transaction<T>(
-        &mut self,
-        access: Access,
-        names: &mut Arc<Names>,
-        body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
-    ) -> Result<T> {
+    pub(super) fn transaction(&mut self, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
         let mut tries = 0;
         loop {
             tries += 1;
@@ -171,12 +166,7 @@ impl PgSession {
         }
     }
 
-    fn attempt<T>(
-        &mut self,
-        access: Access,
-        names: &mut Arc<Names>,
-        body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
-    ) -> Result<T> {
+    fn attempt(&mut self, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
         let begin = match (access, self.until) {
             (Access::ReadOnce, None) => return body(&mut Tx::new(Conn::Postgres(self), Arc::clone(names))),
             (Access::Read, None) => Cow::Borrowed(READING),
@@ -194,11 +184,11 @@ impl PgSession {
         let result = body(&mut tx);
         let known = Arc::clone(&tx.names);
         match result {
-            Ok(value) => {
+            Ok(()) => {
                 // A commit after a statement that failed is a rollback, and the failure is what is told.
                 self.script("committing", "COMMIT")?;
                 *names = known;
-                Ok(value)
+                Ok(())
             }
             Err(error) if self.lost => Err(error),
             Err(error) => {
@@ -277,7 +267,7 @@ impl PgSession {
         operation: &'static str,
         sql: &str,
         vals: &[Val<'_>],
-        mut visit: impl FnMut(&Row) -> Result<()>,
+        visit: &mut dyn FnMut(&Row) -> Result<()>,
     ) -> Result<()> {
         let statement = self.prepare(operation, sql)?;
         let rows = self.ask(operation, async |client| client.query_raw(&statement, vals.iter()).await)?;
@@ -304,7 +294,7 @@ impl PgSession {
         &mut self,
         operation: &'static str,
         sql: &str,
-        mut visit: impl FnMut(&[u8]) -> Result<()>,
+        visit: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
         let statement = self.prepare(operation, &format!("COPY ({sql}) TO STDOUT (FORMAT binary)"))?;
         self.ask(operation, async |client| {
@@ -367,9 +357,18 @@ impl PgSession {
 
 /// Runs it to its end. `None`: it did not come to one in time.
 fn wait<T>(runtime: &Runtime, until: Option<Instant>, answer: impl Future<Output = T>) -> Option<T> {
+    let mut came = None;
+    drive(runtime, until, pin!(async { came = Some(answer.await) }));
+    came
+}
+
+/// The runtime's own loop is long, and would be compiled for every question that is asked.
+fn drive(runtime: &Runtime, until: Option<Instant>, work: Pin<&mut dyn Future<Output = ()>>) {
     match until {
-        None => Some(runtime.block_on(answer)),
-        Some(until) => runtime.block_on(async { timeout_at((until + GRACE).into(), answer).await.ok() }),
+        None => runtime.block_on(work),
+        Some(until) => {
+            let _in_time = runtime.block_on(async { timeout_at((until + GRACE).into(), work).await });
+        }
     }
 }
 

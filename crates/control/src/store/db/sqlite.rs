@@ -11,7 +11,7 @@ use std::{
 
 use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
-use super::{Access, Conn, Tx, sqlite_error};
+use super::{Access, Body, Conn, Tx, sqlite_error};
 use crate::store::{
     error::{Result, StoreError},
     names::Names,
@@ -149,13 +149,13 @@ pub(in crate::store) fn open_read_only(path: &Path) -> Result<Connection> {
 }
 
 /// As [`transaction`], given up at this moment.
-pub(super) fn transaction_until<T>(
+pub(super) fn transaction_until(
     until: Option<Instant>,
     connection: &mut Connection,
     access: Access,
     names: &mut Arc<Names>,
-    body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
-) -> Result<T> {
+    body: Body<'_>,
+) -> Result<()> {
     let Some(until) = until else { return transaction(connection, access, names, body) };
     let set_up = sqlite_error("setting up");
     connection.progress_handler(STEPS, Some(move || Instant::now() >= until)).map_err(&set_up)?;
@@ -164,12 +164,12 @@ pub(super) fn transaction_until<T>(
     result
 }
 
-pub(super) fn transaction<T>(
+pub(super) fn transaction(
     connection: &Connection,
     access: Access,
     names: &mut Arc<Names>,
-    body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
-) -> Result<T> {
+    body: Body<'_>,
+) -> Result<()> {
     if !connection.is_autocommit() {
         connection.execute_batch("ROLLBACK").map_err(sqlite_error("rolling back what a panic left"))?;
         set_sync(connection, "FULL")?;
@@ -189,12 +189,7 @@ fn set_sync(connection: &Connection, level: &str) -> Result<()> {
     connection.execute_batch(&words).map_err(sqlite_error("choosing how to sync"))
 }
 
-fn attempt<T>(
-    connection: &Connection,
-    access: Access,
-    names: &mut Arc<Names>,
-    body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>,
-) -> Result<T> {
+fn attempt(connection: &Connection, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
     let begin = match access {
         Access::ReadOnce => return body(&mut Tx::new(Conn::Sqlite(connection), Arc::clone(names))),
         Access::Read => "BEGIN",

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Kind, Row, Val, When, copied::Copied, postgres::PgSession, sqlite_error};
+use super::{Kind, Row, Val, Visit, When, copied::Copied, postgres::PgSession, sqlite_error};
 use crate::store::{
     error::{Result, StoreError},
     names::Names,
@@ -61,6 +61,10 @@ impl Tx<'_> {
         vals: &[Val<'_>],
         mut visit: impl FnMut(&Row<'_>) -> Result<()>,
     ) -> Result<()> {
+        self.hand_out(operation, sql, vals, &mut visit)
+    }
+
+    fn hand_out(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>], visit: Visit<'_>) -> Result<()> {
         match &mut self.conn {
             Conn::Sqlite(connection) => {
                 let fail = sqlite_error(operation);
@@ -73,7 +77,7 @@ impl Tx<'_> {
                 }
                 Ok(())
             }
-            Conn::Postgres(session) => session.stream(operation, sql, vals, |row| visit(&Row::Postgres(row))),
+            Conn::Postgres(session) => session.stream(operation, sql, vals, &mut |row| visit(&Row::Postgres(row))),
         }
     }
 
@@ -112,7 +116,7 @@ impl Tx<'_> {
             Conn::Sqlite(_) => self.rows(operation, sql, &[], add)?,
             Conn::Postgres(session) => {
                 let mut copied = Copied::default();
-                session.copy_out(operation, sql, |piece| copied.take(piece, &mut add))?;
+                session.copy_out(operation, sql, &mut |piece| copied.take(piece, &mut add))?;
                 copied.end()?;
             }
         }
@@ -150,6 +154,10 @@ impl Tx<'_> {
         keys: &[i64],
         mut visit: impl FnMut(&Row<'_>) -> Result<()>,
     ) -> Result<()> {
+        self.hand_out_keyed(operation, sql, keys, &mut visit)
+    }
+
+    fn hand_out_keyed(&mut self, operation: &'static str, sql: &str, keys: &[i64], visit: Visit<'_>) -> Result<()> {
         if keys.is_empty() {
             return Ok(());
         }
