@@ -29,7 +29,7 @@ test:
 	@scripts/test.sh
 
 bench:
-	@$(CARGO) run --release --quiet -p doctor-bench $(if $(filter-out M2 M3 M14,$(M)),,--features kubernetes) -- $(M)
+	@$(CARGO) run --profile bench --quiet -p doctor-bench $(if $(filter-out M2 M3 M14,$(M)),,--features kubernetes) -- $(M)
 
 fuzz:
 	@scripts/fuzz.sh $(T)
