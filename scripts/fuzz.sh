@@ -54,7 +54,7 @@ fuzz() { # target; its log and the seconds it took
   [ -d "fuzz/seeds/$target" ] && seeds=("fuzz/seeds/$target")
   # What is told about single inputs would hide what matters; an input that fails is kept with its trace.
   TMPDIR=$logs/scratch "$built/$target" "fuzz/corpus/$target" "${seeds[@]}" \
-    -runs="$enough" -max_total_time="$cap" -max_len="$(longest "$target")" -timeout=30 -rss_limit_mb=1024 \
+    -runs="$enough" -max_total_time="$cap" -max_len="$(longest "$target")" -timeout=10 -rss_limit_mb=1024 \
     -print_final_stats=1 -artifact_prefix="fuzz/artifacts/$target/" >"$logs/$target" 2>&1 || echo failed >"$logs/$target.failed"
   echo $((SECONDS - began)) >"$logs/$target.seconds"
 }
