@@ -60,13 +60,19 @@ impl Cluster {
     }
 
     /// Has the storage test take so long for each of its patterns, and what else is said. The service reads a file, and jobs
-    /// a ConfigMap.
+    /// a ConfigMap. What never comes is soon given up.
     fn change_policy(&mut self, pattern_time: &str, more: &str) {
+        self.change_policy_and_wait("1s", pattern_time, more);
+    }
+
+    /// The same, with results awaited for so long after the end of their job.
+    fn change_policy_and_wait(&mut self, grace: &str, pattern_time: &str, more: &str) {
         self.policy += 1;
         let storage = format!("size = \"16MiB\"\npattern_time = \"{pattern_time}\"\ndirectories = [\"/tmp\"]\n");
         let version = self.policy;
-        let text =
-            format!("version = {version}\n{more}[limits]\nresult_grace = \"1s\"\n[tests.storage.params]\n{storage}");
+        let text = format!(
+            "version = {version}\n{more}[limits]\nresult_grace = \"{grace}\"\n[tests.storage.params]\n{storage}"
+        );
         self.bed.policy_for(&["memory", "disk-space", "storage"], &text);
         let map = json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "policy", "namespace": NAMESPACE },
@@ -265,7 +271,8 @@ fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
             cluster.ask("PATCH", &path, Some(object));
         }
     }
-    cluster.change_policy("1s", LARGE);
+    // A log that could not be had at once, because the kubelet is busy, is asked for again in the next cycle.
+    cluster.change_policy_and_wait("2m", "1s", LARGE);
     let mut service = Service::start(&cluster.bed);
     for test in ["memory", "large"] {
         carried(cluster, test);

@@ -10,6 +10,7 @@
 
 mod chance;
 mod look;
+mod pace;
 mod stage;
 mod verdict;
 
@@ -31,6 +32,7 @@ use doctor_sim::{RemoteSim, read_effects};
 use crate::{
     chance::{Chance, Mischief},
     look::Looks,
+    pace::Pace,
     stage::{BOUND, Process, SPEED, Stage},
     verdict::{Figures, under_way},
 };
@@ -82,13 +84,13 @@ fn endure(name: &str, seed: u64, stage: &Stage) {
     let mut chance = Chance::new(seed);
     let (process, cluster) = stage.start_cluster();
     let mut mischief = Mischief::new(nodes(&cluster).into_iter().map(|node| node.name).collect());
-    let mut looks = Looks::default();
+    let (mut looks, mut pace) = (Looks::default(), Pace::default());
     for _ in 0..kills {
         let controller = stage.start_controller();
         if chance.once_in(3) {
             mischief.strike(&mut chance, &cluster);
         }
-        live(&mut chance, stage, &controller);
+        live(&mut chance, &mut pace, stage, &controller);
         controller.kill();
         // The others leave the store as the killed one left it for the next to open.
         if chance.once_in(2) {
@@ -99,15 +101,15 @@ fn endure(name: &str, seed: u64, stage: &Stage) {
     }
     let killed = began.elapsed().as_secs_f64();
     mischief.tidy(&cluster);
-    finish(stage, &cluster);
+    finish(&mut pace, stage, &cluster);
     let world = nodes(&cluster);
     drop(cluster);
     process.stop();
     stage.run(&["db", "verify"]);
     let effects = read_effects(&stage.effects()).unwrap();
-    let (figures, wrong) = verdict::judge(stage, &effects, &world, &mischief.were_away);
+    let (figures, wrong) = verdict::judge(stage, &effects, &pace, &world, &mischief.were_away);
     println!(
-        "{name}: killed for {killed:.0} s, which were {:.0} hours there, with {} incidents; {:.0} s in all",
+        "{name}: killed for {killed:.0} s, which were {:.0} hours there, with {} incidents; {:.0} s in all; {pace}",
         killed * SPEED / 3600.0,
         mischief.done,
         began.elapsed().as_secs_f64()
@@ -119,18 +121,18 @@ fn endure(name: &str, seed: u64, stage: &Stage) {
 
 /// How long a controller lives: most for a few cycles, some not even until the first, and some until just after
 /// something has happened in the cluster, which may be what they have just done and not written down yet.
-fn live(chance: &mut Chance, stage: &Stage, controller: &Process) {
+fn live(chance: &mut Chance, pace: &mut Pace, stage: &Stage, controller: &Process) {
     let moment = Duration::from_micros(chance.below(1000));
     let rest = match chance.below(10) {
         0 => Duration::from_millis(chance.below(80)),
         1..=3 => {
-            controller.wait_until_started();
-            wait_for_effect(stage);
+            pace.started(controller.wait_until_started());
+            wait_for_effect(stage, pace.life());
             Duration::from_millis(chance.below(4))
         }
         _ => {
-            controller.wait_until_started();
-            Duration::from_millis(chance.below(400))
+            pace.started(controller.wait_until_started());
+            pace.life().mul_f64(chance.below(1000) as f64 / 1000.0)
         }
     };
     // This is the random instant itself and no waiting for something to come about.
@@ -138,23 +140,23 @@ fn live(chance: &mut Chance, stage: &Stage, controller: &Process) {
 }
 
 /// Until the cluster's record grows, or for as long as others live.
-fn wait_for_effect(stage: &Stage) {
+fn wait_for_effect(stage: &Stage, life: Duration) {
     let length = || fs::metadata(stage.effects()).unwrap().len();
     let (began, before) = (Instant::now(), length());
-    while length() == before && began.elapsed() < Duration::from_millis(400) {
+    while length() == before && began.elapsed() < life {
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
 /// No new validation; then controllers run until all work is over, and are asked to stop. A step that was begun in the
 /// last moment is finished by the next one.
-fn finish(stage: &Stage, cluster: &RemoteSim) {
+fn finish(pace: &mut Pace, stage: &Stage, cluster: &RemoteSim) {
     stage.run(&["pause", "--why", "the test ends", "--yes"]);
     let began = Instant::now();
     let store = stage.open_store();
     loop {
         let controller = stage.start_controller();
-        controller.wait_until_started();
+        pace.started(controller.wait_until_started());
         loop {
             let work = under_way(&store, &nodes(cluster));
             if work.is_empty() {

@@ -189,6 +189,7 @@ impl Drop for Stage {
 pub(crate) struct Process {
     what: &'static str,
     child: Child,
+    began: Instant,
     started: mpsc::Receiver<()>,
     log: PathBuf,
 }
@@ -196,6 +197,7 @@ pub(crate) struct Process {
 impl Process {
     /// Its words are appended to a file; one of them says that it has started.
     fn start(what: &'static str, command: &mut Command, log: &Path) -> Self {
+        let began = Instant::now();
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().expect("it was asked for just now"));
         let mut file = File::options().create(true).append(true).open(log).unwrap();
@@ -206,14 +208,15 @@ impl Process {
                 let _heard = writeln!(file, "{line}").map(|()| line.contains(" started ").then(|| say.send(())));
             }
         });
-        Self { what, child, started, log: log.to_owned() }
+        Self { what, child, began, started, log: log.to_owned() }
     }
 
-    /// Waits until it says that it has started; its first cycle begins then.
-    pub(crate) fn wait_until_started(&self) {
+    /// Waits until it says that it has started; its first cycle begins then. How long that took.
+    pub(crate) fn wait_until_started(&self) -> Duration {
         if self.started.recv_timeout(BOUND).is_err() {
             panic!("{} did not start:\n{}", self.what, self.last_words());
         }
+        self.began.elapsed()
     }
 
     /// Nobody but us may end it.

@@ -28,22 +28,14 @@ use doctor_core::{
     policy::Policy,
     profile::Profiles,
     run::{RunEnd, RunState},
-    time::{Span, Timestamp},
+    time::Timestamp,
 };
-use doctor_sim::{Effect, Happened, Patience, judge_effects};
+use doctor_sim::{Effect, Happened, judge_effects};
 
-use crate::stage::{OUTAGE, POLICY, SPEED, Stage};
-
-/// How much a controller that is killed all the time is forgiven.
-///
-/// `view`: between looking at a node and submitting to it lie planning and a transaction, and on a machine that builds
-/// something beside this test they may take seconds; each is [`SPEED`] seconds there. `leave`: a job that is in a user's
-/// way is cancelled by the first controller that lives to the end of a cycle, once the cluster answers, and a refused
-/// cancellation is asked for again. All other invariants are exact.
-fn patience() -> Patience {
-    let real = |seconds: i64| Span::from_secs(seconds).times(SPEED as i64);
-    Patience { view: real(5), leave: real(10) + OUTAGE.times(2) }
-}
+use crate::{
+    pace::Pace,
+    stage::{POLICY, Stage},
+};
 
 /// What the cluster's record says of one run.
 #[derive(Debug, Default)]
@@ -76,12 +68,13 @@ pub(crate) struct Figures {
 pub(crate) fn judge(
     stage: &Stage,
     effects: &[Effect],
+    pace: &Pace,
     world: &[Node],
     were_away: &BTreeSet<NodeName>,
 ) -> (Figures, Vec<String>) {
     let store = stage.open_store();
     let told = told(effects);
-    let mut wrong: Vec<String> = judge_effects(effects, patience()).iter().map(ToString::to_string).collect();
+    let mut wrong: Vec<String> = judge_effects(effects, pace.patience()).iter().map(ToString::to_string).collect();
     let rows = store.history(&HistoryFilter::default()).unwrap();
     judge_runs(&told, &store, &mut wrong);
     let was_away = |node: &NodeName| were_away.contains(node);
