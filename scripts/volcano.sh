@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Volcano's controller and the definitions of its kinds, for the tests that run its jobs. Prints the folder in which they lie, as
-# vc-controller-manager and crd/; everything else is said on standard error.
+# Volcano's controller, its scheduler and the definitions of its kinds, for the tests that run its jobs. Prints the folder in which
+# they lie, as vc-controller-manager, vc-scheduler and crd/; everything else is said on standard error.
 #
-# Go builds it from Volcano's own module, which pins what it needs (this file pins the version), once: the result is kept under
-# DOCTOR_BED_CACHE by the hash of this file. That takes a few minutes. Its scheduler is not built: the tests place pods by Kubernetes' own.
+# Go builds them from Volcano's own module, which pins what it needs (this file pins the version), once: the result is kept under
+# DOCTOR_BED_CACHE by the hash of this file. That takes a few minutes.
 #
 # Where it cannot be done, the last line says why: "not run: …", exit 3, or exit 1 with CI=true.
 set -euo pipefail
@@ -32,24 +32,24 @@ sources() {
   sed -n 's|^\s*"Dir": "\(.*\)",\?$|\1|p' <<<"$told"
 }
 
-if [ ! -x "$folder/vc-controller-manager" ]; then
+if [ ! -d "$folder" ]; then
   mkdir -p "$cache"
   # Who comes second waits, and finds it done.
   exec 9>"$folder.lock"
   flock 9
-  if [ ! -x "$folder/vc-controller-manager" ]; then
+  if [ ! -d "$folder" ]; then
     command -v go >/dev/null || cannot "Volcano is built with Go, which is not installed (1.22 or newer)"
     directory=$(sources) || cannot "Volcano $version cannot be downloaded; go says why above"
     new=$(mktemp -d "$folder.new.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     chmod 755 "$new"
-    say "building Volcano's controller $version: minutes, once"
+    say "building Volcano $version: minutes, once"
     go -C "$directory" build -mod=readonly -buildvcs=false -trimpath -ldflags "-s -w" \
-      -o "$new/vc-controller-manager" ./cmd/controller-manager >&2 ||
+      -o "$new/" ./cmd/controller-manager ./cmd/scheduler >&2 ||
       cannot "Volcano $version does not build; go says why above (it downloads the sources when it has not got them)"
+    for part in controller-manager scheduler; do mv "$new/$part" "$new/vc-$part"; done
     mkdir "$new/crd"
     install -m 644 "$directory"/config/crd/volcano/bases/*.yaml "$new/crd/"
-    rm -rf "$folder"
     mv "$new" "$folder"
     trap - EXIT
     say "kept in $folder"

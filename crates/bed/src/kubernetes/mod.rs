@@ -119,7 +119,7 @@ impl ControlPlane {
         from_script("scripts/kubernetes.sh", &[]).map_err(|why| BedError::NotBuilt { why })
     }
 
-    /// The folder with Volcano's controller and the definitions of its kinds, which `scripts/volcano.sh` builds or finds.
+    /// The folder with Volcano's controller, its scheduler and the definitions of its kinds, which `scripts/volcano.sh` builds or finds.
     ///
     /// # Errors
     /// [`BedError::NotBuilt`] with what is missing on this machine.

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # One host of the bed: an sshd with processes, devices, a home, a boot and a load of its own, on an address of loopback.
 #
-#   host.sh keep FOLDER NAME     says "ready" on standard output, and stays until its standard input ends
+#   host.sh keep FOLDER NAME PROGRAMS
+#                                says "ready" on standard output, and stays until its standard input ends
 #   host.sh try                  whether this may be done here at all; the last line says why not
 #
 # Everything that is started over SSH lives in one PID namespace. Its first process waits for the end of its input, which comes
 # however the process that holds the other end went; with it goes everything in there.
 set -euo pipefail
 
-what=$1 folder=${2:-} name=${3:-}
+what=$1 folder=${2:-} name=${3:-} programs=${4:-}
 
 # A device that swallows everything stands for a GPU: only who holds it open matters.
 devices() {
@@ -28,17 +29,29 @@ devices() {
   mount --move "$dev" /dev
 }
 
+# A home of its own. Programs that were built in the home directory of whoever tests stay where they are.
+home() {
+  if [[ $programs != /root/* ]]; then
+    mount --bind "$folder/home" /root
+    return
+  fi
+  mkdir -p "$folder/programs" "$folder/home${programs#/root}"
+  mount --bind "$programs" "$folder/programs"
+  mount --bind "$folder/home" /root
+  mount --move "$folder/programs" "$programs"
+}
+
 case $what in
 keep)
   trap '' INT HUP TERM
-  unshare --pid --fork --mount --uts --propagation private --kill-child "$BASH" "$0" inside "$folder" "$name" || true
+  unshare --pid --fork --mount --uts --propagation private --kill-child "$BASH" "$0" inside "$folder" "$name" "$programs" || true
   ;;
 inside)
   hostname "$name"
   mount -t proc proc /proc
   mount --bind "$folder/boot_id" /proc/sys/kernel/random/boot_id
   mount --bind "$folder/loadavg" /proc/loadavg
-  mount --bind "$folder/home" /root
+  home
   mount -t tmpfs -o mode=755 tmpfs /run
   mkdir /run/sshd
   # What it does not share with this machine, where it has been given folders of its own.

@@ -1,8 +1,8 @@
-//! Runs as jobs of Volcano's, with its own definitions and its own controller. Its scheduler is played: it would let the job in,
-//! and Kubernetes' own gives the pod its place.
+//! Runs as jobs of Volcano's, with its own definitions, its own controller and its own scheduler.
 
 use std::{
     fs,
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
 };
@@ -21,26 +21,42 @@ use tempfile::NamedTempFile;
 
 use super::{Cluster, NAMESPACE, ids, polled, request, until};
 
-/// Ends with the test. What it wrote is shown if the test fails.
-struct Controller {
+/// A program of Volcano's. Ends with the test; what it wrote is shown if the test fails.
+struct Program {
+    name: &'static str,
     child: Child,
     log: NamedTempFile,
 }
 
-impl Drop for Controller {
+impl Program {
+    fn start(folder: &Path, name: &'static str, cluster: &Cluster, arguments: &[String]) -> Self {
+        let log = NamedTempFile::new().unwrap();
+        let child = Command::new(folder.join(name))
+            .arg(format!("--kubeconfig={}", cluster.plane.admin().display()))
+            .args(["--leader-elect=false", "--enable-healthz=false"])
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(log.reopen().unwrap())
+            .spawn()
+            .unwrap();
+        Self { name, child, log }
+    }
+}
+
+impl Drop for Program {
     fn drop(&mut self) {
         let ended = self.child.try_wait();
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
             let log = fs::read_to_string(self.log.path()).unwrap_or_default();
-            eprintln!("Volcano's controller (had it ended? {ended:?}) wrote:\n{log}");
+            eprintln!("{} (had it ended? {ended:?}) wrote:\n{log}", self.name);
         }
     }
 }
 
 /// A cluster with Volcano in it, for which our account has the rights.
-fn with_volcano(config: &KubernetesConfig) -> Option<(Cluster, Controller)> {
+fn with_volcano(config: &KubernetesConfig) -> Option<(Cluster, [Program; 2])> {
     let folder = ControlPlane::volcano().inspect_err(|why| why.not_run("jobs of Volcano's")).ok()?;
     let cluster = Cluster::start(&["v-1"])?;
     for file in fs::read_dir(folder.join("crd")).unwrap() {
@@ -58,42 +74,18 @@ fn with_volcano(config: &KubernetesConfig) -> Option<(Cluster, Controller)> {
     let role = manifests(config).into_iter().find(|object| object["kind"] == "Role").unwrap();
     let path = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/cluster-doctor");
     assert!(cluster.plane.request("PATCH", &path, Some(&json!({ "rules": role["rules"] }))).unwrap().is_success());
-    let log = NamedTempFile::new().unwrap();
-    let child = Command::new(folder.join("vc-controller-manager"))
-        .arg(format!("--kubeconfig={}", cluster.plane.admin().display()))
-        .args(["--leader-elect=false", "--enable-healthz=false", "--scheduler-name=default-scheduler"])
-        .args(["--controllers=+job-controller,+gc-controller"])
-        .stdout(Stdio::null())
-        .stderr(log.reopen().unwrap())
-        .spawn()
-        .unwrap();
-    Some((cluster, Controller { child, log }))
+    let controllers = "--controllers=+job-controller,+gc-controller,+queue-controller".to_owned();
+    let scratch = format!("--cache-dump-dir={}", cluster.plane.admin().parent().unwrap().display());
+    let programs = [
+        Program::start(&folder, "vc-controller-manager", &cluster, &[controllers]),
+        Program::start(&folder, "vc-scheduler", &cluster, &[scratch]),
+    ];
+    Some((cluster, programs))
 }
 
 impl Cluster {
     fn volcano_job(&self, run: RunId) -> Value {
         self.get(&format!("/apis/batch.volcano.sh/v1alpha1/namespaces/{NAMESPACE}/jobs/doctor-{run}"))
-    }
-
-    /// What Volcano's scheduler does first. Its controller acts when it sees the change, and overlooks one that comes while it is
-    /// busy with the job; a scheduler would look again, and so does this.
-    fn let_in(&self, run: RunId) {
-        let groups = format!("/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups");
-        let uid = self.volcano_job(run)["metadata"]["uid"].as_str().unwrap().to_owned();
-        let path = format!("{groups}/doctor-{run}-{uid}");
-        let set = |phase: &str| {
-            let patch = json!({ "status": { "phase": phase } });
-            self.plane.request("PATCH", &path, Some(&patch)).unwrap().is_success()
-        };
-        let mut looks = 0;
-        until("the group to be let in", || {
-            looks += 1;
-            if looks % 60 == 1 {
-                set("Pending");
-                set("Inqueue");
-            }
-            !self.pods_of_run(run).is_empty()
-        });
     }
 
     fn pods_of_run(&self, run: RunId) -> Vec<Value> {
@@ -106,11 +98,11 @@ impl Cluster {
 fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_there() {
     let volcano = Volcano {
         queue: Some("validation".to_owned()),
-        scheduler: "default-scheduler".to_owned(),
+        scheduler: "volcano".to_owned(),
         plugins: [("env".to_owned(), Vec::new())].into(),
     };
     let run_as = RunAs::Volcano(volcano);
-    let Some((cluster, _controller)) =
+    let Some((cluster, _volcano)) =
         with_volcano(&KubernetesConfig { run_as: run_as.clone(), ..KubernetesConfig::default() })
     else {
         return;
@@ -121,7 +113,6 @@ fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_ther
         let run = ids.run();
         until("the job to be taken", || backend.submit(&request(run, "v-1", "endless")).is_ok());
         backend.submit(&request(run, "v-1", "endless")).unwrap();
-        cluster.let_in(run);
         until("the job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
         // While Volcano has not taken that in, it makes a pod anew that is taken away: it looks at what is missing before it looks at why.
         until("Volcano to know that it runs", || {
@@ -139,6 +130,7 @@ fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_ther
         (pods.len(), &pods[0]["spec"]["nodeName"], &pods[0]["spec"]["priority"]),
         (1, &json!("v-1"), &json!(-1000))
     );
+    assert_eq!(pods[0]["spec"]["schedulerName"], "volcano");
     cluster.kubelet.end_pod(NAMESPACE, pods[0]["metadata"]["name"].as_str().unwrap(), Exit::code(0)).unwrap();
     until("the job to end", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Exited, .. }));
 
