@@ -1,18 +1,32 @@
 #!/usr/bin/env bash
 # The tests of the whole workspace. They start real Kubernetes, Slurm, dstack and databases side by side, and on two cores any
 # of those is now and then short of time. So what failed runs once more, alone. What fails again has failed. What passes alone is
-# said to be UNSTEADY, by name: a fault of the test or of the program that somebody has to look at, and a failure all the same.
+# said to be UNSTEADY, by name: a fault of the test or of the program that somebody has to look at, and a failure all the same,
+# unless the host of this virtual machine took a fifth or more of the time that it needed away from it meanwhile (`steal` in
+# /proc/stat): then the first run measured the host, and the second one counts.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-few=5
+few=8
+starved=20 # percent
 cargo=("${CARGO:-cargo}" test --workspace --all-features --no-fail-fast --quiet)
 said=$(mktemp)
 again=$(mktemp)
 trap 'rm -f "$said" "$again"' EXIT
 
+# Ticks that this machine used, and ticks that it would have used and was not given.
+ticks() {
+  awk '$1 == "cpu" { print $2 + $3 + $4 + $7 + $8, $9 + 0 }' /proc/stat
+}
+
+read -r used_before stolen_before < <(ticks)
 # --show-output: a test that passes because it could not run says so in its output. Scenarios have a part of their own.
 "${cargo[@]}" -- --show-output --skip scenarios_play_as_reviewed 2>&1 | tee "$said" && exit 0
+
+read -r used stolen < <(ticks)
+used=$((used - used_before)) stolen=$((stolen - stolen_before))
+missing=$((stolen * 100 / (used + stolen + 1)))
+echo "the host took $missing % of this machine's time away during these tests"
 
 mapfile -t programs < <(sed -nE 's/^ +`-p [^ ]+ (--.*)`$/\1/p' "$said")
 mapfile -t names < <(grep -aoE '[A-Za-z0-9_:]+ --- FAILED$' "$said" | cut -d' ' -f1 | sort -u)
@@ -30,6 +44,6 @@ if [ "$passed" -lt ${#names[@]} ]; then
   exit 1
 fi
 for name in "${names[@]}"; do
-  echo "UNSTEADY: $name failed beside others and passed alone"
+  echo "UNSTEADY: $name failed beside others and passed alone, with $missing % of the machine's time taken away"
 done
-exit 1
+[ "$missing" -ge "$starved" ]

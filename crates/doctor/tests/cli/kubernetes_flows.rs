@@ -53,7 +53,8 @@ fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
     configure(
         &bed,
         &cluster,
-        "[limits]\npending = \"6s\"\nresult_grace = \"1s\"\n[retry]\nnot_started = \"1h\"\ninconclusive = \"1h\"\n",
+        "[limits]\npending = \"20s\"\nresult_grace = \"1s\"\n[retry]\nnot_started = \"1h\"\ninconclusive = \"1h\"\n\
+         [tests.memory]\nlimit = \"1h\"\n",
     );
     let service = Service::start(&bed);
     let rows = || bed.json(&["history", "--test", "memory"]).as_array().cloned().unwrap_or_default();
