@@ -15,10 +15,15 @@ pub fn doctor_node() -> &'static Path {
     BUILT.get_or_init(|| std::env::var_os("DOCTOR_NODE").map_or_else(build, PathBuf::from))
 }
 
-fn build() -> PathBuf {
+/// The folder of the profile that this program was built with: a test lies in `deps` below it, a program in it.
+pub(crate) fn profile() -> PathBuf {
     let me = std::env::current_exe().expect("a running program has a path");
-    // A test lies in `deps` of its profile's folder, and that in the target folder.
-    let profile = me.parent().and_then(Path::parent).expect("a test lies below its profile");
+    let folder = me.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
+    folder.expect("a program lies in a folder").to_owned()
+}
+
+fn build() -> PathBuf {
+    let profile = profile();
     let target = profile.parent().expect("a profile lies in the target folder");
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     build.args(["build", "--quiet", "-p", "doctor-node", "--target-dir"]).arg(target);

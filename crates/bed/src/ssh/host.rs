@@ -81,13 +81,6 @@ pub(super) fn try_one() -> Result<(), BedError> {
     Err(no(String::from_utf8_lossy(&tried.stderr).trim().to_owned()))
 }
 
-/// The folder of what was built together with the program that uses the bed: a test lies in a folder beside them.
-fn programs() -> PathBuf {
-    let this = std::env::current_exe().unwrap_or_default();
-    let folder = this.parent().unwrap_or(&this);
-    if folder.ends_with("deps") { folder.parent().unwrap_or(folder).to_owned() } else { folder.to_owned() }
-}
-
 impl Host {
     /// Makes the files of a host and boots it. The number is a part of its address.
     pub(super) fn new(bed: &Path, name: &str, number: u8) -> Result<Self, BedError> {
@@ -170,7 +163,7 @@ impl Host {
             .arg("keep")
             .arg(&self.folder)
             .arg(&self.name)
-            .arg(programs())
+            .arg(crate::programs::profile())
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
