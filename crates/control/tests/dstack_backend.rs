@@ -42,6 +42,9 @@ const POLICY: &str = "[tests.endless.params]\ncommand = [\"/bin/sleep\", \"600\"
 
 const HOSTS: u8 = 4;
 
+const PATIENCE: Duration = Duration::from_secs(300);
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// One server for all tests of this file, each of which has a host of its own. It ends with the process.
 struct Shared {
     dstack: Dstack,
@@ -162,6 +165,21 @@ impl Host {
     fn seen(&self, backend: &DstackBackend) -> SeenNode {
         backend.snapshot().unwrap().into_iter().find(|seen| seen.node.name == self.name()).unwrap()
     }
+
+    /// One look of the server that comes too late makes an instance `unreachable` until the next, and nobody calls that free.
+    fn wait_free(&self, backend: &DstackBackend, because: &str) {
+        let mut last = String::new();
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            let occupancy = self.seen(backend).node.occupancy;
+            if occupancy.is_free() {
+                return;
+            }
+            why(&occupancy).clone_into(&mut last);
+            std::thread::sleep(PAUSE);
+        }
+        panic!("{because}, and it is not free: {last}");
+    }
 }
 
 fn has_ended(run: &Value) -> bool {
@@ -179,8 +197,8 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(began.elapsed() < Duration::from_secs(300), "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(100));
+        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -284,7 +302,7 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     backend.submit(&host.request(run, &["memory", "endless"])).unwrap();
     assert_eq!(host.seen(&backend).jobs, [run]);
     wait_running(&backend, run);
-    assert_eq!(why(&host.seen(&backend).node.occupancy), "free", "our own run is in nobody's way");
+    host.wait_free(&backend, "our own run is in nobody's way");
     let secrets = || host.dstack().ask(&in_project("secrets/list"), &json!({})).unwrap().to_string();
     assert!(!secrets().contains(&run.to_string()), "the job has its key");
     let told = host.dstack().run(&format!("doctor-{run}")).unwrap().to_string();
@@ -301,7 +319,7 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     wait("the second test", has_begun);
     backend.cancel(run).unwrap();
     let (how, started, documents) = wait_ended(&backend, run);
-    assert_eq!((how, started, documents.len()), (JobEnd::Killed, true, 1));
+    assert_eq!((how, started, documents.len()), (JobEnd::Killed, true, 1), "{:?}", backend.logs(run));
     let document = Document::open(&documents[0], &KEY).unwrap();
     assert_eq!(document.tests.iter().map(|test| test.test.as_str()).collect::<Vec<_>>(), ["memory"]);
     assert_eq!((document.run, &document.node), (run, &host.name()));
@@ -315,10 +333,11 @@ fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
     let blocks = |name: &str| host.dstack().instance(host.number).unwrap()[name].clone();
     assert_eq!(blocks("total_blocks"), BLOCKS);
     let run = run_id(7);
-    wait("the instance to be free", || host.seen(backend).node.occupancy.is_free().then_some(()));
+    host.wait_free(backend, "nobody has it");
     backend.submit(&host.request(run, &["endless"])).unwrap();
     wait_running(backend, run);
-    assert_eq!((blocks("busy_blocks"), why(&host.seen(backend).node.occupancy)), (json!(BLOCKS), "free"));
+    assert_eq!(blocks("busy_blocks"), BLOCKS);
+    host.wait_free(backend, "all of it is ours");
     backend.cancel(run).unwrap();
     wait_ended(backend, run);
     host.dstack().wait_for_instance(host.number, "idle", |instance| instance["status"] == "idle").unwrap();
@@ -330,7 +349,7 @@ fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
     backend.submit(&host.request(late, &["memory"])).unwrap();
     assert_eq!(wait_ended(backend, late).0, JobEnd::Displaced, "seven blocks are not all of them");
     host.leave();
-    wait("the instance to be free", || host.seen(backend).node.occupancy.is_free().then_some(()));
+    host.wait_free(backend, "nobody has it");
     // A fleet as for a cloud, as this server tells of it; there are no instances in it without one.
     let cloud = json!({ "type": "fleet", "name": "cloud", "nodes": { "min": 0, "target": 0, "max": 2 }, "idle_duration": "1h" });
     let spec = json!({ "configuration": cloud, "profile": { "name": "default" } });
@@ -354,7 +373,7 @@ fn whoever_comes_or_waits_goes_first() {
     host.leave();
     // A user's run that is retried waits while ours has the instance.
     let run = run_id(3);
-    wait("the instance to be free", || host.seen(&backend).node.occupancy.is_free().then_some(()));
+    host.wait_free(&backend, "nobody has it");
     backend.submit(&host.request(run, &["endless"])).unwrap();
     wait_running(&backend, run);
     let retried = json!({ "retry": { "on_events": ["no-capacity"], "duration": "1h" } });
@@ -373,7 +392,7 @@ fn whoever_comes_or_waits_goes_first() {
     host.dstack().wait_for_instance(3, "unreachable", cut).unwrap();
     assert_eq!(why(&host.seen(&backend).node.occupancy), "dstack cannot reach it");
     host.dstack().join(3).unwrap();
-    wait("the instance to be free", || host.seen(&backend).node.occupancy.is_free().then_some(()));
+    host.wait_free(&backend, "nobody has it");
     // GPUs that fail: dstack's own words are a mark of somebody else.
     host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
     let failing = host.seen(&backend).node;

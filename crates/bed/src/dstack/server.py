@@ -16,7 +16,7 @@ bootstrap.set_up_process()
 import uvicorn  # noqa: E402
 
 from dstack._internal.core.services.ssh import tunnel  # noqa: E402
-from dstack._internal.server.background.pipeline_tasks import base, jobs_running  # noqa: E402
+from dstack._internal.server.background.pipeline_tasks import base, jobs_running, jobs_terminating  # noqa: E402
 from dstack._internal.server.services.runner import client  # noqa: E402
 
 EVERY = timedelta(seconds=0.5)
@@ -34,6 +34,8 @@ base.Fetcher._DEFAULT_FETCH_DELAYS = [0.2]
 # Short, but not so short that a host which has to wait for a core is given up: one look that fails makes an instance `unreachable`, and
 # whatever is submitted in that moment finds no place.
 jobs_running.JOB_DISCONNECTED_RETRY_TIMEOUT = timedelta(seconds=30)
+# And a job that was told to stop is not killed, and its log lost, because host and server were slow to hear of each other.
+jobs_terminating.JOB_TERMINATION_DEADLINE = timedelta(seconds=120)
 client.REQUEST_TIMEOUT = 20
 tunnel.SSH_TIMEOUT = 30
 

@@ -23,8 +23,8 @@ from urllib.parse import parse_qs, urlsplit
 VERSION = "0.22.5"
 HOME = os.environ.get("DSTACK_SHIM_HOME", "/root/.dstack")
 SHIM_PORT, RUNNER_PORT = 10998, 10999
-# What the real runner gives a job between its interrupt and its end.
-GRACE = 10
+# What a job is given between its interrupt and its end. The real runner gives ten seconds; a job here may have to wait for a core.
+GRACE = 60
 GPUS = {"gpu_vendor": "nvidia", "gpu_name": "H100", "gpu_memory": 81559, "gpu_count": 8}
 
 

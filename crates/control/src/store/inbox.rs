@@ -44,15 +44,18 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How many wait for how long.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// So many results are entered at once.
+    /// So many are worth entering.
+    enough: usize,
+    /// So many results are entered at once, at most.
     at_once: usize,
     /// With so many waiting, a batch is not kept before some of them are entered.
     most: usize,
 }
 
 /// Who keeps results also enters them, as only one can write at a time; others wait for that.
-const ON_SQLITE: Limits = Limits { at_once: 4096, most: 4096 };
-const ON_POSTGRES: Limits = Limits { at_once: 2048, most: 8192 };
+const ON_SQLITE: Limits = Limits { enough: 4096, at_once: 4096, most: 4096 };
+/// They are entered while others are kept, so that the server has work from the first on and little is left at the end.
+const ON_POSTGRES: Limits = Limits { enough: 1024, at_once: 2048, most: 8192 };
 
 /// What this process has kept and not entered.
 #[derive(Debug)]
@@ -110,7 +113,7 @@ impl Inbox {
     /// Waits until it is worth while to look what can be entered. `false`: it has `ended` and nothing waits.
     pub(super) fn wait(&self, ended: impl Fn() -> bool) -> bool {
         let none_yet = |waiting: &mut Waiting| waiting.results == 0 && !ended();
-        let few = |waiting: &mut Waiting| waiting.results < self.limits.at_once && !ended();
+        let few = |waiting: &mut Waiting| waiting.results < self.limits.enough && !ended();
         let waiting = self.arrived.wait_while(self.lock(), none_yet).unwrap_or_else(PoisonError::into_inner);
         let (waiting, _) =
             self.arrived.wait_timeout_while(waiting, LINGER, few).unwrap_or_else(PoisonError::into_inner);
@@ -136,7 +139,7 @@ impl Inbox {
         waiting.known.extend(results.iter().filter_map(identity));
         let number = waiting.kept;
         waiting.batches.push_back(Arc::new(Batch { number, lease: lease.clone(), results }));
-        if waiting.results >= self.limits.at_once || waiting.batches.len() == 1 {
+        if waiting.results >= self.limits.enough || waiting.batches.len() == 1 {
             self.arrived.notify_all();
         }
     }
