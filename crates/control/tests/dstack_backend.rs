@@ -171,11 +171,11 @@ impl Host {
         let mut last = String::new();
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
-            let occupancy = self.seen(backend).node.occupancy;
-            if occupancy.is_free() {
+            let seen = self.seen(backend);
+            if seen.node.occupancy.is_free() {
                 return;
             }
-            why(&occupancy).clone_into(&mut last);
+            why(&seen.node.occupancy).clone_into(&mut last);
             std::thread::sleep(PAUSE);
         }
         panic!("{because}, and it is not free: {last}");
