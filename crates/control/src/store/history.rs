@@ -4,7 +4,7 @@ use std::{cmp::Ordering, sync::Arc};
 
 use doctor_core::{
     finding::Verdict,
-    ids::{NodeName, TestId},
+    ids::{NodeName, RunId, TestId},
     plan::MOST_TESTS,
     time::{Span, Timestamp},
 };
@@ -45,30 +45,13 @@ impl Store {
     pub fn latest_all(&self) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            if tx.is_sqlite() {
-                let sql = format!("{LATEST} ORDER BY node, test");
-                let read = |row: &Row<'_>| read_latest(row, (row.int(0)?, row.int(1)?), &names);
-                return tx.all("reading latest results", &sql, &[], read);
+            // The names are those of this transaction, so no row has a higher number.
+            if !tx.is_sqlite() && names.have_small_numbers() {
+                return packed_latest(tx, &names);
             }
-            let mut places = Vec::new();
-            let rows = tx.all_numbers("reading latest results", ALL_LATEST, |row| {
-                let of = (row.int(0)?, row.int(1)?);
-                places.push(Place::new(of, places.len()));
-                let (attempt, outcome) = (row.moment(2)?, row.int(3)?);
-                let sure = match row.opt_int(5)? {
-                    None => Some((outcome, attempt)),
-                    Some(NO_OUTCOME) => None,
-                    Some(sure) => Some((sure, row.opt_moment(6)?.unwrap_or(attempt))),
-                };
-                let misses = if row.opt_int(7)?.is_none() { 0 } else { row.count(7)? };
-                latest_row(row, of, sure, misses, &names)
-            })?;
-            // The server would take longer to bring them into their order.
-            places.sort_unstable();
-            let mut rows: Vec<Option<LatestRow>> = rows.into_iter().map(Some).collect();
-            let mut sorted = Vec::with_capacity(rows.len());
-            sorted.extend(places.into_iter().filter_map(|place| rows.get_mut(place.index())?.take()));
-            Ok(sorted)
+            let sql = format!("{LATEST} ORDER BY node, test");
+            let read = |row: &Row<'_>| read_latest(row, (row.int(0)?, row.int(1)?), &names);
+            tx.all("reading latest results", &sql, &[], read)
         })
     }
 
@@ -145,55 +128,69 @@ impl Store {
 
 const LATEST: &str = "SELECT node, test, attempt, outcome, run, sure, sure_at, misses FROM latest";
 
-/// The same for all of them at once from PostgreSQL, which takes longer to write a value than to see that it can be left out:
-/// nothing stands for a last sure outcome that is the last one, and for no misses. SQLite takes longer to leave it out.
-const ALL_LATEST: &str = "SELECT node, test, attempt, outcome, run, \
+/// The same for all of them at once from PostgreSQL, which takes longer to write a value than to see that it can be left out: node,
+/// test and outcome are one number, and nothing stands for a last sure outcome that is the last one, and for no misses.
+const PACKED_LATEST: &str = "SELECT (node::bigint << 32) | (test::bigint << 16) | outcome, attempt, run, \
      CASE WHEN sure = outcome AND sure_at = attempt THEN NULL ELSE COALESCE(sure, 0) END, \
      NULLIF(sure_at, attempt), NULLIF(misses, 0) FROM latest";
 
 const NO_OUTCOME: i64 = 0;
 
-/// Where a row is that came as it lay: one number, a sixth of what a row is, that is sorted in its stead. The numbers of nodes and
-/// tests are never negative and have four bytes each in the database.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place(u128);
-
-impl Place {
-    fn new((node, test): (i64, i64), index: usize) -> Self {
-        let key = u128::from(node.cast_unsigned()) << 32 | u128::from(test.cast_unsigned());
-        Self(key << 64 | u128::from(u64::try_from(index).unwrap_or(u64::MAX)))
-    }
-
-    fn index(self) -> usize {
-        usize::try_from(self.0 & u128::from(u64::MAX)).unwrap_or(usize::MAX)
-    }
+fn packed_latest(tx: &mut Tx<'_>, names: &Names) -> Result<Vec<LatestRow>> {
+    const SIXTEEN_BITS: i64 = 0xffff;
+    let mut places: Vec<(i64, usize)> = Vec::new();
+    let rows = tx.all_numbers("reading latest results", PACKED_LATEST, |row| {
+        let packed = row.int(0)?;
+        places.push((packed, places.len()));
+        let (outcome, at) = (packed & SIXTEEN_BITS, row.moment(1)?);
+        let sure = match row.opt_int(3)? {
+            None => Some((outcome, at)),
+            Some(NO_OUTCOME) => None,
+            Some(sure) => Some((sure, row.opt_moment(4)?.unwrap_or(at))),
+        };
+        let misses = if row.opt_int(5)?.is_none() { 0 } else { row.count(5)? };
+        let found = Latest { node: packed >> 32, test: packed >> 16 & SIXTEEN_BITS, at, outcome, sure, misses };
+        latest_row(&found, || row.run(2), names)
+    })?;
+    // The server would take longer to bring them into their order.
+    places.sort_unstable();
+    let mut rows: Vec<Option<LatestRow>> = rows.into_iter().map(Some).collect();
+    let mut sorted = Vec::with_capacity(rows.len());
+    sorted.extend(places.into_iter().filter_map(|(_, place)| rows.get_mut(place)?.take()));
+    Ok(sorted)
 }
 
 /// `of`: its first two columns.
-fn read_latest(row: &Row<'_>, of: (i64, i64), names: &Names) -> Result<LatestRow> {
+fn read_latest(row: &Row<'_>, (node, test): (i64, i64), names: &Names) -> Result<LatestRow> {
     let sure = row.opt_int(5)?.zip(row.opt_moment(6)?);
-    latest_row(row, of, sure, row.count(7)?, names)
+    let found = Latest { node, test, at: row.moment(2)?, outcome: row.int(3)?, sure, misses: row.count(7)? };
+    latest_row(&found, || row.run(4), names)
 }
 
-/// `sure`: its last outcome that said something, and when.
-fn latest_row(
-    row: &Row<'_>,
-    of: (i64, i64),
+/// What is found of a test on a node, with numbers for names.
+struct Latest {
+    node: i64,
+    test: i64,
+    at: Timestamp,
+    outcome: i64,
+    /// Its last outcome that said something, and when.
     sure: Option<(i64, Timestamp)>,
     misses: u32,
-    names: &Names,
-) -> Result<LatestRow> {
-    let kind = names.outcome(row.int(3)?)?;
-    let conclusive = sure.map(|(sure, at)| Ok((names.outcome(sure)?.verdict, at))).transpose()?;
+}
+
+/// `run` is asked for if there is one.
+fn latest_row(found: &Latest, run: impl FnOnce() -> Result<RunId>, names: &Names) -> Result<LatestRow> {
+    let kind = names.outcome(found.outcome)?;
+    let conclusive = found.sure.map(|(sure, at)| Ok((names.outcome(sure)?.verdict, at))).transpose()?;
     Ok(LatestRow {
-        node: names.node(of.0)?.clone(),
-        test: names.test(of.1)?.clone(),
-        at: row.moment(2)?,
+        node: names.node(found.node)?.clone(),
+        test: names.test(found.test)?.clone(),
+        at: found.at,
         verdict: kind.verdict,
         reason: kind.reason.clone(),
-        run: if kind.imported { None } else { Some(row.run(4)?) },
+        run: if kind.imported { None } else { Some(run()?) },
         conclusive,
-        misses,
+        misses: found.misses,
     })
 }
 

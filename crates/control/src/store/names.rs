@@ -92,6 +92,11 @@ impl Names {
         self.nodes.numbers.len() + self.tests.numbers.len() + self.outcomes.numbers.len()
     }
 
+    /// Whether the numbers of tests and outcomes have at most sixteen bits.
+    pub(super) fn have_small_numbers(&self) -> bool {
+        self.tests.highest().max(self.outcomes.highest()) <= i64::from(u16::MAX)
+    }
+
     pub(super) fn node(&self, id: i64) -> Result<&NodeName> {
         self.nodes.name(id).ok_or_else(|| unknown("node", id))
     }

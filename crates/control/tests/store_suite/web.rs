@@ -130,14 +130,40 @@ fn pages_of_runs_audit_and_days_add_up(bed: &mut Bed) {
     assert!(days.len() >= 2 && days.iter().all(|(day, _)| day.millis() % 86_400_000 == 0), "{days:?}");
 }
 
-/// Somebody has locked the table, and does not go.
-#[test]
-fn a_question_that_postgresql_does_not_answer_in_time_is_given_up() {
-    let Some(bed) = Bed::postgres() else { return };
+/// A connection of somebody else to the database of this bed.
+fn beside(bed: &Bed) -> (tokio::runtime::Runtime, tokio_postgres::Client) {
     let Some(StoreUrl::Postgres(url)) = &bed.url else { panic!("a bed on PostgreSQL has its address") };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (client, connection) = runtime.block_on(tokio_postgres::connect(url, tokio_postgres::NoTls)).unwrap();
     runtime.spawn(async move { drop(connection.await) });
+    (runtime, client)
+}
+
+/// PostgreSQL uses up a number for each name that was there already.
+#[test]
+fn latest_results_are_the_same_when_the_numbers_of_their_names_have_grown_long() {
+    let Some(mut bed) = Bed::postgres() else { return };
+    bed.tested("n2", "disk", Verdict::Fail);
+    bed.tested("n1", "disk", Verdict::Pass);
+    let (runtime, client) = beside(&bed);
+    for table in ["test", "outcome"] {
+        let sql = format!("ALTER TABLE {table} ALTER COLUMN id RESTART WITH 70000");
+        runtime.block_on(client.batch_execute(&sql)).unwrap();
+    }
+    let each = |bed: &Bed| ["n2", "n1"].map(|name| bed.store.latest_of(&node(name)).unwrap()).concat();
+    assert_eq!(bed.store.latest_all().unwrap(), each(&bed));
+    bed.tested("n2", "memory", Verdict::Inconclusive);
+    bed.tested("n1", "disk", Verdict::Inconclusive);
+    assert_eq!(bed.store.latest_all().unwrap(), each(&bed));
+    let row = runtime.block_on(client.query_one("SELECT MAX(test) FROM latest", &[])).unwrap();
+    assert_eq!(row.get::<_, i32>(0), 70000, "a number that does not fit into sixteen bits");
+}
+
+/// Somebody has locked the table, and does not go.
+#[test]
+fn a_question_that_postgresql_does_not_answer_in_time_is_given_up() {
+    let Some(bed) = Bed::postgres() else { return };
+    let (runtime, client) = beside(&bed);
     runtime.block_on(client.batch_execute("BEGIN; LOCK TABLE token IN ACCESS EXCLUSIVE MODE")).unwrap();
     for _ in 0..6 {
         let late = bed.store.until(Instant::now() + Duration::from_millis(300)).tokens().unwrap_err();
