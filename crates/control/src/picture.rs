@@ -55,17 +55,14 @@ pub struct ClusterRow {
 
 /// What a snapshot says of the cluster, as [`last_seen`] reads it. Written without a copy of the nodes: there may be thousands,
 /// and this is done all the time.
-///
-/// # Errors
-/// If it cannot be written as JSON.
-pub fn written(backend: &str, snapshot: &Snapshot) -> serde_json::Result<Vec<u8>> {
-    serde_json::to_vec(&Written {
+pub(crate) fn written<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl Serialize + 'a {
+    Written {
         backend,
         caps: snapshot.caps,
         policy: &snapshot.policy,
         tests: &snapshot.tests,
         nodes: Rows(&snapshot.nodes),
-    })
+    }
 }
 
 /// A [`Cluster`], borrowed.

@@ -83,9 +83,7 @@ impl Publisher {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let Some(snapshot) = memory.snapshot() else { return Ok(()) };
-        let picture = picture::written(parts.backend.name(), snapshot)
-            .map_err(|error| StoreError::Unreadable { what: "picture of the cluster", why: error.to_string() })?;
-        parts.store.save_cluster(lease, now, &picture)?;
+        parts.store.save_cluster(lease, now, &picture::written(parts.backend.name(), snapshot))?;
         self.pictured = Some(Instant::now());
         Ok(())
     }

@@ -4,7 +4,10 @@
 //! written while nothing changes. A node is looked at when something about it changed, and all of them now and then, because a
 //! result also grows old by itself.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use doctor_core::{
     ids::NodeName,
@@ -60,19 +63,21 @@ impl Boards {
         let board = writing.backend.board().filter(|_| snapshot.policy.mode != Mode::Observe);
         let Some(board) = board else { return Ok(Vec::new()) };
         let all = self.all_at.is_none_or(|last| snapshot.at.since(last) >= ALL_EVERY);
-        // What is written later is made later: all of a large cluster at once would be more than everything else in memory.
-        let (mut work, mut rest) = (Vec::new(), BTreeSet::new());
+        // What is written later is made later, and what many are to bear is there once: all of a large cluster at once would be more
+        // than everything else in memory.
+        let (mut work, mut rest, mut texts) = (Vec::new(), BTreeSet::new(), HashMap::new());
         for record in &snapshot.nodes {
             let name = &record.node.name;
             if all || self.changed.contains(name) {
                 let wanted = ToShow::of(Shown::of(snapshot, record));
                 match board.number(name) == Some(wanted.number) {
                     true => {}
-                    false if work.len() < MOST => work.push((name.clone(), wanted)),
+                    false if work.len() < MOST => work.push((name.clone(), once(&mut texts, wanted))),
                     false => drop(rest.insert(name.clone())),
                 }
             }
         }
+        drop(texts);
         self.changed = rest;
         if all {
             self.all_at = Some(snapshot.at);
@@ -91,10 +96,22 @@ impl Boards {
     }
 }
 
+/// The same that another node is to bear, or this.
+fn once(texts: &mut HashMap<u64, Arc<ToShow>>, wanted: ToShow) -> Arc<ToShow> {
+    match texts.get(&wanted.number) {
+        Some(known) if **known == wanted => Arc::clone(known),
+        _ => {
+            let wanted = Arc::new(wanted);
+            texts.insert(wanted.number, Arc::clone(&wanted));
+            wanted
+        }
+    }
+}
+
 /// Writes them, several at a time. Back come what went wrong, once for each kind, and the nodes it happened to.
 fn write_all(
     board: &dyn Board,
-    work: &[(NodeName, ToShow)],
+    work: &[(NodeName, Arc<ToShow>)],
     writing: &Writing<'_>,
 ) -> Result<(Vec<String>, Vec<NodeName>), StoreError> {
     // One look at the lease for all of them: they say what is, and decide nothing.

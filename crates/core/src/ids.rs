@@ -54,6 +54,14 @@ macro_rules! name_type {
             }
         }
 
+        /// One that others have too.
+        impl TryFrom<Arc<str>> for $type {
+            type Error = BadName;
+            fn try_from(text: Arc<str>) -> Result<Self, BadName> {
+                if is_path_safe(&text) { Ok(Self(text)) } else { Self::new(&text) }
+            }
+        }
+
         impl FromStr for $type {
             type Err = BadName;
             fn from_str(text: &str) -> Result<Self, BadName> {

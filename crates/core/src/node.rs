@@ -124,7 +124,7 @@ coded! {
 }
 
 /// Which machine it is, whatever its name. A node's past follows this.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Hardware {
     pub gpu_uuids: Vec<String>,

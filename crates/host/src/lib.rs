@@ -6,6 +6,7 @@
 pub mod files;
 pub mod jobs;
 pub mod marks;
+pub mod memory;
 pub mod occupancy;
 pub mod place;
 pub mod process;

@@ -106,14 +106,14 @@ pub trait Board: Sync {
     fn write(&self, node: &NodeName, what: &ToShow) -> Result<(), BackendError>;
 
     /// The same for several, by as many workers. Back come those on which it could not be written.
-    fn write_all(&self, work: &[(NodeName, ToShow)], workers: usize) -> Vec<(NodeName, BackendError)> {
+    fn write_all(&self, work: &[(NodeName, Arc<ToShow>)], workers: usize) -> Vec<(NodeName, BackendError)> {
         one_by_one(work, workers, |node, what| self.write(node, what))
     }
 }
 
 /// Writes each alone, several at a time.
 fn one_by_one(
-    work: &[(NodeName, ToShow)],
+    work: &[(NodeName, Arc<ToShow>)],
     workers: usize,
     write: impl Fn(&NodeName, &ToShow) -> Result<(), BackendError> + Sync,
 ) -> Vec<(NodeName, BackendError)> {

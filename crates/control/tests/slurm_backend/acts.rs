@@ -1,6 +1,9 @@
 //! What is done to a node: drained, proven inside a reservation of ours, rebooted, reset; killed at each step, it is never open to users.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use doctor_bed::slurm::{Daemon, Generation};
 use doctor_control::backend::{
@@ -273,7 +276,7 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
         stage.open_with(SlurmConfig { validated_feature: Some("validated".to_owned()), ..stage.config.clone() });
     let board = backend.board().unwrap();
     let shown = |status| {
-        ToShow::of(Shown {
+        Arc::new(ToShow::of(Shown {
             status,
             severity: None,
             life: "in-service",
@@ -286,7 +289,7 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
             not_known: Vec::new(),
             more_not_known: 0,
             agent_silent: false,
-        })
+        }))
     };
     // A node that can also be booted into something else.
     let lists = ["availablefeatures=h100,ib,mig", "activefeatures=h100,ib"];

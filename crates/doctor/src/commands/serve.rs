@@ -49,6 +49,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(3600);
 const TICK: Duration = Duration::from_millis(100);
 /// Cycles that are asked for begin this long after one another, and a slow cluster gets as long a rest as it took.
 const APART: Duration = Duration::from_millis(200);
+/// Whoever waits no longer than this keeps all that he has in memory.
+const SHORT: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     crate::memory::be_frugal();
@@ -71,6 +73,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         tracing::info!(at = %web.address(), "the API answers");
     }
     let mut service = Service { controller, said: Said::default(), tidied: None, reporter: Reporter::default() };
+    // What it takes to start is not needed again.
+    crate::memory::rest();
     let mut done = 0;
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
@@ -82,6 +86,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         }
         let took = began.elapsed();
         let next = began + service.every(&loaded);
+        if next.saturating_duration_since(Instant::now()) > SHORT {
+            crate::memory::rest();
+        }
         wait(&stop, &service.controller.wake, next, began + (took * 2).max(APART));
     }
     let stopped = service.controller.engine.stop();

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use doctor_core::{
-    ids::{JobId, NodeName, PoolName, RunId, Sku},
-    node::{Hardware, Node},
+    ids::{JobId, NodeName, PoolName, RunId},
+    node::Node,
     run::JobSeen,
     snapshot::Caps,
     time::Timestamp,
@@ -27,6 +27,7 @@ use super::{
     marks::{self, Standing},
     objects::{FIELD_MANAGER, JobObject, NodeAnswer, NodeObject, PodObject, node_resource, pod_resource},
     occupancy::{Tenant, occupancy},
+    pairs::Shared,
     repair::Repair,
     template::Templates,
     tokens::Reviews,
@@ -140,11 +141,10 @@ impl KubernetesBackend {
         Api::namespaced_with(self.client.clone(), &self.config.namespace, of)
     }
 
-    /// The node that a job is for, as it is now.
     /// Nodes that user work waits for, which users could have if we were not there.
     fn wanted(
         &self,
-        nodes: &HashMap<Arc<str>, NodeObject>,
+        nodes: &HashMap<Arc<str>, Box<NodeObject>>,
         tenants: &HashMap<&str, Vec<&Placed>>,
         waiting: Vec<&Waiting>,
     ) -> HashMap<String, String> {
@@ -152,7 +152,8 @@ impl KubernetesBackend {
         let mut offers: Vec<Offer<'_>> = nodes
             .values()
             .filter(|node| {
-                seen_node(node, of(node), None, &self.config).is_some_and(|seen| seen.node.occupancy.is_free())
+                let seen = seen_node(node, of(node), None, &self.config, &mut Words::default());
+                seen.is_some_and(|seen| seen.node.occupancy.is_free())
             })
             .map(|node| Offer { node, ours: of(node).iter().any(|placed| placed.tenant.ours) })
             .collect();
@@ -236,31 +237,28 @@ fn seen_node(
     tenants: &[&Placed],
     wanted_by: Option<&str>,
     config: &KubernetesConfig,
+    words: &mut Words,
 ) -> Option<SeenNode> {
     let standing = Standing::of(node, config);
     let on_it: Vec<Tenant> = tenants.iter().map(|placed| placed.tenant.clone()).collect();
-    let label = |key: &str| node.metadata.labels.get(key);
-    let info = node.status.as_ref().map(|status| &status.node_info);
-    let told = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-    let hardware = info.map(|info| Hardware {
-        physical_host: told(&info.system_uuid),
-        boot_id: told(&info.boot_id),
-        ..Hardware::default()
-    });
+    let mut label = |key: &str| node.metadata.labels.get(key).map(|value| words.word(value));
     Some(SeenNode {
         node: Arc::new(Node {
-            name: NodeName::new(node.name()).ok()?,
-            pool: label(&config.pool_label).and_then(|pool| PoolName::new(pool).ok()).unwrap_or_else(default_pool),
+            name: NodeName::try_from(Arc::clone(&node.metadata.name)).ok()?,
+            pool: label(&config.pool_label).and_then(|pool| pool.try_into().ok()).unwrap_or_else(default_pool),
             occupancy: occupancy(node, &standing, &on_it, wanted_by, config),
             marks: standing.marks,
-            hardware: hardware.map(Arc::new),
-            sku: label(&config.sku_label).and_then(|sku| Sku::new(sku).ok()),
+            hardware: node.status.as_ref().map(|status| Arc::clone(&status.hardware)),
+            sku: label(&config.sku_label).and_then(|sku| sku.try_into().ok()),
             apart: None,
         }),
         heard: None,
         jobs: tenants.iter().filter_map(|placed| placed.run).collect(),
     })
 }
+
+/// Words that many nodes have in common: pools and machine types.
+type Words = Shared<str>;
 
 fn default_pool() -> PoolName {
     PoolName::new("default").expect("it is a name")
@@ -295,7 +293,11 @@ impl Backend for KubernetesBackend {
             let of = |name: &str| tenants.get(name).map_or(&[][..], Vec::as_slice);
             let wanted = if waiting.is_empty() { HashMap::new() } else { self.wanted(nodes, &tenants, waiting) };
             let by = |name: &str| wanted.get(name).map(String::as_str);
-            nodes.iter().filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config)).collect()
+            let mut words = Words::default();
+            let mut seen = |(name, node): (&Arc<str>, &Box<NodeObject>)| {
+                seen_node(node, of(name), by(name), &self.config, &mut words)
+            };
+            nodes.iter().filter_map(&mut seen).collect()
         });
         let broken = |text| BackendError { operation: "look at the cluster", text, effect: Effect::NoneTryAgain };
         let mut seen: Vec<SeenNode> = seen.map_err(broken)?;

@@ -98,8 +98,9 @@ impl Failures {
 
     /// Takes note if this pod of ours ended with its node. It may be gone when its run is asked for.
     pub(super) fn notice(&self, pod: &PodObject, config: &KubernetesConfig, watched: &Watched) {
-        let is_ready =
-            || pod.spec.node_name.as_deref().and_then(|node| watched.with_node(node, is_ready)) == Some(true);
+        let is_ready = || {
+            pod.spec.node_name.as_deref().and_then(|node| watched.with_node(node, NodeObject::is_ready)) == Some(true)
+        };
         let Some(run) = job::run_of(&pod.metadata, config).filter(|_| died_with_its_node(pod, is_ready)) else {
             return;
         };
@@ -279,10 +280,6 @@ fn died_with_its_node(pod: &PodObject, is_ready: impl Fn() -> bool) -> bool {
         Some("DeletionByTaintManager") => !is_ready(),
         _ => false,
     }
-}
-
-fn is_ready(node: &NodeObject) -> bool {
-    node.status.as_ref().is_some_and(|status| status.conditions.iter().any(|one| one.is("Ready", "True")))
 }
 
 /// How the first of its containers ended that did not end well.

@@ -58,6 +58,8 @@ impl Standing {
             foreign.push(ForeignMark { by: "somebody".to_owned(), text: "cordoned".to_owned(), blocks: true });
         }
         foreign.sort();
+        // It is kept for each node.
+        foreign.shrink_to_fit();
         Self { marks: Marks { ours, foreign } }
     }
 }

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use doctor_core::time::Timestamp;
+use doctor_core::{node::Hardware, time::Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::{ApiResource, GroupVersionKind, Object};
 use serde::Deserialize;
 
-use super::pairs::{Pairs, Shared};
+use super::pairs::{Pairs, Shared, SharedPairs};
 
 /// A node as the server tells it.
 pub(super) type NodeAnswer = Object<NodeSpec, NodeStatus>;
@@ -43,8 +43,8 @@ pub(super) type Amounts = Pairs;
 #[serde(from = "NodeAnswer")]
 pub(super) struct NodeObject {
     pub(super) metadata: NodeMeta,
-    pub(super) spec: NodeSpec,
-    pub(super) status: Option<NodeStatus>,
+    pub(super) spec: KeptSpec,
+    pub(super) status: Option<KeptStatus>,
 }
 
 #[derive(Debug, Clone)]
@@ -55,39 +55,95 @@ pub(super) struct NodeMeta {
     pub(super) annotations: Pairs,
 }
 
+#[derive(Debug, Clone)]
+pub(super) struct KeptSpec {
+    pub(super) unschedulable: bool,
+    /// Whether we were the last to write the cordon, by the object's own record of its writers.
+    pub(super) cordon_is_ours: bool,
+    pub(super) taints: Arc<[Taint]>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct KeptStatus {
+    pub(super) capacity: Amounts,
+    pub(super) allocatable: Amounts,
+    pub(super) ready: Ready,
+    pub(super) hardware: Arc<Hardware>,
+}
+
+/// What a node's kubelet, or whoever misses it, says of it. A kubelet tells of five more conditions, each with a sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ready {
+    Yes,
+    /// Why not, or why nobody knows.
+    No(Box<str>),
+    /// Nobody says.
+    Unsaid,
+}
+
+impl Ready {
+    fn of(conditions: Vec<Condition>) -> Self {
+        match conditions.into_iter().find(|condition| condition.kind == "Ready") {
+            Some(ready) if ready.status == "True" => Self::Yes,
+            Some(ready) if ready.message.is_empty() => Self::No(ready.reason.into()),
+            Some(ready) => Self::No(ready.message.into()),
+            None => Self::Unsaid,
+        }
+    }
+}
+
+/// What is the same in many nodes that are kept, or in one before and after it changed.
+#[derive(Debug, Default)]
+pub(super) struct SharedByNodes {
+    names: Shared<str>,
+    pairs: SharedPairs,
+    taints: Shared<[Taint]>,
+    machines: Shared<Hardware>,
+}
+
 impl NodeObject {
     pub(super) fn name(&self) -> &str {
         &self.metadata.name
     }
 
-    /// As it is to be kept for long: without annotations of others and without results, and with pairs that others have too.
-    pub(super) fn sharing(mut self, shared: &mut Shared, prefix: &str) -> Self {
+    pub(super) fn is_ready(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.ready == Ready::Yes)
+    }
+
+    /// As it is to be kept for long: without annotations of others and without results, and with what others have too.
+    pub(super) fn sharing(self, shared: &mut SharedByNodes, prefix: &str) -> Self {
         let own = |name: &str| {
             let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('/'));
             rest.is_some_and(|name| !matches!(name, "results" | "quarantine-result"))
         };
-        self.metadata.annotations = self.metadata.annotations.only(own);
-        shared.share(&mut self.metadata.labels);
-        if let Some(status) = &mut self.status {
-            shared.share(&mut status.capacity);
-            shared.share(&mut status.allocatable);
+        let Self { mut metadata, mut spec, mut status } = self;
+        metadata.name = shared.names.one(metadata.name);
+        metadata.annotations = metadata.annotations.only(own);
+        shared.pairs.share(&mut metadata.labels);
+        spec.taints = shared.taints.one(spec.taints);
+        if let Some(status) = &mut status {
+            shared.pairs.share(&mut status.capacity);
+            shared.pairs.share(&mut status.allocatable);
+            status.hardware = shared.machines.one(Arc::clone(&status.hardware));
         }
-        self
+        Self { metadata, spec, status }
     }
 }
 
 impl From<NodeAnswer> for NodeObject {
     fn from(told: NodeAnswer) -> Self {
-        let NodeAnswer { metadata, mut spec, mut status, .. } = told;
-        spec.cordon_is_ours = is_our_cordon(metadata.managed_fields.as_deref().unwrap_or_default());
-        if let Some(status) = &mut status {
-            status.conditions.retain(|condition| KEPT_CONDITIONS.contains(&condition.kind.as_str()));
-            status.conditions.shrink_to_fit();
-            // Why all is well, nobody asks.
-            for condition in status.conditions.iter_mut().filter(|condition| condition.status == "True") {
-                (condition.reason, condition.message) = (String::new(), String::new());
-            }
-        }
+        let NodeAnswer { metadata, spec, status, .. } = told;
+        let spec = KeptSpec {
+            unschedulable: spec.unschedulable,
+            cordon_is_ours: is_our_cordon(metadata.managed_fields.as_deref().unwrap_or_default()),
+            taints: spec.taints.into(),
+        };
+        let status = status.map(|NodeStatus { capacity, allocatable, conditions, node_info }| {
+            let told = |text: String| Some(text).filter(|text| !text.is_empty());
+            let (physical_host, boot_id) = (told(node_info.system_uuid), told(node_info.boot_id));
+            let hardware = Arc::new(Hardware { physical_host, boot_id, ..Hardware::default() });
+            KeptStatus { capacity, allocatable, ready: Ready::of(conditions), hardware }
+        });
         let metadata = NodeMeta {
             name: metadata.name.unwrap_or_default().into(),
             resource_version: metadata.resource_version.map(Into::into),
@@ -98,9 +154,6 @@ impl From<NodeAnswer> for NodeObject {
     }
 }
 
-/// What anybody here asks of a node's state. A kubelet tells of five more, each with a sentence.
-const KEPT_CONDITIONS: [&str; 1] = ["Ready"];
-
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct NodeSpec {
@@ -109,9 +162,6 @@ pub(super) struct NodeSpec {
     #[serde(rename = "providerID")]
     pub(super) provider_id: Option<String>,
     pub(super) taints: Vec<Taint>,
-    /// Whether we were the last to write the cordon, by the object's own record of its writers. Not a field of Kubernetes.
-    #[serde(skip)]
-    pub(super) cordon_is_ours: bool,
 }
 
 /// Who writes, in an object's own record of its writers.
@@ -126,7 +176,7 @@ fn is_our_cordon(writers: &[ManagedFieldsEntry]) -> bool {
     })
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Taint {
     pub(super) key: String,

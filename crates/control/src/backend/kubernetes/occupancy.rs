@@ -7,7 +7,7 @@ use doctor_core::node::Occupancy;
 use super::{
     config::KubernetesConfig,
     marks::Standing,
-    objects::{Amounts, Container, NodeObject, PodSpec},
+    objects::{Amounts, Container, NodeObject, PodSpec, Ready},
 };
 
 /// What is kept of a pod.
@@ -34,10 +34,10 @@ pub(super) fn occupancy(
     let unknown = |why: String| Occupancy::Unknown { why: why.into() };
     let busy = |by: String| Occupancy::Busy { by: by.into() };
     let Some(status) = &node.status else { return unknown("the node has not reported yet".to_owned()) };
-    match status.conditions.iter().find(|condition| condition.kind == "Ready") {
-        Some(ready) if ready.status == "True" => {}
-        Some(ready) => return unknown(format!("it is not ready: {}", words(&ready.reason, &ready.message))),
-        None => return unknown("nobody says whether it is ready".to_owned()),
+    match &status.ready {
+        Ready::Yes => {}
+        Ready::No(why) => return unknown(format!("it is not ready: {why}")),
+        Ready::Unsaid => return unknown("nobody says whether it is ready".to_owned()),
     }
     if let Some(user) = tenants.iter().find(|tenant| tenant.uses_gpus && !tenant.ours) {
         let by = if user.nominated {
@@ -78,10 +78,6 @@ pub(super) fn has_gpus(node: &NodeObject, config: &KubernetesConfig) -> bool {
     label.is_some_and(|present| present == "true")
         || expected_gpus(node, config) > 0
         || node.status.as_ref().is_some_and(|status| status.capacity.iter().any(once_had))
-}
-
-fn words<'a>(reason: &'a str, message: &'a str) -> &'a str {
-    if message.is_empty() { reason } else { message }
 }
 
 /// Whether a resource is one of those that stand for GPUs.

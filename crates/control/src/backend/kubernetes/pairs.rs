@@ -1,10 +1,16 @@
 //! Names with values, as labels, annotations and amounts of resources are: few on each object, and nearly the same on all.
 //!
 //! A node of a GPU cluster has sixty labels, and of sixty not five differ from its neighbour's. Where thousands of nodes are kept,
-//! each pair is kept once and counted ([`Shared`]); a node then has one word for each. Looking one up is a search in a sorted
-//! list, which at this size is as quick as any map.
+//! each pair is kept once and counted, and so is each list of those that many nodes have together ([`SharedPairs`]); a node then has
+//! a word for the list and one for each of its own. Looking one up is a search in two sorted lists, which at this size is as quick
+//! as any map.
 
-use std::{collections::HashSet, fmt, hash::Hash, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    hash::Hash,
+    sync::Arc,
+};
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
@@ -15,28 +21,51 @@ type NameAndValue = (Box<str>, Box<str>);
 type Pair = Arc<NameAndValue>;
 
 /// By name, each once.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub(super) struct Pairs(Box<[Pair]>);
+#[derive(Clone, Default)]
+pub(super) struct Pairs {
+    own: Box<[Pair]>,
+    /// Those that many others have too, as one list; no name is in both.
+    common: Option<Arc<[Pair]>>,
+}
 
 impl Pairs {
+    fn lists(&self) -> [&[Pair]; 2] {
+        [&self.own, self.common.as_deref().unwrap_or_default()]
+    }
+
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        let place = self.0.binary_search_by(|pair| (*pair.0).cmp(name)).ok()?;
-        Some(&self.0[place].1)
+        self.lists().into_iter().find_map(|list| {
+            let place = list.binary_search_by(|pair| (*pair.0).cmp(name)).ok()?;
+            Some(&*list[place].1)
+        })
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.lists().iter().map(|list| list.len()).sum()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|pair| (&*pair.0, &*pair.1))
+        self.lists().into_iter().flatten().map(|pair| (&*pair.0, &*pair.1))
     }
 
     /// Only those whose name is wanted.
     pub(super) fn only(self, wanted: impl Fn(&str) -> bool) -> Self {
-        self.0.into_iter().filter(|pair| wanted(&pair.0)).collect()
+        self.lists().into_iter().flatten().filter(|pair| wanted(&pair.0)).cloned().collect()
     }
 }
+
+/// However they are kept.
+impl PartialEq for Pairs {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().all(|(name, value)| other.get(name) == Some(value))
+    }
+}
+
+impl Eq for Pairs {}
 
 impl FromIterator<Pair> for Pairs {
     fn from_iter<I: IntoIterator<Item = Pair>>(pairs: I) -> Self {
@@ -46,7 +75,7 @@ impl FromIterator<Pair> for Pairs {
         pairs.reverse();
         pairs.dedup_by(|a, b| a.0 == b.0);
         pairs.reverse();
-        Self(pairs.into_boxed_slice())
+        Self { own: pairs.into_boxed_slice(), common: None }
     }
 }
 
@@ -92,9 +121,9 @@ impl<'de> Deserialize<'de> for Pairs {
     }
 }
 
-/// What is the same in many of the objects that are kept: their pairs, or the nodes of pods.
+/// What is the same in many of the objects that are kept, once.
 #[derive(Debug)]
-pub(super) struct Shared<T: ?Sized = NameAndValue> {
+pub(super) struct Shared<T: ?Sized> {
     all: HashSet<Arc<T>>,
     /// How many there were when those that nobody has any more were last let go.
     swept: usize,
@@ -109,9 +138,14 @@ impl<T: ?Sized> Default for Shared<T> {
 impl<T: ?Sized + Eq + Hash> Shared<T> {
     /// The one that others have, or this.
     pub(super) fn one(&mut self, own: Arc<T>) -> Arc<T> {
-        if let Some(known) = self.all.get(&own) {
-            return Arc::clone(known);
-        }
+        self.known(&own).unwrap_or_else(|| self.new(own))
+    }
+
+    fn known(&self, own: &T) -> Option<Arc<T>> {
+        self.all.get(own).map(Arc::clone)
+    }
+
+    fn new(&mut self, own: Arc<T>) -> Arc<T> {
         // Nodes come and go, and some labels hold a moment: what nobody has any more goes when half of all may be such.
         if self.all.len() > 2 * self.swept.max(1 << 10) {
             self.all.retain(|one| Arc::strong_count(one) > 1);
@@ -122,12 +156,47 @@ impl<T: ?Sized + Eq + Hash> Shared<T> {
     }
 }
 
-impl Shared {
-    /// Replaces each pair by the one that others have.
+impl Shared<str> {
+    /// This word as others have it.
+    pub(super) fn word(&mut self, text: &str) -> Arc<str> {
+        self.known(text).unwrap_or_else(|| self.new(text.into()))
+    }
+}
+
+/// A name that was seen with more values than this tells nodes apart, such as a serial number does; the others tell what kinds
+/// of nodes there are, and of kinds there are few.
+const FEW: u32 = 16;
+
+/// The pairs of all objects of one kind. Each pair is there once, and so is each list of those that tell the kind of a node:
+/// of a node's own are left the few that it alone has.
+#[derive(Debug, Default)]
+pub(super) struct SharedPairs {
+    pairs: Shared<NameAndValue>,
+    lists: Shared<[Pair]>,
+    /// How many values each name was seen with.
+    values: HashMap<Box<str>, u32>,
+}
+
+impl SharedPairs {
+    /// The same pairs, as far as others have them in common with others.
     pub(super) fn share(&mut self, pairs: &mut Pairs) {
-        for pair in &mut pairs.0 {
-            *pair = self.one(Arc::clone(pair));
+        let all: Vec<Pair> = pairs.lists().into_iter().flatten().map(|pair| self.one(pair)).collect();
+        let is_own = |pair: &Pair| self.values.get(&pair.0).is_none_or(|values| *values > FEW);
+        let (mut own, common): (Vec<Pair>, Vec<Pair>) = all.into_iter().partition(is_own);
+        own.shrink_to_fit();
+        let common = (!common.is_empty()).then(|| self.lists.one(common.into()));
+        *pairs = Pairs { common, ..own.into_iter().collect() };
+    }
+
+    fn one(&mut self, pair: &Pair) -> Pair {
+        if let Some(known) = self.pairs.known(pair) {
+            return known;
         }
+        match self.values.get_mut(&pair.0) {
+            Some(values) => *values = values.saturating_add(1),
+            None => drop(self.values.insert(pair.0.clone(), 1)),
+        }
+        self.pairs.new(Arc::clone(pair))
     }
 }
 
@@ -155,20 +224,54 @@ mod tests {
 
     #[test]
     fn equal_pairs_are_kept_once_and_let_go_when_nobody_has_them() {
-        let mut shared = Shared::default();
+        let mut shared = SharedPairs::default();
         let mut kept: Vec<Pairs> = Vec::new();
         for number in 0..3 {
             let mut pairs = read(json!({ "zone": "a", "name": format!("n{number}") }));
             shared.share(&mut pairs);
             kept.push(pairs);
         }
-        assert!(Arc::ptr_eq(&kept[0].0[1], &kept[2].0[1]));
-        assert_eq!(shared.all.len(), 4);
+        let zone = |pairs: &Pairs| {
+            let all = pairs.lists().into_iter().flatten();
+            all.filter(|pair| &*pair.0 == "zone").map(Arc::clone).next().unwrap()
+        };
+        assert!(Arc::ptr_eq(&zone(&kept[0]), &zone(&kept[2])));
+        assert_eq!(shared.pairs.all.len(), 4);
         for number in 0..10_000 {
             shared.share(&mut read(json!({ "moment": number.to_string() })));
         }
-        assert!(shared.all.len() < 2_200, "{}", shared.all.len());
+        assert!(shared.pairs.all.len() < 2_200, "{}", shared.pairs.all.len());
         shared.share(&mut kept[1]);
         assert_eq!(kept[1].get("name"), Some("n1"));
+    }
+
+    #[test]
+    fn nodes_of_one_kind_have_one_list_and_their_own_names() {
+        let mut shared = SharedPairs::default();
+        let node = |number: usize| {
+            read(
+                json!({ "a.kind": format!("k{}", number % 2), "hostname": format!("n{number}"), "zone": "z", "arch": "amd64" }),
+            )
+        };
+        let nodes: Vec<Pairs> = (0..100)
+            .map(|number| {
+                let mut pairs = node(number);
+                shared.share(&mut pairs);
+                assert_eq!(pairs, node(number), "whatever is shared, the pairs are the same");
+                assert_eq!(json!(pairs), json!(node(number)));
+                pairs
+            })
+            .collect();
+        let (first, other, last) = (&nodes[96], &nodes[97], &nodes[98]);
+        let list = |pairs: &Pairs| pairs.common.clone().unwrap();
+        assert!(Arc::ptr_eq(&list(first), &list(last)) && !Arc::ptr_eq(&list(first), &list(other)));
+        assert_eq!((first.own.len(), list(first).len()), (1, 3));
+        assert_eq!((first.get("hostname"), first.get("zone"), first.get("a")), (Some("n96"), Some("z"), None));
+        assert_ne!(first, last);
+        // And again, as when a node is seen anew.
+        let mut again = first.clone();
+        shared.share(&mut again);
+        assert!(again == *first && Arc::ptr_eq(&list(&again), &list(first)));
+        assert_eq!(again.only(|name| name == "hostname"), read(json!({ "hostname": "n96" })));
     }
 }

@@ -18,7 +18,7 @@ use kube::{
 use super::{
     config::KubernetesConfig,
     job,
-    objects::{NodeAnswer, NodeObject, PodObject, node_resource, pod_resource},
+    objects::{NodeAnswer, NodeObject, PodObject, SharedByNodes, node_resource, pod_resource},
     occupancy::{Tenant, has_gpus, uses_gpus},
     pairs::Shared,
     wanted::{self, Waiting},
@@ -103,7 +103,7 @@ impl<T> Kind<T> {
 
 #[derive(Debug)]
 struct Inside {
-    nodes: Kind<NodeObject>,
+    nodes: Kind<Box<NodeObject>>,
     pods: Kind<Kept>,
 }
 
@@ -116,7 +116,10 @@ pub(super) struct Watched {
 impl Watched {
     pub(super) fn new() -> Self {
         Self {
-            inside: Mutex::new(Inside { nodes: Kind::new(is_newer), pods: Kind::new(|_, _| false) }),
+            inside: Mutex::new(Inside {
+                nodes: Kind::new(|node, than| is_newer(node, than)),
+                pods: Kind::new(|_, _| false),
+            }),
             changed: Condvar::new(),
         }
     }
@@ -132,7 +135,7 @@ impl Watched {
     pub(super) fn now<T>(
         &self,
         patience: Duration,
-        read: impl FnOnce(&HashMap<Arc<str>, NodeObject>, &HashMap<Arc<str>, Kept>) -> T,
+        read: impl FnOnce(&HashMap<Arc<str>, Box<NodeObject>>, &HashMap<Arc<str>, Kept>) -> T,
     ) -> Result<T, String> {
         let broken = |inside: &mut Inside| inside.nodes.broken.is_some() || inside.pods.broken.is_some();
         let (inside, _) =
@@ -147,12 +150,12 @@ impl Watched {
 
     /// A node as it is now, if it is known.
     pub(super) fn node(&self, name: &str) -> Option<NodeObject> {
-        self.lock().nodes.items.get(name).cloned()
+        self.with_node(name, NodeObject::clone)
     }
 
     /// Looks at a node as it is now, if it is known.
     pub(super) fn with_node<T>(&self, name: &str, look: impl FnOnce(&NodeObject) -> T) -> Option<T> {
-        self.lock().nodes.items.get(name).map(look)
+        self.lock().nodes.items.get(name).map(|node| look(node))
     }
 
     /// A node that we have just written is seen as we left it, before the watch tells, and also where it is just being
@@ -165,7 +168,7 @@ impl Watched {
             if let Some(known) = items.get_mut(node.name())
                 && is_newer(node, known)
             {
-                *known = node.clone();
+                **known = node.clone();
             }
         }
     }
@@ -187,10 +190,10 @@ pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, 
     let api: Api<NodeAnswer> = Api::all_with(client, &node_resource());
     let mut settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_OF_NODES);
     settings.label_selector.clone_from(&config.node_selector);
-    let mut shared = Shared::default();
+    let mut shared = SharedByNodes::default();
     let keep = |node: NodeAnswer| {
         let node = NodeObject::from(node).sharing(&mut shared, &config.prefix);
-        (Arc::clone(&node.metadata.name), Some(node).filter(|node| has_gpus(node, &config)))
+        (Arc::clone(&node.metadata.name), Some(node).filter(|node| has_gpus(node, &config)).map(Box::new))
     };
     follow(api, settings, keep, |change| watched.with(|inside| change(&mut inside.nodes))).await;
 }
@@ -199,7 +202,7 @@ pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, 
 pub(super) async fn follow_pods(client: Client, config: Arc<KubernetesConfig>, watched: Arc<Watched>) {
     let api: Api<PodObject> = Api::all_with(client, &pod_resource());
     let settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_OF_PODS).fields(LIVING);
-    let mut nodes = Shared::default();
+    let mut nodes: Shared<str> = Shared::default();
     let keep = |pod: PodObject| {
         let name = key(&pod);
         let waits = || wanted::waiting(&pod, &config).map(|waiting| Kept::Waiting(Box::new(waiting)));

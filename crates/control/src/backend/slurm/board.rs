@@ -2,7 +2,10 @@
 //!
 //! A feature lasts until slurmctld reads its configuration again; then it is seen to be missing and is written anew.
 
-use std::{collections::BTreeMap, sync::PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError},
+};
 
 use doctor_core::{ids::NodeName, shown::Status};
 
@@ -35,13 +38,13 @@ impl Board for SlurmBackend {
 
     /// Thousands of nodes bear a handful of texts, and a program is slow to start: the nodes are asked after together, and each
     /// text is written once, on all nodes that are to bear it.
-    fn write_all(&self, work: &[(NodeName, ToShow)], workers: usize) -> Vec<(NodeName, BackendError)> {
+    fn write_all(&self, work: &[(NodeName, Arc<ToShow>)], workers: usize) -> Vec<(NodeName, BackendError)> {
         let alone =
-            |work: &[(NodeName, ToShow)]| one_by_one(work, workers, |node, what| Board::write(self, node, what));
+            |work: &[(NodeName, Arc<ToShow>)]| one_by_one(work, workers, |node, what| Board::write(self, node, what));
         let names: Vec<NodeName> = work.iter().map(|(node, _)| node.clone()).collect();
         // One of them may be gone: each alone finds out which.
         let Ok(found) = self.nodes_named(OPERATION, &names) else { return alone(work) };
-        let (mut failed, mut groups) = (Vec::new(), BTreeMap::<Lines, Vec<(NodeName, ToShow)>>::new());
+        let (mut failed, mut groups) = (Vec::new(), BTreeMap::<Lines, Vec<(NodeName, Arc<ToShow>)>>::new());
         for (one, now) in work.iter().zip(&found) {
             match self.lines(now, &one.1) {
                 Ok(lines) => groups.entry(lines).or_default().push(one.clone()),
