@@ -294,10 +294,9 @@ impl Backend for KubernetesBackend {
             let wanted = if waiting.is_empty() { HashMap::new() } else { self.wanted(nodes, &tenants, waiting) };
             let by = |name: &str| wanted.get(name).map(String::as_str);
             let mut words = Words::default();
-            let mut seen = |(name, node): (&Arc<str>, &Box<NodeObject>)| {
-                seen_node(node, of(name), by(name), &self.config, &mut words)
-            };
-            nodes.iter().filter_map(&mut seen).collect()
+            let seen =
+                nodes.iter().filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config, &mut words));
+            seen.collect()
         });
         let broken = |text| BackendError { operation: "look at the cluster", text, effect: Effect::NoneTryAgain };
         let mut seen: Vec<SeenNode> = seen.map_err(broken)?;

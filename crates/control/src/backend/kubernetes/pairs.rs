@@ -138,14 +138,14 @@ impl<T: ?Sized> Default for Shared<T> {
 impl<T: ?Sized + Eq + Hash> Shared<T> {
     /// The one that others have, or this.
     pub(super) fn one(&mut self, own: Arc<T>) -> Arc<T> {
-        self.known(&own).unwrap_or_else(|| self.new(own))
+        self.known(&own).unwrap_or_else(|| self.add(own))
     }
 
     fn known(&self, own: &T) -> Option<Arc<T>> {
         self.all.get(own).map(Arc::clone)
     }
 
-    fn new(&mut self, own: Arc<T>) -> Arc<T> {
+    fn add(&mut self, own: Arc<T>) -> Arc<T> {
         // Nodes come and go, and some labels hold a moment: what nobody has any more goes when half of all may be such.
         if self.all.len() > 2 * self.swept.max(1 << 10) {
             self.all.retain(|one| Arc::strong_count(one) > 1);
@@ -159,7 +159,7 @@ impl<T: ?Sized + Eq + Hash> Shared<T> {
 impl Shared<str> {
     /// This word as others have it.
     pub(super) fn word(&mut self, text: &str) -> Arc<str> {
-        self.known(text).unwrap_or_else(|| self.new(text.into()))
+        self.known(text).unwrap_or_else(|| self.add(text.into()))
     }
 }
 
@@ -178,14 +178,15 @@ pub(super) struct SharedPairs {
 }
 
 impl SharedPairs {
-    /// The same pairs, as far as others have them in common with others.
+    /// Leaves the same pairs, kept with others'.
     pub(super) fn share(&mut self, pairs: &mut Pairs) {
         let all: Vec<Pair> = pairs.lists().into_iter().flatten().map(|pair| self.one(pair)).collect();
         let is_own = |pair: &Pair| self.values.get(&pair.0).is_none_or(|values| *values > FEW);
-        let (mut own, common): (Vec<Pair>, Vec<Pair>) = all.into_iter().partition(is_own);
-        own.shrink_to_fit();
-        let common = (!common.is_empty()).then(|| self.lists.one(common.into()));
-        *pairs = Pairs { common, ..own.into_iter().collect() };
+        let (own, common): (Vec<Pair>, Vec<Pair>) = all.into_iter().partition(is_own);
+        *pairs = own.into_iter().collect();
+        if !common.is_empty() {
+            pairs.common = Some(self.lists.one(common.into_iter().collect::<Pairs>().own.into()));
+        }
     }
 
     fn one(&mut self, pair: &Pair) -> Pair {
@@ -196,7 +197,7 @@ impl SharedPairs {
             Some(values) => *values = values.saturating_add(1),
             None => drop(self.values.insert(pair.0.clone(), 1)),
         }
-        self.pairs.new(Arc::clone(pair))
+        self.pairs.add(Arc::clone(pair))
     }
 }
 
