@@ -24,6 +24,7 @@ suite!(
     what_was_asked_of_the_api_says_from_where_and_with_which_plan,
     pages_of_history_add_up_whatever_is_asked_for,
     pages_of_runs_audit_and_days_add_up,
+    the_picture_of_the_cluster_is_replaced_as_a_whole,
 );
 
 fn a_token_is_kept_by_what_it_comes_down_to_and_its_name_is_used_once(bed: &mut Bed) {
@@ -137,6 +138,33 @@ fn beside(bed: &Bed) -> (tokio::runtime::Runtime, tokio_postgres::Client) {
     let (client, connection) = runtime.block_on(tokio_postgres::connect(url, tokio_postgres::NoTls)).unwrap();
     runtime.spawn(async move { drop(connection.await) });
     (runtime, client)
+}
+
+fn the_picture_of_the_cluster_is_replaced_as_a_whole(bed: &mut Bed) {
+    assert_eq!((bed.store.cluster().unwrap(), bed.store.cluster_seen().unwrap()), (None, None));
+    for nodes in [1_000, 1] {
+        let picture: Vec<String> = (0..nodes).map(|number| format!("é\u{0}\\{number} is free")).collect();
+        let at = bed.wait(Span::minutes(1));
+        bed.store.save_cluster(&bed.lease, at, &picture).unwrap();
+        assert_eq!(bed.store.cluster().unwrap(), Some((at, serde_json::to_vec(&picture).unwrap())));
+        assert_eq!(bed.store.cluster_seen().unwrap(), Some(at));
+    }
+    bed.assert_sound();
+}
+
+/// What an older program left is read until the next cycle, on PostgreSQL too; on SQLite the schema's own tests look at it.
+#[test]
+fn postgresql_takes_over_the_picture_of_an_older_program() {
+    let Some(mut bed) = Bed::postgres() else { return };
+    let (runtime, client) = beside(&bed);
+    let back = "DROP TABLE picture; DELETE FROM schema_version WHERE version = 8; \
+                INSERT INTO meta VALUES ('cluster-at', '123000'), ('cluster', '{\"why\": \"a \\\\ and é\"}')";
+    runtime.block_on(client.batch_execute(back)).unwrap();
+    bed.reopen();
+    let text = r#"{"why": "a \\ and é"}"#.as_bytes().to_vec();
+    assert_eq!(bed.store.cluster().unwrap(), Some((Timestamp::from_secs(123), text)));
+    bed.store.save_cluster(&bed.lease, bed.now, &"new").unwrap();
+    assert_eq!(bed.store.cluster().unwrap(), Some((bed.now, b"\"new\"".to_vec())));
 }
 
 /// PostgreSQL uses up a number for each name that was there already.
