@@ -54,7 +54,7 @@ macro_rules! name_type {
             }
         }
 
-        /// One that others have too.
+        /// Without a copy: the text is shared already.
         impl TryFrom<Arc<str>> for $type {
             type Error = BadName;
             fn try_from(text: Arc<str>) -> Result<Self, BadName> {

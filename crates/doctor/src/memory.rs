@@ -7,12 +7,13 @@ use doctor_host::memory;
 
 /// Before any other thread is there.
 pub(crate) fn be_frugal() {
+    memory::know_program();
     memory::one_heap();
     memory::return_from(128 << 10);
 }
 
-/// After a piece of work, before a while of waiting.
+/// Gives back what is free, and unmaps the program: before a while of waiting.
 pub(crate) fn rest() {
     memory::give_back();
-    memory::rest();
+    memory::unmap_program();
 }

@@ -7,10 +7,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use doctor_host::memory::one_heap;
-pub(crate) use doctor_host::memory::{give_back, rest};
+pub(crate) use doctor_host::memory::{give_back, unmap_program as rest};
 
-/// For a process that stays.
+/// For a process that stays, before it has other threads.
 pub(crate) fn be_frugal() {
+    doctor_host::memory::know_program();
     doctor_host::memory::return_from(64 << 10);
 }
 

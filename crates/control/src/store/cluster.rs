@@ -3,7 +3,7 @@
 //! It is written every few seconds and names thousands of nodes in nearly the same words: what is kept of it is compressed while it
 //! is written, a tenth of the text, which never lies in memory as a whole.
 
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Read as _, Write as _};
 
 use doctor_core::time::Timestamp;
 use serde::Serialize;
@@ -12,12 +12,13 @@ use super::{
     Store,
     db::{Access, vals},
     error::{Result, StoreError},
-    evidence,
     lease::Lease,
 };
 
 /// Fast: a cycle waits for this.
 const LEVEL: i32 = 1;
+/// Of the text. What claims to be larger is not ours: a million nodes have less.
+const MOST: u64 = 1 << 30;
 /// How every compressed piece begins. What an older program left begins as JSON does.
 const COMPRESSED: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
@@ -49,17 +50,29 @@ impl Store {
         self.read(|tx| {
             tx.first(operation, "SELECT at, body FROM picture", &[], |row| {
                 let body = row.blob(1)?;
-                let text = if body.starts_with(&COMPRESSED) { evidence::decompress(body)? } else { body.to_vec() };
+                let unreadable =
+                    |why: io::Error| StoreError::Unreadable { what: "picture of the cluster", why: why.to_string() };
+                let text =
+                    if body.starts_with(&COMPRESSED) { unpacked(body).map_err(unreadable)? } else { body.to_vec() };
                 Ok((row.moment(0)?, text))
             })
         })
     }
 }
 
-fn packed(picture: &impl Serialize) -> std::io::Result<Vec<u8>> {
+fn packed(picture: &impl Serialize) -> io::Result<Vec<u8>> {
     // JSON is written in pieces of a few bytes.
     let mut writer = BufWriter::new(zstd::stream::write::Encoder::new(Vec::new(), LEVEL)?);
     serde_json::to_writer(&mut writer, picture)?;
     writer.flush()?;
-    writer.into_inner().map_err(std::io::IntoInnerError::into_error)?.finish()
+    writer.into_inner().map_err(io::IntoInnerError::into_error)?.finish()
+}
+
+fn unpacked(body: &[u8]) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    zstd::stream::read::Decoder::new(body)?.take(MOST + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MOST {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {MOST} bytes")));
+    }
+    Ok(text)
 }

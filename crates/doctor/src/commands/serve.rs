@@ -49,7 +49,7 @@ const HOUSEKEEPING: Duration = Duration::from_secs(3600);
 const TICK: Duration = Duration::from_millis(100);
 /// Cycles that are asked for begin this long after one another, and a slow cluster gets as long a rest as it took.
 const APART: Duration = Duration::from_millis(200);
-/// Whoever waits no longer than this keeps all that he has in memory.
+/// Who has waited for so long goes on waiting, and needs little memory for it.
 const SHORT: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -86,9 +86,6 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         }
         let took = began.elapsed();
         let next = began + service.every(&loaded);
-        if next.saturating_duration_since(Instant::now()) > SHORT {
-            crate::memory::rest();
-        }
         wait(&stop, &service.controller.wake, next, began + (took * 2).max(APART));
     }
     let stopped = service.controller.engine.stop();
@@ -128,8 +125,13 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
 
 /// Until the next cycle, or until something has come in, but not before `earliest`.
 fn wait(stop: &AtomicBool, wake: &Wake, until: Instant, earliest: Instant) {
-    let mut woken = false;
+    let began = Instant::now();
+    let (mut woken, mut rested) = (false, false);
     while !stop.load(Ordering::Relaxed) {
+        if !woken && !rested && began.elapsed() >= SHORT {
+            rested = true;
+            crate::memory::rest();
+        }
         let until = if woken { earliest.min(until) } else { until };
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {

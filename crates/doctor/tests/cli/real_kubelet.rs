@@ -1,7 +1,7 @@
 //! The whole way on a real node: the service as it is started, with the rights that it prints; a real control plane; a real
 //! kubelet and containers, which run `doctor-node` in our image. Only the GPUs are said to be there and are not.
 
-use std::{path::Path, sync::Arc};
+use std::{net::TcpListener, path::Path, sync::Arc};
 
 use doctor_bed::kubernetes::{BedError, ControlPlane, real::RealNode};
 use serde_json::{Value, json};
@@ -39,9 +39,10 @@ impl Cluster {
         node.set_gpus(8)?;
         let bed = Bed::new();
         std::fs::create_dir(bed.path("data")).unwrap();
+        let door = TcpListener::bind((node.host(), 0)).and_then(|listener| listener.local_addr()).unwrap();
         let settings = format!(
             "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"30s\"\n\
-             [backend.kubernetes]\nshare = {{ host-path = \"{}\" }}\npolicy_map = \"policy\"\n\
+             [agents]\nlisten = \"{door}\"\n[backend.kubernetes]\nshare = {{ host-path = \"{}\" }}\npolicy_map = \"policy\"\n\
              reboot = [\"chroot\", \"/host\", \"touch\", \"{}\"]\n",
             bed.path("data").display(),
             bed.path(REBOOTED).display()
@@ -187,6 +188,7 @@ fn jobs_run_in_containers_and_their_results_are_kept_whatever_happens_to_pod_and
     service = Service::start(&cluster.bed);
     pod_deleted(&cluster);
     withdrawn(&cluster);
+    agents(&cluster);
     cluster.change_policy("1s", BAD);
     service.says("the changed configuration is in force policy=5");
     rebooted(&cluster);
@@ -320,6 +322,58 @@ fn withdrawn(cluster: &Cluster) {
     cluster.until_ended(&run, ("Failed", "DeadlineExceeded"));
     cut_short(cluster, &run);
     until("the run to be given up", || cluster.audit().contains("withdrawn: the job ended (killed)"));
+}
+
+/// The agents as they are printed: the DaemonSet's own controller puts one on the node, the kubelet gives it a token for the service
+/// alone, and whoever takes its pod's place is heard as well. Names are not resolved in this cluster, so the service's is written down.
+fn agents(cluster: &Cluster) {
+    let label = json!({ "metadata": { "labels": { "nvidia.com/gpu.present": "true" } } });
+    cluster.ask("PATCH", &format!("/api/v1/nodes/{NODE}"), Some(&label));
+    let settings = ["--set", "images.pullPolicy=Never", "--set", "agent.hostNetwork=true"];
+    let printed = |what: &str| {
+        let words = ["deploy", "kubernetes", "--what", what, "--image", "cluster-doctor-node:latest"];
+        cluster.bed.json(&[&words[..], &settings].concat())["items"].as_array().unwrap().clone()
+    };
+    for object in printed("configuration").iter().filter(|object| object["metadata"]["name"] == "cluster-doctor-policy")
+    {
+        cluster.plane.make(object);
+    }
+    for mut object in printed("agent") {
+        let service = json!([{ "ip": cluster.node.host(), "hostnames": ["cluster-doctor.cluster-doctor.svc"] }]);
+        object["spec"]["template"]["spec"]["hostAliases"] = service;
+        cluster.plane.make(&object);
+    }
+    let agent = || {
+        let mut pods = cluster.pods();
+        pods.retain(|pod| pod["metadata"]["labels"]["app.kubernetes.io/component"] == "agent");
+        pods.into_iter().find(|pod| pod["status"]["phase"] == "Running")
+    };
+    let heard = || {
+        let agents = cluster.bed.json(&["agent", "list"]);
+        let found =
+            agents.as_array().unwrap().iter().find(|agent| agent["node"] == NODE && agent["state"] == "reports");
+        found.cloned()
+    };
+    until("the agent to be heard", || heard().is_some());
+    assert_eq!(heard().unwrap()["speaks_by"], "token");
+    let first = agent().unwrap();
+    let sources =
+        first["spec"]["volumes"].as_array().unwrap().iter().filter(|volume| volume.get("projected").is_some());
+    let audiences: Vec<&Value> =
+        sources.map(|volume| &volume["projected"]["sources"][0]["serviceAccountToken"]["audience"]).collect();
+    assert_eq!(audiences, ["cluster-doctor"], "the API server's token is not there");
+    let name = first["metadata"]["name"].as_str().unwrap();
+    cluster.ask("DELETE", &format!("{PODS}/{name}"), None);
+    let mut began = String::new();
+    until("another agent", || {
+        if let Some(pod) = agent().filter(|pod| pod["metadata"]["uid"] != first["metadata"]["uid"]) {
+            let running = &pod["status"]["containerStatuses"][0]["state"]["running"];
+            began = running["startedAt"].as_str().unwrap_or_default().to_owned();
+        }
+        !began.is_empty()
+    });
+    // It is written down once a minute. Moments are text whose order is theirs.
+    until("the other to be heard", || heard().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began));
 }
 
 /// On a node that is bad the command of its own system is run, by a pod with all rights. It is not done by that alone.

@@ -26,7 +26,7 @@ mod settings;
 use std::{
     fs::{self, File},
     io::{BufRead as _, BufReader, Write as _},
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
@@ -60,7 +60,7 @@ pub struct RealNode {
     name: String,
     plane: Arc<ControlPlane>,
     inner: Mutex<Inner>,
-    _road: Road,
+    road: Road,
     /// Last: the files go after the processes that use them. The keeper removes them too, for when this process is killed.
     folder: TempDir,
 }
@@ -124,8 +124,7 @@ impl RealNode {
         let host = host.ok_or_else(|| ended(&inner))?;
         let road = Road::open(host, plane.door.port)?;
         settings::kubeconfig(folder.path(), &format!("https://{}", road.address()), plane.authority(), &user)?;
-        let node =
-            Self { name: name.to_owned(), folder, plane: Arc::clone(plane), inner: Mutex::new(inner), _road: road };
+        let node = Self { name: name.to_owned(), folder, plane: Arc::clone(plane), inner: Mutex::new(inner), road };
         node.wait("containerd did not answer", || {
             node.ctr(&["version"]).status().is_ok_and(|status| status.success())
         })?;
@@ -135,6 +134,11 @@ impl RealNode {
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// This machine, as the node reaches it: whoever is to be asked by the node listens there.
+    pub fn host(&self) -> IpAddr {
+        self.road.address().ip()
     }
 
     /// What the node's API object says.

@@ -108,6 +108,8 @@ connect() {
 
 furnish() {
   local file
+  # As systemd has it on a node: what is mounted here later is seen by containers that ask for it, and by nobody outside.
+  mount --make-shared /
   mount -t proc proc /proc
   for file in "${sysctls[@]}"; do
     [ -e "/proc/sys/$file" ] || continue

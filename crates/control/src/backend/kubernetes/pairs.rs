@@ -24,7 +24,7 @@ type Pair = Arc<NameAndValue>;
 #[derive(Clone, Default)]
 pub(super) struct Pairs {
     own: Box<[Pair]>,
-    /// Those that many others have too, as one list; no name is in both.
+    /// Those of which there are few kinds, as a list that others may have too; no name is in both.
     common: Option<Arc<[Pair]>>,
 }
 
@@ -146,13 +146,22 @@ impl<T: ?Sized + Eq + Hash> Shared<T> {
     }
 
     fn add(&mut self, own: Arc<T>) -> Arc<T> {
-        // Nodes come and go, and some labels hold a moment: what nobody has any more goes when half of all may be such.
-        if self.all.len() > 2 * self.swept.max(1 << 10) {
-            self.all.retain(|one| Arc::strong_count(one) > 1);
-            self.swept = self.all.len();
+        if self.is_to_be_swept() {
+            self.sweep();
         }
         self.all.insert(Arc::clone(&own));
         own
+    }
+
+    /// Nodes come and go, and some labels hold a moment: half of all may be what nobody has any more.
+    fn is_to_be_swept(&self) -> bool {
+        self.all.len() > 2 * self.swept.max(1 << 10)
+    }
+
+    /// Lets go what nobody has any more.
+    fn sweep(&mut self) {
+        self.all.retain(|one| Arc::strong_count(one) > 1);
+        self.swept = self.all.len();
     }
 }
 
@@ -173,7 +182,7 @@ const FEW: u32 = 16;
 pub(super) struct SharedPairs {
     pairs: Shared<NameAndValue>,
     lists: Shared<[Pair]>,
-    /// How many values each name was seen with.
+    /// With how many values each name is there.
     values: HashMap<Box<str>, u32>,
 }
 
@@ -193,11 +202,22 @@ impl SharedPairs {
         if let Some(known) = self.pairs.known(pair) {
             return known;
         }
-        match self.values.get_mut(&pair.0) {
-            Some(values) => *values = values.saturating_add(1),
-            None => drop(self.values.insert(pair.0.clone(), 1)),
+        if self.pairs.is_to_be_swept() {
+            // Lists first: they hold pairs.
+            self.lists.sweep();
+            self.pairs.sweep();
+            self.values.clear();
+            self.pairs.all.iter().for_each(|pair| count(&mut self.values, &pair.0));
         }
+        count(&mut self.values, &pair.0);
         self.pairs.add(Arc::clone(pair))
+    }
+}
+
+fn count(values: &mut HashMap<Box<str>, u32>, name: &str) {
+    match values.get_mut(name) {
+        Some(values) => *values = values.saturating_add(1),
+        None => drop(values.insert(name.into(), 1)),
     }
 }
 
@@ -242,6 +262,12 @@ mod tests {
             shared.share(&mut read(json!({ "moment": number.to_string() })));
         }
         assert!(shared.pairs.all.len() < 2_200, "{}", shared.pairs.all.len());
+        // Names that hold a moment go as well, with the lists that they were in.
+        for number in 0..10_000 {
+            shared.share(&mut read(json!({ (format!("job-{number}")): "reserved", "zone": "a" })));
+        }
+        let left = (shared.pairs.all.len(), shared.lists.all.len(), shared.values.len());
+        assert!(left.0 < 2_200 && left.1 < 2_200 && left.2 < 2_200, "{left:?}");
         shared.share(&mut kept[1]);
         assert_eq!(kept[1].get("name"), Some("n1"));
     }
