@@ -17,6 +17,7 @@ pub mod handoff;
 pub mod hook;
 pub mod ingest;
 pub mod limited;
+pub mod memory;
 pub mod metrics;
 mod observe;
 pub mod orders;

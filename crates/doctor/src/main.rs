@@ -8,7 +8,6 @@ mod deploy;
 mod engine;
 mod exit;
 mod failure;
-mod memory;
 mod output;
 mod pages;
 mod report;

@@ -53,7 +53,7 @@ const APART: Duration = Duration::from_millis(200);
 const SHORT: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    crate::memory::be_frugal();
+    doctor_control::memory::be_frugal();
     let traces = log_to_stderr(&context.config()?.telemetry)?;
     let stop = stop_flag().map_err(|source| Failure::Other(format!("watching for signals: {source}")))?;
     let store = context.make_store()?;
@@ -74,7 +74,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
     let mut service = Service { controller, said: Said::default(), tidied: None, reporter: Reporter::default() };
     // What it takes to start is not needed again.
-    crate::memory::rest();
+    doctor_control::memory::rest();
     let mut done = 0;
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
@@ -130,7 +130,7 @@ fn wait(stop: &AtomicBool, wake: &Wake, until: Instant, earliest: Instant) {
     while !stop.load(Ordering::Relaxed) {
         if !woken && !rested && began.elapsed() >= SHORT {
             rested = true;
-            crate::memory::rest();
+            doctor_control::memory::rest();
         }
         let until = if woken { earliest.min(until) } else { until };
         let left = until.saturating_duration_since(Instant::now());
