@@ -6,18 +6,10 @@
 
 #![no_main]
 
-use doctor_control::{
-    backend::{
-        local::fuzzed::{load, taken_as},
-        ssh::{
-            Between,
-            fuzzed::{answered, hosts_in},
-        },
-    },
-    fleet::status::{self, Health, Source},
-    limited::Listen as _,
-    store::{StoreUrl, fuzzed::holder},
-};
+use doctor_backend::{limited::Listen as _, local::fuzzed::{load, taken_as}};
+use doctor_backend_ssh::{Between, fuzzed::{answered, hosts_in}};
+use doctor_fleet::status::{self, Health, Source};
+use doctor_store::{StoreUrl, fuzzed::holder};
 use doctor_core::time::Span;
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;

@@ -8,15 +8,12 @@
 
 use std::sync::LazyLock;
 
+use doctor_engine::{ingest::{By, judge}, settings::Settings};
 use doctor_checks::{
     Catalogue,
     carried::{self, Packed, Told},
     document::{AgentReport, Document, MAX_DOCUMENT_BYTES, RunKey, TestEvidence},
     profiles::built_in,
-};
-use doctor_control::{
-    ingest::{By, judge},
-    settings::Settings,
 };
 use doctor_core::{classify::Past, finding::Verdict, observation::Observation, policy::Policy, time::Span};
 use hmac::{Hmac, KeyInit, Mac};

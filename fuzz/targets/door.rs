@@ -7,8 +7,8 @@
 
 use std::sync::LazyLock;
 
+use doctor_api::fuzzed::DoorOfOne;
 use doctor_checks::document::RunKey;
-use doctor_control::web::fuzzed::DoorOfOne;
 use doctor_core::ids::NodeName;
 use libfuzzer_sys::fuzz_target;
 

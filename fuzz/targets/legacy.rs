@@ -7,7 +7,8 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::LazyLock};
 
-use doctor_control::store::fuzzed::old_rows;
+use doctor_store::fuzzed::old_rows;
+
 use doctor_fuzz::scratch;
 use libfuzzer_sys::fuzz_target;
 

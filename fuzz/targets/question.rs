@@ -7,7 +7,8 @@
 
 use std::sync::LazyLock;
 
-use doctor_control::web::fuzzed::ApiOfFew;
+use doctor_api::fuzzed::ApiOfFew;
+
 use doctor_fuzz::text;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;

@@ -11,8 +11,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use doctor_bed::postgres::{Server, Setup};
-use doctor_control::store::{Store, StoreUrl, records::HistoryFilter};
 use doctor_core::time::Span;
+use doctor_store::{Store, StoreUrl, records::HistoryFilter};
 use serde_json::{Value, json};
 
 use self::{expected::Expected, past::Past};

@@ -11,15 +11,13 @@ use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use doctor_bed::postgres::{Server, Setup};
-use doctor_control::{
-    settings::Settings,
-    store::{GroupCommit, Lease, Store, StoreUrl, records::HistoryFilter},
-};
 use doctor_core::{
     finding::Verdict,
     ids::{NodeName, RunId},
     time::Span,
 };
+use doctor_engine::settings::Settings;
+use doctor_store::{GroupCommit, Lease, Store, StoreUrl, records::HistoryFilter};
 use serde_json::{Value, json};
 
 use self::{

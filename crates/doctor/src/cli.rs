@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use doctor_store::StoreUrl;
+
 use clap::{Parser, Subcommand};
-use doctor_control::store::StoreUrl;
 
 use crate::commands;
 

@@ -7,8 +7,8 @@ mod settings;
 
 use std::{io, path::PathBuf};
 
-use doctor_control::settings::BadSettings;
 use doctor_core::{profile::UnknownLike, toml_text::BadText};
+use doctor_engine::settings::BadSettings;
 
 pub(crate) use self::{
     file::{Agents, BackendChoice, Config},

@@ -2,14 +2,14 @@
 
 use std::{cell::OnceCell, path::PathBuf};
 
-use doctor_control::{
-    clock::{Clock, SystemClock},
-    orders,
-    picture::{self, Cluster},
-    share::Share,
-    store::{Store, StoreError, StoreUrl},
-};
+use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::{hostlist::Selector, ids::NodeName, time::Timestamp, view::Facts};
+use doctor_engine::{
+    orders, picture,
+    share::Share,
+    snapshot::{self, Cluster},
+};
+use doctor_store::{Store, StoreError, StoreUrl};
 
 use crate::{
     config::{Config, Loaded, Place},
@@ -103,7 +103,7 @@ impl Context {
     /// What is known, for views. What the leader judges by comes with what it saw; where there is nothing of that kind
     /// yet, the own configuration has to do.
     pub(crate) fn facts(&self, store: &Store) -> Result<Facts> {
-        let last = picture::last_seen(store)?;
+        let last = snapshot::last_seen(store)?;
         let now = self.now(last.as_ref());
         let (seen, cluster) = match last {
             Some((at, cluster)) => (Some(at), cluster),

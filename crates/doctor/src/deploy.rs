@@ -12,8 +12,9 @@ pub(crate) mod systemd;
 mod tree;
 mod yaml;
 
-use doctor_control::backend::kubernetes::{KubernetesConfig, STANDARD_TEMPLATE};
 use serde_json::{Value, json};
+
+use doctor_backend_kubernetes::{KubernetesConfig, STANDARD_TEMPLATE};
 
 use self::{
     objects::Group,

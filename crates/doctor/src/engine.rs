@@ -2,24 +2,33 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use doctor_checks::document::RunKey;
-use doctor_control::{
-    alert::{AlertSettings, Alerter},
-    audience::Audience,
-    backend::{Backend, dstack::DstackBackend, local::LocalBackend, slurm::SlurmBackend, ssh::SshBackend},
-    clock::{Clock, SystemClock},
-    cycle::{AgentMessage, CycleError, CycleReport, Engine, Inbox, Parts},
-    share::Share,
-    store::{self, Store, StoreError},
-    telemetry::Counts,
-    wake::Wake,
-    web::{
-        Door, OfProcess, Scraped, Tokens,
-        api::{Web, WebParts},
-    },
+use doctor_api::{
+    Door, OfProcess, Scraped, Tokens,
+    api::{Web, WebParts},
 };
+use doctor_backend::{
+    Backend,
+    clock::{Clock, SystemClock},
+    local::LocalBackend,
+};
+use doctor_backend_dstack::DstackBackend;
+use doctor_backend_slurm::SlurmBackend;
+use doctor_backend_ssh::SshBackend;
+use doctor_checks::document::RunKey;
 use doctor_core::{ids::NodeName, snapshot::Asked};
+use doctor_engine::{
+    audience::Audience,
+    cycle::{CycleError, Engine},
+    inbox::{AgentMessage, Inbox},
+    parts::Parts,
+    report::CycleReport,
+    share::Share,
+    spans::Counts,
+    wake::Wake,
+};
+use doctor_notify::alert::{AlertSettings, Alerter};
 use doctor_sim::RemoteSim;
+use doctor_store::{Store, StoreError};
 
 use crate::{
     config::{BackendChoice, Loaded},
@@ -47,7 +56,7 @@ impl World {
             }
             #[cfg(feature = "kubernetes")]
             BackendChoice::Kubernetes(config) => {
-                let backend = doctor_control::backend::kubernetes::KubernetesBackend::open((**config).clone())?;
+                let backend = doctor_backend_kubernetes::KubernetesBackend::open((**config).clone())?;
                 let tokens = Some(Tokens::new(backend.voucher(), config.agents.remember));
                 Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens })
             }
@@ -150,7 +159,7 @@ impl Controller {
             inboxes,
             keys: Box::new(random_key),
             salt: u64::from_le_bytes(salt),
-            holder: store::this_process(),
+            holder: doctor_store::this_process(),
             lease: config.lease,
             workers: config.workers,
             publish_every: config.publish,

@@ -2,18 +2,12 @@
 
 use std::{error::Error, io, path::PathBuf};
 
-use doctor_control::{
-    azure::AzureError,
-    backend::BackendError,
-    cycle::CycleError,
-    handoff::HandoffError,
-    orders::BadOrder,
-    share::ShareError,
-    store::{LeaseError, StoreError},
-    web::{DoorError, api::WebError},
-};
-
+use doctor_api::{DoorError, api::WebError};
+use doctor_backend::BackendError;
 use doctor_core::toml_text::BadText;
+use doctor_engine::{cycle::CycleError, handoff::HandoffError, orders::BadOrder, share::ShareError};
+use doctor_fleet::azure::AzureError;
+use doctor_store::{LeaseError, StoreError};
 
 use crate::{config::ConfigError, deploy::BadValue, exit::Exit};
 
@@ -108,7 +102,7 @@ impl Failure {
                 "see that the database is up and that the URL, user and password are right".to_owned()
             }
             Self::Backend(error) => match error.effect {
-                doctor_control::backend::Effect::NoneGiveUp => return None,
+                doctor_backend::Effect::NoneGiveUp => return None,
                 _ => "try again; nothing is concluded from a cluster that does not answer".to_owned(),
             },
             _ => return None,

@@ -20,14 +20,14 @@ use crate::{
     output::{clock, hours, plural},
 };
 use clap::ValueEnum;
-use doctor_control::store::{
-    Store,
-    records::{HistoryFilter, RunRecord},
-};
 use doctor_core::{
     hostlist,
     time::{Span, Timestamp},
     view::{self, Count, Facts, Period, ReportView, RunFacts, Tested},
+};
+use doctor_store::{
+    Store,
+    records::{HistoryFilter, RunRecord},
 };
 
 impl Page {

@@ -2,11 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use doctor_backend::{Backend, BackendError, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode, clock::Clock};
 use doctor_checks::document::RunKey;
-use doctor_control::{
-    backend::{Backend, BackendError, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode},
-    clock::Clock,
-};
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
     snapshot::Caps,

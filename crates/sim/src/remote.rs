@@ -10,11 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_checks::document::RunKey;
-use doctor_control::{
-    backend::{Backend, BackendError, Effect as After, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode},
-    clock::Clock,
+use doctor_backend::{
+    Backend, BackendError, Effect as After, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode, clock::Clock,
 };
+use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
     snapshot::Caps,

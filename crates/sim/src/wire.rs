@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use doctor_checks::document::RunKey;
-use doctor_control::backend::{
+use doctor_backend::{
     BackendError, Change, Effect as After, JobOutput, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode,
 };
+use doctor_checks::document::RunKey;
 use doctor_core::{
     failed_work::FailedWork,
     ids::{JobId, NodeName, OpId, RunId, TestId},

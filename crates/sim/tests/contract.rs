@@ -6,14 +6,12 @@ use std::{
     time::Duration,
 };
 
-use doctor_checks::document::RunKey;
-use doctor_control::{
-    backend::{
-        Backend, JobOutput, JobRequest,
-        contract::{Bed, Length, Wanted, breaches},
-    },
+use doctor_backend::{
+    Backend, JobOutput, JobRequest,
     clock::Clock,
+    contract::{Bed, Length, Wanted, breaches},
 };
+use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{NodeName, RunId, TestId},
     node::ForeignMark,
@@ -192,7 +190,7 @@ fn time_goes_on_while_nobody_asks_and_the_connection_is_found_again() {
 
 #[test]
 fn a_cluster_that_is_gone_is_an_error_that_does_not_pretend_to_know() {
-    use doctor_control::backend::Effect;
+    use doctor_backend::Effect;
     let host = Host::start(ServeConfig { speed: 600.0, world: WorldConfig::quiet(1) });
     let remote = host.connect();
     let before = remote.now();

@@ -3,10 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use doctor_control::{
-    rejudge::{Scope, rejudge},
-    store::records::HistoryFilter,
-};
 use doctor_core::{
     case::{Case, StepState},
     finding::Verdict,
@@ -14,11 +10,13 @@ use doctor_core::{
     policy::{Allow, Mode, Policy},
     time::Span,
 };
+use doctor_engine::rejudge::{Scope, rejudge};
 use doctor_sim::{
     WorldConfig,
     drive::{Session, SessionConfig},
     tests,
 };
+use doctor_store::records::HistoryFilter;
 
 /// Every kind of rule that looks beyond the result itself. Noise is enough to break them now and then.
 const RULES: &str = r#"

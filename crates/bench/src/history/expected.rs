@@ -1,7 +1,6 @@
 //! What the store must answer, computed from the maker of the rows in the plainest way.
 
 use anyhow::{Context, Result, ensure};
-use doctor_control::store::records::{FailureRate, HistoryRow, LatestRow};
 use doctor_core::{
     finding::Verdict,
     ids::{RunId, TestId},
@@ -9,6 +8,7 @@ use doctor_core::{
     snapshot::TestRecord,
     time::Timestamp,
 };
+use doctor_store::records::{FailureRate, HistoryRow, LatestRow};
 
 use super::past::Past;
 

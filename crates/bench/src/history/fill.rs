@@ -6,8 +6,8 @@
 use std::{collections::BTreeMap, fmt::Write as _, io::Write as _, path::Path};
 
 use anyhow::{Context, Result};
-use doctor_control::store::{Store, StoreUrl};
 use doctor_core::{finding::Severity, lifecycle::Life};
+use doctor_store::{Store, StoreUrl};
 
 use super::{expected::Expected, past::Past};
 use crate::random::spread;

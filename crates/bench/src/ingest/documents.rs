@@ -8,13 +8,6 @@ use doctor_checks::{
     document::{Document, RunKey, TestEvidence},
     probe::{Probe, ProbeOutput},
 };
-use doctor_control::{
-    settings::Settings,
-    store::{
-        Lease, Store,
-        records::{CycleIntent, StoredRun},
-    },
-};
 use doctor_core::{
     finding::Verdict,
     ids::{IdSource, NodeName, TestId},
@@ -25,6 +18,11 @@ use doctor_core::{
     reason::Because,
     run::{NonEmpty, Purpose, Run, RunState},
     time::{Span, Timestamp},
+};
+use doctor_engine::settings::Settings;
+use doctor_store::{
+    Lease, Store,
+    records::{CycleIntent, StoredRun},
 };
 
 use crate::random::spread;

@@ -5,12 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
-use doctor_control::{
+use doctor_engine::{
     ingest::{no_past, open_document},
     settings::Settings,
-    store::{GroupCommit, Store, records::Accepted},
 };
+use doctor_store::{GroupCommit, Store, records::Accepted};
+
+use anyhow::{Context, Result, ensure};
 
 use super::documents::Job;
 use crate::stopwatch::{Sample, millis, time};

@@ -9,9 +9,10 @@ use std::{
     time::Instant,
 };
 
+use doctor_backend_kubernetes::{KubernetesConfig, manifests};
+
 use anyhow::{Context, Result, bail};
 use doctor_bed::kubernetes::{BedError, ControlPlane, Setup, kubelet::connect};
-use doctor_control::backend::kubernetes::{KubernetesConfig, manifests};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Client,

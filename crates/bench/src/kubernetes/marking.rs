@@ -13,18 +13,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use doctor_checks::Catalogue;
-use doctor_control::{
-    backend::{
-        Effect,
-        kubernetes::{KubernetesBackend, KubernetesConfig},
-    },
+use doctor_backend::{
+    Effect,
     clock::{Clock, SystemClock},
-    execute::Executor,
-    picture::{self, LookError},
-    settings::Settings,
-    store::{Lease, Store, StoreUrl, records::CycleIntent},
 };
+use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig};
+use doctor_checks::Catalogue;
 use doctor_core::{
     case::{Case, CaseState, Rung, StepKind, StepState},
     finding::Severity,
@@ -37,6 +31,12 @@ use doctor_core::{
     snapshot::Snapshot,
     time::Span,
 };
+use doctor_engine::{
+    execute::Executor,
+    picture::{self, LookError},
+    settings::Settings,
+};
+use doctor_store::{Lease, Store, StoreUrl, records::CycleIntent};
 use serde_json::{Value, json};
 
 use super::{

@@ -9,15 +9,13 @@ use std::{
 };
 
 use doctor_checks::{credential::Credential, document::RunKey};
-use doctor_control::{
-    agents::{self, AgentState, AgentView},
-    store::records::SpeaksBy,
-};
 use doctor_core::{
     hostlist::{self, BadHostlist},
     ids::NodeName,
     time::Timestamp,
 };
+use doctor_engine::agents::{self, AgentState, AgentView};
+use doctor_store::records::SpeaksBy;
 use serde::Serialize;
 
 use super::{
@@ -340,8 +338,8 @@ fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
 mod tests {
     use super::*;
     use doctor_checks::document::{Schema, Versions};
-    use doctor_control::store::records::{AgentHeard, AgentRow};
     use doctor_core::time::Span;
+    use doctor_store::records::{AgentHeard, AgentRow};
 
     const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 

@@ -1,12 +1,10 @@
 //! `doctor alert`: whether messages to people arrive, and what became of those that did not.
 
 use clap::Subcommand;
-use doctor_control::{
-    alert::{self, Receiver},
-    clock::{Clock, SystemClock},
-    store::outbox::{MessageRow, MessageState, Waiting},
-};
+use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::alert as notes;
+use doctor_notify::alert::{self, Receiver};
+use doctor_store::outbox::{MessageRow, MessageState, Waiting};
 use serde::Serialize;
 
 use crate::{

@@ -1,11 +1,11 @@
 //! What operators ask of nodes: test, hold, release, quarantine. The controller's next cycles see to it.
 
-use doctor_control::{
-    orders::{self, Order},
-    picture,
-    store::Store,
-};
 use doctor_core::{hostlist::Selector, ids::TestId, time::Timestamp};
+use doctor_engine::{
+    orders::{self, Order},
+    snapshot,
+};
+use doctor_store::Store;
 
 use super::confirm::Signed;
 use crate::{
@@ -123,5 +123,5 @@ pub(crate) fn quarantine(context: &Context, args: &QuarantineArgs) -> Result<Exi
 
 /// The moment of a change by an operator, in the cluster's own time.
 pub(crate) fn moment_of_change(context: &Context, store: &Store) -> Result<Timestamp> {
-    Ok(context.now(picture::last_seen(store)?.as_ref()))
+    Ok(context.now(snapshot::last_seen(store)?.as_ref()))
 }

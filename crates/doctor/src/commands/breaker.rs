@@ -1,8 +1,8 @@
 //! The circuit breaker: how it stands, and closing it.
 
 use clap::Subcommand;
-use doctor_control::orders::Order;
 use doctor_core::view::{self, BreakerState, BreakerView, Ledger};
+use doctor_engine::orders::Order;
 
 use super::confirm::Signed;
 use crate::{

@@ -7,11 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_control::{
-    backend::Reported,
-    handoff::{self, FromNode, Part},
-};
+use doctor_backend::Reported;
 use doctor_core::ids::{CaseId, IdSource, NodeName};
+use doctor_engine::handoff::{self, FromNode, Part};
 use serde::Serialize;
 
 use crate::{

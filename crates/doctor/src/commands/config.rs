@@ -11,7 +11,7 @@ use std::{
 };
 
 use clap::Subcommand;
-use doctor_control::backend::inspection::{Inspected, Standing};
+use doctor_backend::inspection::{Inspected, Standing};
 use doctor_core::policy::Policy;
 use serde::Serialize;
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use doctor_checks::Catalogue;
-use doctor_control::orders::{Order, Signature};
 use doctor_core::time::Timestamp;
+use doctor_engine::orders::{Order, Signature};
 use serde::Serialize;
 
 use crate::{

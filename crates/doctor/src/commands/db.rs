@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
+use doctor_backend::clock::{Clock, SystemClock};
+use doctor_store::records::Verified;
+
 use clap::Subcommand;
-use doctor_control::{
-    clock::{Clock, SystemClock},
-    store::records::Verified,
-};
 
 use super::confirm::{Change, Signed};
 use crate::{context::Context, exit::Exit, failure::Result};

@@ -2,12 +2,9 @@
 
 use std::{io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use doctor_control::{
-    audience::Audience,
-    share::Share,
-    wake::Wake,
-    web::api::{Web, WebConfig, WebParts},
-};
+use doctor_api::api::{Web, WebConfig, WebParts};
+use doctor_engine::{audience::Audience, share::Share, wake::Wake};
+
 use doctor_sim::drive::{
     demo::{Demo, DemoError, Shown},
     score::Score,

@@ -5,12 +5,12 @@ mod number;
 use std::collections::BTreeMap;
 
 use doctor_checks::{Catalogue, Check, Suite};
-use doctor_control::settings::Settings;
 use doctor_core::{
     ids::{CheckId, TestId},
     policy::{Policy, Rule, TestPolicy},
     time::Span,
 };
+use doctor_engine::settings::Settings;
 use serde::Serialize;
 
 use crate::{

@@ -1,11 +1,11 @@
 //! `doctor history`: results, newest first.
 
-use doctor_control::store::records::{HistoryFilter, HistoryRow};
 use doctor_core::{
     hostlist::Selector,
     ids::TestId,
     time::{Span, Timestamp},
 };
+use doctor_store::records::{HistoryFilter, HistoryRow};
 
 use super::why::verdict;
 use crate::{

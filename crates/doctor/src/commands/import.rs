@@ -4,7 +4,7 @@ mod profiles;
 
 use std::path::PathBuf;
 
-use doctor_control::clock::{Clock, SystemClock};
+use doctor_backend::clock::{Clock, SystemClock};
 
 use super::confirm::{Change, Signed};
 use crate::{context::Context, exit::Exit, failure::Result, output::plural};

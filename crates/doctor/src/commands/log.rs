@@ -7,15 +7,13 @@ use std::{
     time::Duration,
 };
 
-use doctor_control::{
-    share::Share,
-    store::{Store, records::RunRecord},
-};
 use doctor_core::{
     ids::{NodeName, RunId},
     run::RunState,
     view,
 };
+use doctor_engine::share::Share;
+use doctor_store::{Store, records::RunRecord};
 use serde::Serialize;
 
 use crate::{

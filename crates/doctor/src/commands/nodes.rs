@@ -1,6 +1,5 @@
 //! `doctor nodes`: one line per node.
 
-use doctor_control::agents::{self, AgentView};
 use doctor_core::{
     finding::Severity,
     hostlist::Selector,
@@ -8,6 +7,7 @@ use doctor_core::{
     time::Timestamp,
     view::{self, NodeRow, Standing, TestCell, Use},
 };
+use doctor_engine::agents::{self, AgentView};
 use serde::Serialize;
 
 use super::agent;

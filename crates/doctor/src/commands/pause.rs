@@ -1,7 +1,7 @@
 //! Pausing validation, everywhere or in one pool, and going on.
 
-use doctor_control::orders::Order;
 use doctor_core::{ids::PoolName, time::Span};
+use doctor_engine::orders::Order;
 
 use super::confirm::Signed;
 use crate::{context::Context, exit::Exit, failure::Result};

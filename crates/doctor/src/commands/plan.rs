@@ -1,15 +1,13 @@
 //! `doctor plan`: what the next cycle would do and why, and why not for every other node. Nothing is done.
 
-use doctor_control::{
-    picture::{self, LookError},
-    store::{Store, StoreUrl},
-};
 use doctor_core::{
     hostlist::Selector,
     ids::{IdSource, NodeName},
     plan,
     view::{self, PlanView},
 };
+use doctor_engine::picture::{self, LookError};
+use doctor_store::{Store, StoreUrl};
 
 use super::run::cells;
 use crate::{

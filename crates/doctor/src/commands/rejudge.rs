@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use doctor_control::{
+use doctor_core::{hostlist::Selector, policy::Policy, time::Timestamp};
+use doctor_engine::{
     rejudge::{Difference, Rejudged, Said, Scope, rejudge},
     settings::Settings,
 };
-use doctor_core::{hostlist::Selector, policy::Policy, time::Timestamp};
 use serde::Serialize;
 
 use super::{history::past, why::verdict};

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use doctor_control::{alert, cycle::CycleReport};
 use doctor_core::view::{ActionRow, action_row};
+use doctor_engine::report::CycleReport;
+use doctor_notify::alert;
 use serde::Serialize;
 
 use crate::{

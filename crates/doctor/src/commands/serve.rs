@@ -10,12 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_control::{
-    cycle::{CycleError, CycleReport},
-    store,
-    telemetry::{TARGET, TelemetrySettings, Traces},
-    wake::Wake,
-};
+use doctor_engine::{cycle::CycleError, report::CycleReport, spans::TARGET, wake::Wake};
+use doctor_notify::telemetry::{TelemetrySettings, Traces};
+use doctor_store as store;
+
 use tracing_subscriber::{
     Layer,
     filter::{LevelFilter, Targets},
@@ -53,7 +51,7 @@ const APART: Duration = Duration::from_millis(200);
 const SHORT: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    doctor_control::memory::be_frugal();
+    doctor_engine::memory::be_frugal();
     let traces = log_to_stderr(&context.config()?.telemetry)?;
     let stop = stop_flag().map_err(|source| Failure::Other(format!("watching for signals: {source}")))?;
     let store = context.make_store()?;
@@ -74,7 +72,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
     let mut service = Service { controller, said: Said::default(), tidied: None, reporter: Reporter::default() };
     // What it takes to start is not needed again.
-    doctor_control::memory::rest();
+    doctor_engine::memory::rest();
     let mut done = 0;
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
@@ -130,7 +128,7 @@ fn wait(stop: &AtomicBool, wake: &Wake, until: Instant, earliest: Instant) {
     while !stop.load(Ordering::Relaxed) {
         if !woken && !rested && began.elapsed() >= SHORT {
             rested = true;
-            doctor_control::memory::rest();
+            doctor_engine::memory::rest();
         }
         let until = if woken { earliest.min(until) } else { until };
         let left = until.saturating_duration_since(Instant::now());

@@ -1,7 +1,7 @@
 //! `doctor status`: is somebody at work, what is in the way, how much has been looked at.
 
-use doctor_control::picture;
 use doctor_core::view::{self, CoverageRow, LeaderView, StatusView};
+use doctor_engine::picture;
 
 use crate::{
     context::Context,

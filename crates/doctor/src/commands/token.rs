@@ -1,10 +1,8 @@
 //! `doctor token`: who may use the API.
 
-use doctor_control::{
-    access::{Role, TokenDigest, TokenRow, new_token},
-    clock::{Clock, SystemClock},
-};
+use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::time::{Span, Timestamp};
+use doctor_store::access::{Role, TokenDigest, TokenRow, new_token};
 use serde::Serialize;
 
 use super::confirm::{Change, Signed};

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use doctor_control::{
-    agents::{self, AgentView},
-    picture,
-};
 use doctor_core::{
     failed_work::FailedWork,
     finding::Severity,
     ids::NodeName,
     time::Timestamp,
     view::{self, AuditLine, CaseView, Due, FindingView, Standing, TestLine, WhyView},
+};
+use doctor_engine::{
+    agents::{self, AgentView},
+    picture,
 };
 
 use serde::Serialize;

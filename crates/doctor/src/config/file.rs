@@ -5,21 +5,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_control::{
-    alert::{AlertSettings, BadReceiver},
-    backend::{
-        dstack::DstackConfig, kubernetes::KubernetesConfig, local::LocalConfig, slurm::SlurmConfig, ssh::SshConfig,
-    },
+use doctor_api::{
+    api::{BadWebConfig, WebConfig},
     metrics::MetricsSettings,
-    store::{StoreUrl, records::RetentionPolicy},
-    telemetry::{BadTelemetry, TelemetrySettings},
-    web::api::{BadWebConfig, WebConfig},
 };
+use doctor_backend::local::LocalConfig;
+use doctor_backend_dstack::DstackConfig;
+use doctor_backend_kubernetes::KubernetesConfig;
+use doctor_backend_slurm::SlurmConfig;
+use doctor_backend_ssh::SshConfig;
 use doctor_core::{
     ids::{NodeName, Sku},
     time::Span,
     toml_text::{self, BadText, Limit},
 };
+use doctor_notify::{
+    alert::{AlertSettings, BadReceiver},
+    telemetry::{BadTelemetry, TelemetrySettings},
+};
+use doctor_store::{StoreUrl, records::RetentionPolicy};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
@@ -156,7 +160,7 @@ impl Config {
         let written: Written = toml_text::read_over(DEFAULT_TEXT, text, &LIMITS)?;
         written.check(text)?;
         let bad_store =
-            |error: doctor_control::store::StoreError| BadText::at(text, Some(written.store.span()), error.to_string());
+            |error: doctor_store::StoreError| BadText::at(text, Some(written.store.span()), error.to_string());
         let store = match written.store.get_ref().parse::<StoreUrl>().map_err(bad_store)? {
             StoreUrl::Sqlite(path) => StoreUrl::Sqlite(beside.join(path)),
             url @ StoreUrl::Postgres(_) => url,
@@ -258,15 +262,12 @@ impl Written {
             web.get_ref().check().map_err(bad)?;
         }
         if let Some(slurm) = self.backend.as_ref().and_then(|backend| backend.get_ref().slurm.as_ref()) {
-            let bad = |error: doctor_control::backend::slurm::BadSettings| {
-                BadText::at(text, Some(slurm.span()), error.to_string())
-            };
+            let bad =
+                |error: doctor_backend_slurm::BadSettings| BadText::at(text, Some(slurm.span()), error.to_string());
             slurm.get_ref().check().map_err(bad)?;
         }
         if let Some(ssh) = self.backend.as_ref().and_then(|backend| backend.get_ref().ssh.as_ref()) {
-            let bad = |error: doctor_control::backend::ssh::BadSettings| {
-                BadText::at(text, Some(ssh.span()), error.to_string())
-            };
+            let bad = |error: doctor_backend_ssh::BadSettings| BadText::at(text, Some(ssh.span()), error.to_string());
             ssh.get_ref().check().map_err(bad)?;
         }
         if let Some(alerts) = &self.alerts {
@@ -278,9 +279,8 @@ impl Written {
             telemetry.get_ref().check().map_err(bad)?;
         }
         if let Some(dstack) = self.backend.as_ref().and_then(|backend| backend.get_ref().dstack.as_ref()) {
-            let bad = |error: doctor_control::backend::dstack::BadSettings| {
-                BadText::at(text, Some(dstack.span()), error.to_string())
-            };
+            let bad =
+                |error: doctor_backend_dstack::BadSettings| BadText::at(text, Some(dstack.span()), error.to_string());
             dstack.get_ref().check().map_err(bad)?;
         }
         self.check_one_cluster(text)
@@ -347,7 +347,8 @@ impl WrittenLocal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doctor_control::backend::{dstack::Task, slurm::Submission};
+    use doctor_backend_dstack::Task;
+    use doctor_backend_slurm::Submission;
 
     fn read(text: &str) -> Result<Config, BadText> {
         Config::read(text, Path::new("/etc/doctor"))

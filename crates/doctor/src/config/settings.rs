@@ -6,12 +6,12 @@ use std::{
 };
 
 use doctor_checks::Catalogue;
-use doctor_control::settings::Settings;
 use doctor_core::{
     policy::Policy,
     profile::{MachineTypes, ProfileFile},
     toml_text,
 };
+use doctor_engine::settings::Settings;
 
 use super::{BackendChoice, Config, ConfigError, Place};
 
@@ -178,7 +178,7 @@ fn check_template(config: &Config, texts: &mut Vec<Text>) -> Result<(), ConfigEr
     let Some(path) = &kubernetes.template else { return Ok(()) };
     let text = read(path, texts)?;
     #[cfg(feature = "kubernetes")]
-    doctor_control::backend::kubernetes::check_template(&text, kubernetes).map_err(|error| bad(path, error))?;
+    doctor_backend_kubernetes::check_template(&text, kubernetes).map_err(|error| bad(path, error))?;
     #[cfg(not(feature = "kubernetes"))]
     drop(text);
     Ok(())
@@ -256,7 +256,7 @@ mod tests {
         fs::write(at("doctor.toml"), "[backend.kubernetes]\ntemplate = \"job.yaml\"\n").unwrap();
         let error = Loaded::load(place.clone()).unwrap_err().to_string();
         assert!(error.contains("job.yaml"), "{error}");
-        fs::write(at("job.yaml"), doctor_control::backend::kubernetes::STANDARD_TEMPLATE).unwrap();
+        fs::write(at("job.yaml"), doctor_backend_kubernetes::STANDARD_TEMPLATE).unwrap();
         let mut loaded = Loaded::load(place).unwrap();
         fs::write(at("job.yaml"), "apiVersion: batch/v1\nkind: Job\nspec:\n  completions: 2\n").unwrap();
         let Reloaded::Bad(error) = loaded.reload() else { panic!("how many there are is ours") };

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use doctor_control::backend::kubernetes::KubernetesConfig;
+use doctor_backend_kubernetes::KubernetesConfig;
+
 use serde_json::{Map, Value, json};
 
 use super::{

@@ -5,8 +5,9 @@
 mod agent;
 mod controller;
 
-use doctor_control::backend::kubernetes::{KubernetesConfig, Replace, RunAs, Share, Volcano, manifests};
 use serde_json::Value;
+
+use doctor_backend_kubernetes::{KubernetesConfig, Replace, RunAs, Share, Volcano, manifests};
 
 use super::tree::{Line, NAMESPACE, Name, Test, Tree, map, parts, words};
 

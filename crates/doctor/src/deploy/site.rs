@@ -3,10 +3,9 @@
 
 use std::{ffi::OsStr, fs, path::Path};
 
-use doctor_control::{
-    backend::kubernetes::{KubernetesConfig, Replace, RunAs, Share},
-    store::StoreUrl,
-};
+use doctor_backend_kubernetes::{KubernetesConfig, Replace, RunAs, Share};
+use doctor_store::StoreUrl;
+
 use serde_json::{Map, Value, json};
 use toml::Table;
 
@@ -151,7 +150,7 @@ fn profiles(paths: &[std::path::PathBuf]) -> Result<Map<String, Value>> {
 
 #[cfg(test)]
 mod tests {
-    use doctor_control::backend::kubernetes::STANDARD_TEMPLATE;
+    use doctor_backend_kubernetes::STANDARD_TEMPLATE;
 
     use super::{super::What, *};
 

@@ -1,12 +1,12 @@
 //! The pages of `docs/reference`.
 
 use clap::{Arg, Command};
+use doctor_api::metrics::FAMILIES;
 use doctor_checks::{
     Catalogue, Depth,
     coverage::{COVERAGE, Here},
     regressions::{Answer, REGRESSIONS},
 };
-use doctor_control::metrics::FAMILIES;
 use doctor_core::policy::{Policy, Rule, When};
 
 use super::reasons::reasons;
@@ -29,7 +29,7 @@ pub(crate) fn all() -> Vec<Written> {
         Written { name: "config.md", text: config() },
         Written { name: "coverage.md", text: coverage() },
         Written { name: "deployment.md", text: deployment() },
-        Written { name: "openapi.json", text: doctor_control::web::api::openapi_text() },
+        Written { name: "openapi.json", text: doctor_api::api::openapi_text() },
         Written { name: "exit-codes.md", text: exit_codes() },
         Written { name: "metrics.md", text: metrics() },
         Written { name: "reasons.md", text: reason_codes() },

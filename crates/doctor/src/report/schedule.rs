@@ -12,8 +12,9 @@ use std::{
 
 use super::{Page, ReportSettings, Whole, view, write};
 use crate::failure::{Failure, Result};
-use doctor_control::{picture, store::Store};
 use doctor_core::time::Timestamp;
+use doctor_engine::{picture, snapshot};
+use doctor_store::Store;
 
 /// How often it is looked whether a report is due, and how soon after a failure.
 const LOOK: Duration = Duration::from_secs(60);
@@ -81,7 +82,7 @@ fn write_all(store: &Store, folder: &Path, due: &[Due], now: Timestamp) -> Resul
     let mut written = 0;
     for due in due {
         // A cluster that nobody has looked at has nothing to report.
-        let Some((seen, cluster)) = picture::last_seen(store)? else { return Ok(written) };
+        let Some((seen, cluster)) = snapshot::last_seen(store)? else { return Ok(written) };
         let facts = picture::facts(store, Some(seen), cluster, now)?;
         let view = view(store, facts, due.since, due.until)?;
         for (path, page) in &due.files {

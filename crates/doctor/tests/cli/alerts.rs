@@ -9,17 +9,15 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use doctor_control::{
-    alert::signature,
-    clock::{Clock, SystemClock},
-    store::{
-        Store, StoreUrl,
-        outbox::{Addressed, MessageState},
-    },
-};
+use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::{
     alert::{About, Condition, Note, ServiceNote},
     time::Timestamp,
+};
+use doctor_notify::alert::signature;
+use doctor_store::{
+    Store, StoreUrl,
+    outbox::{Addressed, MessageState},
 };
 
 use crate::{

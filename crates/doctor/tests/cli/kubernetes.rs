@@ -9,11 +9,12 @@ use std::{
     sync::{Arc, Mutex, OnceLock, mpsc},
 };
 
+use doctor_backend_kubernetes::{KubernetesConfig, manifests};
+
 use doctor_bed::kubernetes::{
     ControlPlane,
     kubelet::{Exit, FakeNode, Kubelet, Play},
 };
-use doctor_control::backend::kubernetes::{KubernetesConfig, manifests};
 use serde_json::Value;
 
 use crate::{

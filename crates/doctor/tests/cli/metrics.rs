@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use doctor_control::metrics::FAMILIES;
+use doctor_api::metrics::FAMILIES;
 
 use crate::{
     bed::{Bed, until},

@@ -2,7 +2,6 @@
 
 use std::process::Command;
 
-use doctor_control::store::{Store, StoreUrl, records::CycleIntent};
 use doctor_core::{
     case::{Case, CaseState, Rung},
     finding::{Evidence, Finding, Remedy, Severity, Verdict},
@@ -13,6 +12,7 @@ use doctor_core::{
     reason::{Because, ReasonCode},
     time::Span,
 };
+use doctor_store::{Store, StoreUrl, records::CycleIntent};
 
 use crate::{
     bed::{Bed, Said, demo, demo_copy, until},

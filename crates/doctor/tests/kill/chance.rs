@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use doctor_control::store::Store;
 use doctor_core::{
     ids::NodeName,
     node::ForeignMark,
@@ -10,6 +9,7 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 use doctor_sim::{Incident, RemoteSim};
+use doctor_store::Store;
 
 /// `SplitMix64`: every number follows from the seed.
 pub(crate) struct Chance(u64);

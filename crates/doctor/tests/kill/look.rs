@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use doctor_control::store::Store;
 use doctor_core::{
     case::{StepKind, StepState},
     ids::{OpId, RunId},
@@ -10,6 +9,7 @@ use doctor_core::{
     time::Timestamp,
 };
 use doctor_sim::{Effect, Happened};
+use doctor_store::Store;
 
 /// What the looks have seen so far.
 ///

@@ -20,14 +20,11 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use doctor_backend::{Backend, clock::Clock};
 use doctor_bed::postgres::{Server, Setup};
-use doctor_control::{
-    backend::Backend,
-    clock::Clock,
-    store::{StoreUrl, records::Counters},
-};
 use doctor_core::node::Node;
 use doctor_sim::{RemoteSim, read_effects};
+use doctor_store::{StoreUrl, records::Counters};
 
 use crate::{
     chance::{Chance, Mischief},

@@ -10,9 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_control::store::{Store, StoreUrl};
 use doctor_core::time::Span;
 use doctor_sim::{Assumptions, Hostile, JobTrouble, PoolConfig, RemoteSim, WorldConfig, hostile::CallChances};
+use doctor_store::{Store, StoreUrl};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Seconds of the cluster per second of ours: half an hour. Two minutes of killing are two and a half days there.

@@ -9,15 +9,6 @@ use std::{
 };
 
 use doctor_checks::document::Document;
-use doctor_control::{
-    ingest::{self, By},
-    settings::Settings,
-    share::Share,
-    store::{
-        Store,
-        records::{HistoryFilter, HistoryRow, RunRecord},
-    },
-};
 use doctor_core::{
     case::{Case, StepKind, StepState},
     classify::Past,
@@ -30,7 +21,16 @@ use doctor_core::{
     run::{RunEnd, RunState},
     time::Timestamp,
 };
+use doctor_engine::{
+    ingest::{self, By},
+    settings::Settings,
+    share::Share,
+};
 use doctor_sim::{Effect, Happened, judge_effects};
+use doctor_store::{
+    Store,
+    records::{HistoryFilter, HistoryRow, RunRecord},
+};
 
 use crate::{
     pace::Pace,

@@ -7,12 +7,12 @@
 
 use std::collections::BTreeSet;
 
-use doctor_control::store::{StoreError, records::StoredNode};
 use doctor_core::{
     ids::NodeName,
     snapshot::{Asked, Pause, TestRecord},
     time::{Span, Timestamp},
 };
+use doctor_store::{StoreError, records::StoredNode};
 use serde::Serialize;
 
 use super::{

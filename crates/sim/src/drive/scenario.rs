@@ -15,7 +15,6 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use doctor_control::{cycle::CycleReport, store::records::HistoryFilter};
 use doctor_core::{
     finding::Verdict,
     hostlist,
@@ -27,6 +26,8 @@ use doctor_core::{
     snapshot::{Asked, Breaker, Pause},
     time::{Span, Timestamp},
 };
+use doctor_engine::report::CycleReport;
+use doctor_store::records::HistoryFilter;
 
 use super::session::{Session, SessionConfig, SessionError, policy};
 use crate::{

@@ -5,18 +5,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use doctor_backend::clock::Clock;
 use doctor_checks::document::RunKey;
-use doctor_control::{
-    audience::Audience,
-    clock::Clock,
-    cycle::{AgentMessage, CycleError, CycleReport, Engine, Inbox, Parts},
-    settings::{BadSettings, Settings},
-    share::{Share, ShareError},
-    store::{
-        LeaseError, Store, StoreError, StoreUrl,
-        records::{CycleIntent, JudgedResult},
-    },
-};
 use doctor_core::{
     finding::Verdict,
     ids::{IdSource, NodeName, TestId},
@@ -27,6 +17,19 @@ use doctor_core::{
     run::{NonEmpty, Outcome, Purpose as RunPurpose, Run, RunState},
     snapshot::Asked,
     time::{Span, Timestamp},
+};
+use doctor_engine::{
+    audience::Audience,
+    cycle::{CycleError, Engine},
+    inbox::{AgentMessage, Inbox},
+    parts::Parts,
+    report::CycleReport,
+    settings::{BadSettings, Settings},
+    share::{Share, ShareError},
+};
+use doctor_store::{
+    LeaseError, Store, StoreError, StoreUrl,
+    records::{CycleIntent, JudgedResult},
 };
 
 use crate::{

@@ -1,6 +1,6 @@
 //! Changes that the controller asks of nodes. Each operation takes effect once, however often it is asked for.
 
-use doctor_control::backend::{BackendError, Change, Effect as After, NodeOp};
+use doctor_backend::{BackendError, Change, Effect as After, NodeOp};
 use doctor_core::{
     ids::{NodeName, OpId},
     node::{MarkKind, OurMark},

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use doctor_control::backend::{BackendError, SeenFailure};
+use doctor_backend::{BackendError, SeenFailure};
 use doctor_core::{
     failed_work::{FailedWork, HowFailed, Label},
     ids::NodeName,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use doctor_control::backend::{BackendError, Effect as After};
+use doctor_backend::{BackendError, Effect as After};
 use doctor_core::{
     ids::NodeName,
     time::{Span, Timestamp},

@@ -18,8 +18,8 @@ mod users;
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use doctor_backend::{BackendError, Effect as After};
 use doctor_checks::document::RunKey;
-use doctor_control::backend::{BackendError, Effect as After};
 use doctor_core::{
     ids::{NodeName, OpId, RunId},
     time::{Span, Timestamp},

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use doctor_control::backend::SeenNode;
+use doctor_backend::SeenNode;
 use doctor_core::{
     ids::NodeName,
     node::{Marks, Node, Occupancy},
@@ -127,7 +127,7 @@ impl World {
     ///
     /// # Errors
     /// While the cluster does not answer.
-    pub fn snapshot(&mut self) -> Result<Vec<SeenNode>, doctor_control::backend::BackendError> {
+    pub fn snapshot(&mut self) -> Result<Vec<SeenNode>, doctor_backend::BackendError> {
         self.answering("snapshot")?;
         Ok(self.by_name.values().map(|slot| self.as_seen(*slot)).collect())
     }
@@ -136,7 +136,7 @@ impl World {
     ///
     /// # Errors
     /// While the cluster does not answer.
-    pub fn changed_since(&mut self, version: u64) -> Result<Changes, doctor_control::backend::BackendError> {
+    pub fn changed_since(&mut self, version: u64) -> Result<Changes, doctor_backend::BackendError> {
         self.answering("snapshot")?;
         let changed = self.by_name.values().filter(|slot| self.slot(**slot).changed > version);
         Ok(Changes {

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
+use doctor_backend::{BackendError, Effect as After, JobRequest, PolledJob};
 use doctor_checks::document::TestEvidence;
-use doctor_control::backend::{BackendError, Effect as After, JobRequest, PolledJob};
 use doctor_core::{
     ids::{JobId, RunId},
     run::{JobEnd, JobSeen},

@@ -7,7 +7,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use doctor_control::backend::JobOutput;
+use doctor_backend::JobOutput;
 
 /// The most logs that are kept open.
 const MOST_OPEN: usize = 32;

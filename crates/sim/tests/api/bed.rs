@@ -8,23 +8,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_control::{
-    access::{Role, TokenDigest, TokenRow},
-    audience::Audience,
-    clock::{Clock, SystemClock},
-    share::Share,
-    store::Store,
-    wake::Wake,
-    web::api::{Web, WebConfig, WebParts},
-};
+use doctor_api::api::{Web, WebConfig, WebParts};
+use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::{
     ids::NodeName,
     snapshot::Asked,
     time::{Span, Timestamp},
 };
+use doctor_engine::{audience::Audience, share::Share, wake::Wake};
 use doctor_sim::{
     FaultKind, Incident, WorldConfig,
     drive::session::{Session, SessionConfig},
+};
+use doctor_store::{
+    Store,
+    access::{Role, TokenDigest, TokenRow},
 };
 use serde_json::Value;
 use tempfile::TempDir;

@@ -6,11 +6,12 @@ use std::{
     net::TcpStream,
 };
 
-use doctor_control::{scrub::REMOVED, web::api::openapi};
+use doctor_api::api::openapi;
 use doctor_core::{
     node::Hold,
     time::{Span, Timestamp},
 };
+use doctor_engine::scrub::REMOVED;
 use serde_json::Value;
 
 use crate::{

@@ -2,7 +2,8 @@
 
 use std::io::{Read, Write};
 
-use doctor_control::web::api::openapi;
+use doctor_api::api::openapi;
+
 use serde_json::json;
 
 use crate::bed::{Bed, OPERATOR, Said, VIEWER, live};

@@ -5,11 +5,8 @@ mod jobs;
 mod machines;
 mod story;
 
+use doctor_backend::{Backend, Change, Effect, JobOutput, JobRequest, NodeOp, clock::Clock};
 use doctor_checks::document::{AgentReport, Document, RunKey};
-use doctor_control::{
-    backend::{Backend, Change, Effect, JobOutput, JobRequest, NodeOp},
-    clock::Clock,
-};
 use doctor_core::{
     ids::{IdSource, NodeName, RunId, TestId},
     node::{ForeignMark, MarkKind, Occupancy, OurMark},

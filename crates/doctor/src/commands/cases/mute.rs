@@ -1,8 +1,9 @@
 //! `doctor cases ack` and `snooze`: a case is somebody's, or can wait. Nothing is changed about the case itself.
 
 use clap::Subcommand;
-use doctor_control::{orders, store::Store};
 use doctor_core::{alert::Mute, case::Case, ids::CaseId};
+use doctor_engine::orders;
+use doctor_store::Store;
 
 use crate::{
     commands::{

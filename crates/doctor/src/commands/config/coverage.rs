@@ -1,14 +1,12 @@
 //! Whether the agents of a cluster are heard: by the store's word, and by the pods that should speak.
 
-use doctor_control::{
-    backend::{
-        inspection::{Inspected, named},
-        kubernetes::{Inspection, KubernetesConfig},
-    },
+use doctor_backend::{
     clock::{Clock, SystemClock},
-    store::Store,
+    inspection::{Inspected, named},
 };
+use doctor_backend_kubernetes::{Inspection, KubernetesConfig};
 use doctor_core::ids::NodeName;
+use doctor_store::Store;
 
 use crate::config::Loaded;
 

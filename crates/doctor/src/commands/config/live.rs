@@ -3,14 +3,10 @@
 
 use std::{fs, path::Path};
 
-use doctor_control::{
-    backend::{
-        inspection::{Inspected, Standing},
-        ssh,
-    },
-    share::Share,
-    store::{Store, StoreUrl},
-};
+use doctor_backend::inspection::{Inspected, Standing};
+use doctor_backend_ssh as ssh;
+use doctor_engine::share::Share;
+use doctor_store::{Store, StoreUrl};
 
 use crate::{
     config::{BackendChoice, Loaded},
@@ -27,7 +23,7 @@ pub(super) fn inspect(context: &Context, loaded: &Loaded) -> Result<Vec<Inspecte
     match &loaded.config.backend {
         #[cfg(feature = "kubernetes")]
         BackendChoice::Kubernetes(config) => {
-            let inspection = doctor_control::backend::kubernetes::inspect(config);
+            let inspection = doctor_backend_kubernetes::inspect(config);
             let agents = super::coverage::agents(loaded, config, &inspection, store.as_ref());
             found.extend(inspection.findings);
             found.push(agents);
@@ -35,10 +31,10 @@ pub(super) fn inspect(context: &Context, loaded: &Loaded) -> Result<Vec<Inspecte
         #[cfg(not(feature = "kubernetes"))]
         BackendChoice::Kubernetes(_) => found.push(cluster(loaded)),
         BackendChoice::Slurm(config) => {
-            found.extend(doctor_control::backend::slurm::inspect(config, &loaded.config.data));
+            found.extend(doctor_backend_slurm::inspect(config, &loaded.config.data));
             found.push(cluster(loaded));
         }
-        BackendChoice::Dstack(config) => found.extend(doctor_control::backend::dstack::inspect(config)),
+        BackendChoice::Dstack(config) => found.extend(doctor_backend_dstack::inspect(config)),
         BackendChoice::Ssh(config) => {
             let allow = &loaded.settings.policy.allow;
             let wants = ssh::Wants { reset: allow.reset, reboot: allow.reboot };

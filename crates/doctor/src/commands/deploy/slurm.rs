@@ -5,7 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_control::store::StoreUrl;
+use doctor_store::StoreUrl;
+
 use serde_json::json;
 
 use crate::{

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use doctor_control::store::StoreUrl;
 use doctor_core::time::Span;
+use doctor_store::StoreUrl;
 use serde_json::json;
 
 use crate::{

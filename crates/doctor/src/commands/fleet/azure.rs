@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_control::azure::{Az, Cluster};
+use doctor_fleet::azure::{Az, Cluster};
 
 use crate::failure::{Failure, Result};
 

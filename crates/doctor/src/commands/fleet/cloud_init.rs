@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use doctor_control::azure::{self, CloudInit};
+use doctor_fleet::azure::{self, CloudInit};
 
 use super::azure::{cluster, read};
 use crate::{

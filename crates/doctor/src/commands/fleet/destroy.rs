@@ -2,7 +2,8 @@
 
 use std::{io::Write as _, path::PathBuf};
 
-use doctor_control::azure::{self, Left, Removals};
+use doctor_fleet::azure::{self, Left, Removals};
+
 use serde_json::json;
 
 use super::azure::{AzArgs, cluster};

@@ -1,10 +1,8 @@
 //! `doctor fleet health`: how each host is, by its last checks.
 
-use doctor_control::{
-    backend::ssh::{Host, How, Order, Root, unguessable},
-    fleet::status::{self, Health, MOST_BYTES, Source, Status},
-};
+use doctor_backend_ssh::{Host, How, Order, Root, unguessable};
 use doctor_core::{ids::NodeName, time::Span};
+use doctor_fleet::status::{self, Health, MOST_BYTES, Source, Status};
 use serde::Serialize;
 
 use super::{Fleet, Reach, trouble};

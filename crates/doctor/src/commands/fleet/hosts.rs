@@ -7,11 +7,9 @@ use std::{
     time::Duration,
 };
 
-use doctor_control::{
-    backend::ssh::{Host, How, Order, Root},
-    fleet::hostfiles::{BadHostFiles, Difference, HostFiles, HostLine},
-};
+use doctor_backend_ssh::{Host, How, Order, Root};
 use doctor_core::{hostlist, ids::NodeName};
+use doctor_fleet::hostfiles::{BadHostFiles, Difference, HostFiles, HostLine};
 use serde::Serialize;
 
 use super::{Fleet, Reach, trouble};

@@ -5,20 +5,18 @@ mod job;
 use std::{path::PathBuf, sync::Mutex};
 
 use clap::ValueEnum;
+use doctor_backend_ssh::Host;
 use doctor_checks::collective_order::Mode;
-use doctor_control::{
-    backend::ssh::Host,
-    fleet::{
-        nccl::Judged,
-        search::{self, search},
-    },
-};
 use doctor_core::{
     finding::Verdict,
     hostlist::{self, Selector},
     ids::{NodeName, Sku},
     time::Span,
     trials::Found,
+};
+use doctor_fleet::{
+    nccl::Judged,
+    search::{self, search},
 };
 use serde::Serialize;
 

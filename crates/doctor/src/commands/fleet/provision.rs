@@ -5,10 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_control::{
+use doctor_fleet::{
     azure::{self, Cluster, Files, Plan, Progress, Provisioned, Seen},
-    fleet::hostfiles::write_whole,
+    hostfiles::write_whole,
 };
+
 use serde_json::json;
 
 use super::azure::{AzArgs, cluster, read};

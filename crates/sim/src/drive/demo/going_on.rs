@@ -8,8 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_control::{audience::Audience, clock::Clock, settings::Settings, store::Store, wake::Wake};
+use doctor_backend::clock::Clock;
 use doctor_core::time::Span;
+use doctor_engine::{audience::Audience, settings::Settings, wake::Wake};
+use doctor_store::Store;
 
 use super::Session;
 use crate::{drive::session::SessionError, machine::scaled};

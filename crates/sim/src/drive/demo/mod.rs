@@ -15,13 +15,13 @@ use std::{
 };
 
 use doctor_core::time::Span;
+use doctor_store::{Store, StoreUrl};
 
 use super::{
     score::Score,
     session::{Session, SessionConfig, SessionError},
 };
 use crate::WorldConfig;
-use doctor_control::store::{Store, StoreUrl};
 use picture::Picture;
 
 pub use going_on::GoingOn;

@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_control::cycle::CycleReport;
 use doctor_core::{
     ids::NodeName,
     lifecycle::Life,
@@ -15,6 +14,7 @@ use doctor_core::{
     run::Purpose,
     time::{Span, Timestamp},
 };
+use doctor_engine::report::CycleReport;
 
 use crate::drive::session::Session;
 

@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use doctor_control::{
-    backend::ssh::{Host, How, Order, Root, each, quoted},
-    fleet::{
-        nccl::{self, AZURE_TOPOLOGY, Judged},
-        ranks::{self, Rank},
-    },
-};
+use doctor_backend_ssh::{Host, How, Order, Root, each, quoted};
 use doctor_core::{finding::Verdict, hostlist, ids::NodeName};
+use doctor_fleet::{
+    nccl::{self, AZURE_TOPOLOGY, Judged},
+    ranks::{self, Rank},
+};
 use serde::Serialize;
 
 use super::{Args, Launcher};

@@ -1,0 +1,371 @@
+//! `POST /api/v1/actions/…`: what the command line may order, and how it is made sure that it is wanted.
+//!
+//! The first request is answered with the plan: what would happen, in words, and a confirmation that is good for that plan, that
+//! person and ten minutes. The second, with the confirmation, acts, if the plan is still the same. Whatever is done or
+//! refused stands in the audit trail with who, from where and the plan.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    body::{Body, to_bytes},
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use doctor_backend::clock::{Clock, SystemClock};
+use doctor_core::{
+    ids::NodeName,
+    time::{Span, Timestamp},
+    view::Facts,
+};
+use doctor_engine::{
+    orders::{Prepared, Signature},
+    picture,
+    snapshot::{self, Cluster},
+};
+use doctor_store::{
+    ApiCall, Store, StoreError,
+    access::{Role, hex},
+};
+use hmac::{Hmac, KeyInit, Mac};
+use serde::Serialize;
+use serde_json::{Value, json};
+use sha2::Sha256;
+use tokio::time::{Instant, timeout};
+
+use super::{
+    Hall,
+    answer::{Answer, Made},
+    desk::WITHIN,
+    guard::{Caller, may_change},
+    noted::Knock,
+    refusal::Refusal,
+    schema::{list, moment, object, one_of, or_null, text},
+    wish::{Act, Wish},
+};
+
+/// Of a body.
+pub(super) const MOST_BODY: usize = 64 << 10;
+/// For a body to arrive.
+const BODY: Duration = Duration::from_secs(10);
+/// For somebody to read what would happen.
+const CONFIRM_WITHIN: Span = Span::minutes(10);
+/// Of a plan in the audit trail; a list of a thousand nodes is told by its beginning.
+const MOST_PLAN: usize = 4000;
+/// Orders that others were quicker than are prepared anew so often.
+const TRIES: usize = 3;
+/// Confirmations that were used and are not too old yet.
+const MOST_USED: usize = 10_000;
+
+/// What is answered.
+#[derive(Debug, Serialize)]
+struct Said<'a> {
+    action: &'static str,
+    state: State,
+    /// One sentence: what would happen, or what did.
+    text: &'a str,
+    changes: &'a [String],
+    nodes: &'a [NodeName],
+    by: &'a str,
+    why: &'a str,
+    at: Timestamp,
+    /// Sent back, this plan is carried out.
+    confirm: Option<String>,
+    expires: Option<Timestamp>,
+    next: Option<&'a str>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    Planned,
+    Done,
+}
+
+pub(super) fn schema() -> Value {
+    object(json!({
+        "action": one_of(&Act::ALL.map(Act::name)),
+        "state": one_of(&["planned", "done"]),
+        "text": text(),
+        "changes": list(text()),
+        "nodes": list(text()),
+        "by": text(),
+        "why": text(),
+        "at": moment(),
+        "confirm": or_null(text()),
+        "expires": or_null(moment()),
+        "next": or_null(text()),
+    }))
+}
+
+/// Makes confirmations and knows its own.
+#[derive(Debug)]
+pub(super) struct Confirmations {
+    key: [u8; 32],
+    used: Mutex<BTreeMap<String, Timestamp>>,
+}
+
+impl Confirmations {
+    pub(super) fn new(key: [u8; 32]) -> Self {
+        Self { key, used: Mutex::default() }
+    }
+
+    fn mac(&self, words: &[u8], expires: Timestamp) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes a key of any length");
+        mac.update(&expires.millis().to_be_bytes());
+        mac.update(words);
+        mac
+    }
+
+    fn make(&self, words: &[u8], expires: Timestamp) -> String {
+        format!("{}-{}", expires.millis(), hex(&self.mac(words, expires).finalize().into_bytes()))
+    }
+
+    /// Whether this was made for these words and is not too old.
+    fn is_mine(&self, confirm: &str, words: &[u8], now: Timestamp) -> bool {
+        let Some((expires, mac)) = confirm.split_once('-') else { return false };
+        let Ok(expires) = expires.parse().map(Timestamp::from_millis) else { return false };
+        let Some(mac) = unhex(mac) else { return false };
+        now < expires && self.mac(words, expires).verify_slice(&mac).is_ok()
+    }
+
+    fn was_used(&self, confirm: &str) -> Result<(), Refusal> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if used.contains_key(confirm) { Err(Refusal::Replayed) } else { Ok(()) }
+    }
+
+    /// Once only.
+    fn use_up(&self, confirm: &str, now: Timestamp) -> Result<(), Refusal> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|_, expires| *expires > now);
+        if used.contains_key(confirm) {
+            return Err(Refusal::Replayed);
+        }
+        if used.len() >= MOST_USED {
+            return Err(Refusal::Full);
+        }
+        used.insert(confirm.to_owned(), now.plus(CONFIRM_WITHIN));
+        Ok(())
+    }
+
+    fn give_back(&self, confirm: &str) {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).remove(confirm);
+    }
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let byte = |place: usize| u8::from_str_radix(text.get(place..place + 2)?, 16).ok();
+    (0..64).step_by(2).map(|place| byte(place).filter(|_| digits)).collect()
+}
+
+/// One request, from whoever it comes.
+pub(super) async fn act(hall: Arc<Hall>, act: Act, peer: IpAddr, headers: HeaderMap, body: Body) -> Response {
+    let caller = hall.guard.caller(peer, &headers).await;
+    let asked = take(&hall, act, &caller, peer, &headers, body).await;
+    let who = caller.as_ref().map_or("somebody", |caller| &caller.name).to_owned();
+    match asked {
+        Ok(answer) => answer.to(&headers),
+        Err(refusal) => {
+            let knock = if caller.is_ok_and(|caller| caller.known) { Knock::Known } else { Knock::Stranger };
+            if let Some(left_out) = hall.noted.may(knock) {
+                note_refusal(hall, act, who, peer, refusal.clone(), left_out).await;
+            }
+            refusal.into_response()
+        }
+    }
+}
+
+async fn take(
+    hall: &Arc<Hall>,
+    act: Act,
+    caller: &Result<Caller, Refusal>,
+    peer: IpAddr,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Answer, Refusal> {
+    let caller = caller.clone()?;
+    may_change(headers)?;
+    if !caller.known {
+        return Err(Refusal::ReadOnly);
+    }
+    if caller.role < Role::Operator {
+        return Err(Refusal::Role { is: caller.role, needed: Role::Operator });
+    }
+    let arrived = timeout(BODY, to_bytes(body, MOST_BODY)).await.map_err(|_| Refusal::Slow)?;
+    let bytes = arrived.map_err(|_| Refusal::TooLong(MOST_BODY))?;
+    let (hall, origin) = (Arc::clone(hall), peer.to_string());
+    let wish = Wish::read(act, &bytes)?;
+    let (until, confirmed) = (Instant::now() + WITHIN, wish.confirm.is_some());
+    let (actors, store) = (hall.desks.actors.clone(), hall.store.until(until.into_std()));
+    let span = tracing::Span::current();
+    let work = move || span.in_scope(|| carry(&hall, &store, act, &wish, &caller, &origin));
+    match actors.work(until, work).await {
+        // It goes on, and nobody knows how far it has come.
+        Err(Refusal::Late) if confirmed => Err(Refusal::Unsure),
+        carried => carried?.map(Answer::new),
+    }
+}
+
+/// Prepares it, and carries it out if this very plan was confirmed.
+fn carry(hall: &Hall, store: &Store, act: Act, wish: &Wish, caller: &Caller, origin: &str) -> Result<Made, Refusal> {
+    // Somebody else may be quicker, and is looked at then: what would come of it now is the same, or another plan.
+    for _ in 0..TRIES {
+        if let Some(made) = carried(hall, store, act, wish, caller, origin)? {
+            return Ok(made);
+        }
+    }
+    Err(Refusal::Busy)
+}
+
+/// `None`: what it was prepared on has changed before it was done.
+fn carried(
+    hall: &Hall,
+    store: &Store,
+    act: Act,
+    wish: &Wish,
+    caller: &Caller,
+    origin: &str,
+) -> Result<Option<Made>, Refusal> {
+    let acting = &hall.confirmations;
+    if let Some(confirm) = &wish.confirm {
+        acting.was_used(confirm)?;
+    }
+    let facts = facts_now(hall, store)?;
+    let catalogue = Arc::clone(&hall.scene().settings.catalogue);
+    let prepared = wish.order(act, facts.now)?.prepare(&facts, &catalogue)?;
+    let (by, why) = (&caller.name, &wish.why);
+    // The time of people, whatever time it is in the cluster.
+    let (now, at) = (SystemClock.now(), facts.now);
+    let words = words(act, wish, caller, &prepared);
+    let said = |state, text, confirm: Option<(String, Timestamp)>, next| Said {
+        action: act.name(),
+        state,
+        text,
+        changes: &prepared.changes,
+        nodes: &prepared.nodes,
+        by,
+        why,
+        at,
+        expires: confirm.as_ref().map(|(_, expires)| *expires),
+        confirm: confirm.map(|(confirm, _)| confirm),
+        next,
+    };
+    let planned = || {
+        let expires = now.plus(CONFIRM_WITHIN);
+        said(State::Planned, prepared.plan.as_str(), Some((acting.make(&words, expires), expires)), None)
+    };
+    let Some(confirm) = &wish.confirm else { return Made::json(&planned()).map(Some) };
+    if !acting.is_mine(confirm, &words, now) {
+        let plan = serde_json::to_value(planned()).map_err(|_| Refusal::Store)?;
+        return Err(Refusal::OtherPlan(plan));
+    }
+    let signed = Signature { by: by.clone(), why: why.clone(), at };
+    let node = if let [one] = prepared.nodes.as_slice() { Some(one.clone()) } else { None };
+    let call = ApiCall {
+        what: act.audit(),
+        by: by.clone(),
+        code: "done",
+        words: why.clone(),
+        origin: origin.to_owned(),
+        plan: Some(plan_text(&prepared)),
+        node,
+    };
+    acting.use_up(confirm, now)?;
+    // What was not done may be confirmed again.
+    match prepared.carry_out_for(&call, &hall.store, &signed).inspect_err(|_| acting.give_back(confirm)) {
+        Ok(()) => {
+            hall.wake.ring();
+            Made::json(&said(State::Done, &prepared.done, None, Some(&prepared.next))).map(Some)
+        }
+        Err(StoreError::Changed { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// As the store has it now, like a command would see it: the picture that is shown may be a cycle old.
+fn facts_now(hall: &Hall, store: &Store) -> Result<Facts, Refusal> {
+    let now = hall.clock.now();
+    let (seen, cluster) = match snapshot::last_seen(store)? {
+        Some((at, cluster)) => (Some(at), cluster),
+        None => (None, Cluster::unseen(&hall.scene().settings)),
+    };
+    let now = seen.map_or(now, |seen| now.max(seen));
+    Ok(picture::facts(store, seen, cluster, now)?)
+}
+
+/// What a confirmation is for: who, what, why, and what was shown.
+fn words(act: Act, wish: &Wish, caller: &Caller, prepared: &Prepared) -> Vec<u8> {
+    let shown = (&prepared.changes, &prepared.nodes);
+    let parts = (act.name(), &caller.name, wish.asked(), shown);
+    // Text and numbers: that is always JSON.
+    serde_json::to_vec(&parts).unwrap_or_default()
+}
+
+fn plan_text(prepared: &Prepared) -> String {
+    let mut text = prepared.plan.clone();
+    for (place, change) in prepared.changes.iter().enumerate() {
+        if text.len() + change.len() > MOST_PLAN {
+            text.push_str(&format!("\nand {} more", prepared.changes.len() - place));
+            break;
+        }
+        text.push('\n');
+        text.push_str(change);
+    }
+    text
+}
+
+async fn note_refusal(hall: Arc<Hall>, act: Act, by: String, peer: IpAddr, refusal: Refusal, left_out: u64) {
+    tracing::info!(action = act.name(), %by, %peer, why = %refusal, "an order by the API was refused");
+    let notes = hall.desks.notes.clone();
+    let work = move || {
+        let before = match left_out {
+            0 => String::new(),
+            more => format!(" ({more} more were refused before this one and are not in this trail)"),
+        };
+        let call = ApiCall {
+            what: "api-refused",
+            by,
+            code: refusal.code(),
+            words: format!("{}: {refusal}{before}", act.name()),
+            origin: peer.to_string(),
+            plan: None,
+            node: None,
+        };
+        if let Err(error) = hall.store.note_call(&call, hall.clock.now()) {
+            tracing::warn!(%error, "a refusal could not be noted");
+        }
+    };
+    // Noted before it is answered: who was refused cannot say that it was not. A store that does not answer is not waited for.
+    if let Err(error) = notes.work(Instant::now() + WITHIN, work).await {
+        tracing::warn!(%error, "a refusal could not be noted");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_confirmation_is_good_for_its_words_its_time_and_once() {
+        let mine = Confirmations::new([7; 32]);
+        let (now, later) = (Timestamp::from_secs(1000), Timestamp::from_secs(1000).plus(CONFIRM_WITHIN));
+        let confirm = mine.make(b"hold a", later);
+        assert!(mine.is_mine(&confirm, b"hold a", now));
+        assert!(!mine.is_mine(&confirm, b"hold b", now), "another plan");
+        assert!(!mine.is_mine(&confirm, b"hold a", later), "too old");
+        assert!(!Confirmations::new([8; 32]).is_mine(&confirm, b"hold a", now), "of another process");
+        let stretched = confirm.replacen(&later.millis().to_string(), &(later.millis() + 1).to_string(), 1);
+        for forged in ["", "-", "1-", &stretched, &confirm[..confirm.len() - 1]] {
+            assert!(!mine.is_mine(forged, b"hold a", now), "{forged}");
+        }
+        assert_eq!(mine.use_up(&confirm, now), Ok(()));
+        assert_eq!(mine.use_up(&confirm, now), Err(Refusal::Replayed));
+        mine.give_back(&confirm);
+        assert_eq!(mine.use_up(&confirm, now), Ok(()), "what could not be done may be confirmed again");
+    }
+}

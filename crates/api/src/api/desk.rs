@@ -1,0 +1,195 @@
+//! Who works on what is asked: a few at a time, each for a limited time.
+//!
+//! Work that blocks is done on threads of their own, and there is only so much of it at once. Whoever finds no place waits for one in
+//! a short line, and is sent away where the line is full or the time is over. Work that is stuck, whatever it waits for (a disk, a
+//! server, a share), keeps its place until it ends and no other: what is asked of another kind goes on.
+
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::spawn_blocking,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    answer::Lasts,
+    refusal::Refusal,
+    routes::{ROUTES, Route},
+};
+
+/// For one question, the wait for its turn included.
+pub(super) const WITHIN: Duration = Duration::from_secs(10);
+/// Whoever knows of the deadline ends by itself; this long it is waited for.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Questions to the store or the share, and how many of those may be of one place of the table.
+const READERS: usize = 6;
+const READERS_OF_ONE: usize = 2;
+/// Questions that the picture in memory answers.
+const PAINTERS: usize = 2;
+/// Orders, one at a time: two that are prepared from the same facts would not know of each other.
+const ACTORS: usize = 1;
+/// Refusals on their way to the audit trail, and who reads the tokens.
+const OTHERS: usize = 2;
+/// So many wait for their turn at each desk.
+const LINE: usize = 128;
+
+/// Threads for all of it, so that nobody who has a place waits for a thread.
+pub(super) const THREADS: usize = READERS + PAINTERS + ACTORS + OTHERS;
+
+/// Some places, and a line before them.
+#[derive(Debug, Clone)]
+pub(super) struct Desk {
+    places: Arc<Semaphore>,
+    line: Arc<Semaphore>,
+}
+
+impl Desk {
+    pub(super) fn new(places: usize) -> Self {
+        Self { places: Arc::new(Semaphore::new(places)), line: Arc::new(Semaphore::new(LINE)) }
+    }
+
+    async fn place(&self, until: Instant) -> Result<OwnedSemaphorePermit, Refusal> {
+        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+            return Ok(place);
+        }
+        let _in_line = self.line.try_acquire().map_err(|_| Refusal::Busy)?;
+        let place = timeout_at(until, Arc::clone(&self.places).acquire_owned()).await;
+        place.map_err(|_| Refusal::Busy)?.map_err(|_| Refusal::Busy)
+    }
+
+    /// Does it when it is its turn.
+    pub(super) async fn work<T: Send + 'static>(
+        &self,
+        until: Instant,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let place = self.place(until).await?;
+        done(until, vec![place], work).await
+    }
+}
+
+/// The work, on a thread that keeps its places until it ends, even if nobody waits for it any more.
+fn done<T: Send + 'static>(
+    until: Instant,
+    places: Vec<OwnedSemaphorePermit>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> impl Future<Output = Result<T, Refusal>> {
+    let working = spawn_blocking(move || {
+        let made = work();
+        drop(places);
+        made
+    });
+    async move {
+        let made = timeout_at(until + GRACE, working).await.map_err(|_| Refusal::Late)?;
+        // It has panicked, and said so.
+        made.map_err(|_| Refusal::Store)
+    }
+}
+
+/// All desks of the API.
+#[derive(Debug)]
+pub(super) struct Desks {
+    readers: Desk,
+    of_one: HashMap<&'static str, Desk>,
+    painters: Desk,
+    pub(super) actors: Desk,
+    pub(super) notes: Desk,
+}
+
+impl Desks {
+    pub(super) fn new() -> Self {
+        let of_one = ROUTES.iter().map(|route| (route.name, Desk::new(READERS_OF_ONE)));
+        Self {
+            readers: Desk::new(READERS),
+            of_one: of_one.collect(),
+            painters: Desk::new(PAINTERS),
+            actors: Desk::new(ACTORS),
+            notes: Desk::new(1),
+        }
+    }
+
+    /// Answers a question of this place of the table.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        route: &Route,
+        until: Instant,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        if route.lasts == Lasts::WithScene {
+            return self.painters.work(until, work).await;
+        }
+        let own = self.of_one.get(route.name).unwrap_or(&self.readers).place(until).await?;
+        let place = self.readers.place(until).await?;
+        done(until, vec![own, place], work).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::api::{cases, history, nodes, runs};
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(THREADS).build().unwrap()
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(50)
+    }
+
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(120)
+    }
+
+    #[test]
+    fn questions_that_are_stuck_take_no_others_with_them() {
+        let runtime = runtime();
+        let (release, stuck) = mpsc::channel::<()>();
+        let stuck = Arc::new(std::sync::Mutex::new(stuck));
+        let answers = runtime.block_on(async {
+            let desks = Arc::new(Desks::new());
+            let mut asked = Vec::new();
+            for _ in 0..8 {
+                let (desks, stuck) = (Arc::clone(&desks), Arc::clone(&stuck));
+                let hangs = move || stuck.lock().unwrap().recv().is_err();
+                asked.push(tokio::spawn(async move { desks.read(&runs::LOG, soon(), hangs).await }));
+            }
+            for one in asked {
+                assert!(matches!(one.await.unwrap(), Err(Refusal::Late | Refusal::Busy)), "nobody waits for ever");
+            }
+            // Those that are stuck are still there.
+            assert_eq!(desks.readers.places.available_permits(), READERS - READERS_OF_ONE);
+            let mut answers = Vec::new();
+            for route in [&history::LIST, &cases::LIST, &nodes::LIST] {
+                answers.push(desks.read(route, later(), || 7).await);
+            }
+            answers.push(desks.actors.work(later(), || 7).await);
+            drop(release);
+            answers
+        });
+        assert_eq!(answers, vec![Ok(7); 4]);
+    }
+
+    #[test]
+    fn who_finds_the_line_full_is_sent_away_at_once() {
+        let runtime = runtime();
+        runtime.block_on(async {
+            let desk = Desk::new(1);
+            let _taken = desk.place(later()).await.unwrap();
+            let mut waiting = Vec::new();
+            for _ in 0..LINE {
+                let desk = desk.clone();
+                waiting.push(tokio::spawn(async move { desk.work(later(), || ()).await }));
+            }
+            while desk.line.available_permits() > 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(desk.work(later(), || ()).await, Err(Refusal::Busy));
+            waiting.iter().for_each(tokio::task::JoinHandle::abort);
+        });
+    }
+}

@@ -1,0 +1,156 @@
+//! Figures of tests: one of them on every node, to colour a map by, and all of one node over its past.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use doctor_checks::document::Document;
+use doctor_core::{
+    ids::{NodeName, RunId, TestId},
+    time::Timestamp,
+};
+use doctor_store::records::HistoryFilter;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{
+    answer::{Lasts, Made},
+    asked::{Form, Param},
+    nodes::{NODE, POOL, SELECT, unknown_node},
+    refusal::Refusal,
+    routes::{JSON, Look, Route},
+    schema::{count, flag, list, moment, number, object, or_null, text},
+    tests::{Progress, TEST, looked_at, medians},
+};
+
+pub(super) const VALUES: Route = Route {
+    path: "/tests/{test}/values",
+    name: "testValues",
+    summary: "One figure of a test on every node",
+    about: "The median over its parts (GPUs, links, …) in each node's newest result. `complete` is false while figures of some nodes \
+            are still being read; ask again.",
+    params: &[
+        TEST,
+        Param::new("figure", "the figure's name; without: the first that is known", Form::Text),
+        SELECT,
+        POOL,
+    ],
+    lasts: Lasts::AMoment,
+    answer: values_schema,
+    kind: JSON,
+    read: values,
+};
+
+pub(super) const OF_NODE: Route = Route {
+    path: "/nodes/{node}/figures",
+    name: "nodeFigures",
+    summary: "What a node's tests measured, the oldest first",
+    about: "Of each figure of each test, the median over its parts in each of the node's last results whose evidence is kept: of at \
+            most 50 runs.",
+    params: &[NODE],
+    lasts: Lasts::AMoment,
+    answer: past_schema,
+    kind: JSON,
+    read: past,
+};
+
+#[derive(Debug, Serialize)]
+struct FigureValues {
+    test: TestId,
+    figure: Option<String>,
+    unit: Option<String>,
+    nodes: usize,
+    read: usize,
+    complete: bool,
+    values: BTreeMap<NodeName, f64>,
+}
+
+fn values(look: &Look<'_>) -> Result<Made, Refusal> {
+    let test: TestId = look.asked.part("test")?;
+    let asked = look.asked.text("figure");
+    let (found, Progress { nodes, read }) = looked_at(look, &test, |of_test, latest| {
+        let names = of_test.names();
+        let place = match asked {
+            Some(name) => names.iter().position(|(known, _)| known == name),
+            None => (!names.is_empty()).then_some(0),
+        };
+        let known = || names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        match (place, asked) {
+            (Some(place), _) => {
+                let finite = of_test.of_figure(place, latest).filter(|(_, value)| value.is_finite());
+                Ok(Some((names[place].clone(), finite.map(|(node, value)| (node.clone(), value)).collect())))
+            }
+            (None, Some(name)) => Err(Refusal::Unknown { what: "figure", name: name.to_owned(), known: known() }),
+            (None, None) => Ok(None),
+        }
+    })?;
+    let (name, values) = found?.unzip();
+    let (figure, unit) = name.unzip();
+    let values = values.unwrap_or_default();
+    Made::json(&FigureValues { test, figure, unit, nodes, read, complete: read == nodes, values })
+}
+
+#[derive(Debug, Serialize)]
+struct PastOfTest {
+    test: TestId,
+    figures: Vec<PastOfFigure>,
+}
+
+#[derive(Debug, Serialize)]
+struct PastOfFigure {
+    name: String,
+    unit: String,
+    values: Vec<PastValue>,
+}
+
+#[derive(Debug, Serialize)]
+struct PastValue {
+    at: Timestamp,
+    run: RunId,
+    value: f64,
+}
+
+fn past(look: &Look<'_>) -> Result<Made, Refusal> {
+    /// Each document is unpacked for it, so not of too many.
+    const RUNS: usize = 50;
+    const RESULTS: u32 = 500;
+    let node: NodeName = look.asked.part("node")?;
+    let (facts, store) = (&look.scene.facts, &look.store);
+    facts.node(&node).ok_or_else(|| unknown_node(&node))?;
+    let filter = HistoryFilter { node: Some(node.clone()), limit: Some(RESULTS), ..HistoryFilter::default() };
+    let runs: BTreeSet<(Timestamp, RunId)> =
+        store.history(&filter)?.into_iter().filter_map(|row| Some((row.at, row.run?))).collect();
+    let mut seen = BTreeSet::new();
+    let newest: Vec<(Timestamp, RunId)> =
+        runs.into_iter().rev().filter(|(_, run)| seen.insert(*run)).take(RUNS).collect();
+    let mut tests: BTreeMap<TestId, BTreeMap<(String, String), Vec<PastValue>>> = BTreeMap::new();
+    for (at, run) in newest.into_iter().rev() {
+        let kept = store.evidence(run, &node)?.filter(|kept| !kept.truncated);
+        let Some(document) = kept.and_then(|kept| Document::open_kept(&kept.bytes).ok()) else { continue };
+        for evidence in &document.tests {
+            let figures = tests.entry(evidence.test.clone()).or_default();
+            for (name, value) in medians(&look.scene.settings, evidence) {
+                if value.is_finite() {
+                    figures.entry(name).or_default().push(PastValue { at, run, value });
+                }
+            }
+        }
+    }
+    let figure = |((name, unit), values)| PastOfFigure { name, unit, values };
+    let rows = tests
+        .into_iter()
+        .filter(|(_, figures)| !figures.is_empty())
+        .map(|(test, figures)| PastOfTest { test, figures: figures.into_iter().map(figure).collect() });
+    Made::json(&rows.collect::<Vec<_>>())
+}
+
+fn values_schema() -> Value {
+    object(json!({
+        "test": text(), "figure": or_null(text()), "unit": or_null(text()), "nodes": count(), "read": count(),
+        "complete": flag(), "values": { "type": "object", "additionalProperties": number() },
+    }))
+}
+
+fn past_schema() -> Value {
+    let value = object(json!({ "at": moment(), "run": text(), "value": number() }));
+    let figure = object(json!({ "name": text(), "unit": text(), "values": list(value) }));
+    list(object(json!({ "test": text(), "figures": list(figure) })))
+}

@@ -1,0 +1,469 @@
+//! The HTTP API: what the command line shows and may order, for programs and for pages.
+//!
+//! Reading. Everything comes from the views that the command line prints, over one picture of the cluster that is made after each
+//! cycle ([`scene`]). An answer is made once for all who ask the same, in plain and in gzip form ([`answer`]), so that a hundred
+//! readers of ten thousand nodes cost what one does. Which places there are is one table ([`routes`]), by which the server, the
+//! description ([`openapi`](self::openapi())) and the tests go.
+//!
+//! Acting. Orders are the command line's own ([`crate::orders`]), shown before they are carried out and written to the audit
+//! trail ([`actions`]). Who may do what is told apart in one place ([`guard`]).
+//!
+//! Everything has a limit: connections, headers, bodies, pages, time, what is kept in memory.
+
+mod actions;
+pub(super) mod answer;
+mod asked;
+mod audit;
+mod budget;
+mod cases;
+mod config;
+mod desk;
+mod figures;
+mod findings;
+mod fleet;
+pub(super) mod fuzzed;
+mod guard;
+mod history;
+mod news;
+mod nodes;
+mod noted;
+mod openapi;
+mod plan;
+mod refusal;
+mod routes;
+mod runs;
+mod scene;
+mod schema;
+mod server;
+mod status;
+mod tests;
+mod tls;
+mod wish;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, PoisonError, RwLock},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::{FromRequestParts, MatchedPath, RawPathParams, Request},
+    http::{HeaderMap, HeaderName, HeaderValue, header},
+    middleware::{Next, from_fn, map_response},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use doctor_backend::clock::Clock;
+use doctor_core::{ids::NodeName, view::Facts};
+use doctor_engine::{
+    agents::AgentBrief,
+    audience::Audience,
+    settings::Settings,
+    share::Share,
+    spans::{self, span},
+    wake::Wake,
+};
+use doctor_store::{
+    Store, StoreError,
+    access::{Role, hex},
+};
+use serde_json::json;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
+use tracing::{Instrument, field::Empty};
+
+use self::{
+    actions::Confirmations,
+    answer::{Answer, Answers, Made},
+    asked::Asked,
+    desk::{Desks, WITHIN},
+    guard::{Caller, Guard},
+    news::{May, News},
+    noted::Noted,
+    refusal::Refusal,
+    routes::{Look, ROUTES, Route},
+    scene::Scene,
+    tests::Figures,
+    wish::Act,
+};
+use super::pages;
+
+pub use self::{
+    config::{BadWebConfig, WebConfig},
+    guard::Proxy,
+    openapi::{openapi, openapi_text},
+    tls::TlsFiles,
+};
+
+/// What the API looks at.
+pub struct WebParts {
+    pub store: Store,
+    pub clock: Arc<dyn Clock>,
+    /// Rung when something was ordered that should not wait for the next cycle.
+    pub wake: Arc<Wake>,
+    /// Where the engine leaves what it saw.
+    pub audience: Arc<Audience>,
+    /// Where logs are.
+    pub share: Option<Share>,
+    pub settings: Settings,
+}
+
+impl std::fmt::Debug for WebParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WebParts").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WebError {
+    #[error("cannot listen on {at} for the API")]
+    Listen { at: SocketAddr, source: io::Error },
+    #[error("cannot start the server of the API")]
+    Start(#[source] io::Error),
+    #[error("the API cannot read the store")]
+    Store(#[from] StoreError),
+    #[error(
+        "everybody could look from other machines on {0}: make a token first (`doctor token create NAME`), set [web.proxy], or \
+         listen on 127.0.0.1"
+    )]
+    Open(SocketAddr),
+    #[error(
+        "tokens would cross the network in clear on {0}: set [web.tls], put a proxy in front and set [web.proxy], listen on \
+         127.0.0.1, or say `plain = true` in [web] where the network is trusted"
+    )]
+    Plain(SocketAddr),
+    #[error("cannot use the certificate and key of [web.tls]: {0}")]
+    Tls(String),
+}
+
+/// The open API. Dropped, it closes.
+#[derive(Debug)]
+pub struct Web {
+    at: SocketAddr,
+    audience: Arc<Audience>,
+    close: Option<oneshot::Sender<()>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Web {
+    /// # Errors
+    /// If the address cannot be listened on, if anybody could look from elsewhere, or if the store fails.
+    pub fn open(config: &WebConfig, parts: WebParts) -> Result<Self, WebError> {
+        let loopback = config.listen.ip().is_loopback();
+        if !loopback && config.proxy.is_none() && parts.store.tokens()?.is_empty() {
+            return Err(WebError::Open(config.listen));
+        }
+        if config.is_in_clear() {
+            if !config.plain {
+                return Err(WebError::Plain(config.listen));
+            }
+            tracing::warn!(at = %config.listen, "`plain = true` in [web]: tokens cross the network in clear");
+        }
+        let tls = config.tls.as_ref().map(tls::Tls::open).transpose().map_err(WebError::Tls)?;
+        let (listener, at) =
+            server::bind(config.listen).map_err(|source| WebError::Listen { at: config.listen, source })?;
+        let (audience, settings) = (Arc::clone(&parts.audience), parts.settings.clone());
+        let hall = Arc::new(Hall::new(config, parts, loopback)?);
+        let (close, closed) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(desk::THREADS)
+            .thread_name("doctor-web")
+            .build()
+            .map_err(WebError::Start)?;
+        let router = router(&hall);
+        let serving = move || {
+            runtime.block_on(async {
+                let serving = tokio::spawn(server::serve(listener, router, tls));
+                // An error is the other end being dropped, which says the same.
+                let _closed = closed.await;
+                serving.abort();
+            });
+            runtime.shutdown_timeout(Duration::from_secs(1));
+        };
+        let watched = Arc::clone(&audience);
+        let watching = move || scene::watch(&hall, &watched, &settings);
+        let start =
+            |name: &str, body: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.to_owned()).spawn(body);
+        let threads = vec![
+            start("doctor-scene", Box::new(watching)).map_err(WebError::Start)?,
+            start("doctor-web", Box::new(serving)).map_err(WebError::Start)?,
+        ];
+        Ok(Self { at, audience, close: Some(close), threads })
+    }
+
+    pub const fn address(&self) -> SocketAddr {
+        self.at
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        self.audience.close();
+        drop(self.close.take());
+        for thread in self.threads.drain(..) {
+            // It has nothing to say but that it is over.
+            let _over = thread.join();
+        }
+    }
+}
+
+/// What all who answer have in common.
+pub(super) struct Hall {
+    store: Store,
+    clock: Arc<dyn Clock>,
+    wake: Arc<Wake>,
+    share: Option<Share>,
+    rack_before: Option<String>,
+    scene: RwLock<Arc<Scene>>,
+    answers: Answers,
+    desks: Desks,
+    figures: Figures,
+    guard: Guard,
+    news: News,
+    confirmations: Confirmations,
+    noted: Noted,
+}
+
+impl std::fmt::Debug for Hall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hall").field("guard", &self.guard).finish_non_exhaustive()
+    }
+}
+
+impl Hall {
+    fn new(config: &WebConfig, parts: WebParts, loopback: bool) -> Result<Self, WebError> {
+        let WebParts { store, clock, wake, share, settings, .. } = parts;
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(|error| WebError::Start(io::Error::other(error)))?;
+        let unseen = doctor_engine::snapshot::Cluster::unseen(&settings);
+        let facts = doctor_engine::picture::facts(&store, None, unseen, clock.now())?;
+        let scene = Scene::new(0, facts, settings, BTreeMap::new(), config.rack_before.as_deref());
+        Ok(Self {
+            guard: Guard::new(store.clone(), config.proxy.clone(), loopback),
+            store,
+            clock,
+            wake,
+            share,
+            rack_before: config.rack_before.clone(),
+            scene: RwLock::new(Arc::new(scene)),
+            answers: Answers::new(),
+            desks: Desks::new(),
+            figures: Figures::default(),
+            news: News::new(hex(&key[..4])),
+            confirmations: Confirmations::new(key),
+            noted: Noted::default(),
+        })
+    }
+
+    fn scene(&self) -> Arc<Scene> {
+        Arc::clone(&self.scene.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on this is what everybody sees.
+    fn show(&self, facts: Facts, settings: Settings, agents: BTreeMap<NodeName, AgentBrief>) {
+        let before = self.scene();
+        let scene = Scene::new(before.number + 1, facts, settings, agents, self.rack_before.as_deref());
+        let changes = scene.changes(Some(&before).filter(|before| before.number > 0).map(|before| &**before));
+        *self.scene.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(scene);
+        self.news.tell(&changes);
+    }
+}
+
+/// From where a request came. It is put on each by the server.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer(pub(super) IpAddr);
+
+fn peer(request: &Request) -> IpAddr {
+    // Without one, nobody is on this machine.
+    request.extensions().get::<Peer>().map_or(IpAddr::from([0, 0, 0, 0]), |Peer(peer)| *peer)
+}
+
+fn router(hall: &Arc<Hall>) -> Router {
+    let mut router = pages::routes();
+    for route in ROUTES {
+        let hall = Arc::clone(hall);
+        let handler = move |request: Request| read(Arc::clone(&hall), route, request);
+        router = router.route(&format!("/api/v1{}", route.path), get(handler));
+    }
+    for act in Act::ALL {
+        let hall = Arc::clone(hall);
+        let handler = move |request: Request| {
+            let (hall, from) = (Arc::clone(&hall), peer(&request));
+            let (parts, body) = request.into_parts();
+            actions::act(hall, act, from, parts.headers, body)
+        };
+        router = router.route(&format!("/api/v1/actions/{}", act.name()), post(handler));
+    }
+    let listened = Arc::clone(hall);
+    let with = |hall: &Arc<Hall>, answer: fn(&Hall, &Caller, &Request) -> Result<Response, Refusal>| {
+        let hall = Arc::clone(hall);
+        get(move |request: Request| special(Arc::clone(&hall), answer, request))
+    };
+    router
+        .route("/api/v1/events", get(move |request: Request| listen(Arc::clone(&listened), request)))
+        .route("/api/v1/whoami", with(hall, whoami))
+        .route("/api/v1/openapi.json", with(hall, |_, _, request| sent(Made::json(&openapi())?, request)))
+        .route(
+            "/api/v1/",
+            with(hall, |_, _, request| sent(Made::text("text/html; charset=utf-8", openapi::page()), request)),
+        )
+        .fallback(|| async { Refusal::NoSuchPlace })
+        .method_not_allowed_fallback(|request: Request| async move {
+            Refusal::Method { method: request.method().to_string() }
+        })
+        .layer(map_response(with_manners))
+        .layer(from_fn(traced))
+}
+
+/// The header `traceparent`, where there is exactly one.
+fn traceparent(headers: &HeaderMap) -> Option<&str> {
+    let mut values = headers.get_all("traceparent").iter();
+    values.next().filter(|_| values.next().is_none())?.to_str().ok()
+}
+
+/// A question is a span, of the trace that its `traceparent` names. Its address is told as the place it leads to: what stands in it
+/// may be anything.
+async fn traced(request: Request, next: Next) -> Response {
+    if !request.uri().path().starts_with("/api/") {
+        return next.run(request).await;
+    }
+    let place = request.extensions().get::<MatchedPath>().map_or("elsewhere", MatchedPath::as_str);
+    let span = span!(
+        "api",
+        otel.name = %format_args!("{} {place}", request.method()),
+        otel.kind = "server",
+        http.request.method = %request.method(),
+        http.route = place,
+        http.response.status_code = Empty,
+        traceparent = traceparent(request.headers()),
+        failed = Empty
+    );
+    let response = next.run(request).instrument(span.clone()).await;
+    let status = response.status();
+    span.record("http.response.status_code", u64::from(status.as_u16()));
+    if status.is_server_error() {
+        spans::failed(&span, &status);
+    }
+    response
+}
+
+fn sent(made: Made, request: &Request) -> Result<Response, Refusal> {
+    Ok(Answer::new(made).to(request.headers()))
+}
+
+fn whoami(_: &Hall, caller: &Caller, request: &Request) -> Result<Response, Refusal> {
+    let may_act = caller.known && caller.role >= Role::Operator;
+    let who = json!({ "name": caller.name, "role": caller.role, "known": caller.known, "may_act": may_act });
+    sent(Made::json(&who)?, request)
+}
+
+/// Events, for as long as whoever listens may.
+async fn listen(hall: Arc<Hall>, request: Request) -> Response {
+    let (from, headers) = (peer(&request), request.headers().clone());
+    let asked = Asked::read(&[], std::iter::empty(), request.uri().query());
+    let caller = hall.guard.caller(from, &headers).await;
+    let served = caller.and_then(|caller| {
+        asked?;
+        let (again, last) = (Arc::clone(&hall), headers.get("last-event-id").and_then(|id| id.to_str().ok()));
+        let (who, said) = (caller.clone(), headers.clone());
+        let may: May = Box::new(move || {
+            let (again, who, said) = (Arc::clone(&again), who.clone(), said.clone());
+            Box::pin(async move { again.guard.caller(from, &said).await.is_ok_and(|now| now == who) })
+        });
+        hall.news.serve(last, &caller.name, may)
+    });
+    served.unwrap_or_else(|refusal| {
+        hall.noted.unknown(from, request.uri().path(), &refusal);
+        refusal.into_response()
+    })
+}
+
+/// What costs nothing to answer and is nobody else's.
+async fn special(
+    hall: Arc<Hall>,
+    answer: fn(&Hall, &Caller, &Request) -> Result<Response, Refusal>,
+    request: Request,
+) -> Response {
+    let from = peer(&request);
+    let caller = hall.guard.caller(from, request.headers()).await;
+    let answered = caller.and_then(|caller| {
+        Asked::read(&[], std::iter::empty(), request.uri().query())?;
+        answer(&hall, &caller, &request)
+    });
+    answered.unwrap_or_else(|refusal| {
+        hall.noted.unknown(from, request.uri().path(), &refusal);
+        refusal.into_response()
+    })
+}
+
+/// One place of the table: from the shelf, or made now by the first who asks.
+async fn read(hall: Arc<Hall>, route: &'static Route, request: Request) -> Response {
+    let from = peer(&request);
+    let (mut parts, _) = request.into_parts();
+    let answered = async {
+        hall.guard.caller(from, &parts.headers).await?;
+        let path = RawPathParams::from_request_parts(&mut parts, &()).await.map_err(|_| Refusal::NoSuchPlace)?;
+        let asked = Asked::read(route.params, path.iter(), parts.uri.query())?;
+        answer(&hall, route, asked).await
+    };
+    match answered.await {
+        Ok((answer, scene)) => {
+            let mut response = answer.to(&parts.headers);
+            scene.date(response.headers_mut());
+            response
+        }
+        Err(refusal) => {
+            hall.noted.unknown(from, parts.uri.path(), &refusal);
+            refusal.into_response()
+        }
+    }
+}
+
+/// The answer, and the picture it is of.
+async fn answer(hall: &Arc<Hall>, route: &'static Route, asked: Asked) -> Result<(Answer, Arc<Scene>), Refusal> {
+    let until = Instant::now() + WITHIN;
+    let place = hall.answers.place(asked.key(route.path));
+    let mut kept = timeout_at(until, place.lock()).await.map_err(|_| Refusal::Busy)?;
+    let scene = hall.scene();
+    if let Some(kept) = kept.as_ref().filter(|kept| kept.is_fresh(scene.number, route.lasts)) {
+        return Ok((kept.answer.clone(), scene));
+    }
+    hall.answers.forget(&mut kept);
+    let (asking, shown) = (Arc::clone(hall), Arc::clone(&scene));
+    let span = span!("api.make");
+    let read = move || {
+        let store = asking.store.until(until.into_std());
+        let made = (route.read)(&Look { hall: &asking, store, scene: &shown, asked: &asked, route })?;
+        asking.answers.answer(made)
+    };
+    let answer = hall.desks.read(route, until, move || span.in_scope(read)).await??;
+    hall.answers.keep(&mut kept, answer.clone(), scene.number);
+    Ok((answer, scene))
+}
+
+/// What every answer tells the browser: nothing here is a page to be framed, guessed at or told about elsewhere.
+async fn with_manners(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    // The dashboard's own page has said already what it needs.
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(
+        "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ));
+    for (name, value) in [
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "no-referrer"),
+        ("cross-origin-resource-policy", "same-origin"),
+        ("x-frame-options", "DENY"),
+    ] {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}

@@ -1,0 +1,240 @@
+//! The description of the API, made from the tables that the server itself goes by, as OpenAPI and as a page to read.
+
+use serde_json::{Map, Value, json};
+
+use doctor_store::access::Role;
+
+use super::{
+    actions,
+    asked::Param,
+    news::Change,
+    refusal::Refusal,
+    routes::{ROUTES, Route},
+    schema::{count, flag, object, one_of, text},
+    wish::Act,
+};
+
+const ABOUT: &str = "Everything that the command line shows, and what it may order. Answers carry an ETag: ask again with \
+                     If-None-Match, and nothing is sent while nothing changed. Lists come in pages: `next` of one is the \
+                     `cursor` of the next. A question has ten seconds: what is not answered by then, or finds too many others \
+                     waiting, is answered with 503 and Retry-After. Moments are RFC 3339 in UTC, lengths read `1h 30m`.";
+pub(super) const EVENTS_ABOUT: &str = "Server-sent events. An event says what to look at again and not what is there: `nodes`, `runs`, `cases` name \
+     which (`more`: how many beyond those), `status` is the breaker, pauses, requests or the policy, `plan` what would be done \
+     next, `everything` that nobody can say what changed. After a broken connection the browser sends Last-Event-ID by itself \
+     and gets what it missed. A listener that does not keep up, or may not listen any more because the token was revoked or has \
+     another role now, is told so by `dropped` and sent away. One caller listens at most 32 times at once.";
+pub(super) const ACT_ABOUT: &str = "Takes an operator. Without `confirm` nothing is done: the answer is the plan, with a confirmation that is good for this \
+     plan and ten minutes. The same request with `confirm` carries it out; if the plan would be another by now, the answer is \
+     409 with that plan. Each node has its line in `changes`, and what is in the way there: a hold, a repair, that the \
+     cluster has it no more. Whatever is asked, done or refused stands in the audit trail.";
+
+/// The description, as it is served and committed.
+pub fn openapi() -> Value {
+    let mut paths = Map::new();
+    for route in ROUTES {
+        paths.insert(format!("/api/v1{}", route.path), json!({ "get": get(route) }));
+    }
+    paths.insert("/api/v1/whoami".to_owned(), json!({ "get": whoami() }));
+    paths.insert("/api/v1/events".to_owned(), json!({ "get": events() }));
+    for act in Act::ALL {
+        paths.insert(format!("/api/v1/actions/{}", act.name()), json!({ "post": post(act) }));
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Cluster Doctor",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": ABOUT,
+            "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
+        },
+        "servers": [{ "url": "/" }],
+        "security": [{ "token": [] }],
+        "paths": paths,
+        "components": {
+            "securitySchemes": { "token": {
+                "type": "http", "scheme": "bearer", "description": "`doctor token create NAME --role viewer|operator`",
+            }},
+            "schemas": { "Error": Refusal::schema() },
+        },
+    })
+}
+
+/// Its text, with a line of its own for each thing: differences are read by people.
+pub fn openapi_text() -> String {
+    format!("{:#}\n", openapi())
+}
+
+fn refused(about: &str) -> Value {
+    json!({
+        "description": about,
+        "content": { "application/json": { "schema": { "$ref": "#/components/schemas/Error" } } },
+    })
+}
+
+fn answered(about: &str, kind: &str, schema: &Value) -> Value {
+    let mut unavailable = refused("not now: too much is asked, it took too long, or the store does not answer");
+    unavailable["headers"] = json!({ "Retry-After": { "schema": count(), "description": "seconds" } });
+    json!({
+        "200": { "description": about, "content": { kind: { "schema": schema } } },
+        "503": unavailable,
+        "default": refused("why not"),
+    })
+}
+
+fn get(route: &Route) -> Value {
+    let mut responses = answered(route.summary, route.kind, &(route.answer)());
+    if let Some(responses) = responses.as_object_mut() {
+        responses.insert("304".to_owned(), json!({ "description": "you have it already" }));
+    }
+    json!({
+        "operationId": route.name,
+        "summary": route.summary,
+        "description": route.about,
+        "parameters": route.params.iter().map(|param| parameter(route, param)).collect::<Vec<_>>(),
+        "responses": responses,
+    })
+}
+
+fn parameter(route: &Route, param: &Param) -> Value {
+    let in_path = route.path.contains(&format!("{{{}}}", param.name));
+    json!({
+        "name": param.name,
+        "in": if in_path { "path" } else { "query" },
+        "required": in_path,
+        "description": param.about,
+        "schema": param.schema(),
+    })
+}
+
+fn whoami() -> Value {
+    let roles = Role::ALL.map(Role::code);
+    let who = object(json!({ "name": text(), "role": one_of(&roles), "known": flag(), "may_act": flag() }));
+    json!({
+        "operationId": "whoami",
+        "summary": "Who you are here, and whether you may order things",
+        "description": "`known` is false while nobody needs a token to look.",
+        "parameters": [],
+        "responses": answered("who you are", "application/json", &who),
+    })
+}
+
+fn events() -> Value {
+    json!({
+        "operationId": "events",
+        "summary": "What changes, as it changes",
+        "description": format!("{EVENTS_ABOUT} Events: {}.", Change::NAMES.join(", ")),
+        "parameters": [{
+            "name": "Last-Event-ID", "in": "header", "required": false,
+            "description": "the id of the last event that was heard", "schema": text(),
+        }],
+        "responses": answered("events", "text/event-stream", &text()),
+    })
+}
+
+fn post(act: Act) -> Value {
+    let mut responses = answered("the plan, or what was done", "application/json", &actions::schema());
+    responses["409"] =
+        refused("another plan was confirmed than would be carried out now, which is in `plan`; or it was done before");
+    json!({
+        "operationId": format!("act-{}", act.name()),
+        "summary": act.summary(),
+        "description": ACT_ABOUT,
+        "requestBody": { "required": true, "content": { "application/json": { "schema": act.schema() } } },
+        "responses": responses,
+    })
+}
+
+/// The same for people: one page, without a script or a style, readable in whatever shows it.
+pub(super) fn page() -> String {
+    let mut html = format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
+         <meta name=\"color-scheme\" content=\"light dark\"><title>Cluster Doctor: API</title>\
+         <main><h1>Cluster Doctor: API</h1><p>{}</p>\
+         <p>Who asks says so with <code>Authorization: Bearer TOKEN</code>; \
+         <code>doctor token create NAME --role viewer|operator</code> makes one. \
+         For programs: <a href=\"/api/v1/openapi.json\">openapi.json</a>.</p>",
+        escaped(ABOUT)
+    );
+    let description = openapi();
+    let paths = description["paths"].as_object().cloned().unwrap_or_default();
+    for (title, method) in [("Looking", "get"), ("Acting", "post")] {
+        html.push_str(&format!("<h2>{title}</h2>"));
+        if method == "post" {
+            html.push_str(&format!("<p>{}</p>", escaped(ACT_ABOUT)));
+        }
+        for (path, place) in paths.iter().filter_map(|(path, place)| Some((path, place.get(method)?))) {
+            html.push_str(&section(method, path, place));
+        }
+    }
+    html.push_str("</main></html>");
+    html
+}
+
+fn section(method: &str, path: &str, place: &Value) -> String {
+    let said = |key: &str| escaped(place[key].as_str().unwrap_or_default());
+    let mut html = format!("<h3><code>{} {}</code></h3><p>{}.", method.to_uppercase(), escaped(path), said("summary"));
+    if method == "get" {
+        html.push_str(&format!(" {}", said("description")));
+    }
+    html.push_str("</p>");
+    let params = place["parameters"].as_array().into_iter().flatten().map(|param| {
+        (param["name"].clone(), param["description"].clone(), param["schema"].clone(), param["required"] == true)
+    });
+    let body = &place["requestBody"]["content"]["application/json"]["schema"];
+    let required = |name: &str| body["required"].as_array().is_some_and(|all| all.iter().any(|one| one == name));
+    let fields = body["properties"].as_object().into_iter().flatten();
+    let fields = fields.map(|(name, field)| (json!(name), field["description"].clone(), field.clone(), required(name)));
+    let rows: Vec<String> = params
+        .chain(fields)
+        .map(|(name, about, schema, required)| {
+            let words = schema["enum"].as_array().map(|words| {
+                let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
+                format!(" ({})", words.join(", "))
+            });
+            let must = if required { ", must be there" } else { "" };
+            format!(
+                "<dt><code>{}</code>{must}</dt><dd>{}{}</dd>",
+                escaped(name.as_str().unwrap_or_default()),
+                escaped(about.as_str().unwrap_or_default()),
+                escaped(&words.unwrap_or_default())
+            )
+        })
+        .collect();
+    if !rows.is_empty() {
+        html.push_str(&format!("<dl>{}</dl>", rows.concat()));
+    }
+    html
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_says_that_it_may_be_unavailable_and_every_order_that_the_plan_may_be_another() {
+        for (path, place) in openapi()["paths"].as_object().unwrap() {
+            for (method, told) in place.as_object().unwrap() {
+                let responses = &told["responses"];
+                assert!(responses["503"]["headers"]["Retry-After"].is_object(), "{method} {path}");
+                assert_eq!(responses.get("409").is_some(), method == "post", "{method} {path}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_part_of_a_path_is_a_parameter_and_no_name_is_used_twice() {
+        let mut names = std::collections::BTreeSet::new();
+        for route in ROUTES {
+            assert!(names.insert(route.name), "{}", route.name);
+            let parts = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+            for part in parts {
+                assert!(route.params.iter().any(|param| param.name == part), "{}: {part}", route.path);
+            }
+        }
+        assert!(page().contains("/api/v1/nodes/{node}/timeline") && !page().contains("<script"));
+    }
+}

@@ -1,0 +1,222 @@
+//! Why a question is not answered: a status, a code for programs, words for people, and what would be accepted.
+
+use axum::{
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use doctor_engine::orders::BadOrder;
+use doctor_store::{StoreError, access::Role};
+
+use super::desk::WITHIN;
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error("there is nothing here")]
+    NoSuchPlace,
+    #[error("{method} is not done here")]
+    Method { method: String },
+    #[error("no parameter `{name}` is known here")]
+    UnknownParameter { name: String, accepted: String },
+    #[error("the parameter `{name}` cannot be read: {why}")]
+    BadParameter { name: &'static str, why: String },
+    #[error("the body cannot be read: {why}")]
+    BadBody { why: String },
+    #[error("no {what} `{name}`")]
+    Unknown { what: &'static str, name: String, known: String },
+    #[error("{0}")]
+    BadOrder(String),
+    #[error("say who asks: Authorization: Bearer TOKEN")]
+    NoToken,
+    #[error("this token is not known, has expired or was revoked")]
+    BadToken,
+    #[error("{0} is not among the proxies that may say who asks")]
+    NotAProxy(String),
+    #[error("more than one name is given for who asks: the proxy has to replace its header, not to add to it")]
+    TwoNames,
+    #[error("{0} is a name that only this machine may be called by while nobody needs a token here")]
+    Host(String),
+    #[error("this takes an {needed}; you are a {is}")]
+    Role { is: Role, needed: Role },
+    #[error("nothing is changed while no token exists: `doctor token create NAME --role operator`")]
+    ReadOnly,
+    #[error("this came from a page of another site")]
+    CrossSite,
+    #[error("send JSON: Content-Type: application/json")]
+    NotJson,
+    #[error("the body is longer than {0} bytes")]
+    TooLong(usize),
+    #[error("the body did not arrive in time")]
+    Slow,
+    #[error("the confirmation is not of this plan, or too old: look at what would happen now")]
+    OtherPlan(Value),
+    #[error("this confirmation was used before")]
+    Replayed,
+    #[error("there is nothing of this kind (any more)")]
+    Gone,
+    #[error("there is no room for another listener just now")]
+    Full,
+    #[error("you listen {0} times already: end one of them first")]
+    TooManyListeners(usize),
+    #[error("too much is being asked just now: ask again in a moment")]
+    Busy,
+    #[error("this could not be answered within {} s: ask for less, or again later", WITHIN.as_secs())]
+    Late,
+    #[error("the store does not answer: whether it was done stands in the audit trail")]
+    Unsure,
+    #[error("the store does not answer")]
+    Store,
+}
+
+/// As it is sent.
+#[derive(Debug, Serialize)]
+struct Sent {
+    error: Told,
+}
+
+#[derive(Debug, Serialize)]
+struct Told {
+    code: &'static str,
+    text: String,
+    /// What would be accepted, where that can be said.
+    accepted: Option<String>,
+    /// What would happen now, where another plan was confirmed.
+    plan: Option<Value>,
+}
+
+impl Refusal {
+    pub(super) const fn code(&self) -> &'static str {
+        match self {
+            Self::NoSuchPlace => "no-such-place",
+            Self::Method { .. } => "wrong-method",
+            Self::UnknownParameter { .. } => "unknown-parameter",
+            Self::BadParameter { .. } => "bad-parameter",
+            Self::BadBody { .. } => "bad-body",
+            Self::Unknown { .. } => "unknown",
+            Self::BadOrder(_) => "bad-order",
+            Self::NoToken => "no-token",
+            Self::BadToken => "bad-token",
+            Self::NotAProxy(_) => "not-a-proxy",
+            Self::TwoNames => "two-names",
+            Self::Host(_) => "wrong-host",
+            Self::Role { .. } => "role",
+            Self::ReadOnly => "read-only",
+            Self::CrossSite => "cross-site",
+            Self::NotJson => "not-json",
+            Self::TooLong(_) => "too-long",
+            Self::Slow => "slow",
+            Self::OtherPlan(_) => "other-plan",
+            Self::Replayed => "replayed",
+            Self::Gone => "gone",
+            Self::Full => "full",
+            Self::TooManyListeners(_) => "too-many-listeners",
+            Self::Busy => "busy",
+            Self::Late => "late",
+            Self::Unsure => "unsure",
+            Self::Store => "store",
+        }
+    }
+
+    /// Whether it is because nobody could say who asks.
+    pub(super) const fn is_of_unknown(&self) -> bool {
+        matches!(
+            self,
+            Self::NoToken | Self::BadToken | Self::NotAProxy(_) | Self::TwoNames | Self::Host(_) | Self::ReadOnly
+        )
+    }
+
+    pub(super) const fn status(&self) -> StatusCode {
+        match self {
+            Self::NoSuchPlace | Self::Unknown { .. } => StatusCode::NOT_FOUND,
+            Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::UnknownParameter { .. } | Self::BadParameter { .. } | Self::BadBody { .. } | Self::BadOrder(_) => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::NoToken | Self::BadToken => StatusCode::UNAUTHORIZED,
+            Self::NotAProxy(_)
+            | Self::TwoNames
+            | Self::Host(_)
+            | Self::Role { .. }
+            | Self::ReadOnly
+            | Self::CrossSite => StatusCode::FORBIDDEN,
+            Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::TooLong(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Slow => StatusCode::REQUEST_TIMEOUT,
+            Self::OtherPlan(_) | Self::Replayed => StatusCode::CONFLICT,
+            Self::Gone => StatusCode::GONE,
+            Self::TooManyListeners(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Full | Self::Busy | Self::Late | Self::Unsure | Self::Store => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    fn accepted(&self) -> Option<String> {
+        match self {
+            Self::NoSuchPlace => Some("GET /api/v1/ tells what there is".to_owned()),
+            Self::UnknownParameter { accepted, .. } => Some(accepted.clone()),
+            Self::Unknown { known, .. } => Some(known.clone()),
+            Self::Role { needed, .. } => Some(format!("a token with the role {needed}")),
+            _ => None,
+        }
+    }
+
+    /// All codes with the status of each, for the description.
+    pub(super) fn schema() -> Value {
+        json!({
+            "type": "object",
+            "required": ["error"],
+            "additionalProperties": false,
+            "properties": { "error": {
+                "type": "object",
+                "required": ["code", "text", "accepted", "plan"],
+                "additionalProperties": false,
+                "properties": {
+                    "code": { "type": "string", "description": "stable, for programs" },
+                    "text": { "type": "string", "description": "for people" },
+                    "accepted": { "type": ["string", "null"], "description": "what would be accepted" },
+                    "plan": { "type": ["object", "null"], "description": "with other-plan: what would happen now" },
+                },
+            }},
+        })
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = self.status();
+        let plan = match &self {
+            Self::OtherPlan(plan) => Some(plan.clone()),
+            _ => None,
+        };
+        let told = Told { code: self.code(), text: self.to_string(), accepted: self.accepted(), plan };
+        // Text and codes of ours; that is always JSON.
+        let body = serde_json::to_vec(&Sent { error: told }).unwrap_or_default();
+        let mut response = (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
+        let extra: Option<(HeaderName, &'static str)> = match status {
+            StatusCode::UNAUTHORIZED => Some((header::WWW_AUTHENTICATE, "Bearer")),
+            StatusCode::SERVICE_UNAVAILABLE => Some((header::RETRY_AFTER, "2")),
+            _ => None,
+        };
+        if let Some((name, value)) = extra {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        response
+    }
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        tracing::warn!(%error, "the API could not read the store");
+        if matches!(error, StoreError::Late { .. }) { Self::Late } else { Self::Store }
+    }
+}
+
+impl From<BadOrder> for Refusal {
+    fn from(error: BadOrder) -> Self {
+        match error {
+            BadOrder::Unknown { what, name, known } => Self::Unknown { what, name, known },
+            BadOrder::Usage(text) => Self::BadOrder(text),
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Runs: which there were, what came out of each, what its tests wrote, and the evidence.
+
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+};
+
+use doctor_core::{
+    ids::{NodeName, RunId, TestId},
+    run::RunState,
+    view::{self, OutcomeView, RunFacts, RunView},
+};
+use doctor_engine::{
+    scrub::{REMOVED, harmless, scrub_after, scrub_json, unescaped},
+    share::Share,
+};
+use doctor_store::records::RunRecord;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{
+    answer::{Lasts, Made},
+    asked::{Form, Param},
+    nodes::{CURSOR, LIMIT, NODE},
+    refusal::Refusal,
+    routes::{JSON, Look, Page, Route},
+    schema::{count, flag, joined, list, moment, object, one_of, or_null, page, purpose, span, text, verdict},
+};
+
+const RUN: Param = Param::new("run", "a run's id", Form::Name);
+
+pub(super) const LIST: Route = Route {
+    path: "/runs",
+    name: "runs",
+    summary: "Runs, the newest first",
+    about: "Tests on nodes, from intention to end. Of one node: those that are under way or brought a result.",
+    params: &[NODE, LIMIT, CURSOR],
+    lasts: Lasts::AMoment,
+    answer: || page(run_view()),
+    kind: JSON,
+    read: list_runs,
+};
+
+pub(super) const ONE: Route = Route {
+    path: "/runs/{run}",
+    name: "run",
+    summary: "One run and what came out of it",
+    about: "",
+    params: &[RUN],
+    lasts: Lasts::AMoment,
+    answer: one_schema,
+    kind: JSON,
+    read: one_run,
+};
+
+pub(super) const LOG: Route = Route {
+    path: "/runs/{run}/log",
+    name: "runLog",
+    summary: "What a test of a run wrote",
+    about: "At most 256 KiB, in whole lines: an `offset` within a line is answered from the beginning of that line. To follow a \
+            run, ask again with `offset` = `next_offset` until `ended`. What looks like a secret is taken out, and control characters are replaced: nodes are not trusted.",
+    params: &[
+        RUN,
+        NODE,
+        Param::new("test", "of this test; without: the first of the run", Form::Name),
+        Param::new("offset", "from this byte on", Form::Offset),
+        Param::new("tail", "only the last so many bytes", Form::Count { most: MOST_LOG as u32, usual: 65_536 }),
+    ],
+    lasts: Lasts::AMoment,
+    answer: log_schema,
+    kind: JSON,
+    read: log,
+};
+
+pub(super) const EVIDENCE: Route = Route {
+    path: "/runs/{run}/evidence/{node}",
+    name: "runEvidence",
+    summary: "The raw evidence behind a result",
+    about: "What the probes of the run brought from the node, as it was judged, for download. The signature is left out, and what \
+            looks like a secret is replaced by `[removed]`: values of names such as token, password, secret or api_key, \
+            Authorization headers, user parts of addresses, well-known forms of credentials, private keys.",
+    params: &[RUN, NODE],
+    lasts: Lasts::AMoment,
+    answer: || json!({ "type": "object" }),
+    kind: JSON,
+    read: evidence,
+};
+
+/// Of a log, in one answer.
+const MOST_LOG: u64 = 256 << 10;
+/// So far before a part of a log is looked for the beginning of its line and of a private key: no key is as long.
+const BACK: u64 = 64 << 10;
+
+fn list_runs(look: &Look<'_>) -> Result<Made, Refusal> {
+    let (asked, limit) = (look.asked, look.limit());
+    let (before, node): (Option<RunId>, Option<NodeName>) = (asked.get("cursor")?, asked.get("node")?);
+    let rows = look.store.runs_before(before, limit + 1, node.as_ref())?;
+    let rows: Vec<RunView> = rows.into_iter().map(|record| view::run_view(&facts_of(record))).collect();
+    Made::json(&Page::of(rows, limit, |row| row.run.to_string()))
+}
+
+fn facts_of(record: RunRecord) -> RunFacts {
+    RunFacts { run: record.run, started: record.started, ended: record.ended }
+}
+
+fn find(look: &Look<'_>) -> Result<RunRecord, Refusal> {
+    let run: RunId = look.asked.part("run")?;
+    let known = "GET /api/v1/runs names them".to_owned();
+    look.store.run(run)?.ok_or_else(|| Refusal::Unknown { what: "run", name: run.to_string(), known })
+}
+
+#[derive(Debug, Serialize)]
+struct OneRun {
+    #[serde(flatten)]
+    run: RunView,
+    outcomes: Vec<OutcomeView>,
+}
+
+fn one_run(look: &Look<'_>) -> Result<Made, Refusal> {
+    let facts = facts_of(find(look)?);
+    Made::json(&OneRun { run: view::run_view(&facts), outcomes: view::outcomes(&facts) })
+}
+
+#[derive(Debug, Serialize)]
+struct LogPart {
+    run: RunId,
+    node: NodeName,
+    test: TestId,
+    /// Of the log now.
+    size: u64,
+    offset: u64,
+    next_offset: u64,
+    /// Nothing will be added to it.
+    ended: bool,
+    text: String,
+}
+
+fn log(look: &Look<'_>) -> Result<Made, Refusal> {
+    let record = find(look)?;
+    let run = &record.run;
+    let node = of_run(look.asked.get("node")?, &run.nodes, "node")?;
+    let test = of_run(look.asked.get("test")?, &run.tests, "test")?;
+    // Asked for before the log is read: what was written before the end is then in it.
+    let ended = matches!(run.state, RunState::Ended(_));
+    let share = look.hall.share.as_ref().ok_or(Refusal::Gone)?;
+    let file = share.open_log(&Share::log_path(&test, &node, run.planned)).map_err(|error| {
+        tracing::warn!(%error, run = %run.id, "a log could not be read");
+        Refusal::Store
+    })?;
+    let Some(file) = file else {
+        // Not written yet, or removed after its time.
+        let part = LogPart { run: run.id, node, test, size: 0, offset: 0, next_offset: 0, ended, text: String::new() };
+        return Made::json(&part);
+    };
+    let (offset, tail): (Option<u64>, Option<u64>) = (look.asked.get("offset")?, look.asked.get("tail")?);
+    let part = read_part(file, offset, tail, ended).map_err(|error| {
+        tracing::warn!(%error, run = %run.id, "a log could not be read");
+        Refusal::Store
+    })?;
+    Made::json(&LogPart {
+        run: run.id,
+        node,
+        test,
+        size: part.size,
+        offset: part.start,
+        next_offset: part.next,
+        ended: ended && part.next >= part.size,
+        text: part.shown(),
+    })
+}
+
+/// What was named, if the run has it; else the first.
+fn of_run<T: Clone + PartialEq + ToString>(named: Option<T>, all: &[T], what: &'static str) -> Result<T, Refusal> {
+    match named {
+        Some(one) if all.contains(&one) => Ok(one),
+        Some(one) => {
+            let known = all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            Err(Refusal::Unknown { what, name: one.to_string(), known })
+        }
+        None => all.first().cloned().ok_or(Refusal::Gone),
+    }
+}
+
+/// A part of a log. What is a secret shows in its line, and in a key's first line: neither is ever cut off from what follows.
+#[derive(Debug)]
+struct Part {
+    /// Of the whole log.
+    size: u64,
+    start: u64,
+    next: u64,
+    /// What stands before it, as far as that was looked at.
+    before: Vec<u8>,
+    bytes: Vec<u8>,
+}
+
+impl Part {
+    fn shown(&self) -> String {
+        harmless(&scrub_after(&String::from_utf8_lossy(&self.before), &String::from_utf8_lossy(&self.bytes)))
+    }
+}
+
+/// A part of a log that begins and ends with whole lines. Of a line that is longer than [`BACK`], only the beginning is shown.
+fn read_part(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: bool) -> std::io::Result<Part> {
+    let size = file.metadata()?.len();
+    let from = match (offset, tail) {
+        (Some(offset), _) => offset.min(size),
+        (None, Some(tail)) => size.saturating_sub(tail),
+        (None, None) => 0,
+    };
+    let window = from.saturating_sub(BACK);
+    file.seek(SeekFrom::Start(window))?;
+    let mut bytes = Vec::new();
+    file.take(from - window + MOST_LOG).read_to_end(&mut bytes)?;
+    let read = window + bytes.len() as u64;
+    let here = usize::try_from(from - window).unwrap_or(usize::MAX).min(bytes.len());
+    let line = bytes[..here].iter().rposition(|byte| *byte == b'\n').map(|place| place + 1);
+    let line = line.or((from < BACK).then_some(0));
+    let next_line = bytes[here..].iter().position(|byte| *byte == b'\n').map(|place| here + place + 1);
+    let begin = match (line, next_line) {
+        _ if from == size => here,
+        (Some(line), _) if line == here => line,
+        (line, Some(next)) if offset.is_none() || line.is_none() => next,
+        (Some(line), _) => line,
+        (None, _) => {
+            let bytes = REMOVED.as_bytes().to_vec();
+            return Ok(Part { size, start: from, next: read, before: Vec::new(), bytes });
+        }
+    };
+    let mut part = bytes.split_off(begin);
+    let whole = (part.len() as u64) < MOST_LOG;
+    part.truncate(MOST_LOG as usize);
+    // The rest of a line comes with its end. A line that never ends is not waited for.
+    if !(ended && whole) {
+        match part.iter().rposition(|byte| *byte == b'\n') {
+            Some(place) => part.truncate(place + 1),
+            None if whole && (part.len() as u64) < BACK => part.clear(),
+            None => {}
+        }
+    }
+    let start = window + begin as u64;
+    Ok(Part { size, start, next: start + part.len() as u64, before: bytes, bytes: part })
+}
+
+fn evidence(look: &Look<'_>) -> Result<Made, Refusal> {
+    let (run, node): (RunId, NodeName) = (look.asked.part("run")?, look.asked.part("node")?);
+    let kept = look.store.evidence(run, &node)?;
+    let known = "evidence is kept for as long as `retention.evidence` says".to_owned();
+    let name = format!("{run} on {node}");
+    let kept = kept.ok_or(Refusal::Unknown { what: "evidence", name, known })?;
+    // The first line is the signature.
+    let body = kept.bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |place| &kept.bytes[place + 1..]);
+    let mut document: Value = match serde_json::from_slice(body) {
+        Ok(document) => document,
+        // What was too long was cut, and is no JSON any more.
+        Err(_) => json!({ "cut": true, "text": unescaped(&String::from_utf8_lossy(body)) }),
+    };
+    scrub_json(&mut document);
+    let made = Made::json(&document)?;
+    Ok(Made { file: Some(format!("{run}_{node}.json")), ..made })
+}
+
+fn run_view() -> Value {
+    object(json!({
+        "run": text(),
+        "nodes": list(text()),
+        "tests": list(text()),
+        "state": one_of(&["planned", "pending", "running", "completed", "incomplete", "not-started"]),
+        "end": or_null(text()),
+        "purpose": purpose(),
+        "code": text(),
+        "because": text(),
+        "case": or_null(text()),
+        "planned": moment(),
+        "started": or_null(moment()),
+        "ended": or_null(moment()),
+        "limit": span(),
+    }))
+}
+
+fn one_schema() -> Value {
+    let outcome = object(json!({
+        "node": text(), "test": text(), "verdict": verdict(), "reason": text(), "at": moment(), "took": span(),
+    }));
+    joined(&[run_view(), object(json!({ "outcomes": list(outcome) }))])
+}
+
+fn log_schema() -> Value {
+    object(json!({
+        "run": text(), "node": text(), "test": text(), "size": count(), "offset": count(), "next_offset": count(),
+        "ended": flag(), "text": text(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_log_ends_with_a_line_and_a_tail_begins_with_one() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"one\ntwo\nthree").unwrap();
+        let part = |offset, tail| {
+            let part = read_part(file.try_clone().unwrap(), offset, tail, false).unwrap();
+            assert_eq!(part.size, 13);
+            (part.start, String::from_utf8(part.bytes).unwrap())
+        };
+        assert_eq!(part(None, None), (0, "one\ntwo\n".to_owned()));
+        assert_eq!(part(Some(4), None), (4, "two\n".to_owned()));
+        assert_eq!(part(Some(8), None), (8, String::new()), "the rest of the line comes with its end");
+        assert_eq!(part(None, Some(7)), (8, String::new()));
+        assert_eq!(part(None, Some(10)), (4, "two\n".to_owned()));
+        assert_eq!(part(Some(99), None), (13, String::new()));
+        assert_eq!(part(Some(5), None), (4, "two\n".to_owned()), "from the beginning of its line");
+        let whole = read_part(file.try_clone().unwrap(), Some(8), None, true).unwrap();
+        assert_eq!(whole.bytes, b"three", "of a run that is over nothing more comes");
+    }
+
+    #[test]
+    fn no_offset_and_no_tail_cuts_a_secret_from_what_it_is_known_by() {
+        let mut file = tempfile::tempfile().unwrap();
+        let key = "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\nhunter2\n-----END OPENSSH PRIVATE KEY-----\n";
+        let text = format!("a\nHF_TOKEN=hf_hunter2\nb\n{key}c\nPASSWORD=hunter2");
+        file.write_all(text.as_bytes()).unwrap();
+        for place in 0..=text.len() as u64 {
+            for ended in [false, true] {
+                for (offset, tail) in [(Some(place), None), (None, Some(place))] {
+                    let part = read_part(file.try_clone().unwrap(), offset, tail, ended).unwrap();
+                    let shown = part.shown();
+                    assert!(!shown.contains("er2"), "{offset:?} {tail:?}: {shown}");
+                    assert!(part.next >= part.start && part.next <= part.size, "{part:?}");
+                }
+            }
+        }
+        let all = read_part(file.try_clone().unwrap(), None, None, true).unwrap().shown();
+        assert_eq!(all, "a\nHF_TOKEN=[removed]\nb\n[removed]\nc\nPASSWORD=[removed]");
+    }
+
+    #[test]
+    fn a_line_that_does_not_end_is_shown_by_its_beginning_and_followed_to_its_end() {
+        let mut file = tempfile::tempfile().unwrap();
+        let line = format!("{} TOKEN={}\nend\n", "x".repeat(300 << 10), "hunter2".repeat(20 << 10));
+        file.write_all(line.as_bytes()).unwrap();
+        let (mut at, mut shown) = (0, String::new());
+        while at < line.len() as u64 {
+            let part = read_part(file.try_clone().unwrap(), Some(at), None, false).unwrap();
+            assert!(part.next > at, "it goes on: {at}");
+            at = part.next;
+            shown += &part.shown();
+        }
+        assert!(shown.starts_with("xxx") && shown.ends_with("end\n") && !shown.contains("hunter2"));
+    }
+}

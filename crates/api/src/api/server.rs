@@ -1,0 +1,197 @@
+//! The server under the API: connections, their limits, and TLS where it is wanted.
+
+use std::{
+    future::Future,
+    io,
+    net::{SocketAddr, TcpListener},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{Router, body::Body};
+use hyper::{Request, body::Incoming, server::conn::http1, service::Service};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::Semaphore,
+    time::{Sleep, sleep, timeout},
+};
+
+use super::{Peer, tls::Tls};
+
+const CONNECTIONS: usize = 512;
+const HEADERS: Duration = Duration::from_secs(10);
+const MOST_HEADERS: usize = 64 << 10;
+/// A connection that is older is closed; whoever listens to events connects again by itself.
+const CONNECTION: Duration = Duration::from_secs(15 * 60);
+
+/// Whoever takes nothing of what is sent for so long is not there any more.
+const STALLED: Duration = Duration::from_secs(20);
+
+pub(super) fn bind(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(at)?;
+    listener.set_nonblocking(true)?;
+    let at = listener.local_addr()?;
+    Ok((listener, at))
+}
+
+/// The router, told from where each request comes.
+#[derive(Debug, Clone)]
+struct Told {
+    router: TowerToHyperService<Router>,
+    peer: Peer,
+}
+
+impl Service<Request<Incoming>> for Told {
+    type Response = axum::response::Response<Body>;
+    type Error = std::convert::Infallible;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.peer);
+        self.router.call(request)
+    }
+}
+
+pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls>) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::error!(%error, "the API cannot be opened");
+            return;
+        }
+    };
+    let router = TowerToHyperService::new(router);
+    let (places, tls) = (Arc::new(Semaphore::new(CONNECTIONS)), tls.map(Arc::new));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, usually: those that are served give theirs back.
+                tracing::warn!(%error, "a connection to the API could not be accepted");
+                sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        // Answers are written at once, and small ones should not wait for more.
+        let _as_it_is = stream.set_nodelay(true);
+        let (told, tls) = (Told { router: router.clone(), peer: Peer(from.ip()) }, tls.clone());
+        let stream = Patient::new(stream);
+        tokio::spawn(async move {
+            match tls {
+                None => converse(stream, told).await,
+                // A client that does not finish the handshake gets no answer.
+                Some(tls) => {
+                    if let Ok(Ok(stream)) = timeout(HEADERS, tls.acceptor().accept(stream)).await {
+                        converse(stream, told).await;
+                    }
+                }
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, told: Told) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(MOST_HEADERS);
+    // How a connection ends is the other side's business.
+    let _over = timeout(CONNECTION, http.serve_connection(TokioIo::new(stream), told)).await;
+}
+
+/// A connection that ends when the other side takes nothing of what is sent.
+#[derive(Debug)]
+struct Patient<S> {
+    stream: S,
+    within: Duration,
+    /// Runs while something is to be sent and cannot.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Patient<S> {
+    const fn new(stream: S) -> Self {
+        Self { stream, within: STALLED, stalled: None }
+    }
+
+    /// What came of sending, or that there was no progress for too long.
+    fn judge<T>(&mut self, context: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if sent.is_ready() {
+            self.stalled = None;
+            return sent;
+        }
+        let within = self.within;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(within)));
+        stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let sent = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.judge(context, sent)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let sent = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        self.judge(context, sent)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let sent = Pin::new(&mut self.stream).poll_flush(context);
+        self.judge(context, sent)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let sent = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.judge(context, sent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[test]
+    fn who_takes_nothing_is_not_waited_for_and_who_is_slow_is() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (near, mut far) = duplex(8);
+            let mut sent = Patient { within: Duration::from_millis(20), ..Patient::new(near) };
+            sent.write_all(b"12345678").await.unwrap();
+            let stalled = sent.write_all(b"9").await;
+            assert_eq!(stalled.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            // The time counts from the last byte that was taken, so it runs anew.
+            let mut patient = Patient { within: Duration::from_secs(600), ..sent };
+            patient.stalled = None;
+            let reading = async {
+                let mut taken = [0; 9];
+                far.read_exact(&mut taken).await.map(|_| taken)
+            };
+            let (written, read) = futures_util::future::join(patient.write_all(b"9"), reading).await;
+            written.unwrap();
+            assert_eq!(&read.unwrap(), b"123456789");
+        });
+    }
+}

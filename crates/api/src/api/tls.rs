@@ -1,0 +1,104 @@
+//! TLS of the API: the certificate in use, exchanged when its files change.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        ServerConfig,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    },
+};
+
+/// The files of a certificate chain and its key, in PEM. They are read again when they change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+/// How often the files are looked at, at most: when somebody connects.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// No chain or key is longer.
+const LONGEST: u64 = 1 << 20;
+
+/// The certificate in use, and what was read of it.
+pub(super) struct Tls {
+    files: TlsFiles,
+    used: Mutex<Used>,
+}
+
+struct Used {
+    acceptor: TlsAcceptor,
+    texts: (Vec<u8>, Vec<u8>),
+    looked: Instant,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    pub(super) fn open(files: &TlsFiles) -> Result<Self, String> {
+        let texts = texts(files)?;
+        let acceptor = acceptor(&texts)?;
+        let used = Mutex::new(Used { acceptor, texts, looked: Instant::now() });
+        Ok(Self { files: files.clone(), used })
+    }
+
+    /// The present one. Files that changed and cannot be used leave the last good one in force.
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if used.looked.elapsed() >= LOOK_EVERY {
+            used.looked = Instant::now();
+            match texts(&self.files).and_then(|texts| {
+                let changed = texts != used.texts;
+                changed.then(|| acceptor(&texts).map(|acceptor| (acceptor, texts))).transpose()
+            }) {
+                Ok(None) => {}
+                Ok(Some((acceptor, texts))) => {
+                    (used.acceptor, used.texts) = (acceptor, texts);
+                    tracing::info!("the changed certificate is in use");
+                }
+                Err(error) => tracing::warn!("the changed certificate is not used, the last good one is: {error}"),
+            }
+        }
+        used.acceptor.clone()
+    }
+}
+
+fn texts(files: &TlsFiles) -> Result<(Vec<u8>, Vec<u8>), String> {
+    Ok((read(&files.certificate)?, read(&files.key)?))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let fail = |error: io::Error| format!("reading {}: {error}", path.display());
+    if fs::metadata(path).map_err(fail)?.len() > LONGEST {
+        return Err(format!("{} is longer than {LONGEST} bytes", path.display()));
+    }
+    fs::read(path).map_err(fail)
+}
+
+fn acceptor((chain, key): &(Vec<u8>, Vec<u8>)) -> Result<TlsAcceptor, String> {
+    let certificates: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(chain).collect();
+    let certificates = certificates.map_err(|error| format!("the certificate is no PEM: {error}"))?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("the key is no PEM: {error}"))?;
+    // The provider is named: another one in this program would not be ours to choose.
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_no_client_auth()
+        .with_single_cert(certificates, key)
+        .map_err(|error| error.to_string())?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}

@@ -1,0 +1,298 @@
+//! The bodies of actions: which fields each has, in one table, and the order that they come to.
+
+use doctor_core::{
+    hostlist::{BadHostlist, Selector},
+    ids::{PoolName, TestId},
+    time::{Span, Timestamp},
+};
+use doctor_engine::orders::{self, Order};
+use serde_json::{Map, Value, json};
+
+use super::refusal::Refusal;
+
+/// What may be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Act {
+    Test,
+    Hold,
+    Release,
+    Quarantine,
+    Pause,
+    Resume,
+    CloseBreaker,
+}
+
+impl Act {
+    pub(super) const ALL: [Self; 7] =
+        [Self::Test, Self::Hold, Self::Release, Self::Quarantine, Self::Pause, Self::Resume, Self::CloseBreaker];
+
+    /// In the path.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Test => "test",
+            Self::Hold => "hold",
+            Self::Release => "release",
+            Self::Quarantine => "quarantine",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::CloseBreaker => "close-breaker",
+        }
+    }
+
+    /// In the audit trail.
+    pub(super) const fn audit(self) -> &'static str {
+        match self {
+            Self::Test => "api-test",
+            Self::Hold => "api-hold",
+            Self::Release => "api-release",
+            Self::Quarantine => "api-quarantine",
+            Self::Pause => "api-pause",
+            Self::Resume => "api-resume",
+            Self::CloseBreaker => "api-close-breaker",
+        }
+    }
+
+    pub(super) const fn summary(self) -> &'static str {
+        match self {
+            Self::Test => "Tests now, before anything that is merely due",
+            Self::Hold => "Keep the doctor's hands off nodes",
+            Self::Release => "Give nodes back: ends a hold, proves a node that was out of service",
+            Self::Quarantine => "Take nodes out of service and have them examined",
+            Self::Pause => "Start no validation",
+            Self::Resume => "End a pause",
+            Self::CloseBreaker => "Let nodes be taken out again",
+        }
+    }
+
+    /// Fields beside `why` and `confirm`, and whether each must be there.
+    const fn fields(self) -> &'static [(&'static str, bool, Kind)] {
+        match self {
+            Self::Test => {
+                &[("nodes", true, Kind::Texts), ("tests", false, Kind::Texts), ("together", false, Kind::Flag)]
+            }
+            Self::Hold => &[("nodes", true, Kind::Texts), ("until", false, Kind::Text)],
+            Self::Release => &[("nodes", true, Kind::Texts)],
+            Self::Quarantine => &[("nodes", true, Kind::Texts), ("drain", false, Kind::Flag)],
+            Self::Pause => &[("pool", false, Kind::Text), ("for", false, Kind::Text)],
+            Self::Resume => &[("pool", false, Kind::Text)],
+            Self::CloseBreaker => &[],
+        }
+    }
+
+    /// The form of its body.
+    pub(super) fn schema(self) -> Value {
+        let mut properties = Map::new();
+        let mut required = vec!["why"];
+        for (name, must, kind) in self.fields() {
+            properties.insert((*name).to_owned(), kind.schema(name));
+            required.extend(must.then_some(*name));
+        }
+        let why = json!({
+            "type": "string", "minLength": 1, "maxLength": MOST_WHY, "description": "stands in the audit trail",
+        });
+        let confirm = json!({
+            "type": "string", "maxLength": 128,
+            "description": "of the answer to the same request without it; with it, the plan is carried out",
+        });
+        properties.extend([("why".to_owned(), why), ("confirm".to_owned(), confirm)]);
+        json!({ "type": "object", "required": required, "properties": properties, "additionalProperties": false })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Texts,
+    Flag,
+}
+
+impl Kind {
+    fn schema(self, name: &str) -> Value {
+        let about = match name {
+            "nodes" => "selectors: node[01-64], pool=NAME, life=STATE, or a name with `*`",
+            "tests" => "tests or suites; without: all that are run regularly",
+            "together" => "one run over all these nodes at once",
+            "until" => "a length such as 4h, or a moment; without: until released",
+            "for" => "a length such as 4h; without: until resumed",
+            "drain" => "ask user work to leave, where the cluster can do that",
+            _ => "only of this pool; without: everywhere",
+        };
+        match self {
+            Self::Text => json!({ "type": "string", "minLength": 1, "maxLength": 256, "description": about }),
+            Self::Texts => json!({
+                "type": "array", "minItems": 1, "maxItems": MOST_TEXTS, "description": about,
+                "items": { "type": "string", "minLength": 1, "maxLength": 4096 },
+            }),
+            Self::Flag => json!({ "type": "boolean", "description": about }),
+        }
+    }
+}
+
+/// Names that one question may list: more than a cluster has nodes, and not what a slip of the pen comes to.
+pub(super) const MOST_NAMES: usize = 20_000;
+
+/// What stands for nodes in a question, of which so many names are left to be listed.
+pub(super) fn selector(text: &str, left: usize) -> Result<Selector, String> {
+    Selector::parse_up_to(text, left).map_err(|error| match error {
+        BadHostlist::TooMany(_) => {
+            format!("more than {MOST_NAMES} names are listed: say pool=NAME, life=STATE or a name with `*`")
+        }
+        other => other.to_string(),
+    })
+}
+
+const MOST_WHY: usize = 500;
+const MOST_TEXTS: usize = 256;
+
+/// A body that has the right fields.
+#[derive(Debug)]
+pub(super) struct Wish {
+    fields: Map<String, Value>,
+    pub(super) why: String,
+    pub(super) confirm: Option<String>,
+}
+
+impl Wish {
+    pub(super) fn read(act: Act, bytes: &[u8]) -> Result<Self, Refusal> {
+        let bad = |why: String| Refusal::BadBody { why };
+        let mut fields: Map<String, Value> =
+            serde_json::from_slice(bytes).map_err(|error| bad(format!("it is no JSON object: {error}")))?;
+        let known: Vec<&str> = act.fields().iter().map(|(name, ..)| *name).chain(["why", "confirm"]).collect();
+        if let Some(name) = fields.keys().find(|name| !known.contains(&name.as_str())) {
+            let name: String = name.chars().take(64).collect();
+            return Err(bad(format!("there is no field `{name}` in it; accepted: {}", known.join(", "))));
+        }
+        for (name, must, _) in act.fields() {
+            if *must && !fields.contains_key(*name) {
+                return Err(bad(format!("the field `{name}` is missing")));
+            }
+        }
+        let why = match fields.remove("why") {
+            Some(Value::String(why)) if !why.trim().is_empty() && why.chars().count() <= MOST_WHY => why,
+            _ => return Err(bad(format!("`why` must be there: 1 to {MOST_WHY} characters"))),
+        };
+        let confirm = match fields.remove("confirm") {
+            None => None,
+            Some(Value::String(confirm)) if confirm.len() <= 128 => Some(confirm),
+            Some(_) => return Err(bad("`confirm` is the text that the first answer has".to_owned())),
+        };
+        Ok(Self { fields, why, confirm })
+    }
+
+    /// What was asked for, without the confirmation.
+    pub(super) fn asked(&self) -> (&Map<String, Value>, &str) {
+        (&self.fields, &self.why)
+    }
+
+    fn text(&self, name: &str) -> Result<Option<&str>, Refusal> {
+        match self.fields.get(name) {
+            None => Ok(None),
+            Some(Value::String(text)) if (1..=256).contains(&text.len()) => Ok(Some(text)),
+            Some(_) => Err(Refusal::BadBody { why: format!("`{name}` is a text of 1 to 256 characters") }),
+        }
+    }
+
+    fn flag(&self, name: &str) -> Result<bool, Refusal> {
+        match self.fields.get(name) {
+            None => Ok(false),
+            Some(Value::Bool(yes)) => Ok(*yes),
+            Some(_) => Err(Refusal::BadBody { why: format!("`{name}` is true or false") }),
+        }
+    }
+
+    fn texts(&self, name: &str) -> Result<Vec<&str>, Refusal> {
+        let bad = || Refusal::BadBody { why: format!("`{name}` is a list of 1 to {MOST_TEXTS} texts") };
+        let Some(value) = self.fields.get(name) else { return Ok(Vec::new()) };
+        let items = value.as_array().filter(|items| (1..=MOST_TEXTS).contains(&items.len())).ok_or_else(bad)?;
+        items.iter().map(|item| item.as_str().ok_or_else(bad)).collect()
+    }
+
+    fn nodes(&self) -> Result<Vec<Selector>, Refusal> {
+        let mut left = MOST_NAMES;
+        let mut selectors = Vec::new();
+        for text in self.texts("nodes")? {
+            let selector = selector(text, left).map_err(|why| Refusal::BadBody { why: format!("`nodes`: {why}") })?;
+            left -= selector.listed();
+            selectors.push(selector);
+        }
+        Ok(selectors)
+    }
+
+    fn pool(&self) -> Result<Option<PoolName>, Refusal> {
+        let pool = self.text("pool")?.map(str::parse).transpose();
+        pool.map_err(|error: doctor_core::ids::BadName| Refusal::BadBody { why: format!("`pool`: {error}") })
+    }
+
+    /// The order that this comes to, given now.
+    pub(super) fn order(&self, act: Act, now: Timestamp) -> Result<Order, Refusal> {
+        Ok(match act {
+            Act::Test => self.test()?,
+            Act::Hold => {
+                let until = self.text("until")?.map(|text| orders::moment(text, now)).transpose()?;
+                Order::Hold { nodes: self.nodes()?, until }
+            }
+            Act::Release => Order::Release { nodes: self.nodes()? },
+            Act::Quarantine => Order::Quarantine { nodes: self.nodes()?, evict: self.flag("drain")? },
+            Act::Pause => {
+                let length = self.text("for")?.map(str::parse::<Span>).transpose();
+                let length = length.map_err(|error| Refusal::BadBody { why: format!("`for`: {error}") })?;
+                Order::Pause { pool: self.pool()?, length }
+            }
+            Act::Resume => Order::Resume { pool: self.pool()? },
+            Act::CloseBreaker => Order::CloseBreaker,
+        })
+    }
+
+    fn test(&self) -> Result<Order, Refusal> {
+        let (nodes, tests) = (self.nodes()?, self.texts("tests")?);
+        if self.flag("together")? {
+            let test = match tests.as_slice() {
+                [] => None,
+                [one] => Some((*one).to_owned()),
+                _ => return Err(Refusal::BadOrder("one test at a time runs over several nodes".to_owned())),
+            };
+            return Ok(Order::Together { nodes, test });
+        }
+        let bad = |error: doctor_core::ids::BadName| Refusal::BadBody { why: format!("`tests`: {error}") };
+        let tests: Result<Vec<TestId>, Refusal> = tests.into_iter().map(|test| test.parse().map_err(bad)).collect();
+        Ok(Order::Test { nodes, tests: tests? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_has_the_fields_of_its_action_and_says_why() {
+        let now = Timestamp::from_secs(1000);
+        let read = |act, text: &str| Wish::read(act, text.as_bytes()).and_then(|wish| wish.order(act, now));
+        let hold = read(Act::Hold, r#"{"nodes": ["n[1-2]"], "until": "4h", "why": "fan"}"#).unwrap();
+        assert!(matches!(hold, Order::Hold { until: Some(until), .. } if until == now.plus(Span::hours(4))));
+        assert!(matches!(read(Act::CloseBreaker, r#"{"why": "seen"}"#), Ok(Order::CloseBreaker)));
+        for (act, bad, part) in [
+            (Act::Hold, r#"{"nodes": ["n1"]}"#, "`why`"),
+            (Act::Hold, r#"{"nodes": ["n1"], "why": " "}"#, "`why`"),
+            (Act::Hold, r#"{"why": "x"}"#, "`nodes` is missing"),
+            (Act::Hold, r#"{"nodes": "n1", "why": "x"}"#, "list of"),
+            (Act::Hold, r#"{"nodes": ["n[1"], "why": "x"}"#, "bracket"),
+            (Act::Hold, r#"{"nodes": ["n1"], "why": "x", "drain": true}"#, "accepted: nodes, until"),
+            (Act::Hold, r#"{"nodes": ["n1"], "why": "x", "until": "yesterday"}"#, "neither a length"),
+            (Act::Hold, r#"{"nodes": ["n[0-20000]"], "why": "x"}"#, "more than 20000 names"),
+            (Act::Hold, r#"{"nodes": ["n[1-19999]", "m1", "m2"], "why": "x"}"#, "more than 20000 names"),
+            (Act::Pause, r#"{"for": "long", "why": "x"}"#, "duration"),
+            (Act::Pause, "[1]", "no JSON object"),
+            (Act::Quarantine, r#"{"nodes": ["n1"], "why": "x", "drain": 1}"#, "true or false"),
+        ] {
+            let refusal = read(act, bad).unwrap_err();
+            assert!(refusal.to_string().contains(part), "{bad}: {refusal}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_comes_as_a_body_is_read_or_refused(text in ".{0,200}", n in 0..Act::ALL.len()) {
+            let _read_or_refused = Wish::read(Act::ALL[n], text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! `GET /healthz` and `GET /readyz`: whether this controller should be started anew, and whether it can be spoken to.
+//!
+//! The first is about the loop alone. A cycle that cannot reach its cluster or its store ends, and says so; a restart would
+//! cure nothing of that. What a restart does cure is a loop that no longer turns. The second is about the store, without which
+//! nothing can be kept. Who leads does not matter for either: a controller that waits for the lease is alive and ready, else an
+//! update of two would wait for ever for the second.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use axum::{
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use tokio::time::timeout;
+
+use super::ingest::Desk;
+
+/// A cycle that is in it for this long will not end. Every question to a cluster has a limit of its own, and effects end with
+/// the lease, which is a minute as a rule.
+const STUCK: Duration = Duration::from_secs(15 * 60);
+/// For the store to answer.
+const STORE: Duration = Duration::from_secs(3);
+
+/// When the loop last turned.
+#[derive(Debug)]
+pub(super) struct Pulse(Mutex<Beat>);
+
+#[derive(Debug, Clone, Copy)]
+struct Beat {
+    at: Instant,
+    /// The next one is late after this.
+    within: Duration,
+}
+
+impl Pulse {
+    pub(super) fn new(now: Instant) -> Self {
+        Self(Mutex::new(Beat { at: now, within: STUCK }))
+    }
+
+    /// A cycle begins or has ended, at `now`; they begin as long as `every` apart.
+    pub(super) fn beat(&self, now: Instant, every: Duration) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Beat { at: now, within: STUCK + every };
+    }
+
+    /// For how long the loop has been silent, if that is too long.
+    fn stopped(&self, now: Instant) -> Option<Duration> {
+        let Beat { at, within } = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let silent = now.saturating_duration_since(at);
+        (silent > within).then_some(silent)
+    }
+}
+
+pub(super) async fn health(State(desk): State<Arc<Desk>>) -> Response {
+    match desk.mail.pulse.stopped(Instant::now()) {
+        Some(silent) => {
+            let minutes = silent.as_secs() / 60;
+            let text = format!("no cycle has begun or ended for {minutes} minutes: the loop is stuck\n");
+            (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+        }
+        None => (if desk.mail.is_leading() { "leading\n" } else { "waiting\n" }).into_response(),
+    }
+}
+
+pub(super) async fn ready(State(desk): State<Arc<Desk>>) -> Response {
+    let asked = Arc::clone(&desk);
+    let answer = timeout(STORE, tokio::task::spawn_blocking(move || asked.store.leader())).await;
+    let why = match answer {
+        Ok(Ok(Ok(_))) => return "ready\n".into_response(),
+        Ok(Ok(Err(error))) => {
+            tracing::debug!(%error, "not ready");
+            "the store fails"
+        }
+        Ok(Err(_)) | Err(_) => "the store does not answer",
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::TcpStream,
+    };
+
+    use super::*;
+    use crate::{Door, DoorInbox};
+    use doctor_backend::clock::SystemClock;
+    use doctor_store::{Store, StoreUrl};
+
+    fn open(store: &Store) -> (Door, DoorInbox) {
+        Door::open("127.0.0.1:0".parse().unwrap(), store, Arc::new(SystemClock), Arc::default()).unwrap()
+    }
+
+    /// The status and the last line of the answer.
+    fn get(door: &Door, path: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(door.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status = answer.split(' ').nth(1).unwrap_or_default().to_owned();
+        (status, answer.lines().last().unwrap_or_default().to_owned())
+    }
+
+    fn says(status: &str, word: &str) -> (String, String) {
+        (status.to_owned(), word.to_owned())
+    }
+
+    #[test]
+    fn a_loop_that_does_not_turn_is_stuck_and_one_that_only_waits_is_not() {
+        let start = Instant::now();
+        let pulse = Pulse::new(start);
+        assert_eq!(pulse.stopped(start + STUCK), None, "the first cycle has time too");
+        assert!(pulse.stopped(start + STUCK + Duration::from_secs(1)).is_some());
+        let hour = Duration::from_secs(3600);
+        pulse.beat(start + hour, hour);
+        assert_eq!(pulse.stopped(start + hour + hour + STUCK), None, "cycles an hour apart are a setting");
+        assert_eq!(pulse.stopped(start + hour * 3), Some(hour * 2));
+    }
+
+    #[test]
+    fn a_controller_is_alive_and_ready_whether_it_leads_or_waits() {
+        let (door, _inbox) = open(&Store::open_in_memory().unwrap());
+        for (leading, word) in [(false, "waiting"), (true, "leading"), (false, "waiting")] {
+            door.turned(Duration::from_secs(30));
+            door.cycle_ended(leading);
+            assert_eq!(get(&door, "/healthz"), says("200", word));
+            assert_eq!(get(&door, "/readyz"), says("200", "ready"));
+        }
+    }
+
+    #[test]
+    fn a_stuck_loop_fails_the_health_and_not_the_readiness() {
+        let (door, _inbox) = open(&Store::open_in_memory().unwrap());
+        // Late at once: there is not always a quarter of an hour to look back on.
+        *door.mail.pulse.0.lock().unwrap() = Beat { at: Instant::now(), within: Duration::ZERO };
+        let wanted = "no cycle has begun or ended for 0 minutes: the loop is stuck";
+        assert_eq!(get(&door, "/healthz"), says("503", wanted));
+        assert_eq!(get(&door, "/readyz"), says("200", "ready"));
+        door.turned(Duration::from_secs(30));
+        assert_eq!(get(&door, "/healthz"), says("200", "waiting"));
+    }
+
+    #[test]
+    fn a_controller_whose_store_fails_is_not_ready_and_is_left_alive() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("doctor.db");
+        let (door, _inbox) = open(&Store::open(&StoreUrl::Sqlite(file.clone())).unwrap());
+        assert_eq!(get(&door, "/readyz"), says("200", "ready"));
+        let rename = |from: &str, to: &str| {
+            let database = rusqlite::Connection::open(&file).unwrap();
+            database.execute_batch(&format!("ALTER TABLE {from} RENAME TO {to}")).unwrap();
+        };
+        rename("lease", "mislaid");
+        assert_eq!(get(&door, "/readyz"), says("503", "the store fails"));
+        assert_eq!(get(&door, "/healthz"), says("200", "waiting"), "a restart would not mend the store");
+        rename("mislaid", "lease");
+        assert_eq!(get(&door, "/readyz"), says("200", "ready"), "it is ready again without a restart");
+    }
+}

@@ -1,0 +1,242 @@
+//! `POST /api/v1/ingest`: one signed report of one node, by the key that the node was enrolled with or by a token of its cluster.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    body::{Body, to_bytes},
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use doctor_backend::{clock::Clock, vouch::NotVouched};
+use doctor_checks::{
+    document::{AgentReport, BadDocument, MAX_DOCUMENT_BYTES, RunKey},
+    permit::PERMIT_HEADER,
+};
+use doctor_core::ids::NodeName;
+use doctor_engine::inbox::AgentMessage;
+use doctor_store::{
+    Store,
+    records::{AgentHeard, AgentKey},
+};
+use tokio::{sync::Semaphore, time::timeout};
+
+use super::{
+    mail::{Face, Mail},
+    tokens::{NoToken, Tokens, token_of},
+};
+
+/// For a body to arrive, and for room for it.
+const BODY: Duration = Duration::from_secs(20);
+/// For the engine to keep a report.
+const KEEPING: Duration = Duration::from_secs(10);
+const NODE: &str = "x-doctor-node";
+
+/// What the handlers need.
+pub(super) struct Desk {
+    pub(super) store: Store,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) mail: Arc<Mail>,
+    /// KiB of bodies.
+    pub(super) room: Arc<Semaphore>,
+    /// Where the cluster vouches for agents.
+    pub(super) tokens: Option<Tokens>,
+}
+
+/// Why a report was not taken.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("name the node in the header X-Doctor-Node")]
+    NoNode,
+    #[error("say in Content-Length how long the report is")]
+    NoLength,
+    #[error("a report is at most {MAX_DOCUMENT_BYTES} bytes long")]
+    TooLong,
+    #[error("{0} is not enrolled here: `doctor agent enroll {0}`")]
+    Unknown(NodeName),
+    #[error("the credential of {0} was revoked")]
+    Revoked(NodeName),
+    #[error("the report does not bear the signature of {0}")]
+    Forged(NodeName),
+    #[error(transparent)]
+    NoToken(#[from] NoToken),
+    #[error("no tokens are accepted here, only keys: `doctor agent enroll {0}`")]
+    NoTokens(NodeName),
+    #[error(transparent)]
+    NotVouched(#[from] NotVouched),
+    #[error("the token is of the agent on {of}, and does not speak for {named}")]
+    OtherNode { of: NodeName, named: NodeName },
+    #[error("{0}")]
+    Schema(BadDocument),
+    #[error("{0}")]
+    Malformed(String),
+    #[error("another controller leads, or this one is only starting")]
+    NotLeading,
+    #[error("the report did not arrive in time")]
+    Slow,
+    #[error("there is no room for another report just now")]
+    Full,
+    #[error("the report was not kept in time; is {0} a node of this cluster?")]
+    NotKept(NodeName),
+    #[error("the store does not answer")]
+    Store,
+}
+
+impl Refused {
+    const fn status(&self) -> StatusCode {
+        match self {
+            Self::NoNode | Self::Malformed(_) => StatusCode::BAD_REQUEST,
+            Self::NoLength => StatusCode::LENGTH_REQUIRED,
+            Self::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Unknown(_)
+            | Self::Revoked(_)
+            | Self::NoToken(_)
+            | Self::NoTokens(_)
+            | Self::NotVouched(NotVouched::Refused(_)) => StatusCode::UNAUTHORIZED,
+            Self::Forged(_) | Self::OtherNode { .. } => StatusCode::FORBIDDEN,
+            Self::Schema(_) => StatusCode::CONFLICT,
+            Self::Slow => StatusCode::REQUEST_TIMEOUT,
+            Self::NotLeading
+            | Self::Full
+            | Self::NotKept(_)
+            | Self::Store
+            | Self::NotVouched(NotVouched::Unanswered(_)) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let status = self.status();
+        let text = format!("{self}\n");
+        match status {
+            StatusCode::SERVICE_UNAVAILABLE => (status, [(header::RETRY_AFTER, "2")], text).into_response(),
+            _ => (status, text).into_response(),
+        }
+    }
+}
+
+pub(super) async fn ingest(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Body) -> Response {
+    let node = named(&headers);
+    match take(&desk, node.clone(), &headers, body).await {
+        Ok(Taken { words, permit: Some(permit) }) => ([(PERMIT_HEADER, permit)], words).into_response(),
+        Ok(Taken { words, permit: None }) => words.into_response(),
+        Err(refused) => {
+            let node = node.map_or_else(|| "an unnamed node".to_owned(), |node| node.to_string());
+            // Anybody can knock: one line for each would let anybody fill the disk.
+            tracing::debug!(node, why = %refused, "a report was not taken");
+            refused.into_response()
+        }
+    }
+}
+
+fn named(headers: &HeaderMap) -> Option<NodeName> {
+    NodeName::new(headers.get(NODE)?.to_str().ok()?).ok()
+}
+
+/// What is answered to a report that was taken.
+struct Taken {
+    words: &'static str,
+    /// The breaker's word for this node, signed.
+    permit: Option<String>,
+}
+
+/// In this order: what costs nothing first, and nothing believed before it is verified.
+async fn take(desk: &Arc<Desk>, node: Option<NodeName>, headers: &HeaderMap, body: Body) -> Result<Taken, Refused> {
+    let node = node.ok_or(Refused::NoNode)?;
+    let length: u64 = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse().ok())
+        .ok_or(Refused::NoLength)?;
+    if length > MAX_DOCUMENT_BYTES {
+        return Err(Refused::TooLong);
+    }
+    if !desk.mail.is_leading() {
+        return Err(Refused::NotLeading);
+    }
+    let Speaker { key, face } = speaker(desk, &node, headers).await?;
+    let room = u32::try_from(length / 1024 + 1).map_err(|_| Refused::TooLong)?;
+    let arriving = async {
+        let place = Arc::clone(&desk.room).acquire_many_owned(room).await.map_err(|_| Refused::Full)?;
+        let most = usize::try_from(length).map_err(|_| Refused::TooLong)?;
+        let bytes = to_bytes(body, most).await.map_err(|_| Refused::Malformed("the body broke off".to_owned()))?;
+        Ok::<_, Refused>((place, bytes))
+    };
+    let (_place, bytes) = timeout(BODY, arriving).await.map_err(|_| Refused::Slow)??;
+    let bytes: Vec<u8> = bytes.into();
+    let (report, key, bytes) = opened(&node, key, bytes).await?;
+    let at = desk.clock.now();
+    let AgentReport { number, at: sent, versions, .. } = &report;
+    let number = *number;
+    let heard = AgentHeard { at, number, sent: *sent, versions: versions.clone() };
+    desk.mail.hear(&node, &face, heard);
+    let taken = |key: &RunKey, words| {
+        let permit = desk.mail.permit(&node).map(|permit| permit.sign(&node, number, key));
+        Ok(Taken { words, permit })
+    };
+    if report.is_heartbeat() {
+        return taken(&key, "heard\n");
+    }
+    drop(report);
+    let message = AgentMessage { number: 0, node: node.clone(), key: key.clone(), bytes };
+    let (waiting, kept) = desk.mail.post(message).ok_or(Refused::Full)?;
+    match timeout(KEEPING, kept).await {
+        Ok(Ok(())) => taken(&key, "kept\n"),
+        _ => {
+            desk.mail.withdraw(waiting);
+            Err(Refused::NotKept(node))
+        }
+    }
+}
+
+/// Who speaks: the key that the report must be signed with, and what is known of its agent.
+struct Speaker {
+    key: RunKey,
+    face: Face,
+}
+
+/// Who may speak for this node with this message. It is asked each time: what was revoked counts at once.
+async fn speaker(desk: &Arc<Desk>, node: &NodeName, headers: &HeaderMap) -> Result<Speaker, Refused> {
+    let vouched = match token_of(headers)? {
+        None => None,
+        Some(token) => {
+            let tokens = desk.tokens.as_ref().ok_or_else(|| Refused::NoTokens(node.clone()))?;
+            let (of, key) = tokens.whose(token).await?;
+            if of != *node {
+                return Err(Refused::OtherNode { of, named: node.clone() });
+            }
+            Some(key)
+        }
+    };
+    let (asked, name) = (Arc::clone(desk), node.clone());
+    let found = tokio::task::spawn_blocking(move || asked.store.agent_key(&name)).await.map_err(|_| Refused::Store)?;
+    let found = found.map_err(|error| {
+        tracing::warn!(%error, "the key of an agent could not be read");
+        Refused::Store
+    })?;
+    match (found, vouched) {
+        (AgentKey::Revoked, _) => Err(Refused::Revoked(node.clone())),
+        (AgentKey::Enrolled { key, heard, .. }, None) => Ok(Speaker { key, face: Face::Known(heard) }),
+        (AgentKey::Vouched { .. } | AgentKey::Unknown, None) => Err(Refused::Unknown(node.clone())),
+        (AgentKey::Enrolled { heard, .. } | AgentKey::Vouched { heard }, Some(key)) => {
+            Ok(Speaker { key, face: Face::Known(heard) })
+        }
+        (AgentKey::Unknown, Some(key)) => Ok(Speaker { key, face: Face::New }),
+    }
+}
+
+/// Verified with that node's key, of a form that is read here, and speaking for that node.
+async fn opened(node: &NodeName, key: RunKey, bytes: Vec<u8>) -> Result<(AgentReport, RunKey, Vec<u8>), Refused> {
+    let work = move || (AgentReport::open(&bytes, &key), key, bytes);
+    let (report, key, bytes) = tokio::task::spawn_blocking(work).await.map_err(|_| Refused::Full)?;
+    let report = report.map_err(|error| match error {
+        BadDocument::NoSignature | BadDocument::WrongSignature => Refused::Forged(node.clone()),
+        BadDocument::TooLong { .. } => Refused::TooLong,
+        BadDocument::NewerSchema { .. } | BadDocument::OlderSchema { .. } => Refused::Schema(error),
+        BadDocument::Malformed(_) => Refused::Malformed(error.to_string()),
+    })?;
+    if report.node != *node {
+        return Err(Refused::Forged(node.clone()));
+    }
+    Ok((report, key, bytes))
+}

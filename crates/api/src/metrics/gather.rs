@@ -1,0 +1,231 @@
+//! One scrape, from the picture of the cluster and the store.
+
+use std::net::SocketAddr;
+
+use doctor_core::{
+    finding::Severity,
+    snapshot::NodeRecord,
+    time::{Span, Timestamp},
+    view::{self, BreakerState, CoverageRow, Facts, LeaderView, StatusView},
+};
+use doctor_engine::{picture, spans::Counts};
+use doctor_store::{Store, StoreError};
+use serde::{Deserialize, Serialize};
+
+use super::Scrape;
+
+/// The section `[metrics]` of the service's file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsSettings {
+    /// Where Prometheus asks. Without it, nobody listens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// Whether nodes have series of their own.
+    pub per_node: bool,
+    /// Above so many nodes none has.
+    pub most_nodes: usize,
+}
+
+impl Default for MetricsSettings {
+    fn default() -> Self {
+        Self { listen: None, per_node: false, most_nodes: 2000 }
+    }
+}
+
+/// Prometheus' unit of time is the second.
+const HOUR: f64 = 3600.0;
+
+/// All series, as they are now. A cluster that nobody has looked at yet has no nodes, and says so by the age of its picture.
+///
+/// # Errors
+/// If the store fails.
+pub fn gather(store: &Store, facts: &Facts, settings: &MetricsSettings) -> Result<Scrape, StoreError> {
+    let now = facts.now;
+    let status = view::status(facts, &picture::ledger(store, now)?);
+    let mut scrape = Scrape::new();
+    scrape.add("doctor_build_info", &[env!("CARGO_PKG_VERSION")], 1.0);
+    cluster(&mut scrape, &status);
+    status.coverage.iter().for_each(|row| coverage(&mut scrape, row));
+    cases(&mut scrape, store, facts)?;
+    work(&mut scrape, store, &status, now)?;
+    service(&mut scrape, &status, facts);
+    counters(&mut scrape, store)?;
+    alerts(&mut scrape, store)?;
+    nodes(&mut scrape, facts, settings);
+    if let Some(bytes) = resident_memory() {
+        scrape.add("doctor_process_resident_memory_bytes", &[], bytes);
+    }
+    Ok(scrape)
+}
+
+fn cluster(scrape: &mut Scrape, status: &StatusView) {
+    let nodes = &status.nodes;
+    for (used, count) in [("free", nodes.free), ("busy", nodes.busy), ("unknown", nodes.unknown)] {
+        scrape.add("doctor_nodes", &[used], f64::from(count));
+    }
+    scrape.add("doctor_nodes_gone", &[], f64::from(nodes.gone));
+    for (life, count) in &nodes.lives {
+        scrape.add("doctor_nodes_by_life", &[life], f64::from(*count));
+    }
+    scrape.add("doctor_nodes_overdue", &[], f64::from(nodes.overdue));
+    scrape.add("doctor_agents", &[], f64::from(status.silent.agents));
+    scrape.add("doctor_agents_silent", &[], float(status.silent.silent.len()));
+}
+
+fn coverage(scrape: &mut Scrape, row: &CoverageRow) {
+    let test = row.test.as_str();
+    let standings = [
+        ("pass", row.pass),
+        ("fail", row.fail),
+        ("inconclusive", row.inconclusive),
+        ("stale", row.stale),
+        ("never-tested", row.never_tested),
+        ("not-applicable", row.not_applicable),
+    ];
+    for (standing, count) in standings {
+        scrape.add("doctor_test_nodes", &[test, standing], f64::from(count));
+    }
+    if let Some(percent) = row.percent {
+        scrape.add("doctor_test_coverage_ratio", &[test], percent / 100.0);
+    }
+}
+
+fn cases(scrape: &mut Scrape, store: &Store, facts: &Facts) -> Result<(), StoreError> {
+    let open: Vec<_> = facts.snapshot.cases.iter().filter(|case| case.is_open()).collect();
+    let findings = || facts.nodes().flat_map(|(record, _)| &record.findings);
+    for severity in Severity::ALL {
+        let cases = open.iter().filter(|case| case.severity == *severity).count();
+        scrape.add("doctor_cases_open", &[severity.code()], float(cases));
+        let findings = findings().filter(|open| open.finding.severity == *severity).count();
+        scrape.add("doctor_findings_open", &[severity.code()], float(findings));
+    }
+    let waiting = open.iter().filter(|case| case.waits_for_person()).count();
+    scrape.add("doctor_cases_waiting_for_person", &[], float(waiting));
+    let muted = store.mutes()?;
+    let muted = open.iter().filter(|case| muted.contains_key(&case.id)).count();
+    scrape.add("doctor_cases_muted", &[], float(muted));
+    Ok(())
+}
+
+fn work(scrape: &mut Scrape, store: &Store, status: &StatusView, now: Timestamp) -> Result<(), StoreError> {
+    let running = &status.running;
+    for (state, count) in [("planned", running.planned), ("pending", running.pending), ("running", running.running)] {
+        scrape.add("doctor_runs_active", &[state], f64::from(count));
+    }
+    let day = now.minus(Span::days(1));
+    for (outcome, count) in store.run_outcomes(day)? {
+        scrape.add("doctor_runs_last_day", &[outcome], whole(count));
+    }
+    for rate in store.failure_rates(day)? {
+        let verdicts = [
+            ("pass", rate.pass),
+            ("fail", rate.fail),
+            ("inconclusive", rate.inconclusive),
+            ("not-applicable", rate.not_applicable),
+        ];
+        for (verdict, count) in verdicts {
+            scrape.add("doctor_results_last_day", &[rate.test.as_str(), verdict], whole(count));
+        }
+    }
+    scrape.add("doctor_validation_node_seconds_today", &[], status.spent_today_hours * HOUR);
+    Ok(())
+}
+
+fn service(scrape: &mut Scrape, status: &StatusView, facts: &Facts) {
+    if let Some(hours) = facts.snapshot.policy.limits.node_hours_per_day {
+        scrape.add("doctor_validation_node_seconds_limit", &[], hours * HOUR);
+    }
+    scrape.add("doctor_breaker_open", &[], flag(status.breaker.state == BreakerState::Open));
+    scrape.add("doctor_nodes_taken_out_last_hour", &[], float(status.breaker.taken_out.len()));
+    scrape.add("doctor_pauses", &[], float(status.pauses.len()));
+    scrape.add("doctor_requests_waiting", &[], float(status.requests));
+    if let Some(seen) = facts.seen {
+        scrape.add("doctor_cycle_age_seconds", &[], seconds(facts.now.since(seen)));
+    }
+    if let Some(cycle) = &status.last_cycle {
+        if let Some(took) = cycle.took {
+            scrape.add("doctor_cycle_duration_seconds", &[], seconds(took));
+        }
+        scrape.add("doctor_cycle_trouble", &[], flag(cycle.trouble.is_some()));
+    }
+    let lease = match &status.leader {
+        LeaderView::Leads { until, .. } => Some(until.since(facts.now)),
+        LeaderView::Lost { .. } | LeaderView::Nobody => None,
+    };
+    scrape.add("doctor_leader", &[], flag(lease.is_some()));
+    scrape.add("doctor_lease_remaining_seconds", &[], lease.map_or(0.0, seconds));
+}
+
+fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
+    let counters = store.counters()?;
+    for (name, count) in [
+        ("doctor_runs_ended_total", counters.runs_ended),
+        ("doctor_cycles_total", counters.cycles),
+        ("doctor_results_kept_total", counters.results_kept),
+        ("doctor_results_duplicate_total", counters.results_duplicate),
+        ("doctor_results_unknown_run_total", counters.results_of_unknown_runs),
+        ("doctor_documents_rejected_total", counters.documents_rejected),
+        ("doctor_alert_messages_delivered_total", counters.alerts_delivered),
+        ("doctor_alert_messages_lost_total", counters.alerts_lost),
+    ] {
+        scrape.add(name, &[], whole(count));
+    }
+    Ok(())
+}
+
+/// What the process that is asked says of itself: what waits to be taken in, by place, and what became of its spans.
+pub(crate) fn of_process(scrape: &mut Scrape, spooled: &[(&str, u64)], traces: Option<&Counts>) {
+    for (place, count) in spooled {
+        scrape.add("doctor_spool_waiting", &[*place], whole(*count));
+    }
+    if let Some(counts) = traces {
+        scrape.add("doctor_trace_spans_exported_total", &[], whole(counts.exported()));
+        scrape.add("doctor_trace_spans_dropped_total", &[], whole(counts.dropped()));
+    }
+}
+
+fn alerts(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
+    for (receiver, waiting) in store.alerts_waiting()? {
+        scrape.add("doctor_alert_notes_waiting", &[&receiver], whole(waiting.notes));
+        scrape.add("doctor_alert_messages_waiting", &[&receiver], whole(waiting.messages));
+    }
+    Ok(())
+}
+
+/// All nodes or none: some of them would be read as all.
+fn nodes(scrape: &mut Scrape, facts: &Facts, settings: &MetricsSettings) {
+    let records = &facts.snapshot.nodes;
+    let shown: &[NodeRecord] = if settings.per_node && records.len() <= settings.most_nodes { records } else { &[] };
+    let left_out = if settings.per_node { records.len() - shown.len() } else { 0 };
+    scrape.add("doctor_node_series", &["shown"], float(shown.len()));
+    scrape.add("doctor_node_series", &["left-out"], float(left_out));
+    for record in shown {
+        let labels = [record.node.name.as_str(), record.node.pool.as_str()];
+        scrape.add("doctor_node_out_of_service", &labels, flag(record.life.is_out()));
+        scrape.add("doctor_node_open_findings", &labels, float(record.findings.len()));
+    }
+}
+
+fn flag(yes: bool) -> f64 {
+    if yes { 1.0 } else { 0.0 }
+}
+
+/// Whole numbers are exact up to 2^53, which nobody counts to here.
+fn float(count: usize) -> f64 {
+    count as f64
+}
+
+fn whole(count: u64) -> f64 {
+    count as f64
+}
+
+fn seconds(span: Span) -> f64 {
+    span.millis() as f64 / 1000.0
+}
+
+fn resident_memory() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().trim_end_matches(" kB").parse::<f64>().ok().map(|kib| kib * 1024.0)
+}

@@ -1,0 +1,123 @@
+//! The dashboard: pages for people over the API, inside the binary.
+//!
+//! One document, a style sheet and scripts without a build chain, which ask the API as any other program does. They hold nothing
+//! that is worth a token, so they are handed to whoever may connect; what they show, the API tells to those it knows. A page that is
+//! given names and logs by machines nobody trusts runs no script but these, from nowhere but here: the policy that is sent with
+//! the document says so to the browser.
+
+use axum::{
+    Router,
+    extract::Request,
+    http::{HeaderValue, header},
+    routing::get,
+};
+
+use super::api::answer::{Answer, Made};
+
+/// What the browser may do for this page: nothing that is not listed.
+const ALLOWED: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri \
+                       'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+
+/// A file of the dashboard: its address, its kind and what is in it.
+type File = (&'static str, &'static str, &'static str);
+
+macro_rules! files {
+    ($($name:literal: $kind:expr,)*) => {
+        [$((concat!("/assets/", $name), $kind, include_str!(concat!("../../assets/", $name))),)*]
+    };
+}
+
+const PAGE: &str = include_str!("../../assets/index.html");
+
+/// Everything that the page loads. A test holds this list against the folder.
+const FILES: [File; 25] = files![
+    "actions.js": SCRIPT,
+    "api.js": SCRIPT,
+    "app.js": SCRIPT,
+    "charts.js": SCRIPT,
+    "colours.js": SCRIPT,
+    "csv.js": SCRIPT,
+    "dom.js": SCRIPT,
+    "fleet-looks.js": SCRIPT,
+    "frame.js": SCRIPT,
+    "icon.svg": SVG,
+    "live.js": SCRIPT,
+    "log.js": SCRIPT,
+    "map.js": SCRIPT,
+    "pages/audit.js": SCRIPT,
+    "pages/budget.js": SCRIPT,
+    "pages/cases.js": SCRIPT,
+    "pages/coverage.js": SCRIPT,
+    "pages/fleet.js": SCRIPT,
+    "pages/node.js": SCRIPT,
+    "pages/plan.js": SCRIPT,
+    "pages/tests.js": SCRIPT,
+    "style.css": CSS,
+    "table.js": SCRIPT,
+    "theme.js": SCRIPT,
+    "words.js": SCRIPT,
+];
+
+/// The places of the dashboard. Each file is packed once, here.
+pub(super) fn routes() -> Router {
+    let page: File = ("/", HTML, PAGE);
+    FILES.into_iter().chain([page]).fold(Router::new(), |router, (path, kind, text)| {
+        let answer = Answer::new(Made::text(kind, text.to_owned()));
+        let send = move |request: Request| {
+            let mut response = answer.to(request.headers());
+            response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(ALLOWED));
+            async { response }
+        };
+        router.route(path, get(send))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    use super::*;
+
+    fn files_under(folder: &Path, before: &str, into: &mut BTreeSet<String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let name = format!("{before}{}", entry.file_name().to_str().unwrap());
+            if entry.file_type().unwrap().is_dir() {
+                files_under(&entry.path(), &format!("{name}/"), into);
+            } else {
+                into.insert(name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_file_of_the_folder_is_served_and_no_other_is_named() {
+        let mut there = BTreeSet::new();
+        files_under(&Path::new(env!("CARGO_MANIFEST_DIR")).join("assets"), "/assets/", &mut there);
+        assert!(there.remove("/assets/index.html"));
+        let served: BTreeSet<String> = FILES.iter().map(|(path, ..)| (*path).to_owned()).collect();
+        assert_eq!(served, there);
+    }
+
+    #[test]
+    fn no_script_makes_markup_of_text_or_asks_another_host() {
+        for (path, _, text) in FILES.into_iter().chain([("/", HTML, PAGE)]) {
+            for way in
+                ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc"]
+            {
+                assert!(!text.contains(way), "{path} uses {way}");
+            }
+            let hosts: Vec<&str> = text.split("://").skip(1).collect();
+            assert!(hosts.iter().all(|host| host.starts_with("www.w3.org/2000/svg")), "{path} names another host");
+        }
+        // What the policy would not let run.
+        for inline in ["<style", "style=", "<script>", " onclick"] {
+            assert!(!PAGE.contains(inline), "{inline}");
+        }
+    }
+}

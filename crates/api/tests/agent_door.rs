@@ -1,0 +1,374 @@
+//! The door for agents, with nobody behind it but the test: who is let in, and what the others are told.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use doctor_api::{Door, DoorInbox, OfProcess, Scraped, Tokens, metrics::MetricsSettings};
+use doctor_backend::{
+    clock::{Clock, SystemClock},
+    vouch::{Answer, NotVouched, Voucher},
+};
+use doctor_checks::{
+    Catalogue,
+    document::{AgentReport, Dropped, RunKey, Schema, Versions},
+    permit::Permit,
+    profiles,
+};
+use doctor_core::{
+    ids::NodeName,
+    node::Hardware,
+    plan::TakeOut,
+    policy::Policy,
+    time::{Span, Timestamp},
+};
+use doctor_engine::{inbox::Inbox, settings::Settings, wake::Wake};
+use doctor_store::{
+    Store,
+    records::{AgentKey, SpeaksBy},
+};
+
+struct Bed {
+    store: Store,
+    door: Door,
+    inbox: DoorInbox,
+    wake: Arc<Wake>,
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName::new(name).unwrap()
+}
+
+fn key(name: &str) -> RunKey {
+    RunKey::new([name.as_bytes()[1]; 32])
+}
+
+impl Bed {
+    /// `n1` and `n2` are enrolled, `n3` was revoked.
+    fn new() -> Self {
+        let store = Store::open_in_memory().unwrap();
+        for name in ["n1", "n2", "n3"] {
+            store.enroll_agent(&node(name), &key(name), "ann", "x", Timestamp::from_secs(1000)).unwrap();
+        }
+        store.revoke_agent(&node("n3"), "ann", "x", Timestamp::from_secs(1001)).unwrap();
+        let wake = Arc::new(Wake::default());
+        let at = "127.0.0.1:0".parse().unwrap();
+        let (door, inbox) = Door::open(at, &store, Arc::new(SystemClock), Arc::clone(&wake)).unwrap();
+        Self { store, door, inbox, wake }
+    }
+
+    /// A cluster vouches for agents here.
+    fn vouched() -> Self {
+        let mut bed = Self::new();
+        let (at, tokens) = ("127.0.0.1:0".parse().unwrap(), Tokens::new(Arc::new(Cluster), Span::minutes(1)));
+        let opened = Door::open_with(at, &bed.store, Arc::new(SystemClock), Arc::clone(&bed.wake), Some(tokens));
+        (bed.door, bed.inbox) = opened.unwrap();
+        bed.door.cycle_ended(true);
+        bed
+    }
+
+    #[track_caller]
+    fn expect_of(&self, status: &str, name: &str, token: &str, report: &AgentReport) -> String {
+        let body = report.sign(&RunKey::of_token(token)).unwrap();
+        let head = head(name, body.len()).replace("\r\n\r\n", &format!("\r\nauthorization: Bearer {token}\r\n\r\n"));
+        let answer = exchange(self.door.address(), &head, &body);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        answer
+    }
+
+    fn leading() -> Self {
+        let bed = Self::new();
+        bed.door.cycle_ended(true);
+        bed
+    }
+
+    fn post(&self, name: &str, body: &[u8]) -> String {
+        exchange(self.door.address(), &head(name, body.len()), body)
+    }
+
+    #[track_caller]
+    fn expect(&self, status: &str, name: &str, body: &[u8]) -> String {
+        let answer = self.post(name, body);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        answer
+    }
+}
+
+/// A cluster whose token for the agent on a node is the node's name.
+struct Cluster;
+
+impl Voucher for Cluster {
+    fn whose(&self, token: String) -> Answer {
+        Box::pin(async move {
+            match token.as_str() {
+                "away" => Err(NotVouched::Unanswered("connection refused".to_owned())),
+                "old" => Err(NotVouched::Refused("it has expired".to_owned())),
+                name => Ok(node(name)),
+            }
+        })
+    }
+}
+
+fn head(name: &str, length: usize) -> String {
+    format!(
+        "POST /api/v1/ingest HTTP/1.1\r\nhost: x\r\nx-doctor-node: {name}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+    )
+}
+
+fn exchange(to: SocketAddr, head: &str, body: &[u8]) -> String {
+    let mut stream = TcpStream::connect(to).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.write_all(head.as_bytes()).unwrap();
+    // A door may refuse before it has read everything.
+    let _read = stream.write_all(body);
+    let mut answer = Vec::new();
+    let _reset = stream.read_to_end(&mut answer);
+    String::from_utf8(answer).unwrap()
+}
+
+fn heartbeat(name: &str, number: u64) -> AgentReport {
+    AgentReport {
+        up: None,
+        node: node(name),
+        hardware: Hardware::default(),
+        number,
+        at: Timestamp::from_secs(2000 + number as i64),
+        checks: Vec::new(),
+        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 1, waiting: 0 },
+        dropped: None,
+    }
+}
+
+/// One that the engine has to keep.
+fn report(name: &str, number: u64) -> AgentReport {
+    let at = Timestamp::from_secs(2000);
+    AgentReport {
+        up: None,
+        dropped: Some(Dropped { reports: 1, checks: [].into(), from: at, to: at }),
+        ..heartbeat(name, number)
+    }
+}
+
+fn signed(report: &AgentReport, by: &str) -> Vec<u8> {
+    report.sign(&key(by)).unwrap()
+}
+
+#[test]
+fn who_is_not_enrolled_or_was_revoked_is_sent_away_before_anything_is_read() {
+    let bed = Bed::leading();
+    assert!(bed.expect("401", "n9", b"x").contains("`doctor agent enroll n9`"));
+    assert!(bed.expect("401", "n3", &signed(&heartbeat("n3", 1), "n3")).contains("revoked"));
+    bed.expect("400", "not a name", b"x");
+    let no_length = "POST /api/v1/ingest HTTP/1.1\r\nhost: x\r\nx-doctor-node: n1\r\nconnection: close\r\n\r\n";
+    assert!(exchange(bed.door.address(), no_length, b"").starts_with("HTTP/1.1 411"));
+    // Refused by its announced length alone: not a byte of it is sent.
+    assert!(exchange(bed.door.address(), &head("n1", 16 << 21), b"").starts_with("HTTP/1.1 413"));
+}
+
+#[test]
+fn no_node_speaks_for_another() {
+    let mut bed = Bed::leading();
+    bed.expect("403", "n2", &signed(&report("n2", 1), "n1"));
+    bed.expect("403", "n2", &signed(&report("n1", 1), "n1"));
+    assert!(bed.expect("403", "n1", &signed(&report("n2", 1), "n1")).contains("does not bear the signature"));
+    bed.expect("403", "n1", b"doctor-report-1 nonsense");
+    let mut changed = signed(&report("n1", 1), "n1");
+    *changed.last_mut().unwrap() ^= 1;
+    bed.expect("403", "n1", &changed);
+    assert!(bed.inbox.waiting().is_empty(), "nothing of this came near the engine");
+    assert!(bed.inbox.take_heard(SystemClock.now().plus(Span::hours(1))).is_empty(), "and nobody was heard");
+}
+
+#[test]
+fn a_newer_schema_is_refused_by_its_name() {
+    let bed = Bed::leading();
+    let mut newer = report("n1", 1);
+    newer.versions.schema = Schema { major: 7, minor: 3 };
+    assert!(bed.expect("409", "n1", &signed(&newer, "n1")).contains("schema 7.3"));
+    newer.versions.schema = Schema::OLDEST;
+    newer.dropped = None;
+    bed.expect("200", "n1", &signed(&newer, "n1"));
+}
+
+#[test]
+fn a_controller_that_does_not_lead_takes_nothing() {
+    let bed = Bed::new();
+    let answer = bed.expect("503", "n1", &signed(&heartbeat("n1", 1), "n1"));
+    assert!(answer.contains("retry-after: "), "{answer}");
+    bed.door.cycle_ended(true);
+    bed.expect("200", "n1", &signed(&heartbeat("n1", 1), "n1"));
+}
+
+#[test]
+fn a_report_is_answered_when_it_was_kept_and_wakes_whoever_keeps_it() {
+    let mut bed = Bed::leading();
+    let (to, body) = (bed.door.address(), signed(&report("n1", 1), "n1"));
+    let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
+    assert!(bed.wake.wait(Duration::from_secs(120)), "nobody rang");
+    let waiting = bed.inbox.waiting();
+    assert_eq!((waiting.len(), waiting[0].node.clone()), (1, node("n1")));
+    assert!(!agent.is_finished(), "it was answered before it was kept");
+    // A cycle that does not know the cluster yet leaves it; the next one comes at once.
+    bed.door.cycle_ended(true);
+    assert!(bed.wake.wait(Duration::ZERO));
+    let again: Vec<u64> = bed.inbox.waiting().iter().map(|message| message.number).collect();
+    bed.inbox.acknowledge(&again);
+    assert!(agent.join().unwrap().starts_with("HTTP/1.1 200 "));
+    assert!(bed.inbox.waiting().is_empty());
+}
+
+#[test]
+fn what_waits_on_nodes_and_at_the_door_is_told_to_prometheus() {
+    let bed = Bed::leading();
+    let policy = Policy::standard();
+    let catalogue = Catalogue::with_site_checks(&policy);
+    let settings = Settings::new(policy, catalogue, profiles::built_in().profiles()).unwrap();
+    let own = || OfProcess { spool: Some(bed.door.spool()), traces: None };
+    // A text lasts for a while; who opens anew is told anew.
+    let scrape = || {
+        let at = "127.0.0.1:0".parse().unwrap();
+        let (clock, metrics) = (Arc::new(SystemClock), MetricsSettings::default());
+        let scraped = Scraped::open(at, metrics, bed.store.clone(), clock, settings.clone(), own()).unwrap();
+        exchange(scraped.address(), "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", b"")
+    };
+    let waits = |place: &str, count: u32| {
+        let (text, line) = (scrape(), format!("doctor_spool_waiting{{place=\"{place}\"}} {count}\n"));
+        assert!(text.contains(&line), "{line} is not in {text}");
+    };
+    let behind = |name: &str, number: u64, waiting: u32| {
+        let mut report = heartbeat(name, number);
+        report.versions.waiting = waiting;
+        bed.expect("200", name, &signed(&report, name));
+    };
+    ["nodes", "door", "history"].iter().for_each(|place| waits(place, 0));
+    behind("n1", 1, 7);
+    behind("n2", 1, 4);
+    waits("nodes", 11);
+    behind("n1", 2, 0);
+    waits("nodes", 4);
+    let (to, body) = (bed.door.address(), signed(&report("n1", 3), "n1"));
+    let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
+    assert!(bed.wake.wait(Duration::from_secs(120)), "nobody rang");
+    waits("door", 1);
+    assert!(agent.join().unwrap().starts_with("HTTP/1.1 503 "), "nobody kept it");
+}
+
+#[test]
+fn what_is_not_kept_in_time_is_to_be_sent_again() {
+    let mut bed = Bed::leading();
+    let began = Instant::now();
+    let answer = bed.expect("503", "n1", &signed(&report("n1", 1), "n1"));
+    assert!(began.elapsed() < Duration::from_secs(25) && answer.contains("retry-after"), "{answer}");
+    assert!(bed.inbox.waiting().is_empty());
+}
+
+#[test]
+fn heartbeats_are_heard_without_the_engine_and_an_old_one_proves_nothing() {
+    let mut bed = Bed::leading();
+    let enrolled = Some(Timestamp::from_secs(1000));
+    assert_eq!(bed.inbox.heard(&node("n1")), enrolled, "it should have spoken since then");
+    assert_eq!((bed.inbox.heard(&node("n3")), bed.inbox.heard(&node("n9"))), (None, None));
+    bed.expect("200", "n1", &signed(&heartbeat("n1", 5), "n1"));
+    let heard = bed.inbox.heard(&node("n1"));
+    assert!(heard > enrolled);
+    assert!(bed.inbox.waiting().is_empty());
+    let later = SystemClock.now().plus(Span::hours(1));
+    let lease = bed.store.acquire("test", SystemClock.now(), Span::hours(2)).unwrap();
+    let noted = bed.inbox.take_heard(later);
+    assert_eq!(noted.iter().map(|(node, heard)| (node.as_str(), heard.number)).collect::<Vec<_>>(), [("n1", 5)]);
+    bed.store.note_agents(&lease, &noted).unwrap();
+    assert!(bed.inbox.take_heard(later.plus(Span::from_secs(59))).is_empty(), "at most once a minute");
+
+    // Somebody sends a copy of it: also to a controller that was started since.
+    bed.expect("200", "n1", &signed(&heartbeat("n1", 5), "n1"));
+    assert_eq!(bed.inbox.heard(&node("n1")), heard);
+    let at = "127.0.0.1:0".parse().unwrap();
+    let (door, inbox) = Door::open(at, &bed.store, Arc::new(SystemClock), Arc::default()).unwrap();
+    door.cycle_ended(true);
+    let body = signed(&heartbeat("n1", 5), "n1");
+    assert!(exchange(door.address(), &head("n1", body.len()), &body).starts_with("HTTP/1.1 200 "));
+    assert_eq!(inbox.heard(&node("n1")), heard);
+}
+
+#[test]
+fn a_node_that_its_cluster_vouches_for_needs_no_enrolment_and_is_known_from_then_on() {
+    let mut bed = Bed::vouched();
+    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 5));
+    let heard = bed.inbox.heard(&node("n7"));
+    assert!(heard.is_some());
+    let lease = bed.store.acquire("test", SystemClock.now(), Span::hours(2)).unwrap();
+    let noted = bed.inbox.take_heard(SystemClock.now());
+    assert_eq!(noted.iter().map(|(node, heard)| (node.as_str(), heard.number)).collect::<Vec<_>>(), [("n7", 5)]);
+    bed.store.note_agents(&lease, &noted).unwrap();
+    assert!(matches!(bed.store.agent_key(&node("n7")).unwrap(), AgentKey::Vouched { heard: Some(_) }));
+    let row = bed.store.agents().unwrap().into_iter().find(|agent| agent.node == node("n7")).unwrap();
+    assert_eq!((row.speaks_by, row.revoked), (SpeaksBy::Token, None));
+    assert_eq!(bed.store.audit(1, None).unwrap()[0].what, "introduce-agent");
+    // A copy proves nothing of now, and without a token the name is nobody's.
+    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 5));
+    assert_eq!(bed.inbox.heard(&node("n7")), heard);
+    bed.expect("401", "n7", &heartbeat("n7", 6).sign(&RunKey::of_token("n7")).unwrap());
+    // One that was enrolled may change over to tokens.
+    bed.expect_of("200", "n1", "n1", &heartbeat("n1", 1));
+    bed.expect("200", "n1", &signed(&heartbeat("n1", 2), "n1"));
+}
+
+#[test]
+fn a_token_speaks_for_its_own_node_and_only_while_the_cluster_says_so() {
+    let mut bed = Bed::vouched();
+    let refused = bed.expect_of("403", "n2", "n7", &report("n2", 1));
+    assert!(refused.contains("the token is of the agent on n7, and does not speak for n2"), "{refused}");
+    assert!(bed.expect_of("403", "n7", "n7", &report("n2", 1)).contains("does not bear the signature of n7"));
+    assert!(bed.expect_of("401", "n7", "old", &report("n7", 1)).contains("it has expired"));
+    let later = bed.expect_of("503", "n7", "away", &report("n7", 1));
+    assert!(later.contains("retry-after") && later.contains("connection refused"), "{later}");
+    // A report that was signed with something else than the token it came with.
+    let body = signed(&report("n7", 1), "n1");
+    let head = head("n7", body.len()).replace("\r\n\r\n", "\r\nauthorization: Bearer n7\r\n\r\n");
+    assert!(exchange(bed.door.address(), &head, &body).starts_with("HTTP/1.1 403 "));
+    bed.expect_of("401", "n3", "n3", &report("n3", 1)).contains("revoked");
+    assert!(bed.inbox.waiting().is_empty() && bed.inbox.take_heard(SystemClock.now()).is_empty());
+    assert!(Bed::leading().expect_of("401", "n1", "n1", &report("n1", 1)).contains("no tokens are accepted here"));
+}
+
+#[test]
+fn an_agent_that_the_cluster_vouches_for_can_be_revoked() {
+    let mut bed = Bed::vouched();
+    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 1));
+    bed.inbox.take_heard(SystemClock.now());
+    assert!(bed.store.revoke_agent(&node("n7"), "ann", "taken over", SystemClock.now()).unwrap());
+    assert!(bed.expect_of("401", "n7", "n7", &heartbeat("n7", 2)).contains("revoked"));
+    bed.store.enroll_agent(&node("n7"), &key("n7"), "ann", "cleaned", SystemClock.now()).unwrap();
+    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 3));
+}
+
+#[test]
+fn health_says_who_leads() {
+    let bed = Bed::leading();
+    let ask = "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    assert!(exchange(bed.door.address(), ask, b"").ends_with("leading\n"));
+}
+
+#[test]
+fn a_node_is_told_with_each_answer_whether_the_breaker_would_let_it_go() {
+    let bed = Bed::leading();
+    let permit = |name: &str, number: u64| {
+        let answer = bed.expect("200", name, &heartbeat(name, number).sign(&key(name)).unwrap());
+        let value = answer.lines().find_map(|line| line.strip_prefix("x-doctor-permit: ").map(str::to_owned))?;
+        Some(Permit::open(&value, &node(name), number, &key(name)).expect("it is signed for this report of this node"))
+    };
+    assert_eq!(permit("n1", 1), None, "no cycle has said anything");
+    let every = Duration::from_secs(60);
+    bed.door.may_take_out(Some(TakeOut::AllBut([node("n2")].into())), every);
+    assert_eq!(permit("n1", 2), Some(Permit { lasts: Span::minutes(2) }));
+    assert_eq!(permit("n2", 1), None, "its pool can spare no more");
+    bed.door.may_take_out(Some(TakeOut::Nobody), every);
+    assert_eq!(permit("n1", 3), None, "the breaker opened");
+    bed.door.may_take_out(Some(TakeOut::AllBut([].into())), every);
+    assert!(permit("n1", 4).is_some());
+    bed.door.may_take_out(None, every);
+    assert_eq!(permit("n1", 5), None, "the store failed, and nobody knows");
+}

@@ -1,0 +1,77 @@
+//! The API over TLS, as curl sees it: who trusts the certificate is answered, and a new certificate is taken without a restart.
+
+use std::{
+    path::Path,
+    process::Command,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use doctor_api::api::{TlsFiles, Web, WebConfig, WebParts};
+use doctor_backend::clock::SystemClock;
+use doctor_checks::Catalogue;
+use doctor_core::{policy::Policy, profile::Profiles};
+use doctor_engine::settings::Settings;
+use doctor_store::Store;
+
+/// Makes a certificate for localhost, or says that this machine cannot.
+fn certificate(folder: &Path, files: &TlsFiles) -> bool {
+    let mut command = Command::new("openssl");
+    command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]);
+    command.args(["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]).current_dir(folder);
+    command.arg("-keyout").arg(&files.key).arg("-out").arg(&files.certificate);
+    command.output().is_ok_and(|said| said.status.success())
+}
+
+/// What is answered to who trusts this certificate.
+fn ask(trusted: &Path, port: u16, scheme: &str) -> Option<String> {
+    let url = format!("{scheme}://localhost:{port}/api/v1/whoami");
+    let said = Command::new("curl").args(["-sS", "-m", "10", "--cacert"]).arg(trusted).arg(url).output().ok()?;
+    said.status.success().then(|| String::from_utf8_lossy(&said.stdout).into_owned())
+}
+
+fn parts() -> WebParts {
+    let settings = Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default()).unwrap();
+    WebParts {
+        store: Store::open_in_memory().unwrap(),
+        clock: Arc::new(SystemClock),
+        wake: Arc::default(),
+        audience: Arc::default(),
+        share: None,
+        settings,
+    }
+}
+
+#[test]
+fn who_trusts_the_certificate_is_answered_and_a_new_one_is_taken_while_it_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let files = TlsFiles { certificate: at("tls.crt"), key: at("tls.key") };
+    let made = certificate(folder.path(), &files) && Command::new("curl").arg("--version").output().is_ok();
+    if !made {
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "openssl and curl are needed");
+        println!("NOT RUN: the API over TLS: openssl or curl is not installed");
+        return;
+    }
+    let config = WebConfig { tls: Some(files.clone()), ..WebConfig::on("127.0.0.1:0".parse().unwrap()) };
+    let bad = TlsFiles { certificate: files.key.clone(), key: files.certificate.clone() };
+    let refused = Web::open(&WebConfig { tls: Some(bad), ..config.clone() }, parts()).unwrap_err().to_string();
+    assert!(refused.contains("[web.tls]"), "{refused}");
+    let web = Web::open(&config, parts()).unwrap();
+    let port = web.address().port();
+    std::fs::copy(&files.certificate, at("first.crt")).unwrap();
+    let answer = ask(&at("first.crt"), port, "https").expect("it is answered");
+    assert!(answer.contains("\"role\":\"viewer\""), "{answer}");
+    assert_eq!(ask(&at("first.crt"), port, "http"), None, "nobody is answered in the clear");
+
+    let second = TlsFiles { certificate: at("second.crt"), key: at("second.key") };
+    assert!(certificate(folder.path(), &second));
+    assert_eq!(ask(&second.certificate, port, "https"), None, "it is not in use yet");
+    std::fs::rename(&second.key, &files.key).unwrap();
+    std::fs::copy(&second.certificate, &files.certificate).unwrap();
+    let began = Instant::now();
+    while ask(&second.certificate, port, "https").is_none() {
+        assert!(began.elapsed() < Duration::from_secs(240), "the new certificate is not taken");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}

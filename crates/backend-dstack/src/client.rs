@@ -1,0 +1,313 @@
+//! Questions to the server: JSON posted over HTTP, with a token that is in no message, a time limit and a size limit.
+
+use std::{
+    io,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use doctor_backend::{BackendError, Effect, http};
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::{
+    config::{BadSettings, DstackConfig, Place},
+    stream::{self, Trust},
+};
+
+/// What this is written for. A server of another generation says so by itself.
+const VERSION: &str = "0.22.5";
+/// Ten thousand instances are some ten megabytes.
+const MOST_BYTES: usize = 64 << 20;
+/// Of what a server says when it refuses.
+const MOST_SAID: usize = 300;
+
+/// Whether a question changes anything, so that not hearing its answer leaves a doubt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Does {
+    Reads,
+    Changes,
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    place: Place,
+    token_file: Option<PathBuf>,
+    token_variable: String,
+    deadline: Duration,
+    trust: Trust,
+}
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoAnswer {
+    #[error("there is no token: {0}")]
+    NoToken(String),
+    #[error("connecting to {at}: {source}")]
+    Connect { at: String, source: io::Error },
+    #[error("asking {at}: {source}")]
+    Broken { at: String, source: io::Error },
+    #[error("{0} answered with more than is read")]
+    TooLong(String),
+    #[error("{0} did not answer in HTTP")]
+    NoHttp(String),
+    #[error("{path} was answered with something else: {source}")]
+    NotThat { path: String, source: serde_json::Error },
+    #[error("{at} answered with {status}: {text}")]
+    Refused { at: String, status: u16, code: Option<String>, text: String },
+}
+
+impl NoAnswer {
+    /// The server was asked, and there is no such thing.
+    pub(super) fn is_not_there(&self) -> bool {
+        matches!(self, Self::Refused { code: Some(code), .. } if code == "resource_not_exists")
+    }
+
+    fn effect(&self, does: Does) -> Effect {
+        let not_heard = match does {
+            Does::Reads => Effect::NoneTryAgain,
+            Does::Changes => Effect::Unknown,
+        };
+        match self {
+            Self::NoToken(_) | Self::Connect { .. } => Effect::NoneTryAgain,
+            Self::Refused { status: 408 | 429, .. } => Effect::NoneTryAgain,
+            Self::Refused { status: 400..=499, .. } => Effect::NoneGiveUp,
+            Self::Broken { .. } | Self::TooLong(_) | Self::NoHttp(_) | Self::NotThat { .. } | Self::Refused { .. } => {
+                not_heard
+            }
+        }
+    }
+
+    pub(super) fn during(&self, operation: &'static str, does: Does) -> BackendError {
+        BackendError { operation, text: self.to_string(), effect: self.effect(does) }
+    }
+}
+
+impl Client {
+    pub(super) fn new(config: &DstackConfig) -> Result<Self, String> {
+        let place = config.place().map_err(|error: BadSettings| error.to_string())?;
+        let trust = Trust::new(place.secure, config.ca_file.as_deref())?;
+        Ok(Self {
+            place,
+            token_file: config.token_file.clone(),
+            token_variable: config.token_variable.clone(),
+            deadline: config.deadline.to_std(),
+            trust,
+        })
+    }
+
+    fn token(&self) -> Result<String, NoAnswer> {
+        let token = match &self.token_file {
+            Some(path) => std::fs::read_to_string(path)
+                .map_err(|error| NoAnswer::NoToken(format!("`token_file` {}: {error}", path.display())))?,
+            None => std::env::var(&self.token_variable).map_err(|_| {
+                NoAnswer::NoToken(format!("set the environment variable {}, or `token_file`", self.token_variable))
+            })?,
+        };
+        // A token is one word; anything else would be another header.
+        let token: String = token.trim().chars().filter(char::is_ascii_graphic).collect();
+        if token.is_empty() { Err(NoAnswer::NoToken("it is empty".to_owned())) } else { Ok(token) }
+    }
+
+    /// Posts a question and reads its answer.
+    pub(super) fn ask<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, NoAnswer> {
+        let Place { host, port, before, .. } = &self.place;
+        let (at, deadline) = (format!("{host}:{port}"), Instant::now() + self.deadline);
+        let body = body.to_string();
+        let question = format!(
+            "POST {before}{path} HTTP/1.1\r\nHost: {at}\r\nAuthorization: Bearer {}\r\nX-API-VERSION: {VERSION}\r\n\
+             Content-Type: application/json\r\nAccept: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            self.token()?,
+            body.len()
+        );
+        let connect = |source| NoAnswer::Connect { at: at.clone(), source };
+        let socket = http::connected((host.as_str(), *port), deadline).map_err(connect)?;
+        let broken = |source| NoAnswer::Broken { at: at.clone(), source };
+        let mut stream = self.trust.over(host, socket).map_err(connect)?;
+        let bytes = http::exchange(&mut stream, question.as_bytes(), deadline, MOST_BYTES, stream::wait_no_longer);
+        let bytes = bytes.map_err(broken)?;
+        if bytes.len() > MOST_BYTES {
+            return Err(NoAnswer::TooLong(at));
+        }
+        let (status, body) = http::answer(&bytes).ok_or_else(|| NoAnswer::NoHttp(at.clone()))?;
+        if status != 200 {
+            let (code, text) = refusal(&body);
+            return Err(NoAnswer::Refused { at, status, code, text });
+        }
+        serde_json::from_slice(&body).map_err(|source| NoAnswer::NotThat { path: path.to_owned(), source })
+    }
+}
+
+/// `{"detail": {"msg": …, "code": …}}`, or a list of them.
+#[derive(Debug, Deserialize)]
+struct Refusal {
+    detail: Details,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Details {
+    Many(Vec<Detail>),
+    One(Detail),
+    Text(String),
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Detail {
+    msg: String,
+    code: Option<String>,
+}
+
+/// The code of a refusal, and its words.
+fn refusal(body: &[u8]) -> (Option<String>, String) {
+    let (code, text) = match serde_json::from_slice::<Refusal>(body).map(|refusal| refusal.detail) {
+        Ok(Details::One(detail)) => (detail.code, detail.msg),
+        Ok(Details::Many(details)) => {
+            let words: Vec<&str> = details.iter().map(|detail| detail.msg.as_str()).collect();
+            (details.iter().find_map(|detail| detail.code.clone()), words.join("; "))
+        }
+        Ok(Details::Text(text)) => (None, text),
+        Err(_) => (None, String::from_utf8_lossy(body).into_owned()),
+    };
+    (code, text.chars().take(MOST_SAID).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        io::{Read as _, Write as _},
+        net::TcpListener,
+        thread::JoinHandle,
+    };
+
+    /// Answers one question with this, and gives back what was asked.
+    fn server(answer: &'static str) -> (DstackConfig, JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/dstack", listener.local_addr().unwrap());
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = [0; 4096];
+            let count = stream.read(&mut asked).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8_lossy(&asked[..count]).into_owned()
+        });
+        (DstackConfig { url, ..DstackConfig::default() }, serving)
+    }
+
+    fn with_token(mut config: DstackConfig) -> (tempfile::TempDir, Client) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::fs::write(&path, "secret-token\r\nX-Evil: 1\n").unwrap();
+        config.token_file = Some(path);
+        config.deadline = doctor_core::time::Span::from_secs(5);
+        (folder, Client::new(&config).unwrap())
+    }
+
+    #[test]
+    fn a_question_carries_the_token_as_one_word_and_the_version() {
+        let (config, serving) = server("HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{\"a\":1}");
+        let (_folder, client) = with_token(config);
+        assert_eq!(client.ask::<Value>("/api/x", &Value::Null).unwrap()["a"], 1);
+        let asked = serving.join().unwrap();
+        assert!(asked.starts_with("POST /dstack/api/x HTTP/1.1\r\n"), "{asked}");
+        assert!(asked.contains("\r\nAuthorization: Bearer secret-tokenX-Evil:1\r\n"), "{asked}");
+        assert!(asked.contains("\r\nX-API-VERSION: 0.22.5\r\n"));
+    }
+
+    #[test]
+    fn every_failure_says_whether_to_ask_again() {
+        use Effect::{NoneGiveUp, NoneTryAgain, Unknown};
+        let not_there =
+            "HTTP/1.1 400 Bad\r\n\r\n{\"detail\":[{\"msg\":\"Run not found\",\"code\":\"resource_not_exists\"}]}";
+        for (answer, read, changed, words) in [
+            (not_there, NoneGiveUp, NoneGiveUp, "400: Run not found"),
+            (
+                "HTTP/1.1 403 No\r\n\r\n{\"detail\":{\"msg\":\"Invalid token\",\"code\":null}}",
+                NoneGiveUp,
+                NoneGiveUp,
+                "Invalid token",
+            ),
+            ("HTTP/1.1 429 Slow\r\n\r\nlater", NoneTryAgain, NoneTryAgain, "429: later"),
+            ("HTTP/1.1 500 Oops\r\n\r\nInternal", NoneTryAgain, Unknown, "500: Internal"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", NoneTryAgain, Unknown, "did not answer in HTTP"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", NoneTryAgain, Unknown, "something else"),
+        ] {
+            let (config, serving) = server(answer);
+            let (_folder, client) = with_token(config);
+            let failed = client.ask::<std::collections::BTreeMap<String, u32>>("/x", &Value::Null).unwrap_err();
+            serving.join().unwrap();
+            assert_eq!((failed.effect(Does::Reads), failed.effect(Does::Changes)), (read, changed), "{failed}");
+            assert!(failed.to_string().contains(words), "{failed}");
+            assert_eq!(failed.is_not_there(), answer == not_there);
+            assert!(!failed.to_string().contains("secret-token"));
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_and_a_token_that_is_missing_are_for_later() {
+        let (config, _serving) = server("");
+        let closed = DstackConfig { url: "http://127.0.0.1:1".to_owned(), ..config.clone() };
+        let (_folder, client) = with_token(closed);
+        let failed = client.ask::<Value>("/x", &Value::Null).unwrap_err();
+        assert_eq!(failed.effect(Does::Changes), Effect::NoneTryAgain, "{failed}");
+        let nobody = DstackConfig { token_variable: "DOCTOR_TEST_NO_SUCH_TOKEN".to_owned(), ..config };
+        let failed = Client::new(&nobody).unwrap().ask::<Value>("/x", &Value::Null).unwrap_err();
+        assert!(failed.to_string().contains("DOCTOR_TEST_NO_SUCH_TOKEN"), "{failed}");
+    }
+
+    /// A server that answers one question over TLS, with a certificate for `localhost` that nobody else has signed.
+    const OVER_TLS: &str = r#"
+import http.server, ssl, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "7")
+        self.end_headers()
+        self.wfile.write(b'{"a":1}')
+    def log_message(self, *_): pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Answer)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(sys.argv[1] + "/cert.pem", sys.argv[1] + "/key.pem")
+server.socket = context.wrap_socket(server.socket, server_side=True)
+print(server.server_port, flush=True)
+server.serve_forever()
+"#;
+
+    #[test]
+    fn over_tls_only_a_server_whose_certificate_is_believed_is_told_the_token() {
+        use std::{
+            io::{BufRead as _, BufReader},
+            process::{Command, Stdio},
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let (key, certificate) = (at("key.pem"), at("cert.pem"));
+        let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost \
+                     -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:false -keyout";
+        let made = Command::new("openssl").args(words.split_whitespace()).args([&key, "-out", &certificate]).output();
+        assert!(made.unwrap().status.success(), "openssl makes a certificate");
+        let mut server = Command::new("python3")
+            .args(["-c", OVER_TLS, &folder.path().display().to_string()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut port = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut port).unwrap();
+        let asked = |host: &str, authorities: Option<&str>| {
+            let url = format!("https://{host}:{}", port.trim());
+            let config = DstackConfig { url, ca_file: authorities.map(Into::into), ..DstackConfig::default() };
+            let (_folder, client) = with_token(config);
+            client.ask::<Value>("/x", &Value::Null).map(|answer| answer["a"].clone()).map_err(|error| error.to_string())
+        };
+        let known = asked("localhost", Some(&certificate));
+        let (stranger, misnamed) = (asked("localhost", None), asked("127.0.0.1", Some(&certificate)));
+        server.kill().unwrap();
+        server.wait().unwrap();
+        assert_eq!(known, Ok(Value::from(1)));
+        assert!(stranger.as_ref().is_err_and(|error| error.contains("certificate")), "{stranger:?}");
+        assert!(misnamed.as_ref().is_err_and(|error| error.contains("certificate")), "{misnamed:?}");
+    }
+}

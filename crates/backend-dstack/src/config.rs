@@ -1,0 +1,348 @@
+//! Which dstack server and project, whose token, and how a run is made a task there.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use doctor_backend_ssh::{HostKeys, SshConfig};
+use doctor_core::{ids::Sku, time::Span};
+use serde::{Deserialize, Serialize};
+
+/// Settings of the backend, `[backend.dstack]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DstackConfig {
+    /// Where the server answers, such as `https://dstack.example.com`.
+    pub url: String,
+    pub project: String,
+    /// The environment variable that holds the token, where `token_file` names no file.
+    pub token_variable: String,
+    /// A file with the token. It is read for each question: a token may be changed while the service runs.
+    pub token_file: Option<PathBuf>,
+    /// A file with the certificates of whom to believe, in PEM. Absent: those of this machine.
+    pub ca_file: Option<PathBuf>,
+    /// For one answer of the server.
+    pub deadline: Span,
+    /// Only instances of these fleets. Empty: of all.
+    pub fleets: Vec<String>,
+    /// The machine type of a fleet's instances, where dstack does not tell: it calls every host of an SSH fleet `instance`.
+    pub skus: BTreeMap<String, Sku>,
+    /// An instance that dstack would terminate within this time, because nobody uses it, is left to that.
+    pub idle_margin: Span,
+    /// How runs are made tasks.
+    pub task: Task,
+    /// How the key of a run comes to its job.
+    pub key: KeyBy,
+    /// Whether instances of backend fleets may be deleted, for dstack to make others.
+    pub replace: bool,
+    /// How instances of a case are reached on which dstack starts nothing. Absent: they are not.
+    pub ssh: Option<OverSsh>,
+}
+
+/// The way to an instance past dstack, by OpenSSH.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OverSsh {
+    /// Who logs in. Absent: whom the fleet names, then whom OpenSSH's own configuration does.
+    pub user: Option<String>,
+    pub port: Option<u16>,
+    /// The file with the private key.
+    pub key: Option<PathBuf>,
+    /// The host that leads there.
+    pub jump: Option<String>,
+    /// For `ssh -F`. Absent: what OpenSSH reads by itself.
+    pub ssh_config: Option<PathBuf>,
+    /// The host keys that are believed. Absent: what OpenSSH reads by itself.
+    pub known_hosts: Option<PathBuf>,
+    /// What becomes of a host whose key nobody knows.
+    pub host_keys: HostKeys,
+    /// To be connected.
+    pub connect: Span,
+    /// For one answer of a host, from the connection on.
+    pub deadline: Span,
+    /// Where `doctor-node` and runs are on a host; relative to the home directory of who logs in. On a local disk.
+    pub remote: String,
+    /// The words that make who logs in root. Empty: root logs in.
+    pub as_root: Vec<String>,
+    /// The `doctor-node` program that is carried to hosts. Absent: `$DOCTOR_NODE`, then beside this program, then in `PATH`.
+    pub doctor_node: Option<PathBuf>,
+    /// Above this load per core (over one minute) somebody uses a host.
+    pub max_load_per_core: f64,
+    /// While one of these files exists on a host, somebody uses it.
+    pub locks: Vec<PathBuf>,
+    /// Where this service keeps connections, and which run is on which host. The path has to be short.
+    pub state: PathBuf,
+}
+
+impl Default for OverSsh {
+    fn default() -> Self {
+        let ssh = SshConfig::default();
+        Self {
+            user: None,
+            port: None,
+            key: None,
+            jump: None,
+            ssh_config: None,
+            known_hosts: None,
+            host_keys: ssh.host_keys,
+            connect: ssh.connect,
+            deadline: ssh.deadline,
+            remote: ssh.remote,
+            as_root: ssh.as_root,
+            doctor_node: None,
+            max_load_per_core: ssh.max_load_per_core,
+            locks: ssh.locks,
+            state: ssh.state,
+        }
+    }
+}
+
+/// The settings of the SSH backend want a host. Which ones there are the dstack server says.
+const NOBODY: &str = "nobody";
+
+impl OverSsh {
+    pub(super) fn as_ssh(&self) -> SshConfig {
+        let own = self.clone();
+        SshConfig {
+            hosts: Some(NOBODY.to_owned()),
+            ssh_config: own.ssh_config,
+            known_hosts: own.known_hosts,
+            host_keys: own.host_keys,
+            connect: own.connect,
+            deadline: own.deadline,
+            remote: own.remote,
+            as_root: own.as_root,
+            doctor_node: own.doctor_node,
+            max_load_per_core: own.max_load_per_core,
+            locks: own.locks,
+            state: own.state,
+            ..SshConfig::default()
+        }
+    }
+
+    fn check(&self) -> Result<(), BadSettings> {
+        self.as_ssh().check().map_err(|error| BadSettings::Ssh(error.to_string()))?;
+        for (key, word) in [("user", &self.user), ("jump", &self.jump)] {
+            if let Some(word) = word.as_ref().filter(|word| !is_word(word)) {
+                let text = format!("`{key}` is `{word}`, expected letters, digits and . _ - : @, and no - in front");
+                return Err(BadSettings::Ssh(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether `ssh` takes this for a name and nothing else.
+pub(super) fn is_word(text: &str) -> bool {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || "._-:@".contains(c);
+    !text.is_empty() && !text.starts_with('-') && text.chars().all(harmless)
+}
+
+/// The task that a run becomes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Task {
+    /// With `doctor-node` in it.
+    pub image: String,
+    /// Who it runs as. Without one, the server asks the image's registry for each run.
+    pub user: String,
+    pub privileged: bool,
+    /// The words that start `doctor-node` in the container.
+    pub doctor_node: Vec<String>,
+    /// Where in the container `doctor-node` keeps what it remembers of the instance; a volume belongs there. Absent: nothing is kept.
+    pub state: Option<PathBuf>,
+    /// As dstack writes them: `/path/on/instance:/path/in/container`, or the name of a volume before the colon.
+    pub volumes: Vec<String>,
+}
+
+/// How a run's key comes to its job.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeyBy {
+    /// As a secret of the project, for as long as the job has not begun. The token's owner has to be a manager or admin of the project.
+    #[default]
+    Secret,
+    /// In the task's environment, where every member of the project can read it.
+    Environment,
+}
+
+impl Default for DstackConfig {
+    fn default() -> Self {
+        Self {
+            url: "http://127.0.0.1:3000".to_owned(),
+            project: "main".to_owned(),
+            token_variable: "DSTACK_TOKEN".to_owned(),
+            token_file: None,
+            ca_file: None,
+            deadline: Span::from_secs(20),
+            fleets: Vec::new(),
+            skus: BTreeMap::new(),
+            idle_margin: Span::minutes(15),
+            task: Task::default(),
+            key: KeyBy::Secret,
+            replace: false,
+            ssh: None,
+        }
+    }
+}
+
+impl Default for Task {
+    fn default() -> Self {
+        Self {
+            image: "cluster-doctor-node:latest".to_owned(),
+            user: "root".to_owned(),
+            privileged: false,
+            doctor_node: vec!["doctor-node".to_owned()],
+            state: None,
+            volumes: Vec::new(),
+        }
+    }
+}
+
+/// What is wrong with the settings.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadSettings {
+    #[error(
+        "`url` is `{0}`, expected http:// or https://, a host and perhaps a port, such as https://dstack.example.com"
+    )]
+    Url(String),
+    #[error("`{key}` is `{name}`, expected letters, digits, - and _")]
+    Name { key: &'static str, name: String },
+    #[error("`deadline` is {0}, expected 1s or more")]
+    Deadline(Span),
+    #[error("`task.doctor_node` is empty, expected the words that start the program, such as [\"doctor-node\"]")]
+    NoProgram,
+    #[error("`task.{0}` is empty")]
+    Empty(&'static str),
+    #[error("`ssh`: {0}")]
+    Ssh(String),
+}
+
+/// Where the server is, as its URL says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) secure: bool,
+    pub(super) host: String,
+    pub(super) port: u16,
+    /// What goes before every path.
+    pub(super) before: String,
+}
+
+impl Place {
+    fn of(url: &str) -> Option<Self> {
+        let (secure, rest) = match url.strip_prefix("https://") {
+            Some(rest) => (true, rest),
+            None => (false, url.strip_prefix("http://")?),
+        };
+        let (authority, before) = rest.split_once('/').unwrap_or((rest, ""));
+        let (host, port) = match authority.rsplit_once(':') {
+            // Of an address in brackets the last colon may be its own.
+            Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()?),
+            _ => (authority, if secure { 443 } else { 80 }),
+        };
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let harmless = |text: &str, more: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c));
+        let before = before.trim_end_matches('/');
+        (!host.is_empty() && harmless(host, ".-_:") && harmless(before, ".-_/")).then(|| Self {
+            secure,
+            host: host.to_owned(),
+            port,
+            before: if before.is_empty() { String::new() } else { format!("/{before}") },
+        })
+    }
+}
+
+impl DstackConfig {
+    pub(super) fn place(&self) -> Result<Place, BadSettings> {
+        Place::of(&self.url).ok_or_else(|| BadSettings::Url(self.url.clone()))
+    }
+
+    /// # Errors
+    /// With what would be accepted. Files are not looked at.
+    pub fn check(&self) -> Result<(), BadSettings> {
+        self.place()?;
+        let names = [("project", &self.project), ("token_variable", &self.token_variable)];
+        let fleets = self.fleets.iter().map(|name| ("fleets", name));
+        for (key, name) in names.into_iter().chain(fleets) {
+            // A project's name stands in the path of every question.
+            if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)) {
+                return Err(BadSettings::Name { key, name: name.clone() });
+            }
+        }
+        if self.deadline < Span::from_secs(1) {
+            return Err(BadSettings::Deadline(self.deadline));
+        }
+        if self.task.doctor_node.is_empty() {
+            return Err(BadSettings::NoProgram);
+        }
+        for (key, text) in [("image", &self.task.image), ("user", &self.task.user)] {
+            if text.is_empty() {
+                return Err(BadSettings::Empty(key));
+            }
+        }
+        self.ssh.as_ref().map_or(Ok(()), OverSsh::check)
+    }
+
+    /// Makes the paths of files relative to where the settings are.
+    pub fn beside(&mut self, folder: &Path) {
+        for path in [&mut self.token_file, &mut self.ca_file].into_iter().flatten() {
+            *path = folder.join(&*path);
+        }
+        if let Some(ssh) = &mut self.ssh {
+            let files = [&mut ssh.key, &mut ssh.ssh_config, &mut ssh.known_hosts, &mut ssh.doctor_node];
+            for path in files.into_iter().flatten().chain([&mut ssh.state]) {
+                *path = folder.join(&*path);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> String {
+        match toml::from_str::<DstackConfig>(text) {
+            Ok(config) => config.check().map_or_else(|error| error.to_string(), |()| "well".to_owned()),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_what_would_do() {
+        for (text, expected) in [
+            ("", "well"),
+            ("url = \"https://dstack.example.com/api-of-ours/\"\ntask = { image = \"x\" }\n", "well"),
+            ("url = \"dstack.example.com\"\n", "such as https://dstack.example.com"),
+            ("url = \"http://a b\"\n", "`url` is `http://a b`"),
+            ("url = \"http://host:port\"\n", "`url` is"),
+            ("project = \"a/b\"\n", "`project` is `a/b`, expected letters"),
+            ("fleets = [\"\"]\n", "`fleets` is ``"),
+            ("deadline = \"10ms\"\n", "expected 1s or more"),
+            ("task = { doctor_node = [] }\n", "such as [\"doctor-node\"]"),
+            ("task = { image = \"\" }\n", "`task.image` is empty"),
+            ("key = \"plain\"\n", "`secret`"),
+            ("[ssh]\nuser = \"ubuntu\"\nkey = \"id\"\njump = \"admin@gate:2222\"\n", "well"),
+            ("[ssh]\nuser = \"-x\"\n", "`ssh`: `user` is `-x`, expected letters"),
+            ("[ssh]\nremote = \"a b\"\n", "`ssh`: `remote`"),
+            ("[ssh]\nhosts = \"a\"\n", "host_keys"),
+            ("projekt = \"x\"\n", "project"),
+        ] {
+            let error = said(text);
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_url_is_taken_apart() {
+        let place = |url: &str| Place::of(url).map(|at| (at.secure, at.host, at.port, at.before));
+        let told = |secure, host: &str, port, before: &str| Some((secure, host.to_owned(), port, before.to_owned()));
+        assert_eq!(place("http://10.0.0.5:3000"), told(false, "10.0.0.5", 3000, ""));
+        assert_eq!(place("https://dstack.example.com/"), told(true, "dstack.example.com", 443, ""));
+        assert_eq!(place("https://x/a/b/"), told(true, "x", 443, "/a/b"));
+        assert_eq!(place("http://[::1]:3000"), told(false, "::1", 3000, ""));
+        assert_eq!(place("http://[::1]"), told(false, "::1", 80, ""));
+        assert_eq!(place("http://x/\r\nEvil: 1"), None);
+    }
+}

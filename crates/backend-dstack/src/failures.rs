@@ -1,0 +1,71 @@
+//! Users' jobs that failed, and on which instance. Pure.
+
+use doctor_backend::SeenFailure;
+use doctor_core::{
+    failed_work::{FailedWork, HowFailed, Label},
+    ids::NodeName,
+    time::Timestamp,
+};
+
+use super::{
+    answers::{Instance, run_of},
+    work::{Run, Submission},
+};
+
+/// What failed since then on one of these instances. Work that somebody stopped, that found no instance, or that ran into its own time
+/// limit has not failed.
+pub(super) fn failures(runs: &[Run], instances: &[&Instance], since: Timestamp) -> Vec<SeenFailure> {
+    let of_users = runs.iter().filter(|run| run_of(run.name()).is_none());
+    of_users.filter_map(|run| failure(run, instances, since)).collect()
+}
+
+/// The jobs of one run are one piece of work.
+fn failure(run: &Run, instances: &[&Instance], since: Timestamp) -> Option<SeenFailure> {
+    let failed: Vec<(NodeName, Timestamp, HowFailed)> = run
+        .jobs
+        .iter()
+        .filter_map(|job| {
+            let newest = job.job_submissions.last()?;
+            let at = newest.finished_at.filter(|at| *at >= since)?;
+            let host = newest.job_provisioning_data.as_ref()?.hostname.as_deref()?;
+            let instance = instances.iter().find(|instance| instance.hostname.as_deref() == Some(host))?;
+            Some((NodeName::new(&instance.name).ok()?, at, how(newest)?))
+        })
+        .collect();
+    let (_, at, how) = failed.first()?.clone();
+    let work =
+        FailedWork { id: Label::new(&run.id), name: Label::new(run.name()), owner: Label::new(&run.user), at, how };
+    Some(SeenFailure { work, nodes: failed.into_iter().map(|(node, _, _)| node).collect() })
+}
+
+fn how(submission: &Submission) -> Option<HowFailed> {
+    match (submission.termination_reason.as_deref()?, submission.exit_status) {
+        ("instance_unreachable", _) => Some(HowFailed::NodeFailed),
+        // A shell adds 128 to the signal that ended its command.
+        ("container_exited_with_error", Some(code @ 129..=159)) => Some(HowFailed::Signal { number: code - 128 }),
+        ("container_exited_with_error", Some(code)) => Some(HowFailed::Exit { code }),
+        ("container_exited_with_error", None) => Some(HowFailed::Untold),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answers::tests::{FAILED, STOPPED, fleet, run};
+
+    #[test]
+    fn a_job_that_failed_by_itself_is_told_with_its_instance() {
+        let fleet = fleet();
+        let instances: Vec<&Instance> = fleet.instances.iter().collect();
+        let long_ago = Timestamp::from_secs(0);
+        let [failure] = &failures(&[run(FAILED), run(STOPPED)], &instances, long_ago)[..] else { panic!("one failed") };
+        assert_eq!((failure.work.name.as_str(), failure.work.how), ("val1", HowFailed::Exit { code: 1 }));
+        assert_eq!(failure.nodes.len(), 1);
+        let later = failure.work.at.plus(doctor_core::time::Span::from_secs(1));
+        assert_eq!(failures(&[run(FAILED)], &instances, later), []);
+        assert_eq!(failures(&[run(FAILED)], &[], long_ago), [], "an instance that is gone is nobody's node");
+        let died = FAILED.replace("container_exited_with_error", "instance_unreachable");
+        assert_eq!(failures(&[run(&died)], &instances, long_ago)[0].work.how, HowFailed::NodeFailed);
+    }
+}

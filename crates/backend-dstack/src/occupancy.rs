@@ -1,0 +1,184 @@
+//! Whether an instance is free, by what dstack says of it. Pure.
+//!
+//! Free is only an instance that is idle, or in use by a run of ours alone, that dstack reaches, and whose GPUs it does not call
+//! failing: on any other it starts nothing. dstack says `idle` of one that it cannot reach, and `healthy` of one that it has not
+//! asked, so each word counts only beside the others.
+
+use doctor_core::{
+    ids::RunId,
+    node::{ForeignMark, Occupancy},
+    time::{Span, Timestamp},
+};
+
+use super::answers::{Health, Instance, InstanceStatus};
+
+/// What else is known of an instance.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Around {
+    /// Others' runs that are on it: `run train of alice`.
+    pub(super) users: Vec<String>,
+    /// Runs of ours that are on it or are to be.
+    pub(super) ours: Vec<RunId>,
+    /// Whoever waits for an instance like this one, and for whom there is no other.
+    pub(super) wanted: Option<String>,
+    /// When dstack terminates it if nobody uses it.
+    pub(super) ends: Ends,
+}
+
+/// When dstack terminates an instance that nobody uses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Ends {
+    #[default]
+    Never,
+    At(Timestamp),
+    /// It does at some time, and nobody could say when.
+    Sometime,
+}
+
+/// `complaint` are the sentences of its newest check; an instance that is terminated within the margin from now on is left to that.
+pub(super) fn occupancy(
+    instance: &Instance,
+    around: &Around,
+    complaint: &str,
+    (now, margin): (Timestamp, Span),
+) -> Occupancy {
+    let busy = |by: String| Occupancy::Busy { by: by.into() };
+    if let Some(user) = around.users.first() {
+        return busy(user.clone());
+    }
+    if let Some(why) = not_known(instance, complaint) {
+        return Occupancy::Unknown { why: why.into() };
+    }
+    if matches!(instance.status, InstanceStatus::Terminating | InstanceStatus::Terminated) {
+        let reason = instance.termination_reason.as_deref().unwrap_or("no reason is given");
+        return busy(format!("dstack, which terminates it: {reason}"));
+    }
+    // Whoever has it by another project's right is not among the runs of this one.
+    let taken = instance.status == InstanceStatus::Busy || instance.busy_blocks > 0;
+    if taken && around.ours.is_empty() {
+        return busy("a run that this project does not show".to_owned());
+    }
+    if let Some(waiting) = &around.wanted {
+        return busy(format!("{waiting}, which waits for an instance"));
+    }
+    let soon = match around.ends {
+        Ends::Never => false,
+        Ends::At(at) => at.since(now) <= margin,
+        Ends::Sometime => true,
+    };
+    if around.ours.is_empty() && soon {
+        return busy("dstack, which terminates it because it is idle".to_owned());
+    }
+    Occupancy::Free
+}
+
+/// What makes it impossible to say, or to start anything there.
+fn not_known(instance: &Instance, complaint: &str) -> Option<String> {
+    match &instance.status {
+        InstanceStatus::Pending => return Some("dstack has not set it up yet".to_owned()),
+        InstanceStatus::Provisioning => return Some("dstack is setting it up".to_owned()),
+        InstanceStatus::Strange(word) => return Some(format!("dstack calls it {word}, which is not known here")),
+        InstanceStatus::Idle | InstanceStatus::Busy | InstanceStatus::Terminating | InstanceStatus::Terminated => {}
+    }
+    match instance.unreachable {
+        Some(false) => {}
+        Some(true) => return Some("dstack cannot reach it".to_owned()),
+        None => return Some("dstack does not say whether it reaches it".to_owned()),
+    }
+    match &instance.health_status {
+        Some(Health::Failure) => {
+            let colon = if complaint.is_empty() { "" } else { ": " };
+            Some(format!("dstack calls its GPUs failing and starts nothing there{colon}{complaint}"))
+        }
+        Some(Health::Strange(word)) => Some(format!("dstack calls its health {word}, which is not known here")),
+        Some(Health::Healthy | Health::Warning) | None => None,
+    }
+}
+
+/// dstack's own word against an instance; `details` are the sentences of its newest check. It is a report and nobody's hand: that
+/// dstack starts nothing on one that fails is told by its occupancy.
+pub(super) fn foreign_marks(instance: &Instance, details: &str) -> Vec<ForeignMark> {
+    let word = match instance.health_status {
+        Some(Health::Warning) => "warning",
+        Some(Health::Failure) => "failure",
+        Some(Health::Healthy | Health::Strange(_)) | None => return Vec::new(),
+    };
+    let text = if details.is_empty() { format!("health {word}") } else { format!("health {word}: {details}") };
+    vec![ForeignMark { by: "dstack".to_owned(), text, blocks: false }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answers::tests::instance;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_794_703_000);
+
+    fn told(instance: &Instance, around: &Around) -> String {
+        match occupancy(instance, around, "", (NOW, Span::minutes(15))) {
+            Occupancy::Free => "free".to_owned(),
+            Occupancy::Busy { by } => format!("busy: {by}"),
+            Occupancy::Unknown { why } => format!("unknown: {why}"),
+        }
+    }
+
+    #[test]
+    fn only_an_instance_that_is_idle_reached_and_not_failing_is_free() {
+        let with = |change: &dyn Fn(&mut Instance)| {
+            let mut instance = instance();
+            change(&mut instance);
+            told(&instance, &Around::default())
+        };
+        assert_eq!(with(&|_| {}), "free");
+        assert_eq!(with(&|one| one.health_status = Some(Health::Warning)), "free");
+        assert_eq!(with(&|one| one.health_status = None), "free");
+        let failing = "unknown: dstack calls its GPUs failing and starts nothing there";
+        assert_eq!(with(&|one| one.health_status = Some(Health::Failure)), failing);
+        assert_eq!(with(&|one| one.unreachable = Some(true)), "unknown: dstack cannot reach it");
+        assert_eq!(with(&|one| one.unreachable = None), "unknown: dstack does not say whether it reaches it");
+        for (status, expected) in [
+            (InstanceStatus::Pending, "unknown: dstack has not set it up yet"),
+            (InstanceStatus::Provisioning, "unknown: dstack is setting it up"),
+            (InstanceStatus::Busy, "busy: a run that this project does not show"),
+            (InstanceStatus::Terminating, "busy: dstack, which terminates it: no reason is given"),
+            (InstanceStatus::Strange("odd".into()), "unknown: dstack calls it odd, which is not known here"),
+        ] {
+            assert_eq!(with(&|one| one.status = status.clone()), expected);
+        }
+        // Of an instance in blocks one may be taken while the rest is idle.
+        assert_eq!(with(&|one| one.busy_blocks = 1), "busy: a run that this project does not show");
+    }
+
+    #[test]
+    fn our_own_run_does_not_make_it_busy_and_everybody_else_does() {
+        let mut busy = instance();
+        busy.status = InstanceStatus::Busy;
+        busy.busy_blocks = 1;
+        let ours = Around { ours: vec![RunId::from_number(7)], ..Around::default() };
+        assert_eq!(told(&busy, &ours), "free");
+        let user = Around { users: vec!["run train of alice".to_owned()], ..ours.clone() };
+        assert_eq!(told(&busy, &user), "busy: run train of alice");
+        let wanted = Around { wanted: Some("run train of alice".to_owned()), ..ours };
+        assert_eq!(told(&busy, &wanted), "busy: run train of alice, which waits for an instance");
+    }
+
+    #[test]
+    fn an_instance_that_is_about_to_be_terminated_is_left_alone_unless_we_use_it() {
+        let at = |minutes| Around { ends: Ends::At(NOW.plus(Span::minutes(minutes))), ..Around::default() };
+        let leaving = "busy: dstack, which terminates it because it is idle";
+        assert_eq!(told(&instance(), &at(16)), "free");
+        assert_eq!(told(&instance(), &at(15)), leaving);
+        assert_eq!(told(&instance(), &Around { ends: Ends::Sometime, ..Around::default() }), leaving);
+        assert_eq!(told(&instance(), &Around { ours: vec![RunId::from_number(1)], ..at(1) }), "free");
+    }
+
+    #[test]
+    fn dstacks_word_against_an_instance_is_somebody_elses_mark() {
+        let marks = |health| foreign_marks(&Instance { health_status: health, ..instance() }, "GPU 5 has a DBE");
+        assert_eq!(marks(Some(Health::Healthy)), []);
+        let [warning] = &marks(Some(Health::Warning))[..] else { panic!("one mark") };
+        assert_eq!((warning.text.as_str(), warning.blocks), ("health warning: GPU 5 has a DBE", false));
+        let [failure] = &marks(Some(Health::Failure))[..] else { panic!("one mark") };
+        assert_eq!((failure.text.as_str(), failure.blocks), ("health failure: GPU 5 has a DBE", false));
+    }
+}

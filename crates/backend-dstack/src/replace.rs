@@ -1,0 +1,72 @@
+//! An instance that goes for another to come: possible where dstack makes instances by itself.
+
+use doctor_backend::{BackendError, Effect, NodeOp};
+use doctor_core::ids::NodeName;
+use serde_json::{Value, json};
+
+use super::{
+    answers::{Fleet, Instance, InstanceStatus},
+    client::Does,
+    cluster::{DstackBackend, refused, try_again},
+    side_door::is_unused,
+    view::host_of,
+};
+
+/// What a person does about a host that somebody listed.
+pub(super) fn by_hand(fleet: &Fleet, instance: &Instance) -> String {
+    format!(
+        "{} is a host of the SSH fleet {}: take {} out of its `hosts`, apply the fleet, mend or change the host, and add it again",
+        instance.name,
+        fleet.name,
+        instance.hostname.as_deref().unwrap_or("it"),
+    )
+}
+
+impl DstackBackend {
+    /// Deletes an instance of a backend fleet, for dstack to make another. One that is not there, or is on its way out, is gone: that is
+    /// what was asked for.
+    pub(super) fn replace(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
+        const REPLACE: &str = "replace the instance";
+        if !self.config.replace {
+            return Err(refused(REPLACE, "`replace` is off in [backend.dstack]".to_owned()));
+        }
+        let Some((fleet, instance)) = self.find(REPLACE, node)? else { return Ok(()) };
+        let leaves = matches!(instance.status, InstanceStatus::Terminating | InstanceStatus::Terminated);
+        // Or it is the one that came in its place.
+        if leaves || instance.created > change.op.born() {
+            return Ok(());
+        }
+        if fleet.is_ssh() {
+            return Err(refused(REPLACE, by_hand(&fleet, &instance)));
+        }
+        self.is_empty(REPLACE, &instance)?;
+        let body = json!({ "name": fleet.name, "instance_nums": [instance.instance_num] });
+        let deleted: Result<Value, _> = self.client.ask(&self.in_project("fleets/delete_instances"), &body);
+        match deleted {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_not_there() => Ok(()),
+            Err(error) => {
+                let mut failed = error.during(REPLACE, Does::Changes);
+                // Said of a fleet that the server itself is working on.
+                if failed.effect == Effect::NoneGiveUp && failed.text.contains("Try again later") {
+                    failed.effect = Effect::NoneTryAgain;
+                }
+                Err(failed)
+            }
+        }
+    }
+
+    /// By the list of runs, and by the instance's own state: a run of another project is only seen there.
+    fn is_empty(&self, operation: &'static str, instance: &Instance) -> Result<(), BackendError> {
+        let runs = self.runs(operation)?;
+        let on_it = |host: &str| Some(host) == instance.hostname.as_deref();
+        let run = runs.iter().find(|run| run.jobs.iter().filter_map(host_of).any(on_it));
+        if let Some(run) = run {
+            return Err(try_again(operation, format!("{} is on {}", run.described(), instance.name)));
+        }
+        if is_unused(instance) {
+            return Ok(());
+        }
+        Err(try_again(operation, format!("dstack does not say that {} is idle", instance.name)))
+    }
+}

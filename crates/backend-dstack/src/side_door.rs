@@ -1,0 +1,211 @@
+//! The way past dstack to an instance on which it starts nothing, because it calls the GPUs failing or does not reach it.
+//!
+//! Such an instance is looked at over SSH, and proofs of a case run there as on a fleet without a scheduler. It is never free for that:
+//! what is learnt here is only whether somebody uses it, and the planner sends there what a case needs and nothing else.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use doctor_backend::{Backend as _, BackendError, JobRequest};
+use doctor_backend_ssh::{Host, SshBackend};
+use doctor_core::{
+    ids::{JobId, NodeName, RunId},
+    node::Occupancy,
+};
+use doctor_host::occupancy::{kept_off, occupancy};
+
+use super::{
+    answers::{Fleet, Health, Instance, InstanceStatus},
+    cluster::{DstackBackend, MOST_ASIDE, refused, try_again},
+    config::{OverSsh, is_word},
+};
+
+#[derive(Debug)]
+pub(super) struct SideDoor {
+    pub(super) ssh: SshBackend,
+    settings: OverSsh,
+    /// Whether it was ever told where instances are.
+    told: AtomicBool,
+}
+
+/// What was found on an instance past dstack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Whether a proof may begin there, or who uses it.
+    pub(super) used: Used,
+    /// Runs of ours there.
+    pub(super) runs: Vec<RunId>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Used {
+    ByNobody,
+    By(String),
+    /// Nobody can say, or somebody wants us to stay away.
+    NotKnown,
+}
+
+impl SideDoor {
+    pub(super) fn open(settings: &OverSsh, policy: Option<&Path>) -> Result<Self, BackendError> {
+        let ssh = SshBackend::open(settings.as_ssh(), policy)?;
+        ssh.give(Vec::new());
+        Ok(Self { ssh, settings: settings.clone(), told: AtomicBool::new(false) })
+    }
+
+    /// Where instances are from now on. All of them: a run stays where it began, also when dstack uses the instance again.
+    fn tell(&self, fleets: &[Fleet]) {
+        let all = fleets.iter().flat_map(|fleet| fleet.instances.iter().map(move |instance| (fleet, instance)));
+        self.ssh.give(all.filter_map(|(fleet, instance)| self.host(fleet, instance)).collect());
+        self.told.store(true, Ordering::Relaxed);
+    }
+
+    /// `None`: dstack does not say where it is, or in words that are not for `ssh`.
+    fn host(&self, fleet: &Fleet, instance: &Instance) -> Option<Host> {
+        let address = instance.hostname.clone().filter(|host| is_word(host))?;
+        let (user, port) = fleet.login(&address);
+        let own = &self.settings;
+        Some(Host {
+            name: NodeName::new(&instance.name).ok()?,
+            user: own.user.clone().or_else(|| user.map(str::to_owned)).filter(|user| is_word(user)),
+            port: own.port.or(port),
+            address: Some(address),
+            jump: own.jump.clone(),
+            key: own.key.clone(),
+        })
+    }
+
+    /// How those are, by name, that dstack does not start anything on.
+    pub(super) fn look(&self, fleets: &[Fleet]) -> BTreeMap<String, Found> {
+        self.tell(fleets);
+        let all = fleets.iter().flat_map(|fleet| fleet.instances.iter().map(move |instance| (fleet, instance)));
+        let hosts: Vec<Host> = all
+            .filter(|(_, instance)| is_passed_over(instance))
+            .filter_map(|(fleet, instance)| self.host(fleet, instance))
+            .take(MOST_ASIDE)
+            .collect();
+        let most = self.settings.max_load_per_core;
+        let looked = self.ssh.look_at(&hosts).into_iter().filter_map(|(host, look)| {
+            // That it cannot be reached from here either is nothing new.
+            let look = look.inspect_err(|why| tracing::debug!(node = %host.name, %why, "not reached over SSH")).ok()?;
+            let used = match (kept_off(&look, most), occupancy(&look, most)) {
+                (None, _) => Used::ByNobody,
+                (Some(_), Occupancy::Busy { by }) => Used::By(by.to_string()),
+                (Some(_), Occupancy::Free | Occupancy::Unknown { .. }) => Used::NotKnown,
+            };
+            Some((host.name.to_string(), Found { used, runs: look.under_way }))
+        });
+        looked.collect()
+    }
+}
+
+/// Whether dstack starts nothing on it, although it is there.
+pub(super) fn is_passed_over(instance: &Instance) -> bool {
+    let there = matches!(instance.status, InstanceStatus::Idle | InstanceStatus::Busy);
+    there && (instance.unreachable == Some(true) || instance.health_status == Some(Health::Failure))
+}
+
+/// Whether dstack says that no run has any part of it.
+pub(super) fn is_unused(instance: &Instance) -> bool {
+    instance.status == InstanceStatus::Idle && instance.busy_blocks == 0
+}
+
+impl DstackBackend {
+    /// The way past dstack on which this run went, if it did.
+    pub(super) fn door_of(&self, operation: &'static str, run: RunId) -> Result<Option<&SideDoor>, BackendError> {
+        let Some(door) = &self.door else { return Ok(None) };
+        if !door.ssh.has(operation, run)? {
+            return Ok(None);
+        }
+        if !door.told.load(Ordering::Relaxed) {
+            door.tell(&self.fleets(operation)?);
+        }
+        Ok(Some(door))
+    }
+
+    /// Starts a run past dstack, where dstack starts nothing and says that nobody is there. `None`: it is dstack's.
+    pub(super) fn submit_aside(
+        &self,
+        operation: &'static str,
+        job: &JobRequest,
+    ) -> Result<Option<JobId>, BackendError> {
+        let (Some(door), [node]) = (&self.door, &*job.nodes) else { return Ok(None) };
+        if self.door_of(operation, job.run)?.is_none() {
+            let (_, instance) = self.instance(operation, node)?;
+            if !is_passed_over(&instance) {
+                return Ok(None);
+            }
+            if !is_unused(&instance) {
+                return Err(try_again(operation, format!("dstack has a run on {node}")));
+            }
+            door.tell(&self.fleets(operation)?);
+        }
+        door.ssh.submit(job).map(Some)
+    }
+
+    pub(super) fn instance(&self, operation: &'static str, node: &NodeName) -> Result<(Fleet, Instance), BackendError> {
+        let project = &self.config.project;
+        let missing = || refused(operation, format!("there is no instance {node} in the fleets of project {project}"));
+        self.find(operation, node)?.ok_or_else(missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answers::tests::{fleet, instance};
+
+    #[test]
+    fn only_what_dstack_starts_nothing_on_is_looked_at_past_it() {
+        let with = |change: &dyn Fn(&mut Instance)| {
+            let mut instance = instance();
+            change(&mut instance);
+            (is_passed_over(&instance), is_unused(&instance))
+        };
+        assert_eq!(with(&|_| {}), (false, true));
+        assert_eq!(with(&|one| one.health_status = Some(Health::Warning)), (false, true));
+        assert_eq!(with(&|one| one.health_status = Some(Health::Failure)), (true, true));
+        assert_eq!(with(&|one| one.unreachable = Some(true)), (true, true));
+        let failing = |status: InstanceStatus, blocks| {
+            with(&|one| {
+                one.health_status = Some(Health::Failure);
+                one.status = status.clone();
+                one.busy_blocks = blocks;
+            })
+        };
+        assert_eq!(failing(InstanceStatus::Busy, 0), (true, false));
+        assert_eq!(failing(InstanceStatus::Idle, 1), (true, false));
+        assert_eq!(failing(InstanceStatus::Terminating, 0), (false, false));
+    }
+
+    #[test]
+    fn a_host_is_reached_as_the_site_says_and_else_as_its_fleet_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let door = |settings: OverSsh| SideDoor {
+            ssh: SshBackend::open(
+                doctor_backend_ssh::SshConfig {
+                    doctor_node: Some("/bin/true".into()),
+                    state: folder.path().join("s"),
+                    ..settings.as_ssh()
+                },
+                None,
+            )
+            .unwrap(),
+            settings,
+            told: AtomicBool::new(false),
+        };
+        let (fleet, mut instance) = (fleet(), instance());
+        let plain = door(OverSsh::default()).host(&fleet, &instance).unwrap();
+        assert_eq!((plain.name.as_str(), plain.address.as_deref()), ("bed-0", instance.hostname.as_deref()));
+        assert_eq!((plain.user.as_deref(), plain.jump), (Some("root"), None), "as the captured fleet has it");
+        let own = OverSsh { user: Some("ubuntu".to_owned()), jump: Some("gate".to_owned()), ..OverSsh::default() };
+        let own = door(own).host(&fleet, &instance).unwrap();
+        assert_eq!((own.user.as_deref(), own.jump.as_deref()), (Some("ubuntu"), Some("gate")));
+        for bad in [None, Some("-oProxyCommand=x"), Some("a b"), Some("")] {
+            instance.hostname = bad.map(str::to_owned);
+            assert_eq!(door(OverSsh::default()).host(&fleet, &instance), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! A run as a task of dstack's: what is submitted, and what became of it. Pure.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use doctor_backend::JobRequest;
+use doctor_core::{
+    ids::{JobId, NodeName},
+    run::{JobEnd, JobSeen},
+    time::{Span, Timestamp},
+};
+use serde_json::{Value, json};
+
+use super::{
+    answers::{Instance, Resources, run_name, secret_name},
+    config::{DstackConfig, KeyBy},
+    work::{JobStatus, Run, Submission},
+};
+
+/// The job ends itself at its limit, and the controller ends one that did not; dstack ends one when neither is there.
+const OVER_LIMIT: Span = Span::minutes(10);
+/// dstack keeps no last words of a container: the log has them all.
+const NO_LAST_WORDS: &str = "/dev/null";
+const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
+const POLICY_VARIABLE: &str = "DOCTOR_POLICY";
+/// In the container, which goes with the job.
+const POLICY: &str = "/tmp/doctor-policy.toml";
+/// A variable of the environment may have 128 KiB, and a policy is longer when it is packed.
+pub(super) const LONGEST_POLICY: usize = 90 * 1024;
+
+/// What is posted to have the run started: on this instance, whole, and nowhere else.
+pub(super) fn plan(
+    job: &JobRequest,
+    node: &NodeName,
+    (fleet, instance): (&str, &Instance),
+    policy: Option<&str>,
+    config: &DstackConfig,
+) -> Value {
+    let key = match config.key {
+        KeyBy::Secret => format!("${{{{ secrets.{} }}}}", secret_name(job.run)),
+        KeyBy::Environment => job.key.to_hex(),
+    };
+    let mut environment = json!({ KEY_VARIABLE: key });
+    let mut commands = Vec::new();
+    if let Some(policy) = policy {
+        // Packed, because a shell and dstack itself would each take some of its characters for their own.
+        environment[POLICY_VARIABLE] = json!(STANDARD.encode(policy));
+        commands.push(format!("printf %s \"${POLICY_VARIABLE}\" | base64 -d > {POLICY}"));
+    }
+    commands.push(command(job, node, policy.is_some(), config));
+    let name = run_name(job.run);
+    let task = json!({
+        "type": "task", "name": name,
+        "image": config.task.image, "user": config.task.user, "privileged": config.task.privileged,
+        "env": environment, "commands": commands, "volumes": config.task.volumes,
+        "fleets": [fleet], "instances": [instance.name],
+        // Never a new instance, and behind everybody who waits.
+        "creation_policy": "reuse", "priority": 0,
+        "resources": instance.instance_type.as_ref().map(|kind| whole(&kind.resources)),
+        "max_duration": (job.limit + OVER_LIMIT).secs(),
+    });
+    let spec = json!({ "run_name": name, "configuration": task, "profile": { "name": "default" } });
+    json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": false })
+}
+
+/// All that the instance has: of one that is cut into blocks, every block.
+fn whole(there: &Resources) -> Value {
+    let mut cpu = json!({ "count": { "min": there.cpus, "max": null } });
+    if let Some(arch) = &there.cpu_arch {
+        cpu["arch"] = json!(arch);
+    }
+    let count = there.gpus.len();
+    let mut gpu = json!({ "count": { "min": count, "max": count } });
+    if let Some(first) = there.gpus.first() {
+        gpu["name"] = json!([first.name]);
+        if let Some(vendor) = &first.vendor {
+            gpu["vendor"] = json!(vendor);
+        }
+    }
+    // What is asked for by default may be more than a small instance has.
+    let any = json!({ "min": 0, "max": null });
+    json!({ "cpu": cpu, "gpu": gpu, "memory": any, "disk": { "size": any } })
+}
+
+/// In the place of the shell: dstack interrupts the first process of a job, and only that.
+fn command(job: &JobRequest, node: &NodeName, with_policy: bool, config: &DstackConfig) -> String {
+    let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
+    let (run, limit, node) = (job.run.to_string(), job.limit.to_string(), node.to_string());
+    let mut words: Vec<String> = config.task.doctor_node.clone();
+    words.extend(["job", "--run", &run, "--tests", &tests, "--limit", &limit].map(str::to_owned));
+    words.extend(["--node", &node, "--carry", NO_LAST_WORDS].map(str::to_owned));
+    if with_policy {
+        words.extend(["--policy", POLICY].map(str::to_owned));
+    }
+    if let Some(state) = &config.task.state {
+        words.extend(["--state".to_owned(), state.display().to_string()]);
+    }
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    format!("exec {}", words.join(" "))
+}
+
+/// A word that a shell takes as it is.
+fn quoted(word: &str) -> String {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || "._-=/,:@".contains(c);
+    if !word.is_empty() && word.chars().all(harmless) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// What became of a run; `began` is when its job began to run, as far as that is known.
+pub(super) fn seen(run: &Run, job: JobId, began: Option<Timestamp>) -> JobSeen {
+    let Some(newest) = run.newest() else {
+        let since = run.submitted_at.parse();
+        return since.map_or(JobSeen::Unknown { why: "dstack shows no job of it".to_owned() }, |since| {
+            JobSeen::Pending { job, since }
+        });
+    };
+    let pending = |job| JobSeen::Pending { job, since: newest.submitted_at };
+    let running = |job, since| JobSeen::Running { job, since };
+    match &newest.status {
+        JobStatus::Submitted | JobStatus::Provisioning | JobStatus::Pulling => pending(job),
+        JobStatus::Running => running(job, began.unwrap_or(newest.submitted_at)),
+        JobStatus::Terminating => began.map_or_else(|| pending(job.clone()), |since| running(job.clone(), since)),
+        JobStatus::Terminated | JobStatus::Aborted | JobStatus::Failed | JobStatus::Done => {
+            // Whoever has an exit status has run, whatever is left of the events.
+            let started = began.or(newest.exit_status.map(|_| newest.submitted_at));
+            let at = newest.finished_at.unwrap_or(newest.submitted_at);
+            JobSeen::Ended { job, started, at: started.map_or(at, |started| at.max(started)), how: how(newest) }
+        }
+        JobStatus::Strange(word) => {
+            JobSeen::Unknown { why: format!("dstack calls the job {word}, which is not known here") }
+        }
+    }
+}
+
+fn how(submission: &Submission) -> JobEnd {
+    match (submission.termination_reason.as_deref(), &submission.status) {
+        // The instance was taken, or went, before the job had it; or the cloud wanted it back.
+        (Some("failed_to_start_due_to_no_capacity" | "interrupted_by_no_capacity"), _) => JobEnd::Displaced,
+        (Some("instance_unreachable" | "instance_access_revoked"), _) => JobEnd::Lost,
+        (_, JobStatus::Done) => JobEnd::Exited,
+        (_, JobStatus::Failed) => JobEnd::Failed,
+        _ => JobEnd::Killed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answers::tests::{DONE, FAILED, NO_CAPACITY, RUNNING, STOPPED, instance, run};
+    use doctor_backend::JobOutput;
+    use doctor_checks::document::RunKey;
+    use doctor_core::{
+        ids::{RunId, TestId},
+        run::NonEmpty,
+    };
+
+    fn request() -> JobRequest {
+        let node = NodeName::new("bed-0").unwrap();
+        JobRequest {
+            run: RunId::from_number(7),
+            nodes: NonEmpty::one(node.clone()),
+            tests: NonEmpty::new(vec![TestId::new("memory").unwrap(), TestId::new("dl").unwrap()]).unwrap(),
+            limit: Span::minutes(90),
+            key: RunKey::new([7; 32]),
+            outputs: vec![JobOutput { node, logs: Vec::new(), document: "x.json".into() }],
+        }
+    }
+
+    fn planned(policy: Option<&str>, config: &DstackConfig) -> Value {
+        let job = request();
+        plan(&job, job.nodes.first(), ("bed", &instance()), policy, config)["plan"]["run_spec"].take()
+    }
+
+    #[test]
+    fn a_run_becomes_a_task_on_its_whole_instance_and_nowhere_else() {
+        let spec = planned(None, &DstackConfig::default());
+        let task = &spec["configuration"];
+        assert_eq!(spec["run_name"], "doctor-r0000000000007");
+        assert_eq!((&task["instances"], &task["fleets"]), (&json!(["bed-0"]), &json!(["bed"])));
+        assert_eq!((&task["creation_policy"], &task["priority"]), (&json!("reuse"), &json!(0)));
+        assert_eq!(
+            task["resources"]["gpu"],
+            json!({ "name": ["H100"], "vendor": "nvidia", "count": { "min": 8, "max": 8 } })
+        );
+        assert_eq!(task["resources"]["cpu"], json!({ "arch": "x86", "count": { "min": 96, "max": null } }));
+        assert_eq!(task["max_duration"], 100 * 60);
+        let words = "exec doctor-node job --run r0000000000007 --tests memory,dl --limit '1h 30m' --node bed-0 --carry /dev/null";
+        assert_eq!(task["commands"], json!([words]));
+        assert_eq!(task["env"], json!({ "DOCTOR_RUN_KEY": "${{ secrets.doctor_r0000000000007 }}" }));
+    }
+
+    #[test]
+    fn policy_state_and_key_go_as_the_site_wants() {
+        let mut config = DstackConfig { key: KeyBy::Environment, ..DstackConfig::default() };
+        config.task.state = Some("/var/lib/it's".into());
+        let task = planned(Some("a = \"${{ x }}\"\n"), &config)["configuration"].take();
+        assert_eq!(task["env"]["DOCTOR_RUN_KEY"], RunKey::new([7; 32]).to_hex());
+        assert_eq!(task["env"]["DOCTOR_POLICY"], STANDARD.encode("a = \"${{ x }}\"\n"));
+        assert_eq!(task["commands"][0], "printf %s \"$DOCTOR_POLICY\" | base64 -d > /tmp/doctor-policy.toml");
+        let last = task["commands"][1].as_str().unwrap();
+        assert!(last.ends_with(" --policy /tmp/doctor-policy.toml --state '/var/lib/it'\\''s'"), "{last}");
+    }
+
+    #[test]
+    fn the_captured_runs_are_told_apart() {
+        let job = JobId("main/x".to_owned());
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let since = at("2026-11-15T01:20:55Z");
+        let began = Some(since);
+        let ended = |text, began| match seen(&run(text), job.clone(), began) {
+            JobSeen::Ended { started, how, .. } => (started.is_some(), how),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(seen(&run(RUNNING), job.clone(), began), JobSeen::Running { job: job.clone(), since });
+        assert_eq!(ended(DONE, None), (true, JobEnd::Exited));
+        assert_eq!(ended(FAILED, None), (true, JobEnd::Failed));
+        assert_eq!(ended(STOPPED, began), (true, JobEnd::Killed));
+        assert_eq!(ended(STOPPED, None), (false, JobEnd::Killed), "it never ran");
+        assert_eq!(ended(NO_CAPACITY, None), (false, JobEnd::Displaced));
+        let lost = STOPPED.replace("terminated_by_user", "instance_unreachable");
+        assert_eq!(ended(&lost, began), (true, JobEnd::Lost));
+        let strange = RUNNING.replace("\"running\"", "\"hovering\"");
+        assert!(
+            matches!(seen(&run(&strange), job.clone(), None), JobSeen::Unknown { why } if why.contains("hovering"))
+        );
+        let JobSeen::Ended { started, at, .. } = seen(&run(DONE), job, Some(at("2030-01-01T00:00:00Z"))) else {
+            panic!()
+        };
+        assert!(started.unwrap() <= at, "clocks of two machines differ, and no job ends before it begins");
+    }
+}

@@ -1,0 +1,265 @@
+//! A project as one look finds it: its instances, who is on each, and who waits. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use doctor_backend::SeenNode;
+use doctor_core::{
+    ids::{NodeName, PoolName, RunId, Sku},
+    node::{Apart, Marks, Node, Occupancy},
+    time::Timestamp,
+};
+
+use super::{
+    answers::{Fleet, Health, Instance, InstanceStatus, run_of},
+    config::DstackConfig,
+    occupancy::{Around, Ends, foreign_marks, occupancy},
+    replace::by_hand,
+    side_door::{Found, Used, is_passed_over, is_unused},
+    wanted::{Offer, wanted},
+    work::{Job, Run, Selector},
+};
+
+/// What dstack calls every host of an SSH fleet.
+const NO_TYPE: &str = "instance";
+
+/// What one look at the server brought.
+#[derive(Debug)]
+pub(super) struct View<'a> {
+    pub(super) fleets: &'a [Fleet],
+    /// Those that are under way or wait.
+    pub(super) runs: &'a [Run],
+    /// By whose token we ask: a run of ours is one of theirs.
+    pub(super) me: &'a str,
+    pub(super) now: Timestamp,
+    /// Of instances that dstack terminates when they are idle, by their id: when that is.
+    pub(super) ends: &'a BTreeMap<String, Ends>,
+    /// Of instances that dstack has a word against, by their id: its sentences.
+    pub(super) complaints: &'a BTreeMap<String, String>,
+    /// What was found past dstack on instances that it starts nothing on, by name.
+    pub(super) found: &'a BTreeMap<String, Found>,
+}
+
+impl View<'_> {
+    /// Every instance whose name can be a node's.
+    pub(super) fn seen(&self, config: &DstackConfig) -> Vec<SeenNode> {
+        let mut around = self.around();
+        let offers: Vec<Offer<'_>> = self.offers(&around).collect();
+        let users: Vec<&Run> = self.runs.iter().filter(|run| self.ours(run).is_none()).collect();
+        for (name, by) in wanted(&offers, &users, self.now) {
+            around.entry(name).or_default().wanted = Some(by);
+        }
+        let all = self.fleets.iter().flat_map(|fleet| fleet.instances.iter().map(move |instance| (fleet, instance)));
+        all.filter_map(|(fleet, instance)| {
+            let around = around.remove(&instance.name).unwrap_or_default();
+            self.node(fleet, instance, &around, config)
+        })
+        .collect()
+    }
+
+    /// `None`: a name that cannot be a node's is nobody's.
+    fn node(&self, fleet: &Fleet, instance: &Instance, around: &Around, config: &DstackConfig) -> Option<SeenNode> {
+        let complaint = self.complaints.get(&instance.id).map_or("", String::as_str);
+        let occupancy = self.occupancy(instance, around, complaint, config);
+        let told = instance.instance_type.as_ref().map(|kind| kind.name.as_str()).filter(|name| *name != NO_TYPE);
+        let sku = config.skus.get(&fleet.name).cloned().or_else(|| told.and_then(|name| Sku::new(name).ok()));
+        let node = Node {
+            name: NodeName::new(&instance.name).ok()?,
+            pool: PoolName::new(&fleet.name).ok()?,
+            apart: Some(Arc::new(self.apart(fleet, instance, around, &occupancy))),
+            occupancy,
+            marks: Marks { ours: Vec::new(), foreign: foreign_marks(instance, complaint) },
+            // The job's result tells.
+            hardware: None,
+            sku,
+        };
+        let aside = self.found.get(&instance.name).into_iter().flat_map(|found| &found.runs);
+        let jobs = around.ours.iter().chain(aside).copied().collect();
+        Some(SeenNode { node: Arc::new(node), heard: None, jobs })
+    }
+
+    /// What dstack says, and who was seen there past it where dstack cannot say.
+    fn occupancy(&self, instance: &Instance, around: &Around, complaint: &str, config: &DstackConfig) -> Occupancy {
+        let told = occupancy(instance, around, complaint, (self.now, config.idle_margin));
+        match (&told, self.found.get(&instance.name).map(|found| &found.used)) {
+            (Occupancy::Unknown { .. }, Some(Used::By(by))) => Occupancy::Busy { by: by.as_str().into() },
+            _ => told,
+        }
+    }
+
+    /// What can be done with it that dstack cannot do.
+    fn apart(&self, fleet: &Fleet, instance: &Instance, around: &Around, occupancy: &Occupancy) -> Apart {
+        let unused = is_unused(instance) && around.users.is_empty() && around.ours.is_empty();
+        let past = unused && is_passed_over(instance) && matches!(occupancy, Occupancy::Unknown { .. });
+        let empty = self.found.get(&instance.name).is_some_and(|found| found.used == Used::ByNobody);
+        // Of one that dstack does not reach nobody knows what still runs there.
+        let vacant = past && instance.unreachable == Some(false);
+        Apart { proofs: past && empty, vacant, by_hand: fleet.is_ssh().then(|| by_hand(fleet, instance)) }
+    }
+
+    /// The run of ours that this is. A name alone is anybody's to write.
+    fn ours(&self, run: &Run) -> Option<RunId> {
+        run_of(run.name()).filter(|_| run.user == self.me)
+    }
+
+    /// Who is on each instance, by its name.
+    fn around(&self) -> BTreeMap<String, Around> {
+        let mut all: BTreeMap<String, Around> = BTreeMap::new();
+        for instance in self.fleets.iter().flat_map(|fleet| &fleet.instances) {
+            let ends = self.ends.get(&instance.id).copied().unwrap_or_default();
+            all.entry(instance.name.clone()).or_default().ends = ends;
+        }
+        let by_host: BTreeMap<&str, &str> = self
+            .fleets
+            .iter()
+            .flat_map(|fleet| &fleet.instances)
+            .filter_map(|instance| Some((instance.hostname.as_deref()?, instance.name.as_str())))
+            .collect();
+        for run in self.runs {
+            let ours = self.ours(run);
+            let mut places: BTreeSet<&str> =
+                run.jobs.iter().filter_map(|job| by_host.get(host_of(job)?).copied()).collect();
+            // One that waits for its instance has it in its name.
+            places.extend(ours.and_then(|_| pinned(run)));
+            for place in places {
+                let around = all.entry(place.to_owned()).or_default();
+                match ours {
+                    Some(id) => around.ours.push(id),
+                    None => around.users.push(run.described()),
+                }
+            }
+        }
+        all
+    }
+
+    /// Those that a user's run could have: nobody else is on them, and dstack would start something there.
+    fn offers<'a>(&'a self, around: &'a BTreeMap<String, Around>) -> impl Iterator<Item = Offer<'a>> {
+        let usable = |instance: &Instance| {
+            instance.unreachable == Some(false)
+                && matches!(instance.status, InstanceStatus::Idle | InstanceStatus::Busy)
+                && instance.health_status != Some(Health::Failure)
+        };
+        let of_fleet = move |fleet: &'a Fleet| {
+            fleet.instances.iter().filter(move |instance| usable(instance)).filter_map(move |instance| {
+                let around = around.get(&instance.name)?;
+                let ours = !around.ours.is_empty();
+                let free = instance.status == InstanceStatus::Idle && instance.busy_blocks == 0;
+                (around.users.is_empty() && (ours || free)).then_some(Offer { fleet, instance, ours })
+            })
+        };
+        self.fleets.iter().flat_map(of_fleet)
+    }
+}
+
+/// The host that a job has, while it has it.
+pub(super) fn host_of(job: &Job) -> Option<&str> {
+    let newest = job.job_submissions.last().filter(|newest| !newest.status.is_finished())?;
+    newest.job_provisioning_data.as_ref()?.hostname.as_deref()
+}
+
+/// The instance that a run of ours is for.
+fn pinned(run: &Run) -> Option<&str> {
+    if run.newest().is_some_and(|newest| newest.status.is_finished()) {
+        return None;
+    }
+    match run.run_spec.configuration.instances.as_deref()? {
+        [Selector::Plain(name) | Selector::Name { name }] => Some(name),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answers::tests::{FLEETS, RUNNING};
+    use serde_json::{Value, json};
+
+    /// The captured fleet with all three instances well, the first of them busy.
+    fn fleets() -> Vec<Fleet> {
+        let mut fleets: Value = serde_json::from_str(FLEETS).unwrap();
+        for instance in fleets[0]["instances"].as_array_mut().unwrap() {
+            instance["unreachable"] = json!(false);
+            instance["health_status"] = json!("healthy");
+        }
+        fleets[0]["instances"][0]["status"] = json!("busy");
+        serde_json::from_value(fleets).unwrap()
+    }
+
+    /// The captured run, which is on the first instance, with changes.
+    fn run(change: impl FnOnce(&mut Value)) -> Run {
+        let mut run: Value = serde_json::from_str(RUNNING).unwrap();
+        change(&mut run);
+        serde_json::from_value(run).unwrap()
+    }
+
+    fn seen(runs: &[Run]) -> Vec<(String, Vec<RunId>)> {
+        let fleets = fleets();
+        let nothing = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let now = "2026-11-15T01:22:00Z".parse().unwrap();
+        let (ends, complaints, found) = (&nothing.0, &nothing.1, &nothing.2);
+        let view = View { fleets: &fleets, runs, me: "doctor", now, ends, complaints, found };
+        let word = |seen: &SeenNode| match &seen.node.occupancy {
+            Occupancy::Free => "free".to_owned(),
+            Occupancy::Busy { by } => by.to_string(),
+            Occupancy::Unknown { why } => format!("unknown: {why}"),
+        };
+        view.seen(&DstackConfig::default()).iter().map(|one| (word(one), one.jobs.clone())).collect()
+    }
+
+    fn words(seen: &[(String, Vec<RunId>)]) -> Vec<&str> {
+        seen.iter().map(|(word, _)| word.as_str()).collect()
+    }
+
+    #[test]
+    fn a_users_run_makes_its_instance_busy_and_names_them() {
+        assert_eq!(words(&seen(&[run(|_| {})])), ["run val3 of admin", "free", "free"]);
+        assert_eq!(words(&seen(&[])), ["a run that this project does not show", "free", "free"]);
+    }
+
+    #[test]
+    fn a_run_of_ours_is_known_by_its_name_and_its_owner() {
+        let id = RunId::from_number(7);
+        let ours = |user: &'static str| {
+            run(move |run| {
+                run["user"] = json!(user);
+                run["run_spec"]["run_name"] = json!("doctor-r0000000000007");
+            })
+        };
+        assert_eq!(seen(&[ours("doctor")])[0], ("free".to_owned(), vec![id]));
+        assert_eq!(words(&seen(&[ours("mallory")]))[0], "run doctor-r0000000000007 of mallory");
+        // One that has no instance yet is where it is to be.
+        let waiting = run(|run| {
+            run["user"] = json!("doctor");
+            run["run_spec"]["run_name"] = json!("doctor-r0000000000007");
+            run["run_spec"]["configuration"]["instances"] = json!([{ "name": "bed-2" }]);
+            run["jobs"][0]["job_submissions"][0]["job_provisioning_data"] = json!(null);
+            run["jobs"][0]["job_submissions"][0]["status"] = json!("submitted");
+        });
+        assert_eq!(seen(&[waiting])[2], ("free".to_owned(), vec![id]));
+    }
+
+    #[test]
+    fn a_user_who_waits_gets_a_free_instance_before_ours_has_to_go() {
+        let ours = run(|run| {
+            run["user"] = json!("doctor");
+            run["run_spec"]["run_name"] = json!("doctor-r0000000000007");
+        });
+        let waiting = |name: &'static str, on: Value| {
+            run(move |run| {
+                run["status"] = json!("pending");
+                run["run_spec"]["run_name"] = json!(name);
+                run["run_spec"]["configuration"]["instances"] = on;
+                run["jobs"][0]["job_submissions"][0]["job_provisioning_data"] = json!(null);
+            })
+        };
+        let any = |name| waiting(name, json!(null));
+        let waits = "run a of admin, which waits for an instance";
+        assert_eq!(words(&seen(&[ours.clone(), any("a")])), ["free", waits, "free"]);
+        let all = seen(&[ours.clone(), any("a"), any("b"), any("c")]);
+        assert!(all.iter().all(|(word, _)| word.contains("which waits")), "{all:?}");
+        let pinned = waiting("a", json!([{ "name": "bed-0" }]));
+        assert_eq!(words(&seen(&[ours, pinned])), [waits, "free", "free"]);
+    }
+}

@@ -1,0 +1,509 @@
+//! The dstack backend on a real server whose hosts are stand-ins, with real `doctor-node` processes there: the contract, users who come
+//! and wait, and what happens when links and GPUs fail. How far that goes is told in `doctor_bed::dstack`.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use doctor_backend::{
+    Backend, Change, Effect, JobOutput, JobRequest, NodeOp, PolledJob, SeenNode,
+    clock::{Clock, SystemClock},
+    contract::{self, Bed, Length, Wanted},
+    inspection::Standing,
+};
+use doctor_backend_dstack::{DstackBackend, DstackConfig, KeyBy, OverSsh, inspect};
+use doctor_bed::{
+    dstack::{BLOCKS, Dstack, Health, in_project},
+    programs,
+};
+use doctor_checks::document::{Document, RunKey};
+use doctor_core::{
+    ids::{NodeName, OpId, RunId, TestId},
+    node::Occupancy,
+    run::{JobEnd, JobSeen, NonEmpty},
+    time::{Span, Timestamp},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const KEY: RunKey = RunKey::new([7; 32]);
+
+/// A policy with a test that goes on for longer than any of these tests.
+const POLICY: &str = "[tests.endless.params]\ncommand = [\"/bin/sleep\", \"600\"]\ntimeout = \"20m\"\n";
+
+const HOSTS: u8 = 4;
+
+const PATIENCE: Duration = Duration::from_secs(300);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// One server for all tests of this file, each of which has a host of its own. It ends with the process.
+struct Shared {
+    dstack: Dstack,
+    folder: TempDir,
+}
+
+fn shared(what: &str) -> Option<&'static Shared> {
+    static STARTED: OnceLock<Result<Shared, String>> = OnceLock::new();
+    let begin = || {
+        let dstack = Dstack::start(HOSTS).inspect_err(|why| why.not_run(what)).map_err(|error| error.to_string())?;
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("doctor-node");
+        let stripped = Command::new("strip").arg("-o").arg(&program).arg(programs::doctor_node()).status().unwrap();
+        assert!(stripped.success(), "strip doctor-node");
+        dstack.install(&program).unwrap();
+        std::fs::write(folder.path().join("policy.toml"), POLICY).unwrap();
+        std::fs::write(folder.path().join("token"), &dstack.admin().token).unwrap();
+        Ok(Shared { dstack, folder })
+    };
+    match STARTED.get_or_init(begin) {
+        Ok(shared) => Some(shared),
+        Err(why) => {
+            println!("NOT RUN: {what}: {why}");
+            None
+        }
+    }
+}
+
+impl Shared {
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn config(&self) -> DstackConfig {
+        DstackConfig {
+            url: self.dstack.url(),
+            token_file: Some(self.at("token")),
+            // The server may have to wait for a core.
+            deadline: Span::minutes(2),
+            ..DstackConfig::default()
+        }
+    }
+
+    fn open(&self) -> DstackBackend {
+        DstackBackend::open(self.config(), Some(&self.at("policy.toml"))).unwrap()
+    }
+}
+
+/// A host of the shared server, and the instance that it is.
+struct Host {
+    shared: &'static Shared,
+    number: u8,
+    /// Users' runs that this host had.
+    users: AtomicU64,
+    /// Its runner or its link was lost since it was last seen to be well.
+    shaken: AtomicBool,
+}
+
+impl Host {
+    fn new(what: &str, number: u8) -> Option<Self> {
+        shared(what).map(|shared| Self::of(shared, number))
+    }
+
+    const fn of(shared: &'static Shared, number: u8) -> Self {
+        Self { shared, number, users: AtomicU64::new(0), shaken: AtomicBool::new(false) }
+    }
+
+    fn dstack(&self) -> &Dstack {
+        &self.shared.dstack
+    }
+
+    fn request(&self, run: RunId, tests: &[&str]) -> JobRequest {
+        let node = self.name();
+        let tests = tests.iter().map(|test| TestId::new(test).unwrap()).collect();
+        JobRequest {
+            run,
+            nodes: NonEmpty::one(node.clone()),
+            tests: NonEmpty::new(tests).unwrap(),
+            limit: Span::minutes(10),
+            key: KEY,
+            outputs: vec![JobOutput { node, logs: Vec::new(), document: format!("{run}.json").into() }],
+        }
+    }
+
+    fn name(&self) -> NodeName {
+        NodeName::new(&Dstack::instance_name(self.number)).unwrap()
+    }
+
+    fn users_run(&self) -> String {
+        format!("user{}-{}", self.number, self.users.load(Ordering::SeqCst))
+    }
+
+    /// A user's run has the instance. One that finds no place is submitted again, as users do.
+    fn take(&self, more: &Value) {
+        let begun = || {
+            self.users.fetch_add(1, Ordering::SeqCst);
+            self.dstack().submit_as_user(&self.users_run(), Some(self.number), "exec sleep 3600", more).unwrap();
+            let over = |run: &Value| run["status"] == "running" || has_ended(run);
+            let run = self.dstack().wait_for("a user's run", || self.dstack().run(&self.users_run()), over).unwrap();
+            (run["status"] == "running").then_some(())
+        };
+        wait("a user's run to have a place", begun);
+    }
+
+    fn leave(&self) {
+        self.dstack().stop_run(&self.users_run()).unwrap();
+    }
+
+    fn is_taken(&self) -> bool {
+        self.dstack().run(&self.users_run()).is_ok_and(|run| run["status"] == "running")
+    }
+
+    fn wait_health(&self, health: &Health<'_>, word: &str) {
+        self.dstack().set_health(self.number, health).unwrap();
+        self.dstack().wait_for_instance(self.number, word, |instance| instance["health_status"] == *word).unwrap();
+    }
+
+    fn seen(&self, backend: &DstackBackend) -> SeenNode {
+        backend.snapshot().unwrap().into_iter().find(|seen| seen.node.name == self.name()).unwrap()
+    }
+
+    /// One look of the server that comes too late makes an instance `unreachable` until the next, and nobody calls that free.
+    fn wait_free(&self, backend: &DstackBackend, because: &str) {
+        let mut last = String::new();
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            let seen = self.seen(backend);
+            if seen.node.occupancy.is_free() {
+                return;
+            }
+            why(&seen.node.occupancy).clone_into(&mut last);
+            std::thread::sleep(PAUSE);
+        }
+        panic!("{because}, and it is not free: {last}");
+    }
+}
+
+fn has_ended(run: &Value) -> bool {
+    ["done", "failed", "terminated"].iter().any(|status| run["status"] == *status)
+}
+
+fn run_id(number: u64) -> RunId {
+    // Born now, so that nothing takes it for an old one.
+    RunId::from_number((u64::try_from(SystemClock.now().millis()).unwrap() << 21) | number)
+}
+
+fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn polled(backend: &DstackBackend, run: RunId) -> JobSeen {
+    backend.poll(&[run]).unwrap().remove(0).seen
+}
+
+fn wait_running(backend: &DstackBackend, run: RunId) {
+    wait("the job to run", || matches!(polled(backend, run), JobSeen::Running { .. }).then_some(()));
+}
+
+/// How the job ended, whether it had begun, and the document that came.
+fn wait_ended(backend: &DstackBackend, run: RunId) -> (JobEnd, bool, Vec<Vec<u8>>) {
+    wait("the end of the job", || match backend.poll(&[run]).unwrap().remove(0) {
+        PolledJob { seen: JobSeen::Ended { how, started, .. }, documents } => Some((how, started.is_some(), documents)),
+        PolledJob { .. } => None,
+    })
+}
+
+fn why(occupancy: &Occupancy) -> &str {
+    match occupancy {
+        Occupancy::Free => "free",
+        Occupancy::Busy { by } => by,
+        Occupancy::Unknown { why } => why,
+    }
+}
+
+impl Bed for Host {
+    fn now(&self) -> Timestamp {
+        SystemClock.now()
+    }
+
+    fn node(&self) -> NodeName {
+        self.name()
+    }
+
+    fn occupy(&self, _: &NodeName, wanted: Wanted) {
+        if wanted == Wanted::Unknown {
+            if self.is_taken() {
+                self.leave();
+            }
+            return self.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
+        }
+        self.wait_health(&Health::Healthy, "healthy");
+        match (wanted, self.is_taken()) {
+            (Wanted::Busy, false) => self.take(&json!({})),
+            (Wanted::Free, true) => self.leave(),
+            _ => {}
+        }
+        if wanted == Wanted::Free {
+            let free = |instance: &Value| instance["status"] == "idle" && instance["unreachable"] == false;
+            self.dstack().wait_for_instance(self.number, "idle", free).unwrap();
+            if self.shaken.swap(false, Ordering::SeqCst) {
+                self.dstack().wait_settled(self.number).unwrap();
+            }
+        }
+    }
+
+    /// DCGM's own word of warning: dstack still starts jobs there.
+    fn mark_by_somebody_else(&self, _: &NodeName, there: bool) {
+        if there {
+            self.wait_health(&Health::Warning("PCIe replay rate above threshold"), "warning");
+        } else {
+            self.wait_health(&Health::Healthy, "healthy");
+        }
+    }
+
+    fn job(&self, run: RunId, length: Length) -> JobRequest {
+        self.request(run, if length == Length::Short { &["memory"] } else { &["endless"] })
+    }
+
+    fn jobs_started(&self, run: RunId) -> usize {
+        self.dstack().jobs_started(&format!("doctor-{run}"))
+    }
+
+    fn lose(&self, _: RunId) {
+        self.shaken.store(true, Ordering::SeqCst);
+        self.dstack().lose(self.number).unwrap();
+    }
+
+    /// The server looks at its runs every few seconds, and on a small machine that is busy with the other tests not even that.
+    fn let_time_pass(&self) {
+        std::thread::sleep(Duration::from_millis(300));
+    }
+
+    fn restarted(&self) -> Option<Box<dyn Backend>> {
+        Some(Box::new(self.shared.open()))
+    }
+}
+
+#[test]
+fn the_dstack_backend_keeps_the_contract() {
+    let Some(host) = Host::new("the_dstack_backend_keeps_the_contract", 1) else { return };
+    assert_eq!(contract::breaches(&host.shared.open(), &host), []);
+}
+
+#[test]
+fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
+    let Some(host) = Host::new("a_result_comes_with_the_log_and_no_key_is_left_behind", 2) else { return };
+    let (backend, run) = (host.shared.open(), run_id(1));
+    backend.submit(&host.request(run, &["memory", "endless"])).unwrap();
+    assert_eq!(host.seen(&backend).jobs, [run]);
+    wait_running(&backend, run);
+    host.wait_free(&backend, "our own run is in nobody's way");
+    let secrets = || host.dstack().ask(&in_project("secrets/list"), &json!({})).unwrap().to_string();
+    assert!(!secrets().contains(&run.to_string()), "the job has its key");
+    let told = host.dstack().run(&format!("doctor-{run}")).unwrap().to_string();
+    assert!(!told.contains(&KEY.to_hex()), "whoever may see the run does not see its key");
+    // Told to stop, it leaves what it had finished.
+    let has_begun = || {
+        let submission = &host.dstack().run(&format!("doctor-{run}")).unwrap()["jobs"][0]["job_submissions"][0]["id"];
+        let ask = json!({ "run_name": format!("doctor-{run}"), "job_submission_id": submission, "limit": 1000 });
+        let page = host.dstack().ask(&in_project("logs/poll"), &ask).unwrap();
+        let events = page["logs"].as_array().into_iter().flatten().filter_map(|event| event["message"].as_str());
+        let bytes: Vec<u8> = events.flat_map(|message| STANDARD.decode(message).unwrap()).collect();
+        String::from_utf8_lossy(&bytes).contains("endless: /bin/sleep").then_some(())
+    };
+    wait("the second test", has_begun);
+    backend.cancel(run).unwrap();
+    let (how, started, documents) = wait_ended(&backend, run);
+    assert_eq!((how, started, documents.len()), (JobEnd::Killed, true, 1), "{:?}", backend.logs(run));
+    let document = Document::open(&documents[0], &KEY).unwrap();
+    assert_eq!(document.tests.iter().map(|test| test.test.as_str()).collect::<Vec<_>>(), ["memory"]);
+    assert_eq!((document.run, &document.node), (run, &host.name()));
+    let [(node, log)] = &backend.logs(run)[..] else { panic!("one log") };
+    assert!(node == &host.name() && log.contains("told to stop") && !log.contains("DOCTOR RESULT"), "{log}");
+    parts_of_an_instance(&host, &backend);
+}
+
+/// A run of ours takes every block, and one that somebody has is enough to keep ours away.
+fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
+    let blocks = |name: &str| host.dstack().instance(host.number).unwrap()[name].clone();
+    assert_eq!(blocks("total_blocks"), BLOCKS);
+    let run = run_id(7);
+    host.wait_free(backend, "nobody has it");
+    backend.submit(&host.request(run, &["endless"])).unwrap();
+    wait_running(backend, run);
+    assert_eq!(blocks("busy_blocks"), BLOCKS);
+    host.wait_free(backend, "all of it is ours");
+    backend.cancel(run).unwrap();
+    wait_ended(backend, run);
+    host.dstack().wait_for_instance(host.number, "idle", |instance| instance["status"] == "idle").unwrap();
+    let one = json!({ "resources": { "gpu": "H100:1", "cpu": "x86:1..", "memory": "1GB..", "disk": "1GB.." } });
+    host.take(&one);
+    assert_eq!(blocks("busy_blocks"), 1);
+    assert_eq!(why(&host.seen(backend).node.occupancy), format!("run {} of alice", host.users_run()));
+    let late = run_id(8);
+    backend.submit(&host.request(late, &["memory"])).unwrap();
+    assert_eq!(wait_ended(backend, late).0, JobEnd::Displaced, "seven blocks are not all of them");
+    host.leave();
+    host.wait_free(backend, "nobody has it");
+    // A fleet as for a cloud, as this server tells of it; there are no instances in it without one.
+    let cloud = json!({ "type": "fleet", "name": "cloud", "nodes": { "min": 0, "target": 0, "max": 2 }, "idle_duration": "1h" });
+    let spec = json!({ "configuration": cloud, "profile": { "name": "default" } });
+    let plan = json!({ "plan": { "spec": spec, "current_resource": null }, "force": true });
+    host.dstack().ask(&in_project("fleets/apply"), &plan).unwrap();
+    assert_eq!(backend.snapshot().unwrap().len(), usize::from(HOSTS));
+}
+
+#[test]
+fn whoever_comes_or_waits_goes_first() {
+    let Some(host) = Host::new("whoever_comes_or_waits_goes_first", 3) else { return };
+    let backend = host.shared.open();
+    host.take(&json!({}));
+    assert_eq!(why(&host.seen(&backend).node.occupancy), format!("run {} of alice", host.users_run()));
+    // The instance was taken between the look and the submission.
+    let late = run_id(2);
+    backend.submit(&host.request(late, &["memory"])).unwrap();
+    let (how, started, _) = wait_ended(&backend, late);
+    assert_eq!((how, started), (JobEnd::Displaced, false), "it never had a place");
+    assert_eq!(host.dstack().jobs_started(&format!("doctor-{late}")), 0);
+    host.leave();
+    // A user's run that is retried waits while ours has the instance.
+    let run = run_id(3);
+    host.wait_free(&backend, "nobody has it");
+    backend.submit(&host.request(run, &["endless"])).unwrap();
+    wait_running(&backend, run);
+    let retried = json!({ "retry": { "on_events": ["no-capacity"], "duration": "1h" } });
+    host.dstack().submit_as_user("patient", Some(3), "exec sleep 3600", &retried).unwrap();
+    let wanted = "run patient of alice, which waits for an instance";
+    wait("the run to be seen waiting", || (why(&host.seen(&backend).node.occupancy) == wanted).then_some(()));
+    backend.cancel(run).unwrap();
+    assert_eq!(wait_ended(&backend, run).0, JobEnd::Killed);
+    host.dstack().wait_for_run("patient", "running").unwrap();
+    assert_eq!(why(&host.seen(&backend).node.occupancy), "run patient of alice");
+    host.dstack().stop_run("patient").unwrap();
+    host.dstack().wait_for_instance(3, "idle", |instance| instance["status"] == "idle").unwrap();
+    // A link that is cut: dstack goes on saying idle and healthy.
+    host.dstack().cut(3).unwrap();
+    let cut = |instance: &Value| instance["unreachable"] == true && instance["status"] == "idle";
+    host.dstack().wait_for_instance(3, "unreachable", cut).unwrap();
+    assert_eq!(why(&host.seen(&backend).node.occupancy), "dstack cannot reach it");
+    host.dstack().join(3).unwrap();
+    host.wait_free(&backend, "nobody has it");
+    // GPUs that fail: dstack's own words are a mark of somebody else.
+    host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
+    let failing = host.seen(&backend).node;
+    assert!(matches!(failing.occupancy, Occupancy::Unknown { .. }), "{failing:?}");
+    let [mark] = &failing.marks.foreign[..] else { panic!("one mark: {failing:?}") };
+    assert_eq!((mark.by.as_str(), mark.text.as_str()), ("dstack", "health failure: GPU 5 has a volatile DBE"));
+    assert!(failing.is_vacant() && !failing.takes_proofs(), "there is no way past dstack");
+    host.wait_health(&Health::Healthy, "healthy");
+}
+
+#[test]
+fn rights_and_limits_are_said_in_words() {
+    let Some(shared) = shared("rights_and_limits_are_said_in_words") else { return };
+    let standing = |config: &DstackConfig| {
+        let all = inspect(config);
+        all.iter().map(|one| (one.what.clone(), one.standing, one.text.clone())).collect::<Vec<_>>()
+    };
+    let good = standing(&shared.config());
+    assert!(good.iter().all(|(_, standing, _)| *standing == Standing::Good), "{good:?}");
+    assert!(good[0].2.ends_with("dstack 0.22.5") && good[3].2.starts_with("4 instances in bed"), "{good:?}");
+    // A member may look and run, and keeps no secrets.
+    let member = shared.at("member");
+    std::fs::write(&member, &shared.dstack.user().token).unwrap();
+    let as_member = DstackConfig { token_file: Some(member), ..shared.config() };
+    let found = standing(&as_member);
+    assert!(found[2].1 == Standing::Bad && found[2].2.contains("may not keep secrets"), "{found:?}");
+    let open = DstackConfig { key: KeyBy::Environment, ..as_member.clone() };
+    assert!(standing(&open).iter().all(|(_, standing, _)| *standing == Standing::Good));
+    let host = Host::of(shared, 1);
+    let error =
+        DstackBackend::open(as_member, None).unwrap().submit(&host.request(run_id(4), &["memory"])).unwrap_err();
+    assert!(error.effect == Effect::NoneGiveUp && error.text.contains("key = \"environment\""), "{error}");
+    let nobody = DstackConfig { token_file: Some(Path::new("/dev/null").to_owned()), ..shared.config() };
+    assert_eq!(DstackBackend::open(nobody, None).unwrap().snapshot().unwrap_err().effect, Effect::NoneTryAgain);
+    let wrong = shared.at("wrong");
+    std::fs::write(&wrong, "no-such-token").unwrap();
+    let wrong = DstackConfig { token_file: Some(wrong), ..shared.config() };
+    let error = DstackBackend::open(wrong.clone(), None).unwrap().snapshot().unwrap_err();
+    assert!(error.effect == Effect::NoneGiveUp && error.text.contains("Invalid token"), "{error}");
+    assert!(standing(&wrong).iter().any(|(what, standing, _)| what == "token" && *standing == Standing::Bad));
+    // A host of an SSH fleet is a person's to replace.
+    let willing = DstackBackend::open(DstackConfig { replace: true, ..shared.config() }, None).unwrap();
+    assert!(willing.caps().replace && !willing.caps().mark && !willing.caps().drain);
+    let replace = |op| NodeOp { op, what: Change::Replace };
+    let error = willing.apply(&host.name(), &replace(op_now())).unwrap_err();
+    assert!(error.effect == Effect::NoneGiveUp && error.text.contains("take 10.98.1.2 out of its `hosts`"), "{error}");
+    willing.apply(&host.name(), &replace(OpId::from_number(1))).expect("it was made after that was asked for");
+}
+
+/// Where dstack starts nothing, a run goes over SSH: once, found again by whoever comes after, and never under somebody's work.
+#[test]
+fn a_failing_instance_is_proved_past_dstack() {
+    let Some(host) = Host::new("a_failing_instance_is_proved_past_dstack", 4) else { return };
+    let keep = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
+    let lock = host.dstack().folder().join("host4/home/in-use");
+    let ssh = OverSsh {
+        ssh_config: Some(host.dstack().ssh_config().unwrap()),
+        doctor_node: Some(host.shared.at("doctor-node")),
+        // The machine is everybody's, and busy.
+        max_load_per_core: 1e6,
+        deadline: Span::minutes(2),
+        connect: Span::from_secs(60),
+        locks: vec!["/root/in-use".into()],
+        state: keep.path().join("s"),
+        ..OverSsh::default()
+    };
+    let config = DstackConfig { ssh: Some(ssh), ..host.shared.config() };
+    let open = || DstackBackend::open(config.clone(), Some(&host.shared.at("policy.toml"))).unwrap();
+    let backend = open();
+    assert!(!host.seen(&backend).node.takes_proofs(), "dstack itself can use it");
+    host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
+    // Jobs of other hosts are seen as well: they share their processes.
+    let open_to_proofs = || host.seen(&backend).node.takes_proofs().then_some(());
+    wait("the way past dstack", open_to_proofs);
+    let node = host.seen(&backend).node;
+    assert!(!node.occupancy.is_free(), "{node:?}");
+    assert!(node.by_hand().is_some_and(|how| how.contains("take 10.98.4.2 out of its `hosts`")), "{node:?}");
+    // Somebody uses it who is none of dstack's: nothing begins.
+    std::fs::write(&lock, "").unwrap();
+    assert_eq!(why(&host.seen(&backend).node.occupancy), "/root/in-use exists");
+    let run = run_id(5);
+    let error = backend.submit(&host.request(run, &["endless"])).unwrap_err();
+    assert!(error.effect == Effect::NoneTryAgain && error.text.contains("/root/in-use exists"), "{error}");
+    std::fs::remove_file(&lock).unwrap();
+    let begin = |backend: &DstackBackend, run, tests: &[&str]| {
+        wait("the run to begin", || match backend.submit(&host.request(run, tests)) {
+            Ok(job) => Some(job),
+            Err(error) if error.effect == Effect::NoneTryAgain => None,
+            Err(error) => panic!("{error}"),
+        })
+    };
+    let job = begin(&backend, run, &["endless"]);
+    wait_running(&backend, run);
+    assert_eq!(host.seen(&backend).jobs, [run]);
+    assert!(!host.seen(&backend).node.occupancy.is_free());
+    // The next controller finds it, and begins nothing anew; dstack knows nothing of it.
+    let successor = open();
+    wait_running(&successor, run);
+    assert_eq!(begin(&successor, run, &["endless"]), job);
+    assert_eq!(host.dstack().jobs_started(&format!("doctor-{run}")), 0);
+    successor.cancel(run).unwrap();
+    assert_eq!(wait_ended(&backend, run).0, JobEnd::Killed);
+    let proof = run_id(6);
+    begin(&successor, proof, &["memory"]);
+    // It stays where it began, also when dstack would have the instance again.
+    host.wait_health(&Health::Healthy, "healthy");
+    let (how, started, documents) = wait_ended(&backend, proof);
+    assert_eq!((how, started, documents.len()), (JobEnd::Exited, true, 1));
+    let document = Document::open(&documents[0], &KEY).unwrap();
+    assert_eq!((document.run, &document.node), (proof, &host.name()));
+    assert!(backend.logs(proof)[0].1.contains("memory"));
+}
+
+fn op_now() -> OpId {
+    OpId::from_number(u64::try_from(SystemClock.now().millis()).unwrap() << 21)
+}

@@ -1,0 +1,312 @@
+//! What is done to a node beyond marking it: its pods are evicted, its GPUs reset, it is rebooted or replaced.
+//!
+//! Each is asked for again until it is done, with the same operation, and each asks the cluster first how far it has got: nothing
+//! is kept here. Where it is not done yet, the answer is an error that says what it waits for.
+
+use std::time::Duration;
+
+use doctor_backend::{
+    BackendError, Change, Effect,
+    clock::{Clock as _, SystemClock},
+    hook::{self, Told},
+};
+use doctor_core::{
+    ids::{NodeName, OpId},
+    time::Span,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{
+    cluster::{Failed, KubernetesBackend, TRIES},
+    config::{Replace, Webhook},
+    marks,
+    objects::{FIELD_MANAGER, JobObject, NodeAnswer, PodObject, Time, job_resource, pod_resource},
+    occupancy::uses_gpus,
+    repair::{self, Leaving, Repair, Stage},
+};
+
+/// A site's hook for replacing a machine. Shorter than a lease as it comes: who leads must still lead when it ends.
+const HOOK_LIMIT: Duration = Duration::from_secs(40);
+/// A reboot ends its own job, and may end it badly: so long a failed job is no failed reboot.
+const GOING_DOWN: Span = Span::minutes(5);
+
+fn refuse(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::NoneGiveUp }
+}
+
+fn later(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::NoneTryAgain }
+}
+
+/// It was asked for, and nobody has seen that it happened.
+fn under_way(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::Unknown }
+}
+
+impl KubernetesBackend {
+    /// Asks every pod that can live elsewhere to go. Done when none is left.
+    pub(super) fn evict(&self, node: &NodeName) -> Result<(), BackendError> {
+        let operation = "evict";
+        let mut left = Vec::new();
+        for pod in self.pods_on(operation, node)? {
+            let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+            match repair::leaving(&pod, &self.config) {
+                Leaving::Stays => {}
+                Leaving::OnItsWay => left.push(format!("{name} is ending")),
+                Leaving::Lost => left.push(format!("{name} belongs to nobody who would make it anew: end it yourself")),
+                Leaving::Goes => match self.evict_one(&pod) {
+                    Ok(()) => left.push(format!("{name} was asked to leave")),
+                    Err(Failed { code: Some(404), .. }) => {}
+                    // Its disruption budget says not now.
+                    Err(Failed { code: Some(429), error, .. }) => left.push(format!("{name} waits: {}", error.text)),
+                    Err(failed) => left.push(format!("{name}: {}", failed.error.text)),
+                },
+            }
+        }
+        if left.is_empty() { Ok(()) } else { Err(later(operation, left.join("; "))) }
+    }
+
+    fn evict_one(&self, pod: &PodObject) -> Result<(), Failed> {
+        let (name, namespace) = (pod.name_any(), pod.namespace().unwrap_or_default());
+        let eviction = json!({
+            "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": name, "namespace": namespace },
+            // Another pod of that name may have come meanwhile.
+            "deleteOptions": { "preconditions": { "uid": pod.uid() } },
+        });
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction");
+        self.post("evict", &path, &eviction).map(drop)
+    }
+
+    /// All pods that are on the node now.
+    fn pods_on(&self, operation: &'static str, node: &NodeName) -> Result<Vec<PodObject>, BackendError> {
+        let api: Api<PodObject> = Api::all_with(self.client.clone(), &pod_resource());
+        let here = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        Ok(self.ask(operation, api.list(&here))?.items)
+    }
+
+    /// Resets the GPUs or reboots the node, by a job on it.
+    pub(super) fn repair(&self, node: &NodeName, op: OpId, what: Repair) -> Result<(), BackendError> {
+        let operation = what.word();
+        if what.command(&self.config).is_empty() {
+            return Err(refuse(
+                operation,
+                format!("no command for it is configured (`backend.kubernetes.{operation}`)"),
+            ));
+        }
+        let now = self.node_now(operation, node)?;
+        let boot = now.status.as_ref().map_or_else(String::new, |status| status.node_info.boot_id.clone());
+        let jobs: Api<JobObject> = self.jobs(&job_resource());
+        let job = match self.ask(operation, jobs.get(&repair::name(op))) {
+            Ok(job) => Some(job),
+            Err(Failed { code: Some(404), .. }) => None,
+            Err(failed) => return Err(failed.into()),
+        };
+        let noted = marks::noted(now.metadata.annotations.as_ref(), op, operation, &self.config);
+        let before = job.as_ref().and_then(|job| repair::boot_before(job, &self.config)).or(noted.clone());
+        if what == Repair::Reboot && !boot.is_empty() && before.as_ref().is_some_and(|before| *before != boot) {
+            return Ok(());
+        }
+        match job.as_ref().map(repair::stage) {
+            Some(Stage::Failed(text)) if what == Repair::Reboot && (!is_ready(&now) || ended_lately(job.as_ref())) => {
+                Err(under_way(operation, format!("it may be going down: {text}")))
+            }
+            Some(Stage::Failed(text)) => Err(refuse(operation, text)),
+            Some(Stage::Told) if what == Repair::Reset => Ok(()),
+            Some(Stage::Told) => Err(under_way(operation, "it was told to reboot; no new boot is seen yet".to_owned())),
+            Some(Stage::UnderWay) => Err(under_way(operation, "its job is under way".to_owned())),
+            None => {
+                self.nobody_is_left(operation, node, what == Repair::Reset)?;
+                if noted.is_none() {
+                    self.note(operation, node, op, &boot)?;
+                    self.tell(&now, if what == Repair::Reset { &Change::Reset } else { &Change::Reboot });
+                }
+                self.begin(what, op, node, &before.unwrap_or(boot))
+            }
+        }
+    }
+
+    /// A restart ends everything on the node, also what uses none of its GPUs; a reset only ends those.
+    fn nobody_is_left(&self, operation: &'static str, node: &NodeName, gpus_only: bool) -> Result<(), BackendError> {
+        let pods = self.pods_on(operation, node)?;
+        let stays = |pod: &&PodObject| {
+            repair::leaving(pod, &self.config) != Leaving::Stays && (!gpus_only || uses_gpus(&pod.spec, &self.config))
+        };
+        let left: Vec<String> = pods
+            .iter()
+            .filter(stays)
+            .map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()))
+            .collect();
+        match left.as_slice() {
+            [] => Ok(()),
+            left => Err(later(
+                operation,
+                format!("{} would be ended by it: let it go first (`allow.evict`)", left.join(", ")),
+            )),
+        }
+    }
+
+    fn begin(&self, what: Repair, op: OpId, node: &NodeName, boot: &str) -> Result<(), BackendError> {
+        let operation = what.word();
+        let job: DynamicObject = serde_json::from_value(repair::manifest(what, op, node, boot, &self.config))
+            .map_err(|error| refuse(operation, error.to_string()))?;
+        let api: Api<DynamicObject> = self.jobs(&job_resource());
+        match self.ask(operation, api.create(&written_by_us(), &job)) {
+            Ok(_) | Err(Failed { exists: true, .. }) => Err(under_way(operation, "its job was made".to_owned())),
+            Err(failed) => Err(failed.into()),
+        }
+    }
+
+    /// Has the machine behind the node replaced, in the way that is configured.
+    pub(super) fn replace(&self, node: &NodeName, op: OpId) -> Result<(), BackendError> {
+        let operation = "replace";
+        let now = match self.node_now(operation, node) {
+            // Deleting it was all that was to be done.
+            Err(error) if error.effect == Effect::NoneGiveUp && self.config.replace == Replace::DeleteNode => {
+                return Ok(());
+            }
+            other => other?,
+        };
+        if marks::noted(now.metadata.annotations.as_ref(), op, operation, &self.config).is_some() {
+            return Ok(());
+        }
+        // What is on a node that does not answer was seen to before: the plan has it from when it last did.
+        if is_ready(&now) {
+            self.nobody_is_left(operation, node, false)?;
+        }
+        let told = told(&now, node, op);
+        match &self.config.replace {
+            Replace::None => {
+                return Err(refuse(operation, "no way is configured (`backend.kubernetes.replace`)".to_owned()));
+            }
+            Replace::DeleteNode => return self.delete_node(operation, &now),
+            Replace::Aws => hook::run(operation, &Replace::aws_command(), &told, HOOK_LIMIT)?,
+            Replace::Command(words) => hook::run(operation, words, &told, HOOK_LIMIT)?,
+            Replace::Webhook(webhook) => self.call(operation, webhook, &told)?,
+        }
+        self.tell(&now, &Change::Replace);
+        // If this fails it is asked for again, and a machine that is gone already is what a cloud says of it then.
+        self.note(operation, node, op, "done")
+    }
+
+    /// Karpenter, and others who make nodes, take a node's deletion for the order to end its machine.
+    fn delete_node(&self, operation: &'static str, node: &NodeAnswer) -> Result<(), BackendError> {
+        let same = kube::api::Preconditions { uid: node.uid(), ..kube::api::Preconditions::default() };
+        let parameters = DeleteParams { preconditions: Some(same), ..DeleteParams::default() };
+        match self.ask(operation, self.nodes().delete(&node.name_any(), &parameters)) {
+            // It may stay until its finalizers are done with it.
+            Ok(_) | Err(Failed { code: Some(404), .. }) => Ok(()),
+            Err(failed) => Err(failed.into()),
+        }
+    }
+
+    fn call(&self, operation: &'static str, webhook: &Webhook, told: &Told<'_>) -> Result<(), BackendError> {
+        let body: serde_json::Map<String, Value> =
+            told.words.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+        let token = match &webhook.token_variable {
+            Some(name) => {
+                Some(std::env::var(name).map_err(|_| refuse(operation, format!("the environment has no {name}")))?)
+            }
+            None => None,
+        };
+        let outcome = self.ask_for(operation, HOOK_LIMIT, super::webhook::call(&webhook.url, token, json!(body)));
+        outcome.map_err(|failed| match failed.code {
+            // A refusal of theirs is a refusal; an authority that is missing may be given.
+            Some(400..=499) if !matches!(failed.code, Some(408 | 425 | 429)) => {
+                BackendError { effect: Effect::NoneGiveUp, ..failed.error }
+            }
+            _ => failed.error,
+        })
+    }
+
+    /// The node as the API server has it now.
+    fn node_now(&self, operation: &'static str, node: &NodeName) -> Result<NodeAnswer, BackendError> {
+        match self.ask(operation, self.nodes().get(node.as_str())) {
+            Ok(now) => Ok(now),
+            Err(Failed { code: Some(404), .. }) => Err(refuse(operation, format!("there is no node {node}"))),
+            Err(failed) => Err(failed.into()),
+        }
+    }
+
+    /// Writes down on the node that this operation was begun.
+    fn note(&self, what: &'static str, node: &NodeName, op: OpId, text: &str) -> Result<(), BackendError> {
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        for _ in 0..TRIES {
+            let now = self.node_now(what, node)?;
+            let patch = Patch::Merge(marks::note(&now.metadata, op, what, text, &self.config));
+            match self.ask(what, self.nodes().patch(node.as_str(), &parameters, &patch)) {
+                Ok(_) => return Ok(()),
+                Err(Failed { code: Some(409), .. }) => {}
+                Err(failed) => return Err(failed.into()),
+            }
+        }
+        Err(later(what, format!("{node} changed {TRIES} times while we tried")))
+    }
+}
+
+fn is_ready(node: &NodeAnswer) -> bool {
+    let conditions = node.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    conditions.iter().any(|condition| condition.is("Ready", "True"))
+}
+
+fn ended_lately(job: Option<&JobObject>) -> bool {
+    let conditions = job.and_then(|job| job.status.as_ref()).map_or(&[][..], |status| &status.conditions);
+    let failed = conditions.iter().find(|condition| condition.is("Failed", "True"));
+    let at = failed.and_then(|condition| condition.last_transition_time).map(Time::moment);
+    at.is_some_and(|at| SystemClock.now().since(at) < GOING_DOWN)
+}
+
+pub(super) fn written_by_us() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+/// What a hook learns of the machine. `providerID` is `aws:///us-east-1a/i-0abc`, `gce://project/zone/name`, `azure:///…`.
+fn told(node: &NodeAnswer, name: &NodeName, op: OpId) -> Told<'static> {
+    let provider = node.spec.provider_id.clone().unwrap_or_default();
+    let parts: Vec<&str> =
+        provider.split("://").nth(1).unwrap_or_default().split('/').filter(|part| !part.is_empty()).collect();
+    let instance = parts.last().map_or_else(String::new, |last| (*last).to_owned());
+    let zone = if parts.len() > 1 { parts[parts.len() - 2].to_owned() } else { String::new() };
+    let region = match provider.split_once("://").map(|(cloud, _)| cloud) {
+        // A zone is its region and a letter.
+        Some("aws") => zone.strip_suffix(|last: char| last.is_ascii_lowercase()).unwrap_or(&zone).to_owned(),
+        Some("gce") => zone.rsplit_once('-').map_or_else(String::new, |(region, _)| region.to_owned()),
+        _ => String::new(),
+    };
+    Told {
+        words: vec![
+            ("node", name.to_string()),
+            ("op", op.to_string()),
+            ("provider_id", provider),
+            ("instance", instance),
+            ("zone", zone),
+            ("region", region),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::ids::IdSource;
+
+    #[test]
+    fn a_hook_learns_what_the_provider_calls_the_machine() {
+        let told_of = |provider: &str| {
+            let node: NodeAnswer = serde_json::from_value(json!({
+                "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n" }, "spec": { "providerID": provider } }))
+            .unwrap();
+            let told = told(&node, &NodeName::new("n").unwrap(), IdSource::new(1).op());
+            let word = |name: &str| told.words.iter().find(|(known, _)| *known == name).unwrap().1.clone();
+            (word("instance"), word("zone"), word("region"))
+        };
+        let of = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
+        assert_eq!(told_of("aws:///us-east-1a/i-0abc"), of("i-0abc", "us-east-1a", "us-east-1"));
+        assert_eq!(told_of("gce://proj/europe-west4-a/n1"), of("n1", "europe-west4-a", "europe-west4"));
+        assert_eq!(told_of("kind://docker/kind/worker"), of("worker", "kind", ""));
+        assert_eq!(told_of(""), of("", "", ""));
+    }
+}

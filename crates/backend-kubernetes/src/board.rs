@@ -1,0 +1,237 @@
+//! How a node is, written on the node: labels to select by, annotations to read, a condition for those who repair nodes, and events.
+//!
+//! One merge patch without a version: these fields are ours alone, and what somebody else writes there is not fought over.
+
+use doctor_backend::{
+    BackendError, Board, Change, Effect, ToShow,
+    clock::{Clock, SystemClock},
+};
+use doctor_core::{
+    ids::NodeName,
+    node::MarkKind,
+    shown::{Shown, Status},
+    time::Timestamp,
+};
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+use super::{
+    cluster::{Failed, KubernetesBackend},
+    config::KubernetesConfig,
+    objects::{FIELD_MANAGER, NodeAnswer, NodeObject},
+};
+
+/// The number of what is written, in an annotation of this name.
+const NUMBER: &str = "shown";
+
+impl Board for KubernetesBackend {
+    fn number(&self, node: &NodeName) -> Option<u64> {
+        let name = self.config.own(NUMBER);
+        let read = |node: &NodeObject| {
+            let (number, of) = node.metadata.annotations.get(&name)?.split_once('.')?;
+            // What was written under other settings is to be written anew.
+            u64::from_str_radix(number, 16).ok().filter(|_| of == switches(&self.config))
+        };
+        self.watched.with_node(node.as_str(), read)?
+    }
+
+    fn write(&self, node: &NodeName, what: &ToShow) -> Result<(), BackendError> {
+        let operation = "show results on the node";
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        if let Some(kind) = &self.config.write.condition {
+            let now = self.ask(operation, self.nodes().get(node.as_str()))?;
+            if !has_condition(&now, kind, &what.shown) {
+                let patch = json!({ "status": { "conditions": [condition(kind, &what.shown, SystemClock.now())] } });
+                self.ask(operation, self.nodes().patch_status(node.as_str(), &parameters, &Patch::Strategic(patch)))?;
+            }
+        }
+        let patch = Patch::Merge(patch(what, &self.config));
+        // Thousands are written when the service first comes to a cluster: the whole node is not asked back. The watch tells soon,
+        // and to write the same once more would change nothing.
+        match self.ask(operation, self.nodes().patch_metadata(node.as_str(), &parameters, &patch)) {
+            Ok(_) => Ok(()),
+            Err(Failed { code: Some(404), .. }) => {
+                let text = format!("there is no node {node}");
+                Err(BackendError { operation, text, effect: Effect::NoneGiveUp })
+            }
+            Err(failed) => Err(failed.into()),
+        }
+    }
+}
+
+impl KubernetesBackend {
+    /// Tells of a change by an event of the node. One that cannot be written is no reason to stop.
+    pub(super) fn tell(&self, node: &NodeAnswer, change: &Change) {
+        if !self.config.write.event {
+            return;
+        }
+        let event = event(node, change, SystemClock.now());
+        if let Err(failed) = self.post("write an event", "/api/v1/namespaces/default/events", &event) {
+            tracing::debug!(error = %failed.error, "an event was not written");
+        }
+    }
+}
+
+fn patch(what: &ToShow, config: &KubernetesConfig) -> Value {
+    let shown = &what.shown;
+    let or_nothing = |there: bool, value: Value| if there { value } else { Value::Null };
+    let mut labels = serde_json::Map::new();
+    if config.write.label {
+        labels.insert(config.own("status"), json!(shown.status.code()));
+        labels.insert(config.own("severity"), json!(shown.severity.map(|severity| severity.code())));
+    }
+    let mut annotations = serde_json::Map::new();
+    annotations.insert(config.own(NUMBER), json!(format!("{:016x}.{}", what.number, switches(config))));
+    if config.write.annotation {
+        annotations.insert(config.own("results"), json!(what.text));
+        let advice = shown.advice.map(|advice| advice.code());
+        let result = json!({ "recommendation": advice, "case": shown.case, "findings": shown.findings });
+        annotations.insert(config.own("quarantine-result"), or_nothing(advice.is_some(), json!(result.to_string())));
+    }
+    json!({ "metadata": { "labels": labels, "annotations": annotations } })
+}
+
+/// What of it is written, in short.
+fn switches(config: &KubernetesConfig) -> String {
+    let write = &config.write;
+    let condition = write.condition.as_deref().unwrap_or_default();
+    let mark = |on: bool, letter: &'static str| if on { letter } else { "" };
+    format!("{}{}{condition}", mark(write.label, "l"), mark(write.annotation, "a"))
+}
+
+/// `True` is well, as with `Ready`.
+const fn condition_status(status: Status) -> &'static str {
+    match status {
+        Status::Pass => "True",
+        Status::Fail => "False",
+        Status::Unknown => "Unknown",
+    }
+}
+
+fn condition_reason(shown: &Shown) -> String {
+    // A reason is one word.
+    let reason = shown.findings.first().map_or(shown.status.code(), |worst| worst.reason.as_str());
+    let words = reason.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.map(|word| word[..1].to_uppercase() + &word[1..]).collect()
+}
+
+fn condition(kind: &str, shown: &Shown, now: Timestamp) -> Value {
+    let now = now.to_string();
+    let message = shown.findings.first().map_or_else(String::new, |worst| format!("{}: {}", worst.check, worst.text));
+    json!({
+        "type": kind, "status": condition_status(shown.status), "reason": condition_reason(shown), "message": message,
+        "lastTransitionTime": now, "lastHeartbeatTime": now,
+    })
+}
+
+fn has_condition(node: &NodeAnswer, kind: &str, shown: &Shown) -> bool {
+    let conditions = node.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let (status, reason) = (condition_status(shown.status), condition_reason(shown));
+    conditions.iter().any(|known| known.is(kind, status) && known.reason == reason)
+}
+
+fn event(node: &NodeAnswer, change: &Change, now: Timestamp) -> Value {
+    let name = node.name_any();
+    let (reason, kind, words) = match change {
+        Change::Mark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceBegan", "Normal", "is tested"),
+        Change::Mark(_) => ("MarkedUnhealthy", "Warning", "was found bad and gets no new work"),
+        Change::Unmark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceEnded", "Normal", "was tested"),
+        Change::Unmark(_) => ("Returned", "Normal", "was proved well and returns to service"),
+        Change::Drain => ("Drained", "Warning", "is drained for repair"),
+        Change::Undrain => ("Undrained", "Normal", "is open to work again"),
+        Change::Evict => ("Evicting", "Warning", "is emptied for repair"),
+        Change::Reset => ("ResettingGpus", "Warning", "has its GPUs reset"),
+        Change::Reboot => ("Rebooting", "Warning", "is rebooted"),
+        Change::Replace => ("Replacing", "Warning", "is replaced"),
+    };
+    let case = match change {
+        Change::Mark(mark) | Change::Unmark(mark) => mark.case,
+        _ => None,
+    };
+    let case = case.map_or_else(String::new, |case| format!(", case {case}"));
+    let now = now.to_string();
+    json!({
+        "apiVersion": "v1", "kind": "Event",
+        "metadata": { "generateName": format!("{name}.doctor."), "namespace": "default" },
+        "involvedObject": { "apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid() },
+        "reason": reason, "type": kind, "message": format!("{name} {words}{case}: `doctor why {name}`"),
+        "source": { "component": FIELD_MANAGER }, "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::{case::Advice, finding::Severity, ids::TestId, shown::ShownFinding, view::Standing};
+
+    /// More than any node has.
+    fn much() -> Shown {
+        let id = |n: usize| TestId::new(&format!("{}{n}", "a-long-name-of-a-test-".repeat(2))).unwrap();
+        let finding = |n| ShownFinding {
+            check: id(n),
+            reason: "a-reason-that-is-quite-long".to_owned(),
+            severity: Severity::Isolate,
+            entity: "gpu:GPU-00000000-0000-0000-0000-000000000000".to_owned(),
+            text: "\"".repeat(256),
+            confirmed: true,
+        };
+        Shown {
+            status: Status::Fail,
+            severity: Some(Severity::Isolate),
+            life: "quarantined",
+            case: None,
+            advice: Some(Advice::Replace),
+            passed: 1,
+            not_applicable: 0,
+            findings: (0..32).map(finding).collect(),
+            more_findings: 9,
+            not_known: (0..128).map(|n| (id(n), Standing::NeverTested)).collect(),
+            more_not_known: 9,
+            agent_silent: true,
+        }
+    }
+
+    #[test]
+    fn an_annotation_stays_below_what_is_promised() {
+        let patch = patch(&ToShow::of(much()), &KubernetesConfig::default());
+        let annotations = patch["metadata"]["annotations"].as_object().unwrap();
+        for (name, value) in annotations {
+            assert!(value.as_str().unwrap().len() < 32 * 1024, "{name}");
+        }
+        assert_eq!(patch["metadata"]["labels"]["cluster-doctor.io/status"], "fail");
+        assert!(
+            annotations["cluster-doctor.io/quarantine-result"]
+                .as_str()
+                .unwrap()
+                .contains("\"recommendation\":\"replace\"")
+        );
+    }
+
+    #[test]
+    fn what_is_switched_off_is_not_written_and_what_is_over_is_taken_away() {
+        let well = Shown { advice: None, severity: None, findings: Vec::new(), status: Status::Pass, ..much() };
+        let mut config = KubernetesConfig::default();
+        let all = patch(&ToShow::of(well.clone()), &config);
+        assert_eq!(all["metadata"]["labels"]["cluster-doctor.io/severity"], Value::Null);
+        assert_eq!(all["metadata"]["annotations"]["cluster-doctor.io/quarantine-result"], Value::Null);
+        (config.write.label, config.write.annotation) = (false, false);
+        let none = patch(&ToShow::of(well), &config);
+        assert_eq!(none["metadata"]["labels"], json!({}));
+        assert_eq!(none["metadata"]["annotations"].as_object().unwrap().len(), 1, "what tells that nothing changed");
+    }
+
+    #[test]
+    fn a_condition_is_written_once() {
+        let bad = much();
+        let made = condition("AcceleratorHealthy", &bad, Timestamp::from_secs(1_794_700_800));
+        assert_eq!((&made["status"], &made["reason"]), (&json!("False"), &json!("AReasonThatIsQuiteLong")));
+        let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n" }, "spec": {},
+            "status": { "conditions": [made] } });
+        let node: NodeAnswer = serde_json::from_value(node).unwrap();
+        assert!(has_condition(&node, "AcceleratorHealthy", &bad));
+        assert!(!has_condition(&node, "AcceleratorHealthy", &Shown { status: Status::Unknown, ..bad }));
+    }
+}

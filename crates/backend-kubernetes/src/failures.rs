@@ -1,0 +1,410 @@
+//! User pods that failed, by a watch of their own that is told of nothing else.
+//!
+//! The watch of living pods cannot tell: a pod that ends leaves its selection, and the server then sends it as it was before. To
+//! ask for each pod that is gone would cost as much as the pods that ended well. So a second watch has only those that failed,
+//! from the moment at which it began: old ones, of which a cluster keeps thousands, are never listed. What fails while
+//! nobody watches is not learnt; it is a sign and no more.
+//!
+//! Of jobs of ours that were told to end, the same watch brings the result where nothing else carries it: such a pod is gone before
+//! anybody would ask for it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use doctor_backend::{
+    SeenFailure,
+    clock::{Clock, SystemClock},
+};
+use doctor_core::{
+    failed_work::{FailedWork, HowFailed, Label},
+    ids::{NodeName, RunId},
+    run::{JobEnd, JobSeen},
+    time::Timestamp,
+};
+use futures_util::StreamExt;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ListParams, WatchParams},
+    core::WatchEvent,
+};
+
+use super::{
+    carry::{self, Carried},
+    config::{KubernetesConfig, Share},
+    job,
+    objects::{ContainerStatus, NodeObject, PodObject, PodStatus, Terminated, Time, pod_resource},
+    occupancy::uses_gpus,
+    watch::{FIRST_WAIT, LONGEST_WAIT, WATCH_SECONDS, Watched},
+};
+
+const FAILED: &str = "status.phase=Failed";
+/// So many are held until they are asked for, the newest.
+const MOST: usize = 4096;
+/// Why a pod is called failed that was in somebody's way, came to the wrong node, or had used up its own time.
+const NO_FAILURE: [&str; 8] =
+    ["Evicted", "Preempting", "Shutdown", "NodeShutdown", "Terminated", "NodeAffinity", "Rejected", "DeadlineExceeded"];
+/// Of so many runs it is remembered that their node died. More do not end within one cycle.
+const MOST_DEATHS: usize = 256;
+/// For the log of one job.
+const LOG_WITHIN: Duration = Duration::from_secs(15);
+/// A watch that lasted no longer was ended at once.
+const AT_ONCE: Duration = Duration::from_secs(1);
+/// The server forgot the version that a watch was to begin with.
+const GONE: u16 = 410;
+
+#[derive(Debug, Default)]
+struct Inside {
+    /// With the moment at which we were told.
+    told: VecDeque<(Timestamp, SeenFailure)>,
+    broken: Option<(Instant, String)>,
+    /// Runs of ours whose pods ended because their node did, the newest last.
+    died: VecDeque<RunId>,
+}
+
+/// What the watch has told.
+#[derive(Debug, Default)]
+pub(super) struct Failures(Mutex<Inside>);
+
+impl Failures {
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was told since then. What is older is forgotten.
+    ///
+    /// # Errors
+    /// If nothing could be told for a while.
+    pub(super) fn since(&self, since: Timestamp) -> Result<Vec<SeenFailure>, String> {
+        let mut inside = self.lock();
+        if let Some((began, why)) = &inside.broken
+            && began.elapsed() > LONGEST_WAIT
+        {
+            return Err(format!("failed pods have not been followed for {} s: {why}", began.elapsed().as_secs()));
+        }
+        inside.told.retain(|(told, _)| *told >= since);
+        Ok(inside.told.iter().map(|(_, failure)| failure.clone()).collect())
+    }
+
+    fn tell(&self, failure: SeenFailure, now: Timestamp) {
+        let mut inside = self.lock();
+        if inside.told.len() >= MOST {
+            inside.told.pop_front();
+        }
+        inside.told.push_back((now, failure));
+    }
+
+    /// Takes note if this pod of ours ended with its node. It may be gone when its run is asked for.
+    pub(super) fn notice(&self, pod: &PodObject, config: &KubernetesConfig, watched: &Watched) {
+        let is_ready = || {
+            pod.spec.node_name.as_deref().and_then(|node| watched.with_node(node, NodeObject::is_ready)) == Some(true)
+        };
+        let Some(run) = job::run_of(&pod.metadata, config).filter(|_| died_with_its_node(pod, is_ready)) else {
+            return;
+        };
+        let mut inside = self.lock();
+        if !inside.died.contains(&run) {
+            if inside.died.len() >= MOST_DEATHS {
+                inside.died.pop_front();
+            }
+            inside.died.push_back(run);
+        }
+    }
+
+    /// How a job ended, by what is known of its pods.
+    pub(super) fn told_apart(&self, run: RunId, mut seen: JobSeen) -> JobSeen {
+        if let JobSeen::Ended { how: how @ JobEnd::Displaced, .. } = &mut seen
+            && self.lock().died.contains(&run)
+        {
+            *how = JobEnd::NodeDied;
+        }
+        seen
+    }
+
+    fn broke(&self, why: String) {
+        self.lock().broken.get_or_insert((Instant::now(), why));
+    }
+
+    fn works(&self) {
+        self.lock().broken = None;
+    }
+}
+
+/// Follows pods that fail until the process ends.
+pub(super) async fn follow(
+    client: Client,
+    config: Arc<KubernetesConfig>,
+    failures: Arc<Failures>,
+    watched: Arc<Watched>,
+    carried: Arc<Carried>,
+) {
+    let to = Told { client: &client, config: &config, failures: &failures, watched: &watched, carried: &carried };
+    let mut version = None;
+    let mut pace = Pace(FIRST_WAIT);
+    loop {
+        let began = Instant::now();
+        let ended = watch(&to, &mut version).await;
+        if let Err(error) = &ended {
+            tracing::debug!(%error, "the watch of failed pods broke; it is begun anew");
+            if matches!(error, kube::Error::Api(status) if status.code == GONE) {
+                version = None;
+            }
+            failures.broke(error.to_string());
+        }
+        tokio::time::sleep(pace.wait_after(began.elapsed(), ended.is_err())).await;
+    }
+}
+
+/// How long to wait before the next watch: longer with each one that broke, or that a server or something between ended at once.
+struct Pace(Duration);
+
+impl Pace {
+    fn wait_after(&mut self, lasted: Duration, broke: bool) -> Duration {
+        if lasted > Duration::from_secs(WATCH_SECONDS.into()) / 2 {
+            self.0 = FIRST_WAIT;
+        }
+        if !broke && lasted >= AT_ONCE {
+            return Duration::ZERO;
+        }
+        let wait = self.0;
+        self.0 = (wait * 2).min(LONGEST_WAIT);
+        wait
+    }
+}
+
+/// Who is told.
+struct Told<'a> {
+    client: &'a Client,
+    config: &'a Arc<KubernetesConfig>,
+    failures: &'a Failures,
+    watched: &'a Watched,
+    carried: &'a Arc<Carried>,
+}
+
+impl Told<'_> {
+    fn tell(&self, pod: &PodObject) {
+        let now = SystemClock.now();
+        if let Some(failure) = failure(pod, now, self.config) {
+            self.failures.tell(failure, now);
+        }
+        let ours = pod.namespace().as_deref() == Some(&self.config.namespace);
+        if ours {
+            self.failures.notice(pod, self.config, self.watched);
+        }
+        if ours && self.config.share == Share::None {
+            self.take_along(pod);
+        }
+    }
+
+    /// The pod may be gone in a moment, and the watch must not wait for its log.
+    fn take_along(&self, pod: &PodObject) {
+        let Some(errand) = self.carried.notice(pod, self.config) else { return };
+        let (client, config, carried) = (self.client.clone(), Arc::clone(self.config), Arc::clone(self.carried));
+        tokio::spawn(async move {
+            let fetched = tokio::time::timeout(LOG_WITHIN, carry::fetch(&client, &config, &carried, &errand)).await;
+            if let Ok(Err(error)) = fetched {
+                tracing::debug!(%error, ?errand, "the log of a job that was ended could not be had");
+            }
+        });
+    }
+}
+
+/// One watch, from the version where the last one ended.
+async fn watch(to: &Told<'_>, version: &mut Option<String>) -> kube::Result<()> {
+    let from = match version.take() {
+        Some(known) => known,
+        None => now(to.client, to.config).await?,
+    };
+    *version = Some(from.clone());
+    let api: Api<PodObject> = Api::all_with(to.client.clone(), &pod_resource());
+    let settings = WatchParams::default().fields(FAILED).timeout(WATCH_SECONDS);
+    let mut events = std::pin::pin!(api.watch(&settings, &from).await?);
+    to.failures.works();
+    while let Some(event) = events.next().await {
+        match event? {
+            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
+                to.tell(&pod);
+                *version = pod.resource_version();
+            }
+            WatchEvent::Deleted(pod) => *version = pod.resource_version(),
+            WatchEvent::Bookmark(bookmark) => *version = Some(bookmark.metadata.resource_version),
+            WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+        }
+    }
+    Ok(())
+}
+
+/// The version of pods at this moment, without any pod: no pod has this name, and the server looks for one name only.
+async fn now(client: &Client, config: &KubernetesConfig) -> kube::Result<String> {
+    let api: Api<PodObject> = Api::namespaced_with(client.clone(), &config.namespace, &pod_resource());
+    let none = api.list(&ListParams::default().fields("metadata.name=doctor-asks-for-the-version")).await?;
+    Ok(none.metadata.resource_version.unwrap_or_default())
+}
+
+/// `None`: it took no GPUs, is ours, or ended because somebody wanted it to.
+fn failure(pod: &PodObject, now: Timestamp, config: &KubernetesConfig) -> Option<SeenFailure> {
+    let status = pod.status.as_ref().filter(|status| status.phase == "Failed")?;
+    let namespace = pod.namespace()?;
+    // Nobody else's pods are where our jobs run.
+    if namespace == config.namespace || pod.metadata.deletion_timestamp.is_some() || !uses_gpus(&pod.spec, config) {
+        return None;
+    }
+    let displaced = status.conditions.iter().any(|condition| condition.is("DisruptionTarget", "True"));
+    if displaced || NO_FAILURE.contains(&status.reason.as_str()) || status.reason.starts_with("OutOf") {
+        return None;
+    }
+    let node = NodeName::new(pod.spec.node_name.as_deref()?).ok()?;
+    let end = end(status);
+    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+    // The pods of one job are one piece of work.
+    let controller = owners.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone());
+    let work = FailedWork {
+        id: Label::new(&controller.or_else(|| pod.uid())?),
+        name: Label::new(&format!("{namespace}/{}", pod.name_any())),
+        owner: Label::new(&namespace),
+        at: end.and_then(|end| end.finished_at).map_or(now, Time::moment),
+        how: end.map_or(HowFailed::Untold, how),
+    };
+    Some(SeenFailure { work, nodes: vec![node] })
+}
+
+/// The cluster took the pod away because its node is none any more, or does not answer. A taint takes pods away too where somebody
+/// put it on a node that is well: that is a node taken, and nobody's death.
+fn died_with_its_node(pod: &PodObject, is_ready: impl Fn() -> bool) -> bool {
+    let conditions = pod.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let taken = conditions.iter().find(|condition| condition.is("DisruptionTarget", "True"));
+    match taken.map(|taken| taken.reason.as_str()) {
+        Some("DeletionByPodGC") => true,
+        Some("DeletionByTaintManager") => !is_ready(),
+        _ => false,
+    }
+}
+
+/// How the first of its containers ended that did not end well.
+fn end(status: &PodStatus) -> Option<&Terminated> {
+    let all = status.init_container_statuses.iter().chain(&status.container_statuses);
+    let ended = all.filter_map(|container: &ContainerStatus| container.state.terminated.as_ref());
+    ended.filter(|end| end.exit_code != 0).min_by_key(|end| end.finished_at.map(Time::moment))
+}
+
+fn how(end: &Terminated) -> HowFailed {
+    match (end.reason.as_str(), end.signal, end.exit_code) {
+        ("OOMKilled", ..) => HowFailed::OutOfMemory,
+        (_, number, _) if number != 0 => HowFailed::Signal { number },
+        // A shell's way of saying which signal it was.
+        (.., code @ 129..=192) => HowFailed::Signal { number: code - 128 },
+        (.., code) => HowFailed::Exit { code },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
+
+    /// As the API server of Kubernetes 1.34 tells of it; shortened by hand.
+    fn told(change: impl FnOnce(&mut Value)) -> Option<SeenFailure> {
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "train-0", "namespace": "team", "uid": "pod-uid", "ownerReferences": [
+                { "apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "job-uid", "controller": true }] },
+            "spec": { "nodeName": "gpu-1", "containers": [
+                { "name": "train", "resources": { "limits": { "nvidia.com/gpu": "8" } } }] },
+            "status": { "phase": "Failed", "conditions": [], "containerStatuses": [
+                { "name": "train", "state": { "terminated": {
+                    "exitCode": 1, "reason": "Error", "startedAt": "2026-11-15T07:00:00Z", "finishedAt": "2026-11-15T07:30:00Z" } } }] },
+        });
+        change(&mut pod);
+        failure(&serde_json::from_value(pod).unwrap(), NOW, &KubernetesConfig::default())
+    }
+
+    #[test]
+    fn a_user_pod_that_failed_is_told_with_its_job_its_namespace_and_how_it_ended() {
+        let failed = told(|_| {}).unwrap();
+        let work = &failed.work;
+        assert_eq!((work.id.as_str(), work.owner.as_str(), work.name.as_str()), ("job-uid", "team", "team/train-0"));
+        assert_eq!((failed.nodes[0].as_str(), work.at), ("gpu-1", "2026-11-15T07:30:00Z".parse().unwrap()));
+        assert_eq!(work.how, HowFailed::Exit { code: 1 });
+        let alone = told(|pod| pod["metadata"]["ownerReferences"] = json!([])).unwrap();
+        assert_eq!(alone.work.id.as_str(), "pod-uid");
+    }
+
+    #[test]
+    fn how_it_ended_is_read_from_its_containers() {
+        let how = |end: Value| {
+            told(|pod| pod["status"]["containerStatuses"][0]["state"]["terminated"] = end).unwrap().work.how
+        };
+        assert_eq!(how(json!({ "exitCode": 137, "reason": "OOMKilled" })), HowFailed::OutOfMemory);
+        assert_eq!(how(json!({ "exitCode": 139, "reason": "Error" })), HowFailed::Signal { number: 11 });
+        assert_eq!(how(json!({ "exitCode": 255, "signal": 7 })), HowFailed::Signal { number: 7 });
+        assert_eq!(how(json!({ "exitCode": 128, "reason": "StartError" })), HowFailed::Exit { code: 128 });
+        let refused = told(|pod| {
+            pod["status"] = json!({ "phase": "Failed", "reason": "UnexpectedAdmissionError",
+                "message": "Allocate failed due to no healthy devices present" });
+        });
+        let refused = refused.unwrap().work;
+        assert_eq!((refused.how, refused.at), (HowFailed::Untold, NOW));
+    }
+
+    #[test]
+    fn what_was_taken_away_is_ours_or_takes_no_gpus_has_not_failed() {
+        for (place, value) in [
+            ("/status/phase", json!("Succeeded")),
+            (
+                "/status/conditions",
+                json!([{ "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler" }]),
+            ),
+            ("/metadata/namespace", json!("cluster-doctor")),
+            ("/spec/containers/0/resources", json!({})),
+            ("/spec", json!({ "containers": [{ "resources": { "limits": { "nvidia.com/gpu": "8" } } }] })),
+        ] {
+            assert_eq!(told(|pod| *pod.pointer_mut(place).unwrap() = value.clone()), None, "{place}");
+        }
+        for reason in ["Evicted", "OutOfnvidia.com/gpu", "DeadlineExceeded", "NodeShutdown"] {
+            assert_eq!(told(|pod| pod["status"]["reason"] = json!(reason)), None, "{reason}");
+        }
+        assert_eq!(told(|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-11-15T07:29:00Z")), None);
+    }
+
+    #[test]
+    fn a_watch_that_breaks_or_ends_at_once_is_begun_anew_ever_later() {
+        let (at_once, lasted) = (Duration::from_millis(2), Duration::from_secs(WATCH_SECONDS.into()));
+        let mut pace = Pace(FIRST_WAIT);
+        assert_eq!(pace.wait_after(lasted, false), Duration::ZERO, "it ended as it should");
+        assert_eq!(
+            [false, true, false].map(|broke| pace.wait_after(at_once, broke)),
+            [1, 2, 4].map(|n| FIRST_WAIT * n)
+        );
+        let longest = (0..10).map(|_| pace.wait_after(at_once, false)).max();
+        assert_eq!(longest, Some(LONGEST_WAIT));
+        assert_eq!(pace.wait_after(lasted, true), FIRST_WAIT, "it had worked");
+    }
+
+    #[test]
+    fn a_pod_dies_with_its_node_and_not_by_a_taint_on_a_node_that_is_well() {
+        let died = |reason: &str, ready: bool| {
+            let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" }, "spec": {}, "status": {
+                "phase": "Failed", "conditions": [{ "type": "DisruptionTarget", "status": "True", "reason": reason }] } });
+            died_with_its_node(&serde_json::from_value(pod).unwrap(), || ready)
+        };
+        assert!(died("DeletionByPodGC", true) && died("DeletionByTaintManager", false));
+        assert!(!died("DeletionByTaintManager", true) && !died("PreemptionByScheduler", false));
+    }
+
+    #[test]
+    fn what_was_told_is_held_until_it_is_old_and_no_more_than_so_much_of_it() {
+        let failures = Failures::default();
+        let failed = told(|_| {}).unwrap();
+        for second in 0..=MOST {
+            failures.tell(failed.clone(), Timestamp::from_secs(second.try_into().unwrap()));
+        }
+        assert_eq!(failures.since(Timestamp::MIN).unwrap().len(), MOST);
+        assert_eq!(failures.since(Timestamp::from_secs(MOST.try_into().unwrap())).unwrap().len(), 1);
+        assert_eq!(failures.since(Timestamp::MIN).unwrap().len(), 1, "what nobody asks for is forgotten");
+    }
+}

@@ -1,0 +1,435 @@
+//! Whether a cluster has what the settings name: asked of the API server itself, as whoever the settings speak for, without
+//! changing anything.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use doctor_backend::inspection::{Inspected, named};
+use doctor_core::ids::NodeName;
+use k8s_openapi::api::{
+    authentication::v1::SelfSubjectReview,
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DynamicObject, ListParams, PostParams},
+    core::{ApiResource, GroupVersionKind},
+};
+
+use super::{
+    KubernetesConfig, Share,
+    cluster::connect,
+    objects::{NodeObject, PodObject, pod_resource},
+    occupancy::{has_gpus, is_gpu, whole},
+    rights::{self, ACCOUNT, Needed},
+    template::Templates,
+};
+
+/// One exchange with the API server.
+const EXCHANGE: Duration = Duration::from_secs(15);
+/// Of nodes and pods at a time.
+const PAGE: u32 = 500;
+const APPLY_RIGHTS: &str = "doctor deploy kubernetes --what rights | kubectl apply -f -";
+const APPLY_ALL: &str = "doctor deploy kubernetes | kubectl apply -f -";
+
+/// What was found, and what is there for agents to look after.
+#[derive(Debug, Default)]
+pub struct Inspection {
+    pub findings: Vec<Inspected>,
+    /// Nodes with GPUs; `None`: they could not be asked for.
+    pub nodes: Option<Vec<NodeName>>,
+    /// Nodes on which a pod of the agents' account is; `None`: pods could not be asked for.
+    pub agent_pods: Option<BTreeSet<NodeName>>,
+}
+
+/// Looks at everything that the settings name. A cluster that does not answer is a finding.
+pub fn inspect(config: &KubernetesConfig) -> Inspection {
+    // That a template cannot be used is told where the configuration is read.
+    let template = Templates::open(config).ok().map(|templates| templates.now(config));
+    let image = template.as_ref().and_then(|template| template.image()).unwrap_or(&config.image).to_owned();
+    let config = &KubernetesConfig { image, ..config.clone() };
+    let unreached = |text: String| {
+        let remedy = "see that `kubeconfig` and `context` name the right cluster, and that its API server can be reached from here";
+        Inspection { findings: vec![Inspected::bad("cluster", text, remedy)], ..Inspection::default() }
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return unreached(error.to_string()),
+    };
+    runtime.block_on(async {
+        let client = match connect(config).await {
+            Ok(client) => client,
+            Err(error) => return unreached(error),
+        };
+        let mut asker = Asker { config, client, found: Inspection::default() };
+        match asker.within(asker.client.apiserver_version()).await {
+            Ok(version) => asker.say(Inspected::good("cluster", format!("Kubernetes {} answers", version.git_version))),
+            Err(error) => return unreached(error),
+        }
+        asker.account().await;
+        asker.rights().await;
+        asker.namespace().await;
+        asker.share().await;
+        asker.priority_class().await;
+        asker.policy_map().await;
+        asker.nodes().await;
+        asker.agent_pods().await;
+        asker.found
+    })
+}
+
+struct Asker<'a> {
+    config: &'a KubernetesConfig,
+    client: Client,
+    found: Inspection,
+}
+
+/// An object that was asked for.
+enum Got {
+    There(Box<DynamicObject>),
+    Missing,
+    Unasked(String),
+}
+
+impl Asker<'_> {
+    fn say(&mut self, found: Inspected) {
+        self.found.findings.push(found);
+    }
+
+    async fn within<T>(&self, asked: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
+        match tokio::time::timeout(EXCHANGE, asked).await {
+            Ok(answer) => answer.map_err(|error| match error {
+                kube::Error::Api(status) => status.message,
+                other => other.to_string(),
+            }),
+            Err(_) => Err(format!("no answer within {} s", EXCHANGE.as_secs())),
+        }
+    }
+
+    async fn get(&self, (group, version, kind): (&str, &str, &str), namespace: Option<&str>, name: &str) -> Got {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let api: Api<DynamicObject> = match namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
+            None => Api::all_with(self.client.clone(), &resource),
+        };
+        match self.within(api.get_opt(name)).await {
+            Ok(Some(found)) => Got::There(Box::new(found)),
+            Ok(None) => Got::Missing,
+            Err(error) => Got::Unasked(error),
+        }
+    }
+
+    /// As whom all of this is asked: rights are that user's.
+    async fn account(&mut self) {
+        let reviews: Api<SelfSubjectReview> = Api::all(self.client.clone());
+        let asked = self.within(reviews.create(&PostParams::default(), &SelfSubjectReview::default())).await;
+        let name = asked.map(|review| {
+            review.status.and_then(|status| status.user_info).and_then(|user| user.username).unwrap_or_default()
+        });
+        let service = format!("system:serviceaccount:{}:{ACCOUNT}", self.config.namespace);
+        self.say(match name {
+            Ok(name) if name == service => Inspected::good("account", format!("asked as {name}")),
+            Ok(name) => {
+                Inspected::unknown("account", format!("asked as {name}: its rights are not those of {service}"))
+                    .try_this(format!(
+                        "ask from inside: kubectl -n {} exec deploy/cluster-doctor -- doctor config check --live",
+                        self.config.namespace
+                    ))
+            }
+            Err(error) => Inspected::unknown("account", format!("who we are could not be asked: {error}")),
+        });
+    }
+
+    async fn rights(&mut self) {
+        let reviews: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
+        let (mut there, before) = (0, self.found.findings.len());
+        for right in rights::needed(self.config) {
+            let attributes = ResourceAttributes {
+                group: Some(right.group.to_owned()),
+                resource: Some(right.resource().to_owned()),
+                subresource: right.subresource().map(str::to_owned),
+                verb: Some(right.verb.to_owned()),
+                namespace: right.namespaced.then(|| self.config.namespace.clone()),
+                ..ResourceAttributes::default()
+            };
+            let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
+            let review = SelfSubjectAccessReview { spec, ..Default::default() };
+            let what = format!("right to {right}");
+            match self.within(reviews.create(&PostParams::default(), &review)).await {
+                Ok(answer) if answer.status.as_ref().is_some_and(|status| status.allowed) => there += 1,
+                Ok(_) => self.say(Inspected::bad(what, self.not_given(&right), APPLY_RIGHTS)),
+                Err(error) => self.say(Inspected::unknown(what, format!("it could not be asked: {error}"))),
+            }
+        }
+        if self.found.findings.len() == before {
+            self.say(Inspected::good("rights", format!("all {there} that the service uses are given")));
+        }
+    }
+
+    fn not_given(&self, right: &Needed) -> String {
+        let place = if right.namespaced {
+            format!("in the namespace {}", self.config.namespace)
+        } else {
+            "in the whole cluster".to_owned()
+        };
+        format!("it is not given {place}")
+    }
+
+    async fn namespace(&mut self) {
+        let name = &self.config.namespace;
+        let found = match self.get(("", "v1", "Namespace"), None, name).await {
+            Got::There(_) => Inspected::good("namespace", format!("{name} is there")),
+            Got::Missing => Inspected::bad("namespace", format!("there is no {name}"), APPLY_RIGHTS),
+            Got::Unasked(error) => Inspected::unknown("namespace", error),
+        };
+        self.say(found);
+    }
+
+    async fn share(&mut self) {
+        let config = self.config;
+        let name = match &config.share {
+            Share::Claim(name) => name,
+            Share::HostPath(_) => {
+                return self.say(Inspected::unknown(
+                    "shared directory",
+                    "a path on every node: whether it is the same directory everywhere is seen from the nodes only",
+                ));
+            }
+            Share::None => {
+                return self
+                    .say(Inspected::good("shared directory", "there is none: results and logs come with the pods"));
+            }
+        };
+        let what = format!("volume claim {name}");
+        let found = match self.get(("", "v1", "PersistentVolumeClaim"), Some(&config.namespace), name).await {
+            Got::There(claim) => claim_stands(&what, &claim),
+            Got::Missing => Inspected::bad(
+                what,
+                format!("it is not in the namespace {}", config.namespace),
+                format!("make it, for a volume that every node can mount, or name another in `share`; or: {APPLY_ALL}"),
+            ),
+            Got::Unasked(error) => Inspected::unknown(what, error),
+        };
+        self.say(found);
+    }
+
+    async fn priority_class(&mut self) {
+        let Some(name) = &self.config.priority_class else {
+            return self.say(Inspected::good(
+                "priority class",
+                "none is named: jobs have the cluster's usual priority, and user pods do not preempt them",
+            ));
+        };
+        let what = format!("priority class {name}");
+        let found = match self.get(("scheduling.k8s.io", "v1", "PriorityClass"), None, name).await {
+            Got::There(class) => match class.data["value"].as_i64() {
+                Some(value) if value < 0 => Inspected::good(what, format!("its value is {value}")),
+                value => Inspected::bad(
+                    what,
+                    format!("its value is {}, and user pods have 0 as a rule", value.unwrap_or(0)),
+                    format!("kubectl delete priorityclass {name}; {APPLY_RIGHTS}"),
+                ),
+            },
+            Got::Missing => Inspected::bad(what, "it is not there: no job can be made", APPLY_RIGHTS),
+            Got::Unasked(error) => Inspected::unknown(what, error),
+        };
+        self.say(found);
+    }
+
+    async fn policy_map(&mut self) {
+        let config = self.config;
+        let Some(name) = &config.policy_map else {
+            return self.say(Inspected::good("policy", "none is named for jobs: they have the built-in parameters"));
+        };
+        let what = format!("policy in ConfigMap {name}");
+        let make = format!("kubectl -n {} create configmap {name} --from-file=policy.toml", config.namespace);
+        let found = match self.get(("", "v1", "ConfigMap"), Some(&config.namespace), name).await {
+            Got::There(map) if map.data["data"]["policy.toml"].is_string() => Inspected::good(what, "it is there"),
+            Got::There(_) => Inspected::bad(what, "it has no key policy.toml", make),
+            Got::Missing => Inspected::bad(what, format!("it is not in the namespace {}", config.namespace), make),
+            Got::Unasked(error) => Inspected::unknown(what, error),
+        };
+        self.say(found);
+    }
+
+    async fn nodes(&mut self) {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Node"));
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        let mut selected = ListParams::default().limit(PAGE);
+        selected.label_selector.clone_from(&self.config.node_selector);
+        let mut seen = SeenNodes::default();
+        loop {
+            let page = match self.within(api.list(&selected)).await {
+                Ok(page) => page,
+                Err(error) => {
+                    return self.say(Inspected::unknown("nodes", format!("they could not be listed: {error}")));
+                }
+            };
+            for node in page.items {
+                seen.add(node, self.config);
+            }
+            match page.metadata.continue_.filter(|next| !next.is_empty()) {
+                Some(next) => selected.continue_token = Some(next),
+                None => break,
+            }
+        }
+        let findings = seen.findings(self.config);
+        self.found.findings.extend(findings);
+        self.found.nodes = Some(seen.with_gpus);
+    }
+
+    async fn agent_pods(&mut self) {
+        let api: Api<PodObject> =
+            Api::namespaced_with(self.client.clone(), self.config.agent_namespace(), &pod_resource());
+        let of_agents =
+            ListParams::default().fields(&format!("spec.serviceAccountName={}", self.config.agents.account));
+        match self.within(api.list(&of_agents)).await {
+            Ok(pods) => {
+                let placed = pods.items.iter().filter_map(|pod| NodeName::new(pod.spec.node_name.as_ref()?).ok());
+                self.found.agent_pods = Some(placed.collect());
+            }
+            Err(error) => {
+                self.say(Inspected::unknown("agents' pods", format!("they could not be listed: {error}")));
+            }
+        }
+    }
+}
+
+fn claim_stands(what: &str, claim: &DynamicObject) -> Inspected {
+    let phase = claim.data["status"]["phase"].as_str().unwrap_or("in no phase");
+    let modes = claim.data["spec"]["accessModes"].as_array().cloned().unwrap_or_default();
+    if phase != "Bound" {
+        let remedy = "kubectl describe it: no volume fits, or its class waits for the first pod that mounts it (WaitForFirstConsumer)";
+        return Inspected::bad(what, format!("it is {phase}, not Bound"), remedy);
+    }
+    if !modes.iter().any(|mode| mode == "ReadWriteMany") {
+        let remedy = "make one with the access mode ReadWriteMany: jobs run on every node, and the service reads it";
+        return Inspected::bad(what, "only one node at a time can mount it", remedy);
+    }
+    Inspected::good(what, "it is bound, and every node can mount it")
+}
+
+/// What the nodes say together.
+#[derive(Debug, Default)]
+struct SeenNodes {
+    all: usize,
+    /// Of those: what they say is not as nodes say it.
+    unread: usize,
+    with_gpus: Vec<NodeName>,
+    /// Of those: without any that could be had now.
+    without_allocatable: Vec<NodeName>,
+    /// Of those: with our image.
+    with_image: usize,
+}
+
+impl SeenNodes {
+    fn add(&mut self, node: DynamicObject, config: &KubernetesConfig) {
+        self.all += 1;
+        let Ok(name) = NodeName::new(&node.name_any()) else { return };
+        let images = node.data["status"]["images"].as_array().cloned().unwrap_or_default();
+        let names = images.iter().filter_map(|image| image["names"].as_array()).flatten();
+        let has_image = names.filter_map(|name| name.as_str()).any(|name| is_image(name, &config.image));
+        let Ok(node) = serde_json::to_value(node).and_then(serde_json::from_value::<NodeObject>) else {
+            self.unread += 1;
+            return;
+        };
+        if !has_gpus(&node, config) {
+            return;
+        }
+        let there = |(name, amount): (&str, &str)| is_gpu(name, config) && whole(amount) != Some(0);
+        if !node.status.as_ref().is_some_and(|status| status.allocatable.iter().any(there)) {
+            self.without_allocatable.push(name.clone());
+        }
+        self.with_image += usize::from(has_image);
+        self.with_gpus.push(name);
+    }
+
+    fn findings(&self, config: &KubernetesConfig) -> Vec<Inspected> {
+        let total = self.with_gpus.len();
+        let mut found = Vec::new();
+        found.push(if total == 0 {
+            Inspected::bad(
+                "GPU nodes",
+                format!("none of {} nodes has {}=true or a resource of {:?}", self.all, config.gpu_present_label, config.gpu_resources),
+                "install the device plugin and GPU feature discovery, or set `gpu_present_label`, `gpu_resources` and `node_selector` to what this cluster has",
+            )
+        } else {
+            Inspected::good("GPU nodes", format!("{total} of {} nodes", self.all))
+        });
+        if self.unread > 0 {
+            found.push(Inspected::unknown("nodes", format!("{} of {} could not be understood", self.unread, self.all)));
+        }
+        if !self.without_allocatable.is_empty() {
+            let text = format!("no GPU can be had on {}", named(&self.without_allocatable));
+            found.push(Inspected::bad(
+                "device plugin",
+                text,
+                "see that the device plugin's pod runs on them: kubectl describe node",
+            ));
+        }
+        // Pulling can only be tried by running something.
+        found.push(match self.with_image {
+            0 => Inspected::unknown("image", format!("not proven: no GPU node has {} yet", config.image)).try_this(
+                "it is pulled with the first job; `doctor log RUN` and kubectl describe pod say if that fails",
+            ),
+            some => Inspected::good("image", format!("{} is on {some} of {total} GPU nodes", config.image)),
+        });
+        found
+    }
+}
+
+/// Nodes write the full name: `docker.io/library/x:1` for `x:1`.
+fn is_image(on_node: &str, wanted: &str) -> bool {
+    on_node == wanted || on_node.strip_suffix(wanted).is_some_and(|before| before.ends_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use doctor_backend::inspection::Standing;
+
+    fn claim(phase: &str, mode: &str) -> Standing {
+        let object = json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "c" },
+            "spec": { "accessModes": [mode] }, "status": { "phase": phase } });
+        claim_stands("claim", &serde_json::from_value(object).unwrap()).standing
+    }
+
+    #[test]
+    fn a_claim_is_good_when_it_is_bound_and_every_node_can_mount_it() {
+        assert_eq!(claim("Bound", "ReadWriteMany"), Standing::Good);
+        assert_eq!(claim("Pending", "ReadWriteMany"), Standing::Bad);
+        assert_eq!(claim("Bound", "ReadWriteOnce"), Standing::Bad);
+    }
+
+    #[test]
+    fn nodes_without_gpus_and_images_that_nobody_has_are_told_apart_from_good_ones() {
+        let node = |name: &str, gpus: &str, image: &str| -> DynamicObject {
+            serde_json::from_value(json!({
+                "apiVersion": "v1", "kind": "Node", "spec": {},
+                "metadata": { "name": name, "labels": { "nvidia.com/gpu.present": "true" } },
+                "status": {
+                    "allocatable": { "nvidia.com/gpu": gpus },
+                    "images": [{ "names": [format!("example.com/{image}")] }],
+                },
+            }))
+            .unwrap()
+        };
+        let standings = |nodes: Vec<DynamicObject>| {
+            let config = KubernetesConfig { image: "doctor:1".to_owned(), ..KubernetesConfig::default() };
+            let mut seen = SeenNodes::default();
+            nodes.into_iter().for_each(|node| seen.add(node, &config));
+            seen.findings(&config).into_iter().map(|one| (one.what, one.standing)).collect::<Vec<_>>()
+        };
+        let (good, bad, unknown) = (Standing::Good, Standing::Bad, Standing::Unknown);
+        assert_eq!(standings(vec![]), [("GPU nodes".to_owned(), bad), ("image".to_owned(), unknown)]);
+        assert_eq!(
+            standings(vec![node("a", "8", "doctor:1"), node("b", "0", "notdoctor:1")]),
+            [("GPU nodes".to_owned(), good), ("device plugin".to_owned(), bad), ("image".to_owned(), good)]
+        );
+        assert_eq!(
+            standings(vec![node("a", "8", "xdoctor:1")]),
+            [("GPU nodes".to_owned(), good), ("image".to_owned(), unknown)]
+        );
+    }
+}

@@ -1,0 +1,271 @@
+//! A run as a Job: what is submitted, and what became of it. Pure.
+
+use doctor_backend::JobRequest;
+use doctor_core::{
+    ids::{JobId, RunId},
+    run::{JobEnd, JobSeen},
+    time::{Span, Timestamp},
+};
+use serde_json::{Value, json};
+
+use super::{
+    config::{KubernetesConfig, RunAs, Share},
+    objects::{Amounts, Condition, JobObject, PodObject, Terminated, Time},
+    several,
+    template::Template,
+    volcano,
+};
+
+/// Where a job sees the shared directory.
+const DATA: &str = "/data";
+/// Where a job keeps what it remembers of the node from one run to the next.
+const STATE: &str = "/var/lib/cluster-doctor/node";
+/// Where a container leaves what is kept of its end, in the pod's own state.
+const LAST_WORDS: &str = "/dev/termination-log";
+/// Where a job finds the site's policy.
+const POLICY: &str = "/etc/cluster-doctor";
+/// The job ends itself at its limit, and the controller ends one that did not; the cluster ends one when neither is there. Its
+/// time begins when the job is made, and waiting for a place and for an image counts.
+const OVER_LIMIT: Span = Span::minutes(30);
+/// Why a job of Kubernetes' failed: its pod was taken away; its time was over.
+pub(super) const POD_TAKEN: &str = "PodFailurePolicy";
+pub(super) const ENDED: &str = "DeadlineExceeded";
+/// The container in the pod, and the key in the secret.
+pub(super) const CONTAINER: &str = "doctor-node";
+const KEY: &str = "key";
+pub(super) const RENDEZVOUS: &str = "rendezvous";
+/// What a template leaves to us: the variable with the key, names of volumes, and where they are in the container.
+pub(super) const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
+pub(super) const VOLUMES: [&str; 3] = ["data", "state", "policy"];
+pub(super) const PLACES: [&str; 3] = [DATA, STATE, POLICY];
+
+/// The name of a run's job and of its secret.
+pub(super) fn name(run: RunId) -> String {
+    format!("doctor-{run}")
+}
+
+pub(super) fn id(config: &KubernetesConfig, run: RunId) -> JobId {
+    JobId(format!("{}/{}", config.namespace, name(run)))
+}
+
+/// The label by which a run's job and pods are found.
+pub(super) fn label(config: &KubernetesConfig) -> String {
+    config.own("run")
+}
+
+/// The run that an object belongs to.
+pub(super) fn run_of(metadata: &kube::core::ObjectMeta, config: &KubernetesConfig) -> Option<RunId> {
+    metadata.labels.as_ref()?.get(&label(config))?.parse().ok()
+}
+
+/// The job of a run, which takes all `gpus` of its nodes so that the scheduler keeps everybody else off.
+pub(super) fn manifest(
+    job: &JobRequest,
+    gpus: &Amounts,
+    cordoned_by_us: bool,
+    template: &Template,
+    config: &KubernetesConfig,
+) -> Value {
+    let labels = json!({ label(config): job.run.to_string(), "app.kubernetes.io/name": "cluster-doctor" });
+    let data = match &config.share {
+        Share::None => None,
+        Share::Claim(claim) => Some(json!({ "persistentVolumeClaim": { "claimName": claim } })),
+        Share::HostPath(path) => Some(json!({ "hostPath": { "path": path, "type": "DirectoryOrCreate" } })),
+    };
+    let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
+    if let Some(mut volume) = data {
+        volume["name"] = json!("data");
+        volumes.push(volume);
+        mounts.push(json!({ "name": "data", "mountPath": DATA }));
+    }
+    volumes.push(json!({ "name": "state", "hostPath": { "path": STATE, "type": "DirectoryOrCreate" } }));
+    mounts.push(json!({ "name": "state", "mountPath": STATE }));
+    if let Some(map) = &config.policy_map {
+        volumes.push(json!({ "name": "policy", "configMap": { "name": map } }));
+        mounts.push(json!({ "name": "policy", "mountPath": POLICY, "readOnly": true }));
+    }
+    let container = json!({
+        "name": CONTAINER,
+        "command": command(job, config),
+        "terminationMessagePath": LAST_WORDS, "terminationMessagePolicy": "File",
+        "env": [{ "name": KEY_VARIABLE, "valueFrom": { "secretKeyRef": { "name": name(job.run), "key": KEY } } }],
+        "resources": { "limits": gpus },
+        "volumeMounts": mounts,
+    });
+    // One of these: a field has one value.
+    let pinned = |node| json!({ "matchFields": [{ "key": "metadata.name", "operator": "In", "values": [node] }] });
+    let pinned: Vec<Value> = job.nodes.iter().map(pinned).collect();
+    let mut pod = json!({
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": config.grace.millis() / 1000,
+        "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": pinned } } },
+        "tolerations": tolerations(cordoned_by_us, config),
+        "containers": [container],
+        "volumes": volumes,
+    });
+    if let Some(class) = &config.priority_class {
+        pod["priorityClassName"] = json!(class);
+    }
+    if let Some(account) = &config.service_account {
+        pod["serviceAccountName"] = json!(account);
+    }
+    let mut ours = json!({
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": { "name": name(job.run), "namespace": config.namespace, "labels": labels },
+        "spec": {
+            "backoffLimit": 0, "completions": 1, "parallelism": 1,
+            "activeDeadlineSeconds": (job.limit.millis() + OVER_LIMIT.millis()) / 1000,
+            "ttlSecondsAfterFinished": config.keep.millis() / 1000,
+            // That somebody took the pod away is written down in the job itself, where it outlives the pod.
+            "podFailurePolicy": { "rules": [
+                { "action": "FailJob", "onPodConditions": [{ "type": "DisruptionTarget", "status": "True" }] } ] },
+            "template": {
+                "metadata": { "labels": labels, "annotations": { config.own("node"): job.nodes.first() } },
+                "spec": pod,
+            },
+        },
+    });
+    if job.nodes.len() > 1 {
+        several::spread(&mut ours, job, config);
+    }
+    let job = template.filled(usual(config), ours);
+    match &config.run_as {
+        RunAs::Job => job,
+        RunAs::Volcano(volcano) => volcano::manifest(job, volcano),
+    }
+}
+
+/// What a template may say otherwise.
+fn usual(config: &KubernetesConfig) -> Value {
+    let container = json!({ "name": CONTAINER, "image": config.image, "imagePullPolicy": config.image_pull_policy });
+    let pod = json!({ "automountServiceAccountToken": false, "containers": [container] });
+    json!({ "spec": { "template": { "spec": pod } } })
+}
+
+/// Ours, those that every node of its kind has, and a cordon if it is ours: a node that is proven is kept from others. One
+/// that somebody cordons before the job has its place is left to them.
+fn tolerations(cordoned_by_us: bool, config: &KubernetesConfig) -> Vec<Value> {
+    let mut keys = vec![config.own("unhealthy"), config.own("maintenance")];
+    keys.extend(cordoned_by_us.then(|| "node.kubernetes.io/unschedulable".to_owned()));
+    keys.iter().chain(&config.usual_taints).map(|key| json!({ "key": key, "operator": "Exists" })).collect()
+}
+
+fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
+    let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
+    let mut command: Vec<String> = vec!["doctor-node".into(), "job".into(), "--run".into(), job.run.to_string()];
+    command.extend(["--tests".into(), tests, "--limit".into(), job.limit.to_string(), "--state".into(), STATE.into()]);
+    if config.policy_map.is_some() {
+        command.extend(["--policy".into(), format!("{POLICY}/policy.toml")]);
+    }
+    if config.share == Share::None {
+        command.extend(["--carry".into(), LAST_WORDS.into()]);
+    }
+    for output in &job.outputs {
+        command.extend(["--node".into(), output.node.to_string()]);
+        if config.share == Share::None {
+            continue;
+        }
+        let in_data = |path: &std::path::Path| std::path::Path::new(DATA).join(path).display().to_string();
+        for log in &output.logs {
+            command.extend(["--log".into(), in_data(log)]);
+        }
+        command.extend(["--document".into(), in_data(&output.document)]);
+    }
+    command
+}
+
+/// The key that the job signs with. It goes with the job.
+pub(super) fn secret(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> Value {
+    let owner = match config.run_as {
+        RunAs::Job => "batch/v1",
+        RunAs::Volcano(_) => volcano::VERSION,
+    };
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+        "metadata": {
+            "name": name(job.run), "namespace": config.namespace,
+            "labels": { label(config): job.run.to_string() },
+            "ownerReferences": [{ "apiVersion": owner, "kind": "Job", "name": name(job.run), "uid": uid }],
+        },
+        "stringData": { KEY: job.key.to_hex(), RENDEZVOUS: job.key.rendezvous() },
+    })
+}
+
+/// The patch that ends a job; Volcano has to be told by a command beside it. It stays, with its end, until it is removed with those that ended by themselves.
+pub(super) fn cancelled(config: &KubernetesConfig, now: Timestamp) -> Value {
+    let mut patch = json!({ "metadata": { "annotations": { config.own("cancelled"): now.to_string() } } });
+    if config.run_as == RunAs::Job {
+        patch["spec"] = json!({ "activeDeadlineSeconds": 0 });
+    }
+    patch
+}
+
+/// What a job and its pods say.
+pub(super) fn seen(job: &JobObject, pods: &[PodObject], run: RunId, config: &KubernetesConfig) -> JobSeen {
+    let job_id = id(config, run);
+    let created = job.metadata.creation_timestamp.as_ref().map(|time| Timestamp::from_millis(time.0.as_millisecond()));
+    let since = created.unwrap_or(Timestamp::MIN);
+    let conditions = job.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let statuses = || pods.iter().filter_map(|pod| pod.status.as_ref());
+    let states = || statuses().flat_map(|status| &status.container_statuses).filter(|of| of.name == CONTAINER);
+    let terminated = states().find_map(|container| container.state.terminated.as_ref());
+    let running = states().find_map(|container| container.state.running.as_ref());
+    let started = terminated
+        .and_then(|end| end.started_at)
+        .or_else(|| running.and_then(|running| running.started_at))
+        .map(Time::moment)
+        // Of a container that could not be started some say that it did in 1970.
+        .filter(|at| *at >= since);
+    let status = job.status.as_ref();
+    let begun = status.and_then(|status| status.start_time).map(Time::moment);
+    let ended = |condition: &Condition, how, started: Option<Timestamp>| {
+        let at = condition.last_transition_time.map_or(since, Time::moment);
+        let at = terminated.and_then(|end| end.finished_at).map_or(at, Time::moment);
+        JobSeen::Ended { job: job_id.clone(), started, at: at.max(started.unwrap_or(at)), how }
+    };
+    if let Some(complete) = conditions.iter().find(|condition| condition.is("Complete", "True")) {
+        // Its pod may be gone already; that it ran is certain.
+        return ended(complete, JobEnd::Exited, started.or(begun));
+    }
+    if let Some(failed) = conditions.iter().find(|condition| condition.is("Failed", "True")) {
+        // A pod that was counted as failed and is gone may have run; nobody can say that it did not.
+        let may_have_run = begun.filter(|_| pods.is_empty() && status.is_some_and(|status| status.failed > 0));
+        return ended(failed, how_it_failed(job, failed, terminated, config), started.or(may_have_run));
+    }
+    let cancelled = job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.own("cancelled")));
+    if job.spec.suspend && cancelled && pods.is_empty() {
+        // Nobody ends a job that somebody holds back, and it runs nothing.
+        return JobSeen::Ended { job: job_id, started: None, at: since, how: JobEnd::Killed };
+    }
+    if conditions.iter().any(|one| one.is("FailureTarget", "True") || one.is("SuccessCriteriaMet", "True")) {
+        // It is decided, and its last pod is being removed.
+        return JobSeen::Running { job: job_id, since: started.or(begun).unwrap_or(since) };
+    }
+    match (running, terminated) {
+        (Some(_), _) => JobSeen::Running { job: job_id, since: started.unwrap_or(since) },
+        // It ended, and the job controller has not written that down yet.
+        (None, Some(_)) => JobSeen::Running { job: job_id, since: started.unwrap_or(since) },
+        (None, None) => JobSeen::Pending { job: job_id, since },
+    }
+}
+
+fn how_it_failed(
+    job: &JobObject,
+    failed: &Condition,
+    terminated: Option<&Terminated>,
+    config: &KubernetesConfig,
+) -> JobEnd {
+    let cancelled = job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.own("cancelled")));
+    match failed.reason.as_str() {
+        // Preempted, evicted, or its node was taken away.
+        POD_TAKEN if !cancelled => JobEnd::Displaced,
+        ENDED | POD_TAKEN => JobEnd::Killed,
+        _ if cancelled => JobEnd::Killed,
+        _ => match terminated {
+            Some(_) => JobEnd::Failed,
+            // Nobody is left who could tell.
+            None => JobEnd::Lost,
+        },
+    }
+}

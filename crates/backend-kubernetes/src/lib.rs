@@ -1,0 +1,58 @@
+//! A Kubernetes cluster. What "free" means here, what is written where, and the rights that are needed, are in `README.md`
+//! beside this file. The client is heavy to build: without the cargo feature `client` only the settings are here.
+
+mod config;
+mod rights;
+
+#[cfg(feature = "client")]
+mod acts;
+#[cfg(feature = "client")]
+mod board;
+#[cfg(feature = "client")]
+mod carry;
+#[cfg(feature = "client")]
+mod cluster;
+#[cfg(feature = "client")]
+mod failures;
+#[cfg(feature = "client")]
+mod inspect;
+#[cfg(feature = "client")]
+mod job;
+#[cfg(feature = "client")]
+mod marks;
+#[cfg(feature = "client")]
+mod objects;
+#[cfg(feature = "client")]
+mod occupancy;
+#[cfg(feature = "client")]
+mod pairs;
+#[cfg(feature = "client")]
+mod repair;
+#[cfg(feature = "client")]
+mod runs;
+#[cfg(feature = "client")]
+mod several;
+#[cfg(feature = "client")]
+mod template;
+#[cfg(feature = "client")]
+mod tokens;
+#[cfg(feature = "client")]
+mod volcano;
+#[cfg(feature = "client")]
+mod wanted;
+#[cfg(feature = "client")]
+mod watch;
+#[cfg(feature = "client")]
+mod webhook;
+
+#[cfg(feature = "client")]
+pub use cluster::KubernetesBackend;
+pub use config::{AgentAccount, KubernetesConfig, Replace, RunAs, Share, Volcano, Webhook, Write};
+#[cfg(feature = "client")]
+pub use inspect::{Inspection, inspect};
+pub use rights::manifests;
+#[cfg(feature = "client")]
+pub use template::check_template;
+
+/// The template of jobs that is in force without another, for a site to begin with.
+pub const STANDARD_TEMPLATE: &str = include_str!("template/standard.yaml");

@@ -1,0 +1,370 @@
+//! Marks on a node: which are ours, which are somebody else's, and how ours come and go. Pure: a change is a patch.
+//!
+//! Ours is what an annotation of ours says and the node still bears: a taint that somebody has taken away is not ours any
+//! more. A patch names the version of the node that it was made from, so that nothing that changed meanwhile is
+//! overwritten; the list of taints can only be written as a whole (server-side apply has it as one field).
+
+use std::collections::BTreeMap;
+
+use doctor_backend::Change;
+use doctor_core::{
+    ids::{CaseId, OpId},
+    node::{ForeignMark, MarkKind, Marks, OurMark},
+};
+use kube::core::ObjectMeta;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{
+    config::KubernetesConfig,
+    objects::{NodeObject, Taint},
+};
+
+/// Taints that come and go with a cordon or with the node's being ready, which are looked at themselves.
+const SAID_OTHERWISE: [&str; 3] =
+    ["node.kubernetes.io/unschedulable", "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+/// Changes that are remembered on the node. An older one is not asked for again.
+const REMEMBERED: usize = 8;
+
+/// A mark of ours, as the annotation has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Written {
+    kind: MarkKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    case: Option<CaseId>,
+    /// The node was cordoned when we came: that is not ours to end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    over: bool,
+}
+
+/// What a node bears.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) marks: Marks,
+}
+
+impl Standing {
+    pub(super) fn of(node: &NodeObject, config: &KubernetesConfig) -> Self {
+        let written = written(node, config);
+        let ours = written
+            .iter()
+            .filter(|mark| bears(node, mark.kind, config))
+            .map(|mark| OurMark { kind: mark.kind, case: mark.case })
+            .collect();
+        let mut foreign: Vec<ForeignMark> =
+            node.spec.taints.iter().filter_map(|taint| foreign_taint(taint, &written, config)).collect();
+        let cordon = written.iter().find(|mark| mark.kind == MarkKind::Cordon);
+        if node.spec.unschedulable && !(cordon.is_some_and(|mark| !mark.over) && node.spec.cordon_is_ours) {
+            foreign.push(ForeignMark { by: "somebody".to_owned(), text: "cordoned".to_owned(), blocks: true });
+        }
+        foreign.sort();
+        // It is kept for each node.
+        foreign.shrink_to_fit();
+        Self { marks: Marks { ours, foreign } }
+    }
+}
+
+/// What our annotation says; nothing, if there is none.
+fn written(node: &NodeObject, config: &KubernetesConfig) -> Vec<Written> {
+    // What cannot be read is nobody's: then the taint is somebody else's, and left alone.
+    annotation(node, &config.own("marks")).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
+fn annotation<'a>(node: &'a NodeObject, name: &str) -> Option<&'a str> {
+    node.metadata.annotations.get(name)
+}
+
+fn bears(node: &NodeObject, kind: MarkKind, config: &KubernetesConfig) -> bool {
+    match our_taint(kind, config) {
+        // Where no taint shows it, what is written down is all there is.
+        Some(_) if !config.write.taint => true,
+        Some(ours) => node.spec.taints.iter().any(|taint| is_same(taint, &ours)),
+        None => node.spec.unschedulable && node.spec.cordon_is_ours || is_over(node, config),
+    }
+}
+
+/// A cordon of ours on top of somebody else's, which is still there.
+fn is_over(node: &NodeObject, config: &KubernetesConfig) -> bool {
+    let over = |mark: &Written| mark.kind == MarkKind::Cordon && mark.over;
+    node.spec.unschedulable && written(node, config).iter().any(over)
+}
+
+fn our_taint(kind: MarkKind, config: &KubernetesConfig) -> Option<Taint> {
+    let taint = |name| {
+        Some(Taint {
+            key: config.own(name),
+            value: Some("true".to_owned()),
+            effect: "NoSchedule".to_owned(),
+            time_added: None,
+        })
+    };
+    match kind {
+        MarkKind::Unhealthy => taint("unhealthy"),
+        MarkKind::Maintenance => taint("maintenance"),
+        MarkKind::Cordon => None,
+    }
+}
+
+/// When it was added says nothing about whose it is.
+fn is_same(one: &Taint, other: &Taint) -> bool {
+    (&one.key, &one.value, &one.effect) == (&other.key, &other.value, &other.effect)
+}
+
+fn foreign_taint(taint: &Taint, written: &[Written], config: &KubernetesConfig) -> Option<ForeignMark> {
+    let is_ours = written.iter().any(|mark| our_taint(mark.kind, config).is_some_and(|ours| is_same(taint, &ours)));
+    if is_ours || SAID_OTHERWISE.contains(&taint.key.as_str()) {
+        return None;
+    }
+    let keeps_off = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+    let value = taint.value.as_ref().map_or_else(String::new, |value| format!("={value}"));
+    Some(ForeignMark {
+        by: format!("taint {}", taint.key),
+        text: format!("{}{value}:{}", taint.key, taint.effect),
+        blocks: keeps_off && !config.usual_taints.contains(&taint.key),
+    })
+}
+
+/// What was written down of this operation on the node, if it was.
+pub(super) fn noted(
+    annotations: Option<&BTreeMap<String, String>>,
+    op: OpId,
+    what: &str,
+    config: &KubernetesConfig,
+) -> Option<String> {
+    let this = format!("{op}/{what}=");
+    let all = annotations?.get(&config.own("changes"))?;
+    all.split(',').find_map(|one| one.strip_prefix(&this)).map(str::to_owned)
+}
+
+/// The patch that writes it down.
+pub(super) fn note(node: &ObjectMeta, op: OpId, what: &str, text: &str, config: &KubernetesConfig) -> Value {
+    let changes = config.own("changes");
+    let before = node.annotations.as_ref().and_then(|all| all.get(&changes)).map_or("", String::as_str);
+    let done = remembered(before, &format!("{op}/{what}={text}"));
+    json!({ "metadata": { "resourceVersion": node.resource_version, "annotations": { changes: done } } })
+}
+
+/// The last changes, with this one.
+fn remembered(before: &str, this: &str) -> String {
+    let mut done: Vec<&str> = before.split(',').filter(|one| !one.is_empty()).collect();
+    done.push(this);
+    done[done.len().saturating_sub(REMEMBERED)..].join(",")
+}
+
+/// The patch that makes a change; `None` if it was made before.
+pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &KubernetesConfig) -> Option<Value> {
+    let changes = config.own("changes");
+    let before = annotation(node, &changes).unwrap_or_default();
+    let (kind, case, there) = match what {
+        Change::Mark(mark) => (mark.kind, mark.case, true),
+        Change::Unmark(mark) => (mark.kind, None, false),
+        Change::Drain => (MarkKind::Cordon, None, true),
+        Change::Undrain => (MarkKind::Cordon, None, false),
+        Change::Evict | Change::Reset | Change::Reboot | Change::Replace => return None,
+    };
+    // One operation may take away several marks.
+    let this = format!("{op}/{kind}");
+    if before.split(',').any(|one| one == this) {
+        return None;
+    }
+    let done = remembered(before, &this);
+
+    let mut marks = written(node, config);
+    let (mut spec, mut labels) = (Map::new(), Map::new());
+    let borne = bears(node, kind, config);
+    let had = marks.iter().position(|mark| mark.kind == kind).map(|place| marks.remove(place)).filter(|_| borne);
+    match our_taint(kind, config) {
+        Some(ours) => {
+            // One that looks like ours and that we never wrote down is somebody else's.
+            let goes = |taint: &Taint| (there || had.is_some()) && is_same(taint, &ours);
+            let mut taints: Vec<&Taint> = node.spec.taints.iter().filter(|taint| !goes(taint)).collect();
+            taints.extend((there && config.write.taint).then_some(&ours));
+            spec.insert("taints".to_owned(), json!(taints));
+        }
+        // Where somebody else had cordoned the node before us, or has since, that stays.
+        None if !there && had.as_ref().is_some_and(|mark| !mark.over) => {
+            spec.insert("unschedulable".to_owned(), Value::Null);
+        }
+        None if there => {
+            spec.insert("unschedulable".to_owned(), json!(true));
+        }
+        None => {}
+    }
+    if there {
+        // Asked for twice under two names, a cordon of ours is still ours.
+        let over = kind == MarkKind::Cordon && node.spec.unschedulable && had.is_none_or(|mark| mark.over);
+        marks.push(Written { kind, case, over });
+    }
+    if kind == MarkKind::Unhealthy && config.write.label {
+        labels.insert(config.own("status"), if there { json!("fail") } else { Value::Null });
+    }
+    let marks = if marks.is_empty() { Value::Null } else { json!(json!(marks).to_string()) };
+    let metadata = json!({
+        "resourceVersion": node.metadata.resource_version,
+        "labels": labels,
+        "annotations": { changes: done, config.own("marks"): marks },
+    });
+    Some(json!({ "metadata": metadata, "spec": spec }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::{ids::IdSource, time::Timestamp};
+
+    fn config() -> KubernetesConfig {
+        KubernetesConfig::default()
+    }
+
+    fn bare() -> Value {
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n", "resourceVersion": "1" }, "spec": {} })
+    }
+
+    fn read(node: &Value) -> NodeObject {
+        serde_json::from_value(node.clone()).unwrap()
+    }
+
+    /// The server's record of who wrote the cordon last.
+    fn cordoned_by(manager: &str) -> Value {
+        json!([{ "manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+            "fieldsV1": { "f:spec": { "f:unschedulable": {} } } }])
+    }
+
+    /// As the server does it (RFC 7396).
+    fn merge(into: &mut Value, patch: &Value) {
+        let Value::Object(patch) = patch else {
+            *into = patch.clone();
+            return;
+        };
+        if !into.is_object() {
+            *into = json!({});
+        }
+        for (key, value) in patch {
+            if value.is_null() {
+                into.as_object_mut().unwrap().remove(key);
+            } else {
+                merge(&mut into[key], value);
+            }
+        }
+    }
+
+    struct Cluster {
+        node: Value,
+        ids: IdSource,
+    }
+
+    impl Cluster {
+        fn new(node: Value) -> Self {
+            let mut ids = IdSource::new(5);
+            ids.at(Timestamp::from_secs(1_000));
+            Self { node, ids }
+        }
+
+        fn apply(&mut self, what: &Change) {
+            let op = self.ids.op();
+            let patch = patch(&read(&self.node), op, what, &config()).unwrap();
+            let before = self.node["spec"]["unschedulable"].clone();
+            merge(&mut self.node, &patch);
+            // Who writes what is there already does not become its owner.
+            if self.node["spec"]["unschedulable"] != before {
+                self.node["metadata"]["managedFields"] = cordoned_by("cluster-doctor");
+            }
+            assert_eq!(super::patch(&read(&self.node), op, what, &config()), None, "it was done");
+        }
+
+        fn marks(&self) -> Marks {
+            Standing::of(&read(&self.node), &config()).marks
+        }
+    }
+
+    fn mark(kind: MarkKind) -> OurMark {
+        OurMark { kind, case: None }
+    }
+
+    #[test]
+    fn a_mark_of_ours_comes_and_goes_and_leaves_nothing_but_what_was_done() {
+        let mut cluster = Cluster::new(bare());
+        for kind in [MarkKind::Unhealthy, MarkKind::Maintenance] {
+            cluster.apply(&Change::Mark(mark(kind)));
+            assert!(cluster.marks().has_ours(kind));
+        }
+        cluster.apply(&Change::Drain);
+        assert_eq!(cluster.node["spec"]["unschedulable"], true);
+        assert_eq!(cluster.marks().ours.len(), 3);
+        assert_eq!(cluster.marks().foreign, []);
+        for change in
+            [Change::Unmark(mark(MarkKind::Unhealthy)), Change::Undrain, Change::Unmark(mark(MarkKind::Maintenance))]
+        {
+            cluster.apply(&change);
+        }
+        assert_eq!(cluster.marks(), Marks::default());
+        assert_eq!(cluster.node["spec"], json!({ "taints": [] }));
+        assert_eq!(cluster.node["metadata"]["labels"], json!({}));
+        let left = cluster.node["metadata"]["annotations"].as_object().unwrap();
+        assert_eq!(left.keys().collect::<Vec<_>>(), ["cluster-doctor.io/changes"]);
+    }
+
+    #[test]
+    fn a_cordon_of_somebody_else_stays_when_ours_ends() {
+        let mut node = bare();
+        node["spec"] = json!({ "unschedulable": true, "taints": [{ "key": "team", "effect": "NoSchedule" }] });
+        node["metadata"]["managedFields"] = cordoned_by("kubectl-cordon");
+        let mut cluster = Cluster::new(node);
+        let foreign = cluster.marks().foreign;
+        assert_eq!(foreign.len(), 2);
+        cluster.apply(&Change::Drain);
+        cluster.apply(&Change::Drain);
+        assert!(cluster.marks().has_ours(MarkKind::Cordon));
+        cluster.apply(&Change::Mark(mark(MarkKind::Unhealthy)));
+        cluster.apply(&Change::Undrain);
+        cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
+        assert_eq!(cluster.marks(), Marks { ours: Vec::new(), foreign });
+        assert_eq!(cluster.node["spec"]["unschedulable"], true);
+    }
+
+    #[test]
+    fn what_an_operator_took_away_is_not_ours_any_more() {
+        let mut cluster = Cluster::new(bare());
+        cluster.apply(&Change::Mark(mark(MarkKind::Unhealthy)));
+        cluster.apply(&Change::Drain);
+        cluster.node["spec"] = json!({});
+        assert_eq!(cluster.marks(), Marks::default());
+        // A cordon that comes later is the operator's, and so is a taint that looks like ours.
+        cluster.node["spec"] = json!({
+            "unschedulable": true,
+            "taints": [{ "key": "cluster-doctor.io/maintenance", "value": "alice", "effect": "NoExecute" }],
+        });
+        cluster.node["metadata"]["managedFields"] = cordoned_by("kubectl-cordon");
+        let foreign = cluster.marks().foreign;
+        assert_eq!((cluster.marks().ours.len(), foreign.len()), (0, 2));
+        cluster.apply(&Change::Undrain);
+        cluster.apply(&Change::Unmark(mark(MarkKind::Maintenance)));
+        cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
+        assert_eq!(cluster.marks(), Marks { ours: Vec::new(), foreign });
+        assert_eq!(cluster.node["metadata"]["labels"], json!({}));
+    }
+
+    #[test]
+    fn one_operation_takes_several_marks_away() {
+        let mut cluster = Cluster::new(bare());
+        cluster.apply(&Change::Mark(mark(MarkKind::Unhealthy)));
+        cluster.apply(&Change::Mark(mark(MarkKind::Maintenance)));
+        let op = cluster.ids.op();
+        for kind in [MarkKind::Unhealthy, MarkKind::Maintenance] {
+            let patch = patch(&read(&cluster.node), op, &Change::Unmark(mark(kind)), &config()).unwrap();
+            merge(&mut cluster.node, &patch);
+        }
+        assert_eq!(cluster.marks(), Marks::default());
+    }
+
+    #[test]
+    fn only_the_last_changes_are_remembered() {
+        let mut cluster = Cluster::new(bare());
+        for _ in 0..20 {
+            cluster.apply(&Change::Drain);
+            cluster.apply(&Change::Undrain);
+        }
+        let changes = cluster.node["metadata"]["annotations"]["cluster-doctor.io/changes"].as_str().unwrap();
+        assert_eq!(changes.split(',').count(), REMEMBERED);
+    }
+}

@@ -1,0 +1,153 @@
+//! Whose a token is, by the API server's own word (TokenReview).
+//!
+//! A token is believed if it is good, was made for us (its audience), belongs to the agents' account and is bound to a pod; the
+//! node is the one that the API server says that pod runs on. That is told since Kubernetes 1.30, in every cluster since 1.32.
+//! Where it is not told, the token is refused: looking the pod up by its name would be a right more for versions that nobody
+//! maintains, and would answer for whichever pod has that name now.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use doctor_backend::vouch::{Answer, NotVouched, Voucher};
+use doctor_core::ids::NodeName;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
+use kube::{Api, Client, api::PostParams};
+use tokio::runtime::Handle;
+
+use super::KubernetesConfig;
+
+/// What the API server adds to a user whose token is bound to a pod.
+const POD: &str = "authentication.kubernetes.io/pod-name";
+const NODE: &str = "authentication.kubernetes.io/node-name";
+
+/// Asks on the backend's own runtime.
+pub(super) struct Reviews {
+    client: Client,
+    runtime: Handle,
+    config: Arc<KubernetesConfig>,
+}
+
+impl Reviews {
+    pub(super) fn new(client: Client, runtime: Handle, config: Arc<KubernetesConfig>) -> Self {
+        Self { client, runtime, config }
+    }
+}
+
+impl Voucher for Reviews {
+    fn whose(&self, token: String) -> Answer {
+        let (client, config) = (self.client.clone(), Arc::clone(&self.config));
+        let asked = self.runtime.spawn(async move {
+            let audiences = Some(vec![config.agents.audience.clone()]);
+            let review =
+                TokenReview { spec: TokenReviewSpec { token: Some(token), audiences }, ..TokenReview::default() };
+            let answer = Api::<TokenReview>::all(client).create(&PostParams::default(), &review).await;
+            // Also where we may not ask: that says nothing of the token.
+            let answer = answer.map_err(|error| NotVouched::Unanswered(error.to_string()))?;
+            speaks_for(&answer.status.unwrap_or_default(), &config)
+        });
+        Box::pin(async move { asked.await.map_err(|error| NotVouched::Unanswered(error.to_string()))? })
+    }
+}
+
+/// The node that an answer lets a token speak for.
+fn speaks_for(answer: &TokenReviewStatus, config: &KubernetesConfig) -> Result<NodeName, NotVouched> {
+    let refuse = |why: String| Err(NotVouched::Refused(why));
+    if answer.authenticated != Some(true) {
+        let why = answer.error.as_deref().unwrap_or("it has expired, its pod is gone, or it is for somebody else");
+        return refuse(format!("the cluster does not know it ({why})"));
+    }
+    let audience = &config.agents.audience;
+    if !answer.audiences.as_ref().is_some_and(|all| all.contains(audience)) {
+        return refuse(format!("it was not made for the audience `{audience}`"));
+    }
+    let user = answer.user.as_ref();
+    let (name, wanted) = (user.and_then(|user| user.username.as_deref()).unwrap_or_default(), config.agent_user());
+    if name != wanted {
+        return refuse(format!("it is of `{name}`, and agents are `{wanted}`"));
+    }
+    let none = BTreeMap::new();
+    let extra = user.and_then(|user| user.extra.as_ref()).unwrap_or(&none);
+    let only = |key: &str| match extra.get(key).map(Vec::as_slice) {
+        Some([one]) => Some(one.as_str()),
+        _ => None,
+    };
+    if only(POD).is_none() {
+        return refuse("it is bound to no pod".to_owned());
+    }
+    match only(NODE).map(NodeName::new) {
+        Some(Ok(node)) => Ok(node),
+        Some(Err(error)) => refuse(format!("its node has a name that cannot be one here: {error}")),
+        None => refuse(
+            "the cluster does not say on which node its pod runs; Kubernetes 1.32 and newer do, elsewhere agents are \
+             enrolled (`doctor agent enroll`)"
+                .to_owned(),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// As an API server of 1.36 answers, shortened: seen with the bed's control plane on 2026-11-15.
+    fn answer() -> Value {
+        json!({
+            "authenticated": true,
+            "audiences": ["cluster-doctor"],
+            "user": {
+                "username": "system:serviceaccount:cluster-doctor:cluster-doctor-agent",
+                "groups": ["system:serviceaccounts", "system:serviceaccounts:cluster-doctor", "system:authenticated"],
+                "extra": {
+                    "authentication.kubernetes.io/node-name": ["gpu-1"],
+                    "authentication.kubernetes.io/node-uid": ["2fb3a3f2-6c1c-4f3c-9d2b-5f0a3f7a0f10"],
+                    "authentication.kubernetes.io/pod-name": ["agent-x7k2p"],
+                    "authentication.kubernetes.io/pod-uid": ["7f2d6c56-7a34-4d9e-9b7f-0a6a2f3c9d11"],
+                },
+            },
+        })
+    }
+
+    fn judged(answer: Value) -> Result<String, String> {
+        let status = serde_json::from_value(answer).unwrap();
+        match speaks_for(&status, &KubernetesConfig::default()) {
+            Ok(node) => Ok(node.to_string()),
+            Err(NotVouched::Refused(why)) => Err(why),
+            Err(NotVouched::Unanswered(why)) => panic!("it was answered: {why}"),
+        }
+    }
+
+    fn without(path: &str, instead: Value) -> Value {
+        let mut answer = answer();
+        *answer.pointer_mut(path).unwrap() = instead;
+        answer
+    }
+
+    #[test]
+    fn a_token_of_the_agents_account_speaks_for_the_node_of_its_pod() {
+        assert_eq!(judged(answer()), Ok("gpu-1".to_owned()));
+    }
+
+    #[test]
+    fn every_other_token_is_refused_with_its_reason() {
+        let extra = |key: &str| format!("/user/extra/authentication.kubernetes.io~1{key}");
+        for (answer, reason) in [
+            (json!({ "error": "token has been invalidated" }), "token has been invalidated"),
+            (json!({}), "does not know it"),
+            (without("/authenticated", json!(false)), "does not know it"),
+            (without("/audiences", json!(["https://kubernetes.default.svc"])), "the audience `cluster-doctor`"),
+            // A server that knows no audiences does not say any: it would have taken a token made for itself.
+            (without("/audiences", Value::Null), "the audience `cluster-doctor`"),
+            (without("/user/username", json!("system:serviceaccount:default:train")), "agents are `system:service"),
+            (without("/user", Value::Null), "it is of ``"),
+            (without("/user/extra", Value::Null), "bound to no pod"),
+            (without(&extra("pod-name"), json!([])), "bound to no pod"),
+            (without(&extra("node-name"), json!([])), "does not say on which node"),
+            (without(&extra("node-name"), json!(["gpu-1", "gpu-2"])), "does not say on which node"),
+            (without(&extra("node-name"), json!(["gpu 1"])), "cannot be one here"),
+        ] {
+            let refused = judged(answer.clone()).unwrap_err();
+            assert!(refused.contains(reason), "{refused}: {answer}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The rights that are printed are those that are used: none more, none less, by the API server's own record of what the
+//! service's account asked for.
+
+use std::collections::BTreeSet;
+
+use doctor_backend::{
+    Backend, Change, JobOutput, JobRequest, NodeOp, ToShow,
+    clock::{Clock, SystemClock},
+};
+use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, inspect, manifests};
+use doctor_bed::kubernetes::kubelet::Exit;
+use doctor_checks::{carried::Packed, document::RunKey};
+use doctor_core::{
+    ids::{IdSource, NodeName, RunId, TestId},
+    node::{MarkKind, OurMark},
+    run::{JobSeen, NonEmpty},
+    shown::{Shown, Status},
+    time::Span,
+};
+use serde_json::{Value, json};
+
+use crate::{AGENT, AUDIENCE, Cluster, NAMESPACE, cluster, everything, nothing_shared, until};
+
+/// All that the service does in a cluster. A new thing that it does is a new line here.
+const FLOWS: &[fn(&Stage<'_>)] =
+    &[looking, running, carrying, marking, showing, evicting, repairing, hearing, inspecting, replacing];
+
+struct Stage<'a> {
+    cluster: &'a Cluster,
+    backend: &'a KubernetesBackend,
+}
+
+fn ids(seed: u64) -> IdSource {
+    let mut ids = IdSource::new(seed);
+    ids.at(SystemClock.now());
+    ids
+}
+
+fn request(run: RunId, node: &NodeName) -> JobRequest {
+    JobRequest {
+        run,
+        nodes: NonEmpty::one(node.clone()),
+        tests: NonEmpty::one(TestId::new("memory").unwrap()),
+        limit: Span::minutes(10),
+        key: RunKey::new([3; 32]),
+        outputs: vec![JobOutput { node: node.clone(), logs: vec!["a.log".into()], document: "a.json".into() }],
+    }
+}
+
+fn looking(stage: &Stage<'_>) {
+    until("the nodes", || stage.backend.snapshot().is_ok_and(|nodes| nodes.len() >= 3));
+}
+
+fn running(stage: &Stage<'_>) {
+    let (run, node) = (ids(77).run(), NodeName::new("gpu-3").unwrap());
+    let request = request(run, &node);
+    // Twice: what is there is looked at.
+    assert_eq!(stage.backend.submit(&request).unwrap(), stage.backend.submit(&request).unwrap());
+    let seen = || stage.backend.poll(&[run]).unwrap().remove(0).seen;
+    until("the job to run", || matches!(seen(), JobSeen::Running { .. }));
+    stage.backend.cancel(run).unwrap();
+    until("the job to end", || matches!(seen(), JobSeen::Ended { .. }));
+    let nodes = NonEmpty::new(["gpu-2", "gpu-3"].map(|node| NodeName::new(node).unwrap()).to_vec()).unwrap();
+    let over_several = JobRequest { run: ids(76).run(), nodes, ..request };
+    stage.backend.submit(&over_several).unwrap();
+    stage.backend.cancel(over_several.run).unwrap();
+}
+
+/// A job that brings its result with it. Nobody has its log here; that it was asked for is enough.
+fn carrying(stage: &Stage<'_>) {
+    let share = nothing_shared().share;
+    let backend = KubernetesBackend::open(KubernetesConfig { share, ..stage.cluster.config() }).unwrap();
+    until("the nodes", || backend.snapshot().is_ok_and(|nodes| nodes.len() >= 3));
+    let (run, node) = (ids(82).run(), NodeName::new("gpu-2").unwrap());
+    let request = request(run, &node);
+    backend.submit(&request).unwrap();
+    let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=cluster-doctor.io%2Frun%3D{run}");
+    until("the pod to run", || stage.cluster.get(&pods)["items"][0]["status"]["phase"] == "Running");
+    let name = stage.cluster.get(&pods)["items"][0]["metadata"]["name"].as_str().unwrap().to_owned();
+    let message = Packed::of(b"a result").unwrap().for_message();
+    stage.cluster.kubelet.end_pod(NAMESPACE, &name, Exit::code(0).saying(message)).unwrap();
+    until("the result", || backend.poll(&[run]).unwrap().remove(0).documents == [b"a result".to_vec()]);
+}
+
+fn marking(stage: &Stage<'_>) {
+    let mut ids = ids(78);
+    let mark = OurMark { kind: MarkKind::Unhealthy, case: None };
+    // A node that is not watched is asked for.
+    for node in ["gpu-3", "plain"].map(|node| NodeName::new(node).unwrap()) {
+        for what in [Change::Mark(mark.clone()), Change::Drain, Change::Undrain, Change::Unmark(mark.clone())] {
+            stage.backend.apply(&node, &NodeOp { op: ids.op(), what }).unwrap();
+        }
+    }
+}
+
+fn showing(stage: &Stage<'_>) {
+    let shown = Shown {
+        status: Status::Pass,
+        severity: None,
+        life: "in-service",
+        case: None,
+        advice: None,
+        passed: 1,
+        not_applicable: 0,
+        findings: Vec::new(),
+        more_findings: 0,
+        not_known: Vec::new(),
+        more_not_known: 0,
+        agent_silent: false,
+    };
+    let board = stage.backend.board().expect("nodes are written on here");
+    board.write(&NodeName::new("gpu-3").unwrap(), &ToShow::of(shown)).unwrap();
+}
+
+fn evicting(stage: &Stage<'_>) {
+    let (plane, node) = (&stage.cluster.plane, NodeName::new("gpu-3").unwrap());
+    let labels = json!({ "app": "web" });
+    plane.make(&json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": { "name": "web", "namespace": "default" },
+        "spec": { "replicas": 1, "selector": { "matchLabels": labels }, "template": { "metadata": { "labels": labels },
+            "spec": { "nodeSelector": { "kubernetes.io/hostname": "gpu-3" }, "terminationGracePeriodSeconds": 0,
+                "containers": [{ "name": "web", "image": "web" }] } } },
+    }));
+    let pods = "/api/v1/namespaces/default/pods?labelSelector=app%3Dweb";
+    until("the pod to run", || stage.cluster.get(pods)["items"][0]["status"]["phase"] == "Running");
+    let evict = NodeOp { op: ids(79).op(), what: Change::Evict };
+    assert!(stage.backend.apply(&node, &evict).unwrap_err().text.contains("was asked to leave"));
+    let path = "/apis/apps/v1/namespaces/default/replicasets/web?propagationPolicy=Background";
+    assert!(plane.request("DELETE", path, None).unwrap().is_success());
+    until("the pods to be gone", || stage.cluster.get(pods)["items"].as_array().is_some_and(Vec::is_empty));
+}
+
+/// The job of it is made; that it was done nobody says here.
+fn repairing(stage: &Stage<'_>) {
+    let reset = NodeOp { op: ids(80).op(), what: Change::Reset };
+    let asked = stage.backend.apply(&NodeName::new("gpu-3").unwrap(), &reset).unwrap_err();
+    assert!(asked.text.contains("its job was made"), "{asked}");
+}
+
+/// The last: the node is gone then.
+fn replacing(stage: &Stage<'_>) {
+    let replace = NodeOp { op: ids(81).op(), what: Change::Replace };
+    stage.backend.apply(&NodeName::new("doomed").unwrap(), &replace).unwrap();
+}
+
+fn hearing(stage: &Stage<'_>) {
+    stage.cluster.agent_pod("agent-3", "gpu-3", AGENT);
+    let token = stage.cluster.plane.pod_token(NAMESPACE, AGENT, "agent-3", AUDIENCE).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    assert_eq!(runtime.block_on(stage.backend.voucher().whose(token)).unwrap().as_str(), "gpu-3");
+}
+
+/// `doctor config check --live`, with everything that it can be asked to look at.
+fn inspecting(stage: &Stage<'_>) {
+    for config in [
+        KubernetesConfig { policy_map: Some("none".to_owned()), ..stage.cluster.config() },
+        KubernetesConfig { share: everything().share, ..stage.cluster.config() },
+    ] {
+        assert!(!inspect(&config).findings.is_empty());
+    }
+}
+
+/// A right as `get nodes`, or `create tokenreviews.authentication.k8s.io`.
+fn right(verb: &str, group: &str, resource: &str) -> String {
+    if group.is_empty() { format!("{verb} {resource}") } else { format!("{verb} {resource}.{group}") }
+}
+
+fn granted() -> BTreeSet<String> {
+    let words = |value: &Value| -> Vec<String> {
+        value.as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect()
+    };
+    let mut all = BTreeSet::new();
+    let subject = |object: &Value| object["metadata"]["name"] == "cluster-doctor";
+    let printed = [manifests(&everything()), manifests(&nothing_shared())].concat();
+    for object in printed.iter().filter(|object| subject(object)) {
+        for rule in object["rules"].as_array().into_iter().flatten() {
+            for group in words(&rule["apiGroups"]) {
+                for resource in words(&rule["resources"]) {
+                    all.extend(words(&rule["verbs"]).iter().map(|verb| right(verb, &group, &resource)));
+                }
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_right_that_is_given_is_used_and_none_that_is_used_is_missing() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    for flow in FLOWS {
+        flow(&Stage { cluster, backend: &backend });
+    }
+    let ours = format!("system:serviceaccount:{NAMESPACE}:cluster-doctor");
+    let mut asked = cluster.plane.asked().unwrap();
+    asked.retain(|asked| asked.user == ours);
+    assert!(!asked.is_empty(), "the API server notes nothing");
+    let rights = |refused: bool| -> BTreeSet<String> {
+        let those = asked.iter().filter(|asked| (asked.status == 403) == refused);
+        those.map(|asked| right(&asked.verb, &asked.group, &asked.resource)).collect()
+    };
+    let (used, missing) = (rights(false), rights(true));
+    let unused: BTreeSet<String> = granted().difference(&used).cloned().collect();
+    assert_eq!((missing, unused), (BTreeSet::new(), BTreeSet::new()), "missing in rights.rs, and unused there");
+}

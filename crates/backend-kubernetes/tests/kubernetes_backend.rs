@@ -1,0 +1,405 @@
+//! The Kubernetes backend on a real control plane: the contract, and an API server that goes away. Pods are played by a
+//! kubelet of the bed; scheduling, preemption and the life of Jobs are the real thing.
+
+#[path = "kubernetes_backend/acts.rs"]
+mod acts;
+#[path = "kubernetes_backend/carry.rs"]
+mod carry;
+#[path = "kubernetes_backend/failures.rs"]
+mod failures;
+#[path = "kubernetes_backend/template.rs"]
+mod template;
+#[path = "kubernetes_backend/troubles.rs"]
+mod troubles;
+#[path = "kubernetes_backend/volcano.rs"]
+mod volcano;
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, OnceLock},
+    time::{Duration, Instant},
+};
+
+use doctor_backend::{
+    Backend, Change, Effect, JobOutput, JobRequest, NodeOp,
+    clock::{Clock, SystemClock},
+    contract::{self, Bed, Length, Wanted},
+};
+use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Share, manifests};
+use doctor_bed::kubernetes::{
+    ControlPlane,
+    kubelet::{Exit, FakeNode, Kubelet, Play},
+};
+use doctor_checks::document::RunKey;
+use doctor_core::{
+    ids::{IdSource, NodeName, RunId, TestId},
+    node::{MarkKind, Node, Occupancy, OurMark},
+    run::{JobEnd, JobSeen, NonEmpty},
+    time::{Span, Timestamp},
+};
+use serde_json::{Value, json};
+
+const NAMESPACE: &str = "cluster-doctor";
+/// Long on a busy machine, and never waited for where all is well.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Pods that were ever started, by run.
+type Started = Arc<Mutex<HashMap<String, usize>>>;
+
+struct Cluster {
+    plane: ControlPlane,
+    kubelet: Kubelet,
+    started: Started,
+    /// Of the account that has exactly the rights that `doctor deploy kubernetes` gives.
+    account: PathBuf,
+}
+
+/// One for all tests of this file; each uses nodes of its own.
+fn cluster() -> Option<&'static Cluster> {
+    static CLUSTER: OnceLock<Option<Cluster>> = OnceLock::new();
+    CLUSTER
+        .get_or_init(|| {
+            let names: Vec<String> = (1..=16).map(|number| format!("gpu-{number}")).collect();
+            Cluster::start(&names.iter().map(String::as_str).collect::<Vec<_>>())
+        })
+        .as_ref()
+}
+
+impl Cluster {
+    fn start(nodes: &[&str]) -> Option<Self> {
+        let programs = ControlPlane::programs().inspect_err(|why| why.not_run("the Kubernetes backend")).ok()?;
+        let plane = ControlPlane::start(&programs).unwrap();
+        let started = Started::default();
+        let counts = Arc::clone(&started);
+        let instance = "aws:///us-east-1a/i-0123456789abcdef0";
+        let nodes = nodes.iter().map(|node| FakeNode::gpu(node).provider_id(instance)).collect();
+        let kubelet = Kubelet::start(plane.admin(), nodes, move |pod| {
+            let run = pod.metadata.labels.as_ref().and_then(|labels| labels.get("cluster-doctor.io/run"));
+            if let Some(run) = run {
+                *counts.lock().unwrap().entry(run.clone()).or_default() += 1;
+            }
+            let told = pod.spec.as_ref().and_then(|spec| spec.containers.first()).and_then(|one| one.command.clone());
+            match told.is_some_and(|command| command.iter().any(|word| word == "short")) {
+                true => Play::Runs { lasts: Duration::from_millis(300), then: Exit::code(0) },
+                false => Play::UntilTold,
+            }
+        })
+        .unwrap();
+        let mut cluster = Self { plane, kubelet, started, account: PathBuf::new() };
+        for object in manifests(&KubernetesConfig::default()) {
+            cluster.plane.make(&object);
+        }
+        cluster.account = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
+        Some(cluster)
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let answer = self.plane.request("GET", path, None).unwrap();
+        assert!(answer.is_success(), "{path}: {}", answer.text);
+        serde_json::from_str(&answer.text).unwrap()
+    }
+
+    fn delete(&self, path: &str) {
+        let answer = self.plane.request("DELETE", &format!("{path}?gracePeriodSeconds=0"), None).unwrap();
+        assert!(answer.is_success() || answer.status == 404, "{path}: {}", answer.text);
+    }
+
+    fn config(&self) -> KubernetesConfig {
+        KubernetesConfig {
+            kubeconfig: Some(self.account.clone()),
+            share: Share::HostPath("/data".into()),
+            keep: Span::minutes(10),
+            grace: Span::from_secs(1),
+            ..KubernetesConfig::default()
+        }
+    }
+
+    fn backend(&self) -> KubernetesBackend {
+        KubernetesBackend::open(self.config()).unwrap()
+    }
+
+    /// A pod of somebody else that takes all GPUs of a node.
+    fn user_pod(&self, name: &str, node: &str) {
+        self.plane.make(&json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },
+            "spec": {
+                "nodeSelector": { "kubernetes.io/hostname": node }, "terminationGracePeriodSeconds": 0,
+                "containers": [{ "name": "train", "image": "train", "command": ["train"],
+                    "resources": { "limits": { "nvidia.com/gpu": "8" } } }],
+            },
+        }));
+    }
+
+    fn taint(&self, node: &str, taints: &Value) {
+        let path = format!("/api/v1/nodes/{node}");
+        let patch = json!({ "spec": { "taints": taints } });
+        let answer = self.plane.request("PATCH", &path, Some(&patch)).unwrap();
+        assert!(answer.is_success(), "{path}: {}", answer.text);
+    }
+}
+
+/// Waits until it is so.
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !so() {
+        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn seen(backend: &dyn Backend, node: &str) -> Node {
+    let nodes = backend.snapshot().unwrap();
+    let found = nodes.into_iter().find(|seen| seen.node.name.as_str() == node);
+    Arc::unwrap_or_clone(found.unwrap_or_else(|| panic!("{node} is not there")).node)
+}
+
+fn request(run: RunId, node: &str, test: &str) -> JobRequest {
+    let node = NodeName::new(node).unwrap();
+    JobRequest {
+        run,
+        nodes: NonEmpty::one(node.clone()),
+        tests: NonEmpty::one(TestId::new(test).unwrap()),
+        limit: Span::minutes(10),
+        key: RunKey::new([3; 32]),
+        outputs: vec![JobOutput { node, logs: vec!["a.log".into()], document: "a.json".into() }],
+    }
+}
+
+fn polled(backend: &dyn Backend, run: RunId) -> JobSeen {
+    backend.poll(&[run]).unwrap().remove(0).seen
+}
+
+fn ids(seed: u64) -> IdSource {
+    let mut ids = IdSource::new(seed);
+    ids.at(SystemClock.now());
+    ids
+}
+
+struct RealBed<'a> {
+    cluster: &'static Cluster,
+    backend: &'a KubernetesBackend,
+    node: &'static str,
+}
+
+impl RealBed<'_> {
+    fn wait(&self, what: &str, so: impl Fn(&Node) -> bool) {
+        until(what, || so(&seen(self.backend, self.node)));
+    }
+
+    fn user(&self) -> String {
+        format!("user-on-{}", self.node)
+    }
+}
+
+impl Bed for RealBed<'_> {
+    fn now(&self) -> Timestamp {
+        SystemClock.now()
+    }
+
+    fn node(&self) -> NodeName {
+        NodeName::new(self.node).unwrap()
+    }
+
+    fn occupy(&self, _: &NodeName, wanted: Wanted) {
+        let cluster = self.cluster;
+        cluster.kubelet.set_ready(self.node, wanted != Wanted::Unknown).unwrap();
+        cluster.delete(&format!("/api/v1/namespaces/default/pods/{}", self.user()));
+        match wanted {
+            Wanted::Busy => {
+                cluster.user_pod(&self.user(), self.node);
+                self.wait("the node to be busy", |node| matches!(node.occupancy, Occupancy::Busy { .. }));
+            }
+            Wanted::Unknown => {
+                self.wait("the node to be unknown", |node| matches!(node.occupancy, Occupancy::Unknown { .. }));
+            }
+            Wanted::Free => self.wait("the node to be free", |node| {
+                node.occupancy.is_free() || node.marks.foreign_block().is_some() || !node.marks.ours.is_empty()
+            }),
+        }
+    }
+
+    fn mark_by_somebody_else(&self, _: &NodeName, there: bool) {
+        let taints = if there { json!([{ "key": "team", "value": "ml", "effect": "NoSchedule" }]) } else { json!([]) };
+        self.cluster.taint(self.node, &taints);
+        self.wait("somebody else's mark", |node| node.marks.foreign.is_empty() != there);
+    }
+
+    fn job(&self, run: RunId, length: Length) -> JobRequest {
+        request(run, self.node, if length == Length::Short { "short" } else { "endless" })
+    }
+
+    fn jobs_started(&self, run: RunId) -> usize {
+        let run = run.to_string();
+        self.cluster.started.lock().unwrap().get(&run).copied().unwrap_or(0)
+    }
+
+    fn lose(&self, run: RunId) {
+        let run = run.to_string();
+        let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+        let found = self.cluster.get(&format!("{pods}?labelSelector=cluster-doctor.io%2Frun%3D{run}"));
+        for pod in found["items"].as_array().unwrap() {
+            self.cluster.delete(&format!("{pods}/{}", pod["metadata"]["name"].as_str().unwrap()));
+        }
+    }
+
+    fn let_time_pass(&self) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
+    fn restarted(&self) -> Option<Box<dyn Backend>> {
+        Some(Box::new(self.cluster.backend()))
+    }
+}
+
+#[test]
+fn the_contract_is_kept_on_a_real_control_plane() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    let bed = RealBed { cluster, backend: &backend, node: "gpu-1" };
+    assert_eq!(contract::breaches(&backend, &bed), []);
+}
+
+#[test]
+fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    let run = ids(2).run();
+    backend.submit(&request(run, "gpu-2", "endless")).unwrap();
+    until("our job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
+    let node = seen(&backend, "gpu-2");
+    assert!(node.occupancy.is_free(), "a job of ours is no user: {:?}", node.occupancy);
+    let seen_run =
+        backend.snapshot().unwrap().into_iter().find(|seen| seen.node.name.as_str() == "gpu-2").unwrap().jobs;
+    assert_eq!(seen_run, [run]);
+    cluster.user_pod("user-on-gpu-2", "gpu-2");
+    until("our job to be gone", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Displaced, .. }));
+    until(
+        "the user's pod to have the node",
+        || matches!(seen(&backend, "gpu-2").occupancy, Occupancy::Busy { by } if by.contains("user-on-gpu-2")),
+    );
+    cluster.delete("/api/v1/namespaces/default/pods/user-on-gpu-2");
+}
+
+#[test]
+fn a_node_that_a_user_pod_waits_for_is_wanted_where_nobody_preempts() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    cluster.plane.make(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+        "metadata": { "name": "polite" }, "value": 1000, "preemptionPolicy": "Never" }));
+    let run = ids(6).run();
+    backend.submit(&request(run, "gpu-10", "endless")).unwrap();
+    until("our job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
+    cluster.plane.make(&json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "polite-on-gpu-10", "namespace": "default" },
+        "spec": {
+            "priorityClassName": "polite", "nodeSelector": { "kubernetes.io/hostname": "gpu-10" },
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{ "name": "train", "image": "train", "command": ["train"],
+                "resources": { "limits": { "nvidia.com/gpu": "8" } } }],
+        },
+    }));
+    until(
+        "the node to be wanted",
+        || matches!(seen(&backend, "gpu-10").occupancy, Occupancy::Busy { by } if by.contains("polite-on-gpu-10, which waits")),
+    );
+    assert!(matches!(polled(&backend, run), JobSeen::Running { .. }), "nobody but us ends it");
+    backend.cancel(run).unwrap();
+    until(
+        "the user's pod to have the node",
+        || matches!(seen(&backend, "gpu-10").occupancy, Occupancy::Busy { by } if by == "pod default/polite-on-gpu-10".into()),
+    );
+    cluster.delete("/api/v1/namespaces/default/pods/polite-on-gpu-10");
+}
+
+#[test]
+fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    let mut ids = ids(3);
+    let name = NodeName::new("gpu-3").unwrap();
+    let mut apply = |what: Change| backend.apply(&name, &NodeOp { op: ids.op(), what }).unwrap();
+    // Somebody cordons the node, we drain it too and end that: it stays cordoned.
+    let path = "/api/v1/nodes/gpu-3";
+    let cordon = |there: bool| {
+        let patch = json!({ "spec": { "unschedulable": there } });
+        assert!(cluster.plane.request("PATCH", path, Some(&patch)).unwrap().is_success());
+    };
+    cordon(true);
+    until("the cordon to be seen", || seen(&backend, "gpu-3").marks.foreign_block().is_some());
+    apply(Change::Drain);
+    assert!(seen(&backend, "gpu-3").marks.has_ours(MarkKind::Cordon));
+    apply(Change::Undrain);
+    assert_eq!(cluster.get(path)["spec"]["unschedulable"], true);
+    assert!(seen(&backend, "gpu-3").marks.foreign_block().is_some());
+    cordon(false);
+    until("the cordon to be gone", || seen(&backend, "gpu-3").occupancy.is_free());
+    // We drain it, an operator ends that and later cordons it for a reason of theirs: that one is not ours to end.
+    apply(Change::Drain);
+    assert_eq!(cluster.get(path)["spec"]["unschedulable"], true);
+    cordon(false);
+    cordon(true);
+    until("the later cordon to be the operator's", || {
+        let marks = seen(&backend, "gpu-3").marks;
+        marks.foreign_block().is_some() && marks.ours.is_empty()
+    });
+    apply(Change::Undrain);
+    assert_eq!(cluster.get(path)["spec"]["unschedulable"], true);
+    cordon(false);
+    until("the cordon to be gone", || seen(&backend, "gpu-3").occupancy.is_free());
+    // We mark it, and an operator takes the taint away.
+    apply(Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: None }));
+    let marked = cluster.get(path);
+    assert_eq!(marked["metadata"]["labels"]["cluster-doctor.io/status"], "fail");
+    // Beside it may be the cordon's own, which the controller manager takes away when it comes to it.
+    let taints = marked["spec"]["taints"].as_array().unwrap();
+    assert!(taints.iter().any(|taint| taint["key"] == "cluster-doctor.io/unhealthy"), "{taints:?}");
+    cluster.taint("gpu-3", &json!([]));
+    until("our mark to be gone", || seen(&backend, "gpu-3").marks.ours.is_empty());
+    apply(Change::Unmark(OurMark { kind: MarkKind::Unhealthy, case: None }));
+    assert_eq!(cluster.get(path)["metadata"]["labels"].get("cluster-doctor.io/status"), None);
+}
+
+#[test]
+fn a_key_is_a_secret_that_goes_with_its_job() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    let run = ids(4).run();
+    backend.submit(&request(run, "gpu-4", "short")).unwrap();
+    until("the job to end", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Exited, .. }));
+    let name = format!("doctor-{run}");
+    let job = cluster.get(&format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}"));
+    let secret = cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/secrets/{name}"));
+    assert_eq!(secret["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"]);
+    assert!(!job.to_string().contains(&RunKey::new([3; 32]).to_hex()), "the key stands in the job");
+    let jobs = format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}");
+    let answer = cluster.plane.request("DELETE", &format!("{jobs}?propagationPolicy=Background"), None).unwrap();
+    assert!(answer.is_success(), "{}", answer.text);
+    until("the secret to go with it", || {
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/secrets/{name}");
+        cluster.plane.request("GET", &path, None).unwrap().status == 404
+    });
+    assert_eq!(polled(&backend, run), JobSeen::Absent);
+}
+
+/// Alone with its control plane: the others would not understand.
+#[test]
+fn while_the_api_server_is_away_nothing_is_said_of_nodes_and_afterwards_nothing_is_doubled() {
+    let Some(cluster) = Cluster::start(&["gpu-1"]) else { return };
+    let backend = cluster.backend();
+    assert!(seen(&backend, "gpu-1").occupancy.is_free());
+    let run = ids(5).run();
+    let wanted = request(run, "gpu-1", "endless");
+    let job = backend.submit(&wanted).unwrap();
+    until("the job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
+    cluster.plane.kill_apiserver().unwrap();
+    until("the outage to be noticed", || backend.snapshot().is_err());
+    assert_eq!(backend.snapshot().unwrap_err().effect, Effect::NoneTryAgain);
+    assert!(backend.poll(&[run]).is_err());
+    assert_ne!(backend.submit(&wanted).unwrap_err().effect, Effect::NoneGiveUp);
+    cluster.plane.restart_apiserver().unwrap();
+    until("the node to be seen again", || backend.snapshot().is_ok_and(|nodes| nodes.len() == 1));
+    assert_eq!(backend.submit(&wanted).unwrap(), job);
+    assert!(matches!(polled(&backend, run), JobSeen::Running { .. }));
+    assert_eq!(cluster.started.lock().unwrap().values().sum::<usize>(), 1);
+}

@@ -1,0 +1,94 @@
+//! User pods that failed, as a real API server tells of them: only what failed, only from now on, and across a watch that is
+//! begun anew.
+
+use doctor_backend::{Backend, SeenFailure};
+use doctor_bed::kubernetes::kubelet::Exit;
+use doctor_core::{
+    failed_work::HowFailed,
+    node::Occupancy,
+    run::{JobEnd, JobSeen},
+    time::Timestamp,
+};
+use serde_json::json;
+
+use super::{NAMESPACE, cluster, ids, polled, request, seen, until};
+
+const NODE: &str = "gpu-13";
+
+/// What was told of this node.
+fn told(backend: &dyn Backend) -> Vec<SeenFailure> {
+    let mut all = backend.failed_work(Timestamp::MIN).unwrap();
+    all.retain(|failed| failed.nodes.iter().any(|node| node.as_str() == NODE));
+    all
+}
+
+#[test]
+fn user_pods_that_failed_are_told_and_those_that_ended_well_or_were_deleted_are_not() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    seen(&backend, NODE);
+    let runs = |name: &str| {
+        cluster.user_pod(name, NODE);
+        let path = format!("/api/v1/namespaces/default/pods/{name}");
+        until("the pod to run", || cluster.get(&path)["status"]["phase"] == "Running");
+    };
+    let ends = |name: &str, exit: Exit| {
+        runs(name);
+        cluster.kubelet.end_pod("default", name, exit).unwrap();
+        let path = format!("/api/v1/namespaces/default/pods/{name}");
+        until("the pod to end", || cluster.get(&path)["status"]["phase"] != "Running");
+    };
+    ends("well", Exit::code(0));
+    runs("cancelled");
+    cluster.delete("/api/v1/namespaces/default/pods/cancelled");
+    ends("crashed", Exit::code(139));
+    ends("too-large", Exit::code(137).because("OOMKilled"));
+    until("both to be told", || told(&backend).len() >= 2);
+    let names: Vec<(String, HowFailed)> =
+        told(&backend).into_iter().map(|failed| (failed.work.name.to_string(), failed.work.how)).collect();
+    let expected =
+        [("default/crashed", HowFailed::Signal { number: 11 }), ("default/too-large", HowFailed::OutOfMemory)];
+    assert_eq!(names, expected.map(|(name, how)| (name.to_owned(), how)));
+    assert!(told(&backend).iter().all(|failed| failed.work.owner.as_str() == "default"));
+
+    // What failed before somebody began to look is not listed. When it began is nobody's to say: it is tried until it has.
+    let later = cluster.backend();
+    seen(&later, NODE);
+    let mut tries = 0;
+    until("the next to be told", || {
+        tries += 1;
+        ends(&format!("again-{tries}"), Exit::code(1));
+        !told(&later).is_empty()
+    });
+    assert!(told(&later).iter().all(|failed| failed.work.name.as_str().starts_with("default/again-")));
+    let again: Vec<String> = (1..=tries).map(|number| format!("again-{number}")).collect();
+    for name in ["well", "crashed", "too-large"].into_iter().chain(again.iter().map(String::as_str)) {
+        cluster.delete(&format!("/api/v1/namespaces/default/pods/{name}"));
+    }
+}
+
+/// As the cluster's own controllers write it when a node has not answered for five minutes.
+#[test]
+fn a_job_whose_node_died_is_not_told_as_one_that_a_user_displaced() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    seen(&backend, "gpu-16");
+    let run = ids(41).run();
+    backend.submit(&request(run, "gpu-16", "endless")).unwrap();
+    until("our job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
+    cluster.kubelet.set_ready("gpu-16", false).unwrap();
+    until("the node to be unknown", || matches!(seen(&backend, "gpu-16").occupancy, Occupancy::Unknown { .. }));
+    let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+    let found = cluster.get(&format!("{pods}?labelSelector=cluster-doctor.io%2Frun%3D{run}"));
+    let name = found["items"][0]["metadata"]["name"].as_str().unwrap();
+    let taken = json!({ "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager" });
+    let patch = json!({ "status": { "phase": "Failed", "conditions": [taken] } });
+    let answer = cluster.plane.request("PATCH", &format!("{pods}/{name}/status"), Some(&patch)).unwrap();
+    assert!(answer.is_success(), "{}", answer.text);
+    until("the job's end", || matches!(polled(&backend, run), JobSeen::Ended { .. }));
+    assert!(
+        matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::NodeDied, .. }),
+        "{:?}",
+        polled(&backend, run)
+    );
+}

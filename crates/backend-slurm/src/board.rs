@@ -1,0 +1,133 @@
+//! How a node is, written on the node: one word in its note, and a feature that users can ask for.
+//!
+//! A feature lasts until slurmctld reads its configuration again; then it is seen to be missing and is written anew.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError},
+};
+
+use doctor_backend::{BackendError, Board, Effect, ToShow, one_by_one};
+use doctor_core::{ids::NodeName, shown::Status};
+
+use super::{SlurmBackend, config::SlurmConfig, marks::Update, nodes::NodeSeen, note::Note, programs::Does};
+
+const OPERATION: &str = "show results on the node";
+
+/// The number of what is written on a node, if all of it is there.
+pub(super) fn number(node: &NodeSeen, config: &SlurmConfig) -> Option<u64> {
+    let note = Note::of(node, config).note();
+    let (number, of) = note.shown.as_deref()?.split_once('.')?;
+    let feature = config.validated_feature.as_deref();
+    let has = feature.is_some_and(|feature| node.features.iter().any(|one| one == feature));
+    let should = feature.is_some() && note.status.as_deref() == Some(Status::Pass.code());
+    // What was written under another setting is to be written anew.
+    u64::from_str_radix(number, 16).ok().filter(|_| has == should && of == feature.unwrap_or_default())
+}
+
+impl Board for SlurmBackend {
+    fn number(&self, node: &NodeName) -> Option<u64> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).get(node).copied()
+    }
+
+    fn write(&self, node: &NodeName, what: &ToShow) -> Result<(), BackendError> {
+        let found = self.nodes_named(OPERATION, std::slice::from_ref(node))?.into_iter().next();
+        let now = found.ok_or_else(|| refused(format!("Slurm has no node {node}")))?;
+        self.put(&now.name, &self.lines(&now, what)?)
+    }
+
+    /// Thousands of nodes bear a handful of texts, and a program is slow to start: the nodes are asked after together, and each
+    /// text is written once, on all nodes that are to bear it.
+    fn write_all(&self, work: &[(NodeName, Arc<ToShow>)], workers: usize) -> Vec<(NodeName, BackendError)> {
+        let alone =
+            |work: &[(NodeName, Arc<ToShow>)]| one_by_one(work, workers, |node, what| Board::write(self, node, what));
+        let names: Vec<NodeName> = work.iter().map(|(node, _)| node.clone()).collect();
+        // One of them may be gone: each alone finds out which.
+        let Ok(found) = self.nodes_named(OPERATION, &names) else { return alone(work) };
+        let (mut failed, mut groups) = (Vec::new(), BTreeMap::<Lines, Vec<(NodeName, Arc<ToShow>)>>::new());
+        for (one, now) in work.iter().zip(&found) {
+            match self.lines(now, &one.1) {
+                Ok(lines) => groups.entry(lines).or_default().push(one.clone()),
+                Err(error) => failed.push((one.0.clone(), error)),
+            }
+        }
+        for (lines, group) in groups {
+            let names: Vec<&str> = group.iter().map(|(node, _)| node.as_str()).collect();
+            if self.put(&names.join(","), &lines).is_err() {
+                failed.extend(alone(&group));
+            }
+        }
+        failed
+    }
+}
+
+/// What is written on a node, in Slurm's words.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Lines {
+    /// Those that it can have and those that it has, if they change. The whole lists: that is how Slurm takes them.
+    features: Option<[String; 2]>,
+    field: String,
+}
+
+fn refused(text: String) -> BackendError {
+    BackendError { operation: OPERATION, text, effect: Effect::NoneGiveUp }
+}
+
+impl SlurmBackend {
+    fn lines(&self, now: &NodeSeen, what: &ToShow) -> Result<Lines, BackendError> {
+        let mut note = Note::of(now, &self.config).note();
+        note.status = Some(what.shown.status.code().to_owned());
+        let feature = self.config.validated_feature.as_deref();
+        note.shown = Some(format!("{:016x}.{}", what.number, feature.unwrap_or_default()));
+        let field = note.written(now, &self.config).map_err(|taken| refused(taken.to_string()))?;
+        let there = what.shown.status == Status::Pass;
+        Ok(Lines { features: feature.and_then(|feature| features(now, feature, there)), field })
+    }
+
+    /// The note last: it says that all of it is there.
+    fn put(&self, nodes: &str, lines: &Lines) -> Result<(), BackendError> {
+        if let Some([available, active]) = &lines.features {
+            let words = [
+                "update".to_owned(),
+                format!("nodename={nodes}"),
+                format!("availablefeatures={available}"),
+                format!("activefeatures={active}"),
+            ];
+            self.programs.run(OPERATION, "scontrol", &words, "", Does::Changes)?;
+        }
+        self.write(OPERATION, nodes, &Update { field: Some(lines.field.clone()), ..Update::default() })
+    }
+}
+
+/// What a node's features are to be, those that it can have and those that it has now; `None`: as they are. Only our word comes
+/// and goes: what a node can be booted into besides is the site's.
+fn features(node: &NodeSeen, feature: &str, there: bool) -> Option<[String; 2]> {
+    if node.features.iter().any(|one| one == feature) == there {
+        return None;
+    }
+    let list = |words: &[String]| {
+        let kept = words.iter().map(String::as_str).filter(|one| *one != feature);
+        kept.chain(there.then_some(feature)).collect::<Vec<_>>().join(",")
+    };
+    Some([list(&node.available), list(&node.features)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_word_comes_and_goes_in_each_list() {
+        let words = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
+        let node = |available, active| NodeSeen {
+            available: words(available),
+            features: words(active),
+            ..NodeSeen::default()
+        };
+        let lists = |available: &str, active: &str| Some([available.to_owned(), active.to_owned()]);
+        assert_eq!(features(&node("a,mig,b", "a"), "ok", true), lists("a,mig,b,ok", "a,ok"));
+        assert_eq!(features(&node("a,ok,mig", "a,ok"), "ok", false), lists("a,mig", "a"));
+        assert_eq!(features(&node("a,ok,mig", "a"), "ok", true), lists("a,mig,ok", "a,ok"));
+        assert_eq!(features(&node("a", "a"), "ok", false), None);
+    }
+}

@@ -1,0 +1,249 @@
+//! Jobs of users that failed, and where: from the queue, which remembers for some minutes, and from accounting where a site has
+//! it (`sacct`, or the list of ended jobs that `sacct --completion` reads). No name of a user's job is asked for: people write
+//! there what they like, and these programs print it as it stands.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::PoisonError,
+    time::{Duration, Instant},
+};
+
+use doctor_backend::{BackendError, SeenFailure};
+use doctor_core::{
+    failed_work::{FailedWork, HowFailed, Label, MOST_NODES},
+    hostlist,
+    time::Timestamp,
+};
+
+use super::{SlurmBackend, config::OURS, states::JobState, text::time};
+
+const OPERATION: &str = "look for jobs that failed";
+/// Parts the fields of `sacct`; no field that is asked for can hold it.
+const BETWEEN: char = '|';
+/// States of work that failed by itself.
+const FAILED: &str = "BOOT_FAIL,FAILED,NODE_FAIL,OUT_OF_MEMORY";
+
+/// Accounting is asked at most so often.
+const EVERY: Duration = Duration::from_secs(300);
+/// One that does not answer is asked twice as late each time, up to this.
+const SELDOM: Duration = Duration::from_secs(3600);
+
+/// One job that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Failure {
+    number: String,
+    user: String,
+    how: HowFailed,
+    at: Timestamp,
+    nodes: String,
+}
+
+impl SlurmBackend {
+    pub(super) fn failures(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
+        let states = format!("--states={FAILED}");
+        let fields = "--Format=JobID:|,UserName:|,State:|,EndTime:|,NodeList:|,exit_code:|";
+        let listed = self.programs.read(OPERATION, "squeue", &["--noheader", "--all", &states, fields])?;
+        let ours = self.our_numbers()?;
+        let mut failures: BTreeMap<String, Failure> = BTreeMap::new();
+        let from_queue = parse(&listed).into_iter().filter(|failure| failure.at >= since);
+        for failure in from_queue.chain(self.accounted(since)) {
+            if !ours.contains(&failure.number) {
+                failures.insert(failure.number.clone(), failure);
+            }
+        }
+        Ok(failures.values().filter_map(told).collect())
+    }
+
+    /// Numbers of our own jobs, which say nothing of users' work.
+    fn our_numbers(&self) -> Result<HashSet<String>, BackendError> {
+        let user = format!("--user={}", self.user);
+        let jobs = self.jobs(OPERATION, &["--states=all", &user])?;
+        let ours = jobs.iter().filter(|job| job.name.starts_with(OURS));
+        Ok(ours.map(|job| job.number.to_string()).collect())
+    }
+
+    /// What accounting has learned since it was last asked. A site without accounting has none, and that is no trouble.
+    fn accounted(&self, since: Timestamp) -> Vec<Failure> {
+        let mut accounting = self.accounting.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(from) = accounting.due(since, Instant::now()) else { return Vec::new() };
+        let answer = self.ask_accounting(from);
+        accounting.asked(answer.is_ok(), Instant::now());
+        match answer {
+            Ok(found) => found.into_iter().filter(|failure| failure.at >= from).collect(),
+            Err(error) => {
+                tracing::debug!(%error, "there is no accounting");
+                Vec::new()
+            }
+        }
+    }
+
+    fn ask_accounting(&self, from: Timestamp) -> Result<Vec<Failure>, BackendError> {
+        let moment = from.to_string();
+        let start = format!("--starttime={}", moment.trim_end_matches('Z').split('.').next().unwrap_or_default());
+        let (common, states) = (["--noheader", "--parsable2", &start], format!("--state={FAILED}"));
+        let full = [&common[..], &["--allocations", "--endtime=now", &states]].concat();
+        let short = [&common[..], &["--completion"]].concat();
+        let ask = |words: &[&str], who: &str, format: &str| {
+            self.programs.read(OPERATION, "sacct", &[words, &[who, format]].concat())
+        };
+        let begun = Instant::now();
+        let failed = |number: &str| format!("--format={number},User,State,End,NodeList,ExitCode");
+        let (words, number, listed) = match ask(&full, "--allusers", &failed("JobIDRaw")) {
+            // One that hangs hangs for the other question too.
+            Err(error) if begun.elapsed() >= self.config.deadline.to_std() => return Err(error),
+            Err(_) => (&short, "JobID", ask(&short, "--allusers", &failed("JobID"))?),
+            Ok(listed) => (&full, "JobIDRaw", listed),
+        };
+        let found = parse(&listed);
+        if found.is_empty() {
+            return Ok(found);
+        }
+        // Of our own user only: the names that others give could look like lines of this table.
+        let ours = our_jobs(&ask(words, &format!("--user={}", self.user), &format!("--format={number},JobName"))?);
+        Ok(found.into_iter().filter(|failure| !ours.contains(&failure.number)).collect())
+    }
+}
+
+/// When accounting is asked. Its answer may take as long as a program of Slurm's is waited for, and the cycle waits with it.
+#[derive(Debug, Default)]
+pub(super) struct Accounting {
+    next: Option<Instant>,
+    /// Since when there is something to ask for.
+    from: Option<Timestamp>,
+    failed: u32,
+}
+
+impl Accounting {
+    /// From when on to ask now; `None`: not now. What is not asked for now is asked for later.
+    fn due(&mut self, since: Timestamp, now: Instant) -> Option<Timestamp> {
+        let from = self.from.map_or(since, |from| from.min(since));
+        self.from = Some(from);
+        self.next.is_none_or(|next| next <= now).then_some(from)
+    }
+
+    fn asked(&mut self, well: bool, now: Instant) {
+        if well {
+            (self.failed, self.from) = (0, None);
+        } else {
+            self.failed = self.failed.saturating_add(1);
+        }
+        let times = 1_u32.checked_shl(self.failed).unwrap_or(u32::MAX);
+        self.next = Some(now + EVERY.saturating_mul(times).min(SELDOM));
+    }
+}
+
+/// Numbers of our jobs, from lines of number and name.
+fn our_jobs(text: &str) -> HashSet<String> {
+    let pairs = text.lines().filter_map(|line| line.split_once(BETWEEN));
+    pairs.filter(|(_, name)| name.starts_with(OURS)).map(|(number, _)| number.trim().to_owned()).collect()
+}
+
+/// `None`: it ran on so many nodes that it says nothing of any.
+fn told(failure: &Failure) -> Option<SeenFailure> {
+    Some(SeenFailure {
+        nodes: hostlist::parse_up_to(&failure.nodes, MOST_NODES).ok()?,
+        work: FailedWork {
+            id: Label::new(&format!("slurm/{}", failure.number)),
+            name: Label::new(&format!("job {}", failure.number)),
+            owner: Label::new(&failure.user),
+            at: failure.at,
+            how: failure.how,
+        },
+    })
+}
+
+/// Lines of number, user, state, end, nodes and, where it is told, how it ended. Others are left out.
+fn parse(text: &str) -> Vec<Failure> {
+    let line = |line: &str| {
+        let mut fields = line.split(BETWEEN).map(str::trim);
+        let mut next = || fields.next().filter(|field| !field.is_empty());
+        let number = next().filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()))?.to_owned();
+        // The list of ended jobs puts the number behind the name.
+        let user = next()?.split('(').next()?.to_owned();
+        let state = JobState::from_word(next()?.split(' ').next()?)?;
+        let (at, nodes) = (time(next()?)?, next()?.to_owned());
+        let how = match state {
+            JobState::OutOfMemory => HowFailed::OutOfMemory,
+            JobState::NodeFail | JobState::BootFail => HowFailed::NodeFailed,
+            JobState::Failed => next().and_then(how).unwrap_or(HowFailed::Untold),
+            _ => return None,
+        };
+        Some(Failure { number, user, how, at, nodes })
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// `CODE:SIGNAL`; or, from the queue of older versions, as the kernel tells it: the signal below, the exit code above.
+fn how(text: &str) -> Option<HowFailed> {
+    let (code, number) = match text.split_once(':') {
+        Some((code, signal)) => (code.parse().ok()?, signal.parse().ok()?),
+        None => {
+            let status: i32 = text.parse().ok()?;
+            ((status >> 8) & 0xff, status & 0x7f)
+        }
+    };
+    match (code, number) {
+        (0, 0) => None,
+        (code, 0) => Some(HowFailed::Exit { code }),
+        (_, number) => Some(HowFailed::Signal { number }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::time::Span;
+
+    #[test]
+    fn accounting_is_asked_now_and_then_and_seldom_while_it_does_not_answer_and_nothing_is_left_out() {
+        let mut accounting = Accounting::default();
+        let (begun, since) = (Instant::now(), Timestamp::from_secs(1_794_700_800));
+        assert_eq!(accounting.due(since, begun), Some(since));
+        accounting.asked(true, begun);
+        let later = since.plus(Span::minutes(1));
+        assert_eq!(accounting.due(later, begun + Duration::from_secs(60)), None);
+        let now = begun + EVERY;
+        assert_eq!(accounting.due(since.plus(Span::minutes(5)), now), Some(later), "from where it was not asked");
+        accounting.asked(false, now);
+        assert_eq!(accounting.due(since.plus(Span::minutes(10)), now + EVERY), None, "it did not answer");
+        assert_eq!(accounting.due(since.plus(Span::minutes(15)), now + EVERY * 2), Some(later));
+        for _ in 0..50 {
+            accounting.asked(false, now);
+        }
+        assert_eq!(accounting.due(since.plus(Span::hours(1)), now + SELDOM), Some(later));
+    }
+
+    #[test]
+    fn our_own_jobs_are_known_by_their_names() {
+        let ours = our_jobs("7|doctor-R1\n8|train|doctor-\n9|doctor-O2\nnonsense\n");
+        assert_eq!(ours, HashSet::from(["7".to_owned(), "9".to_owned()]));
+    }
+
+    #[test]
+    fn what_failed_is_told_with_how_and_where_and_what_was_ended_is_not() {
+        let text = "3|alice|FAILED|2026-11-15T23:15:41|node3|768|\n\
+                    4|bob|FAILED|2026-11-15T23:15:41|node[3-4]|11|\n\
+                    5|bob|NODE_FAIL|2026-11-15T23:15:41|node4|0|\n\
+                    6|bob|CANCELLED by 0|2026-11-15T23:15:41|node4|0|\n\
+                    7|bob|FAILED|Unknown|node4|0|\n\
+                    8.batch|bob|FAILED|2026-11-15T23:15:41|node4|1|\n\
+                    nonsense\n";
+        let found = parse(text);
+        assert_eq!(found.iter().map(|one| &*one.number).collect::<Vec<_>>(), ["3", "4", "5"]);
+        assert_eq!(found[0].how, HowFailed::Exit { code: 3 });
+        assert_eq!(found[1].how, HowFailed::Signal { number: 11 });
+        assert_eq!(found[2].how, HowFailed::NodeFailed);
+        let seen = told(&found[1]).unwrap();
+        assert_eq!((seen.nodes.len(), seen.work.owner.as_str()), (2, "bob"));
+        assert_eq!(told(&Failure { nodes: "node[1-33]".to_owned(), ..found[1].clone() }), None);
+        let accounted = parse(
+            "9|eve(1001)|OUT_OF_MEMORY|2026-11-15T23:15:41|node1|0:125\n10|eve|FAILED|2026-11-15T23:15:41|node1|2:0\n",
+        );
+        assert_eq!(accounted[0].user, "eve");
+        assert_eq!(
+            accounted.iter().map(|one| one.how).collect::<Vec<_>>(),
+            [HowFailed::OutOfMemory, HowFailed::Exit { code: 2 }]
+        );
+        assert_eq!(parse("11|eve|FAILED|2026-11-15T23:15:41|node1\n")[0].how, HowFailed::Untold);
+    }
+}

@@ -1,0 +1,89 @@
+//! `doctor config check --live` on Slurm: whether its programs answer, whether we may do what we are there for, and whether its
+//! settings go together with our hooks and with the shared file system. Nothing is changed.
+
+mod settings;
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use doctor_backend::inspection::Inspected;
+
+use super::{config::SlurmConfig, programs::Programs};
+use settings::{Slow, Told};
+
+/// What the backend cannot do without.
+const NEEDED: [&str; 4] = ["scontrol", "squeue", "sbatch", "scancel"];
+/// The shared directory is asked so often; the slowest answer counts.
+const TRIES: usize = 5;
+
+/// Everything that can be asked now. `share` is the directory that jobs write their results into.
+pub fn inspect(config: &SlurmConfig, share: &Path) -> Vec<Inspected> {
+    let programs = Programs::new(config);
+    let mut found = vec![clients(&programs)];
+    match programs.read("reading Slurm's configuration", "scontrol", &["show", "config"]) {
+        Ok(text) => {
+            let told = Told::read(&text);
+            found.push(Inspected::good("slurmctld", format!("answers; Slurm {}", told.version())));
+            found.push(rights(&programs, &told));
+            found.extend(told.judge(config, slowest(share)));
+        }
+        Err(error) => found.push(Inspected::bad(
+            "slurmctld",
+            error.text,
+            "see that slurmctld and munge run, and that this machine has the cluster's slurm.conf and munge key",
+        )),
+    }
+    found
+}
+
+fn clients(programs: &Programs) -> Inspected {
+    let missing: Vec<String> = NEEDED
+        .iter()
+        .filter_map(|name| programs.read("asking for a version", name, &["--version"]).err().map(|error| error.text))
+        .collect();
+    match missing.first() {
+        None => Inspected::good("slurm programs", format!("{} answer", NEEDED.join(", "))),
+        Some(first) => Inspected::bad(
+            "slurm programs",
+            first.clone(),
+            "install Slurm's client programs, and name their folder as `programs` under [backend.slurm]",
+        ),
+    }
+}
+
+/// Root, Slurm's own user, and with accounting operators may drain nodes.
+fn rights(programs: &Programs, told: &Told) -> Inspected {
+    const WHAT: &str = "rights";
+    let me = rustix::process::geteuid().as_raw();
+    if me == 0 || told.slurm_user() == Some(me) {
+        return Inspected::good(WHAT, "this user may drain nodes and reserve them");
+    }
+    let remedy = "run the service as root or as Slurm's SlurmUser; with accounting: sacctmgr modify user NAME set adminlevel=Operator";
+    let user = std::env::var("USER").unwrap_or_default();
+    let asked = ["--noheader", "--parsable2", "show", "user", &user, "format=adminlevel"];
+    match programs.read("asking for this user's rights", "sacctmgr", &asked) {
+        Ok(level) if ["Operator", "Administrator"].contains(&level.trim()) => {
+            Inspected::good(WHAT, format!("{user} is {} of this Slurm", level.trim()))
+        }
+        Ok(_) => Inspected::bad(WHAT, format!("{user} is no operator of this Slurm"), remedy),
+        Err(error) => {
+            Inspected::unknown(WHAT, format!("nobody says what user {me} may do: {}", error.text)).try_this(remedy)
+        }
+    }
+}
+
+/// How long the shared directory takes to answer at most.
+fn slowest(share: &Path) -> Slow {
+    let mut slowest = Duration::ZERO;
+    for _ in 0..TRIES {
+        let begun = Instant::now();
+        // It is the time that counts; what else is wrong with it is said elsewhere.
+        if std::fs::read_dir(share).is_err() {
+            return Slow::Unknown;
+        }
+        slowest = slowest.max(begun.elapsed());
+    }
+    Slow::At(slowest)
+}

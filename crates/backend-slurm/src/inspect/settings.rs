@@ -1,0 +1,305 @@
+//! Slurm's settings as `scontrol show config` tells them, held against what our hooks and the shared file system need. Pure.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use doctor_backend::inspection::Inspected;
+use doctor_core::time::Span;
+
+use super::super::config::SlurmConfig;
+
+/// What a hook takes at most unless a site says otherwise: a prolog 5 s, a health check 8 s, an epilog 30 s.
+const HOOKS: Duration = Duration::from_secs(8);
+const EPILOG: Duration = Duration::from_secs(30);
+/// A verdict of the last health check is used for six minutes by default.
+const OFTEN_ENOUGH: Duration = Duration::from_secs(360);
+/// Slurm's own advice: more than this hides nodes that are really gone.
+const MOST_MESSAGE: Duration = Duration::from_secs(100);
+/// `PrologEpilogTimeout` without a limit is 65534.
+const UNLIMITED: u64 = 65_533;
+/// A run that has ended can be asked for at least this long, for a controller that was restarted meanwhile.
+const JOB_AGE: Duration = Duration::from_secs(120);
+const DEPLOY: &str = "`doctor deploy slurm --what slurm-conf` prints the lines";
+
+/// What was seen of the shared directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Slow {
+    Unknown,
+    At(Duration),
+}
+
+/// What Slurm says of itself.
+#[derive(Debug)]
+pub(super) struct Told(BTreeMap<String, String>);
+
+impl Told {
+    /// Lines `Name = value`; what is not set is `(null)` or missing.
+    pub(super) fn read(text: &str) -> Self {
+        let pairs = text.lines().filter_map(|line| line.split_once(" = "));
+        let pairs = pairs.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()));
+        Self(pairs.filter(|(_, value)| value != "(null)" && !value.is_empty()).collect())
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        // Newer versions number what may be set several times.
+        self.0.get(name).or_else(|| self.0.get(&format!("{name}[0]"))).map(String::as_str)
+    }
+
+    /// `300 sec`, or a bare number.
+    fn seconds(&self, name: &str) -> Option<Duration> {
+        let seconds: u64 = self.get(name)?.split(' ').next()?.parse().ok()?;
+        (seconds < UNLIMITED).then(|| Duration::from_secs(seconds))
+    }
+
+    fn words(&self, name: &str) -> Vec<&str> {
+        self.get(name).map(|value| value.split(',').collect()).unwrap_or_default()
+    }
+
+    pub(super) fn version(&self) -> &str {
+        self.get("SLURM_VERSION").unwrap_or("of an unknown version")
+    }
+
+    /// `slurm(64030)`
+    pub(super) fn slurm_user(&self) -> Option<u32> {
+        self.get("SlurmUser")?.split_once('(')?.1.strip_suffix(')')?.parse().ok()
+    }
+
+    pub(super) fn judge(&self, config: &SlurmConfig, share: Slow) -> Vec<Inspected> {
+        let mut found = vec![self.health_check(), self.message_timeout(share), self.slurmd_timeout()];
+        found.extend(self.prolog());
+        found.extend(self.epilog_timeout());
+        found.extend(self.min_job_age());
+        found.extend(self.return_to_service());
+        if config.reboot && self.get("RebootProgram").is_none() {
+            let text = "nodes may be rebooted by our settings, and Slurm has no program for that";
+            let remedy = "set RebootProgram in slurm.conf, or `reboot = false` under [backend.slurm]";
+            found.push(Inspected::bad("RebootProgram", text, remedy));
+        }
+        found
+    }
+
+    fn health_check(&self) -> Inspected {
+        const WHAT: &str = "HealthCheckProgram";
+        let Some(program) = self.get(WHAT) else {
+            return Inspected::unknown(WHAT, "none is set: between two tests only agents look at the nodes")
+                .try_this(DEPLOY);
+        };
+        let Some(every) = self.seconds("HealthCheckInterval").filter(|every| !every.is_zero()) else {
+            let remedy = format!("set HealthCheckInterval=300; {DEPLOY}");
+            return Inspected::bad(WHAT, format!("{program} is never run: HealthCheckInterval is 0"), remedy);
+        };
+        if every > OFTEN_ENOUGH {
+            let text = format!("{program} is run every {} s; a prolog believes its verdict for 360 s", every.as_secs());
+            return Inspected::bad(
+                WHAT,
+                text,
+                "set HealthCheckInterval=300, or a longer `fresh` in hook.toml of the nodes",
+            );
+        }
+        let states = self.words("HealthCheckNodeState");
+        if !states.contains(&"ANY") {
+            let text = format!("{program} is run on nodes that are {} only: others go bad unseen", states.join(", "));
+            return Inspected::bad(WHAT, text, "set HealthCheckNodeState=ANY,CYCLE: our checks do not disturb jobs");
+        }
+        let together = if states.contains(&"CYCLE") { "" } else { ", on all of them at once: CYCLE would spread them" };
+        Inspected::good(WHAT, format!("{program} every {} s{together}", every.as_secs()))
+    }
+
+    /// A node whose slurmd waits for the file system must not be taken for dead, and a hook must be over by then.
+    fn message_timeout(&self, share: Slow) -> Inspected {
+        const WHAT: &str = "MessageTimeout";
+        let Some(limit) = self.seconds(WHAT) else { return Inspected::unknown(WHAT, "Slurm does not say it") };
+        let shown = limit.as_secs();
+        if limit <= HOOKS {
+            let text = format!("{shown} s is no longer than a health check of ours may take ({} s)", HOOKS.as_secs());
+            return Inspected::bad(WHAT, text, "set MessageTimeout=30, or shorter limits in hook.toml of the nodes");
+        }
+        match share {
+            Slow::At(took) if took * 2 > limit => {
+                let text =
+                    format!("{shown} s, and the shared directory took {:.1} s to answer just now", took.as_secs_f64());
+                let wanted = (took.as_secs() * 4).clamp(30, MOST_MESSAGE.as_secs());
+                let remedy =
+                    format!("set MessageTimeout={wanted}: a stall of the file system would make healthy nodes DOWN");
+                Inspected::bad(WHAT, text, remedy)
+            }
+            _ if limit > MOST_MESSAGE => {
+                let remedy = "set MessageTimeout to 100 or less, unless the file system really stalls for so long";
+                Inspected::unknown(WHAT, format!("{shown} s hides nodes that are gone for as long")).try_this(remedy)
+            }
+            Slow::At(took) => {
+                let millis = took.as_millis();
+                Inspected::good(WHAT, format!("{shown} s; the shared directory answered within {millis} ms just now"))
+            }
+            Slow::Unknown => Inspected::unknown(WHAT, format!("{shown} s; the shared directory could not be timed")),
+        }
+    }
+
+    fn slurmd_timeout(&self) -> Inspected {
+        const WHAT: &str = "SlurmdTimeout";
+        let Some(limit) = self.seconds(WHAT) else { return Inspected::unknown(WHAT, "Slurm does not say it") };
+        if limit.is_zero() {
+            let text = "0: a node that is gone is never shown as down";
+            return Inspected::bad(WHAT, text, "set SlurmdTimeout=300");
+        }
+        let message = self.seconds("MessageTimeout").unwrap_or_default();
+        if limit < message * 2 {
+            let text = format!(
+                "{} s is less than two messages of {} s: one that waits for the file system makes a healthy node DOWN",
+                limit.as_secs(),
+                message.as_secs()
+            );
+            return Inspected::bad(WHAT, text, format!("set SlurmdTimeout={}", (message.as_secs() * 10).max(300)));
+        }
+        Inspected::good(WHAT, format!("{} s", limit.as_secs()))
+    }
+
+    /// Only where there is a prolog: one of ours that blocks wants these.
+    fn prolog(&self) -> Option<Inspected> {
+        let program = self.get("Prolog")?;
+        let mut missing = Vec::new();
+        let flags = self.words("PrologFlags");
+        if !flags.iter().any(|flag| flag.eq_ignore_ascii_case("Alloc") || flag.eq_ignore_ascii_case("Contain")) {
+            missing.push("PrologFlags=Alloc");
+        }
+        if !self.words("SchedulerParameters").contains(&"nohold_on_prolog_fail") {
+            missing.push("SchedulerParameters=nohold_on_prolog_fail");
+        }
+        if missing.is_empty() {
+            return Some(Inspected::good("Prolog", format!("{program}, and a job that it turns away goes elsewhere")));
+        }
+        let text =
+            format!("{program}; where hook.toml says `block`, a job that it turns away is held or seen too late");
+        Some(Inspected::unknown("Prolog", text).try_this(format!("with `block`, set {}", missing.join(" and "))))
+    }
+
+    fn epilog_timeout(&self) -> Option<Inspected> {
+        const WHAT: &str = "PrologEpilogTimeout";
+        let limit = self.seconds(WHAT)?;
+        self.get("Epilog").or_else(|| self.get("Prolog"))?;
+        let text = format!(
+            "{} s is shorter than an epilog of ours may take ({} s), and a node whose epilog is ended is drained",
+            limit.as_secs(),
+            EPILOG.as_secs()
+        );
+        (limit <= EPILOG).then(|| {
+            Inspected::bad(WHAT, text, "set PrologEpilogTimeout=60, or a shorter limit under [epilog] in hook.toml")
+        })
+    }
+
+    /// With 2 a node that is down returns by itself, whoever set it down.
+    fn return_to_service(&self) -> Option<Inspected> {
+        const WHAT: &str = "ReturnToService";
+        Some(match self.get(WHAT)? {
+            "2" => Inspected::good(
+                WHAT,
+                "2: a node that is only DOWN returns when its slurmd starts; what we take out is drained too and stays out",
+            ),
+            value @ ("0" | "1") => Inspected::good(WHAT, format!("{value}: a node that is set DOWN stays so")),
+            value => Inspected::unknown(WHAT, format!("`{value}` is not known here"))
+                .try_this("set ReturnToService to 0, 1 or 2"),
+        })
+    }
+
+    fn min_job_age(&self) -> Option<Inspected> {
+        const WHAT: &str = "MinJobAge";
+        let age = self.seconds(WHAT)?;
+        let text = format!(
+            "{} s: a run that ends while the controller is restarted is known by its result alone",
+            age.as_secs()
+        );
+        (age < JOB_AGE).then(|| {
+            let usual = Span::minutes(5).secs();
+            Inspected::unknown(WHAT, text).try_this(format!("set MinJobAge={usual}"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_backend::inspection::Standing;
+
+    // As `scontrol show config` of Slurm 24.11.5 (Debian 13, 2026-11-15) writes it, cut and with other values.
+    const GOOD: &str = "\
+Configuration data as of 2026-11-15T23:40:00
+HealthCheckInterval     = 300 sec
+HealthCheckNodeState    = CYCLE,ANY
+HealthCheckProgram      = /usr/lib/cluster-doctor/slurm/health
+MessageTimeout          = 30 sec
+MinJobAge               = 300 sec
+Prolog[0]               = /usr/lib/cluster-doctor/slurm/prolog
+PrologEpilogTimeout     = 65534
+PrologFlags             = Alloc
+RebootProgram           = (null)
+ReturnToService         = 2
+SchedulerParameters     = bf_interval=30,nohold_on_prolog_fail
+SlurmUser               = slurm(64030)
+SlurmdTimeout           = 300 sec
+SLURM_VERSION           = 24.11.5
+";
+
+    fn judge(text: &str, share: Slow) -> Vec<Inspected> {
+        Told::read(text).judge(&SlurmConfig { reboot: false, ..SlurmConfig::default() }, share)
+    }
+
+    fn not_good(text: &str) -> Vec<(String, Standing)> {
+        let found = judge(text, Slow::At(Duration::from_millis(3)));
+        let rest = found.into_iter().filter(|one| one.standing != Standing::Good);
+        rest.map(|one| {
+            assert!(one.remedy.is_some(), "{one:?}");
+            (one.what, one.standing)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn settings_that_go_together_are_good() {
+        assert_eq!(not_good(GOOD), []);
+        let told = Told::read(GOOD);
+        assert_eq!((told.slurm_user(), told.version()), (Some(64_030), "24.11.5"));
+    }
+
+    #[test]
+    fn each_that_does_not_is_named_with_its_remedy() {
+        use Standing::{Bad, Unknown};
+        for (from, to, what, standing) in [
+            ("/usr/lib/cluster-doctor/slurm/health", "(null)", "HealthCheckProgram", Unknown),
+            ("HealthCheckInterval     = 300 sec", "HealthCheckInterval     = 0 sec", "HealthCheckProgram", Bad),
+            ("HealthCheckInterval     = 300 sec", "HealthCheckInterval     = 3600 sec", "HealthCheckProgram", Bad),
+            ("CYCLE,ANY", "IDLE", "HealthCheckProgram", Bad),
+            ("MessageTimeout          = 30", "MessageTimeout          = 5", "MessageTimeout", Bad),
+            ("SlurmdTimeout           = 300", "SlurmdTimeout           = 0", "SlurmdTimeout", Bad),
+            ("SlurmdTimeout           = 300", "SlurmdTimeout           = 45", "SlurmdTimeout", Bad),
+            ("PrologFlags             = Alloc", "PrologFlags             = (null)", "Prolog", Unknown),
+            ("65534", "20 sec", "PrologEpilogTimeout", Bad),
+            ("MinJobAge               = 300", "MinJobAge               = 2", "MinJobAge", Unknown),
+            ("ReturnToService         = 2", "ReturnToService         = 9", "ReturnToService", Unknown),
+        ] {
+            assert_eq!(not_good(&GOOD.replace(from, to)), [(what.to_owned(), standing)], "{to}");
+        }
+        let reboots = SlurmConfig { reboot: true, ..SlurmConfig::default() };
+        let found = Told::read(GOOD).judge(&reboots, Slow::Unknown);
+        assert!(found.iter().any(|one| one.what == "RebootProgram" && one.standing == Bad), "{found:?}");
+    }
+
+    #[test]
+    fn what_returns_by_itself_is_told_of() {
+        let found = judge(GOOD, Slow::Unknown);
+        let told = found.iter().find(|one| one.what == "ReturnToService").unwrap();
+        assert!(told.text.contains("drained too"), "{told:?}");
+    }
+
+    #[test]
+    fn a_file_system_that_is_slower_than_messages_may_be_is_told_of() {
+        let of = |share| judge(GOOD, share).into_iter().find(|one| one.what == "MessageTimeout").unwrap();
+        assert_eq!(of(Slow::At(Duration::from_secs(16))).standing, Standing::Bad);
+        assert_eq!(of(Slow::At(Duration::from_secs(14))).standing, Standing::Good);
+        assert_eq!(of(Slow::Unknown).standing, Standing::Unknown);
+    }
+
+    #[test]
+    fn a_slurm_that_says_nothing_is_unknown_and_never_good() {
+        let found = judge("", Slow::At(Duration::ZERO));
+        assert!(!found.is_empty() && found.iter().all(|one| one.standing == Standing::Unknown), "{found:?}");
+    }
+}

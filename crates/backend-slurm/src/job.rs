@@ -1,0 +1,380 @@
+//! A run as a batch job: what `sbatch` is told, and what became of it. Pure.
+//!
+//! The script comes to `sbatch` through a pipe. It holds the run's key: Slurm shows a script to the job's own user and to
+//! administrators only, and words of a command line to everybody.
+
+use std::path::Path;
+
+use doctor_backend::{JobOutput, JobRequest};
+use doctor_checks::job_file::JobFile;
+use doctor_core::{
+    ids::{JobId, NodeName, RunId},
+    run::{JobEnd, JobSeen},
+    time::{Span, Timestamp},
+};
+
+use super::{
+    config::{OURS, SlurmConfig},
+    queue::Job,
+    states::{JobState, Phase},
+};
+
+/// What the service may do to Slurm is not what a test may do. `sbatch` hands on every variable of Slurm's whatever `--export`
+/// says, and a list there has it ask for the user's login besides; so the script takes it away itself.
+const WITHOUT_TOKEN: &str = "unset SLURM_JWT";
+
+/// The name of a run's job, and of the reservation that it may need.
+pub(super) fn name(run: RunId) -> String {
+    format!("{OURS}{run}")
+}
+
+/// A name says more than a number here: it is known before the job is, and found after a crash.
+pub(super) fn id(run: RunId) -> JobId {
+    JobId(name(run))
+}
+
+/// The run that a job of ours is for.
+pub(super) fn run_of(name: &str) -> Option<RunId> {
+    name.strip_prefix(OURS)?.parse().ok()
+}
+
+/// What a job needs of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place<'a> {
+    pub(super) nodes: &'a [NodeName],
+    pub(super) partition: Option<&'a str>,
+    /// Of each node.
+    pub(super) gpus: u32,
+    /// The reservation that holds nodes which are drained.
+    pub(super) reservation: Option<&'a str>,
+}
+
+/// The words for `sbatch`.
+pub(super) fn arguments(
+    name: &str,
+    comment: &str,
+    place: &Place<'_>,
+    limit: Span,
+    output: &Path,
+    config: &SlurmConfig,
+) -> Vec<String> {
+    let job = &config.job;
+    let nodes = place.nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
+    // The job ends itself at its limit; the controller ends one that did not, and Slurm one that nobody else ended.
+    let minutes = (limit.secs() + job.grace.secs()) / 60 + 2;
+    let mut words = vec![
+        "--parsable".to_owned(),
+        format!("--job-name={name}"),
+        format!("--comment={comment}"),
+        format!("--nodelist={nodes}"),
+        format!("--nodes={}", place.nodes.len()),
+        "--ntasks-per-node=1".to_owned(),
+        "--exclusive".to_owned(),
+        "--mem=0".to_owned(),
+        "--no-requeue".to_owned(),
+        format!("--nice={}", job.nice),
+        format!("--time={minutes}"),
+        format!("--signal=B:TERM@{}", job.grace.secs()),
+        format!("--output={}", output.display()),
+        "--open-mode=append".to_owned(),
+        // Wherever the service stands, the directory may not be there on the node.
+        "--chdir=/".to_owned(),
+    ];
+    if job.gres && place.gpus > 0 {
+        words.push(format!("--gres=gpu:{}", place.gpus));
+    }
+    for (option, value) in [
+        ("partition", place.partition),
+        ("account", job.account.as_deref()),
+        ("qos", job.qos.as_deref()),
+        ("reservation", place.reservation),
+    ] {
+        words.extend(value.map(|value| format!("--{option}={value}")));
+    }
+    words.extend(job.arguments.iter().cloned());
+    words
+}
+
+/// Where things are, as the nodes see them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Paths<'a> {
+    pub(super) share: &'a Path,
+    /// Of this run: claims and output.
+    pub(super) run: &'a Path,
+    pub(super) policy: Option<&'a Path>,
+}
+
+/// The script of a run. On several nodes each runs its own part.
+pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -> String {
+    let mut lines =
+        vec!["#!/bin/sh".to_owned(), format!("# Cluster Doctor, run {}", job.run), WITHOUT_TOKEN.to_owned()];
+    lines.push(format!("export DOCTOR_RUN_KEY={}", job.key.to_hex()));
+    let parts = || job.outputs.iter().map(|output| (&output.node, quoted(&command(job, output, paths, config))));
+    match &*job.outputs {
+        [_] => lines.extend(parts().map(|(_, words)| format!("exec {words}"))),
+        many => {
+            // Ranks and names they have from Slurm; by this they know that the other is of the same run.
+            lines.push(format!("export DOCTOR_RENDEZVOUS_SECRET={}", job.key.rendezvous()));
+            let arms: Vec<String> = parts().map(|(node, words)| format!("{node}) exec {words} ;;")).collect();
+            let each = format!("case \"$SLURMD_NODENAME\" in\n{}\nesac", arms.join("\n"));
+            let step = format!("--nodes={0} --ntasks={0} --ntasks-per-node=1", many.len());
+            // With all of this script's environment, whatever a site's own words for `sbatch` said of it.
+            let step = format!("{step} --kill-on-bad-exit=0 --mem=0 --export=ALL");
+            lines.push(format!("exec srun {step} /bin/sh -c {}", quote(&each)));
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// A script that does one thing.
+pub(super) fn errand(words: &[String]) -> String {
+    format!("#!/bin/sh\n{WITHOUT_TOKEN}\nexec {}\n", quoted(words))
+}
+
+fn command(job: &JobRequest, output: &JobOutput, paths: Paths<'_>, config: &SlurmConfig) -> Vec<String> {
+    let written = |path: &Path| path.display().to_string();
+    let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
+    let mut words = vec![written(&config.doctor_node), "job".to_owned()];
+    let mut option = |name: &str, value: String| words.extend([format!("--{name}"), value]);
+    option("run", job.run.to_string());
+    option("node", output.node.to_string());
+    option("tests", tests);
+    option("limit", job.limit.to_string());
+    option("state", written(&config.node_state));
+    option("job-file", written(&paths.run.join(claim(&output.node))));
+    if let Some(policy) = paths.policy {
+        option("policy", written(policy));
+    }
+    for log in &output.logs {
+        option("log", written(&paths.share.join(log)));
+    }
+    option("document", written(&paths.share.join(&output.document)));
+    words
+}
+
+/// The file in which a node claims its part of a run.
+pub(super) fn claim(node: &NodeName) -> String {
+    format!("{node}.json")
+}
+
+fn quoted(words: &[String]) -> String {
+    words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// One word for a shell.
+fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// What the queue says of a run's job. Of several by one name the first counts: those that came later find its claim and go.
+pub(super) fn seen(run: RunId, jobs: &[&Job]) -> Option<JobSeen> {
+    let job = jobs.iter().min_by_key(|job| job.number)?;
+    let since = job.submitted.unwrap_or_else(|| run.born());
+    // One that never had a node is given a beginning by Slurm all the same.
+    let started = job.started.filter(|_| !job.nodes.is_empty());
+    Some(match (job.phase(), job.state) {
+        (Phase::Waiting, _) | (Phase::OnNodes, Some(JobState::Configuring)) => JobSeen::Pending { job: id(run), since },
+        (Phase::OnNodes, _) => JobSeen::Running { job: id(run), since: started.unwrap_or(since) },
+        (Phase::Over, state) => {
+            let at = job.ended.or(started).unwrap_or(since);
+            JobSeen::Ended {
+                job: id(run),
+                started,
+                at: at.max(started.unwrap_or(at)),
+                how: state.map_or(JobEnd::Lost, how),
+            }
+        }
+    })
+}
+
+const fn how(state: JobState) -> JobEnd {
+    match state {
+        JobState::Completed => JobEnd::Exited,
+        JobState::Cancelled | JobState::Timeout | JobState::Deadline => JobEnd::Killed,
+        JobState::Preempted => JobEnd::Displaced,
+        JobState::NodeFail => JobEnd::NodeDied,
+        JobState::BootFail | JobState::Revoked => JobEnd::Lost,
+        // The rest is not over.
+        _ => JobEnd::Failed,
+    }
+}
+
+/// What the claims of its nodes say of a job that the queue has forgotten. One that was begun and did not say how it ended is lost.
+pub(super) fn from_claims(run: RunId, claims: &[JobFile]) -> JobSeen {
+    let begun = claims.iter().filter_map(|claim| claim.process.as_ref()).map(|process| process.started).min();
+    let Some(started) = begun else { return JobSeen::Absent };
+    let ends: Option<Vec<(Timestamp, Option<u8>)>> =
+        claims.iter().map(|claim| claim.ended.as_ref().map(|ended| (ended.at, ended.exit))).collect();
+    let (at, how) = match ends {
+        Some(ends) => {
+            let well = ends.iter().all(|(_, exit)| *exit == Some(doctor_checks::job_file::exit::DONE));
+            let at = ends.iter().map(|(at, _)| *at).max().unwrap_or(started);
+            (at, if well { JobEnd::Exited } else { JobEnd::Failed })
+        }
+        None => (started, JobEnd::Lost),
+    };
+    JobSeen::Ended { job: id(run), started: Some(started), at: at.max(started), how }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue;
+    use doctor_checks::{
+        document::RunKey,
+        job_file::{JobEnded, JobProcess, exit},
+    };
+    use doctor_core::{
+        ids::{IdSource, TestId},
+        run::NonEmpty,
+    };
+
+    fn node(name: &str) -> NodeName {
+        NodeName::new(name).unwrap()
+    }
+
+    fn request(nodes: &[&str]) -> JobRequest {
+        let output = |name: &&str| JobOutput {
+            node: node(name),
+            logs: vec![format!("storage/{name}/a.log").into()],
+            document: format!("storage/{name}/a.json").into(),
+        };
+        JobRequest {
+            run: IdSource::new(1).run(),
+            nodes: NonEmpty::new(nodes.iter().map(|name| node(name)).collect()).unwrap(),
+            tests: NonEmpty::one(TestId::new("storage").unwrap()),
+            limit: Span::minutes(10),
+            key: RunKey::new([7; 32]),
+            outputs: nodes.iter().map(output).collect(),
+        }
+    }
+
+    fn paths() -> Paths<'static> {
+        Paths {
+            share: Path::new("/data/it's here"),
+            run: Path::new("/data/run"),
+            policy: Some(Path::new("/data/policy.toml")),
+        }
+    }
+
+    #[test]
+    fn the_key_is_in_the_script_and_in_no_argument() {
+        let (job, config) = (request(&["n1"]), SlurmConfig::default());
+        let script = script(&job, paths(), &config);
+        assert!(script.starts_with("#!/bin/sh\n") && script.contains(&job.key.to_hex()), "{script}");
+        assert!(script.contains("'--document' '/data/it'\\''s here/storage/n1/a.json'"), "{script}");
+        let nodes = [node("n1")];
+        let place = Place { nodes: &nodes, partition: Some("gpu"), gpus: 8, reservation: None };
+        let words = arguments("doctor-x", "c", &place, job.limit, Path::new("/data/o"), &config).join(" ");
+        assert!(!words.contains(&job.key.to_hex()));
+        for word in ["--exclusive", "--no-requeue", "--gres=gpu:8", "--nodelist=n1", "--partition=gpu", "--nice=10000"]
+        {
+            assert!(words.contains(word), "{word}: {words}");
+        }
+        // Ten minutes, the grace, and what starting takes.
+        assert!(words.contains("--time=12") && words.contains("--signal=B:TERM@30"), "{words}");
+    }
+
+    #[test]
+    fn on_several_nodes_each_runs_its_own_part() {
+        let script = script(&request(&["n1", "n2"]), paths(), &SlurmConfig::default());
+        assert!(script.contains("exec srun --nodes=2 --ntasks=2 --ntasks-per-node=1"), "{script}");
+        assert!(script.contains("--export=ALL /bin/sh"), "{script}");
+        for script in [script.clone(), errand(&["true".to_owned()])] {
+            let unset = script.find("unset SLURM_JWT\n").unwrap();
+            assert!(unset < script.find("exec ").unwrap(), "{script}");
+        }
+        assert!(script.contains("export DOCTOR_RENDEZVOUS_SECRET="), "{script}");
+        assert!(script.contains("n1) exec") && script.contains("n2) exec"), "{script}");
+    }
+
+    #[test]
+    fn a_shell_takes_every_word_as_it_is() {
+        for word in ["a b", "it's", "$(x)", "`x`", "a\nb", "\\", "", "ü'"] {
+            let output = std::process::Command::new("sh").args(["-c", &format!("printf %s {}", quote(word))]).output();
+            assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), word);
+        }
+    }
+
+    fn job(number: &str, state: &str, nodes: &str) -> Job {
+        let fields = [
+            "t",
+            number,
+            "0",
+            "root",
+            state,
+            "None",
+            "gpu",
+            "2026-11-15T22:58:02",
+            "2026-11-15T22:58:03",
+            "2026-11-15T22:58:04",
+            nodes,
+            "n1",
+            "",
+            "1",
+            "1",
+            "0",
+            "N/A",
+            "(null)",
+            "(null)",
+            "doctor-x",
+        ];
+        queue::parse(&fields.join("\u{1f}"), "t").remove(0)
+    }
+
+    #[test]
+    fn every_state_of_a_job_says_how_far_it_is() {
+        let run = IdSource::new(1).run();
+        let of = |state: &str, nodes: &str| match seen(run, &[&job("1", state, nodes)]).unwrap() {
+            JobSeen::Pending { .. } => "pending".to_owned(),
+            JobSeen::Running { .. } => "running".to_owned(),
+            JobSeen::Ended { started, how, .. } => {
+                format!("{how}, {}", if started.is_some() { "ran" } else { "never ran" })
+            }
+            other => format!("{other:?}"),
+        };
+        for (state, nodes, said) in [
+            ("PENDING", "", "pending"),
+            ("CONFIGURING", "n1", "pending"),
+            ("RUNNING", "n1", "running"),
+            ("COMPLETING", "n1", "running"),
+            ("COMPLETED", "n1", "exited, ran"),
+            ("FAILED", "n1", "failed, ran"),
+            ("CANCELLED", "n1", "killed, ran"),
+            ("CANCELLED", "", "killed, never ran"),
+            ("TIMEOUT", "n1", "killed, ran"),
+            ("PREEMPTED", "n1", "displaced, ran"),
+            ("NODE_FAIL", "n1", "node-died, ran"),
+            ("OUT_OF_MEMORY", "n1", "failed, ran"),
+        ] {
+            assert_eq!(of(state, nodes), said, "{state}");
+        }
+    }
+
+    #[test]
+    fn of_two_jobs_for_one_run_the_first_counts() {
+        let run = IdSource::new(1).run();
+        let (first, second) = (job("7", "RUNNING", "n1"), job("8", "FAILED", "n1"));
+        assert!(matches!(seen(run, &[&second, &first]), Some(JobSeen::Running { .. })));
+        assert_eq!(seen(run, &[]), None);
+    }
+
+    #[test]
+    fn what_slurm_forgot_is_told_by_the_claims() {
+        let run = IdSource::new(1).run();
+        let at = Timestamp::from_secs;
+        let claim = |ended: Option<Option<u8>>| JobFile {
+            run,
+            process: Some(JobProcess { pid: 1, start_ticks: 1, boot_id: "b".to_owned(), started: at(100) }),
+            ended: ended.map(|exit| JobEnded { at: at(200), exit }),
+        };
+        let how = |claims: &[JobFile]| match from_claims(run, claims) {
+            JobSeen::Ended { how, .. } => Some(how),
+            _ => None,
+        };
+        assert_eq!(from_claims(run, &[]), JobSeen::Absent);
+        assert_eq!(how(&[claim(Some(Some(exit::DONE)))]), Some(JobEnd::Exited));
+        assert_eq!(how(&[claim(Some(Some(exit::DONE))), claim(None)]), Some(JobEnd::Lost));
+        assert_eq!(how(&[claim(Some(Some(exit::STOPPED)))]), Some(JobEnd::Failed));
+    }
+}

@@ -1,0 +1,527 @@
+//! Marks on a node: which are ours, which are somebody else's, and how ours come and go. Pure: a change is an update of the node.
+//!
+//! `unhealthy` and a drain both keep the node from users, by Slurm's own means: it is drained with a reason that begins with our
+//! prefix. Whether both or one of them is meant is written in the [`Note`]. `maintenance` is a note too, and a reservation of ours:
+//! inside one a node is not drained, and closed to users all the same.
+//!
+//! A drain is ours if its reason is. One that somebody made before us, or wrote over ours, is theirs, and so is a node that was
+//! resumed by somebody: then our marks are gone, whatever the note says.
+
+use doctor_backend::{Change, Ground};
+use doctor_core::{
+    ids::{CaseId, OpId},
+    node::{ForeignMark, MarkKind, Marks, OurMark},
+};
+
+use super::{
+    config::{OutAs, SlurmConfig},
+    nodes::NodeSeen,
+    note::{Note, Taken, Written},
+    states::{Base, Flag},
+};
+
+/// Longer reasons are cut: people read them in a column.
+const LONGEST_REASON: usize = 240;
+/// Words of Slurm's own for a node that is down by itself. Nobody has decided anything then.
+const BY_ITSELF: [&str; 5] =
+    ["Not responding", "Node unexpectedly rebooted", "reboot timed out", "ResumeTimeout reached", "reboot issued"];
+
+/// Whether a node is out of service, and by whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Out {
+    No,
+    Ours,
+    Somebodys,
+}
+
+fn out(node: &NodeSeen, config: &SlurmConfig) -> Out {
+    let by_itself = || BY_ITSELF.iter().any(|words| node.reason_text().ends_with(words));
+    let is_out = node.state.any(&[Flag::Drain, Flag::Fail]).is_some()
+        || (node.state.base() == Some(Base::Down) && (is_ours(node, config) || !by_itself()));
+    match is_out {
+        false => Out::No,
+        true if is_ours(node, config) => Out::Ours,
+        true => Out::Somebodys,
+    }
+}
+
+fn is_ours(node: &NodeSeen, config: &SlurmConfig) -> bool {
+    node.reason_text().starts_with(&config.prefix)
+}
+
+/// Users are kept off by us, and by nothing but the node's own state.
+pub(super) fn is_drained_by_us(node: &NodeSeen, config: &SlurmConfig) -> bool {
+    out(node, config) == Out::Ours
+}
+
+/// Somebody has it out of service, or has said so over our own word.
+pub(super) fn is_out_by_somebody(node: &NodeSeen, config: &SlurmConfig) -> bool {
+    out(node, config) == Out::Somebodys
+}
+
+/// Whether a reservation of ours holds a node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Shelter {
+    #[default]
+    None,
+    /// For a repair, which ends it itself.
+    Repair,
+    /// For a run: it is a mark of maintenance, so that it goes when the run is over, whoever left it behind.
+    Run,
+}
+
+impl Shelter {
+    pub(super) const fn is_there(self) -> bool {
+        !matches!(self, Self::None)
+    }
+}
+
+/// What a node bears.
+pub(super) fn marks(node: &NodeSeen, shelter: Shelter, config: &SlurmConfig) -> Marks {
+    let note = standing(node, shelter.is_there(), config);
+    let mut ours: Vec<OurMark> = note.marks.iter().map(|mark| OurMark { kind: mark.kind, case: mark.case }).collect();
+    if shelter == Shelter::Run && !note.has(MarkKind::Maintenance) {
+        ours.push(OurMark { kind: MarkKind::Maintenance, case: None });
+    }
+    ours.sort();
+    let foreign = (out(node, config) == Out::Somebodys).then(|| ForeignMark {
+        by: node.reason.as_ref().and_then(|reason| reason.by.clone()).unwrap_or_else(|| "somebody".to_owned()),
+        text: if node.reason_text().is_empty() { "drained".to_owned() } else { node.reason_text().to_owned() },
+        blocks: true,
+    });
+    Marks { ours, foreign: foreign.into_iter().collect() }
+}
+
+/// The note as far as it still holds.
+pub(super) fn standing(node: &NodeSeen, sheltered: bool, config: &SlurmConfig) -> Note {
+    let found = Note::of(node, config);
+    let read = found.is_read();
+    let mut note = found.note();
+    let out = out(node, config);
+    note.over &= out == Out::Somebodys;
+    note.open &= out != Out::Ours;
+    let holds = out == Out::Ours || sheltered || note.over;
+    note.marks.retain(|mark| holds || mark.kind == MarkKind::Maintenance);
+    // A health hook without a controller drains with our reason and knows nothing of notes.
+    if out == Out::Ours && !note.keeps_out() {
+        note.marks.push(Written { kind: MarkKind::Unhealthy, case: case_in(node.reason_text()) });
+        node.reason_text().clone_into(&mut note.why);
+    }
+    // Before a reservation of ours there was a note; where it cannot be read any more, nobody says that users may have the node.
+    if sheltered && out == Out::No && !read {
+        note.marks.push(Written { kind: MarkKind::Unhealthy, case: None });
+    }
+    note
+}
+
+/// `doctor: code text [CASE]`, also where Slurm has put words behind it.
+fn case_in(reason: &str) -> Option<CaseId> {
+    reason.rmatch_indices('[').find_map(|(at, _)| reason[at + 1..].split(']').next()?.parse().ok())
+}
+
+/// What is to be written on a node, all of it at once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Update {
+    pub(super) state: Option<NewState>,
+    /// With a state that wants one.
+    pub(super) reason: Option<String>,
+    /// The whole of the field for notes.
+    pub(super) field: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NewState {
+    Drain,
+    Fail,
+    Down,
+    Resume,
+}
+
+impl NewState {
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Drain => "DRAIN",
+            Self::Fail => "FAIL",
+            Self::Down => "DOWN",
+            Self::Resume => "RESUME",
+        }
+    }
+}
+
+/// What a change is about, and whether the mark is to be there.
+const fn about(what: &Change) -> Option<(MarkKind, bool)> {
+    match what {
+        Change::Mark(mark) => Some((mark.kind, true)),
+        Change::Unmark(mark) => Some((mark.kind, false)),
+        Change::Drain => Some((MarkKind::Cordon, true)),
+        Change::Undrain => Some((MarkKind::Cordon, false)),
+        Change::Evict | Change::Reset | Change::Reboot | Change::Replace => None,
+    }
+}
+
+/// The update that makes a change; `None` if it was made before, or is none of marks.
+pub(super) fn update(
+    node: &NodeSeen,
+    sheltered: bool,
+    op: OpId,
+    what: &Change,
+    ground: Option<&Ground>,
+    config: &SlurmConfig,
+) -> Result<Option<Update>, Taken> {
+    let Some((kind, there)) = about(what) else { return Ok(None) };
+    let mut note = standing(node, sheltered, config);
+    // One operation may take away several marks.
+    if note.did.noted(op, kind.code()).is_some() {
+        return Ok(None);
+    }
+    // What a reservation alone shows is taken away with it, and is nothing to write down.
+    if !there && kind == MarkKind::Maintenance && !note.has(kind) {
+        return Ok(None);
+    }
+    note.did.remember(op, kind.code(), "");
+    let before = note.marks.iter().position(|mark| mark.kind == kind).map(|place| note.marks.remove(place));
+    let mut update = Update::default();
+    if there {
+        let case = match what {
+            Change::Mark(mark) => mark.case,
+            _ => ground.and_then(|ground| ground.case).or_else(|| before.and_then(|mark| mark.case)),
+        };
+        note.marks.push(Written { kind, case });
+        if kind != MarkKind::Maintenance {
+            keep_out(node, &mut note, case, ground, &mut update, config);
+        }
+    } else if kind != MarkKind::Maintenance && !note.keeps_out() {
+        // Where somebody else had it out before us, or has since, that stays.
+        update.state = is_drained_by_us(node, config).then_some(NewState::Resume);
+        note.over = false;
+        note.why.clear();
+    }
+    update.field = Some(note.written(node, config)?);
+    Ok(Some(update))
+}
+
+fn keep_out(
+    node: &NodeSeen,
+    note: &mut Note,
+    case: Option<CaseId>,
+    ground: Option<&Ground>,
+    update: &mut Update,
+    config: &SlurmConfig,
+) {
+    if ground.is_some() || note.why.is_empty() {
+        note.why = reason(case, ground, config);
+    }
+    note.open = false;
+    match out(node, config) {
+        Out::Somebodys => note.over = true,
+        Out::Ours if node.reason_text() == note.why => {}
+        Out::Ours | Out::No => {
+            update.state = Some(new_state(node, config));
+            update.reason = Some(note.why.clone());
+        }
+    }
+}
+
+/// The update that closes a node to users again which was open inside a reservation. A node that Slurm itself has down is closed
+/// too: it would return with its slurmd.
+pub(super) fn close(node: &NodeSeen, config: &SlurmConfig) -> Option<Update> {
+    let note = standing(node, true, config);
+    let drained = node.state.any(&[Flag::Drain, Flag::Fail]).is_some();
+    let closed = drained || out(node, config) == Out::Somebodys || !note.keeps_out();
+    (!closed).then(|| Update {
+        state: Some(NewState::Drain),
+        reason: Some(if note.why.is_empty() { reason(None, None, config) } else { note.why }),
+        field: None,
+    })
+}
+
+/// The update of a node that is about to be reserved. Marks that somebody took away would hold again inside the reservation, so
+/// they go; and that users had it is written down, because a node of which nothing is known is closed at the end.
+pub(super) fn before_shelter(node: &NodeSeen, config: &SlurmConfig) -> Result<Option<Update>, Taken> {
+    let open = out(node, config) == Out::No;
+    let note = Note { open, ..standing(node, false, config) };
+    if note == Note::of(node, config).note() {
+        return Ok(None);
+    }
+    Ok(Some(Update { field: Some(note.written(node, config)?), ..Update::default() }))
+}
+
+/// Down is only what nobody works on: Slurm ends what runs there.
+fn new_state(node: &NodeSeen, config: &SlurmConfig) -> NewState {
+    let empty = node.state.base() == Some(Base::Idle) && !node.state.has(Flag::Completing);
+    match config.out_as {
+        OutAs::Down if empty => NewState::Down,
+        OutAs::Drain | OutAs::Down => NewState::Drain,
+        OutAs::Fail => NewState::Fail,
+    }
+}
+
+/// `doctor: code text [case]`.
+pub(super) fn reason(case: Option<CaseId>, ground: Option<&Ground>, config: &SlurmConfig) -> String {
+    let words = match ground {
+        Some(Ground { code, text, .. }) if text.is_empty() => code.clone(),
+        Some(Ground { code, text, .. }) => format!("{code} {text}"),
+        None => "unhealthy".to_owned(),
+    };
+    // Slurm prints it in one line, and takes quotes at its ends for its own.
+    let plain: String = words
+        .chars()
+        .map(|c| {
+            if c.is_control() {
+                ' '
+            } else if c == '"' {
+                '\''
+            } else {
+                c
+            }
+        })
+        .collect();
+    let short: String = plain.trim().chars().take(LONGEST_REASON).collect();
+    let case = case.or_else(|| ground.and_then(|ground| ground.case));
+    let case = case.map_or_else(String::new, |case| format!(" [{case}]"));
+    format!("{} {short}{case}", config.prefix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{nodes::Reason, states::State};
+    use doctor_core::{ids::IdSource, time::Timestamp};
+
+    /// What Slurm does with an update.
+    struct Cluster {
+        node: NodeSeen,
+        ids: IdSource,
+        sheltered: bool,
+        config: SlurmConfig,
+    }
+
+    impl Cluster {
+        fn new() -> Self {
+            let mut ids = IdSource::new(9);
+            ids.at(Timestamp::from_secs(1_794_700_800));
+            let node = NodeSeen { name: "n1".to_owned(), state: State::of_text("IDLE"), ..NodeSeen::default() };
+            Self { node, ids, sheltered: false, config: SlurmConfig::default() }
+        }
+
+        fn write(&mut self, update: Update) {
+            if let Some(state) = update.state {
+                let (text, reason) = match state {
+                    NewState::Drain => ("IDLE+DRAIN", update.reason),
+                    NewState::Fail => ("IDLE+FAIL", update.reason),
+                    NewState::Down => ("DOWN+DRAIN", update.reason),
+                    NewState::Resume => ("IDLE", None),
+                };
+                self.node.state = State::of_text(text);
+                self.node.reason = reason.map(|text| Reason { text, by: Some("root".to_owned()) });
+            }
+            if let Some(field) = update.field {
+                self.node.extra = field;
+            }
+        }
+
+        fn drained_by(&mut self, who: &str, why: &str) {
+            self.node.state = State::of_text("IDLE+DRAIN");
+            self.node.reason = Some(Reason { text: why.to_owned(), by: Some(who.to_owned()) });
+        }
+
+        fn apply(&mut self, what: &Change) -> OpId {
+            let op = self.ids.op();
+            let made = update(&self.node, self.sheltered, op, what, None, &self.config).unwrap().unwrap();
+            self.write(made);
+            let again = update(&self.node, self.sheltered, op, what, None, &self.config).unwrap();
+            assert_eq!(again, None, "it was done");
+            op
+        }
+
+        fn marks(&self) -> Marks {
+            let shelter = if self.sheltered { Shelter::Run } else { Shelter::None };
+            marks(&self.node, shelter, &self.config)
+        }
+
+        fn has(&self, kind: MarkKind) -> bool {
+            self.marks().has_ours(kind)
+        }
+    }
+
+    fn mark(kind: MarkKind) -> OurMark {
+        OurMark { kind, case: None }
+    }
+
+    #[test]
+    fn two_marks_are_one_drain_which_ends_with_the_last_of_them() {
+        let mut cluster = Cluster::new();
+        let case = cluster.ids.case();
+        cluster.apply(&Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: Some(case) }));
+        assert_eq!(cluster.node.reason_text(), format!("doctor: unhealthy [{case}]"));
+        cluster.apply(&Change::Drain);
+        assert_eq!(cluster.node.reason_text(), format!("doctor: unhealthy [{case}]"), "the words stay");
+        assert!(cluster.has(MarkKind::Unhealthy) && cluster.has(MarkKind::Cordon));
+        cluster.apply(&Change::Undrain);
+        assert!(cluster.node.state.has(Flag::Drain), "the other mark still keeps it out");
+        assert!(cluster.has(MarkKind::Unhealthy) && !cluster.has(MarkKind::Cordon));
+        cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
+        assert!(!cluster.node.state.has(Flag::Drain));
+        assert_eq!(cluster.marks(), Marks::default());
+    }
+
+    #[test]
+    fn a_drain_of_somebody_stays_when_ours_ends() {
+        let mut cluster = Cluster::new();
+        cluster.drained_by("alice", "fan noise");
+        let foreign = cluster.marks().foreign;
+        assert_eq!(foreign, [ForeignMark { by: "alice".to_owned(), text: "fan noise".to_owned(), blocks: true }]);
+        cluster.apply(&Change::Mark(mark(MarkKind::Unhealthy)));
+        cluster.apply(&Change::Drain);
+        assert_eq!(cluster.node.reason_text(), "fan noise");
+        assert!(cluster.has(MarkKind::Unhealthy) && cluster.has(MarkKind::Cordon));
+        cluster.apply(&Change::Undrain);
+        cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
+        assert_eq!(cluster.marks(), Marks { ours: Vec::new(), foreign });
+        assert!(cluster.node.state.has(Flag::Drain));
+    }
+
+    #[test]
+    fn what_somebody_resumed_or_wrote_over_is_not_ours_any_more() {
+        let mut cluster = Cluster::new();
+        cluster.apply(&Change::Drain);
+        cluster.node.state = State::of_text("IDLE");
+        cluster.node.reason = None;
+        assert_eq!(cluster.marks(), Marks::default());
+        cluster.apply(&Change::Drain);
+        cluster.drained_by("bob", "mine now");
+        assert_eq!(cluster.marks().ours, []);
+        cluster.apply(&Change::Undrain);
+        assert!(cluster.node.state.has(Flag::Drain));
+        assert_eq!(cluster.node.reason_text(), "mine now");
+    }
+
+    #[test]
+    fn inside_our_reservation_a_resumed_node_is_still_ours_and_is_closed_again() {
+        let mut cluster = Cluster::new();
+        let case = cluster.ids.case();
+        cluster.apply(&Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: Some(case) }));
+        cluster.apply(&Change::Drain);
+        let why = cluster.node.reason_text().to_owned();
+        cluster.sheltered = true;
+        assert_eq!(close(&cluster.node, &cluster.config), None, "it is closed");
+        cluster.node.state = State::of_text("IDLE+MAINTENANCE+RESERVED");
+        cluster.node.reason = None;
+        assert_eq!(cluster.marks().ours.len(), 3, "with the reservation as a mark of maintenance");
+        let closing = close(&cluster.node, &cluster.config).unwrap();
+        assert_eq!((closing.state, &closing.reason), (Some(NewState::Drain), &Some(why)));
+        cluster.write(closing);
+        cluster.sheltered = false;
+        assert!(cluster.has(MarkKind::Unhealthy) && cluster.has(MarkKind::Cordon));
+        // One that is given back inside of it stays open when the reservation goes.
+        cluster.sheltered = true;
+        cluster.apply(&Change::Undrain);
+        cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
+        assert_eq!(close(&cluster.node, &cluster.config), None);
+        assert!(!cluster.node.state.has(Flag::Drain));
+    }
+
+    #[test]
+    fn a_mark_that_somebody_took_away_does_not_come_back_with_a_reservation() {
+        let mut cluster = Cluster::new();
+        cluster.apply(&Change::Drain);
+        assert_eq!(before_shelter(&cluster.node, &cluster.config), Ok(None));
+        cluster.node.state = State::of_text("IDLE");
+        cluster.node.reason = None;
+        let forgotten = before_shelter(&cluster.node, &cluster.config).unwrap().unwrap();
+        cluster.write(forgotten);
+        cluster.sheltered = true;
+        assert_eq!(close(&cluster.node, &cluster.config), None);
+        assert!(!cluster.has(MarkKind::Cordon));
+    }
+
+    #[test]
+    fn a_node_whose_note_is_gone_or_cannot_be_read_is_closed_and_one_that_users_had_is_not() {
+        let mut cluster = Cluster::new();
+        let written = before_shelter(&cluster.node, &cluster.config).unwrap().unwrap();
+        cluster.write(written);
+        cluster.sheltered = true;
+        assert_eq!(close(&cluster.node, &cluster.config), None, "users had it");
+        for lost in ["", "mine", "{\"doctor\":7}", "{\"rack\":7}"] {
+            lost.clone_into(&mut cluster.node.extra);
+            assert!(cluster.has(MarkKind::Unhealthy), "{lost}");
+            let closing = close(&cluster.node, &cluster.config).unwrap();
+            assert_eq!((closing.state, closing.reason.as_deref()), (Some(NewState::Drain), Some("doctor: unhealthy")));
+        }
+        "mine".clone_into(&mut cluster.node.extra);
+        before_shelter(&cluster.node, &cluster.config).unwrap_err();
+    }
+
+    #[test]
+    fn taking_away_a_mark_of_maintenance_that_is_not_there_is_not_written_down() {
+        let mut cluster = Cluster::new();
+        let (op, unmark) = (cluster.ids.op(), Change::Unmark(mark(MarkKind::Maintenance)));
+        assert_eq!(update(&cluster.node, true, op, &unmark, None, &cluster.config), Ok(None));
+        cluster.apply(&Change::Mark(mark(MarkKind::Maintenance)));
+        cluster.apply(&unmark);
+        assert!(!cluster.has(MarkKind::Maintenance));
+    }
+
+    #[test]
+    fn a_node_that_is_only_down_is_not_closed_because_slurm_takes_it_back_by_itself() {
+        let mut cluster = Cluster::new();
+        cluster.config.out_as = OutAs::Down;
+        cluster.apply(&Change::Drain);
+        assert_eq!(close(&cluster.node, &cluster.config), None);
+        cluster.node.state = State::of_text("DOWN");
+        assert_eq!(close(&cluster.node, &cluster.config).unwrap().state, Some(NewState::Drain));
+    }
+
+    #[test]
+    fn a_node_that_did_not_come_back_is_closed_before_it_does() {
+        let mut cluster = Cluster::new();
+        cluster.apply(&Change::Drain);
+        cluster.node.state = State::of_text("DOWN");
+        cluster.node.reason.as_mut().unwrap().text += " : reboot issued : reboot timed out";
+        let closing = close(&cluster.node, &cluster.config).unwrap();
+        assert_eq!((closing.state, closing.reason.as_deref()), (Some(NewState::Drain), Some("doctor: unhealthy")));
+    }
+
+    #[test]
+    fn a_drain_by_a_hook_with_our_prefix_is_ours_with_its_case() {
+        let mut cluster = Cluster::new();
+        let case = cluster.ids.case();
+        cluster.drained_by("root", &format!("doctor: gpu-lost GPU 3 is gone [{case}] : reboot issued"));
+        assert_eq!(cluster.marks().ours, [OurMark { kind: MarkKind::Unhealthy, case: Some(case) }]);
+        cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
+        assert_eq!((cluster.marks(), cluster.node.state.has(Flag::Drain)), (Marks::default(), false));
+    }
+
+    #[test]
+    fn the_reason_says_what_was_found_in_one_line() {
+        let mut ids = IdSource::new(9);
+        let ground =
+            Ground { case: Some(ids.case()), code: "xid-79".to_owned(), text: "GPU \"3\"\nfell off".to_owned() };
+        let config = SlurmConfig::default();
+        let words = reason(None, Some(&ground), &config);
+        assert_eq!(words, format!("doctor: xid-79 GPU '3' fell off [{}]", ground.case.unwrap()));
+        assert_eq!(case_in(&words), ground.case);
+        let long = Ground { text: "x".repeat(5000), ..ground };
+        assert!(reason(None, Some(&long), &config).len() < 300);
+    }
+
+    #[test]
+    fn down_is_only_what_nobody_works_on() {
+        let config = SlurmConfig { out_as: OutAs::Down, ..SlurmConfig::default() };
+        let state = |text: &str| NodeSeen { state: State::of_text(text), ..NodeSeen::default() };
+        assert_eq!(new_state(&state("IDLE"), &config), NewState::Down);
+        for busy in ["MIXED", "ALLOCATED", "IDLE+COMPLETING", "UNKNOWN"] {
+            assert_eq!(new_state(&state(busy), &config), NewState::Drain, "{busy}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_down_by_itself_bears_no_mark() {
+        let mut cluster = Cluster::new();
+        cluster.node.state = State::of_text("DOWN+NOT_RESPONDING");
+        cluster.node.reason = Some(Reason { text: "Not responding".to_owned(), by: Some("slurm".to_owned()) });
+        assert_eq!(cluster.marks(), Marks::default());
+        cluster.node.reason = Some(Reason { text: "moved".to_owned(), by: Some("alice".to_owned()) });
+        assert_eq!(cluster.marks().foreign.len(), 1);
+    }
+}

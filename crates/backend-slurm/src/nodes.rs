@@ -1,0 +1,280 @@
+//! Nodes as `scontrol show node -o` prints them: the one form that every version has, and by far the fastest. Pure.
+
+use std::collections::HashMap;
+
+use doctor_core::{ids::NodeName, time::Timestamp};
+
+use super::{
+    states::State,
+    text::{Record, records},
+};
+
+/// What Slurm says of one node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct NodeSeen {
+    pub(super) name: String,
+    pub(super) state: State,
+    pub(super) partitions: Vec<String>,
+    /// Those that it has now.
+    pub(super) features: Vec<String>,
+    /// Those that it can have, maybe after a reboot.
+    pub(super) available: Vec<String>,
+    /// All that its configuration names, also where the node itself reports fewer.
+    pub(super) gpus: u32,
+    pub(super) cpus: u64,
+    /// In MB, as Slurm counts.
+    pub(super) memory: u64,
+    pub(super) booted: Option<Timestamp>,
+    pub(super) last_busy: Option<Timestamp>,
+    pub(super) reason: Option<Reason>,
+    pub(super) comment: String,
+    pub(super) extra: String,
+    pub(super) instance_type: Option<String>,
+}
+
+/// Why a node is out of service, and who says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Reason {
+    pub(super) text: String,
+    pub(super) by: Option<String>,
+}
+
+impl NodeSeen {
+    /// A name that can be a node's here.
+    pub(super) fn node_name(&self) -> Option<NodeName> {
+        NodeName::new(&self.name).ok()
+    }
+
+    pub(super) fn reason_text(&self) -> &str {
+        self.reason.as_ref().map_or("", |reason| &reason.text)
+    }
+}
+
+/// Where a value ends: every key that Slurm prints of a node, 20.11 to 26.05. In order.
+const KEYS: [&str; 55] = [
+    "ActiveFeatures",
+    "AllocMem",
+    "AllocTRES",
+    "Arch",
+    "AvailableFeatures",
+    "AveWatts",
+    "Boards",
+    "BootTime",
+    "CPUAlloc",
+    "CPUEfctv",
+    "CPUErr",
+    "CPULoad",
+    "CPUSpecList",
+    "CPUTot",
+    "CapWatts",
+    "CfgTRES",
+    "Comment",
+    "CoreSpecCount",
+    "CoresPerSocket",
+    "CurrentWatts",
+    "ExtSensorsJoules",
+    "ExtSensorsTemp",
+    "ExtSensorsWatts",
+    "Extra",
+    "FreeMem",
+    "Gres",
+    "GresDrain",
+    "GresUsed",
+    "InstanceId",
+    "InstanceType",
+    "LastBusyTime",
+    "MCS_label",
+    "MemSpecLimit",
+    "NextState",
+    "NodeAddr",
+    "NodeHostName",
+    "NodeName",
+    "OS",
+    "Owner",
+    "Partitions",
+    "Port",
+    "RealMemory",
+    "Reason",
+    "ReservationName",
+    "ResumeAfterTime",
+    "SlurmdStartTime",
+    "Sockets",
+    "State",
+    "SuspendTime",
+    "ThreadsPerCore",
+    "TmpDisk",
+    "Topology",
+    "Version",
+    "Weight",
+    "cpuspec",
+];
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BadNodes {
+    #[error("Slurm named no node")]
+    None,
+}
+
+/// Reads all nodes. A name that comes twice is a text that looks like a record: which of them is true nobody can say, so the
+/// state of both is one that is not known.
+pub(super) fn parse(text: &str) -> Result<Vec<NodeSeen>, BadNodes> {
+    let mut nodes: Vec<NodeSeen> = Vec::new();
+    let mut places: HashMap<String, usize> = HashMap::new();
+    for line in records(text, "NodeName") {
+        let Some(node) = node(line) else { continue };
+        match places.get(&node.name) {
+            Some(place) => nodes[*place].state = State::of_text("NAMED_TWICE"),
+            None => {
+                places.insert(node.name.clone(), nodes.len());
+                nodes.push(node);
+            }
+        }
+    }
+    if nodes.is_empty() { Err(BadNodes::None) } else { Ok(nodes) }
+}
+
+fn node(line: &str) -> Option<NodeSeen> {
+    let record = Record::of(line, &KEYS);
+    let owned = |key: &str| record.text(key).unwrap_or_default().to_owned();
+    Some(NodeSeen {
+        name: record.word("NodeName")?.to_owned(),
+        state: State::of_text(record.word("State").unwrap_or_default()),
+        partitions: record.list("Partitions").map(str::to_owned).collect(),
+        features: record.list("ActiveFeatures").map(str::to_owned).collect(),
+        available: record.list("AvailableFeatures").map(str::to_owned).collect(),
+        gpus: gpus(record.word("Gres").unwrap_or_default()),
+        cpus: record.number("CPUTot").unwrap_or_default(),
+        memory: record.number("RealMemory").unwrap_or_default(),
+        booted: record.time("BootTime"),
+        last_busy: record.time("LastBusyTime"),
+        reason: record.text("Reason").map(reason),
+        comment: owned("Comment"),
+        extra: owned("Extra"),
+        instance_type: record.word("InstanceType").map(str::to_owned),
+    })
+}
+
+/// `text [user@time]`.
+fn reason(value: &str) -> Reason {
+    let written = value.rfind(" [").and_then(|at| Some((&value[..at], value[at + 2..].split(']').next()?)));
+    match written {
+        Some((text, who)) if who.contains('@') => {
+            let by = who.rsplit_once('@').map(|(user, _)| user.to_owned());
+            Reason { text: text.to_owned(), by }
+        }
+        _ => Reason { text: value.to_owned(), by: None },
+    }
+}
+
+/// How many GPUs `gpu:h100:8(S:0-1),gpu:4,shard:16` names.
+pub(super) fn gpus(gres: &str) -> u32 {
+    outside_brackets(gres).filter_map(|one| counted(one, "gpu")).fold(0, u32::saturating_add)
+}
+
+/// Cuts at commas, but for those of a list in brackets.
+fn outside_brackets(text: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0_usize;
+    text.split(move |c: char| {
+        match c {
+            '(' | '[' => depth += 1,
+            ')' | ']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    })
+}
+
+/// The number of one such entry, `NAME[:TYPE][:COUNT]`, if it is of this name.
+fn counted(entry: &str, name: &str) -> Option<u32> {
+    let entry = entry.split('(').next().unwrap_or_default();
+    let mut parts = entry.split([':', '=']);
+    if parts.next()? != name {
+        return None;
+    }
+    // Without a count it is one.
+    Some(parts.next_back().map_or(1, |last| amount(last).unwrap_or(1)))
+}
+
+/// `8`, `2K`.
+fn amount(text: &str) -> Option<u32> {
+    let (digits, scale) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1024),
+        None => (text, 1),
+    };
+    digits.parse::<u32>().ok()?.checked_mul(scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::states::{Base, Flag};
+
+    const DOWN: &str = include_str!("fixtures/22.05/scontrol-show-node-down.txt");
+    const MIXED: &str = include_str!("fixtures/24.11/scontrol-show-node-mixed.txt");
+    const DRAINED: &str = include_str!("fixtures/22.05/scontrol-show-node-drained.txt");
+
+    #[test]
+    fn the_keys_are_in_order_because_they_are_searched() {
+        assert!(KEYS.is_sorted());
+    }
+
+    #[test]
+    fn a_drained_node_tells_why_and_who() {
+        let nodes = parse(DRAINED).unwrap();
+        let [node] = &nodes[..] else { panic!("{nodes:?}") };
+        assert_eq!(node.name, "node1");
+        assert_eq!((node.state.base(), node.state.has(Flag::Drain)), (Some(Base::Idle), true));
+        assert_eq!(node.partitions, ["gpu", "debug"]);
+        assert_eq!((&node.features, &node.available), (&vec!["h100".to_owned(), "ib".to_owned()], &node.features));
+        assert_eq!((node.gpus, node.cpus, node.memory), (8, 96, 1_900_000));
+        assert_eq!(
+            node.reason,
+            Some(Reason { text: "gpucheck: xid 79 gpu 3".to_owned(), by: Some("root".to_owned()) })
+        );
+        assert_eq!(node.booted.map(Timestamp::secs), Some(1_794_701_406));
+    }
+
+    #[test]
+    fn a_node_that_is_down_says_so() {
+        let nodes = parse(DOWN).unwrap();
+        assert_eq!(nodes[0].state.base(), Some(Base::Down));
+        assert!(nodes[0].state.has(Flag::NotResponding));
+    }
+
+    #[test]
+    fn a_later_version_reads_the_same() {
+        let nodes = parse(MIXED).unwrap();
+        assert_eq!(nodes[0].state.base(), Some(Base::Mixed));
+        assert_eq!((nodes[0].gpus, &*nodes[0].partitions), (8, &["gpu".to_owned()][..]));
+        assert_eq!(nodes[0].extra, r#"{"doctor":{"shown":"7980362b4f46951d.validated","status":"fail"}}"#);
+    }
+
+    #[test]
+    fn gpus_are_counted_whatever_their_kind() {
+        for (gres, count) in [
+            ("gpu:h100:8(S:0-1)", 8),
+            ("gpu:8", 8),
+            ("gpu", 1),
+            ("gpu:a100:4(S:0,2),gpu:v100:2,shard:64", 6),
+            ("nic:2,gpus:9", 0),
+            ("(null)", 0),
+            ("gpu:h100:4294967295,gpu:1", u32::MAX),
+        ] {
+            assert_eq!(gpus(gres), count, "{gres}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_comes_twice_has_no_state_and_no_names_are_an_error() {
+        let nodes = parse("NodeName=a State=DOWN\nNodeName=b State=IDLE\nNodeName=a State=IDLE\n").unwrap();
+        assert_eq!(nodes.len(), 2);
+        assert_eq!(nodes[0].state.strange(), Some("NAMED_TWICE"));
+        assert_eq!(parse("No nodes in the system\n"), Err(BadNodes::None));
+    }
+
+    #[test]
+    fn a_reason_without_an_author_is_all_text() {
+        assert_eq!(reason("disk [2] full"), Reason { text: "disk [2] full".to_owned(), by: None });
+        assert_eq!(reason("a [b] [u@x@2026]").by.as_deref(), Some("u@x"));
+    }
+}

@@ -1,0 +1,299 @@
+//! Whether a node is free, by what Slurm says of it. Pure.
+//!
+//! Free is only a node that answers, is powered up, is neither reserved nor planned for anybody, and idle; or in use by a job of
+//! ours alone. A word that is not known makes a node unknown: what it means may be anything.
+
+use doctor_core::{
+    node::Occupancy,
+    time::{Span, Timestamp},
+};
+
+use super::{
+    marks::{self, Shelter},
+    nodes::NodeSeen,
+    states::{Base, Flag},
+};
+use crate::SlurmConfig;
+
+/// Right after a resume a node is shown as not responding, for about a second.
+const JUST_RESUMED: Span = Span::from_secs(5);
+
+/// What else is known of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Around {
+    /// Jobs of users that are on it: `job 12 of alice`.
+    pub(super) users: Vec<String>,
+    /// A job of ours is on it.
+    pub(super) ours: bool,
+    /// A job of ours waits for it.
+    pub(super) ours_waits: bool,
+    /// A reservation of somebody's that holds it now or soon.
+    pub(super) reserved: Option<String>,
+    /// A reservation of ours holds it.
+    pub(super) shelter: Shelter,
+    /// A user's job waits for it.
+    pub(super) wanted: Option<String>,
+    /// When it will be powered down if nobody uses it.
+    pub(super) suspends: Option<Timestamp>,
+}
+
+pub(super) fn occupancy(node: &NodeSeen, around: &Around, now: Timestamp, config: &SlurmConfig) -> Occupancy {
+    let unknown = |why: String| Occupancy::Unknown { why: why.into() };
+    let busy = |by: String| Occupancy::Busy { by: by.into() };
+    let state = &node.state;
+    if let Some(word) = state.strange() {
+        return unknown(format!("Slurm calls it {word}, which is not known here"));
+    }
+    if let Some(user) = around.users.first() {
+        return busy(user.clone());
+    }
+    if let Some(why) = not_known(node, now, config) {
+        return unknown(why);
+    }
+    match state.base() {
+        // The queue was read after the nodes: its job has ended meanwhile, or has only begun.
+        Some(Base::Allocated | Base::Mixed) if !around.ours => return busy("a job".to_owned()),
+        _ if state.has(Flag::Completing) && !around.ours => return busy("a job that is ending".to_owned()),
+        _ => {}
+    }
+    if let Some(name) = &around.reserved {
+        return busy(format!("reservation {name}"));
+    }
+    if state.any(&[Flag::Reserved, Flag::Maintenance]).is_some() && !around.shelter.is_there() {
+        return busy("a reservation".to_owned());
+    }
+    // A job of ours that waits for the node is one that the scheduler may have planned for it.
+    if state.has(Flag::Planned) && !around.ours_waits && !around.ours {
+        return busy("a job that is planned for it".to_owned());
+    }
+    if let Some(mark) = marks::marks(node, around.shelter, config).foreign_block() {
+        return busy(format!("taken out of service by {}: {}", mark.by, mark.text));
+    }
+    if let Some(job) = &around.wanted {
+        return busy(job.clone());
+    }
+    let soon = |at: Timestamp| at.since(now) <= config.suspend_margin;
+    if !around.ours && !around.ours_waits && around.suspends.is_some_and(soon) {
+        return busy("power saving, which will power it down".to_owned());
+    }
+    Occupancy::Free
+}
+
+/// What makes it impossible to say, or not ours to ask.
+fn not_known(node: &NodeSeen, now: Timestamp, config: &SlurmConfig) -> Option<String> {
+    let state = &node.state;
+    let flagged = |flag: Flag| match flag {
+        Flag::InvalidReg => "it reports less than its configuration says".to_owned(),
+        Flag::PoweredDown => "it is powered down".to_owned(),
+        Flag::PowerDown | Flag::PoweringDown | Flag::PowerDrain => "it is being powered down".to_owned(),
+        Flag::PowerUp | Flag::PoweringUp => "it is being powered up".to_owned(),
+        Flag::RebootIssued | Flag::RebootRequested => "it is being rebooted".to_owned(),
+        Flag::Blocked => "its switch is taken by a job that wants it alone".to_owned(),
+        other => format!("Slurm calls it {}", other.word()),
+    };
+    const KEEPS: [Flag; 12] = [
+        Flag::InvalidReg,
+        Flag::PoweredDown,
+        Flag::PowerDown,
+        Flag::PoweringDown,
+        Flag::PowerDrain,
+        Flag::PowerUp,
+        Flag::PoweringUp,
+        Flag::RebootIssued,
+        Flag::RebootRequested,
+        Flag::Blocked,
+        Flag::External,
+        Flag::PerfCtrs,
+    ];
+    if let Some(flag) = state.any(&KEEPS) {
+        return Some(flagged(flag));
+    }
+    if state.has(Flag::NotResponding) {
+        let resumed = node.last_busy.filter(|at| now.distance(*at) <= JUST_RESUMED);
+        return Some(match resumed {
+            Some(_) => "it was resumed a moment ago and has not answered yet".to_owned(),
+            None => "it does not respond".to_owned(),
+        });
+    }
+    match state.base() {
+        None => Some("Slurm says nothing of its state".to_owned()),
+        // Down by our own word, and nothing else: it answers.
+        Some(Base::Down) if marks::is_drained_by_us(node, config) && !node.reason_text().contains(" : reboot") => None,
+        Some(Base::Down) => Some(format!("it is down: {}", node.reason_text())),
+        Some(base @ Base::Error) => Some(format!("Slurm calls it {}", base.word())),
+        Some(Base::Future) => Some("it is defined for later".to_owned()),
+        Some(Base::Unheard) => Some("Slurm has not heard of it yet".to_owned()),
+        Some(Base::Idle | Base::Allocated | Base::Mixed) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        json,
+        nodes::{self, Reason},
+        states::State,
+    };
+
+    const NOW: Timestamp = Timestamp::from_secs(1_794_703_000);
+
+    fn of(node: &NodeSeen, around: &Around) -> String {
+        match occupancy(node, around, NOW, &SlurmConfig::default()) {
+            Occupancy::Free => "free".to_owned(),
+            Occupancy::Busy { by } => format!("busy: {by}"),
+            Occupancy::Unknown { why } => format!("unknown: {why}"),
+        }
+    }
+
+    fn plain(state: &str) -> String {
+        of(&NodeSeen { state: State::of_text(state), ..NodeSeen::default() }, &Around::default())
+    }
+
+    #[test]
+    fn only_a_node_that_answers_is_powered_up_unreserved_unplanned_and_idle_is_free() {
+        for free in ["IDLE", "IDLE+CLOUD", "IDLE+DYNAMIC_NORM", "IDLE+DYNAMIC_FUTURE", "IDLE+REBOOT_CANCEL"] {
+            assert_eq!(plain(free), "free", "{free}");
+        }
+        // Every other state and flag there is.
+        for base in Base::ALL.iter().filter(|base| **base != Base::Idle) {
+            assert_ne!(plain(base.word()), "free", "{base:?}");
+        }
+        let harmless =
+            [Flag::Cloud, Flag::DynamicNorm, Flag::DynamicFuture, Flag::RebootCanceled, Flag::Resume, Flag::Undrain];
+        for flag in Flag::ALL.iter().filter(|flag| !harmless.contains(flag)) {
+            assert_ne!(plain(&format!("IDLE+{}", flag.word())), "free", "{flag:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_asleep_or_to_come_is_not_touched_and_what_is_new_is_named() {
+        for (state, said) in [
+            ("IDLE+CLOUD+POWERED_DOWN", "unknown: it is powered down"),
+            ("IDLE+POWERING_UP", "unknown: it is being powered up"),
+            ("FUTURE", "unknown: it is defined for later"),
+            ("IDLE+NOT_RESPONDING", "unknown: it does not respond"),
+            ("IDLE+DRAIN+INVALID_REG", "unknown: it reports less than its configuration says"),
+            ("IDLE+QUANTUM", "unknown: Slurm calls it QUANTUM, which is not known here"),
+            ("UNKNOWN", "unknown: Slurm has not heard of it yet"),
+            ("DOWN+DRAIN+REBOOT_ISSUED", "unknown: it is being rebooted"),
+            ("MIXED", "busy: a job"),
+            ("IDLE+COMPLETING", "busy: a job that is ending"),
+            ("IDLE+PLANNED", "busy: a job that is planned for it"),
+            ("IDLE+MAINTENANCE+RESERVED", "busy: a reservation"),
+            ("", "unknown: Slurm says nothing of its state"),
+        ] {
+            assert_eq!(plain(state), said, "{state}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_was_just_resumed_is_not_called_unreachable() {
+        let node = |seconds: i64| NodeSeen {
+            state: State::of_text("IDLE+NOT_RESPONDING"),
+            last_busy: Some(NOW.minus(Span::from_secs(seconds))),
+            ..NodeSeen::default()
+        };
+        let none = Around::default();
+        assert_eq!(of(&node(1), &none), "unknown: it was resumed a moment ago and has not answered yet");
+        assert_eq!(of(&node(60), &none), "unknown: it does not respond");
+    }
+
+    #[test]
+    fn jobs_of_ours_do_not_make_a_node_busy_and_those_of_users_do() {
+        let node = |state: &str| NodeSeen { state: State::of_text(state), ..NodeSeen::default() };
+        let ours = Around { ours: true, ..Around::default() };
+        assert_eq!(of(&node("ALLOCATED"), &ours), "free");
+        assert_eq!(of(&node("ALLOCATED+COMPLETING"), &ours), "free");
+        let waits = Around { ours_waits: true, ..Around::default() };
+        assert_eq!(of(&node("IDLE+PLANNED"), &waits), "free");
+        let users = Around { ours: true, users: vec!["job 12 of alice".to_owned()], ..Around::default() };
+        assert_eq!(of(&node("ALLOCATED"), &users), "busy: job 12 of alice");
+        let wanted = Around { ours: true, wanted: Some("job 13 of bob, which waits for it".to_owned()), ..ours };
+        assert_eq!(of(&node("ALLOCATED"), &wanted), "busy: job 13 of bob, which waits for it");
+        let sheltered = Around { shelter: Shelter::Run, ..Around::default() };
+        assert_eq!(of(&node("IDLE+MAINTENANCE+RESERVED"), &sheltered), "free");
+        let both = Around { reserved: Some("monday".to_owned()), ..sheltered };
+        assert_eq!(of(&node("IDLE+MAINTENANCE+RESERVED"), &both), "busy: reservation monday");
+    }
+
+    #[test]
+    fn a_node_that_is_about_to_be_powered_down_is_left_to_it() {
+        let node = NodeSeen { state: State::of_text("IDLE"), ..NodeSeen::default() };
+        let around = |seconds: i64| Around { suspends: Some(NOW.plus(Span::from_secs(seconds))), ..Around::default() };
+        assert_eq!(of(&node, &around(3600)), "free");
+        assert!(of(&node, &around(200)).starts_with("busy: power saving"));
+        assert!(of(&node, &around(-5)).starts_with("busy: power saving"));
+        assert_eq!(of(&node, &Around { ours: true, ..around(-5) }), "free", "a job of ours is on it");
+    }
+
+    #[test]
+    fn a_drain_of_ours_leaves_a_node_free_for_us_and_one_of_somebody_does_not() {
+        let node = |state: &str, reason: &str| NodeSeen {
+            state: State::of_text(state),
+            reason: Some(Reason { text: reason.to_owned(), by: Some("root".to_owned()) }),
+            ..NodeSeen::default()
+        };
+        let none = Around::default();
+        assert_eq!(of(&node("IDLE+DRAIN", "doctor: xid-79 [c1]"), &none), "free");
+        assert_eq!(of(&node("IDLE+DRAIN", "fan"), &none), "busy: taken out of service by root: fan");
+        assert_eq!(of(&node("MIXED+DRAIN", "doctor: x"), &none), "busy: a job");
+        assert_eq!(of(&node("DOWN", "doctor: x"), &none), "free");
+        assert!(of(&node("DOWN", "doctor: x : reboot issued : reboot timed out"), &none).starts_with("unknown"));
+        assert!(of(&node("DOWN", "moved"), &none).starts_with("unknown"));
+    }
+
+    macro_rules! sample {
+        ($path:literal) => {
+            ($path, include_bytes!(concat!("fixtures/", $path)).as_slice())
+        };
+    }
+
+    #[test]
+    fn every_captured_state_maps_to_its_occupancy() {
+        let alone = Around::default();
+        let all = |nodes: Vec<NodeSeen>| {
+            nodes.iter().map(|node| format!("{} {}", node.name, of(node, &alone))).collect::<Vec<_>>().join("; ")
+        };
+        let text = |bytes: &[u8]| nodes::parse(std::str::from_utf8(bytes).unwrap()).unwrap();
+        let mut out = String::new();
+        for (path, bytes) in
+            [sample!("22.05/scontrol-show-node-down.txt"), sample!("22.05/scontrol-show-node-drained.txt")]
+        {
+            out += &format!("{path}: {}\n", all(text(bytes)));
+        }
+        for (path, bytes) in [
+            sample!("22.05/sinfo.json"),
+            sample!("22.05/sinfo-alloc.json"),
+            sample!("22.05/sinfo-down.json"),
+            sample!("22.05/sinfo-drained.json"),
+            sample!("22.05/sinfo-draining.json"),
+            sample!("22.05/sinfo-maint-resv.json"),
+            sample!("22.05/sinfo-reboot.json"),
+            sample!("22.05/sinfo-reboot-issued.json"),
+            sample!("22.05/slurmrestd-v0.0.38-nodes.json"),
+            sample!("24.11/scontrol-show-node.json"),
+            sample!("24.11/scontrol-show-node-maint.json"),
+            sample!("24.11/scontrol-show-node-mix.json"),
+            sample!("24.11/slurmrestd-v0.0.42-nodes.json"),
+            sample!("26.05/scontrol-show-node.json"),
+            sample!("26.05/scontrol-show-node-mix.json"),
+            sample!("26.05/slurmrestd-v0.0.45-nodes.json"),
+        ] {
+            out += &format!("{path}: {}\n", all(json::parse(bytes).unwrap()));
+        }
+        assert_eq!(out, include_str!("fixtures/occupancy.txt"));
+    }
+
+    #[test]
+    fn the_table_of_sinfo_is_refused_by_name() {
+        for (path, bytes) in [
+            sample!("24.11/sinfo.json"),
+            sample!("24.11/sinfo-mix.json"),
+            sample!("26.05/sinfo.json"),
+            sample!("26.05/sinfo-mix.json"),
+        ] {
+            assert!(json::parse(bytes).unwrap_err().to_string().contains("by groups"), "{path}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A reservation of ours, inside of which a node that we drained can run our jobs and nobody else's.
+//!
+//! Slurm starts nothing on a drained node. So it is reserved for us, resumed inside the reservation, and drained again before the
+//! reservation goes. Each step is read off Slurm itself, never remembered, and each leaves the node closed to users:
+//!
+//! | reservation | node | who may use it |
+//! |---|---|---|
+//! | none | drained | nobody |
+//! | ours | drained | nobody |
+//! | ours | resumed | we |
+//! | ours | drained again | nobody |
+//! | none | drained | nobody |
+//!
+//! Whoever finds a reservation for a run sees a mark of maintenance on its nodes; taking that mark away closes the nodes and ends the
+//! reservation. So the planner tidies up what a killed controller left, as it does with every mark that outlived its run. One
+//! for a repair is ended by the repair, which is asked for until it is done; of one that was given up, by whatever is done to the node
+//! next. While Slurm reboots a node its reservation stays in any case: Slurm would open the node at the end.
+
+use doctor_backend::{BackendError, Effect};
+use doctor_core::ids::{NodeName, OpId, RunId};
+
+use super::{
+    SlurmBackend,
+    config::OURS,
+    marks::{self, NewState, Shelter, Update},
+    nodes::NodeSeen,
+    note::Taken,
+    programs::Does,
+    reservations::{self, Reservation},
+    states::{Flag, Phase},
+};
+
+/// Whose a reservation is: ours are called after a run or an operation.
+pub(super) fn kind(reservation: &Reservation) -> Shelter {
+    let id = reservation.name.strip_prefix(OURS).unwrap_or_default();
+    match (id.parse::<RunId>(), id.parse::<OpId>()) {
+        (Ok(_), _) => Shelter::Run,
+        (_, Ok(_)) => Shelter::Repair,
+        (Err(_), Err(_)) => Shelter::None,
+    }
+}
+
+impl SlurmBackend {
+    pub(super) fn reservations(&self, operation: &'static str) -> Result<Vec<Reservation>, BackendError> {
+        Ok(reservations::parse(&self.programs.read(operation, "scontrol", &["show", "reservation", "-o"])?))
+    }
+
+    /// Reserves these nodes for us under this name, and resumes those that we had drained.
+    pub(super) fn shelter(&self, operation: &'static str, name: &str, nodes: &[NodeName]) -> Result<(), BackendError> {
+        let later = |text: String| BackendError { operation, text, effect: Effect::NoneTryAgain };
+        let taken = |taken: Taken| BackendError { operation, text: taken.to_string(), effect: Effect::NoneGiveUp };
+        let outlived = self.reservations(operation)?;
+        let repairs = |one: &&Reservation| kind(one) == Shelter::Repair && one.name != name;
+        let held = |one: &&Reservation| nodes.iter().any(|node| one.holds(node));
+        outlived.iter().filter(repairs).filter(held).try_for_each(|one| self.end_shelter(operation, one))?;
+        if !self.reservations(operation)?.iter().any(|one| one.name == name) {
+            for node in self.nodes_named(operation, nodes)? {
+                if let Some(update) = marks::before_shelter(&node, &self.config).map_err(taken)? {
+                    self.write(operation, &node.name, &update)?;
+                }
+            }
+            self.reserve(operation, name, nodes)?;
+        }
+        // What is read back is what holds: made by us now, by us before, or changed by somebody since.
+        let there = self.reservations(operation)?;
+        for node in nodes {
+            let holding: Vec<&Reservation> = there.iter().filter(|one| one.holds(node)).collect();
+            match holding.as_slice() {
+                [only] if only.name == name && only.active => {}
+                [] => return Err(later(format!("reservation {name} does not hold {node}"))),
+                many => {
+                    let names = many.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");
+                    return Err(later(format!("{node} is reserved by {names}")));
+                }
+            }
+        }
+        for node in self.nodes_named(operation, nodes)? {
+            if marks::is_drained_by_us(&node, &self.config) {
+                self.open_inside(operation, &node)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Without the flag for maintenance Slurm refuses what overlaps with somebody's reservation; with it, people see why the node
+    /// is not theirs. So it comes second.
+    fn reserve(&self, operation: &'static str, name: &str, nodes: &[NodeName]) -> Result<(), BackendError> {
+        let listed = nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
+        let made = [
+            "create".to_owned(),
+            "reservation".to_owned(),
+            format!("reservationname={name}"),
+            "starttime=now".to_owned(),
+            // However long nobody is there to end it, it must not end by itself.
+            "duration=infinite".to_owned(),
+            format!("nodes={listed}"),
+            format!("users={}", self.user),
+        ];
+        self.programs.run(operation, "scontrol", &made, "", Does::Changes)?;
+        let shown = ["update".to_owned(), format!("reservationname={name}"), "flags+=maint".to_owned()];
+        self.programs.run(operation, "scontrol", &shown, "", Does::Changes).map(drop)
+    }
+
+    /// The note is written first: it says what the node is to be again.
+    fn open_inside(&self, operation: &'static str, node: &NodeSeen) -> Result<(), BackendError> {
+        let note = marks::standing(node, true, &self.config);
+        let taken = |taken: Taken| BackendError { operation, text: taken.to_string(), effect: Effect::NoneGiveUp };
+        let field = note.written(node, &self.config).map_err(taken)?;
+        let update = Update { state: Some(NewState::Resume), reason: None, field: Some(field) };
+        self.write(operation, &node.name, &update)
+    }
+
+    /// Ends every reservation of ours that holds this node, its nodes closed to users before.
+    pub(super) fn leave_shelter(&self, operation: &'static str, node: &NodeName) -> Result<(), BackendError> {
+        let there = self.reservations(operation)?;
+        let mut ours = there.iter().filter(|one| kind(one).is_there() && one.holds(node));
+        ours.try_for_each(|reservation| self.end_shelter(operation, reservation))
+    }
+
+    /// Ends reservations of repairs that nobody asks for any more. One whose job is alive stays: a mark may change meanwhile.
+    pub(super) fn end_given_up(&self, operation: &'static str, node: &NodeName) -> Result<(), BackendError> {
+        for reservation in self.reservations(operation)? {
+            let alive = || {
+                let jobs = self.job_named(operation, &reservation.name)?;
+                Ok::<_, BackendError>(jobs.iter().any(|job| job.phase() != Phase::Over))
+            };
+            if kind(&reservation) == Shelter::Repair && reservation.holds(node) && !alive()? {
+                self.end_shelter(operation, &reservation)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn end_shelter(&self, operation: &'static str, reservation: &Reservation) -> Result<(), BackendError> {
+        let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneTryAgain };
+        if reservation.unreadable {
+            return Err(refuse(format!("the nodes of reservation {} cannot be read", reservation.name)));
+        }
+        if kind(reservation) == Shelter::Repair {
+            // A repair whose reservation goes must not begin after it.
+            self.cancel_repair(operation, &reservation.name)?;
+        }
+        if !reservation.nodes.is_empty() {
+            let nodes = self.nodes_named(operation, &reservation.nodes)?;
+            let rebooting = |node: &&NodeSeen| node.state.any(&[Flag::RebootRequested, Flag::RebootIssued]).is_some();
+            if let Some(node) = nodes.iter().find(rebooting) {
+                // Slurm resumes it when it is back, drained or not: until then the reservation is what closes it.
+                return Err(refuse(format!("{} is being rebooted", node.name)));
+            }
+            for node in nodes {
+                if let Some(closing) = marks::close(&node, &self.config) {
+                    self.write(operation, &node.name, &closing)?;
+                }
+            }
+        }
+        let words = ["delete".to_owned(), format!("reservationname={}", reservation.name)];
+        match self.programs.run(operation, "scontrol", &words, "", Does::Changes) {
+            // Somebody was faster.
+            Err(error) if error.text.contains("reservation is invalid") => Ok(()),
+            other => other.map(drop),
+        }
+    }
+}

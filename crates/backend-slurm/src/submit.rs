@@ -1,0 +1,248 @@
+//! Submits runs, and keeps what a run leaves on the shared directory: `metadata/slurm/RUN/`, with a claim for each of its nodes and
+//! what the job itself had to say.
+//!
+//! A run is submitted once: its job is looked for by name first, then its claims, which outlast Slurm's memory. Two that submit
+//! it in the same moment make two jobs, of which the second finds the claim and goes away.
+
+use std::{
+    fs, io,
+    path::{Component, Path, PathBuf},
+    sync::PoisonError,
+    time::{Duration, Instant, SystemTime},
+};
+
+use doctor_backend::{
+    BackendError, Effect, JobRequest,
+    clock::{Clock, SystemClock},
+};
+use doctor_checks::job_file::JobFile;
+use doctor_core::{
+    ids::{JobId, RunId},
+    time::{Span, Timestamp},
+};
+
+use super::{
+    SlurmBackend,
+    job::{self, Paths, Place},
+    marks,
+    nodes::NodeSeen,
+    programs::Does,
+    reservations::Reservation,
+    shelter,
+};
+
+const OPERATION: &str = "submit";
+/// Below the shared directory.
+pub(super) const FOLDER: &str = "metadata/slurm";
+/// What runs left is removed after this.
+const KEPT: Span = Span::days(30);
+/// On a shared file system it costs more than a look.
+const PRUNED_EVERY: Duration = Duration::from_secs(3600);
+/// A claim is some two hundred bytes.
+const LONGEST_CLAIM: u64 = 16 * 1024;
+
+fn refuse(text: String) -> BackendError {
+    BackendError { operation: OPERATION, text, effect: Effect::NoneGiveUp }
+}
+
+fn later(text: String) -> BackendError {
+    BackendError { operation: OPERATION, text, effect: Effect::NoneTryAgain }
+}
+
+impl SlurmBackend {
+    pub(super) fn submit_run(&self, request: &JobRequest) -> Result<JobId, BackendError> {
+        check(request)?;
+        let name = job::name(request.run);
+        if !self.job_named(OPERATION, &name)?.is_empty() {
+            return Ok(job::id(request.run));
+        }
+        let begun = self.claims(request.run).map_err(|error| later(format!("its claims cannot be read: {error}")))?;
+        if !begun.is_empty() {
+            return Ok(job::id(request.run));
+        }
+        let nodes = self.nodes_named(OPERATION, &request.nodes)?;
+        let folder = self.prepare(request.run).map_err(|error| later(format!("the shared directory: {error}")))?;
+        let policy = self.hand_out_policy().map_err(|error| later(format!("the policy for jobs: {error}")))?;
+        // Slurm starts nothing on a node that is drained; and one that is sheltered is only for who has the reservation.
+        let shelters = self.reservations(OPERATION)?;
+        let ours = |one: &&Reservation| shelter::kind(one).is_there();
+        let sheltered = shelters.iter().filter(ours).any(|one| request.nodes.iter().any(|node| one.holds(node)));
+        let closed = sheltered || nodes.iter().any(|node| marks::is_drained_by_us(node, &self.config));
+        if closed {
+            self.shelter(OPERATION, &name, &request.nodes)?;
+        }
+        let partition = self.partition(&nodes, request.limit)?;
+        let place = Place {
+            nodes: &request.nodes,
+            partition: partition.as_deref(),
+            gpus: nodes.iter().map(|node| node.gpus).min().unwrap_or_default(),
+            reservation: closed.then_some(name.as_str()),
+        };
+        let output = folder.join("output.txt");
+        let comment = format!("Cluster Doctor run {}", request.run);
+        let words = job::arguments(&name, &comment, &place, request.limit, &output, &self.config);
+        let share = self.share();
+        let paths = Paths { share, run: &folder, policy: policy.as_deref() };
+        self.programs.run(OPERATION, "sbatch", &words, &job::script(request, paths, &self.config), Does::Changes)?;
+        Ok(job::id(request.run))
+    }
+
+    /// The shared directory as nodes see it.
+    pub(super) fn share(&self) -> &Path {
+        self.config.share.as_deref().unwrap_or(&self.data)
+    }
+
+    /// The first partition that has all of these nodes, is up and allows the time; else the first that has them.
+    pub(super) fn partition(&self, nodes: &[NodeSeen], limit: Span) -> Result<Option<String>, BackendError> {
+        if let Some(partition) = &self.config.job.partition {
+            return Ok(Some(partition.clone()));
+        }
+        let site = self.site()?;
+        let Some((first, rest)) = nodes.split_first() else { return Ok(None) };
+        let shared = |name: &&String| rest.iter().all(|node| node.partitions.contains(name));
+        let needed = limit + self.config.job.grace + Span::minutes(2);
+        let good = |name: &&String| {
+            site.partitions
+                .get(*name)
+                .is_some_and(|one| one.up && !one.reserved_only && one.longest.is_none_or(|longest| longest >= needed))
+        };
+        let all: Vec<&String> = first.partitions.iter().filter(shared).collect();
+        let chosen = all.iter().copied().find(|name| good(name)).or_else(|| all.first().copied());
+        match chosen {
+            Some(name) => Ok(Some(name.clone())),
+            None => Err(refuse("no partition has all of the nodes; set `job.partition`".to_owned())),
+        }
+    }
+
+    /// Makes the run's folder and answers with its path as nodes see it.
+    pub(super) fn prepare(&self, run: RunId) -> io::Result<PathBuf> {
+        self.prune();
+        fs::create_dir_all(self.folder(run))?;
+        Ok(self.share().join(FOLDER).join(run.to_string()))
+    }
+
+    fn folder(&self, run: RunId) -> PathBuf {
+        self.data.join(FOLDER).join(run.to_string())
+    }
+
+    /// Removes what runs, repairs and policies of long ago left, now and then. What cannot be removed is tried again later.
+    fn prune(&self) {
+        let mut last = self.pruned.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|at| at.elapsed() < PRUNED_EVERY) {
+            return;
+        }
+        *last = Some(Instant::now());
+        prune(&self.data.join(FOLDER), SystemClock.now());
+    }
+
+    /// What the nodes of a run have written of themselves.
+    pub(super) fn claims(&self, run: RunId) -> io::Result<Vec<JobFile>> {
+        let entries = match fs::read_dir(self.folder(run)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other?,
+        };
+        let mut claims = Vec::new();
+        for entry in entries {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let length = fs::metadata(&path)?.len();
+            if length > LONGEST_CLAIM {
+                return Err(io::Error::other(format!("{} has {length} bytes", path.display())));
+            }
+            let claim: JobFile = serde_json::from_slice(&fs::read(&path)?).map_err(io::Error::other)?;
+            if claim.run == run {
+                claims.push(claim);
+            }
+        }
+        Ok(claims)
+    }
+
+    /// Puts the policy where jobs find it, under a name that says what is in it: a job that waits reads what it was submitted with.
+    fn hand_out_policy(&self) -> io::Result<Option<PathBuf>> {
+        let Some(policy) = &self.policy else { return Ok(None) };
+        let text = fs::read(policy)?;
+        let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        let name = format!("policy-{:016x}.toml", text.iter().fold(0xcbf2_9ce4_8422_2325, fold));
+        let place = self.data.join(FOLDER).join(&name);
+        // What is handed out is young again; what was not for long is removed.
+        let touched =
+            fs::File::options().append(true).open(&place).and_then(|file| file.set_modified(SystemTime::now()));
+        if touched.is_err() {
+            let fresh = place.with_extension(format!("{}.new", std::process::id()));
+            fs::write(&fresh, &text)?;
+            fs::rename(&fresh, &place)?;
+        }
+        Ok(Some(self.share().join(FOLDER).join(name)))
+    }
+}
+
+fn prune(folder: &Path, now: Timestamp) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if name.parse::<RunId>().is_ok_and(|run| now.since(run.born()) > KEPT) {
+            let _kept = fs::remove_dir_all(entry.path());
+            continue;
+        }
+        let ours = (name.starts_with("policy-") && (name.ends_with(".toml") || name.ends_with(".new")))
+            || (name.starts_with("repair-") && name.ends_with(".txt"));
+        if ours && modified(&entry).is_some_and(|at| now.since(at) > KEPT) {
+            let _kept = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn modified(entry: &fs::DirEntry) -> Option<Timestamp> {
+    let since = entry.metadata().ok()?.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    Some(Timestamp::from_secs(i64::try_from(since.as_secs()).ok()?))
+}
+
+/// Whether the request makes sense: a place for the output of each node, below the shared directory.
+fn check(request: &JobRequest) -> Result<(), BackendError> {
+    let same = request.outputs.len() == request.nodes.len()
+        && request.nodes.iter().all(|node| request.outputs.iter().any(|output| output.node == *node));
+    if !same {
+        return Err(refuse("each node of a run has one place for its output".to_owned()));
+    }
+    let paths = request.outputs.iter().flat_map(|output| output.logs.iter().chain([&output.document]));
+    match paths.into_iter().find(|path| !path.components().all(|part| matches!(part, Component::Normal(_)))) {
+        Some(path) => Err(refuse(format!("{} leads out of the shared directory", path.display()))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::ids::IdSource;
+
+    #[test]
+    fn what_is_old_and_ours_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut ids = IdSource::new(1);
+        let now = SystemClock.now();
+        ids.at(now.minus(KEPT + Span::days(1)));
+        let old = ids.run();
+        ids.at(now);
+        let (young, op) = (ids.run(), ids.op());
+        for run in [young, old] {
+            fs::create_dir(folder.path().join(run.to_string())).unwrap();
+        }
+        let repair = format!("repair-{op}.txt");
+        for file in ["policy-00.toml", "policy-00.7.new", "notes.txt", &repair] {
+            fs::write(folder.path().join(file), "").unwrap();
+        }
+        let left = || {
+            let names = fs::read_dir(folder.path()).unwrap().map(|one| one.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = names.collect();
+            names.sort();
+            names
+        };
+        prune(folder.path(), now);
+        assert!(!left().contains(&old.to_string()) && left().len() == 5, "{:?}", left());
+        prune(folder.path(), now.plus(KEPT + Span::hours(1)));
+        assert_eq!(left(), ["notes.txt"]);
+    }
+}

@@ -1,0 +1,328 @@
+//! What Slurm said, put together: each node with its marks, who uses it, and which jobs of ours are there. Pure.
+
+use std::{collections::HashMap, sync::Arc};
+
+use doctor_backend::SeenNode;
+use doctor_core::{
+    ids::{NodeName, PoolName, RunId, Sku},
+    node::{Node, Occupancy},
+    time::Timestamp,
+};
+
+use super::{
+    board,
+    cluster::Site,
+    config::{OURS, SlurmConfig},
+    job,
+    marks::{self, Shelter},
+    nodes::NodeSeen,
+    occupancy::{Around, occupancy},
+    queue::Job,
+    reservations::Reservation,
+    shelter,
+    states::Phase,
+    wanted::{self, Offer},
+};
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View<'a> {
+    pub(super) nodes: &'a [NodeSeen],
+    pub(super) jobs: &'a [Job],
+    pub(super) reservations: &'a [Reservation],
+    pub(super) site: &'a Site,
+    /// Our own number as a user: a name is anybody's to give.
+    pub(super) user: u32,
+}
+
+/// Jobs on one node.
+#[derive(Debug, Default)]
+struct OnNode<'a> {
+    users: Vec<&'a Job>,
+    /// Of ours, also repairs.
+    ours: bool,
+    ours_waits: bool,
+    runs: Vec<RunId>,
+}
+
+impl View<'_> {
+    /// Every node that is looked after, in order, and the number of what is written on each.
+    pub(super) fn seen(&self, now: Timestamp, config: &SlurmConfig) -> (Vec<SeenNode>, HashMap<NodeName, u64>) {
+        let on_nodes = self.on_nodes();
+        let (reserved, sheltered) = self.reserved(now, config);
+        let mut places: Vec<(NodeName, &NodeSeen, Around)> = self
+            .nodes
+            .iter()
+            .filter(|node| is_looked_after(node, config))
+            .filter_map(|node| {
+                let name = node.node_name()?;
+                let around = Around {
+                    reserved: reserved.get(&name).or_else(|| reserved.get(&everywhere())).map(|one| (*one).to_owned()),
+                    shelter: sheltered.get(&name).copied().unwrap_or_default(),
+                    suspends: self.site.saving.moment(node, &self.site.partitions),
+                    ..on_nodes.get(node.name.as_str()).map(OnNode::around).unwrap_or_default()
+                };
+                Some((name, node, around))
+            })
+            .collect();
+        places.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        self.want(&mut places, now, config);
+        let mut pools = Pools::default();
+        let mut shown = HashMap::new();
+        let seen = places.into_iter().map(|(name, node, around)| {
+            shown.extend(board::number(node, config).map(|number| (name.clone(), number)));
+            let mut runs = on_nodes.get(node.name.as_str()).map(|on| on.runs.clone()).unwrap_or_default();
+            runs.sort_unstable();
+            runs.dedup();
+            let node = Node {
+                name,
+                pool: pools.of(node, config),
+                occupancy: occupancy(node, &around, now, config),
+                marks: marks::marks(node, around.shelter, config),
+                // Slurm knows nothing of the machine but its name; the job's result tells.
+                hardware: None,
+                sku: sku(node, config),
+                apart: None,
+            };
+            SeenNode { node: Arc::new(node), heard: None, jobs: runs }
+        });
+        (seen.collect(), shown)
+    }
+
+    fn on_nodes(&self) -> HashMap<&str, OnNode<'_>> {
+        let mut on: HashMap<&str, OnNode<'_>> = HashMap::new();
+        for job in self.jobs {
+            let ours = job.uid == Some(self.user) && job.name.starts_with(OURS);
+            match (job.phase(), ours) {
+                (Phase::Over, _) | (Phase::Waiting, false) => {}
+                (Phase::OnNodes, false) => {
+                    job.nodes.iter().for_each(|node| on.entry(node.as_str()).or_default().users.push(job));
+                }
+                (phase, true) => {
+                    let nodes = if phase == Phase::OnNodes { &job.nodes } else { &job.required };
+                    for node in nodes {
+                        let place = on.entry(node.as_str()).or_default();
+                        place.ours |= phase == Phase::OnNodes;
+                        place.ours_waits |= phase == Phase::Waiting;
+                        place.runs.extend(job::run_of(&job.name));
+                    }
+                }
+            }
+        }
+        on
+    }
+
+    /// Somebody's reservations by node, and the nodes that ours hold.
+    fn reserved(&self, now: Timestamp, config: &SlurmConfig) -> (HashMap<NodeName, &str>, HashMap<NodeName, Shelter>) {
+        let (mut reserved, mut sheltered) = (HashMap::new(), HashMap::new());
+        for reservation in self.reservations {
+            let ours = shelter::kind(reservation);
+            if ours.is_there() {
+                sheltered.extend(reservation.nodes.iter().map(|node| (node.clone(), ours)));
+                continue;
+            }
+            let soon = reservation.start.is_none_or(|at| at.since(now) <= config.reservation_margin);
+            if reservation.active || soon {
+                let name = reservation.name.as_str();
+                reserved.extend(reservation.nodes.iter().map(|node| (node.clone(), name)));
+                if reservation.unreadable {
+                    reserved.insert(everywhere(), name);
+                }
+            }
+        }
+        (reserved, sheltered)
+    }
+
+    /// Nodes that user work waits for, which users could have if we were not there.
+    fn want(&self, places: &mut [(NodeName, &NodeSeen, Around)], now: Timestamp, config: &SlurmConfig) {
+        let ours = |job: &&Job| job.uid == Some(self.user) && job.name.starts_with(OURS);
+        let waiting: Vec<&Job> = self.jobs.iter().filter(|job| wanted::waits(job) && !ours(job)).collect();
+        if waiting.is_empty() {
+            return;
+        }
+        let free = |(_, node, around): &(NodeName, &NodeSeen, Around)| {
+            // What we keep out of service no user could have; what we only test, they could.
+            let open = !marks::marks(node, around.shelter, config).keep_out();
+            open && occupancy(node, around, now, config) == Occupancy::Free
+        };
+        let offered: Vec<usize> = (0..places.len()).filter(|place| free(&places[*place])).collect();
+        let offers: Vec<Offer<'_>> = offered
+            .iter()
+            .map(|place| {
+                let (_, node, around) = &places[*place];
+                Offer { node, ours: around.ours || around.ours_waits }
+            })
+            .collect();
+        for (offer, by) in wanted::wanted(&offers, waiting) {
+            places[offered[offer]].2.wanted = Some(by);
+        }
+    }
+}
+
+/// Stands for every node in a table of nodes; no node is called so.
+fn everywhere() -> NodeName {
+    NodeName::new("all-nodes.of-a-list-that-cannot-be-read").expect("it is a name")
+}
+
+impl OnNode<'_> {
+    fn around(&self) -> Around {
+        let users = self.users.iter().map(|job| format!("job {} of {}", job.number, job.user)).collect();
+        Around { users, ours: self.ours, ours_waits: self.ours_waits, ..Around::default() }
+    }
+}
+
+fn is_looked_after(node: &NodeSeen, config: &SlurmConfig) -> bool {
+    let partition = config.partitions.is_empty() || node.partitions.iter().any(|name| config.partitions.contains(name));
+    partition && (node.gpus > 0 || !config.gpus_only)
+}
+
+/// Nodes of one partition share its name.
+#[derive(Debug, Default)]
+struct Pools(HashMap<String, PoolName>);
+
+impl Pools {
+    /// The first partition that is looked after.
+    fn of(&mut self, node: &NodeSeen, config: &SlurmConfig) -> PoolName {
+        let wanted = |name: &&String| config.partitions.is_empty() || config.partitions.contains(name);
+        let name = node.partitions.iter().find(wanted).map_or("none", String::as_str);
+        if let Some(known) = self.0.get(name) {
+            return known.clone();
+        }
+        let pool = PoolName::new(name).unwrap_or_else(|_| PoolName::new("other").expect("it is a name"));
+        self.0.insert(name.to_owned(), pool.clone());
+        pool
+    }
+}
+
+fn sku(node: &NodeSeen, config: &SlurmConfig) -> Option<Sku> {
+    let by_feature = node.features.iter().find_map(|feature| config.skus.get(feature)).cloned();
+    by_feature.or_else(|| Sku::new(node.instance_type.as_deref()?).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{nodes, queue, reservations, site};
+    use doctor_core::node::MarkKind;
+    use proptest::prelude::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_794_783_600);
+    const US: u32 = 7;
+    const TOKEN: &str = "t";
+    const NODES: &str = "NodeName=n2 State=IDLE Gres=gpu:h100:8 Partitions=gpu,debug ActiveFeatures=h100 CPUTot=96\n\
+                         NodeName=n1 State=ALLOCATED Gres=gpu:8 Partitions=gpu CPUTot=96\n\
+                         NodeName=login State=IDLE Partitions=login\n";
+
+    fn line(number: &str, uid: &str, state: &str, nodes: &str, required: &str, name: &str) -> String {
+        let fields = [
+            TOKEN,
+            number,
+            uid,
+            "alice",
+            state,
+            "Resources",
+            "gpu",
+            "2026-11-15T22:58:02",
+            "N/A",
+            "N/A",
+            nodes,
+            required,
+            "",
+            "1",
+            "1",
+            "0",
+            "gres:gpu:8",
+            "(null)",
+            "(null)",
+            name,
+        ];
+        fields.join("\u{1f}")
+    }
+
+    fn seen(nodes: &str, jobs: &str, reserved: &str, config: &SlurmConfig) -> Vec<SeenNode> {
+        let nodes = nodes::parse(nodes).unwrap();
+        let (jobs, reservations) = (queue::parse(jobs, TOKEN), reservations::parse(reserved));
+        let site = Site { partitions: site::partitions(""), saving: site::power_saving("") };
+        View { nodes: &nodes, jobs: &jobs, reservations: &reservations, site: &site, user: US }.seen(NOW, config).0
+    }
+
+    fn said(seen: &SeenNode) -> String {
+        match &seen.node.occupancy {
+            Occupancy::Free => format!("{} free", seen.node.name),
+            Occupancy::Busy { by } => format!("{} busy: {by}", seen.node.name),
+            Occupancy::Unknown { why } => format!("{} unknown: {why}", seen.node.name),
+        }
+    }
+
+    fn all(jobs: &str, reserved: &str) -> Vec<String> {
+        seen(NODES, jobs, reserved, &SlurmConfig::default()).iter().map(said).collect()
+    }
+
+    #[test]
+    fn nodes_with_gpus_come_in_order_with_their_pool_and_type() {
+        let h100 = Sku::new("hgx-h100").unwrap();
+        let config = SlurmConfig { skus: [("h100".to_owned(), h100.clone())].into(), ..SlurmConfig::default() };
+        let nodes = seen(NODES, "", "", &config);
+        assert_eq!(nodes.iter().map(|one| one.node.name.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
+        assert_eq!((nodes[1].node.pool.as_str(), &nodes[1].node.sku), ("gpu", &Some(h100)));
+        let debug = SlurmConfig { partitions: vec!["debug".to_owned()], ..SlurmConfig::default() };
+        let nodes = seen(NODES, "", "", &debug);
+        assert_eq!((nodes.len(), nodes[0].node.pool.as_str()), (1, "debug"));
+        let every = SlurmConfig { gpus_only: false, ..SlurmConfig::default() };
+        assert_eq!(seen(NODES, "", "", &every).len(), 3);
+    }
+
+    #[test]
+    fn a_job_is_ours_by_its_user_and_its_name_and_by_neither_alone() {
+        let run = doctor_core::ids::IdSource::new(1).run();
+        let name = format!("doctor-{run}");
+        let ours = line("1", "7", "RUNNING", "n1", "n1", &name);
+        assert_eq!(all(&ours, ""), ["n1 free", "n2 free"]);
+        assert_eq!(seen(NODES, &ours, "", &SlurmConfig::default())[0].jobs, [run]);
+        for (uid, name) in [("8", name.as_str()), ("7", "train")] {
+            let job = line("1", uid, "RUNNING", "n1", "", name);
+            assert_eq!(all(&job, ""), ["n1 busy: job 1 of alice", "n2 free"]);
+        }
+        let waits = line("1", "7", "PENDING", "", "n2", &name);
+        assert_eq!(seen(NODES, &waits, "", &SlurmConfig::default())[1].jobs, [run]);
+    }
+
+    #[test]
+    fn a_waiting_job_gets_the_free_node_and_then_ours() {
+        let run = doctor_core::ids::IdSource::new(1).run();
+        let ours = line("1", "7", "RUNNING", "n1", "n1", &format!("doctor-{run}"));
+        let first = line("2", "8", "PENDING", "", "", "a");
+        let jobs = [ours, first].join("\n");
+        assert_eq!(all(&jobs, ""), ["n1 free", "n2 busy: job 2 of alice, which waits for it"]);
+        let jobs = format!("{jobs}\n{}", line("3", "8", "PENDING", "", "", "b"));
+        assert_eq!(all(&jobs, "")[0], "n1 busy: job 3 of alice, which waits for it");
+    }
+
+    #[test]
+    fn somebodys_reservation_holds_its_nodes_and_ours_is_a_mark() {
+        let theirs = |nodes: &str, start: &str| {
+            format!("ReservationName=monday StartTime={start} Nodes={nodes} Flags=MAINT State=INACTIVE")
+        };
+        assert_eq!(all("", &theirs("n2", "2026-11-15T23:30:00"))[1], "n2 busy: reservation monday");
+        assert_eq!(all("", &theirs("n2", "2026-11-16T23:30:00"))[1], "n2 free");
+        assert_eq!(all("", &theirs("n[2", "2026-11-15T23:30:00"))[1], "n2 busy: reservation monday");
+        let run = doctor_core::ids::IdSource::new(1).run();
+        let ours = format!("ReservationName=doctor-{run} StartTime=2026-11-15T22:30:00 Nodes=n2 State=ACTIVE");
+        let nodes = seen(NODES, "", &ours, &SlurmConfig::default());
+        assert!(nodes[1].node.marks.has_ours(MarkKind::Maintenance) && nodes[1].node.occupancy.is_free());
+        let who = "ReservationName=doctor-who StartTime=2026-11-15T22:30:00 Nodes=n2 State=ACTIVE";
+        assert_eq!(all("", who)[1], "n2 busy: reservation doctor-who");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_of_a_user_or_an_operator_frees_a_node(text in "\\PC{0,60}(\n\\PC{0,60})?") {
+            let job = line("1", "8", "RUNNING", "n1,n2", "", &text);
+            prop_assert!(all(&job, "").iter().all(|node| !node.ends_with("free")));
+            let reserved = format!("ReservationName=x StartTime=2026-11-15T22:30:00 Nodes=n[1-2] State=ACTIVE Comment={text}");
+            prop_assert!(all("", &reserved).iter().all(|node| !node.ends_with("free")));
+            let drained = format!("NodeName=n1 State=IDLE+DRAIN Gres=gpu:8 Partitions=gpu Reason=fan {text}");
+            let nodes = seen(&drained, "", "", &SlurmConfig::default());
+            prop_assert!(nodes.iter().all(|seen| seen.node.name.as_str() != "n1" || !seen.node.occupancy.is_free()));
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Nodes that user work waits for. Pure.
+//!
+//! Where a site lets jobs preempt ours, Slurm does it by itself. Where it does not, a user's job stays pending although only a job
+//! of ours is in its way. Slurm's own word that a job could start and finds no place is believed; what is asked here is
+//! whether a node of ours would be one.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use doctor_core::ids::NodeName;
+
+use super::{nodes::NodeSeen, queue::Job, states::Phase};
+
+/// Words for a job that could run and finds no place. Held, too early, over a limit, or waiting for another: those do not.
+const NO_PLACE: [&str; 4] = ["Resources", "Priority", "ReqNodeNotAvail", "Nodes required for job are DOWN"];
+
+/// Whether a job waits for nodes and for nothing else.
+pub(super) fn waits(job: &Job) -> bool {
+    let reason = job.reason.replace('_', " ");
+    // One that has a reservation waits for its nodes, which are not among those that we may use.
+    job.phase() == Phase::Waiting && job.reservation.is_none() && NO_PLACE.iter().any(|words| reason.starts_with(words))
+}
+
+/// A node that a waiting job could have, as far as we can say.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Offer<'a> {
+    pub(super) node: &'a NodeSeen,
+    /// Whether a job of ours is on it, or waits for it.
+    pub(super) ours: bool,
+}
+
+/// Offers that nobody has taken, by partition: first those without a job of ours, then those with one; in order.
+#[derive(Debug)]
+struct Left<'a> {
+    by_partition: HashMap<&'a str, [BTreeSet<usize>; 2]>,
+    count: usize,
+}
+
+impl<'a> Left<'a> {
+    fn of(offers: &[Offer<'a>]) -> Self {
+        let mut by_partition: HashMap<&str, [BTreeSet<usize>; 2]> = HashMap::new();
+        for (place, offer) in offers.iter().enumerate() {
+            for name in &offer.node.partitions {
+                by_partition.entry(name).or_default()[usize::from(offer.ours)].insert(place);
+            }
+        }
+        Self { by_partition, count: offers.len() }
+    }
+
+    /// As many places as the job needs, or `None`.
+    fn for_job(&self, job: &Job, offers: &[Offer<'_>]) -> Option<Vec<usize>> {
+        let needed = usize::try_from(job.count).unwrap_or(usize::MAX);
+        let lists: Vec<_> = job.partitions.iter().filter_map(|name| self.by_partition.get(name.as_str())).collect();
+        let places = |ours: usize| lists.iter().flat_map(move |list| &list[ours]);
+        let mut chosen: Vec<usize> = Vec::new();
+        for place in places(0).chain(places(1)) {
+            // It may be in several of the partitions.
+            if fits(job, offers[*place].node) && !chosen.contains(place) {
+                chosen.push(*place);
+                if chosen.len() == needed {
+                    return Some(chosen);
+                }
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, place: usize, offer: &Offer<'_>) {
+        for name in &offer.node.partitions {
+            if let Some(list) = self.by_partition.get_mut(name.as_str()) {
+                list[usize::from(offer.ours)].remove(&place);
+            }
+        }
+        self.count -= 1;
+    }
+}
+
+/// What of a job decides where it can run.
+type Shape<'a> = (&'a [String], &'a [NodeName], &'a [NodeName], Option<&'a str>, u32, u32, u64, u64);
+
+fn shape(job: &Job) -> Shape<'_> {
+    let features = job.features.as_deref();
+    (&job.partitions, &job.required, &job.excluded, features, job.count, job.gpus, job.cpus, job.memory)
+}
+
+/// Which of these nodes are wanted, by their place among `offers`, and by which job. Those without a job of ours are kept free for
+/// it; those with one are asked for only if there are not enough others, and only if they are enough then.
+///
+/// Thousands of jobs may wait, most of them alike: what found no place finds none later, because places only get fewer.
+pub(super) fn wanted(offers: &[Offer<'_>], mut waiting: Vec<&Job>) -> HashMap<usize, String> {
+    waiting.sort_by_key(|job| job.number);
+    let mut left = Left::of(offers);
+    let mut hopeless: HashSet<Shape<'_>> = HashSet::new();
+    let mut taken: HashMap<usize, String> = HashMap::new();
+    for job in waiting {
+        if left.count == 0 {
+            break;
+        }
+        if hopeless.contains(&shape(job)) {
+            continue;
+        }
+        let Some(chosen) = left.for_job(job, offers) else {
+            hopeless.insert(shape(job));
+            continue;
+        };
+        for place in chosen {
+            left.take(place, &offers[place]);
+            taken.insert(place, format!("job {} of {}, which waits for it", job.number, job.user));
+        }
+    }
+    taken
+}
+
+fn fits(job: &Job, node: &NodeSeen) -> bool {
+    let named = |list: &[NodeName]| list.iter().any(|name| name.as_str() == node.name);
+    let partition = job.partitions.iter().any(|name| node.partitions.contains(name));
+    let place = (job.required.is_empty() || named(&job.required)) && !named(&job.excluded);
+    let size = job.gpus <= node.gpus && job.cpus <= node.cpus && job.memory <= node.memory;
+    partition && place && size && job.features.as_deref().is_none_or(|asked| has_features(asked, node))
+}
+
+/// `a&b` and `a|b` are compared; whatever else a constraint may say, a node that has the words may do.
+fn has_features(asked: &str, node: &NodeSeen) -> bool {
+    let has = |word: &str| node.features.iter().any(|feature| feature == word);
+    if asked.contains(['[', '(', '*', '!', '{']) {
+        return true;
+    }
+    asked.split('|').any(|all| all.split(['&', ',']).all(|word| has(word.trim())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue;
+
+    fn node(name: &str, features: &[&str]) -> NodeSeen {
+        NodeSeen {
+            name: name.to_owned(),
+            partitions: vec!["gpu".to_owned()],
+            features: features.iter().map(|feature| (*feature).to_owned()).collect(),
+            gpus: 8,
+            cpus: 96,
+            memory: 1_900_000,
+            ..NodeSeen::default()
+        }
+    }
+
+    /// Fields as `squeue` prints them, from the reason on.
+    struct Asked<'a> {
+        reason: &'a str,
+        nodes: &'a str,
+        count: &'a str,
+        gres: &'a str,
+        features: &'a str,
+    }
+
+    const ASKED: Asked<'static> =
+        Asked { reason: "Resources", nodes: "", count: "1", gres: "gres:gpu:8", features: "(null)" };
+
+    fn job(number: u64, asked: &Asked<'_>) -> Job {
+        let number = number.to_string();
+        let fields = [
+            "t",
+            &number,
+            "1000",
+            "alice",
+            "PENDING",
+            asked.reason,
+            "gpu",
+            "2026-11-15T22:58:02",
+            "N/A",
+            "N/A",
+            "",
+            asked.nodes,
+            "",
+            asked.count,
+            "1",
+            "0",
+            asked.gres,
+            "(null)",
+            asked.features,
+            "train",
+        ];
+        let jobs = queue::parse(&fields.join("\u{1f}"), "t");
+        jobs.into_iter().next().unwrap()
+    }
+
+    fn names(offers: &[Offer<'_>], jobs: &[Job]) -> Vec<String> {
+        let mut found: Vec<String> = wanted(offers, jobs.iter().filter(|job| waits(job)).collect())
+            .keys()
+            .map(|place| offers[*place].node.name.clone())
+            .collect();
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn a_job_gets_a_free_node_first_and_ours_only_if_there_is_no_other() {
+        let (a, b, c) = (node("a", &["h100"]), node("b", &["h100"]), node("c", &["h200"]));
+        let offers = [Offer { node: &a, ours: true }, Offer { node: &b, ours: false }, Offer { node: &c, ours: true }];
+        assert_eq!(names(&offers, &[job(1, &ASKED)]), ["b"]);
+        assert_eq!(names(&offers, &[job(1, &ASKED), job(2, &ASKED)]), ["a", "b"]);
+        assert_eq!(names(&offers, &[job(1, &Asked { features: "h200|h300", ..ASKED })]), ["c"]);
+        assert_eq!(names(&offers, &[job(1, &Asked { features: "h200&ib", ..ASKED })]), [""; 0]);
+        assert_eq!(names(&offers, &[job(1, &Asked { nodes: "a", ..ASKED })]), ["a"]);
+    }
+
+    #[test]
+    fn a_job_over_several_nodes_frees_ours_only_if_it_can_then_start() {
+        let (a, b) = (node("a", &[]), node("b", &[]));
+        let offers = [Offer { node: &a, ours: true }, Offer { node: &b, ours: false }];
+        assert_eq!(names(&offers, &[job(1, &Asked { count: "2", ..ASKED })]), ["a", "b"]);
+        assert_eq!(names(&offers, &[job(1, &Asked { count: "3", ..ASKED })]), [""; 0]);
+    }
+
+    #[test]
+    fn thousands_of_jobs_that_find_no_place_are_not_held_against_every_node() {
+        let nodes: Vec<NodeSeen> = (0..2000).map(|at| node(&format!("n{at}"), &[])).collect();
+        let offers: Vec<Offer<'_>> = nodes.iter().map(|node| Offer { node, ours: false }).collect();
+        let hopeless = job(1, &Asked { features: "h300", ..ASKED });
+        let fitting = job(2, &ASKED);
+        let jobs: Vec<Job> = (1..=20_000)
+            .map(|number| Job { number, ..hopeless.clone() })
+            .chain([Job { number: 30_000, ..fitting }])
+            .collect();
+        let began = std::time::Instant::now();
+        assert_eq!(names(&offers, &jobs), ["n0"]);
+        // Each against each took minutes in a build for tests.
+        assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_node_in_two_partitions_of_a_job_is_counted_once() {
+        let both = NodeSeen { partitions: vec!["gpu".to_owned(), "debug".to_owned()], ..node("a", &[]) };
+        let offers = [Offer { node: &both, ours: false }];
+        let partitions = vec!["gpu".to_owned(), "debug".to_owned()];
+        let two = Job { partitions: partitions.clone(), ..job(1, &Asked { count: "2", ..ASKED }) };
+        assert_eq!(names(&offers, &[two]), [""; 0]);
+        assert_eq!(names(&offers, &[Job { partitions, ..job(1, &ASKED) }]), ["a"]);
+    }
+
+    #[test]
+    fn only_a_job_that_could_run_and_finds_no_place_wants_a_node() {
+        let a = node("a", &[]);
+        let offers = [Offer { node: &a, ours: true }];
+        let of = |reason| names(&offers, &[job(1, &Asked { reason, ..ASKED })]).len();
+        for reason in [
+            "Resources",
+            "Priority",
+            "ReqNodeNotAvail, UnavailableNodes:a",
+            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions",
+        ] {
+            assert_eq!(of(reason), 1, "{reason}");
+        }
+        for reason in [
+            "JobHeldUser",
+            "JobHeldAdmin",
+            "Dependency",
+            "BeginTime",
+            "QOSMaxJobsPerUserLimit",
+            "None",
+            "Reservation",
+            "PartitionTimeLimit",
+            "Licenses",
+        ] {
+            assert_eq!(of(reason), 0, "{reason}");
+        }
+        assert_eq!(names(&offers, &[job(1, &Asked { gres: "gres:gpu:16", ..ASKED })]).len(), 0);
+        let reserved = Job { reservation: Some("monday".to_owned()), ..job(1, &ASKED) };
+        assert!(!waits(&reserved));
+    }
+}

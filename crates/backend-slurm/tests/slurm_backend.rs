@@ -1,0 +1,74 @@
+//! The Slurm backend on real Slurms of both generations, with real `doctor-node job` processes: the contract, runs on nodes that are
+//! drained, and users who come first.
+
+use doctor_backend::contract;
+
+#[path = "slurm_backend/acts.rs"]
+mod acts;
+#[path = "slurm_backend/killed.rs"]
+mod killed;
+#[path = "slurm_backend/looks.rs"]
+mod looks;
+#[path = "slurm_backend/stage.rs"]
+mod stage;
+#[path = "slurm_backend/users.rs"]
+mod users;
+
+use doctor_bed::slurm::Generation;
+
+use stage::Stage;
+
+/// A test that both generations pass.
+macro_rules! on_both {
+    ($($name:ident,)+) => {
+        mod debian12 {
+            $(#[test]
+            fn $name() {
+                super::$name(super::Generation::Debian12);
+            })+
+        }
+
+        mod debian13 {
+            $(#[test]
+            fn $name() {
+                super::$name(super::Generation::Debian13);
+            })+
+        }
+    };
+}
+
+on_both! {
+    the_contract_is_kept,
+    a_proving_run_on_a_drained_node_never_opens_it_to_users,
+    a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back,
+    a_node_that_does_not_come_back_from_a_reboot_stays_closed,
+    a_reset_runs_on_the_drained_node_and_leaves_it_drained,
+    a_node_that_is_set_down_is_drained_too,
+    the_users_come_first,
+    what_slurm_forgets_is_told_by_the_claim,
+    an_outage_of_the_controller_is_an_error_and_nothing_is_doubled,
+    several_nodes_are_one_job,
+    results_are_shown_on_the_node,
+    slurmrestd_tells_the_same,
+    a_node_that_is_powered_down_is_left_asleep,
+    killed_anywhere_the_node_is_never_open_to_users,
+}
+
+fn the_contract_is_kept(generation: Generation) {
+    let Some(stage) = Stage::new("the contract of backends", generation) else { return };
+    let backend = stage.open();
+    assert_eq!(contract::breaches(&backend, &stage), [], "broken rules");
+}
+
+use acts::{
+    a_node_that_does_not_come_back_from_a_reboot_stays_closed, a_node_that_is_set_down_is_drained_too,
+    a_proving_run_on_a_drained_node_never_opens_it_to_users,
+    a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back, a_reset_runs_on_the_drained_node_and_leaves_it_drained,
+    results_are_shown_on_the_node,
+};
+use killed::killed_anywhere_the_node_is_never_open_to_users;
+use looks::{a_node_that_is_powered_down_is_left_asleep, slurmrestd_tells_the_same};
+use users::{
+    an_outage_of_the_controller_is_an_error_and_nothing_is_doubled, several_nodes_are_one_job, the_users_come_first,
+    what_slurm_forgets_is_told_by_the_claim,
+};

@@ -1,0 +1,127 @@
+//! A controller that is killed between any two things that it tells Slurm: the node is closed to users, and its successor gets on.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use doctor_backend::{Backend, BackendError, Change, NodeOp, contract::Length};
+use doctor_backend_slurm::{SlurmBackend, SlurmConfig};
+use doctor_bed::slurm::Generation;
+use doctor_core::{
+    ids::IdSource,
+    node::{MarkKind, OurMark},
+    run::JobSeen,
+};
+
+use crate::stage::{Stage, has, node, run_id, seen, wait, wait_job};
+
+const NODE: &str = "node2";
+const MAINTENANCE: OurMark = OurMark { kind: MarkKind::Maintenance, case: None };
+const UNHEALTHY: OurMark = OurMark { kind: MarkKind::Unhealthy, case: None };
+
+/// Where in what it tells Slurm a controller is killed.
+#[derive(Debug, Clone, Copy)]
+struct Killed {
+    /// At so many changes.
+    at: usize,
+    /// The last of them has happened.
+    after: bool,
+}
+
+/// Slurm's programs, of which those that change something end as if nobody had lived to hear of it.
+fn programs(stage: &Stage, killed: Killed) -> PathBuf {
+    let real = stage.config.programs.as_ref().unwrap();
+    let folder = stage.data(&format!("killed-{}-{}", killed.at, killed.after));
+    fs::create_dir_all(&folder).unwrap();
+    let count = folder.join("count");
+    fs::write(&count, "").unwrap();
+    for name in ["scontrol", "squeue", "sbatch", "scancel"] {
+        let path = folder.join(name);
+        fs::write(&path, script(&real.join(name), &count, name, killed)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    folder
+}
+
+fn script(real: &Path, count: &Path, name: &str, Killed { at, after }: Killed) -> String {
+    let (real, count) = (real.display(), count.display());
+    let reads = if name == "squeue" { "*" } else { "show" };
+    let last = if after { format!("{real} \"$@\" >&2;") } else { String::new() };
+    format!(
+        "#!/bin/sh\ncase \"$1\" in {reads}) exec {real} \"$@\" ;; esac\necho x >> {count}\n\
+         if [ \"$(wc -l < {count})\" -ge {at} ]; then {last} echo 'Socket timed out' >&2; exit 1; fi\nexec {real} \"$@\"\n"
+    )
+}
+
+struct Hands {
+    ids: IdSource,
+}
+
+impl Hands {
+    fn apply(&mut self, backend: &SlurmBackend, what: Change) -> Result<(), BackendError> {
+        backend.apply(&node(NODE), &NodeOp { op: self.ids.op(), what })
+    }
+}
+
+/// Everything of a proving run, to where it is killed. Says whether it got to the end.
+fn prove(stage: &Stage, killed: Killed, hands: &mut Hands, number: u64) -> bool {
+    let config = SlurmConfig { programs: Some(programs(stage, killed)), ..stage.config.clone() };
+    let (backend, run) = (stage.open_with(config), run_id(number));
+    let submitted = backend.submit(&Stage::request(run, &[NODE], Length::Endless));
+    let begun = submitted.is_ok() && backend.cancel(run).is_ok();
+    let mut tidied = || {
+        wait_job(&backend, run, "the end of the run", |seen| matches!(seen, JobSeen::Ended { .. }));
+        let mut apply = || hands.apply(&backend, Change::Unmark(MAINTENANCE));
+        // What is still ending is asked for again; what was killed is not there to ask.
+        wait("the reservation to go", || match apply() {
+            Err(error) if error.text.contains("is in use") => Err(error.to_string()),
+            other => Ok(other),
+        })
+        .is_ok()
+    };
+    let ended = begun && tidied();
+    // A successor finds what is there. Whatever it is, users wait.
+    assert!(!stage.is_open_to_users(NODE), "killed at {killed:?}");
+    stage.open().cancel(run).unwrap();
+    ended
+}
+
+pub(crate) fn killed_anywhere_the_node_is_never_open_to_users(generation: Generation) {
+    let Some(stage) = Stage::new("killed controllers", generation) else { return };
+    let successor = stage.open();
+    let mut hands = Hands { ids: IdSource::new(run_id(0).number()) };
+    hands.apply(&successor, Change::Mark(UNHEALTHY)).unwrap();
+    hands.apply(&successor, Change::Drain).unwrap();
+    let (mut number, mut steps) = (1, 0);
+    'steps: for at in 1.. {
+        assert!(at < 20, "it ends some time");
+        for after in [false, true] {
+            let killed = Killed { at, after };
+            if prove(&stage, killed, &mut hands, number) {
+                break 'steps;
+            }
+            (number, steps) = (number + 1, steps + 1);
+            assert!(
+                has(&successor, NODE, MarkKind::Unhealthy) && has(&successor, NODE, MarkKind::Cordon),
+                "{killed:?}"
+            );
+            if has(&successor, NODE, MarkKind::Maintenance) {
+                wait("what was left to be tidied", || {
+                    hands.apply(&successor, Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string())
+                });
+            }
+            assert!(!stage.is_open_to_users(NODE), "tidied after {killed:?}");
+            let left = stage.slurm.run("scontrol", &["show", "reservation", "-o"]).unwrap();
+            assert!(!left.contains("ReservationName=doctor-"), "{killed:?}: {left}");
+        }
+    }
+    assert!(steps >= 14, "reserved, flagged, resumed, submitted, cancelled, noted, drained, deleted: {steps}");
+    hands.apply(&successor, Change::Undrain).unwrap();
+    hands.apply(&successor, Change::Unmark(UNHEALTHY)).unwrap();
+    assert!(seen(&successor, NODE).node.marks.ours.is_empty());
+    wait("the node to take users", || {
+        stage.is_open_to_users(NODE).then_some(()).ok_or_else(|| stage.slurm.node_state(NODE).unwrap())
+    });
+}

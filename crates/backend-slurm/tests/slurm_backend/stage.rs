@@ -1,0 +1,276 @@
+//! A Slurm with the backend beside it, and what the contract asks of a bed.
+
+use std::{
+    cell::Cell,
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use doctor_backend::{
+    Backend, JobOutput, JobRequest, SeenNode,
+    clock::{Clock, SystemClock},
+    contract::{Bed, Length, Wanted},
+};
+use doctor_backend_slurm::{SlurmBackend, SlurmConfig};
+use doctor_bed::{
+    programs::doctor_node,
+    slurm::{BedError, Daemon, Generation, Layout, Slurm},
+};
+use doctor_checks::{document::RunKey, proc_stat::ProcStat};
+use doctor_core::{
+    ids::{NodeName, RunId, TestId},
+    node::{MarkKind, Occupancy},
+    run::{JobSeen, NonEmpty},
+    time::{Span, Timestamp},
+};
+use tempfile::TempDir;
+
+pub(crate) const KEY: RunKey = RunKey::new([7; 32]);
+/// A policy with a test that goes on for longer than any of these tests.
+const POLICY: &str = "[tests.endless.params]\ncommand = [\"/bin/sleep\", \"600\"]\ntimeout = \"20m\"\n";
+/// For what Slurm does by itself.
+const PATIENCE: Duration = Duration::from_secs(240);
+const PAUSE: Duration = Duration::from_millis(100);
+
+pub(crate) struct Stage {
+    pub(crate) slurm: Slurm,
+    pub(crate) config: SlurmConfig,
+    directory: TempDir,
+    /// A user's job on the contract's node.
+    user: Cell<Option<u32>>,
+}
+
+impl Stage {
+    /// `None`: there is no such Slurm here, and that was said.
+    pub(crate) fn new(what: &str, generation: Generation) -> Option<Self> {
+        Self::with(what, &Layout { generation, nodes: 3, ..Layout::default() })
+    }
+
+    pub(crate) fn with(what: &str, layout: &Layout) -> Option<Self> {
+        let slurm = match Slurm::start(layout) {
+            Ok(slurm) => slurm,
+            Err(why @ BedError::NotThere { .. }) => {
+                why.not_run(what);
+                return None;
+            }
+            Err(other) => panic!("{other}"),
+        };
+        // In the folder of the Slurm, where its own root has it too.
+        let directory = tempfile::tempdir_in(slurm.conf().parent().unwrap()).unwrap();
+        fs::write(directory.path().join("policy.toml"), POLICY).unwrap();
+        fs::create_dir(directory.path().join("data")).unwrap();
+        let program = directory.path().join("doctor-node");
+        fs::copy(doctor_node(), &program).unwrap();
+        let config = SlurmConfig {
+            programs: Some(slurm.programs().to_owned()),
+            slurm_conf: Some(slurm.conf()),
+            doctor_node: program,
+            node_state: directory.path().join("state"),
+            reset: vec!["true".to_owned()],
+            ..SlurmConfig::default()
+        };
+        Some(Self { slurm, config, directory, user: Cell::new(None) })
+    }
+
+    pub(crate) fn open(&self) -> SlurmBackend {
+        self.open_with(self.config.clone())
+    }
+
+    pub(crate) fn open_with(&self, config: SlurmConfig) -> SlurmBackend {
+        let at = |name: &str| self.directory.path().join(name);
+        SlurmBackend::open(config, &at("data"), Some(&at("policy.toml"))).unwrap()
+    }
+
+    pub(crate) fn data(&self, path: &str) -> PathBuf {
+        self.directory.path().join("data").join(path)
+    }
+
+    pub(crate) fn request(run: RunId, nodes: &[&str], length: Length) -> JobRequest {
+        let test = match length {
+            Length::Short => "memory",
+            Length::Endless => "endless",
+        };
+        let output = |name: &&str| JobOutput {
+            node: node(name),
+            logs: vec![format!("{test}/{name}/{run}.log").into()],
+            document: format!("{test}/{name}/{run}.json").into(),
+        };
+        JobRequest {
+            run,
+            nodes: NonEmpty::new(nodes.iter().map(|name| node(name)).collect()).unwrap(),
+            tests: NonEmpty::one(TestId::new(test).unwrap()),
+            limit: Span::minutes(10),
+            key: KEY,
+            outputs: nodes.iter().map(output).collect(),
+        }
+    }
+
+    /// Whether a job that anybody may submit starts on the node, or waits.
+    pub(crate) fn is_open_to_users(&self, node: &str) -> bool {
+        let job =
+            self.slurm.submit(&["--nodelist", node, "--job-name=probe", "--time=1", "--wrap=exec sleep 60"]).unwrap();
+        // The scheduler tries a job when it comes; what it says then is its answer.
+        let mut state = String::new();
+        for _ in 0..8 {
+            state = self.slurm.job_state(job).unwrap();
+            if state != "PENDING" {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        self.slurm.run("scancel", &[&job.to_string()]).unwrap();
+        self.slurm.wait_for_job(job, "CANCELLED").unwrap();
+        state != "PENDING"
+    }
+}
+
+pub(crate) fn node(name: &str) -> NodeName {
+    NodeName::new(name).unwrap()
+}
+
+pub(crate) fn run_id(number: u64) -> RunId {
+    // Born now, so that nothing takes it for an old one.
+    RunId::from_number((u64::try_from(SystemClock.now().millis()).unwrap() << 21) | number)
+}
+
+/// Looks until it is so.
+pub(crate) fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
+    let began = Instant::now();
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(seen) => assert!(began.elapsed() < PATIENCE, "waited in vain for {what}: {seen}"),
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+pub(crate) fn seen(backend: &dyn Backend, name: &str) -> SeenNode {
+    let nodes = backend.snapshot().unwrap();
+    nodes.into_iter().find(|seen| seen.node.name.as_str() == name).unwrap()
+}
+
+pub(crate) fn has(backend: &dyn Backend, name: &str, kind: MarkKind) -> bool {
+    seen(backend, name).node.marks.has_ours(kind)
+}
+
+pub(crate) fn wait_free(backend: &dyn Backend, name: &str) {
+    wait("the node to be free", || match &seen(backend, name).node.occupancy {
+        Occupancy::Free => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+}
+
+pub(crate) fn job(backend: &dyn Backend, run: RunId) -> JobSeen {
+    backend.poll(&[run]).unwrap().remove(0).seen
+}
+
+pub(crate) fn wait_job(backend: &dyn Backend, run: RunId, what: &str, is: impl Fn(&JobSeen) -> bool) -> JobSeen {
+    wait(what, || {
+        let seen = job(backend, run);
+        if is(&seen) { Ok(seen) } else { Err(format!("{seen:?}")) }
+    })
+}
+
+const NODE: &str = "node1";
+
+impl Bed for Stage {
+    fn now(&self) -> Timestamp {
+        SystemClock.now()
+    }
+
+    fn node(&self) -> NodeName {
+        node(NODE)
+    }
+
+    fn occupy(&self, name: &NodeName, wanted: Wanted) {
+        if let Some(job) = self.user.take() {
+            self.slurm.run("scancel", &[&job.to_string()]).unwrap();
+            self.slurm.wait_for_job(job, "CANCELLED").unwrap();
+        }
+        let state = self.slurm.node_state(NODE).unwrap();
+        if state.starts_with("DOWN") {
+            self.slurm.run("scontrol", &["update", "nodename=node1", "state=resume"]).unwrap();
+        }
+        match wanted {
+            // Not at once: what an ending job leaves, and what a resume shows for a moment.
+            Wanted::Free => self
+                .slurm
+                .wait_for_node(NODE, "idle", |state| {
+                    state.starts_with("IDLE") && !state.contains("NOT_RESPONDING") && !state.contains("COMPLETING")
+                })
+                .unwrap(),
+            Wanted::Busy => {
+                let job =
+                    self.slurm.submit(&["--nodelist", name.as_str(), "--gres=gpu:1", "--wrap=exec sleep 600"]).unwrap();
+                self.slurm.wait_for_job(job, "RUNNING").unwrap();
+                self.user.set(Some(job));
+            }
+            Wanted::Unknown => {
+                self.slurm.run("scontrol", &["update", "nodename=node1", "state=down", "reason=moved"]).unwrap();
+            }
+        }
+    }
+
+    fn mark_by_somebody_else(&self, name: &NodeName, there: bool) {
+        let drained = self.slurm.node_state(name.as_str()).unwrap().contains("DRAIN");
+        let words: &[&str] = if there { &["state=drain", "reason=fan noise"] } else { &["state=resume"] };
+        if there || drained {
+            self.slurm.run("scontrol", &[&["update", "nodename=node1"], words].concat()).unwrap();
+        }
+    }
+
+    fn job(&self, run: RunId, length: Length) -> JobRequest {
+        Self::request(run, &[NODE], length)
+    }
+
+    fn jobs_started(&self, run: RunId) -> usize {
+        let name = format!("--name=doctor-{run}");
+        let listed = self.slurm.run("squeue", &["--noheader", "--states=all", "--format=%A", &name]).unwrap();
+        listed.lines().count()
+    }
+
+    /// The node goes away under it, and comes back without it.
+    fn lose(&self, run: RunId) {
+        let daemon = Daemon::Node(NODE);
+        self.slurm.kill(daemon).unwrap();
+        // Who watches over it goes first: else it would still say how the job ended.
+        let jobs = processes_with(&run.to_string());
+        for pid in jobs.iter().filter_map(|pid| parent(*pid)).chain(jobs.clone()) {
+            if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+                // It may have ended by itself in this moment.
+                let _gone = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+        self.slurm.wait_for_node(NODE, "down", |state| state.starts_with("DOWN")).unwrap();
+        self.slurm.restart(daemon).unwrap();
+        self.slurm.wait_for_node(NODE, "idle", |state| state.starts_with("IDLE")).unwrap();
+    }
+
+    fn let_time_pass(&self) {
+        std::thread::sleep(PAUSE);
+    }
+
+    fn restarted(&self) -> Option<Box<dyn Backend>> {
+        Some(Box::new(self.open()))
+    }
+}
+
+/// The step daemon that started this process.
+fn parent(pid: u32) -> Option<u32> {
+    let stat = ProcStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+    let line = fs::read(format!("/proc/{}/cmdline", stat.parent)).unwrap_or_default();
+    String::from_utf8_lossy(&line).starts_with("slurmstepd").then_some(stat.parent)
+}
+
+/// Processes of this machine that have this in their command line.
+fn processes_with(argument: &str) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let has_it = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(argument)
+    };
+    pids.filter(has_it).collect()
+}

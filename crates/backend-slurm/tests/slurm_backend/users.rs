@@ -1,0 +1,130 @@
+//! Users and their jobs come first; and what a run's job leaves when Slurm, or a controller, goes away under it.
+
+use std::time::Duration;
+
+use doctor_backend::{Backend, Effect, contract::Length};
+use doctor_bed::slurm::{Daemon, Generation, Layout};
+use doctor_checks::document::Document;
+use doctor_core::{
+    node::Occupancy,
+    run::{JobEnd, JobSeen},
+    time::{Span, Timestamp},
+};
+
+use crate::stage::{KEY, Stage, job, run_id, seen, wait, wait_free, wait_job};
+
+fn occupancy(backend: &dyn Backend, name: &str) -> Occupancy {
+    seen(backend, name).node.occupancy.clone()
+}
+
+pub(crate) fn the_users_come_first(generation: Generation) {
+    let Some(stage) = Stage::new("users' jobs", generation) else { return };
+    let backend = stage.open();
+    // Two nodes are taken; on the third one of ours runs.
+    let user = |wrap: &str, node: &str| {
+        stage.slurm.submit(&["--exclusive", "--nodelist", node, "--job-name=train|1", wrap]).unwrap()
+    };
+    let first = user("--wrap=exec sleep 600", "node1");
+    let failing = stage.slurm.submit(&["--nodelist=node3", "--wrap=exit 3"]).unwrap();
+    stage.slurm.wait_for_job(failing, "FAILED").unwrap();
+    let second = user("--wrap=exec sleep 600", "node3");
+    for job in [first, second] {
+        stage.slurm.wait_for_job(job, "RUNNING").unwrap();
+    }
+    assert_eq!(occupancy(&backend, "node1"), Occupancy::Busy { by: format!("job {first} of root").into() });
+    let run = run_id(1);
+    backend.submit(&Stage::request(run, &["node2"], Length::Endless)).unwrap();
+    wait_job(&backend, run, "the run", |seen| matches!(seen, JobSeen::Running { .. }));
+    wait_free(&backend, "node2");
+
+    // A held job wants nothing, one that could run wants the node that is ours.
+    let held = stage.slurm.submit(&["--hold", "--gres=gpu:8", "--wrap=true"]).unwrap();
+    wait_free(&backend, "node2");
+    let waiting = stage.slurm.submit(&["--gres=gpu:8", "--time=5", "--wrap=exec sleep 600"]).unwrap();
+    wait("the node to be wanted", || match occupancy(&backend, "node2") {
+        Occupancy::Busy { by } if by.contains(&format!("job {waiting} of root")) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    backend.cancel(run).unwrap();
+    stage.slurm.wait_for_job(waiting, "RUNNING").unwrap();
+    let ended = wait_job(&backend, run, "the end of the run", |seen| matches!(seen, JobSeen::Ended { .. }));
+    assert!(matches!(ended, JobSeen::Ended { how: JobEnd::Killed, started: Some(_), .. }), "{ended:?}");
+    let text = std::fs::read(stage.data(&format!("endless/node2/{run}.json"))).unwrap();
+    assert_eq!(Document::open(&text, &KEY).unwrap().run, run, "what it had it signed");
+    stage.slurm.run("scancel", &[&held.to_string()]).unwrap();
+
+    // The job that failed is told, with its node.
+    let failed = backend.failed_work(Timestamp::from_secs(0)).unwrap();
+    let told: Vec<String> =
+        failed.iter().map(|one| format!("{} {} {:?}", one.work.id, one.work.how, one.nodes)).collect();
+    assert_eq!(told, [format!("slurm/{failing} exit code 3 [node3]")]);
+}
+
+pub(crate) fn what_slurm_forgets_is_told_by_the_claim(generation: Generation) {
+    let layout = Layout { generation, nodes: 2, min_job_age: Duration::from_secs(2), ..Layout::default() };
+    let Some(stage) = Stage::with("forgotten jobs", &layout) else { return };
+    let backend = stage.open();
+    let run = run_id(1);
+    let request = Stage::request(run, &["node1"], Length::Short);
+    backend.submit(&request).unwrap();
+    let ended = |seen: &JobSeen| matches!(seen, JobSeen::Ended { how: JobEnd::Exited, started: Some(_), .. });
+    wait_job(&backend, run, "the end", ended);
+    let name = format!("--name=doctor-{run}");
+    wait("Slurm to forget it", || {
+        let listed = stage.slurm.run("squeue", &["--noheader", "--states=all", &name]).unwrap();
+        listed.trim().is_empty().then_some(()).ok_or(listed)
+    });
+    assert!(ended(&job(&backend, run)), "{:?}", job(&backend, run));
+    // Asked for again, it is not run again: it is another controller that asks, and Slurm knows nothing.
+    stage.open().submit(&request).unwrap();
+    let listed = stage.slurm.run("squeue", &["--noheader", "--states=all", &name]).unwrap();
+    assert_eq!(listed.trim(), "");
+}
+
+pub(crate) fn an_outage_of_the_controller_is_an_error_and_nothing_is_doubled(generation: Generation) {
+    let Some(stage) = Stage::new("outages", generation) else { return };
+    let mut config = stage.config.clone();
+    config.deadline = Span::from_secs(3);
+    let backend = stage.open_with(config);
+    let run = run_id(1);
+    let request = Stage::request(run, &["node1"], Length::Endless);
+    backend.submit(&request).unwrap();
+    let before = wait_job(&backend, run, "the run", |seen| matches!(seen, JobSeen::Running { .. }));
+    // In order: one that is killed has forgotten the last seconds, and starts the job once more.
+    stage.slurm.stop(Daemon::Controller).unwrap();
+    assert_eq!(backend.snapshot().unwrap_err().effect, Effect::NoneTryAgain);
+    assert!(backend.poll(&[run]).is_err());
+    assert!(backend.submit(&request).is_err());
+    stage.slurm.restart(Daemon::Controller).unwrap();
+    // Right after its start the nodes are unknown, never free.
+    wait_free(&backend, "node1");
+    assert_eq!(job(&backend, run), before);
+    backend.submit(&request).unwrap();
+    let name = format!("--name=doctor-{run}");
+    let count =
+        || stage.slurm.run("squeue", &["--noheader", "--states=all", "--format=%A", &name]).unwrap().lines().count();
+    assert_eq!(count(), 1);
+
+    stage.slurm.stop(Daemon::Munge).unwrap();
+    let error = backend.snapshot().unwrap_err();
+    assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
+    stage.slurm.restart(Daemon::Munge).unwrap();
+    wait_free(&backend, "node1");
+    assert_eq!((count(), job(&backend, run)), (1, before));
+}
+
+pub(crate) fn several_nodes_are_one_job(generation: Generation) {
+    let Some(stage) = Stage::new("jobs over several nodes", generation) else { return };
+    let backend = stage.open();
+    let run = run_id(1);
+    backend.submit(&Stage::request(run, &["node1", "node3"], Length::Short)).unwrap();
+    let ended = wait_job(&backend, run, "the run", |seen| matches!(seen, JobSeen::Ended { .. }));
+    assert!(matches!(ended, JobSeen::Ended { how: JobEnd::Exited, .. }), "{ended:?}");
+    for name in ["node1", "node3"] {
+        let text = std::fs::read(stage.data(&format!("memory/{name}/{run}.json"))).unwrap();
+        assert_eq!(Document::open(&text, &KEY).unwrap().node.as_str(), name);
+    }
+    let name = format!("--name=doctor-{run}");
+    let listed = stage.slurm.run("squeue", &["--noheader", "--states=all", "--format=%D", &name]).unwrap();
+    assert_eq!(listed.trim(), "2");
+}

@@ -1,0 +1,251 @@
+//! What a command on a host printed, cut out of everything else that comes over the connection.
+//!
+//! A login may print a greeting before, `ssh` may complain at any time, and how `ssh` ends says nothing about the command (255 may
+//! be its own, the command's, or a signal's). So the host prints a line before and a line after that nobody else knows, and the
+//! second one carries the command's exit code. Without it the command has not ended, whatever `ssh` says.
+//!
+//! Between its first line and the command the host waits for a word of ours, which is sent when that line was heard. So without the first
+//! line it is certain that the command was not begun, whatever became of the connection.
+
+use std::{fs::File, io::Write as _};
+
+use doctor_backend::limited::Listen;
+
+/// Of what comes before the command begins.
+const MOST_NOISE: usize = 16 * 1024;
+
+/// The word that the host waits for.
+pub(super) const GO: &str = "go";
+
+/// One stream of a connection, as it comes in. It keeps no more than it was allowed to.
+#[derive(Debug)]
+pub struct Between {
+    /// The word and the line's end.
+    begin: Vec<u8>,
+    end: Vec<u8>,
+    most: usize,
+    /// Where the command's words go, instead of being kept here.
+    file: Option<File>,
+    /// Not yet told apart.
+    pending: Vec<u8>,
+    place: Place,
+    heard: Heard,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Before,
+    Inside,
+    AtTheEnd,
+    After,
+}
+
+/// What one stream brought.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// What came before: greetings, and complaints of `ssh`.
+    pub noise: Vec<u8>,
+    pub begun: bool,
+    pub text: Vec<u8>,
+    /// Bytes that were kept, here or in a file.
+    pub kept: usize,
+    /// Why not all of it is in the file.
+    pub unwritten: Option<String>,
+    /// Bytes of the command's that were too many to be kept.
+    pub left_out: u64,
+    /// How the command ended, if it did.
+    pub code: Option<i32>,
+}
+
+impl Between {
+    /// `word` is one that nobody can guess.
+    pub fn new(word: &str, most: usize) -> Self {
+        Self {
+            begin: format!("{word} begin\n").into_bytes(),
+            end: format!("\n{word} end ").into_bytes(),
+            most,
+            file: None,
+            pending: Vec::new(),
+            place: Place::Before,
+            heard: Heard::default(),
+        }
+    }
+
+    /// What the command prints goes into this file.
+    pub(super) fn into_file(word: &str, most: usize, file: File) -> Self {
+        Self { file: Some(file), ..Self::new(word, most) }
+    }
+
+    /// What a shell prints before and after, on both of its streams; `$R` is the exit code. It begins when it hears [`GO`].
+    pub(super) fn around(word: &str, run: &str) -> String {
+        format!(
+            "echo {word} begin; echo {word} begin >&2; IFS= read -r G; [ \"$G\" = {GO} ] || exit 0; {run}; R=$?; \
+             printf \"\\n%s end %s\\n\" {word} $R; printf \"\\n%s end %s\\n\" {word} $R >&2; exit 0"
+        )
+    }
+
+    /// What was heard until now.
+    pub fn into_heard(mut self) -> Heard {
+        let rest = std::mem::take(&mut self.pending);
+        match self.place {
+            Place::Before => self.make_noise(&rest),
+            Place::Inside => self.keep(&rest),
+            // A line that was cut off is no answer.
+            Place::AtTheEnd | Place::After => {}
+        }
+        self.heard
+    }
+
+    fn make_noise(&mut self, bytes: &[u8]) {
+        let room = MOST_NOISE.saturating_sub(self.heard.noise.len());
+        self.heard.noise.extend(&bytes[..bytes.len().min(room)]);
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        let room = self.most.saturating_sub(self.heard.kept);
+        let kept = bytes.len().min(room);
+        match &mut self.file {
+            None => self.heard.text.extend(&bytes[..kept]),
+            Some(file) if self.heard.unwritten.is_none() => {
+                self.heard.unwritten = file.write_all(&bytes[..kept]).err().map(|error| error.to_string());
+            }
+            Some(_) => {}
+        }
+        self.heard.kept += kept;
+        self.heard.left_out += (bytes.len() - kept) as u64;
+    }
+
+    /// Tells the next piece apart. Whether more can be told without hearing more.
+    fn step(&mut self) -> bool {
+        let mark = match self.place {
+            Place::Before => &self.begin,
+            Place::Inside => &self.end,
+            Place::AtTheEnd => return self.read_code(),
+            Place::After => {
+                self.pending.clear();
+                return false;
+            }
+        };
+        let (found, length) = (find(&self.pending, mark), mark.len());
+        // Without the mark, all but its possible beginning is told apart.
+        let upto = found.unwrap_or_else(|| self.pending.len().saturating_sub(length - 1));
+        let told: Vec<u8> = self.pending.drain(..upto).collect();
+        let inside = self.place == Place::Inside;
+        if inside {
+            self.keep(&told);
+        } else {
+            self.make_noise(&told);
+        }
+        if found.is_some() {
+            self.pending.drain(..length);
+            self.place = if inside { Place::AtTheEnd } else { Place::Inside };
+            self.heard.begun = true;
+        }
+        found.is_some()
+    }
+
+    fn read_code(&mut self) -> bool {
+        /// No exit code has more digits.
+        const LONGEST: usize = 8;
+        let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') else {
+            if self.pending.len() > LONGEST {
+                self.place = Place::After;
+            }
+            return false;
+        };
+        let digits = std::str::from_utf8(&self.pending[..end]).ok().filter(|digits| digits.len() <= LONGEST);
+        self.heard.code = digits.and_then(|digits| digits.parse().ok()).filter(|code| (0..=255).contains(code));
+        self.place = Place::After;
+        true
+    }
+}
+
+impl Listen for Between {
+    fn hear(&mut self, part: &[u8]) {
+        self.pending.extend(part);
+        while self.step() {}
+    }
+
+    fn may_answer(&self) -> bool {
+        self.place != Place::Before
+    }
+
+    fn is_over(&self) -> bool {
+        self.place == Place::After
+    }
+}
+
+fn find(bytes: &[u8], mark: &[u8]) -> Option<usize> {
+    bytes.windows(mark.len()).position(|window| window == mark)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WORD: &str = "doctor-5eed";
+
+    fn heard(text: &[u8], most: usize, piece: usize) -> Heard {
+        let mut between = Between::new(WORD, most);
+        text.chunks(piece.max(1)).for_each(|part| between.hear(part));
+        between.into_heard()
+    }
+
+    fn whole(before: &str, inside: &str, code: &str) -> Vec<u8> {
+        format!("{before}{WORD} begin\n{inside}\n{WORD} end {code}\n").into_bytes()
+    }
+
+    #[test]
+    fn what_the_command_printed_is_told_from_what_came_around_it() {
+        let said = heard(&whole("Welcome!\n", "one\ntwo", "3"), 100, 7);
+        assert_eq!(
+            (said.noise.as_slice(), said.text.as_slice(), said.code),
+            (&b"Welcome!\n"[..], &b"one\ntwo"[..], Some(3))
+        );
+        let nothing = heard(&whole("", "", "255"), 100, 100);
+        assert_eq!((nothing.text.len(), nothing.code, nothing.begun), (0, Some(255), true));
+    }
+
+    #[test]
+    fn without_the_last_line_it_has_not_ended() {
+        let text = whole("", "well", "0");
+        for cut in 1..text.len() {
+            let said = heard(&text[..cut], 100, 5);
+            assert_eq!(said.code, None, "{cut} bytes");
+        }
+        assert!(!heard(b"ssh: connect to host x port 22: Connection refused\n", 100, 9).begun);
+    }
+
+    #[test]
+    fn a_command_cannot_say_how_it_ended_itself() {
+        let forged = whole("", "\ndoctor-0000 end 0\nfailing", "1");
+        assert_eq!(heard(&forged, 100, 3).code, Some(1));
+        for code in ["", "abc", "-1", "256", "99999999999", "0000000000000"] {
+            assert_eq!(heard(&whole("", "x", code), 100, 3).code, None, "{code}");
+        }
+    }
+
+    #[test]
+    fn too_much_is_counted_and_not_kept_and_the_end_is_heard_all_the_same() {
+        let said = heard(&whole("", &"x".repeat(1000), "0"), 64, 100);
+        assert_eq!((said.text.len(), said.left_out, said.code), (64, 936, Some(0)));
+        assert!(heard(&[b'n'; 100_000], 64, 4096).noise.len() <= MOST_NOISE);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_in_whatever_pieces_it_reads_the_same_and_keeps_no_more_than_allowed(
+            before in "[a-c\n]{0,20}", inside in "([a-c\n]|doctor-5eed|begin|end| ){0,20}", piece in 1..40usize, code in 0..256i32,
+        ) {
+            let text = whole(&before, &inside, &code.to_string());
+            let said = heard(&text, 10, piece);
+            prop_assert_eq!(&said, &heard(&text, 10, text.len()));
+            prop_assert!(said.text.len() <= 10);
+            if !inside.contains(WORD) {
+                prop_assert_eq!(said.code, Some(code));
+                prop_assert_eq!(said.text.len() as u64 + said.left_out, inside.len() as u64);
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The backend itself: asks many hosts at once and keeps nothing but which run is where, and what a host said last.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use doctor_backend::{
+    Backend, BackendError, Effect, JobRequest, NodeOp, PolledJob, SeenNode,
+    clock::{Clock, SystemClock},
+};
+use doctor_core::{
+    ids::{JobId, NodeName, OpId, RunId},
+    node::{Hardware, Marks, Node, Occupancy},
+    snapshot::Caps,
+};
+use doctor_host::{
+    marks::MarkChange,
+    occupancy::occupancy,
+    protocol::{Ask, Look, Said, Wanted},
+    reports::Reported,
+};
+
+use super::{
+    config::SshConfig,
+    hosts::Host,
+    install::{Asker, NoAnswer},
+    records::Records,
+};
+
+#[derive(Debug)]
+pub struct SshBackend {
+    pub(super) config: SshConfig,
+    pub(super) asker: Asker,
+    pub(super) records: Records,
+    /// The policy that jobs are given.
+    pub(super) policy: Option<PathBuf>,
+    pub(super) hosts: Mutex<BTreeMap<NodeName, Host>>,
+    /// What hosts said last, for when they say nothing.
+    last: Mutex<BTreeMap<NodeName, Last>>,
+    /// Logs of runs that have ended, until the run is asked about no more.
+    pub(super) logs: Mutex<BTreeMap<(RunId, NodeName), String>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Last {
+    /// Absent: it has never said.
+    marks: Option<Marks>,
+    jobs: Vec<RunId>,
+    boot_id: Option<String>,
+    /// It has not answered since.
+    silent: bool,
+}
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SshBackend {
+    /// `policy` is the site's policy file. Whether hosts answer is told by the first snapshot.
+    ///
+    /// # Errors
+    /// If the settings are wrong, there is no program to carry to hosts, or our own files cannot be read.
+    pub fn open(config: SshConfig, policy: Option<&Path>) -> Result<Self, BackendError> {
+        const OPEN: &str = "open the SSH backend";
+        let refuse = |text: String| refused(OPEN, text);
+        config.check().map_err(|error| refuse(error.to_string()))?;
+        let hosts = config.read_hosts().map_err(|error| refuse(error.to_string()))?;
+        let sockets = config.state.join("c");
+        let file = |error: io::Error| refuse(format!("{}: {error}", config.state.display()));
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&sockets).map_err(file)?;
+        let records = Records::open(&config.state, SystemClock.now()).map_err(file)?;
+        let asker = Asker::new(&config, Some(&sockets)).map_err(refuse)?;
+        Ok(Self {
+            config,
+            asker,
+            records,
+            policy: policy.map(Path::to_owned),
+            hosts: Mutex::new(by_name(hosts)),
+            last: Mutex::default(),
+            logs: Mutex::default(),
+        })
+    }
+
+    pub(super) fn host(&self, operation: &'static str, node: &NodeName) -> Result<Host, BackendError> {
+        let found = locked(&self.hosts).get(node).cloned();
+        found.ok_or_else(|| refused(operation, format!("there is no host {node}; see `hostfile` or `hosts`")))
+    }
+
+    pub(super) fn all(&self) -> Vec<Host> {
+        locked(&self.hosts).values().cloned().collect()
+    }
+
+    /// What counts as use of a host, and these runs.
+    pub(super) fn wanted(&self, runs: Vec<RunId>) -> Wanted {
+        Wanted { runs, locks: self.config.locks.clone(), bystanders: self.config.bystanders.clone() }
+    }
+
+    /// A host has done this to its mark: so it is known if it says nothing more.
+    pub(super) fn note(&self, node: &NodeName, change: &MarkChange) {
+        let mut all = locked(&self.last);
+        let Some(marks) = all.get_mut(node).and_then(|last| last.marks.as_mut()) else { return };
+        let (kind, set) = match change {
+            MarkChange::Mark(mark) => (mark.kind, Some(mark.clone())),
+            MarkChange::Unmark(kind) => (*kind, None),
+        };
+        marks.ours.retain(|mark| mark.kind != kind);
+        marks.ours.extend(set);
+    }
+
+    /// One look at a host, with these runs. `Err` says why it could not be looked at.
+    pub(super) fn look(&self, host: &Host, runs: Vec<RunId>) -> Result<Look, String> {
+        match self.asker.ask(host, &Ask::Look(self.wanted(runs)), Duration::ZERO) {
+            Ok(Said::Looked(look)) => Ok(*look),
+            Ok(Said::Failed { text }) => Err(text),
+            Ok(Said::Started(_) | Said::InUse { .. } | Said::Done | Said::Repair(_) | Said::Report(_)) => {
+                Err("it answered something else".to_owned())
+            }
+            Err(why) => Err(why.text().to_owned()),
+        }
+    }
+
+    /// Does the same for each host, so many at a time, and gives the answers in the order of their names.
+    pub(super) fn each<T: Send>(&self, hosts: &[Host], work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
+        each(&[(hosts, self.config.parallel)], work)
+    }
+
+    /// The same for all hosts. Those that were silent the last time are asked beside the others, by workers of their own: who waits
+    /// for them in vain keeps nobody waiting.
+    fn look_at_all(&self) -> Vec<(Host, Result<Look, String>)> {
+        let last = locked(&self.last).clone();
+        let was_silent = |host: &Host| last.get(&host.name).is_some_and(|last| last.silent);
+        let (silent, others): (Vec<Host>, Vec<Host>) = self.all().into_iter().partition(was_silent);
+        let parallel = self.config.parallel;
+        each(&[(&*others, parallel), (&*silent, parallel)], |host| self.look(host, Vec::new()))
+    }
+
+    fn seen(&self, host: &Host, looked: Result<Look, String>) -> SeenNode {
+        let mut all = locked(&self.last);
+        let last = all.entry(host.name.clone()).or_default();
+        let occupancy = match looked {
+            Ok(look) => {
+                let occupancy = occupancy(&look, self.config.max_load_per_core);
+                let boot_id = Some(look.boot_id).filter(|id| !id.is_empty());
+                *last = Last { marks: Some(look.marks), jobs: look.under_way, boot_id, silent: false };
+                occupancy
+            }
+            Err(why) => {
+                last.silent = true;
+                Occupancy::Unknown { why: why.into() }
+            }
+        };
+        // What else the machine is, the result of a job tells.
+        let hardware = last.boot_id.clone().map(|id| Hardware { boot_id: Some(id), ..Hardware::default() });
+        let node = Node {
+            name: host.name.clone(),
+            pool: self.config.pool.clone(),
+            occupancy,
+            marks: last.marks.clone().unwrap_or_default(),
+            hardware: hardware.map(Arc::new),
+            sku: self.config.sku.clone(),
+            apart: None,
+        };
+        SeenNode { node: node.into(), heard: None, jobs: last.jobs.clone() }
+    }
+}
+
+/// Groups of hosts, each with its own number of workers, all at the same time. The answers come in the order of the hosts' names.
+pub(super) fn each<T: Send>(groups: &[(&[Host], usize)], work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
+    let places: Vec<AtomicUsize> = groups.iter().map(|_| AtomicUsize::new(0)).collect();
+    let worker = |hosts: &[Host], next: &AtomicUsize| {
+        let mut done = Vec::new();
+        while let Some(host) = hosts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            done.push((host.clone(), work(host)));
+        }
+        done
+    };
+    let mut answers: Vec<(Host, T)> = std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for ((hosts, workers), next) in groups.iter().zip(&places) {
+            let worker = &worker;
+            threads.extend((0..(*workers).min(hosts.len())).map(|_| scope.spawn(move || worker(hosts, next))));
+        }
+        // A worker that panics takes the caller with it, as it would without threads.
+        let joined = threads.into_iter().map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        joined.flatten().collect()
+    });
+    answers.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
+    answers
+}
+
+impl Backend for SshBackend {
+    fn name(&self) -> &str {
+        "ssh"
+    }
+
+    fn caps(&self) -> Caps {
+        let (reset, reboot) = (!self.config.reset.is_empty(), !self.config.reboot.is_empty());
+        Caps { mark: true, drain: true, reset, reboot, ..Caps::NONE }
+    }
+
+    fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
+        let hosts = self.config.read_hosts().map_err(|error| try_again("look at the fleet", error.to_string()))?;
+        *locked(&self.hosts) = by_name(hosts);
+        Ok(self.look_at_all().into_iter().map(|(host, looked)| self.seen(&host, looked)).collect())
+    }
+
+    fn unread(&self) -> Vec<NodeName> {
+        let (hosts, last) = (locked(&self.hosts), locked(&self.last));
+        let told = |name: &NodeName| last.get(name).is_some_and(|last| last.marks.is_some());
+        hosts.keys().filter(|name| !told(name)).cloned().collect()
+    }
+
+    fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {
+        self.submit_run(job)
+    }
+
+    fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
+        self.poll_runs(runs)
+    }
+
+    fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
+        self.logs_of(run)
+    }
+
+    fn cancel(&self, run: RunId) -> Result<(), BackendError> {
+        self.cancel_run(run)
+    }
+
+    fn report(&self, node: &NodeName, op: OpId) -> Reported {
+        self.report_of(node, op)
+    }
+
+    fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
+        self.change(node, change)
+    }
+}
+
+fn by_name(hosts: Vec<Host>) -> BTreeMap<NodeName, Host> {
+    hosts.into_iter().map(|host| (host.name.clone(), host)).collect()
+}
+
+/// What it means that a host did not say what was hoped for.
+pub(super) fn failed(operation: &'static str, host: &Host, answer: Result<Said, NoAnswer>) -> BackendError {
+    let named = |text: &str| format!("{}: {text}", host.name);
+    match answer {
+        Err(NoAnswer::NotAsked(text)) => try_again(operation, named(&text)),
+        Err(NoAnswer::Broken(text)) | Ok(Said::Failed { text }) => unknown(operation, named(&text)),
+        Ok(_) => unknown(operation, named("it answered something else")),
+    }
+}
+
+pub(super) const fn refused(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::NoneGiveUp }
+}
+
+pub(super) const fn try_again(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::NoneTryAgain }
+}
+
+pub(super) const fn unknown(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::Unknown }
+}

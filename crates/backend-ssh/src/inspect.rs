@@ -1,0 +1,362 @@
+//! `doctor config check --live` on SSH hosts: whether each is reached, known and let in, whether we are root there, whether our
+//! program can be carried there, whether clocks agree, and whether it has the commands for what the policy permits. Nothing is
+//! changed on a host, and no connection is kept.
+
+mod facts;
+
+use std::{fs, time::Duration};
+
+use doctor_backend::{
+    clock::{Clock as _, SystemClock},
+    inspection::{Inspected, named},
+    program,
+};
+use doctor_core::{ids::NodeName, time::Timestamp};
+
+use super::{
+    SshConfig,
+    config::HostKeys,
+    fleet::each,
+    hosts::Host,
+    install::hash,
+    line::{KEY_CHANGED, KEY_UNKNOWN, Lines},
+};
+use facts::Facts;
+
+/// A clock that is off by more makes a mess of history.
+const MOST_OFF: Duration = Duration::from_secs(30);
+/// For our program, runs and their logs, in KiB.
+const LEAST_SPACE: u64 = 256 * 1024;
+
+/// What the policy permits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wants {
+    pub reset: bool,
+    pub reboot: bool,
+}
+
+/// One host that was asked.
+struct Asked {
+    name: NodeName,
+    said: Result<Facts, String>,
+    /// Seconds between its clock and ours.
+    off: Option<u64>,
+}
+
+/// Our program as it would be carried there.
+struct Carried {
+    hash: String,
+    /// What kind of machine it is for; `None`: nobody can tell.
+    machine: Option<&'static str>,
+}
+
+/// Everything that can be asked now.
+pub fn inspect(config: &SshConfig, wants: Wants) -> Vec<Inspected> {
+    let hosts = match config.read_hosts() {
+        Ok(hosts) => hosts,
+        Err(error) => return vec![Inspected::bad("hosts", error.to_string(), "see `hostfile` or `hosts`")],
+    };
+    let carried = match carried(config) {
+        Ok(carried) => carried,
+        Err(why) => {
+            return vec![Inspected::bad("doctor-node", why, "name the program as `doctor_node` under [backend.ssh]")];
+        }
+    };
+    let programs: Vec<&str> = wanted_programs(config, wants);
+    let script = facts::script(&config.remote, &config.as_root.join(" "), &carried.hash, &programs);
+    let lines = Lines::new(config, None);
+    let asked = each(&[(&*hosts, config.parallel)], |host| ask(&lines, host, &script, config));
+    let asked: Vec<Asked> = asked.into_iter().map(|(_, asked)| asked).collect();
+    let mut found = reach(&asked, config);
+    let answered: Vec<(&NodeName, &Facts)> =
+        asked.iter().filter_map(|one| Some((&one.name, one.said.as_ref().ok()?))).collect();
+    if !answered.is_empty() {
+        found.push(root(&answered, config));
+        found.extend(program(&answered, &carried, config));
+        found.push(clocks(&asked));
+        found.push(outlive(&answered));
+        found.extend(programs.iter().map(|program| command(&answered, program)));
+    }
+    found
+}
+
+fn carried(config: &SshConfig) -> Result<Carried, String> {
+    let path = program::find(config.doctor_node.as_deref())?;
+    let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    // Bytes 18 and 19 of an ELF file.
+    let machine = match bytes.get(18..20) {
+        Some([62, 0]) => Some("x86_64"),
+        Some([183, 0]) => Some("aarch64"),
+        _ => None,
+    };
+    Ok(Carried { hash: hash(&bytes), machine })
+}
+
+/// The programs that hosts need for what the policy permits and the settings name.
+fn wanted_programs(config: &SshConfig, wants: Wants) -> Vec<&str> {
+    let commands = [(wants.reset, &config.reset), (wants.reboot, &config.reboot)];
+    let programs = commands.into_iter().filter(|(wanted, _)| *wanted).filter_map(|(_, command)| command.first());
+    programs.map(String::as_str).filter(|program| facts::is_plain(program)).collect()
+}
+
+fn ask(lines: &Lines, host: &Host, script: &str, config: &SshConfig) -> Asked {
+    let before = SystemClock.now();
+    let said = lines
+        .open(host, script, config.deadline.to_std())
+        .and_then(|line| facts::listen(|| line.hear().map_err(|why| why.to_string())));
+    let off = said.as_ref().ok().and_then(|facts| off(facts.clock?, before, SystemClock.now()));
+    Asked { name: host.name.clone(), said, off }
+}
+
+/// How far its clock is off at least: it was read somewhere between these two moments.
+fn off(clock: i64, before: Timestamp, after: Timestamp) -> Option<u64> {
+    let early = before.secs().saturating_sub(clock).max(0);
+    let late = clock.saturating_sub(after.secs()).max(0);
+    u64::try_from(early.max(late)).ok()
+}
+
+/// Why a host is not reached, as far as there is something to do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Obstacle {
+    KeyUnknown,
+    KeyChanged,
+    NotLetIn,
+    NoName,
+    Silent,
+}
+
+impl Obstacle {
+    const ALL: [Self; 5] = [Self::KeyUnknown, Self::KeyChanged, Self::NotLetIn, Self::NoName, Self::Silent];
+
+    fn of(said: &str) -> Self {
+        let any = |words: &[&str]| words.iter().any(|word| said.contains(word));
+        match said {
+            _ if any(&[KEY_CHANGED]) => Self::KeyChanged,
+            _ if any(&[KEY_UNKNOWN]) => Self::KeyUnknown,
+            _ if any(&["Permission denied", "Too many authentication failures"]) => Self::NotLetIn,
+            _ if any(&["Could not resolve hostname"]) => Self::NoName,
+            _ => Self::Silent,
+        }
+    }
+
+    fn remedy(self, config: &SshConfig) -> String {
+        match self {
+            Self::KeyUnknown => match config.host_keys {
+                HostKeys::Known => {
+                    "compare what `ssh-keyscan HOST` prints with the host's own key and add it to known_hosts, \
+                                    or set host_keys = \"learn\" for one start on a network that you trust"
+                }
+                HostKeys::Learn => "let the user that the service runs as write `known_hosts`",
+            }
+            .to_owned(),
+            Self::KeyChanged => "it is another machine or somebody's trap; if it was made anew: ssh-keygen -R HOST, \
+                                 and then learn its key again"
+                .to_owned(),
+            Self::NotLetIn => {
+                "let `ssh HOST true` work without a question as the user that the service runs as: its key in \
+                 authorized_keys there, `user=` and `key=` in the host file, no passphrase without an agent"
+                    .to_owned()
+            }
+            Self::NoName => "give it an `address=` in the host file, or a HostName in ssh_config".to_owned(),
+            Self::Silent => format!(
+                "see that it is up and that its sshd answers within {}; a jump host is `jump=` in the host file",
+                config.connect
+            ),
+        }
+    }
+}
+
+fn reach(asked: &[Asked], config: &SshConfig) -> Vec<Inspected> {
+    const WHAT: &str = "hosts";
+    let answered = asked.iter().filter(|one| one.said.is_ok()).count();
+    if answered == asked.len() {
+        return vec![Inspected::good(WHAT, format!("all {answered} are reached, known and let us in"))];
+    }
+    let mut found = Vec::new();
+    for obstacle in Obstacle::ALL {
+        let of: Vec<(&NodeName, &String)> = asked
+            .iter()
+            .filter_map(|one| Some((&one.name, one.said.as_ref().err()?)))
+            .filter(|(_, said)| Obstacle::of(said) == obstacle)
+            .collect();
+        if let Some((_, said)) = of.first() {
+            let names: Vec<NodeName> = of.iter().map(|(name, _)| (*name).clone()).collect();
+            let text = format!("{} of {}: {}: {said}", names.len(), asked.len(), named(&names));
+            found.push(Inspected::bad(WHAT, text, obstacle.remedy(config)));
+        }
+    }
+    found
+}
+
+/// The names of those of which something holds.
+fn those(answered: &[(&NodeName, &Facts)], holds: impl Fn(&Facts) -> bool) -> Vec<NodeName> {
+    answered.iter().filter(|(_, facts)| holds(facts)).map(|(name, _)| (*name).clone()).collect()
+}
+
+fn root(answered: &[(&NodeName, &Facts)], config: &SshConfig) -> Inspected {
+    let others = those(answered, |facts| facts.root != Some(0));
+    if others.is_empty() {
+        return Inspected::good("rights", format!("we are root on {} hosts", answered.len()));
+    }
+    let remedy = if config.as_root.is_empty() {
+        "log in as root, or set as_root = [\"sudo\", \"-n\"] under [backend.ssh]"
+    } else {
+        "let the user run `doctor-node` by `as_root` without a password: a line with NOPASSWD in sudoers"
+    };
+    let text =
+        format!("we are not root on {}: who holds a GPU nobody else sees, and nothing can be reset", named(&others));
+    Inspected::bad("rights", text, remedy)
+}
+
+fn program(answered: &[(&NodeName, &Facts)], carried: &Carried, config: &SshConfig) -> Vec<Inspected> {
+    const WHAT: &str = "doctor-node";
+    let mut found = Vec::new();
+    let mut bad = |nodes: &[NodeName], text: &str, remedy: &str| {
+        if !nodes.is_empty() {
+            found.push(Inspected::bad(WHAT, format!("{} {text}", named(nodes)), remedy));
+        }
+    };
+    if let Some(machine) = carried.machine {
+        let others = those(answered, |facts| !facts.machine.is_empty() && facts.machine != machine);
+        let remedy = "name one for these hosts as `doctor_node`; `make portable` builds both kinds";
+        bad(&others, &format!("cannot run it: it is for {machine}"), remedy);
+    }
+    let closed = those(answered, |facts| !facts.program && !facts.writable);
+    bad(&closed, "cannot take it: the folder is not to be written", &format!("see `remote` ({})", config.remote));
+    let uncheckable = those(answered, |facts| !facts.program && !facts.sha256sum);
+    bad(&uncheckable, "cannot check it: there is no sha256sum", "install coreutils");
+    let full = those(answered, |facts| !facts.program && facts.space.is_some_and(|space| space < LEAST_SPACE));
+    bad(&full, "have less than 256 MiB free", "make room there, or name another folder as `remote`");
+    if found.is_empty() {
+        let there = those(answered, |facts| facts.program).len();
+        let text = format!("{there} of {} hosts have this version; the others can take it", answered.len());
+        found.push(Inspected::good(WHAT, text));
+    }
+    found
+}
+
+fn clocks(asked: &[Asked]) -> Inspected {
+    const WHAT: &str = "clocks";
+    let remedy = "run chrony or systemd-timesyncd on the hosts and here";
+    let off: Vec<&Asked> = asked.iter().filter(|one| one.off.is_some_and(|off| off > MOST_OFF.as_secs())).collect();
+    let answered = asked.iter().filter(|one| one.said.is_ok()).count();
+    let told = asked.iter().filter(|one| one.off.is_some()).count();
+    match off.iter().max_by_key(|one| one.off) {
+        Some(worst) => {
+            let names: Vec<NodeName> = off.iter().map(|one| one.name.clone()).collect();
+            let most = worst.off.unwrap_or_default();
+            Inspected::bad(WHAT, format!("{} are off, {} by {most} s", named(&names), worst.name), remedy)
+        }
+        None if told < answered => {
+            Inspected::unknown(WHAT, format!("{} hosts do not tell their time", answered - told)).try_this(remedy)
+        }
+        None => Inspected::good(WHAT, format!("{told} agree with ours within {} s", MOST_OFF.as_secs())),
+    }
+}
+
+/// For information: either way is good.
+fn outlive(answered: &[(&NodeName, &Facts)]) -> Inspected {
+    let scopes = those(answered, |facts| facts.systemd).len();
+    let text = match answered.len() - scopes {
+        0 => "in scopes of systemd, which end with no login".to_owned(),
+        others => format!("in scopes of systemd on {scopes} hosts, in sessions of their own on {others}"),
+    };
+    Inspected::good("runs", text)
+}
+
+fn command(answered: &[(&NodeName, &Facts)], program: &str) -> Inspected {
+    let without = those(answered, |facts| facts.has.iter().all(|has| has != program));
+    if without.is_empty() {
+        return Inspected::good("repair", format!("{} hosts have {program}", answered.len()));
+    }
+    let remedy = "install it there, name another command under [backend.ssh], or forbid it (`[allow]` in the policy)";
+    Inspected::bad("repair", format!("{} have no {program}", named(&without)), remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_backend::inspection::Standing;
+
+    fn host(name: &str, said: Result<Facts, String>, off: u64) -> Asked {
+        Asked { name: NodeName::new(name).unwrap(), off: said.as_ref().ok().map(|_| off), said }
+    }
+
+    fn good() -> Facts {
+        let machine = "x86_64".to_owned();
+        Facts { root: Some(0), machine, sha256sum: true, writable: true, space: Some(LEAST_SPACE), ..Facts::default() }
+    }
+
+    #[test]
+    fn each_obstacle_is_told_with_its_hosts_and_its_remedy() {
+        let config = SshConfig::default();
+        let no = |name: &str, said: &str| host(name, Err(said.to_owned()), 0);
+        let asked = [
+            host("n1", Ok(good()), 0),
+            no("n2", &format!("{KEY_UNKNOWN}: Host key verification failed.")),
+            no("n3", &format!("{KEY_CHANGED}: Host key verification failed.")),
+            no("n4", "root@n4: Permission denied (publickey)."),
+            no("n5", "ssh: Could not resolve hostname n5: Name or service not known"),
+            no("n6", "ssh: connect to host n6 port 22: Connection timed out"),
+            no("n7", "it does not answer"),
+        ];
+        let found = reach(&asked, &config);
+        let lines: Vec<(&str, &str)> =
+            found.iter().map(|one| (one.text.as_str(), one.remedy.as_deref().unwrap_or_default())).collect();
+        for ((text, remedy), (host, word)) in lines.iter().zip([
+            ("n2", "ssh-keyscan"),
+            ("n3", "ssh-keygen -R"),
+            ("n4", "authorized_keys"),
+            ("n5", "address="),
+            ("n[6-7]", "its sshd answers"),
+        ]) {
+            assert!(text.contains(host) && remedy.contains(word), "{text}: {remedy}");
+        }
+        assert_eq!(found.len(), Obstacle::ALL.len());
+        assert_eq!(reach(&asked[..1], &config)[0].standing, Standing::Good);
+    }
+
+    #[test]
+    fn a_host_that_lacks_something_is_named() {
+        let name = NodeName::new("n1").unwrap();
+        let carried = Carried { hash: String::new(), machine: Some("x86_64") };
+        let config = SshConfig::default();
+        let said = |facts: Facts| {
+            let answered = [(&name, &facts)];
+            let mut all = program(&answered, &carried, &config);
+            all.push(root(&answered, &config));
+            all.push(command(&answered, "nvidia-smi"));
+            all.into_iter()
+                .filter(|one| one.standing == Standing::Bad)
+                .map(|one| one.text)
+                .collect::<Vec<_>>()
+                .join("|")
+        };
+        let complete = || Facts { has: vec!["nvidia-smi".to_owned()], ..good() };
+        assert_eq!(said(complete()), "");
+        for (facts, word) in [
+            (Facts { machine: "aarch64".to_owned(), ..complete() }, "it is for x86_64"),
+            (Facts { writable: false, ..complete() }, "not to be written"),
+            (Facts { sha256sum: false, ..complete() }, "no sha256sum"),
+            (Facts { space: Some(1), ..complete() }, "less than 256 MiB"),
+            (Facts { root: Some(1000), ..complete() }, "not root on n1"),
+            (Facts { root: None, ..complete() }, "not root on n1"),
+            (Facts { has: Vec::new(), ..complete() }, "no nvidia-smi"),
+        ] {
+            assert!(said(facts).contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn a_clock_is_off_by_what_the_way_there_does_not_explain() {
+        let at = Timestamp::from_secs;
+        assert_eq!(off(100, at(90), at(110)), Some(0));
+        assert_eq!(off(100, at(150), at(160)), Some(50));
+        assert_eq!(off(100, at(10), at(20)), Some(80));
+        let far = [host("n1", Ok(good()), 31), host("n2", Ok(good()), 0)];
+        assert!(clocks(&far).text.contains("n1 by 31 s"));
+        assert_eq!(clocks(&far[1..]).standing, Standing::Good);
+        let mute = Asked { off: None, ..host("n3", Ok(good()), 0) };
+        assert_eq!(clocks(&[mute]).standing, Standing::Unknown);
+    }
+}

@@ -1,0 +1,191 @@
+//! Asking a host, and carrying the program that answers there: once for each version, under a name that holds its hash, and in
+//! one step, so that nobody ever runs half of it.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use doctor_backend::program;
+
+use doctor_host::protocol::{Ask, HELLO, Said, read_answer};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::{config::SshConfig, hosts::Host, line::Lines};
+
+/// What a host says that has no such program yet.
+const MISSING: &str = "doctor-node missing 1";
+const INSTALLED: &str = "doctor-node installed 1";
+/// What one says that has it, and where.
+const PRESENT: &str = "doctor-node present 1";
+
+/// Lines that a login prints before the program comes to speak.
+const MOST_NOISE: usize = 200;
+
+/// Why a host gave no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum NoAnswer {
+    /// It was not asked: nothing has changed there.
+    NotAsked(String),
+    /// It was asked, and may have done it.
+    Broken(String),
+}
+
+impl NoAnswer {
+    pub(super) fn text(&self) -> &str {
+        match self {
+            Self::NotAsked(text) | Self::Broken(text) => text,
+        }
+    }
+}
+
+/// A question as it goes out: the other side reads a [`doctor_host::protocol::Question`].
+#[derive(Serialize)]
+struct Asked<'a> {
+    number: u64,
+    ask: &'a Ask,
+}
+
+#[derive(Debug)]
+pub(super) struct Asker {
+    lines: Lines,
+    program: PathBuf,
+    /// SHA-256 of the program, in hexadecimal.
+    hash: String,
+    remote: String,
+    as_root: String,
+    deadline: Duration,
+    copy: Duration,
+    numbers: AtomicU64,
+}
+
+impl Asker {
+    /// # Errors
+    /// If there is no program to carry.
+    pub(super) fn new(config: &SshConfig, sockets: Option<&std::path::Path>) -> Result<Self, String> {
+        let program = program::find(config.doctor_node.as_deref())?;
+        let bytes = fs::read(&program).map_err(|error| format!("{}: {error}", program.display()))?;
+        let first = u64::from(std::process::id()) << 32;
+        Ok(Self {
+            lines: Lines::new(config, sockets),
+            hash: hash(&bytes),
+            program,
+            remote: config.remote.clone(),
+            as_root: config.as_root.join(" "),
+            deadline: config.deadline.to_std(),
+            copy: config.copy.to_std(),
+            numbers: AtomicU64::new(first),
+        })
+    }
+
+    /// Where a host is for others.
+    pub(super) fn address(&self, host: &Host) -> Result<String, String> {
+        self.lines.address(host)
+    }
+
+    /// Asks a host, which gets the program first if it has none.
+    pub(super) fn ask(&self, host: &Host, ask: &Ask, longer: Duration) -> Result<Said, NoAnswer> {
+        match self.ask_once(host, ask, longer)? {
+            Some(said) => Ok(said),
+            None => {
+                self.install(host).map_err(NoAnswer::NotAsked)?;
+                let gone = || NoAnswer::NotAsked("the program is not where it was put".to_owned());
+                self.ask_once(host, ask, longer)?.ok_or_else(gone)
+            }
+        }
+    }
+
+    /// Where the program is on a host, which gets it first if it has none.
+    pub(super) fn carry(&self, host: &Host) -> Result<String, String> {
+        match self.place(host)? {
+            Some(path) => Ok(path),
+            None => {
+                self.install(host)?;
+                self.place(host)?.ok_or_else(|| "the program is not where it was put".to_owned())
+            }
+        }
+    }
+
+    fn place(&self, host: &Host) -> Result<Option<String>, String> {
+        let (folder, hash) = (folder(&self.remote), &self.hash);
+        let script = format!(
+            "{folder}; P=\"$D/bin/doctor-node-{hash}\"; if [ -x \"$P\" ]; then echo \"{PRESENT} $P\"; else echo {MISSING}; fi"
+        );
+        let line = self.lines.open(host, &script, self.deadline)?;
+        for _ in 0..MOST_NOISE {
+            let heard = line.hear().map_err(|why| why.to_string())?;
+            match String::from_utf8_lossy(&heard).strip_prefix(PRESENT) {
+                Some(path) => return Ok(Some(path.trim_start().to_owned())),
+                None if heard == MISSING.as_bytes() => return Ok(None),
+                None => {}
+            }
+        }
+        Err("it prints much and does not come to the point".to_owned())
+    }
+
+    /// `None`: there is no such program.
+    fn ask_once(&self, host: &Host, ask: &Ask, longer: Duration) -> Result<Option<Said>, NoAnswer> {
+        let (folder, as_root, hash) = (folder(&self.remote), &self.as_root, &self.hash);
+        let script = format!(
+            "{folder}; P=\"$D/bin/doctor-node-{hash}\"; \
+             if [ -x \"$P\" ]; then exec {as_root} \"$P\" host --keep \"$D\"; fi; echo {MISSING}"
+        );
+        let mut line = self.lines.open(host, &script, self.deadline + longer).map_err(NoAnswer::NotAsked)?;
+        let mut noise = 0;
+        loop {
+            let heard = line.hear().map_err(|why| NoAnswer::NotAsked(why.to_string()))?;
+            match &*String::from_utf8_lossy(&heard) {
+                HELLO => break,
+                MISSING => return Ok(None),
+                _ if noise == MOST_NOISE => {
+                    return Err(NoAnswer::NotAsked("it prints much and does not come to the point".to_owned()));
+                }
+                _ => noise += 1,
+            }
+        }
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let asked = Asked { number, ask };
+        let mut question = serde_json::to_vec(&asked).map_err(|error| NoAnswer::NotAsked(error.to_string()))?;
+        question.push(b'\n');
+        line.say_all(question);
+        let answer = line.hear().map_err(|why| NoAnswer::Broken(format!("it was asked, and then {why}")))?;
+        read_answer(&answer, number).map(Some).map_err(NoAnswer::Broken)
+    }
+
+    fn install(&self, host: &Host) -> Result<(), String> {
+        let bytes = fs::read(&self.program).map_err(|error| format!("{}: {error}", self.program.display()))?;
+        if hash(&bytes) != self.hash {
+            return Err(format!("{} is another program than when we began: start again", self.program.display()));
+        }
+        let (folder, hash) = (folder(&self.remote), &self.hash);
+        let aside = format!("$D/bin/.{hash}.{}", self.numbers.fetch_add(1, Ordering::Relaxed));
+        // A program that is there stays: hosts with one home on NFS would lose it under their running jobs.
+        let script = format!(
+            "{folder}; umask 077; mkdir -p \"$D/bin\" && cat > \"{aside}\" && \
+             echo \"{hash}  {aside}\" | sha256sum -c --status && chmod 700 \"{aside}\" && \
+             P=\"$D/bin/doctor-node-{hash}\" && {{ ln \"{aside}\" \"$P\" 2>/dev/null || [ -x \"$P\" ] || mv -f \"{aside}\" \"$P\"; }} && \
+             echo {INSTALLED}; rm -f \"{aside}\""
+        );
+        let failed = |why: String| format!("{} could not be carried there: {why}", self.program.display());
+        let mut line = self.lines.open(host, &script, self.copy).map_err(failed)?;
+        line.say_all(bytes);
+        for _ in 0..MOST_NOISE {
+            if line.hear().map_err(|why| failed(why.to_string()))? == INSTALLED.as_bytes() {
+                return Ok(());
+            }
+        }
+        Err(failed("it prints much and does not come to the point".to_owned()))
+    }
+}
+
+/// The folder on the host, as the first words of a script.
+pub(super) fn folder(remote: &str) -> String {
+    if remote.starts_with('/') { format!("D=\"{remote}\"") } else { format!("D=\"$HOME/{remote}\"") }
+}
+
+pub(super) fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}

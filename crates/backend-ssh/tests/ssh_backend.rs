@@ -1,0 +1,296 @@
+//! The SSH backend on real sshd hosts, with real `doctor-node` processes there: the contract, who counts as a user, what happens
+//! when hosts and connections fail, repairs, and runs over several hosts.
+
+#[path = "ssh_backend/repairs.rs"]
+mod repairs;
+#[path = "ssh_backend/reports.rs"]
+mod reports;
+#[path = "ssh_backend/several.rs"]
+mod several;
+#[path = "ssh_backend/stage.rs"]
+mod stage;
+
+use std::{
+    fs,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use doctor_backend::{Backend, Change, Effect, NodeOp, SeenNode, contract, inspection::Standing};
+use doctor_backend_ssh::{HostKeys, Wants, inspect};
+use doctor_checks::document::Document;
+use doctor_core::{
+    ids::OpId,
+    node::Occupancy,
+    run::{JobEnd, JobSeen},
+};
+
+use stage::{Hosts, KEY, node, occupancy, polled, put, run_id, wait, wait_ended, why};
+
+#[test]
+fn the_ssh_backend_keeps_the_contract() {
+    let Some(hosts) = Hosts::new("the_ssh_backend_keeps_the_contract", 2) else { return };
+    assert_eq!(contract::breaches(&hosts.open(), &hosts), []);
+}
+
+#[test]
+fn a_run_outlives_its_connection_and_its_controller_and_its_result_is_carried() {
+    let Some(hosts) = Hosts::new("a_run_outlives_its_connection_and_its_controller", 1) else { return };
+    let run = run_id(1);
+    {
+        let backend = hosts.open();
+        backend.submit(&hosts.request("host1", run, &["memory", "endless"])).unwrap();
+        wait("the second test", || hosts.log("host1", run).contains("endless: /bin/sleep").then_some(()));
+        hosts.fleet.borrow().hosts()[0].cut().unwrap();
+    }
+    // The next controller has lost everything that the first one wrote down.
+    fs::remove_dir_all(&hosts.config.state).unwrap();
+    let backend = hosts.open();
+    assert!(matches!(polled(&backend, run).seen, JobSeen::Running { .. }));
+    assert_eq!(backend.snapshot().unwrap()[0].jobs, [run]);
+    // The key is in the job's environment, where only its owner reads it.
+    assert!(!hosts.ssh("host1", "cat /proc/[0-9]*/cmdline").contains(&KEY.to_hex()));
+    backend.cancel(run).unwrap();
+    let (how, documents) = wait_ended(&backend, run);
+    assert_eq!((how, documents.len()), (JobEnd::Killed, 1));
+    let document = Document::open(&documents[0], &KEY).unwrap();
+    assert_eq!(document.tests.iter().map(|test| test.test.as_str()).collect::<Vec<_>>(), ["memory"]);
+    assert_eq!((document.run, document.node.as_str()), (run, "host1"));
+    // Its log came along, and goes when nobody asks any more.
+    let logs = backend.logs(run);
+    assert!(matches!(&*logs, [(of, text)] if *of == node("host1") && text.contains(" endless: cut short")), "{logs:?}");
+    backend.poll(&[]).unwrap();
+    assert!(backend.logs(run).is_empty());
+}
+
+#[test]
+fn somebody_at_work_on_a_host_is_seen() {
+    let Some(hosts) = Hosts::new("somebody_at_work_on_a_host_is_seen", 1) else { return };
+    let backend = hosts.open();
+    assert_eq!(why(&occupancy(&backend, "host1")), "free");
+    let work = |options: &[&str], command: &str| -> Child {
+        let mut ssh = Command::new("ssh");
+        ssh.arg("-F").arg(hosts.fleet.borrow().ssh_config()).args(options).args(["host1", command]);
+        ssh.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let seen = |words: &str| {
+        wait(words, || match occupancy(&backend, "host1") {
+            Occupancy::Busy { by } if by.contains(words) => Some(()),
+            _ => None,
+        });
+    };
+    let gone = || wait("the host to be free", || occupancy(&backend, "host1").is_free().then_some(()));
+    let end = |mut child: Child| {
+        child.kill().unwrap();
+        child.wait().unwrap();
+        hosts.fleet.borrow().hosts()[0].cut().unwrap();
+    };
+
+    let holder = work(&[], "exec 3</dev/nvidia0; read x");
+    seen("holds a GPU");
+    end(holder);
+    gone();
+    let typist = work(&["-tt"], "while :; do :; done");
+    seen("computes at a terminal");
+    end(typist);
+    gone();
+    let waits = work(&["-tt"], "touch /run/waits; read x");
+    wait("the shell to wait", || hosts.ssh("host1", "ls /run").contains("waits").then_some(()));
+    assert_eq!(why(&occupancy(&backend, "host1")), "free");
+    end(waits);
+    hosts.ssh("host1", "touch /run/site-lock");
+    assert_eq!(why(&occupancy(&backend, "host1")), "/run/site-lock exists");
+}
+
+#[test]
+fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
+    let Some(mut hosts) = Hosts::new("hosts_that_fail_are_unknown_and_cost_one_connect_time_out", 5) else { return };
+    hosts.config.motd = Some("/root/motd".into());
+    let backend = hosts.open();
+    assert!(backend.snapshot().unwrap().iter().all(|seen| seen.node.occupancy.is_free()));
+    let run = run_id(2);
+    backend.submit(&hosts.request("host2", run, &["endless"])).unwrap();
+    let drain = NodeOp { op: OpId::from_number(1), what: Change::Drain };
+    backend.apply(&node("host3"), &drain).unwrap();
+    assert_eq!(backend.snapshot().unwrap()[1].jobs, [run]);
+    assert!(hosts.ssh("host3", "cat /root/motd .cluster-doctor/hosts/host3-*/lock").contains("cordon"));
+    {
+        let mut fleet = hosts.fleet.borrow_mut();
+        for host in ["host2", "host3", "host4"] {
+            fleet.host(host).unwrap().cut().unwrap();
+        }
+        fleet.host("host2").unwrap().stop();
+        fleet.host("host3").unwrap().hang();
+        // Another machine than the one whose key is known.
+        let text = fs::read_to_string(fleet.at("known_hosts")).unwrap();
+        let keys: Vec<&str> = text.lines().filter_map(|line| line.split_once(' ')).map(|(_, key)| key).collect();
+        fs::write(fleet.at("known_hosts"), text.replace(keys[3], keys[4])).unwrap();
+    }
+    let began = Instant::now();
+    let nodes = backend.snapshot().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    let words: Vec<_> = nodes.iter().map(|seen| why(&seen.node.occupancy)).collect();
+    assert!(words[0] == "free" && words[4] == "free", "{words:?}");
+    for (number, said) in [(1, "refused"), (2, "timed out"), (3, "ey verification failed")] {
+        assert!(words[number].contains(said), "{words:?}");
+        assert!(matches!(nodes[number].node.occupancy, Occupancy::Unknown { .. }));
+    }
+    // What they said last holds until they say something else.
+    assert_eq!(nodes[1].jobs, [run]);
+    assert_eq!(nodes[2].node.marks.ours.len(), 1);
+    assert!(matches!(polled(&backend, run).seen, JobSeen::Unknown { .. }));
+    let error = backend.submit(&hosts.request("host2", run_id(3), &["memory"])).unwrap_err();
+    assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
+    // After a reboot the host answers, and the run is lost.
+    hosts.fleet.borrow_mut().host("host2").unwrap().boot().unwrap();
+    assert_eq!(wait_ended(&backend, run).0, JobEnd::Lost);
+    hosts.fleet.borrow().hosts()[2].unhang();
+    let undrain = NodeOp { op: OpId::from_number(2), what: Change::Undrain };
+    wait("host3 to answer", || backend.apply(&node("host3"), &undrain).ok());
+    assert!(!hosts.ssh("host3", "ls -R . .cluster-doctor").contains("motd"));
+}
+
+#[test]
+fn hosts_with_one_home_see_neither_each_others_runs_nor_marks() {
+    let Some(hosts) = Hosts::new("hosts_with_one_home_see_neither_each_others_runs_nor_marks", 2) else { return };
+    {
+        // As on a share.
+        let mut fleet = hosts.fleet.borrow_mut();
+        let shared = fleet.hosts()[0].home();
+        let second = fleet.host("host2").unwrap();
+        second.stop();
+        fs::remove_dir_all(second.home()).unwrap();
+        std::os::unix::fs::symlink(shared, second.home()).unwrap();
+        second.boot().unwrap();
+    }
+    let (backend, runs) = (hosts.open(), [run_id(31), run_id(32)]);
+    backend.submit(&hosts.request("host1", runs[0], &["endless"])).unwrap();
+    backend.apply(&node("host1"), &NodeOp { op: OpId::from_number(1), what: Change::Drain }).unwrap();
+    let marks = |seen: &[SeenNode]| seen.iter().map(|seen| seen.node.marks.ours.len()).collect::<Vec<_>>();
+    let jobs = |seen: &[SeenNode]| seen.iter().map(|seen| seen.jobs.clone()).collect::<Vec<_>>();
+    let seen = backend.snapshot().unwrap();
+    assert_eq!((marks(&seen), jobs(&seen)), (vec![1, 0], vec![vec![runs[0]], vec![]]));
+    // What becomes of one host's run is nothing to the other's.
+    backend.submit(&hosts.request("host2", runs[1], &["endless"])).unwrap();
+    wait("both to run", || {
+        runs.iter().all(|run| matches!(polled(&backend, *run).seen, JobSeen::Running { .. })).then_some(())
+    });
+    backend.cancel(runs[1]).unwrap();
+    assert_eq!(wait_ended(&backend, runs[1]).0, JobEnd::Killed);
+    assert!(matches!(polled(&backend, runs[0]).seen, JobSeen::Running { .. }));
+    assert_eq!(jobs(&backend.snapshot().unwrap()), [vec![runs[0]], vec![]]);
+}
+
+#[test]
+fn an_unknown_host_is_believed_only_if_it_is_to_be_learnt() {
+    let Some(mut hosts) = Hosts::new("an_unknown_host_is_believed_only_if_it_is_to_be_learnt", 1) else { return };
+    hosts.config.known_hosts = Some(hosts.fleet.borrow().at("learnt"));
+    let strange = occupancy(&hosts.open(), "host1");
+    assert!(matches!(strange, Occupancy::Unknown { .. }) && why(&strange).contains("verification"), "{strange:?}");
+    hosts.config.host_keys = HostKeys::Learn;
+    assert_eq!(why(&occupancy(&hosts.open(), "host1")), "free");
+    assert!(fs::read_to_string(hosts.fleet.borrow().at("learnt")).unwrap().contains("ed25519"));
+}
+
+#[test]
+fn a_login_that_prints_and_a_program_that_was_changed_are_no_answer() {
+    let Some(hosts) = Hosts::new("a_login_that_prints_and_a_program_that_was_changed", 1) else { return };
+    let backend = hosts.open();
+    assert_eq!(why(&occupancy(&backend, "host1")), "free");
+    let program = hosts.ssh("host1", "ls .cluster-doctor/bin/doctor-node-*");
+    hosts.ssh("host1", "echo 'echo Welcome; echo doctor-node host' > .bashrc");
+    assert_eq!(why(&occupancy(&backend, "host1")), "free");
+    // 255 after an answer that was cut off, and after none at all.
+    let change = |script: &str| {
+        let text = format!("printf '#!/bin/sh\\n{script}\\n' > x; chmod +x x; mv x {}", program.trim());
+        hosts.ssh("host1", &text);
+    };
+    change("echo doctor-node host 1; read q; printf \"{\"; exit 255");
+    let error = backend.submit(&hosts.request("host1", run_id(4), &["memory"])).unwrap_err();
+    assert_eq!(error.effect, Effect::Unknown, "{error}");
+    change("exit 255");
+    let error = backend.submit(&hosts.request("host1", run_id(5), &["memory"])).unwrap_err();
+    assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
+    // An answer to another question.
+    change("echo doctor-node host 1; read q; echo {}");
+    assert!(why(&occupancy(&backend, "host1")).contains("does not parse"));
+    // One that is not there is carried again.
+    hosts.ssh("host1", "rm -r .cluster-doctor/bin");
+    assert_eq!(why(&occupancy(&backend, "host1")), "free");
+}
+
+/// There is no systemd in the bed: what is checked is what it would be told.
+#[test]
+fn where_systemd_runs_a_run_is_in_a_scope_of_its_own_as_a_stand_in_for_systemd_run_is_told() {
+    let Some(hosts) = Hosts::new("where_systemd_runs_a_run_is_in_a_scope_of_its_own", 1) else { return };
+    let home = hosts.fleet.borrow().hosts()[0].home();
+    fs::create_dir(home.join("bin")).unwrap();
+    let passes_on = "while [ \"$1\" != -- ]; do shift; done; shift; exec \"$@\"";
+    put(&home.join("bin/systemd-run"), &format!("#!/bin/sh\necho \"$@\" >>/root/told-systemd\n{passes_on}\n"));
+    put(&home.join("bin/systemctl"), "#!/bin/sh\necho \"systemctl $*\" >>/root/told-systemd\necho noise\n");
+    fs::write(home.join(".bashrc"), "PATH=/root/bin:$PATH\n").unwrap();
+    hosts.ssh("host1", "mkdir -p /run/systemd/system");
+    let (backend, run) = (hosts.open(), run_id(6));
+    backend.submit(&hosts.request("host1", run, &["endless"])).unwrap();
+    wait("the run", || matches!(polled(&backend, run).seen, JobSeen::Running { .. }).then_some(()));
+    let told = || fs::read_to_string(home.join("told-systemd")).unwrap();
+    let words = told();
+    let unit = format!("--unit=cluster-doctor-{run}-");
+    for word in ["--scope", "--collect", "--property=KillMode=control-group", &unit, " -- ", "/doctor-node-"] {
+        assert!(words.contains(word), "`{word}` is not in {words}");
+    }
+    assert!(!words.contains(&KEY.to_hex()));
+    backend.cancel(run).unwrap();
+    assert_eq!(wait_ended(&backend, run).0, JobEnd::Killed);
+    assert!(told().contains(&format!("systemctl stop --no-block cluster-doctor-{run}-*.scope")), "{}", told());
+}
+
+#[test]
+fn a_job_that_cannot_begin_says_why_in_its_log() {
+    let Some(hosts) = Hosts::new("a_job_that_cannot_begin_says_why_in_its_log", 1) else { return };
+    let home = hosts.fleet.borrow().hosts()[0].home();
+    fs::create_dir(home.join("bin")).unwrap();
+    put(&home.join("bin/systemd-run"), "#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n");
+    fs::write(home.join(".bashrc"), "PATH=/root/bin:$PATH\n").unwrap();
+    hosts.ssh("host1", "mkdir -p /run/systemd/system");
+    let (backend, run) = (hosts.open(), run_id(7));
+    backend.submit(&hosts.request("host1", run, &["memory"])).unwrap();
+    assert_eq!(wait_ended(&backend, run).0, JobEnd::Failed);
+    assert_eq!(backend.logs(run), [(node("host1"), "Failed to connect to bus\n".to_owned())]);
+}
+
+#[test]
+fn what_hosts_lack_is_found_without_changing_them() {
+    let Some(mut hosts) = Hosts::new("what_hosts_lack_is_found_without_changing_them", 4) else { return };
+    hosts.config.reset = vec!["no-such-program".to_owned()];
+    hosts.config.known_hosts = Some(hosts.fleet.borrow().at("known"));
+    {
+        let mut fleet = hosts.fleet.borrow_mut();
+        let keys = fs::read_to_string(fleet.at("known_hosts")).unwrap();
+        let lines: Vec<&str> = keys.lines().collect();
+        // The second has another key, the third none that is known, the fourth is not up.
+        let second = lines[1].split_once(' ').unwrap().0;
+        let other = lines[0].split_once(' ').unwrap().1;
+        fs::write(fleet.at("known"), format!("{}\n{second} {other}\n{}\n", lines[0], lines[3])).unwrap();
+        fleet.host("host4").unwrap().stop();
+    }
+    let found = inspect(&hosts.config, Wants { reset: true, reboot: true });
+    let said: Vec<String> =
+        found.iter().map(|one| format!("{} {}: {}", one.standing.word(), one.what, one.text)).collect();
+    for part in [
+        "bad hosts: 1 of 4: host3: its host key is not known",
+        "bad hosts: 1 of 4: host2: its host key has changed",
+        "bad hosts: 1 of 4: host4: ssh: connect to host",
+        "good rights: we are root on 1 hosts",
+        "good doctor-node: 0 of 1 hosts have this version",
+        "good clocks: 1 agree",
+        "good runs: in scopes of systemd on 0 hosts, in sessions of their own on 1",
+        "bad repair: host1 have no no-such-program",
+        "good repair: 1 hosts have /root/reboot",
+    ] {
+        assert!(said.iter().any(|line| line.starts_with(part)), "`{part}` is not in {said:#?}");
+    }
+    assert!(found.iter().all(|one| one.standing == Standing::Good || one.remedy.is_some()), "{found:#?}");
+    let remote = hosts.fleet.borrow().hosts()[0].home().join(".cluster-doctor");
+    assert!(!remote.exists() && !hosts.config.state.exists(), "nothing is left behind");
+}

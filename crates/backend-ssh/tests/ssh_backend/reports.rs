@@ -1,0 +1,43 @@
+//! What a host and its vendor's tool say of it, over the line: made once for each operation, whole, or not at all.
+
+use std::fs;
+
+use doctor_backend::{Backend, Reported};
+use doctor_core::ids::{OpId, RunId};
+
+use crate::stage::{Hosts, node, put, wait};
+
+#[test]
+fn a_host_makes_its_report_once_and_the_vendors_file_comes_whole() {
+    let Some(mut hosts) = Hosts::new("a_host_makes_its_report_once", 1) else { return };
+    let home = hosts.fleet.borrow().hosts()[0].home();
+    fs::create_dir(home.join("bin")).unwrap();
+    let tool = "#!/bin/sh\necho once >>/root/reports\nhead -c 3000000 /dev/urandom >nvidia-bug-report.log.gz\n";
+    put(&home.join("bin/nvidia-bug-report.sh"), tool);
+    put(&home.join("as-root"), "#!/bin/sh\nPATH=/root/bin:$PATH exec \"$@\"\n");
+    hosts.config.as_root = vec!["/root/as-root".to_owned()];
+    let backend = hosts.open();
+    let op = OpId::from_number(21);
+    assert_eq!(backend.report(&node("host1"), op), Reported::UnderWay);
+    let taken = || match backend.report(&node("host1"), op) {
+        Reported::Taken(report) => Some(*report),
+        Reported::UnderWay => None,
+        Reported::Failed { text } => panic!("{text}"),
+    };
+    let report = wait("the report", taken);
+    let file = report.file.as_ref().unwrap();
+    let folder = hosts.at("host1", &format!("reports/runs/{}/report", RunId::from_number(21)));
+    assert_eq!(file.bytes, fs::read(folder.join(&file.name)).unwrap());
+    assert_eq!((file.bytes.len(), file.name.as_str()), (3_000_000, "nvidia-bug-report.log.gz"));
+    assert!(report.machine["hardware"]["boot_id"].is_string(), "{}", report.machine);
+    // Another controller that asks gets the same.
+    assert_eq!(hosts.open().report(&node("host1"), op), Reported::Taken(Box::new(report)));
+    assert_eq!(hosts.lines("host1", "reports"), 1);
+    let failed = |name: &str, words: &str| match backend.report(&node(name), OpId::from_number(22)) {
+        Reported::Failed { text } => assert!(text.contains(words), "{text}"),
+        other => panic!("{other:?}"),
+    };
+    failed("host7", "there is no host host7");
+    hosts.fleet.borrow_mut().host("host1").unwrap().stop();
+    failed("host1", "host1: ");
+}

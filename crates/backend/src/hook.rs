@@ -1,0 +1,209 @@
+//! A command of the site's own, called for what only the site can do: have a machine replaced, close a host to users.
+//!
+//! It is started without a shell, with words in braces filled in, in an environment that names the node. It has a time limit and
+//! its output a size limit. How it ended says what to do next: 0 is done, 75 (`EX_TEMPFAIL`) and the words that clouds use for
+//! "slower, please" mean later, anything else means that asking again will not help.
+
+use std::{
+    io::Read,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use crate::{BackendError, Effect};
+
+/// `EX_TEMPFAIL` of sysexits.h: not now.
+const NOT_NOW: i32 = 75;
+/// Of what it prints, the end is kept.
+const MOST_OUTPUT: usize = 64 * 1024;
+/// How clouds and their programs say that it may work later.
+const LATER: [&str; 10] = [
+    "Throttling",
+    "RequestLimitExceeded",
+    "TooManyRequests",
+    "Too Many Requests",
+    "rate exceeded",
+    "rateLimitExceeded",
+    "ServiceUnavailable",
+    "InternalError",
+    "Could not connect to the endpoint",
+    "timed out",
+];
+
+/// What a hook is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told<'a> {
+    /// Stands for `{NAME}` in the command's words, and for the environment variable `DOCTOR_NAME`.
+    pub words: Vec<(&'a str, String)>,
+}
+
+/// Runs a hook and waits for its end, no longer than `limit`.
+///
+/// # Errors
+/// With what it said and whether to ask again.
+pub fn run(operation: &'static str, command: &[String], told: &Told<'_>, limit: Duration) -> Result<(), BackendError> {
+    let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
+    let words = command.iter().map(|word| filled(word, told)).collect::<Result<Vec<_>, _>>().map_err(refuse)?;
+    let Some((program, arguments)) = words.split_first() else { return Err(refuse("the hook is empty".to_owned())) };
+    let mut started = Command::new(program);
+    started.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    for (name, value) in &told.words {
+        started.env(format!("DOCTOR_{}", name.to_uppercase()), value);
+    }
+    // A hook that starts others is ended with them.
+    std::os::unix::process::CommandExt::process_group(&mut started, 0);
+    let mut child = started.spawn().map_err(|error| refuse(format!("{program} cannot be started: {error}")))?;
+    let (text, ended) = listen(&mut child, limit);
+    match ended {
+        None => {
+            let text = format!("{program} did not end within {} s{}", limit.as_secs(), said(&text));
+            Err(BackendError { operation, text, effect: Effect::Unknown })
+        }
+        Some(Ok(status)) if status.success() => Ok(()),
+        Some(Ok(status)) => {
+            let later = status.code() == Some(NOT_NOW) || LATER.iter().any(|word| text.contains(word));
+            let effect = if later { Effect::NoneTryAgain } else { Effect::NoneGiveUp };
+            Err(BackendError { operation, text: format!("{program} ended with {status}{}", said(&text)), effect })
+        }
+        Some(Err(error)) => Err(BackendError { operation, text: error.to_string(), effect: Effect::Unknown }),
+    }
+}
+
+/// Fills in what stands in braces. Names that nobody knows are refused: a hook must not act on half a command.
+fn filled(word: &str, told: &Told<'_>) -> Result<String, String> {
+    let (mut out, mut rest) = (String::new(), word);
+    while let Some(open) = rest.find('{') {
+        out.push_str(&rest[..open]);
+        let inside = &rest[open + 1..];
+        let close = inside.find('}').ok_or_else(|| format!("`{word}` has a `{{` without its `}}`"))?;
+        let name = &inside[..close];
+        match told.words.iter().find(|(known, _)| *known == name) {
+            Some((_, value)) if value.is_empty() => {
+                return Err(format!("the node has no {name}, which `{word}` needs"));
+            }
+            Some((_, value)) => out.push_str(value),
+            None => {
+                let known = told.words.iter().map(|(known, _)| format!("{{{known}}}")).collect::<Vec<_>>().join(", ");
+                return Err(format!("`{word}` names `{{{name}}}`; known are {known}"));
+            }
+        }
+        rest = &inside[close + 1..];
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+/// What it printed, and how it ended; `None`: it was ended by us.
+fn listen(child: &mut Child, limit: Duration) -> (String, Option<std::io::Result<std::process::ExitStatus>>) {
+    // Who prints faster than anybody listens waits.
+    let (send, heard) = mpsc::sync_channel::<Vec<u8>>(16);
+    let pipes: [Option<Box<dyn Read + Send>>; 2] =
+        [child.stdout.take().map(|pipe| Box::new(pipe) as _), child.stderr.take().map(|pipe| Box::new(pipe) as _)];
+    for mut pipe in pipes.into_iter().flatten() {
+        let send = send.clone();
+        std::thread::spawn(move || {
+            let mut part = [0; 4096];
+            // Nobody listens any more once the hook was ended.
+            while let Ok(count @ 1..) = pipe.read(&mut part)
+                && send.send(part[..count].to_vec()).is_ok()
+            {}
+        });
+    }
+    drop(send);
+    let (began, mut text) = (Instant::now(), Vec::new());
+    // Both pipes are closed, or the time is over; also for one that never stops printing.
+    while began.elapsed() < limit
+        && let Ok(part) = heard.recv_timeout(limit.saturating_sub(began.elapsed()))
+    {
+        text.extend(part);
+        let surplus = text.len().saturating_sub(MOST_OUTPUT);
+        text.drain(..surplus);
+    }
+    let ended = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Some(Ok(status)),
+            Err(error) => break Some(Err(error)),
+            Ok(None) if began.elapsed() >= limit => {
+                end(child);
+                break None;
+            }
+            Ok(None) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    (String::from_utf8_lossy(&text).trim().to_owned(), ended)
+}
+
+fn end(child: &mut Child) {
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+        // It may have ended by itself in this moment.
+        let _gone = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+    let _ended = child.wait();
+}
+
+fn said(text: &str) -> String {
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.map_or_else(String::new, |line| format!(": {}", line.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told() -> Told<'static> {
+        Told { words: vec![("node", "gpu-1".to_owned()), ("instance", "i-0abc".to_owned()), ("zone", String::new())] }
+    }
+
+    fn hook(words: &[&str], limit: Duration) -> Result<(), BackendError> {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        run("replace", &words, &told(), limit)
+    }
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn words_are_filled_in_and_the_environment_names_the_node() {
+        hook(&["test", "{node}/{instance}", "=", "gpu-1/i-0abc"], LONG).unwrap();
+        hook(&["sh", "-c", "test \"$DOCTOR_NODE\" = gpu-1"], LONG).unwrap();
+        let error = hook(&["true", "{pool}"], LONG).unwrap_err();
+        assert!(error.text.contains("known are {node}, {instance}, {zone}"), "{error}");
+        assert_eq!(error.effect, Effect::NoneGiveUp);
+        assert!(hook(&["true", "{zone}"], LONG).unwrap_err().text.contains("the node has no zone"));
+        assert!(hook(&["true", "{zone"], LONG).is_err() && hook(&[], LONG).is_err());
+    }
+
+    #[test]
+    fn how_it_ended_says_whether_to_ask_again() {
+        for (script, effect) in [
+            ("exit 75", Effect::NoneTryAgain),
+            ("echo 'An error occurred (RequestLimitExceeded)' >&2; exit 254", Effect::NoneTryAgain),
+            ("echo 'An error occurred (InvalidInstanceID.NotFound)' >&2; exit 254", Effect::NoneGiveUp),
+            ("exit 1", Effect::NoneGiveUp),
+        ] {
+            let error = hook(&["sh", "-c", script], LONG).unwrap_err();
+            assert_eq!(error.effect, effect, "{script}: {error}");
+        }
+        assert!(hook(&["/no/such/program"], LONG).unwrap_err().text.contains("cannot be started"));
+    }
+
+    #[test]
+    fn one_that_does_not_end_is_ended_with_its_children_and_may_have_done_it() {
+        let began = Instant::now();
+        let error = hook(&["sh", "-c", "echo begun; sleep 600 & wait"], Duration::from_millis(300)).unwrap_err();
+        assert_eq!(error.effect, Effect::Unknown);
+        assert!(error.text.contains("begun") && began.elapsed() < LONG, "{error}");
+    }
+
+    #[test]
+    fn one_that_never_stops_printing_is_ended_all_the_same() {
+        let error = hook(&["yes"], Duration::from_millis(300)).unwrap_err();
+        assert_eq!(error.effect, Effect::Unknown);
+    }
+
+    #[test]
+    fn one_that_prints_without_end_is_heard_to_its_end_and_not_kept() {
+        let error = hook(&["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last; exit 1"], LONG);
+        assert!(error.unwrap_err().text.ends_with(": last"));
+    }
+}

@@ -1,0 +1,33 @@
+//! Where the `doctor-node` program is on this machine, for backends that start it here or carry it to others.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+/// The environment variable that names the program.
+pub const PROGRAM_VARIABLE: &str = "DOCTOR_NODE";
+
+const PROGRAM: &str = "doctor-node";
+
+/// As configured, else as the environment has it, else beside this program, else in `PATH`. Looked up whenever it is needed: it
+/// may be built or updated while we run.
+///
+/// # Errors
+/// With what to do about it.
+pub fn find(configured: Option<&Path>) -> Result<PathBuf, String> {
+    let named = configured.map(Path::to_owned).or_else(|| env::var_os(PROGRAM_VARIABLE).map(PathBuf::from));
+    if let Some(program) = named {
+        return if program.is_file() { Ok(program) } else { Err(format!("{} is no program", program.display())) };
+    }
+    let beside = env::current_exe().ok().and_then(|me| Some(me.parent()?.to_owned()));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let places = beside.iter().cloned().chain(env::split_paths(&path));
+    let mut candidates = places.map(|place| place.join(PROGRAM));
+    candidates.find(|candidate| candidate.is_file()).ok_or_else(|| {
+        format!(
+            "{PROGRAM} is neither beside this program nor in PATH, and ${PROGRAM_VARIABLE} is not set; \
+             build it: cargo build --release -p {PROGRAM}"
+        )
+    })
+}

@@ -1,0 +1,175 @@
+//! Agents as people and programs see them: whether each is heard, and in what it differs from this controller.
+
+use std::collections::BTreeMap;
+
+use doctor_checks::document::Schema;
+use doctor_core::{
+    ids::NodeName,
+    snapshot::NodeRecord,
+    time::{Span, Timestamp},
+    view::Facts,
+};
+use doctor_store::{
+    Store, StoreError,
+    records::{AgentRow, SpeaksBy},
+};
+use serde::Serialize;
+
+/// An agent that was ever enrolled or vouched for.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AgentView {
+    pub node: NodeName,
+    pub state: AgentState,
+    pub speaks_by: SpeaksBy,
+    /// Or first vouched for.
+    pub enrolled: Timestamp,
+    pub revoked: Option<Timestamp>,
+    /// Up to a minute behind.
+    pub heard: Option<Timestamp>,
+    pub program: Option<String>,
+    pub schema: Option<String>,
+    pub policy: Option<u32>,
+    /// How far its clock was ahead of ours when it last spoke.
+    pub clock_ahead_ms: Option<i64>,
+    /// In what it differs from the controller.
+    pub skew: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AgentState {
+    Reports,
+    Silent,
+    NeverHeard,
+    Revoked,
+}
+
+impl AgentState {
+    pub const ALL: [Self; 4] = [Self::Reports, Self::Silent, Self::NeverHeard, Self::Revoked];
+
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Reports => "reports",
+            Self::Silent => "silent",
+            Self::NeverHeard => "never-heard",
+            Self::Revoked => "revoked",
+        }
+    }
+}
+
+/// The way of a report, and a little.
+const CLOCK_TOLERANCE: i64 = 5_000;
+
+/// Every agent that was ever enrolled or vouched for, by node.
+///
+/// # Errors
+/// If the store fails.
+pub fn views(store: &Store, facts: &Facts) -> Result<Vec<AgentView>, StoreError> {
+    let policy = &facts.snapshot.policy;
+    let view = |agent: AgentRow| AgentView::of(agent, looked(facts), policy.agents.silent_after, policy.version);
+    Ok(store.agents()?.into_iter().map(view).collect())
+}
+
+/// Silence is judged at the moment of looking: that nobody looks for an hour makes no agent silent.
+fn looked(facts: &Facts) -> Timestamp {
+    facts.seen.unwrap_or(facts.now)
+}
+
+impl AgentView {
+    pub fn of(agent: AgentRow, looked: Timestamp, silent_after: Span, policy: u32) -> Self {
+        let heard = agent.heard.as_ref();
+        let state = match (heard, agent.revoked) {
+            (_, Some(_)) => AgentState::Revoked,
+            (None, None) => AgentState::NeverHeard,
+            (Some(heard), None) => heard_at(heard.at, looked, silent_after),
+        };
+        let ahead = heard.map(|heard| heard.sent.millis() - heard.at.millis());
+        let mut skew = Vec::new();
+        if let Some(heard) = heard {
+            let ours = env!("CARGO_PKG_VERSION");
+            let theirs = &heard.versions;
+            if theirs.program != ours {
+                skew.push(format!("program {}, controller {ours}", theirs.program));
+            }
+            if theirs.schema != Schema::KNOWN {
+                skew.push(format!("schema {}, controller {}", theirs.schema, Schema::KNOWN));
+            }
+            if theirs.policy != policy {
+                skew.push(format!("policy {}, controller {policy}", theirs.policy));
+            }
+        }
+        if let Some(ahead) = ahead.filter(|ahead| ahead.abs() > CLOCK_TOLERANCE) {
+            let way = if ahead > 0 { "ahead" } else { "behind" };
+            skew.push(format!("clock {} {way}", Span::from_secs(ahead.abs() / 1000)));
+        }
+        Self {
+            state,
+            speaks_by: agent.speaks_by,
+            enrolled: agent.created,
+            revoked: agent.revoked,
+            heard: heard.map(|heard| heard.at),
+            program: heard.map(|heard| heard.versions.program.clone()),
+            schema: heard.map(|heard| heard.versions.schema.to_string()),
+            policy: heard.map(|heard| heard.versions.policy),
+            clock_ahead_ms: ahead,
+            skew,
+            node: agent.node,
+        }
+    }
+}
+
+fn heard_at(heard: Timestamp, looked: Timestamp, silent_after: Span) -> AgentState {
+    if looked.since(heard) > silent_after { AgentState::Silent } else { AgentState::Reports }
+}
+
+/// A node's agent, in short.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+pub struct AgentBrief {
+    pub state: AgentState,
+    /// Whether it has not been heard for too long, or never.
+    pub silent: bool,
+    pub heard: Option<Timestamp>,
+    /// What it runs; `None`: it did not say, or its cluster speaks for it.
+    pub program: Option<String>,
+    /// In what it differs from the controller.
+    pub skew: Vec<String>,
+}
+
+impl AgentBrief {
+    fn new(state: AgentState, heard: Option<Timestamp>) -> Self {
+        let silent = matches!(state, AgentState::Silent | AgentState::NeverHeard);
+        Self { state, silent, heard, program: None, skew: Vec::new() }
+    }
+}
+
+/// The agents of all nodes that have one, in short: those of the store, and those that the cluster itself hears.
+///
+/// # Errors
+/// If the store fails.
+pub fn briefs(store: &Store, facts: &Facts) -> Result<BTreeMap<NodeName, AgentBrief>, StoreError> {
+    let silent_after = facts.snapshot.policy.agents.silent_after;
+    let by_cluster = |record: &NodeRecord| {
+        let heard = record.heard?;
+        let state = heard_at(heard, looked(facts), silent_after);
+        Some((record.node.name.clone(), AgentBrief::new(state, Some(heard))))
+    };
+    let mut briefs: BTreeMap<_, _> = facts.snapshot.nodes.iter().filter_map(by_cluster).collect();
+    for view in views(store, facts)? {
+        let AgentView { node, state, heard, program, skew, .. } = view;
+        briefs.insert(node, AgentBrief { program, skew, ..AgentBrief::new(state, heard) });
+    }
+    Ok(briefs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_written_by_its_word() {
+        for state in AgentState::ALL {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.word());
+            assert_eq!(AgentBrief::new(state, None).silent, ["silent", "never-heard"].contains(&state.word()));
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What waits at the door of [`crate::ingest`] each cycle: documents with the backend's answer, documents on the share,
+//! agents' messages. All that is good is kept in one transaction; the rest goes to `rejected/` with its reason.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use doctor_backend::{PolledJob, SeenNode};
+use doctor_checks::document::TestEvidence;
+use doctor_core::{
+    classify::Wanted,
+    ids::{NodeName, RunId, Sku},
+    node::Node,
+    observation::Settled,
+    snapshot::Snapshot,
+    time::Timestamp,
+};
+use doctor_store::{
+    Lease, StoreError,
+    records::{Accepted, JudgedResult, StoredRun},
+};
+
+use crate::{
+    ingest::{self, By},
+    parts::Parts,
+    past::{Of, PastReader},
+    rejection::Rejection,
+    report::CycleReport,
+    share::{Found, Share},
+};
+
+/// Where a document came from, to know what to do with it when it is turned away.
+enum Source {
+    Output { bytes: Vec<u8> },
+    File(std::path::PathBuf),
+}
+
+/// Documents that a backend keeps offering although they were turned away. They are turned away, and counted, once.
+#[derive(Debug, Default)]
+pub(crate) struct TurnedAway(BTreeSet<(RunId, u64)>);
+
+impl TurnedAway {
+    /// Whether this one is new here.
+    fn is_new(&self, run: RunId, bytes: &[u8]) -> bool {
+        !self.0.contains(&(run, fingerprint(bytes)))
+    }
+
+    fn remember(&mut self, run: RunId, bytes: &[u8]) {
+        self.0.insert((run, fingerprint(bytes)));
+    }
+
+    /// Runs that are over offer nothing any more.
+    pub(crate) fn forget(&mut self, run: RunId) {
+        self.0.retain(|(other, _)| *other != run);
+    }
+}
+
+fn fingerprint(bytes: &[u8]) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What is known when documents come in.
+pub(crate) struct Known<'a> {
+    pub(crate) runs: &'a [StoredRun],
+    pub(crate) polled: &'a BTreeMap<RunId, PolledJob>,
+    /// The cluster now, by name, and as it was last seen.
+    pub(crate) seen: &'a [SeenNode],
+    pub(crate) snapshot: Option<&'a Snapshot>,
+    /// Events that have had their answer.
+    pub(crate) settled: &'a BTreeMap<NodeName, Vec<Settled>>,
+    pub(crate) now: Timestamp,
+}
+
+impl<'a> Known<'a> {
+    fn now(&self, node: &NodeName) -> Option<&'a Node> {
+        let place = self.seen.binary_search_by(|seen| seen.node.name.cmp(node)).ok()?;
+        Some(&self.seen[place].node)
+    }
+
+    fn last(&self, node: &NodeName) -> Option<&'a Node> {
+        let nodes = &self.snapshot?.nodes;
+        let place = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
+        Some(&nodes[place].node)
+    }
+
+    fn settled_of(&self, node: &NodeName) -> Vec<Settled> {
+        self.settled.get(node).cloned().unwrap_or_default()
+    }
+
+    /// Who is of which type, by name.
+    fn of_type(&self) -> BTreeMap<Sku, Vec<NodeName>> {
+        let mut types: BTreeMap<Sku, Vec<NodeName>> = BTreeMap::new();
+        for node in self.seen.iter().map(|seen| &seen.node) {
+            if let Some(sku) = &node.sku {
+                types.entry(sku.clone()).or_default().push(node.name.clone());
+            }
+        }
+        types
+    }
+
+    /// The type of a node's machine. A node that has just left the cluster is still the machine that it was.
+    fn sku(&self, node: &NodeName) -> Option<&'a Sku> {
+        self.now(node).or_else(|| self.last(node))?.sku.as_ref()
+    }
+}
+
+/// Takes in everything that waits. Returns the nodes of which the store now knows more.
+pub(crate) fn take_in(
+    parts: &mut Parts,
+    lease: &Lease,
+    known: &Known<'_>,
+    turned: &mut TurnedAway,
+    report: &mut CycleReport,
+) -> Result<Vec<NodeName>, StoreError> {
+    let (good, mut bad) = open_all(parts, known, turned, report)?;
+    let mut touched = keep(parts, lease, good, &mut bad, report)?;
+    for (run, _, source) in &bad {
+        if let Source::Output { bytes } = source {
+            turned.remember(*run, bytes);
+        }
+    }
+    turn_away(parts, lease, bad, known.now, report)?;
+    touched.extend(agents(parts, lease, known, report)?);
+    Ok(touched)
+}
+
+type Good = Vec<(JudgedResult, Source)>;
+type Bad = Vec<(RunId, Rejection, Source)>;
+
+/// Opens and judges every document that waits: what is good, and what is turned away.
+fn open_all(
+    parts: &Parts,
+    known: &Known<'_>,
+    turned: &TurnedAway,
+    report: &mut CycleReport,
+) -> Result<(Good, Bad), StoreError> {
+    let Known { runs, polled, now, .. } = *known;
+    let settled = |node: &NodeName| known.settled_of(node);
+    let (mut good, mut bad) = (Good::new(), Bad::new());
+    // A hundred thousand names are not sorted for nobody.
+    let none_wanted = Wanted::of_all(&parts.settings.rules).peers.is_empty();
+    let of_type = if none_wanted { BTreeMap::new() } else { known.of_type() };
+    let mut reader = PastReader::new(&parts.store, &parts.settings, of_type);
+    let mut unread = None;
+    for stored in runs {
+        let name = stored.run.id;
+        let sku = known.sku(stored.run.nodes.first());
+        let mut past = |node: &NodeName, evidence: &TestEvidence| {
+            let of = Of { node, sku, test: &evidence.test, at: evidence.ended, before: now };
+            reader.of(of).unwrap_or_else(|error| {
+                unread = Some(error);
+                ingest::no_past(node, evidence)
+            })
+        };
+        let offered = polled.get(&name).into_iter().flat_map(|job| &job.documents);
+        for bytes in offered.filter(|bytes| turned.is_new(name, bytes)) {
+            let source = Source::Output { bytes: bytes.clone() };
+            match ingest::open_document(&parts.settings, stored, sku, bytes.clone(), now, settled, &mut past) {
+                Ok(result) => good.push((result, source)),
+                Err(why) => bad.push((name, why, source)),
+            }
+        }
+        let Some(share) = &parts.share else { continue };
+        for node in stored.run.nodes.iter() {
+            let path = Share::document_path(&stored.run, node);
+            match share.read(&path) {
+                Ok(Found::Nothing) => {}
+                Ok(Found::Bad(why)) => bad.push((name, why, Source::File(path))),
+                Ok(Found::Document(bytes)) => {
+                    match ingest::open_document(&parts.settings, stored, sku, bytes, now, settled, &mut past) {
+                        Ok(result) => good.push((result, Source::File(path))),
+                        Err(why) => bad.push((name, why, Source::File(path))),
+                    }
+                }
+                Err(error) => report.troubles.push(error.to_string()),
+            }
+        }
+    }
+    match unread {
+        Some(error) => Err(error),
+        None => Ok((good, bad)),
+    }
+}
+
+fn keep(
+    parts: &Parts,
+    lease: &Lease,
+    good: Vec<(JudgedResult, Source)>,
+    bad: &mut Vec<(RunId, Rejection, Source)>,
+    report: &mut CycleReport,
+) -> Result<Vec<NodeName>, StoreError> {
+    if good.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (results, sources): (Vec<_>, Vec<_>) = good.into_iter().unzip();
+    let mut touched = Vec::new();
+    for ((accepted, result), source) in parts.store.accept(lease, &results)?.into_iter().zip(results).zip(sources) {
+        let name = result.run;
+        match accepted {
+            Accepted::Kept => {
+                report.results += 1;
+                touched.push(result.node);
+            }
+            // A file stays where its run left it while the run is active; it is the same file as last time.
+            Accepted::Duplicate if matches!(source, Source::File(_)) => {}
+            Accepted::Duplicate => bad.push((name, Rejection::Duplicate, source)),
+            Accepted::UnknownRun => bad.push((name, Rejection::UnknownRun, source)),
+        }
+    }
+    Ok(touched)
+}
+
+fn turn_away(
+    parts: &Parts,
+    lease: &Lease,
+    bad: Vec<(RunId, Rejection, Source)>,
+    now: Timestamp,
+    report: &mut CycleReport,
+) -> Result<(), StoreError> {
+    if bad.is_empty() {
+        return Ok(());
+    }
+    parts.store.count_rejected(lease, bad.len() as u64)?;
+    report.rejected += bad.len();
+    for (name, why, source) in bad {
+        tracing::warn!(run = %name, %why, "a result was turned away");
+        let Some(share) = &parts.share else { continue };
+        let moved = match &source {
+            Source::Output { bytes } => share.reject_bytes(&name.to_string(), bytes, &why, now),
+            Source::File(path) => share.reject_file(path, &why, now),
+        };
+        if let Err(error) = moved {
+            report.troubles.push(error.to_string());
+        }
+    }
+    Ok(())
+}
+
+fn agents(
+    parts: &mut Parts,
+    lease: &Lease,
+    known: &Known<'_>,
+    report: &mut CycleReport,
+) -> Result<Vec<NodeName>, StoreError> {
+    let mut touched = Vec::new();
+    let mut turned_away = 0;
+    for inbox in &mut parts.inboxes {
+        let mut seen_to = Vec::new();
+        // A name that was not planned with yet may be that of a machine with a past: the planner says whose it is, and
+        // then its agent is listened to. Until then its messages wait.
+        for message in inbox.waiting().into_iter().filter(|message| known.last(&message.node).is_some()) {
+            seen_to.push(message.number);
+            let sku = known.sku(&message.node);
+            let settled = known.settled_of(&message.node);
+            let by = By { settings: &parts.settings, sku, settled: &settled };
+            match ingest::open_report(by, &message.node, &message.key, &message.bytes, known.now) {
+                Ok(findings) => {
+                    if parts.store.accept_agent(lease, &findings)? == Accepted::Kept {
+                        touched.push(findings.node);
+                    }
+                }
+                Err(why) => {
+                    tracing::warn!(node = %message.node, %why, "an agent's message was turned away");
+                    turned_away += 1;
+                }
+            }
+        }
+        if !seen_to.is_empty() {
+            inbox.acknowledge(&seen_to);
+        }
+        parts.store.note_agents(lease, &inbox.take_heard(known.now))?;
+    }
+    if turned_away > 0 {
+        parts.store.count_rejected(lease, turned_away)?;
+        report.rejected += usize::try_from(turned_away).unwrap_or(usize::MAX);
+    }
+    Ok(touched)
+}

@@ -1,0 +1,353 @@
+//! Carries out what was decided, and decides nothing.
+//!
+//! Every effect was written down before. Right before each one the lease is read again: a controller that was paused
+//! for an hour finds out here that another one leads. An effect that may or may not have happened is left as it
+//! stands; the next cycle asks the backend, and asks again with the same id.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use doctor_backend::{Backend, BackendError, Change, Effect, Ground, JobOutput, JobRequest, NodeOp, clock::Clock};
+use doctor_checks::document::RunKey;
+use doctor_core::{
+    case::{Rung, StepKind},
+    finding::{OpenFinding, Verdict},
+    ids::{CaseId, NodeName, OpId, RunId},
+    node::{MarkKind, OurMark},
+    plan::{Action, unhealthy},
+    policy::Mode,
+    reason::Because,
+    run::Run,
+    snapshot::Snapshot,
+    time::Span,
+};
+use doctor_host::reports::Reported;
+use doctor_store::{Lease, Store, StoreError};
+use tracing::field::Empty;
+
+use crate::{
+    handoff,
+    settings::Settings,
+    share::Share,
+    spans::{span, within},
+};
+
+/// What carrying out a plan needs.
+#[derive(Clone, Copy)]
+pub struct Executor<'a> {
+    pub backend: &'a dyn Backend,
+    pub store: &'a Store,
+    pub clock: &'a dyn Clock,
+    pub lease: &'a Lease,
+    pub settings: &'a Settings,
+    /// Where the hand-off of a case is kept before a step that destroys what its node knew.
+    pub share: Option<&'a Share>,
+    /// Effects at a time. One keeps a simulation in order.
+    pub workers: usize,
+}
+
+impl std::fmt::Debug for Executor<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor").field("workers", &self.workers).finish_non_exhaustive()
+    }
+}
+
+/// A node that reports for longer is repaired without, and no step waits for a third of its deadline.
+const REPORT_WITHIN: Span = Span::minutes(6);
+
+/// It belongs to a run, and to no case.
+const MAINTENANCE: OurMark = OurMark { kind: MarkKind::Maintenance, case: None };
+
+/// One effect on the cluster, with all it needs.
+#[derive(Debug)]
+enum Work {
+    Submit(JobRequest),
+    Cancel(RunId),
+    /// The maintenance mark of a run that is over.
+    Tidy(OpId, NodeName),
+    Change {
+        case: CaseId,
+        op: OpId,
+        node: NodeName,
+        changes: Vec<Change>,
+        ground: Ground,
+        /// After it, what the node knew is gone.
+        destroys: Option<Rung>,
+    },
+}
+
+impl Executor<'_> {
+    /// Carries out all actions. Each may fail alone; what failed is returned as one line each.
+    ///
+    /// Several hands take them in the order of the plan and finish them in any. That is right because a plan has at most one step
+    /// for a node, and each hand keeps for its own what order there must be: the lease, the effect, the record of it. All intents
+    /// were written before the first hand begins.
+    ///
+    /// # Errors
+    /// Only if the store fails or the lease is lost: then nothing more may be done.
+    pub fn execute(
+        &self,
+        actions: &[Because<Action>],
+        runs: &BTreeMap<RunId, (Run, RunKey)>,
+        snapshot: &Snapshot,
+    ) -> Result<Vec<String>, StoreError> {
+        let work: Vec<Work> = actions.iter().filter_map(|action| self.work(&action.what, runs, snapshot)).collect();
+        let workers = self.workers.clamp(1, work.len().max(1));
+        if workers == 1 {
+            return work.iter().filter_map(|work| self.perform(work).transpose()).collect();
+        }
+        let (next, span) = (AtomicUsize::new(0), tracing::Span::current());
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..workers)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let _within = span.enter();
+                        let mut troubles = Vec::new();
+                        while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+                            troubles.extend(self.perform(work)?);
+                        }
+                        Ok::<_, StoreError>(troubles)
+                    })
+                })
+                .collect();
+            let mut troubles = Vec::new();
+            for thread in threads {
+                match thread.join() {
+                    Ok(outcome) => troubles.extend(outcome?),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            Ok(troubles)
+        })
+    }
+
+    fn work(&self, action: &Action, runs: &BTreeMap<RunId, (Run, RunKey)>, snapshot: &Snapshot) -> Option<Work> {
+        match action {
+            Action::Submit(Run { id, .. }) | Action::Resubmit { run: id } => {
+                let (run, key) = runs.get(id)?;
+                Some(Work::Submit(job_request(run, key.clone())))
+            }
+            Action::Cancel { run, .. } => Some(Work::Cancel(*run)),
+            Action::Tidy { node, op } => Some(Work::Tidy(*op, node.clone())),
+            Action::Step { case, node, step, op, .. } => {
+                let (case, op, node) = (*case, *op, node.clone());
+                let changes = match step {
+                    StepKind::Mark => vec![Change::Mark(unhealthy(case))],
+                    StepKind::Unmark => our_marks(snapshot, &node).into_iter().map(Change::Unmark).collect(),
+                    StepKind::Drain => vec![Change::Drain],
+                    StepKind::Evict => vec![Change::Evict],
+                    StepKind::Undrain => vec![Change::Undrain],
+                    StepKind::Reset => vec![Change::Reset],
+                    StepKind::Reboot => vec![Change::Reboot],
+                    StepKind::Replace => vec![Change::Replace],
+                    // Done when it was written, or by the run that goes with it.
+                    StepKind::KeepEvidence
+                    | StepKind::Prove
+                    | StepKind::Examine
+                    | StepKind::HandOver
+                    | StepKind::Release => return None,
+                };
+                let ground = ground(snapshot, &node, case);
+                let destroys = step.destroys_evidence().then(|| rung_of(snapshot, case)).flatten();
+                Some(Work::Change { case, op, node, changes, ground, destroys })
+            }
+            // The rest is bookkeeping that the commit has done.
+            Action::Conclude { .. }
+            | Action::OpenCase(_)
+            | Action::Escalate { .. }
+            | Action::Worsen { .. }
+            | Action::Advise { .. }
+            | Action::Propose { .. }
+            | Action::Settle { .. }
+            | Action::Move { .. }
+            | Action::CloseCase { .. }
+            | Action::Follow { .. }
+            | Action::OpenBreaker
+            | Action::Notice(_)
+            | Action::Answer { .. }
+            | Action::Try { .. }
+            | Action::Name { .. }
+            | Action::Identify { .. }
+            | Action::Rename { .. } => None,
+        }
+    }
+
+    /// Does one thing. A line comes back if it did not go well.
+    fn perform(&self, work: &Work) -> Result<Option<String>, StoreError> {
+        self.store.still_ours(self.lease, self.clock.now())?;
+        match work {
+            Work::Submit(job) => self.submit(job),
+            Work::Tidy(op, node) => {
+                let change = NodeOp { op: *op, what: Change::Unmark(MAINTENANCE) };
+                let done = within(&self.change_span(node, &change), || self.backend.apply(node, &change));
+                Ok(done.err().map(|error| format!("{node}: {error}")))
+            }
+            Work::Cancel(run) => {
+                let span = span!(
+                    "backend.cancel",
+                    otel.kind = "client",
+                    backend = self.backend.name(),
+                    run = %run,
+                    failed = Empty
+                );
+                let cancelled = within(&span, || self.backend.cancel(*run));
+                Ok(cancelled.err().map(|error| format!("{run}: {error}")))
+            }
+            Work::Change { case, op, node, changes, ground, destroys } => {
+                match destroys.map_or(Ok(true), |rung| self.put_evidence_away(*case, rung, *op, node)) {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(None),
+                    Err(trouble) => return Ok(Some(format!("{node}: {trouble}"))),
+                }
+                self.change(*case, *op, node, changes, ground)
+            }
+        }
+    }
+
+    /// What the step would destroy is put where it cannot, with what the node has to say. `false`, while the node is still at that,
+    /// and a line, if it did not go well: then the step waits, and is asked for again in the next cycle.
+    fn put_evidence_away(&self, case: CaseId, rung: Rung, op: OpId, node: &NodeName) -> Result<bool, String> {
+        let Some(share) = self.share.filter(|share| !handoff::is_kept(share, case, rung)) else { return Ok(true) };
+        let span = span!(
+            "backend.report",
+            otel.kind = "client",
+            backend = self.backend.name(),
+            node = %node,
+            failed = Empty
+        );
+        let repair = &self.settings.policy.repair;
+        let deadline = if rung == Rung::Reset { repair.reset_deadline } else { repair.reboot_deadline };
+        let within = REPORT_WITHIN.min(Span::from_millis(deadline.millis() / 3));
+        let from_node = match span.in_scope(|| self.backend.report(node, op)) {
+            Reported::UnderWay if self.clock.now().since(op.born()) < within => return Ok(false),
+            Reported::UnderWay => Err(format!("the node was not done with it within {within}")),
+            Reported::Taken(report) => Ok(*report),
+            Reported::Failed { text } => Err(text),
+        };
+        let kept = handoff::keep(self.store, share, case, rung, &from_node);
+        let failed = |error| format!("the evidence could not be put away before {rung}: {error}");
+        kept.map(|_| true).map_err(failed)
+    }
+
+    fn submit(&self, job: &JobRequest) -> Result<Option<String>, StoreError> {
+        let span = span!(
+            "backend.submit",
+            otel.kind = "client",
+            backend = self.backend.name(),
+            run = %job.run,
+            node = %job.nodes.first(),
+            nodes = job.nodes.iter().count() as u64,
+            failed = Empty
+        );
+        match self.reserve(job).and_then(|()| within(&span, || self.backend.submit(job))) {
+            Ok(id) => {
+                self.store.record_submitted(self.lease, job.run, &id, self.clock.now())?;
+                Ok(None)
+            }
+            Err(error) => {
+                if error.effect == Effect::NoneGiveUp {
+                    let retry = &self.settings.policy.retry;
+                    self.store.record_rejected(self.lease, job.run, &error.text, self.clock.now(), retry)?;
+                }
+                Ok(Some(format!("{}: {error}", job.run)))
+            }
+        }
+    }
+
+    /// Puts the maintenance mark on the nodes of a run whose tests want that, before anything starts there. That it is taken away
+    /// again is the planner's care, also when this process is gone.
+    fn reserve(&self, job: &JobRequest) -> Result<(), BackendError> {
+        let (policy, tests) = (&self.settings.policy, &self.settings.tests);
+        let may = policy.mode != Mode::Observe && policy.allow.mark && self.backend.caps().mark;
+        let wants = || tests.iter().any(|test| test.maintenance && job.tests.contains(&test.id));
+        if may && wants() {
+            for node in job.nodes.iter() {
+                // A run is submitted once, and so is this.
+                let op = OpId::from_number(job.run.number());
+                let change = NodeOp { op, what: Change::Mark(MAINTENANCE) };
+                within(&self.change_span(node, &change), || self.backend.apply(node, &change))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn change_span(&self, node: &NodeName, change: &NodeOp) -> tracing::Span {
+        span!(
+            "backend.apply",
+            otel.kind = "client",
+            backend = self.backend.name(),
+            node = %node,
+            change = change.what.step().code(),
+            failed = Empty
+        )
+    }
+
+    fn change(
+        &self,
+        case: CaseId,
+        op: OpId,
+        node: &NodeName,
+        changes: &[Change],
+        ground: &Ground,
+    ) -> Result<Option<String>, StoreError> {
+        let outcome: Result<(), BackendError> = changes.iter().try_for_each(|what| {
+            let change = NodeOp { op, what: what.clone() };
+            within(&self.change_span(node, &change), || self.backend.apply_for(node, &change, ground))
+        });
+        match outcome {
+            Ok(()) => {
+                self.store.record_step(self.lease, case, op, Ok(()), self.clock.now())?;
+                Ok(None)
+            }
+            Err(error) => {
+                // What may have happened, or may work later, stays intended and is asked again with the same id.
+                if error.effect == Effect::NoneGiveUp {
+                    self.store.record_step(self.lease, case, op, Err(&error.text), self.clock.now())?;
+                }
+                Ok(Some(format!("{node}: {error}")))
+            }
+        }
+    }
+}
+
+fn rung_of(snapshot: &Snapshot, case: CaseId) -> Option<Rung> {
+    snapshot.cases.iter().find(|known| known.id == case).map(|case| case.rung)
+}
+
+/// What people are told about it: the worst of what was found.
+fn ground(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> Ground {
+    let record = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok();
+    let findings = record.map_or(&[][..], |place| &snapshot.nodes[place].findings);
+    let worst = findings
+        .iter()
+        .filter(|one| one.finding.verdict == Verdict::Fail)
+        .max_by_key(|one: &&OpenFinding| (one.is_confirmed(), one.finding.severity))
+        .map(|one| &one.finding);
+    Ground {
+        case: Some(case),
+        code: worst.map_or_else(|| "unhealthy".to_owned(), |finding| finding.reason.to_string()),
+        text: worst.map_or_else(String::new, |finding| finding.text.clone()),
+    }
+}
+
+/// The marks of ours that say `unhealthy` or `maintenance`; a cordon is lifted by undraining.
+fn our_marks(snapshot: &Snapshot, node: &NodeName) -> Vec<OurMark> {
+    let record = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok();
+    let marks = record.map(|place| &snapshot.nodes[place].node.marks.ours);
+    marks.into_iter().flatten().filter(|mark| mark.kind != MarkKind::Cordon).cloned().collect()
+}
+
+fn job_request(run: &Run, key: RunKey) -> JobRequest {
+    let outputs = run
+        .nodes
+        .iter()
+        .map(|node| JobOutput {
+            node: node.clone(),
+            logs: run.tests.iter().map(|test| Share::log_path(test, node, run.planned)).collect(),
+            document: Share::document_path(run, node),
+        })
+        .collect();
+    JobRequest { run: run.id, nodes: run.nodes.clone(), tests: run.tests.clone(), limit: run.limit, key, outputs }
+}

@@ -1,0 +1,252 @@
+//! User work that failed: asked of the cluster each cycle, kept in the store, and weighed for the planner.
+//!
+//! The cluster may tell the same again; the store keeps it once. What was kept is read back after a restart, so that a
+//! controller that begins anew knows what the one before it was told.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use doctor_backend::{SeenFailure, SeenNode};
+use doctor_core::{
+    failed_work::{FailedHere, FailedWork, Label, MOST_NODES, weigh},
+    ids::NodeName,
+    time::{Span, Timestamp},
+};
+use doctor_store::{Lease, Store, StoreError};
+use tracing::field::Empty;
+
+use crate::{
+    parts::Parts,
+    report::CycleReport,
+    spans::{span, within},
+};
+
+/// The cluster is asked for a little more than is new: it may learn late how work ended.
+const OVERLAP: Span = Span::minutes(10);
+
+/// So many new failures are taken in with one cycle, the newest.
+const AT_ONCE: usize = 2000;
+
+/// So much is remembered and weighed, the newest. Where more fails within the window, it is not the nodes.
+const MOST_KNOWN: usize = 10_000;
+
+/// What failed lately, by node.
+pub(crate) type ByNode = BTreeMap<NodeName, Arc<FailedHere>>;
+
+/// By its name and where it failed.
+type Known = BTreeMap<(Label, NodeName), FailedWork>;
+
+/// What the cycle remembers of it.
+#[derive(Debug, Default)]
+pub(crate) struct Failures {
+    /// Everything within the window; `None`: to be read from the store.
+    known: Option<Known>,
+    asked: Option<Timestamp>,
+    pub(crate) by_node: ByNode,
+}
+
+impl Failures {
+    /// Asks the cluster, keeps what is new, and weighs what is left within the window.
+    pub(crate) fn update(
+        &mut self,
+        parts: &Parts,
+        lease: &Lease,
+        seen: &[SeenNode],
+        report: &mut CycleReport,
+    ) -> Result<(), StoreError> {
+        let (now, window) = (parts.clock.now(), parts.settings.policy.user_work.window);
+        if window <= Span::ZERO {
+            *self = Self::default();
+            return Ok(());
+        }
+        let begin = now.minus(window);
+        let mut changed = self.known.is_none();
+        let known = match &mut self.known {
+            Some(known) => known,
+            none => none.insert(newest(keyed(parts.store.failed_work_since(begin)?), MOST_KNOWN)),
+        };
+        let since = self.asked.map_or(begin, |asked| asked.minus(OVERLAP).max(begin));
+        let span = span!("backend.failed_work", otel.kind = "client", backend = parts.backend.name(), failed = Empty);
+        match within(&span, || parts.backend.failed_work(since)) {
+            Ok(told) => {
+                self.asked = Some(now);
+                let new = news(known, told, seen, forgotten_before(known, MOST_KNOWN).max(begin), now);
+                if !new.is_empty() {
+                    parts.store.keep_failed_work(lease, &new, now)?;
+                    known.extend(keyed(new));
+                    *known = newest(std::mem::take(known), MOST_KNOWN);
+                    changed = true;
+                }
+            }
+            Err(error) => report.troubles.push(error.to_string()),
+        }
+        let before = known.len();
+        known.retain(|_, work| work.at >= begin);
+        if changed || known.len() != before {
+            let failed: Vec<_> = known.iter().map(|((_, node), work)| (node.clone(), work.clone())).collect();
+            self.by_node = weighed(&failed);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn on(&self, node: &NodeName) -> Option<Arc<FailedHere>> {
+        if self.by_node.is_empty() { None } else { self.by_node.get(node).cloned() }
+    }
+
+    /// The store knows better: it is read again.
+    pub(crate) fn forget(&mut self) {
+        self.known = None;
+    }
+}
+
+/// What failed lately, as somebody who only looks sees it.
+///
+/// # Errors
+/// If the store fails.
+pub(crate) fn stored(store: &Store, window: Span, now: Timestamp) -> Result<ByNode, StoreError> {
+    Ok(weighed(&store.failed_work_since(now.minus(window))?))
+}
+
+fn weighed(failed: &[(NodeName, FailedWork)]) -> ByNode {
+    weigh(failed).into_iter().map(|(node, here)| (node, Arc::new(here))).collect()
+}
+
+fn keyed(failed: Vec<(NodeName, FailedWork)>) -> Known {
+    failed.into_iter().map(|(node, work)| ((work.id.clone(), node), work)).collect()
+}
+
+/// So much of it, the newest; of one moment, the first by name.
+fn newest(mut known: Known, most: usize) -> Known {
+    if known.len() > most {
+        let mut moments: Vec<Timestamp> = known.values().map(|work| work.at).collect();
+        moments.sort_unstable_by_key(|at| std::cmp::Reverse(*at));
+        let last = moments[most - 1];
+        let mut of_last = most - moments.partition_point(|at| *at > last);
+        known.retain(|_, work| {
+            let stays = work.at > last || work.at == last && of_last > 0;
+            of_last -= usize::from(stays && work.at == last);
+            stays
+        });
+    }
+    known
+}
+
+/// What is older than all that could be remembered is not new when it is told again.
+fn forgotten_before(known: &Known, most: usize) -> Timestamp {
+    let oldest = known.values().map(|work| work.at).min().filter(|_| known.len() >= most);
+    oldest.map_or(Timestamp::MIN, |oldest| oldest.plus(Span::from_millis(1)))
+}
+
+/// Of what was told: what is not known yet, on nodes that there are, the newest. Work over many nodes says nothing.
+fn news(
+    known: &Known,
+    told: Vec<SeenFailure>,
+    seen: &[SeenNode],
+    begin: Timestamp,
+    now: Timestamp,
+) -> Vec<(NodeName, FailedWork)> {
+    let there = |node: &NodeName| seen.binary_search_by(|seen| seen.node.name.cmp(node)).is_ok();
+    let mut new = Known::new();
+    for SeenFailure { mut work, nodes } in told {
+        let nodes: BTreeSet<NodeName> = nodes.into_iter().collect();
+        // A cluster whose clock is ahead of ours does not tell of what is to come.
+        work.at = work.at.min(now);
+        if work.at < begin || nodes.len() > MOST_NODES {
+            continue;
+        }
+        for node in nodes.into_iter().filter(there) {
+            let key = (work.id.clone(), node);
+            if new.get(&key).or_else(|| known.get(&key)).is_none_or(|before| before.at < work.at) {
+                new.insert(key, work.clone());
+            }
+        }
+    }
+    let mut new: Vec<_> = new.into_iter().map(|((_, node), work)| (node, work)).collect();
+    // The sort is stable: what failed at one moment stays in the order of its names.
+    new.sort_by_key(|(_, work)| std::cmp::Reverse(work.at));
+    new.truncate(AT_ONCE);
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::{
+        failed_work::HowFailed,
+        ids::PoolName,
+        node::{Marks, Node, Occupancy},
+    };
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
+
+    fn node(name: &str) -> NodeName {
+        NodeName::new(name).unwrap()
+    }
+
+    fn seen(names: &[&str]) -> Vec<SeenNode> {
+        let (pool, occupancy) = (PoolName::new("gpu").unwrap(), Occupancy::Free);
+        let one = |name: &&str| Node {
+            name: node(name),
+            pool: pool.clone(),
+            occupancy: occupancy.clone(),
+            marks: Marks::default(),
+            hardware: None,
+            sku: None,
+            apart: None,
+        };
+        names.iter().map(|name| SeenNode { node: one(name).into(), heard: None, jobs: Vec::new() }).collect()
+    }
+
+    fn told(id: &str, nodes: &[&str], ago: Span) -> SeenFailure {
+        let [id, name, owner] = [id, "train", "ann"].map(Label::new);
+        let work = FailedWork { id, name, owner, at: NOW.minus(ago), how: HowFailed::Untold };
+        SeenFailure { work, nodes: nodes.iter().map(|name| node(name)).collect() }
+    }
+
+    fn new(known: &[(NodeName, FailedWork)], told: Vec<SeenFailure>) -> Vec<String> {
+        let known = keyed(known.to_vec());
+        let new = news(&known, told, &seen(&["a", "b"]), NOW.minus(Span::hours(6)), NOW);
+        new.into_iter().map(|(node, work)| format!("{node} {} {}", work.id, NOW.since(work.at).millis())).collect()
+    }
+
+    #[test]
+    fn only_what_is_new_recent_and_on_our_nodes_is_taken_in() {
+        let hour = Span::hours(1);
+        let known = told("1", &["a"], hour);
+        let known = vec![(node("a"), known.work)];
+        assert!(new(&known, vec![told("1", &["a"], hour)]).is_empty(), "it was told before");
+        assert_eq!(new(&known, vec![told("1", &["a", "b", "elsewhere"], hour)]), ["b 1 3600000"]);
+        assert_eq!(new(&known, vec![told("1", &["a"], Span::ZERO)]), ["a 1 0"], "it failed once more");
+        assert!(new(&[], vec![told("2", &["a"], Span::hours(7))]).is_empty(), "too long ago");
+        assert_eq!(new(&[], vec![told("2", &["a"], Span::hours(-1))]), ["a 2 0"], "nothing is to come");
+        let twice = vec![told("2", &["a"], hour), told("2", &["a"], Span::minutes(1)), told("2", &["a"], hour)];
+        assert_eq!(new(&[], twice), ["a 2 60000"]);
+    }
+
+    #[test]
+    fn the_newest_are_remembered_and_what_had_to_be_forgotten_is_not_new_again() {
+        let ages = [("1", 50), ("2", 20), ("3", 20), ("4", 10), ("5", 20)];
+        let all = || ages.map(|(id, ago)| told(id, &["a"], Span::from_secs(ago)));
+        let known = keyed(all().map(|told| (node("a"), told.work)).to_vec());
+        let ids = |known: &Known| known.keys().map(|(id, _)| id.to_string()).collect::<Vec<_>>();
+        assert_eq!(ids(&newest(known.clone(), 5)), ["1", "2", "3", "4", "5"]);
+        let kept = newest(known, 3);
+        assert_eq!(ids(&kept), ["2", "3", "4"]);
+        let from = forgotten_before(&kept, 3);
+        assert!(news(&kept, all().to_vec(), &seen(&["a"]), from, NOW).is_empty());
+        let later = vec![told("6", &["a"], Span::from_secs(19))];
+        assert_eq!(news(&kept, later, &seen(&["a"]), from, NOW).len(), 1);
+        assert_eq!(forgotten_before(&kept, 4), Timestamp::MIN, "there is room");
+    }
+
+    #[test]
+    fn work_over_many_nodes_is_not_kept() {
+        let names: Vec<String> = (0..=MOST_NODES).map(|number| format!("n{number}")).collect();
+        let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+        names[0] = "a";
+        assert!(new(&[], vec![told("1", &names, Span::ZERO)]).is_empty());
+    }
+}

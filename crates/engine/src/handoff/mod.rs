@@ -1,0 +1,277 @@
+//! The hand-off of a case to whoever repairs the machine: one archive with what a vendor or a cloud asks for.
+//!
+//! It is made before a step that destroys what the node knew (reset, reboot, replacement), so that it is there when somebody
+//! asks for it weeks later, and by `doctor bundle` at any time. Everything that nodes or people wrote is scrubbed of what looks
+//! like a secret, and everything has a limit. What the vendor's own tool wrote on the node goes in as it is.
+
+mod cloud;
+mod firmware;
+mod tar;
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, Read, Seek, SeekFrom},
+    path::PathBuf,
+};
+
+use doctor_checks::document::Document;
+use doctor_core::{
+    case::{Case, CaseState, Rung},
+    ids::{CaseId, HardwareId, RunId},
+    node::Hardware,
+    time::{Span, Timestamp},
+    view,
+};
+use doctor_host::reports::{self, Report};
+use doctor_store::{Store, StoreError, records::HistoryFilter};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{
+    gzip::gzip,
+    scrub::{scrub, scrub_json},
+    share::{Share, ShareError, write_atomically},
+};
+
+/// Of one log, the last so many bytes: a run that went wrong says so at its end.
+const LOG: u64 = 4 << 20;
+/// Of all logs and documents together.
+const ALL: usize = 48 << 20;
+/// The newest runs on the node, and how long before the case they may have been.
+const RUNS: usize = 20;
+const BEFORE: Span = Span::days(3);
+
+#[derive(Debug, thiserror::Error)]
+pub enum HandoffError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("cannot write a part of the archive as JSON")]
+    Json(#[from] serde_json::Error),
+    #[error("there is no case {0}")]
+    NoCase(CaseId),
+}
+
+/// A file of the archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    pub name: String,
+    pub bytes: Vec<u8>,
+}
+
+/// A machine that bore the name of the case's node.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Machine {
+    pub id: HardwareId,
+    pub first_seen: Timestamp,
+    pub last_seen: Timestamp,
+    /// Whether it is the case's.
+    pub of_the_case: bool,
+    pub described: Hardware,
+}
+
+/// What was taken on the node itself, or why nothing was.
+pub type FromNode = Result<Report, String>;
+
+/// The archive, as `.tar.gz`. `more` is what the caller has to add.
+///
+/// # Errors
+/// If the store or the share cannot be read.
+pub fn archive(
+    store: &Store,
+    share: Option<&Share>,
+    case: CaseId,
+    from_node: &FromNode,
+    more: Vec<Part>,
+) -> Result<Vec<u8>, HandoffError> {
+    let case = store.case(case)?.ok_or(HandoffError::NoCase(case))?;
+    let mut parts = parts(store, share, &case, from_node)?;
+    parts.extend(more.into_iter().map(|part| Part { name: format!("more/{}", part.name), bytes: part.bytes }));
+    let folder = format!("case-{}", case.id);
+    Ok(gzip(&tar::tar(&folder, &parts, case.opened)))
+}
+
+/// Where the archive of a case is kept: one for each rung of the ladder.
+fn place(share: &Share, case: CaseId, rung: Rung) -> PathBuf {
+    share.root().join("handoff").join(format!("{case}-{rung}.tar.gz"))
+}
+
+/// Whether what a step of this rung destroys was put away already.
+pub fn is_kept(share: &Share, case: CaseId, rung: Rung) -> bool {
+    place(share, case, rung).exists()
+}
+
+/// Keeps an archive of the case on the share: what a step destroys is in there.
+///
+/// # Errors
+/// If it cannot be made or written.
+pub fn keep(
+    store: &Store,
+    share: &Share,
+    case: CaseId,
+    rung: Rung,
+    from_node: &FromNode,
+) -> Result<PathBuf, HandoffError> {
+    let path = place(share, case, rung);
+    let bytes = archive(store, Some(share), case, from_node, Vec::new())?;
+    let failed = |source| HandoffError::Write { path: path.clone(), source };
+    fs::create_dir_all(share.root().join("handoff")).map_err(failed)?;
+    write_atomically(&path, &bytes).map_err(failed)?;
+    Ok(path)
+}
+
+/// Removes kept archives of cases that were opened before then. What cannot be removed now is tried again next time.
+pub fn forget(share: &Share, before: Timestamp) {
+    let Ok(entries) = fs::read_dir(share.root().join("handoff")) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let case = name.to_str().and_then(|name| name.split_once('-')?.0.parse::<CaseId>().ok());
+        if case.is_some_and(|case| case.born() < before) {
+            let _gone = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn parts(store: &Store, share: Option<&Share>, case: &Case, from_node: &FromNode) -> Result<Vec<Part>, HandoffError> {
+    let node = &case.node;
+    let machines: Vec<Machine> = store
+        .machines_of(node)?
+        .into_iter()
+        .map(|(id, first_seen, last_seen, described)| {
+            let of_the_case = id == case.hardware;
+            Machine { id, first_seen, last_seen, of_the_case, described }
+        })
+        .collect();
+    let since = Some(case.opened.minus(BEFORE));
+    let history = store.history(&HistoryFilter {
+        node: Some(node.clone()),
+        since,
+        limit: Some(1000),
+        ..HistoryFilter::default()
+    })?;
+    let mut runs: Vec<RunId> = history.iter().filter_map(|row| row.run).collect();
+    let mut seen = BTreeSet::new();
+    runs.retain(|run| seen.insert(*run));
+    runs.truncate(RUNS);
+    let mut documents = Vec::new();
+    for run in &runs {
+        let kept = store.evidence(*run, node)?;
+        documents.extend(kept.and_then(|kept| Document::open_kept(&kept.bytes).ok()));
+    }
+    let read = firmware::read(documents.iter());
+    let told = from_node.as_ref().ok().map(|report| &report.machine);
+    let summary = summary(case, &machines, from_node, &read);
+    let of_the_case = machines.iter().find(|machine| machine.of_the_case);
+    let mut parts = vec![
+        Part { name: "summary.md".to_owned(), bytes: scrub(&summary).into_owned().into_bytes() },
+        json("case.json", case)?,
+        json("machines.json", &machines)?,
+        json("firmware.json", told.unwrap_or(&read))?,
+        json("cloud.json", &cloud::fields(case, of_the_case, told.map(|told| &told["cloud"])))?,
+        json("history.json", &history)?,
+        json("audit.json", &store.audit(500, Some(node))?)?,
+    ];
+    if let Ok(Report { file: Some(file), .. }) = from_node {
+        // Its name is from a node.
+        let known = reports::FILES.iter().find(|known| **known == file.name);
+        let name = format!("node/{}", known.unwrap_or(&"file"));
+        parts.push(Part { name, bytes: file.bytes.clone() });
+    }
+    let mut room = ALL;
+    for run in runs {
+        add_run(store, share, case, run, &mut room, &mut parts)?;
+    }
+    Ok(parts)
+}
+
+/// The documents and logs of one run, as far as there is room.
+fn add_run(
+    store: &Store,
+    share: Option<&Share>,
+    case: &Case,
+    run: RunId,
+    room: &mut usize,
+    parts: &mut Vec<Part>,
+) -> Result<(), HandoffError> {
+    let mut add = |name: String, bytes: &[u8]| {
+        let text = scrub(&String::from_utf8_lossy(bytes)).into_owned().into_bytes();
+        if text.len() <= *room {
+            *room -= text.len();
+            parts.push(Part { name, bytes: text });
+        }
+    };
+    if let Some(evidence) = store.evidence(run, &case.node)? {
+        add(format!("evidence/{run}.txt"), &evidence.bytes);
+    }
+    let (Some(share), Some(record)) = (share, store.run(run)?) else { return Ok(()) };
+    for test in record.run.tests.iter() {
+        let path = Share::log_path(test, &case.node, record.run.planned);
+        let Some(mut log) = share.open_log(&path)? else { continue };
+        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let mut bytes = Vec::new();
+        let length = log.metadata().map_or(0, |meta| meta.len());
+        let read =
+            log.seek(SeekFrom::Start(length.saturating_sub(LOG))).and_then(|_| log.take(LOG).read_to_end(&mut bytes));
+        // A log that cannot be read is one that is not there; the rest is worth having.
+        if read.is_ok() {
+            add(format!("logs/{name}"), &bytes);
+        }
+    }
+    Ok(())
+}
+
+fn json(name: &str, value: &impl Serialize) -> Result<Part, HandoffError> {
+    let mut value = serde_json::to_value(value)?;
+    scrub_json(&mut value);
+    Ok(Part { name: name.to_owned(), bytes: serde_json::to_vec_pretty(&value)? })
+}
+
+/// One page that says what is wrong with which machine, and what was tried.
+fn summary(case: &Case, machines: &[Machine], from_node: &FromNode, read: &Value) -> String {
+    let mut lines = vec![format!("# Case {} on {}", case.id, case.node), String::new()];
+    let state = match &case.state {
+        CaseState::Open => "open".to_owned(),
+        CaseState::Closed { at, how } => format!("closed at {at}: {how}"),
+    };
+    lines.push(format!("Opened {}, severity {}, {state}.", case.opened, case.severity));
+    lines.push("\n## The machine\n".to_owned());
+    for machine in machines.iter().filter(|machine| machine.of_the_case) {
+        let Hardware { gpu_uuids, board_serial, physical_host, boot_id } = &machine.described;
+        let known = |value: &Option<String>| value.clone().unwrap_or_else(|| "not known".to_owned());
+        lines.push(format!("- id: {}", machine.id));
+        lines.push(format!("- board serial: {}", known(board_serial)));
+        lines.push(format!("- physical host: {}", known(physical_host)));
+        lines.push(format!("- boot: {}", known(&case.boot_id.clone().or_else(|| boot_id.clone()))));
+        lines.extend(gpu_uuids.iter().map(|uuid| format!("- GPU: {uuid}")));
+    }
+    lines.push("\n## Firmware\n".to_owned());
+    let versions = firmware::lines(from_node.as_ref().map_or(read, |report| &report.machine));
+    lines.push(if versions.is_empty() { "Not known.".to_owned() } else { versions.join("\n") });
+    lines.push("\n## nvidia-bug-report\n".to_owned());
+    lines.push(match from_node {
+        Ok(Report { file: Some(file), machine }) => {
+            let said = machine["vendor_report"]["file"].as_str().unwrap_or(&file.name);
+            format!("It is in node/, as the vendor's tool wrote it: {said}.")
+        }
+        Ok(Report { file: None, machine }) => {
+            let why = machine["vendor_report"]["why_not"].as_str().unwrap_or("the node does not say why");
+            format!("It could not be taken: {why}.")
+        }
+        Err(why) => format!("It was not taken: {why}."),
+    });
+    lines.push("\n## What was found\n".to_owned());
+    for finding in &case.findings {
+        lines.push(format!("- {} on {} ({}): {}", finding.check, finding.entity, finding.reason, finding.text));
+        lines.push(format!("  evidence: {}", view::evidence(&finding.evidence)));
+    }
+    lines.push("\n## What was done\n".to_owned());
+    for step in &case.steps {
+        lines.push(format!("- {} {} ({}): {}", step.at, step.what, step.state, step.text));
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}

@@ -1,0 +1,30 @@
+//! The control loop: everything between `doctor-core`'s judgement and the outside world.
+
+pub mod agents;
+pub mod audience;
+pub mod cycle;
+mod door;
+pub mod execute;
+mod failed_work;
+pub mod gzip;
+pub mod handoff;
+pub mod inbox;
+pub mod ingest;
+pub mod memory;
+mod observe;
+pub mod orders;
+pub mod parts;
+pub mod past;
+pub mod picture;
+mod publish;
+mod recall;
+pub mod rejection;
+pub mod rejudge;
+pub mod report;
+pub mod scrub;
+pub mod settings;
+pub mod share;
+mod show;
+pub mod snapshot;
+pub mod spans;
+pub mod wake;

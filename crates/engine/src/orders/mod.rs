@@ -1,0 +1,456 @@
+//! What operators may order: what would come of it, in words, and how it is written down. The command line and the API both come
+//! through here, so that the same order means the same, whoever carries it.
+//!
+//! An order is prepared from what is known and changes nothing; what is prepared is then carried out, or not. Carrying it out
+//! writes into the store what the controller's next cycles see to.
+
+mod nodes;
+
+use doctor_checks::Catalogue;
+use doctor_core::{
+    hostlist::{self, Selector},
+    ids::{NodeName, PoolName, TestId},
+    lifecycle::Life,
+    node::Hold,
+    snapshot::{Asked, Pause},
+    time::{Span, Timestamp},
+    view::{self, BreakerState, Facts, Ledger, clock},
+};
+use doctor_store::{ApiCall, Orders, Store, StoreError};
+
+/// What somebody wants done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// Tests before anything that is merely due. No tests: all that are run regularly.
+    Test {
+        nodes: Vec<Selector>,
+        tests: Vec<TestId>,
+    },
+    /// One run over all these nodes, and who is at fault if it fails. No test: `collective`.
+    Together {
+        nodes: Vec<Selector>,
+        test: Option<String>,
+    },
+    /// No tests, no repairs.
+    Hold {
+        nodes: Vec<Selector>,
+        until: Option<Timestamp>,
+    },
+    /// Ends a hold, and proves a node that was out of service before users get it.
+    Release {
+        nodes: Vec<Selector>,
+    },
+    /// Out of service on a person's judgement, and examined.
+    Quarantine {
+        nodes: Vec<Selector>,
+        evict: bool,
+    },
+    /// No validation starts.
+    Pause {
+        pool: Option<PoolName>,
+        length: Option<Span>,
+    },
+    Resume {
+        pool: Option<PoolName>,
+    },
+    /// Nodes may be taken out again.
+    CloseBreaker,
+}
+
+/// An order that cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadOrder {
+    #[error("no {what} `{name}`")]
+    Unknown { what: &'static str, name: String, known: String },
+    #[error("{0}")]
+    Usage(String),
+}
+
+/// What would come of an order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prepared {
+    /// One sentence in the future tense.
+    pub plan: String,
+    /// One line for each thing that would change.
+    pub changes: Vec<String>,
+    /// One sentence in the past tense.
+    pub done: String,
+    /// What to do next.
+    pub next: String,
+    /// The nodes it is about; none where it is about more than nodes.
+    pub nodes: Vec<NodeName>,
+    writes: Vec<Write>,
+    /// What the plan rests on. If that is not so any more when it is carried out, it is not carried out.
+    rests_on: Vec<Rests>,
+}
+
+/// Something that was so when an order was prepared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Rests {
+    Node { node: NodeName, life: Life, hold: Option<Hold> },
+    Pause { pool: Option<PoolName>, pause: Option<Pause> },
+}
+
+impl Rests {
+    fn check(&self, orders: &mut Orders<'_, '_>, at: Timestamp) -> Result<(), StoreError> {
+        let (still, what) = match self {
+            Self::Node { node, life, hold } => {
+                let (now_life, now_hold) = orders.life_and_hold(node)?;
+                (now_life == *life && now_hold == *hold, node.to_string())
+            }
+            Self::Pause { pool, pause } => {
+                let now = orders.paused(pool.as_ref())?.filter(|pause| pause.until.is_none_or(|until| at < until));
+                (now == *pause, format!("the pause {}", place(pool.as_ref())))
+            }
+        };
+        if still { Ok(()) } else { Err(StoreError::Changed { what }) }
+    }
+}
+
+/// Whose order it is, why, and when it was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Signature {
+    pub by: String,
+    pub why: String,
+    pub at: Timestamp,
+}
+
+/// One thing that is written down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Write {
+    Request(Asked),
+    Hold { node: NodeName, until: Option<Timestamp> },
+    Unhold(NodeName),
+    Pause { pool: Option<PoolName>, until: Option<Timestamp> },
+    Resume(Option<PoolName>),
+    CloseBreaker,
+}
+
+impl Order {
+    /// Whether it can only be prepared by who knows which tests there are.
+    pub const fn names_tests(&self) -> bool {
+        matches!(self, Self::Test { .. } | Self::Together { .. })
+    }
+
+    /// What would come of it now, at `facts.now`.
+    ///
+    /// # Errors
+    /// If it names what nobody knows, or contradicts itself.
+    pub fn prepare(&self, facts: &Facts, catalogue: &Catalogue) -> Result<Prepared, BadOrder> {
+        match self {
+            Self::Test { nodes, tests } => nodes::test(facts, catalogue, nodes, tests),
+            Self::Together { nodes, test } => nodes::together(facts, catalogue, nodes, test.as_deref()),
+            Self::Hold { nodes, until } => nodes::hold(facts, nodes, *until),
+            Self::Release { nodes } => nodes::release(facts, nodes),
+            Self::Quarantine { nodes, evict } => nodes::quarantine(facts, nodes, *evict),
+            Self::Pause { pool, length } => Ok(pause(facts, pool.as_ref(), *length)),
+            Self::Resume { pool } => resume(facts, pool.as_ref()),
+            Self::CloseBreaker => Ok(close_breaker(facts)),
+        }
+    }
+}
+
+impl Prepared {
+    /// Writes it down for the controller: all of it or nothing.
+    ///
+    /// # Errors
+    /// If the store fails, or what was planned on has changed since ([`StoreError::Changed`]).
+    pub fn carry_out(&self, store: &Store, signed: &Signature) -> Result<(), StoreError> {
+        self.write(store, signed, None)
+    }
+
+    /// The same, with a line about the call that brought it.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn carry_out_for(&self, call: &ApiCall, store: &Store, signed: &Signature) -> Result<(), StoreError> {
+        self.write(store, signed, Some(call))
+    }
+
+    fn write(&self, store: &Store, signed: &Signature, call: Option<&ApiCall>) -> Result<(), StoreError> {
+        store.ordered(|orders| {
+            for rests in &self.rests_on {
+                rests.check(orders, signed.at)?;
+            }
+            for write in &self.writes {
+                write.put(orders, signed)?;
+            }
+            call.map_or(Ok(()), |call| orders.note_call(call, signed.at))
+        })
+    }
+}
+
+impl Write {
+    fn put(&self, orders: &mut Orders<'_, '_>, signed: &Signature) -> Result<(), StoreError> {
+        let Signature { by, why, at } = signed;
+        match self {
+            Self::Request(asked) => orders.add_request(asked, by, why, *at).map(drop),
+            Self::Hold { node, until } => {
+                orders.hold(node, &Hold { by: by.clone(), why: why.clone(), since: *at, until: *until })
+            }
+            Self::Unhold(node) => orders.unhold(node, by, why, *at),
+            Self::Pause { pool, until } => {
+                let (by, why, pool) = (by.clone(), why.clone(), pool.clone());
+                orders.pause(&Pause { pool, by, why, since: *at, until: *until })
+            }
+            Self::Resume(pool) => orders.resume(pool.as_ref(), by, why, *at),
+            Self::CloseBreaker => orders.close_breaker(by, why, *at),
+        }
+    }
+}
+
+/// The nodes that these selectors mean. A name that nobody knows is a slip, not an empty answer.
+///
+/// # Errors
+/// With the first selector that means nothing, and some of what is known.
+pub fn pick(facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeName>, BadOrder> {
+    let unknown = |name: String| {
+        let mut names = facts.select(&[]);
+        let more = names.len().saturating_sub(1000);
+        names.truncate(1000);
+        let known = match (names.is_empty(), more) {
+            (true, _) => "none; no cycle has looked at the cluster yet".to_owned(),
+            (_, 0) => hostlist::fold(&names),
+            (..) => format!("{} and {more} more", hostlist::fold(&names)),
+        };
+        BadOrder::Unknown { what: "node", name, known }
+    };
+    for selector in selectors {
+        match selector {
+            Selector::Names(names) => {
+                if let Some(name) = names.iter().find(|name| facts.node(name).is_none()) {
+                    return Err(unknown(name.to_string()));
+                }
+            }
+            other if facts.select(std::slice::from_ref(other)).is_empty() => return Err(unknown(other.to_string())),
+            _ => {}
+        }
+    }
+    Ok(facts.select(selectors))
+}
+
+/// A length from now, or a moment that lies ahead.
+///
+/// # Errors
+/// If it is neither, or over.
+pub fn moment(text: &str, now: Timestamp) -> Result<Timestamp, BadOrder> {
+    let at = text.parse::<Span>().map(|span| now.plus(span)).or_else(|_| text.parse::<Timestamp>());
+    let short: String = text.chars().take(64).collect();
+    match at {
+        Ok(at) if at > now => Ok(at),
+        Ok(at) => Err(BadOrder::Usage(format!("`{short}` is {} UTC, which is over: name a moment ahead", clock(at)))),
+        Err(_) => Err(BadOrder::Usage(format!(
+            "`{short}` is neither a length such as \"4h\" nor a moment such as \"2026-11-15T08:00:00Z\""
+        ))),
+    }
+}
+
+fn place(pool: Option<&PoolName>) -> String {
+    pool.map_or_else(|| "everywhere".to_owned(), |pool| format!("in pool {pool}"))
+}
+
+fn pause(facts: &Facts, pool: Option<&PoolName>, length: Option<Span>) -> Prepared {
+    let until = length.map(|length| facts.now.plus(length));
+    let how_long = until.map_or_else(|| "until resumed".to_owned(), |until| format!("until {} UTC", clock(until)));
+    // A length and no moment: what is shown is what is confirmed, and a person takes a while to read it.
+    let length = length.map_or_else(|| "until resumed".to_owned(), |length| format!("for {length}"));
+    let rests_on = vec![pause_of(facts, pool)];
+    let before = paused(facts, pool)
+        .map_or_else(String::new, |pause| format!(", in the place of the pause by {} ({})", pause.by, pause.why));
+    let place = place(pool);
+    let of_pool = pool.map_or_else(String::new, |pool| format!(" --pool {pool}"));
+    Prepared {
+        plan: format!("Would start no validation {place} {how_long}."),
+        changes: vec![format!("validation {place}: paused {length}{before}")],
+        done: format!("Paused {place} {how_long}."),
+        next: format!("`doctor resume{of_pool} --why …` goes on"),
+        nodes: Vec::new(),
+        writes: vec![Write::Pause { pool: pool.cloned(), until }],
+        rests_on,
+    }
+}
+
+fn paused<'a>(facts: &'a Facts, pool: Option<&PoolName>) -> Option<&'a Pause> {
+    facts.snapshot.pauses.iter().find(|pause| pause.pool.as_ref() == pool)
+}
+
+fn pause_of(facts: &Facts, pool: Option<&PoolName>) -> Rests {
+    Rests::Pause { pool: pool.cloned(), pause: paused(facts, pool).cloned() }
+}
+
+fn resume(facts: &Facts, pool: Option<&PoolName>) -> Result<Prepared, BadOrder> {
+    let pauses = &facts.snapshot.pauses;
+    let name = place(pool);
+    let ended = paused(facts, pool).map(|pause| format!("pause {name} by {} ends: {}", pause.by, pause.why));
+    let Some(ended) = ended else {
+        let others: Vec<String> = pauses.iter().map(|pause| place(pause.pool.as_ref())).collect();
+        let known = match others.is_empty() {
+            true => "nothing is paused".to_owned(),
+            false => format!("paused: {}", others.join(", ")),
+        };
+        return Err(BadOrder::Unknown { what: "pause", name, known });
+    };
+    Ok(Prepared {
+        plan: format!("Would go on with validation {name}."),
+        changes: vec![ended],
+        done: format!("Resumed {name}."),
+        next: "`doctor status` shows what starts".to_owned(),
+        nodes: Vec::new(),
+        writes: vec![Write::Resume(pool.cloned())],
+        rests_on: vec![pause_of(facts, pool)],
+    })
+}
+
+fn close_breaker(facts: &Facts) -> Prepared {
+    let view = view::status(facts, &Ledger::default()).breaker;
+    let now = match view.state {
+        BreakerState::Open => {
+            format!("open -> closed; it had opened because {}", view.why.as_deref().unwrap_or("of a reason not kept"))
+        }
+        BreakerState::Closed => "closed already; what was taken out so far counts no more".to_owned(),
+    };
+    Prepared {
+        plan: "Would close the breaker: nodes may be taken out again.".to_owned(),
+        changes: vec![format!("breaker: {now}")],
+        done: "Closed the breaker.".to_owned(),
+        next: "`doctor status` shows what is taken out now".to_owned(),
+        nodes: Vec::new(),
+        writes: vec![Write::CloseBreaker],
+        rests_on: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::{
+        node::{Marks, Occupancy},
+        policy::Policy,
+        profile::Profiles,
+    };
+
+    use super::*;
+    use crate::{
+        picture,
+        settings::Settings,
+        snapshot::{Cluster, ClusterRow},
+    };
+
+    #[test]
+    fn until_takes_a_length_or_a_moment_ahead() {
+        let now: Timestamp = "2026-11-15T08:00:00Z".parse().unwrap();
+        assert_eq!(moment("4h", now).unwrap(), now.plus(Span::hours(4)));
+        assert_eq!(moment("2026-11-16T08:00:00Z", now).unwrap(), now.plus(Span::days(1)));
+        for text in ["yesterday", "2026-11-14T08:00:00Z", "0s", ""] {
+            assert!(moment(text, now).is_err(), "{text}");
+        }
+    }
+
+    const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+    fn name(text: &str) -> NodeName {
+        NodeName::new(text).unwrap()
+    }
+
+    /// A cluster with `here` and `held`, which had `gone`.
+    fn store() -> (Store, Settings) {
+        let store = Store::open_in_memory().unwrap();
+        let settings = Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default()).unwrap();
+        for node in ["here", "held", "gone"] {
+            let why = "known".to_owned();
+            store.hold(&name(node), &Hold { by: "eve".to_owned(), why, since: NOW, until: None }).unwrap();
+        }
+        for node in ["here", "gone"] {
+            store.unhold(&name(node), "eve", "over", NOW).unwrap();
+        }
+        (store, settings)
+    }
+
+    fn facts(store: &Store, settings: &Settings) -> Facts {
+        let row = |node: &str| ClusterRow {
+            node: name(node),
+            pool: PoolName::new("gpu").unwrap(),
+            occupancy: Occupancy::Free,
+            marks: Marks::default(),
+            sku: None,
+            heard: None,
+        };
+        let cluster = Cluster { nodes: vec![row("held"), row("here")], ..Cluster::unseen(settings) };
+        picture::facts(store, Some(NOW), cluster, NOW).unwrap()
+    }
+
+    #[test]
+    fn each_node_is_told_with_what_is_in_the_way_there() {
+        let (store, settings) = store();
+        let facts = facts(&store, &settings);
+        let all = || vec!["gone,held,here".parse::<Selector>().unwrap()];
+        let memory = TestId::new("memory").unwrap();
+        for (order, lines, requests) in [
+            (
+                Order::Hold { nodes: all(), until: None },
+                ["gone from the cluster; held when it comes back", "held by eve (known) already", "in-service -> held"],
+                0,
+            ),
+            (
+                Order::Test { nodes: all(), tests: vec![memory] },
+                [
+                    "gone from the cluster; nothing is tested",
+                    "memory, when it is not held by eve (known) any more",
+                    "memory",
+                ],
+                2,
+            ),
+            (
+                Order::Quarantine { nodes: all(), evict: false },
+                ["gone from the cluster; nothing changes", "held by eve (known); when", "in-service -> quarantined"],
+                2,
+            ),
+            (
+                Order::Release { nodes: all() },
+                ["gone from the cluster; nothing changes", "the hold ends", "in users' hands already"],
+                2,
+            ),
+        ] {
+            let prepared = order.prepare(&facts, &settings.catalogue).unwrap();
+            assert_eq!(prepared.nodes, ["gone", "held", "here"].map(name), "{order:?}");
+            for (line, part) in prepared.changes.iter().zip(lines) {
+                assert!(line.contains(part), "{line}: {part}");
+            }
+            let asked = prepared.writes.iter().filter(|write| matches!(write, Write::Request(_))).count();
+            assert_eq!(asked, requests, "{prepared:?}");
+        }
+        let gone = || vec!["gone".parse::<Selector>().unwrap()];
+        for order in [
+            Order::Test { nodes: gone(), tests: Vec::new() },
+            Order::Quarantine { nodes: gone(), evict: true },
+            Order::Release { nodes: gone() },
+        ] {
+            let refused = order.prepare(&facts, &settings.catalogue).unwrap_err().to_string();
+            assert!(refused.contains("does not name gone"), "{order:?}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_rests_on_something_that_has_changed_is_not_carried_out() {
+        let (store, settings) = store();
+        let signed = Signature { by: "ann".to_owned(), why: "fan".to_owned(), at: NOW };
+        let nodes = || vec!["held,here".parse::<Selector>().unwrap()];
+        let order = Order::Hold { nodes: nodes(), until: None };
+        let planned = order.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        let hold = Hold { by: "bob".to_owned(), why: "noise".to_owned(), since: NOW, until: None };
+        store.hold(&name("here"), &hold).unwrap();
+        let lines = store.audit(100, None).unwrap().len();
+        let changed = planned.carry_out(&store, &signed).unwrap_err();
+        assert!(matches!(&changed, StoreError::Changed { what } if what == "here"), "{changed}");
+        assert_eq!(store.audit(100, None).unwrap().len(), lines, "nothing of it was done");
+        let now = order.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        assert!(now.changes[1].contains("held by bob (noise) already"), "{now:?}");
+        now.carry_out(&store, &signed).unwrap();
+
+        let pause = Order::Pause { pool: None, length: Some(Span::hours(1)) };
+        let planned = pause.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        planned.carry_out(&store, &signed).unwrap();
+        assert!(matches!(planned.carry_out(&store, &signed), Err(StoreError::Changed { .. })), "it is paused by now");
+        let again = pause.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        assert!(again.changes[0].contains("in the place of the pause by ann (fan)"), "{again:?}");
+    }
+}

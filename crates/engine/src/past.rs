@@ -1,0 +1,179 @@
+//! What judging may know of the past: a node's own earlier results, and the newest ones of others of its type.
+//!
+//! Both are read from the evidence that is kept, and only where a rule in force asks for them. What was read once is
+//! remembered, so that a hundred results of one cycle ask for their peers once. Evidence that is gone, cut, or of a
+//! check that reads other probes today is not known; nothing is guessed in its place.
+
+use std::collections::BTreeMap;
+
+use doctor_checks::document::{Document, TestEvidence};
+use doctor_core::{
+    classify::{Past, Wanted, median},
+    ids::{NodeName, RunId, Sku, TestId},
+    observation::{Metric, Observation},
+    time::Timestamp,
+};
+use doctor_store::{
+    Store, StoreError,
+    records::{HistoryFilter, HistoryRow, LatestRow},
+};
+
+use crate::settings::Settings;
+
+/// Of each node, when its results came in, and of which run those are that say something; newest first.
+type Results = BTreeMap<NodeName, Vec<(Timestamp, Option<RunId>)>>;
+
+/// Metrics of one result; none if it cannot be read any more.
+type Values = Vec<Metric>;
+
+/// Reads the past where rules ask for it.
+#[derive(Debug)]
+pub struct PastReader<'a> {
+    store: &'a Store,
+    settings: &'a Settings,
+    /// Other nodes by their type, as the cluster has them now.
+    of_type: BTreeMap<Sku, Vec<NodeName>>,
+    /// By test and node: results, newest first. Where it is given, nothing else is asked.
+    history: Option<BTreeMap<TestId, Results>>,
+    latest: Option<Vec<LatestRow>>,
+    read: BTreeMap<(RunId, NodeName, TestId), Values>,
+}
+
+/// Whose result is judged.
+#[derive(Debug, Clone, Copy)]
+pub struct Of<'a> {
+    pub node: &'a NodeName,
+    pub sku: Option<&'a Sku>,
+    pub test: &'a TestId,
+    /// By the node's clock.
+    pub at: Timestamp,
+    /// Only what came in before this: a result that is judged again knows no more than it did then.
+    pub before: Timestamp,
+}
+
+impl<'a> PastReader<'a> {
+    /// `of_type` names the nodes of each type in their order.
+    pub fn new(store: &'a Store, settings: &'a Settings, of_type: BTreeMap<Sku, Vec<NodeName>>) -> Self {
+        Self { store, settings, of_type, history: None, latest: None, read: BTreeMap::new() }
+    }
+
+    /// With results that were read already: what is judged is old, and so must be what it is compared with.
+    #[must_use]
+    pub fn with_history(mut self, rows: &[HistoryRow]) -> Self {
+        let mut history: BTreeMap<TestId, Results> = BTreeMap::new();
+        for row in rows {
+            let results = history.entry(row.test.clone()).or_default().entry(row.node.clone()).or_default();
+            results.push((row.at, row.run.filter(|_| row.verdict.is_conclusive())));
+        }
+        for results in history.values_mut().flat_map(BTreeMap::values_mut) {
+            results.sort_unstable_by(|a, b| b.cmp(a));
+        }
+        self.history = Some(history);
+        self
+    }
+
+    /// All that the rules want to know for this result.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn of(&mut self, of: Of<'_>) -> Result<Past, StoreError> {
+        let mut past = Past::at(of.at);
+        let wanted = Wanted::of(&self.settings.rules, of.test);
+        if wanted.own > 0 {
+            self.add_own(&mut past, of, wanted.own)?;
+        }
+        if let (false, Some(sku)) = (wanted.peers.is_empty(), of.sku) {
+            self.add_peers(&mut past, of, sku, &wanted)?;
+        }
+        Ok(past)
+    }
+
+    fn add_own(&mut self, past: &mut Past, of: Of<'_>, most: u32) -> Result<(), StoreError> {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let runs: Vec<RunId> = match &self.history {
+            Some(history) => {
+                let results = history.get(of.test).and_then(|nodes| nodes.get(of.node)).map_or(&[][..], Vec::as_slice);
+                let before = results.iter().filter(|(at, _)| *at < of.before).take(looked_through(most));
+                before.filter_map(|(_, run)| *run).take(most).collect()
+            }
+            None => self.own_runs(of, most)?,
+        };
+        for run in runs {
+            for metric in self.values(run, of.node, of.test)? {
+                past.own.entry((metric.name, metric.entity)).or_default().push(metric.value);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_peers(&mut self, past: &mut Past, of: Of<'_>, sku: &Sku, wanted: &Wanted) -> Result<(), StoreError> {
+        let newest = match &self.history {
+            Some(history) => {
+                let before = |results: &[(Timestamp, Option<RunId>)]| results.iter().find(|(at, _)| *at < of.before)?.1;
+                let nodes = history.get(of.test).into_iter().flatten().filter(|(node, _)| self.is_peer(of, sku, node));
+                nodes.filter_map(|(node, results)| Some((before(results)?, node.clone()))).collect()
+            }
+            None => self.newest_of_peers(of, sku)?,
+        };
+        for (run, node) in newest {
+            let metrics = self.values(run, &node, of.test)?;
+            for name in &wanted.peers {
+                let values: Vec<f64> =
+                    metrics.iter().filter(|metric| metric.name == *name).map(|metric| metric.value).collect();
+                if let Some(value) = median(&values) {
+                    past.peers.entry(name.clone()).or_default().push(value);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn own_runs(&self, of: Of<'_>, most: usize) -> Result<Vec<RunId>, StoreError> {
+        let limit = u32::try_from(looked_through(most)).unwrap_or(u32::MAX);
+        let (node, test) = (Some(of.node.clone()), Some(of.test.clone()));
+        let filter = HistoryFilter { node, test, limit: Some(limit), ..HistoryFilter::default() };
+        let rows = self.store.history(&filter)?;
+        let conclusive = rows.iter().filter(|row| row.at < of.before && row.verdict.is_conclusive());
+        Ok(conclusive.filter_map(|row| row.run).take(most).collect())
+    }
+
+    fn newest_of_peers(&mut self, of: Of<'_>, sku: &Sku) -> Result<Vec<(RunId, NodeName)>, StoreError> {
+        if self.latest.is_none() {
+            self.latest = Some(self.store.latest_all()?);
+        }
+        let rows = self.latest.iter().flatten().filter(|row| row.test == *of.test && row.at < of.before);
+        let peers = rows.filter(|row| row.verdict.is_conclusive() && self.is_peer(of, sku, &row.node));
+        Ok(peers.filter_map(|row| Some((row.run?, row.node.clone()))).collect())
+    }
+
+    fn is_peer(&self, of: Of<'_>, sku: &Sku, node: &NodeName) -> bool {
+        node != of.node && self.of_type.get(sku).is_some_and(|nodes| nodes.binary_search(node).is_ok())
+    }
+
+    fn values(&mut self, run: RunId, node: &NodeName, test: &TestId) -> Result<Values, StoreError> {
+        let key = (run, node.clone(), test.clone());
+        if let Some(known) = self.read.get(&key) {
+            return Ok(known.clone());
+        }
+        let kept = self.store.evidence(run, node)?.filter(|row| !row.truncated);
+        let document = kept.and_then(|row| Document::open_kept(&row.bytes).ok());
+        let evidence = document.iter().flat_map(|document| &document.tests).find(|evidence| evidence.test == *test);
+        let values = evidence.map_or_else(Vec::new, |evidence| metrics(self.settings, evidence));
+        self.read.insert(key, values.clone());
+        Ok(values)
+    }
+}
+
+/// Some results say nothing, so a few more are looked through.
+const fn looked_through(most: usize) -> usize {
+    most.saturating_mul(2)
+}
+
+fn metrics(settings: &Settings, evidence: &TestEvidence) -> Values {
+    let Some(check) = settings.catalogue.get(&evidence.test) else { return Vec::new() };
+    let params = settings.catalogue.params(&settings.policy, &evidence.test);
+    match check.observe(&params, evidence) {
+        Observation::Measured { metrics, .. } => metrics,
+        Observation::NotApplicable(_) | Observation::CouldNot(_) => Vec::new(),
+    }
+}

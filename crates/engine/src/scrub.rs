@@ -1,0 +1,326 @@
+//! Takes secrets out of text that nodes wrote, before it leaves the controller: what somebody exported on a command line, put
+//! into an address or printed by mistake.
+//!
+//! It goes by form, line by line: a value after a name that speaks of a secret (`token=…`, `"password": "…"`,
+//! `Authorization: Bearer …`), a user's part of an address (`https://ann:pw@host`), words that begin like well-known
+//! credentials, and the lines of a private key. What has no such form cannot be known for a secret.
+
+use std::borrow::Cow;
+
+use doctor_store::access::TOKEN_PREFIX;
+
+use serde_json::Value;
+
+/// Stands where a secret stood.
+pub const REMOVED: &str = "[removed]";
+
+/// A name that has one of these in it, `_` and `-` left out, has a secret for its value.
+const NAMES: [&str; 12] = [
+    "token",
+    "secret",
+    "password",
+    "passwd",
+    "passphrase",
+    "apikey",
+    "accesskey",
+    "accountkey",
+    "accesssignature",
+    "credential",
+    "privatekey",
+    "authorization",
+];
+/// The same of a name that is one of these: within others they mean something else.
+const WHOLE_NAMES: [&str; 2] = ["sig", "cookie"];
+/// What is said before a secret in a header.
+const SCHEMES: [&str; 2] = ["bearer ", "basic "];
+/// All that follows it on its line is a secret.
+const COOKIE: &str = "cookie:";
+/// Words that are credentials by how they begin, and how long they are at least.
+const PREFIXES: [(&str, usize); 10] = [
+    (TOKEN_PREFIX, 40),
+    ("AKIA", 16),
+    ("ASIA", 16),
+    ("ghp_", 20),
+    ("gho_", 20),
+    ("github_pat_", 30),
+    ("glpat-", 20),
+    ("hf_", 20),
+    ("xoxb-", 20),
+    ("eyJ", 40),
+];
+
+/// What a name or a credential within a word may stand behind.
+const SIGNS: [char; 6] = ['=', ':', '#', '/', '@', '|'];
+
+/// The text without what looks like a secret.
+pub fn scrub(text: &str) -> Cow<'_, str> {
+    scrub_after("", text)
+}
+
+/// The same of text that comes after other text, which may end within a private key.
+pub fn scrub_after<'a>(before: &str, text: &'a str) -> Cow<'a, str> {
+    let mut clean = String::new();
+    let mut changed = false;
+    let mut in_key = before.lines().fold(false, |inside, line| (inside || begins_key(line)) && !ends_key(line));
+    for line in text.split_inclusive('\n') {
+        let (begins, ends) = (begins_key(line), ends_key(line));
+        if in_key || begins {
+            if begins {
+                clean.push_str(REMOVED);
+                clean.push_str(if line.ends_with('\n') { "\n" } else { "" });
+            }
+            changed = true;
+            in_key = !ends;
+            continue;
+        }
+        let scrubbed = scrub_line(line);
+        changed |= matches!(scrubbed, Cow::Owned(_));
+        clean.push_str(&scrubbed);
+    }
+    if changed { Cow::Owned(clean) } else { Cow::Borrowed(text) }
+}
+
+fn begins_key(line: &str) -> bool {
+    line.contains("-----BEGIN ") && line.contains("PRIVATE KEY-----")
+}
+
+fn ends_key(line: &str) -> bool {
+    line.contains("-----END ") && line.contains("PRIVATE KEY-----")
+}
+
+/// Every text in a document, and the value of every field whose name speaks of a secret.
+pub fn scrub_json(value: &mut Value) {
+    match value {
+        Value::String(text) => {
+            if let Cow::Owned(clean) = scrub(text) {
+                *text = clean;
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(scrub_json),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                if speaks_of_secret(name) { remove(value) } else { scrub_json(value) }
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Whatever lies under a secret's name.
+fn remove(value: &mut Value) {
+    match value {
+        Value::String(text) if text.is_empty() => {}
+        Value::String(_) | Value::Number(_) => *value = Value::String(REMOVED.to_owned()),
+        Value::Array(items) => items.iter_mut().for_each(remove),
+        Value::Object(fields) => fields.values_mut().for_each(remove),
+        Value::Null | Value::Bool(_) => {}
+    }
+}
+
+/// Text of a JSON document that was cut, as it reads: a line that is written as `\n` is one.
+pub fn unescaped(cut: &str) -> String {
+    cut.replace("\\n", "\n").replace("\\\"", "\"")
+}
+
+/// Without control characters, which a terminal would follow.
+pub fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
+}
+
+fn squeezed(name: &str) -> String {
+    name.chars().filter(|c| !matches!(c, '_' | '-')).map(|c| c.to_ascii_lowercase()).collect()
+}
+
+fn speaks_of_secret(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase().replace('-', "_");
+    // A count of tokens, or the file that holds one, is none.
+    let harmless = ["_file", "_path", "_count", "tokens"].iter().any(|end| lower.ends_with(end));
+    let name = squeezed(name);
+    !harmless && (NAMES.iter().any(|word| name.contains(word)) || WHOLE_NAMES.contains(&name.as_str()))
+}
+
+fn scrub_line(line: &str) -> Cow<'_, str> {
+    let lower = line.to_ascii_lowercase();
+    if let Some(place) = lower.find(COOKIE) {
+        let (before, after) = line.split_at(place + COOKIE.len());
+        let end = if line.ends_with('\n') { "\n" } else { "" };
+        let blank = after.trim().is_empty();
+        return match blank {
+            true => scrub_words(line),
+            false => Cow::Owned(format!("{} {REMOVED}{end}", scrub_words(before))),
+        };
+    }
+    let names = squeezed(line);
+    let suspicious = NAMES.iter().chain(&WHOLE_NAMES).any(|word| names.contains(word))
+        || SCHEMES.iter().any(|word| lower.contains(word))
+        || line.contains("://")
+        || PREFIXES.iter().any(|(prefix, _)| line.contains(prefix));
+    if suspicious { scrub_words(line) } else { Cow::Borrowed(line) }
+}
+
+fn scrub_words(line: &str) -> Cow<'_, str> {
+    let mut clean = String::with_capacity(line.len());
+    let mut rest = line;
+    let mut next = Next::Anything;
+    while !rest.is_empty() {
+        let gap = rest.len() - rest.trim_start_matches(is_gap).len();
+        clean.push_str(&rest[..gap]);
+        rest = &rest[gap..];
+        let length = rest.find(is_gap).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(length);
+        let said = scrub_word(word, &mut next);
+        clean.push_str(&said);
+        rest = after;
+    }
+    if clean == line { Cow::Borrowed(line) } else { Cow::Owned(clean) }
+}
+
+const fn is_gap(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '"' | '\'' | ',' | ';' | '&' | '?' | '(' | ')' | '{' | '}')
+}
+
+/// What the next word is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Anything,
+    /// A name was said that speaks of a secret: the sign between it and its value, or something else.
+    Sign,
+    Secret,
+}
+
+/// One word: `name=value`, a name or a scheme before its value, an address, or just a word.
+fn scrub_word<'a>(word: &'a str, next: &mut Next) -> Cow<'a, str> {
+    let expected = std::mem::replace(next, Next::Anything);
+    if word.is_empty() {
+        *next = expected;
+        return Cow::Borrowed(word);
+    }
+    if word.eq_ignore_ascii_case("bearer") || word.eq_ignore_ascii_case("basic") {
+        *next = Next::Secret;
+        return Cow::Borrowed(word);
+    }
+    if matches!(word, ":" | "=") {
+        *next = if expected == Next::Anything { Next::Anything } else { Next::Secret };
+        return Cow::Borrowed(word);
+    }
+    let word = without_user(word);
+    // `--env=HF_TOKEN=…`, `https://host/#access_token=…`: each name in it may be a secret's.
+    let mut start = 0;
+    let signs = word.match_indices(SIGNS).chain([(word.len(), "")]).map(|(place, sign)| (place, sign.chars().next()));
+    for (place, sign) in signs.collect::<Vec<_>>() {
+        let part = &word[start..];
+        if PREFIXES.iter().any(|(prefix, least)| part.starts_with(prefix) && part.len() >= *least) {
+            return Cow::Owned(format!("{}{REMOVED}", &word[..start]));
+        }
+        if matches!(sign, Some('=' | ':')) && speaks_of_secret(&word[start..place]) {
+            if place + 1 == word.len() {
+                *next = Next::Secret;
+                return word;
+            }
+            return Cow::Owned(format!("{}{REMOVED}", &word[..=place]));
+        }
+        start = place + sign.map_or(0, char::len_utf8);
+    }
+    if expected == Next::Secret {
+        return Cow::Borrowed(REMOVED);
+    }
+    *next = match speaks_of_secret(&word) {
+        true if word.starts_with("--") => Next::Secret,
+        true => Next::Sign,
+        false => Next::Anything,
+    };
+    word
+}
+
+/// An address without the user's part.
+fn without_user(word: &str) -> Cow<'_, str> {
+    let Some((before, after)) = word.split_once("://") else { return Cow::Borrowed(word) };
+    let user = after.split(['/', '#']).next().unwrap_or_default();
+    match user.rsplit_once('@') {
+        Some((who, _)) => Cow::Owned(format!("{before}://{REMOVED}{}", &after[who.len()..])),
+        None => Cow::Borrowed(word),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_taken_out_and_the_rest_of_the_line_stays() {
+        let jwt = format!("eyJ{}", "a".repeat(60));
+        let ours = format!("{TOKEN_PREFIX}{}", "0".repeat(64));
+        for (text, clean) in [
+            ("export HF_TOKEN=hunter2 && run", "export HF_TOKEN=[removed] && run"),
+            ("{\"password\": \"hunter2\", \"n\": 3}", "{\"password\": \"[removed]\", \"n\": 3}"),
+            ("Authorization: Bearer hunter2", "Authorization: Bearer [removed]"),
+            ("curl -H 'Authorization: Basic hunter2' x", "curl -H 'Authorization: Basic [removed]' x"),
+            ("tool --token hunter2 --fast", "tool --token [removed] --fast"),
+            ("git clone https://ann:hunter2@host/x.git", "git clone https://[removed]@host/x.git"),
+            ("https://host/x?access_token=hunter2&page=2", "https://host/x?access_token=[removed]&page=2"),
+            (&format!("got {jwt} back"), "got [removed] back"),
+            (&format!("{ours}\n"), "[removed]\n"),
+            ("key AKIAABCDEFGHIJKLMNOP used", "key [removed] used"),
+            ("api-key: hunter2", "api-key: [removed]"),
+            ("password = hunter2", "password = [removed]"),
+            ("docker run --env=HF_TOKEN=hunter2 x", "docker run --env=HF_TOKEN=[removed] x"),
+            ("AccountName=a;AccountKey=hunter2==;x=1", "AccountName=a;AccountKey=[removed];x=1"),
+            ("SharedAccessKey=hunter2", "SharedAccessKey=[removed]"),
+            ("https://a.blob/x?sv=1&sig=hunter2%3D&se=2", "https://a.blob/x?sv=1&sig=[removed]&se=2"),
+            ("https://host/#access_token=hunter2", "https://host/#access_token=[removed]"),
+            ("Set-Cookie: a=hunter2; b=hunter2\n", "Set-Cookie: [removed]\n"),
+            ("key=ghp_0123456789abcdefghij", "key=[removed]"),
+        ] {
+            assert_eq!(scrub(text), clean, "{text}");
+            assert!(!scrub(text).contains("hunter2"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_private_key_is_taken_out_whole() {
+        let text = "a\n-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\nhunter2\n-----END OPENSSH PRIVATE KEY-----\nb\n";
+        assert_eq!(scrub(text), "a\n[removed]\nb\n");
+    }
+
+    #[test]
+    fn ordinary_output_stays_as_it_is() {
+        for text in [
+            "12:00:01 dl: 745.2 TFLOP/s on GPU 3, tokens 1024\n",
+            "see https://example.org/a@b and the keyword\n",
+            "NVRM: Xid (PCI:0000:18:00): 79, pid=1\n",
+            "token_file=/etc/cluster-doctor/token\n",
+            "signal: 9, design=2, sigma=3\n",
+            "",
+        ] {
+            assert!(matches!(scrub(text), Cow::Borrowed(_)), "{text}: {}", scrub(text));
+        }
+    }
+
+    #[test]
+    fn documents_are_scrubbed_by_field_and_by_text() {
+        let mut value = serde_json::json!({"auth_token": "x", "out": ["TOKEN=hunter2", 3], "tokens": "7", "n": null});
+        scrub_json(&mut value);
+        let clean = serde_json::json!({"auth_token": REMOVED, "out": ["TOKEN=[removed]", 3], "tokens": "7", "n": null});
+        assert_eq!(value, clean);
+        let mut under = serde_json::json!({"password": ["x", {"y": 3}], "authorization": "Basic x", "secret": true});
+        scrub_json(&mut under);
+        let clean =
+            serde_json::json!({"password": [REMOVED, {"y": REMOVED}], "authorization": REMOVED, "secret": true});
+        assert_eq!(under, clean);
+    }
+
+    #[test]
+    fn a_document_that_was_cut_is_read_as_lines() {
+        let cut = r#"{"out": "A=1\nHF_TOKEN=hunter2\n{\"password\": \"hunter2\"}"#;
+        let clean = scrub(&unescaped(cut)).into_owned();
+        assert!(!clean.contains("hunter2") && clean.contains("A=1\nHF_TOKEN=[removed]\n"), "{clean}");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_a_node_writes_can_be_scrubbed_and_scrubbing_again_changes_nothing(text in ".{0,400}") {
+            let once = scrub(&text).into_owned();
+            proptest::prop_assert_eq!(scrub(&once).into_owned(), once);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The shared directory: where jobs leave logs and results, and where the site finds the free-node list and the
+//! published copy.
+//!
+//! Layout: `<data>/<test>/<node>/<test>_<node>_<epoch>.log`, a result document `.json` beside the log of the run's
+//! first test, `<data>/metadata/` for what we publish, `<data>/rejected/` for what we turned away. The directory is
+//! written by nodes, and nodes are not trusted: no link is followed on the way to a file, only plain files of active
+//! runs are opened, and no more than a document's length is read.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::fd::OwnedFd,
+    path::{Component, Path, PathBuf},
+};
+
+use doctor_checks::{document::MAX_DOCUMENT_BYTES, job_file};
+use doctor_core::{
+    ids::{NodeName, TestId},
+    run::Run,
+    time::Timestamp,
+};
+use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
+
+use crate::rejection::Rejection;
+
+/// A share that cannot be used. It says what to do in the same line.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation} {}: {source}: {hint}", path.display())]
+pub struct ShareError {
+    operation: &'static str,
+    path: PathBuf,
+    hint: &'static str,
+    source: io::Error,
+}
+
+impl ShareError {
+    fn new(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        let hint = match source.kind() {
+            io::ErrorKind::NotFound => "create the directory or set `data` in the configuration",
+            io::ErrorKind::PermissionDenied => "let this user write there",
+            io::ErrorKind::ReadOnlyFilesystem => "mount it writable or set `data` to another directory",
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space; nothing was lost",
+            _ => "look at the file system",
+        };
+        Self { operation, path: path.to_owned(), hint, source }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Share {
+    root: PathBuf,
+}
+
+/// What lies where a result is expected.
+#[derive(Debug)]
+pub enum Found {
+    Nothing,
+    Document(Vec<u8>),
+    Bad(Rejection),
+}
+
+impl Share {
+    /// The directory must exist: making it would hide that a mount is missing.
+    ///
+    /// # Errors
+    /// If it is not there or not a directory.
+    pub fn open(root: &Path) -> Result<Self, ShareError> {
+        let share = Self { root: root.to_owned() };
+        share.check().map(|()| share)
+    }
+
+    /// Whether the directory is (still) there: a mount may go missing while the controller runs.
+    ///
+    /// # Errors
+    /// If it is not there or not a directory.
+    pub fn check(&self) -> Result<(), ShareError> {
+        let fail = |error| ShareError::new("opening the shared directory", &self.root, error);
+        match fs::metadata(&self.root).map_err(fail)?.is_dir() {
+            true => Ok(()),
+            false => Err(fail(io::ErrorKind::NotADirectory.into())),
+        }
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The log of one test of a run on one node, below the shared directory.
+    pub fn log_path(test: &TestId, node: &NodeName, planned: Timestamp) -> PathBuf {
+        job_file::log_path(test, node, planned)
+    }
+
+    /// The result document of a run on one node, below the shared directory.
+    pub fn document_path(run: &Run, node: &NodeName) -> PathBuf {
+        Self::log_path(run.tests.first(), node, run.planned).with_extension("json")
+    }
+
+    /// Reads the result of a run on one node, if it is there.
+    ///
+    /// # Errors
+    /// If the share itself cannot be read; a bad document is not an error but [`Found::Bad`].
+    pub fn read(&self, path: &Path) -> Result<Found, ShareError> {
+        let fail = |error: io::Error| ShareError::new("reading", &self.root.join(path), error);
+        let file = match self.open_plainly(path) {
+            Ok(file) => file,
+            Err(rustix::io::Errno::NOENT) => return Ok(Found::Nothing),
+            // A link where a directory or file should be.
+            Err(rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR) => return Ok(Found::Bad(Rejection::NotAFile)),
+            Err(error) => return Err(fail(error.into())),
+        };
+        let stat = fstat(&file).map_err(|error| fail(error.into()))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(Found::Bad(Rejection::NotAFile));
+        }
+        let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
+        if size > MAX_DOCUMENT_BYTES {
+            let error = doctor_checks::document::BadDocument::TooLong { bytes: size };
+            return Ok(Found::Bad(Rejection::Document(error)));
+        }
+        let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
+        File::from(file).take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut bytes).map_err(fail)?;
+        Ok(Found::Document(bytes))
+    }
+
+    /// Opens a log below the shared directory. `None`: there is no such plain file.
+    ///
+    /// # Errors
+    /// If the share itself cannot be read.
+    pub fn open_log(&self, path: &Path) -> Result<Option<File>, ShareError> {
+        use rustix::io::Errno;
+        let fail = |error: Errno| ShareError::new("reading", &self.root.join(path), error.into());
+        let file = match self.open_plainly(path) {
+            Ok(file) => file,
+            Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => return Ok(None),
+            Err(error) => return Err(fail(error)),
+        };
+        let plain = FileType::from_raw_mode(fstat(&file).map_err(fail)?.st_mode) == FileType::RegularFile;
+        Ok(plain.then(|| File::from(file)))
+    }
+
+    /// Opens component by component without following any link.
+    fn open_plainly(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
+        let dir = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+        // The root itself is the operator's word and may be a link.
+        let mut at = rustix::fs::open(&self.root, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut parts = path.components().peekable();
+        while let Some(part) = parts.next() {
+            let Component::Normal(name) = part else { return Err(rustix::io::Errno::LOOP) };
+            // A pipe would block for ever; NONBLOCK makes opening it return.
+            let file = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            at = openat(&at, name, if parts.peek().is_some() { dir } else { file }, Mode::empty())?;
+        }
+        Ok(at)
+    }
+
+    /// Moves a document that was turned away to `rejected/`, with the reason beside it.
+    ///
+    /// # Errors
+    /// If `rejected/` cannot be written.
+    pub fn reject_file(&self, path: &Path, why: &Rejection, at: Timestamp) -> Result<(), ShareError> {
+        let name = path.file_name().map_or_else(|| "document".into(), |name| name.to_string_lossy().into_owned());
+        let to = self.rejected(&format!("{}_{name}", at.millis()), why)?;
+        let from = self.root.join(path);
+        match fs::rename(&from, &to) {
+            // Somebody was faster; the reason is kept all the same.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ShareError::new("rejecting", &from, error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps the bytes of a document that came with a job's output and was turned away.
+    ///
+    /// # Errors
+    /// If `rejected/` cannot be written.
+    pub fn reject_bytes(&self, name: &str, bytes: &[u8], why: &Rejection, at: Timestamp) -> Result<(), ShareError> {
+        /// Enough to see what it was.
+        const KEPT: usize = 64 << 10;
+        let to = self.rejected(&format!("{}_{name}.json", at.millis()), why)?;
+        fs::write(&to, &bytes[..bytes.len().min(KEPT)]).map_err(|e| ShareError::new("rejecting", &to, e))
+    }
+
+    fn rejected(&self, name: &str, why: &Rejection) -> Result<PathBuf, ShareError> {
+        let dir = self.root.join("rejected");
+        fs::create_dir_all(&dir).map_err(|e| ShareError::new("making", &dir, e))?;
+        let to = dir.join(name);
+        let reason = dir.join(format!("{name}.reason"));
+        fs::write(&reason, format!("{why}\n")).map_err(|e| ShareError::new("writing", &reason, e))?;
+        Ok(to)
+    }
+
+    /// Writes a file of `metadata/` so that readers see the old one or the new one, never half of one.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn publish(&self, name: &str, content: &[u8]) -> Result<(), ShareError> {
+        let path = self.metadata_path(name)?;
+        write_atomically(&path, content).map_err(|e| ShareError::new("writing", &path, e))
+    }
+
+    /// Where a file of `metadata/` belongs; the directory is there afterwards.
+    ///
+    /// # Errors
+    /// If the directory cannot be made.
+    pub fn metadata_path(&self, name: &str) -> Result<PathBuf, ShareError> {
+        let dir = self.root.join("metadata");
+        fs::create_dir_all(&dir).map_err(|e| ShareError::new("making", &dir, e))?;
+        Ok(dir.join(name))
+    }
+
+    /// Keeps the log of a run on one node that came with a job's output: each line in the log of its test, those about the job
+    /// in the first.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn keep_log(&self, run: &Run, node: &NodeName, text: &str) -> Result<(), ShareError> {
+        let mut logs: Vec<(&TestId, String)> = run.tests.iter().map(|test| (test, String::new())).collect();
+        for line in text.split_inclusive('\n') {
+            // A line is `TIME ABOUT: TEXT`.
+            let about = line.split_once(' ').and_then(|(_, rest)| rest.split_once(": ")).map_or("", |(about, _)| about);
+            let place = logs.iter().position(|(test, _)| test.as_str() == about).unwrap_or(0);
+            logs[place].1.push_str(line);
+        }
+        for (test, text) in logs.iter().filter(|(_, text)| !text.is_empty()) {
+            let path = self.root.join(Self::log_path(test, node, run.planned));
+            let folder = path.parent().unwrap_or(&self.root);
+            fs::create_dir_all(folder).map_err(|e| ShareError::new("making", folder, e))?;
+            write_atomically(&path, text.as_bytes()).map_err(|e| ShareError::new("writing", &path, e))?;
+        }
+        Ok(())
+    }
+
+    /// Removes logs and documents that have outlived their time.
+    pub fn remove(&self, test: &TestId, node: &NodeName, planned: Timestamp) {
+        let log = self.root.join(Self::log_path(test, node, planned));
+        // What is gone already is what was wanted.
+        let _ = fs::remove_file(log.with_extension("json"));
+        let _ = fs::remove_file(log);
+    }
+}
+
+/// To a temporary name in the same directory, flushed, then renamed.
+pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let written = (|| {
+        let mut file = File::create(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    })();
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}

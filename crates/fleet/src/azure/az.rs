@@ -1,0 +1,216 @@
+//! Azure's program: one call as data, which is printed as it is run, and the running of it with limits.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use doctor_backend::child::{self, Heard, Limits};
+
+use serde_json::Value;
+
+/// A list of a thousand machines with everything that Azure knows of them is a tenth of it.
+const MOST_OUTPUT: u64 = 64 * 1024 * 1024;
+/// Said by `az` with every answer of ours.
+const ALWAYS: [&str; 3] = ["--output", "json", "--only-show-errors"];
+
+/// The words of one call, after `az`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Call(Vec<String>);
+
+impl Call {
+    /// The command itself, such as `network lb create`.
+    pub(super) fn new(command: &str) -> Self {
+        Self(command.split(' ').map(str::to_owned).collect())
+    }
+
+    pub(super) fn with(mut self, flag: &str, value: impl Into<String>) -> Self {
+        self.0.extend([flag.to_owned(), value.into()]);
+        self
+    }
+
+    pub(super) fn with_all(mut self, flag: &str, values: impl IntoIterator<Item = String>) -> Self {
+        let mut values = values.into_iter().peekable();
+        if values.peek().is_some() {
+            self.0.push(flag.to_owned());
+            self.0.extend(values);
+        }
+        self
+    }
+
+    pub(super) fn flag(mut self, flag: &str) -> Self {
+        self.0.push(flag.to_owned());
+        self
+    }
+
+    pub(super) fn finished(mut self) -> Self {
+        self.0.extend(ALWAYS.map(str::to_owned));
+        self
+    }
+
+    pub fn words(&self) -> &[String] {
+        &self.0
+    }
+}
+
+/// As one would type it.
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("az")?;
+        self.0.iter().try_for_each(|word| write!(f, " {}", quoted(word)))
+    }
+}
+
+/// One word for a shell, in quotes only where it needs them.
+pub(super) fn quoted(word: &str) -> String {
+    let bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:=@,+%".contains(&byte);
+    match !word.is_empty() && word.bytes().all(bare) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// Why a cluster could not be made, looked at or taken away.
+#[derive(Debug, thiserror::Error)]
+pub enum AzureError {
+    #[error("{program} cannot be started; install Azure's command line, or name it with --az", program = program.display())]
+    Start { program: PathBuf, source: std::io::Error },
+    #[error("{step}: az is not logged in; run `az login`, or `az login --identity` on a machine that has an identity")]
+    NotLoggedIn { step: String },
+    #[error("{step}: az says: {said}")]
+    Refused { step: String, said: String },
+    #[error("{step}: az did not end within {} s; what it began may go on in Azure, run this again to take it up", limit.as_secs())]
+    Late { step: String, limit: Duration },
+    #[error("{step}: az printed more than {MOST_OUTPUT} bytes")]
+    TooMuch { step: String },
+    #[error("{step}: what az printed is not understood: {why}")]
+    Unreadable { step: String, why: String },
+    #[error(
+        "{kind} {name} is there already and does not bear our tag: it is left alone; choose another name, or delete it"
+    )]
+    NotOurs { kind: &'static str, name: String },
+    #[error(
+        "{kind} {name} is {is}, and the file says {wanted}: that cannot be changed in place; destroy it first, or change the file"
+    )]
+    Other { kind: &'static str, name: String, is: String, wanted: String },
+    #[error("{kind} {name} failed in Azure ({state}); see it in the portal, delete it, and run this again")]
+    Failed { kind: &'static str, name: String, state: String },
+    #[error("{step} on {node}: the script did not get to its end: {said}")]
+    Script { step: String, node: String, said: String },
+    #[error("the head node cannot log in to {}", nodes.join("; "))]
+    Unreached { nodes: Vec<String> },
+    #[error("after {rounds} rounds there is still something to do: {left}")]
+    NoEnd { rounds: usize, left: String },
+    #[error("writing {}", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+}
+
+impl AzureError {
+    /// Whether Azure could not be asked at all.
+    pub const fn is_about_reaching(&self) -> bool {
+        matches!(self, Self::Start { .. } | Self::NotLoggedIn { .. } | Self::Late { .. })
+    }
+}
+
+/// Azure's program, where it is.
+#[derive(Debug, Clone)]
+pub struct Az {
+    program: PathBuf,
+}
+
+impl Az {
+    pub fn new(program: &Path) -> Self {
+        Self { program: program.to_owned() }
+    }
+
+    /// Runs a call and gives back what it printed.
+    ///
+    /// # Errors
+    /// With the step's name and what `az` said.
+    pub(super) fn run(&self, step: &str, call: &Call, limit: Duration) -> Result<Value, AzureError> {
+        let mut command = Command::new(&self.program);
+        command.args(call.words());
+        // It must not ask anybody, nor paint.
+        command.env("AZURE_CORE_NO_COLOR", "true").env("AZURE_CORE_DISABLE_PROGRESS_BAR", "true");
+        command.env("AZURE_CORE_DISABLE_CONFIRM_PROMPT", "true");
+        let heard = child::hear(command, "", Limits { time: limit, bytes: MOST_OUTPUT });
+        let heard = heard.map_err(|source| AzureError::Start { program: self.program.clone(), source })?;
+        let step = step.to_owned();
+        match heard {
+            Heard::Ended { status, output, .. } if status.success() => answer(step, &output),
+            Heard::Ended { complaint, .. } => Err(refused(step, &complaint)),
+            Heard::TooLong => Err(AzureError::TooMuch { step }),
+            Heard::Silent => Err(AzureError::Late { step, limit }),
+        }
+    }
+}
+
+/// Some commands print nothing when they have done it.
+fn answer(step: String, output: &[u8]) -> Result<Value, AzureError> {
+    if output.trim_ascii().is_empty() {
+        return Ok(Value::Null);
+    }
+    serde_json::from_slice(output).map_err(|error| AzureError::Unreadable { step, why: error.to_string() })
+}
+
+fn refused(step: String, complaint: &str) -> AzureError {
+    if complaint.contains("az login") {
+        return AzureError::NotLoggedIn { step };
+    }
+    AzureError::Refused { step, said: said(complaint) }
+}
+
+/// The first line of an error names it and the following ones repeat it; a traceback ends with it.
+fn said(complaint: &str) -> String {
+    let error = complaint.lines().find_map(|line| line.trim().strip_prefix("ERROR: "));
+    let line = error.map_or_else(|| child::last_word(complaint), str::to_owned);
+    line.chars().filter(|c| !c.is_control()).take(600).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn a_call_is_printed_as_a_shell_reads_it() {
+        let call = Call::new("network lb create")
+            .with("--name", "it's a name")
+            .with_all("--tags", ["a=b".to_owned(), "c=".to_owned()]);
+        assert_eq!(
+            call.with_all("--none", []).to_string(),
+            "az network lb create --name 'it'\\''s a name' --tags a=b c="
+        );
+    }
+
+    #[test]
+    fn what_az_says_is_told_with_the_step_and_silence_has_a_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let az = |script: &str| {
+            let path = folder.path().join("az");
+            fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            Az::new(&path)
+                .run("the network", &Call::new("x"), Duration::from_millis(1500))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(az("echo '{\"a\": 1}'").unwrap()["a"], 1);
+        assert_eq!(az("true").unwrap(), Value::Null);
+        let denied = az(
+            "echo 'ERROR: (AuthorizationFailed) You may not.\nCode: AuthorizationFailed\nMessage: You may not.' >&2; exit 1",
+        );
+        assert_eq!(denied.unwrap_err(), "the network: az says: (AuthorizationFailed) You may not.");
+        assert!(
+            az("echo \"ERROR: Please run 'az login' to setup account.\" >&2; exit 1")
+                .unwrap_err()
+                .contains("not logged in")
+        );
+        assert!(az("echo not json").unwrap_err().contains("not understood"));
+        assert!(az("sleep 60").unwrap_err().contains("did not end within 1 s"));
+        let gone = Az::new(Path::new("/no/such/az")).run("x", &Call::new("x"), Duration::from_secs(1)).unwrap_err();
+        assert!(gone.to_string().contains("--az"), "{gone}");
+    }
+}

@@ -1,0 +1,332 @@
+//! An all-reduce over hosts by `mpirun` and NVIDIA's `all_reduce_perf`: the words of the command, and what its output is worth.
+//!
+//! Sizes and variables are those by which the people who sell such machines try them: 8 GiB, ten times, one process for each GPU.
+//! What is judged is the bus bandwidth of the largest size. Values that are not the sum fail whatever the bandwidth; a table
+//! that is not whole, not compared or not there is no result; without a limit nobody can say whether a bandwidth is good.
+
+use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
+
+use doctor_backend::limited::{self, Ended, Kept, Limits};
+use doctor_backend_ssh::SshConfig;
+use doctor_checks::nccl_tests::{self, BadNcclTests};
+use doctor_core::{finding::Verdict, ids::NodeName, snapshot::TrialSaid};
+use serde::Serialize;
+
+/// As the rules of the test `collective` have it.
+const NEARLY: f64 = 0.95;
+const GB: f64 = 1e9;
+
+/// What is to be run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub mpirun: PathBuf,
+    /// `all_reduce_perf` on the hosts.
+    pub program: String,
+    /// Of each host.
+    pub gpus: u32,
+    /// As nccl-tests takes them: `8G`.
+    pub least: String,
+    pub most: String,
+    /// How often each size is run.
+    pub cycles: u32,
+    pub environment: Vec<(String, String)>,
+    /// More words for `mpirun`.
+    pub more: Vec<String>,
+    /// How `mpirun` gets to the hosts.
+    pub agent: String,
+    pub limit: Duration,
+    /// Whether it is root who runs it.
+    pub as_root: bool,
+}
+
+/// Of the table; NCCL's warnings come in between.
+const MOST_BYTES: usize = 16 << 20;
+/// For `mpirun` to end its processes on the hosts.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Runs it over these hosts. `limit` is what such machines reach, in bytes a second.
+pub fn run(settings: &Settings, hosts: &[NodeName], limit: Option<f64>) -> Judged {
+    let mut command = Command::new(&settings.mpirun);
+    command.args(words(settings, hosts));
+    let limits = Limits { time: settings.limit, grace: GRACE };
+    match limited::run(&mut command, Vec::new(), limits, (Kept::up_to(MOST_BYTES), Kept::up_to(MOST_BYTES))) {
+        Ok((ended, out, err)) => judge(ended, &out.text(), &err.text(), settings.limit, limit),
+        Err(error) => {
+            let why = format!("{} cannot be started: {error}", settings.mpirun.display());
+            Judged::new(Verdict::Inconclusive, why)
+        }
+    }
+}
+
+/// `ssh` as we call it: it asks nobody anything. A question that nobody answers would look like hosts that hang.
+pub fn agent(config: &SshConfig) -> String {
+    let mut words = vec!["ssh".to_owned()];
+    words.extend(config.ssh_config.iter().map(|file| format!("-F {}", file.display())));
+    words.push("-o BatchMode=yes".to_owned());
+    words.push(format!("-o StrictHostKeyChecking={}", config.host_keys.word()));
+    words.extend(config.known_hosts.iter().map(|file| format!("-o UserKnownHostsFile={}", file.display())));
+    words.push(format!("-o ConnectTimeout={}", config.connect.to_std().as_secs().max(1)));
+    words.join(" ")
+}
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Variables that do no harm anywhere: many channels and several queue pairs for large messages over many cards, no card of
+/// another GPU, and NCCL's warnings.
+const EVERYWHERE: [(&str, &str); 7] = [
+    ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+    ("NCCL_DEBUG", "WARN"),
+    ("NCCL_MIN_NCHANNELS", "32"),
+    ("NCCL_IB_QPS_PER_CONNECTION", "4"),
+    ("NCCL_P2P_NET_CHUNKSIZE", "524288"),
+    ("NCCL_PXN_DISABLE", "1"),
+    ("NCCL_IGNORE_CPU_AFFINITY", "1"),
+];
+
+/// The file that Azure's images for its machines with eight H100 or H200 have.
+pub const AZURE_TOPOLOGY: &str = "/opt/microsoft/ndv5-topo.xml";
+
+/// What those machines need beside it.
+const AZURE: [(&str, &str); 4] = [
+    ("NCCL_TOPO_FILE", AZURE_TOPOLOGY),
+    ("NCCL_SOCKET_IFNAME", "eth0"),
+    ("UCX_TLS", "rc"),
+    ("UCX_NET_DEVICES", "mlx5_ib0:1"),
+];
+
+/// The variables, of which those of the command line replace or, without a value, remove any.
+pub fn environment(azure: bool, set: &[(String, String)]) -> Vec<(String, String)> {
+    let mut all: Vec<(String, String)> = Vec::new();
+    let azure = if azure { &AZURE[..] } else { &[] };
+    let own = EVERYWHERE.iter().chain(azure).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    for (name, value) in own.chain(set.iter().cloned()) {
+        all.retain(|(known, _)| *known != name);
+        if !value.is_empty() {
+            all.push((name, value));
+        }
+    }
+    all
+}
+
+/// The words for Open MPI's `mpirun`.
+pub fn words(settings: &Settings, hosts: &[NodeName]) -> Vec<OsString> {
+    let gpus = settings.gpus;
+    let mut words: Vec<OsString> = Vec::new();
+    let mut add = |more: &[&str]| words.extend(more.iter().map(OsString::from));
+    if settings.as_root {
+        // Open MPI asks root whether it is meant.
+        add(&["--allow-run-as-root"]);
+    }
+    let slots: Vec<String> = hosts.iter().map(|host| format!("{host}:{gpus}")).collect();
+    add(&["-np", &(hosts.len() * gpus as usize).to_string(), "--host", &slots.join(",")]);
+    add(&["--map-by", &format!("ppr:{gpus}:node")]);
+    // Every host is started from here, all at the same time; sums of MPI's own are not what is measured.
+    add(&[
+        "-mca",
+        "plm_rsh_no_tree_spawn",
+        "1",
+        "-mca",
+        "plm_rsh_num_concurrent",
+        "800",
+        "-mca",
+        "coll_hcoll_enable",
+        "0",
+    ]);
+    add(&["-mca", "plm_rsh_agent", &settings.agent]);
+    add(&["-x", "LD_LIBRARY_PATH"]);
+    for (name, value) in &settings.environment {
+        add(&["-x", &format!("{name}={value}")]);
+    }
+    add(&settings.more.iter().map(String::as_str).collect::<Vec<_>>());
+    add(&[&settings.program, "-g", "1", "-t", "1", "-b", &settings.least, "-e", &settings.most, "-f", "2", "-c", "1"]);
+    add(&["-N", &settings.cycles.to_string(), "-R", "1"]);
+    words
+}
+
+/// What came of one all-reduce.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Judged {
+    pub verdict: Verdict,
+    pub why: String,
+    /// Of the largest size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bus_bandwidth_bytes_per_s: Option<f64>,
+    /// Who was seen to be wrong by himself.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub named: Vec<NodeName>,
+}
+
+impl Judged {
+    pub fn new(verdict: Verdict, why: impl Into<String>) -> Self {
+        Self { verdict, why: why.into(), bytes: None, bus_bandwidth_bytes_per_s: None, named: Vec::new() }
+    }
+
+    /// As one trial of several.
+    pub fn said(&self) -> TrialSaid {
+        match self.verdict {
+            Verdict::Pass => TrialSaid::Passed,
+            Verdict::Fail if !self.named.is_empty() => TrialSaid::Named(self.named.clone()),
+            Verdict::Fail => TrialSaid::Failed,
+            Verdict::Inconclusive | Verdict::NotApplicable => TrialSaid::Nothing(self.why.clone()),
+        }
+    }
+}
+
+/// What `mpirun` printed and how it ended. `limit` is what such machines reach, in bytes a second.
+pub fn judge(ended: Ended, stdout: &str, stderr: &str, time: Duration, limit: Option<f64>) -> Judged {
+    let status = match ended {
+        Ended::Itself(status) => status,
+        // It prints who takes part before it does anything.
+        Ended::Late if !stdout.lines().any(|line| line.starts_with('#')) => {
+            let why = format!("mpirun had not begun it after {} s{}", time.as_secs(), last_line(stderr));
+            return Judged::new(Verdict::Inconclusive, why);
+        }
+        Ended::Late => return Judged::new(Verdict::Fail, format!("not through within {} s", time.as_secs())),
+    };
+    // Its last words may be on either stream; rows of the table are told by their columns.
+    match nccl_tests::parse(&format!("{stdout}\n{stderr}")) {
+        Ok(run) => {
+            let whole = figure(run.largest().bytes, run.bus_bandwidth(), run.wrong, limit);
+            match whole.verdict {
+                Verdict::Fail => whole,
+                _ if status.success() => whole,
+                _ => Judged {
+                    verdict: Verdict::Inconclusive,
+                    why: format!("a whole table, and yet mpirun ended with {status}{}", last_line(stderr)),
+                    ..whole
+                },
+            }
+        }
+        Err(BadNcclTests::Failed(line)) => Judged::new(Verdict::Fail, line),
+        Err(error) => {
+            let why = format!("mpirun ended with {status}, and {error}{}", last_line(stderr));
+            Judged::new(Verdict::Inconclusive, why)
+        }
+    }
+}
+
+/// A bandwidth, and whether it is enough.
+pub fn figure(bytes: u64, bandwidth: f64, wrong: u64, limit: Option<f64>) -> Judged {
+    let (verdict, why) = match limit {
+        _ if wrong > 0 => (Verdict::Fail, format!("{wrong} values are not the sum")),
+        None => {
+            let text = "there is no limit to judge by: the machine type's profile has none, and --expect names none";
+            (Verdict::Inconclusive, text.to_owned())
+        }
+        Some(limit) if bandwidth < limit * NEARLY => {
+            let text = format!("less than {:.0} % of {:.1} GB/s", NEARLY * 100.0, limit / GB);
+            (Verdict::Fail, text)
+        }
+        Some(limit) => (Verdict::Pass, format!("{:.0} % of {:.1} GB/s or more", NEARLY * 100.0, limit / GB)),
+    };
+    Judged { bytes: Some(bytes), bus_bandwidth_bytes_per_s: Some(bandwidth), ..Judged::new(verdict, why) }
+}
+
+fn last_line(text: &str) -> String {
+    let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("---"));
+    last.map_or_else(String::new, |line| format!(": {}", line.chars().take(200).collect::<String>()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt as _;
+
+    const HEAD: &str = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n";
+    const OK: &str = "# Out of bounds values : 0 OK\n";
+
+    fn ended(code: i32) -> Ended {
+        Ended::Itself(std::process::ExitStatus::from_raw(code << 8))
+    }
+
+    fn row(busbw: &str, wrong: &str) -> String {
+        format!(
+            "  8589934592    2147483648     float     sum      -1    35920  239.14  {busbw}      {wrong}    35915  239.17  418.55      0\n"
+        )
+    }
+
+    fn said(code: i32, stdout: &str, limit: Option<f64>) -> (Verdict, String) {
+        let judged = judge(ended(code), stdout, "", Duration::from_secs(60), limit);
+        (judged.verdict, judged.why)
+    }
+
+    #[test]
+    fn the_bandwidth_of_the_largest_size_is_held_against_the_limit() {
+        let table = format!("{HEAD}{}{}{OK}", row("418.4", "0"), row("419.0", "0"));
+        assert_eq!(said(0, &table, Some(431e9)).0, Verdict::Pass);
+        assert_eq!(said(0, &table, Some(480e9)).0, Verdict::Fail);
+        let (verdict, why) = said(0, &table, None);
+        assert!(verdict == Verdict::Inconclusive && why.contains("no limit to judge by"), "{why}");
+        let judged = judge(ended(0), &table, "", Duration::from_secs(60), None);
+        assert_eq!((judged.bytes, judged.bus_bandwidth_bytes_per_s), (Some(8 << 30), Some(418.4e9)));
+    }
+
+    #[test]
+    fn wrong_values_fail_at_any_speed_and_with_any_exit_code() {
+        let table = format!("{HEAD}{}# Out of bounds values : 12 FAILED\n", row("500.0", "12"));
+        for code in [0, 1] {
+            let (verdict, why) = said(code, &table, Some(431e9));
+            assert!(verdict == Verdict::Fail && why.contains("12 values"), "{why}");
+        }
+    }
+
+    #[test]
+    fn without_a_whole_table_there_is_no_pass() {
+        for (code, text) in [
+            (0, String::new()),
+            (0, format!("{HEAD}{OK}")),
+            (0, format!("{HEAD}{}", row("500.0", "0"))),
+            (1, "bash: all_reduce_perf: No such file or directory\n".to_owned()),
+            (1, format!("{HEAD}{}{OK}", row("500.0", "0"))),
+            (0, format!("{HEAD}{}{OK}", row("500.0", "N/A"))),
+        ] {
+            assert_eq!(said(code, &text, Some(431e9)).0, Verdict::Inconclusive, "{text}");
+        }
+        let hung = judge(Ended::Late, HEAD, "", Duration::from_secs(60), Some(431e9));
+        assert_eq!(hung.said(), TrialSaid::Failed);
+        // Nobody knows that any host was ever asked.
+        let waits = judge(Ended::Late, "", "Password: ", Duration::from_secs(60), Some(431e9));
+        assert_eq!(waits.said(), TrialSaid::Nothing("mpirun had not begun it after 60 s: Password:".to_owned()));
+        let broken = "n2: Test NCCL failure all_reduce.cu:44 'remote process exited or there was a network error'\n";
+        let judged = judge(ended(3), HEAD, broken, Duration::from_secs(60), None);
+        assert!(judged.verdict == Verdict::Fail && judged.why.contains("n2: Test NCCL failure"), "{judged:?}");
+    }
+
+    #[test]
+    fn the_command_has_a_process_for_each_gpu_and_the_variables_of_the_site_come_last() {
+        let set = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let environment = environment(true, &[set("NCCL_DEBUG", "INFO"), set("UCX_TLS", ""), set("MINE", "1")]);
+        let settings = Settings {
+            mpirun: "mpirun".into(),
+            program: "/opt/nccl-tests/build/all_reduce_perf".to_owned(),
+            gpus: 8,
+            least: "8G".to_owned(),
+            most: "8G".to_owned(),
+            cycles: 10,
+            environment,
+            more: vec!["--bind-to".to_owned(), "numa".to_owned()],
+            agent: agent(&SshConfig { ssh_config: Some("/x/config".into()), ..SshConfig::default() }),
+            limit: Duration::from_secs(600),
+            as_root: false,
+        };
+        let hosts = doctor_core::hostlist::parse("n[1-2]").unwrap();
+        let line: Vec<String> =
+            words(&settings, &hosts).iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let line = line.join(" ");
+        for part in [
+            "-np 16 --host n1:8,n2:8 --map-by ppr:8:node",
+            "-mca plm_rsh_agent ssh -F /x/config -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=5 -x LD_LIBRARY_PATH",
+            "-x NCCL_MIN_NCHANNELS=32",
+            "-x NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml",
+            "-x NCCL_DEBUG=INFO -x MINE=1 --bind-to numa /opt/nccl-tests",
+            "all_reduce_perf -g 1 -t 1 -b 8G -e 8G -f 2 -c 1 -N 10 -R 1",
+        ] {
+            assert!(line.contains(part), "`{part}` is not in {line}");
+        }
+        assert!(!line.contains("NCCL_DEBUG=WARN") && !line.contains("UCX_TLS"), "{line}");
+    }
+}

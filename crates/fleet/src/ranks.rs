@@ -1,0 +1,225 @@
+//! The same all-reduce without MPI: `doctor-node test collective` on every host at once, over SSH, with a secret that is theirs for
+//! this one run. It goes over standard input, because everybody on a host can read command lines.
+
+use std::time::Duration;
+
+use doctor_backend_ssh::{Client, Host, How, Order, Root, each, quoted};
+use doctor_core::{finding::Verdict, ids::NodeName};
+use serde::Deserialize;
+
+use super::nccl::{self, Judged};
+
+/// Where the first host listens.
+const PORT: u16 = 29_481;
+/// A table, and NCCL's warnings.
+const MOST_BYTES: usize = 256 * 1024;
+
+/// A host that takes part.
+#[derive(Debug, Clone)]
+pub struct Rank {
+    pub host: Host,
+    /// Where the others find it.
+    pub address: String,
+    /// `doctor-node` there.
+    pub program: String,
+}
+
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Parameters of the test, `NAME=VALUE`.
+    pub set: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub limit: Duration,
+}
+
+/// Runs it over these hosts. `limit` is what such machines reach, in bytes a second.
+///
+/// # Errors
+/// If the system has no random bits.
+pub fn run(
+    client: &Client,
+    ranks: &[Rank],
+    settings: &Settings,
+    limit: Option<f64>,
+) -> Result<Judged, getrandom::Error> {
+    let Some(first) = ranks.first() else {
+        return Ok(Judged::new(Verdict::Inconclusive, "there is no host to run it on"));
+    };
+    let mut bits = [0; 32];
+    getrandom::fill(&mut bits)?;
+    let secret: String = bits.iter().map(|byte| format!("{byte:02x}")).chain(["\n".to_owned()]).collect();
+    let names: Vec<NodeName> = ranks.iter().map(|rank| rank.host.name.clone()).collect();
+    let numbered: Vec<(usize, &Rank)> = ranks.iter().enumerate().collect();
+    let work = |(number, rank): &(usize, &Rank)| {
+        let script = script(rank, *number, &first.address, &names, settings);
+        let order = Order {
+            script: &script,
+            input: secret.as_bytes(),
+            limit: settings.limit,
+            most: MOST_BYTES,
+            root: Root::IfTold,
+        };
+        client.run(&rank.host, &order)
+    };
+    let answers = each(&numbered, ranks.len(), work, |_| {});
+    let heard = ranks.iter().zip(answers).map(|(rank, answer)| {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (rank.host.name.clone(), answer.how, text(&answer.stdout), text(&answer.stderr))
+    });
+    Ok(judge(&heard.collect::<Vec<_>>(), limit))
+}
+
+fn script(rank: &Rank, number: usize, first: &str, names: &[NodeName], settings: &Settings) -> String {
+    // In their order, which a folded list would not keep.
+    let all = names.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
+    let set = [
+        "mode=nodes".to_owned(),
+        format!("rank={number}"),
+        format!("nodes={}", names.len()),
+        format!("address={}", with_port(first)),
+        format!("names={all}"),
+    ];
+    let set: String = set.iter().chain(&settings.set).map(|setting| format!(" --set {}", quoted(setting))).collect();
+    let exports: String =
+        settings.environment.iter().map(|(name, value)| format!("export {name}={}; ", quoted(value))).collect();
+    format!(
+        "read -r S; export DOCTOR_RENDEZVOUS_SECRET=\"$S\"; export DOCTOR_NODE_NAME={}; {exports}exec {} test collective --json --echo{set}",
+        rank.host.name,
+        quoted(&rank.program)
+    )
+}
+
+fn with_port(address: &str) -> String {
+    if address.contains(':') { format!("[{address}]:{PORT}") } else { format!("{address}:{PORT}") }
+}
+
+/// A line of what `doctor-node test --json` prints.
+#[derive(Debug, Deserialize)]
+struct Row {
+    verdict: Verdict,
+    reason: String,
+    text: String,
+}
+
+/// What all of them have in common when it fails: it accuses none of them.
+const TOGETHER: [&str; 3] = ["collective-slow", "collective-hung", "link-slow"];
+
+/// What the hosts said, as one.
+fn judge(heard: &[(NodeName, How, String, String)], limit: Option<f64>) -> Judged {
+    let (mut named, mut failed, mut unclear) = (Vec::new(), None, None);
+    let mut figures = None;
+    for (host, how, stdout, stderr) in heard {
+        let rows = match (how, serde_json::from_str::<Vec<Row>>(stdout)) {
+            (How::Exited(_), Ok(rows)) if !rows.is_empty() => rows,
+            (How::Late { .. }, _) => {
+                failed.get_or_insert(format!("{host}: not through in time"));
+                continue;
+            }
+            (how, _) => {
+                unclear.get_or_insert(format!("{host}: {}", silence(how, stderr)));
+                continue;
+            }
+        };
+        for row in rows {
+            let text = format!("{host}: {}", row.text.chars().take(300).collect::<String>());
+            match row.verdict {
+                Verdict::Fail if TOGETHER.contains(&row.reason.as_str()) => drop(failed.get_or_insert(text)),
+                Verdict::Fail => named.push((host.clone(), text)),
+                Verdict::Inconclusive | Verdict::NotApplicable => drop(unclear.get_or_insert(text)),
+                Verdict::Pass => {}
+            }
+        }
+        figures = figures.or_else(|| last_row(stderr));
+    }
+    let measured = figures.map(|(bytes, bandwidth, wrong)| nccl::figure(bytes, bandwidth, wrong, limit));
+    let mut judged = match (named.first(), failed, unclear, measured.clone()) {
+        (Some((_, text)), ..) => Judged::new(Verdict::Fail, text.clone()),
+        (None, Some(text), ..) => Judged::new(Verdict::Fail, text),
+        (None, None, Some(text), _) => Judged::new(Verdict::Inconclusive, text),
+        (None, None, None, Some(measured)) => measured,
+        (None, None, None, None) => Judged::new(Verdict::Inconclusive, "nobody printed the table of sizes"),
+    };
+    if let Some(measured) = measured {
+        (judged.bytes, judged.bus_bandwidth_bytes_per_s) = (measured.bytes, measured.bus_bandwidth_bytes_per_s);
+    }
+    judged.named = named.into_iter().map(|(host, _)| host).collect();
+    judged.named.dedup();
+    judged
+}
+
+fn silence(how: &How, stderr: &str) -> String {
+    let last = stderr.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it printed no result");
+    match how {
+        How::NotReached(why) | How::Lost(why) => why.clone(),
+        How::Exited(code) => format!("ended with {code}: {}", last.chars().take(300).collect::<String>()),
+        How::Late { .. } => "not through in time".to_owned(),
+    }
+}
+
+/// The last line of the table of sizes: bytes, bytes a second, wrong values.
+fn last_row(stderr: &str) -> Option<(u64, f64, u64)> {
+    let mut lines = stderr.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    lines.find(|words| words[..] == ["bytes", "us", "bus", "GB/s", "wrong"])?;
+    let row = |words: Vec<&str>| match words[..] {
+        [bytes, _, rate, wrong] => {
+            let rate: f64 = rate.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0)?;
+            Some((bytes.parse().ok()?, rate * 1e9, wrong.parse().ok()?))
+        }
+        _ => None,
+    };
+    lines.map_while(row).last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "16 GPUs of 2 nodes, NCCL 2.28.9\n         bytes           us     bus GB/s    wrong\n\
+        1048576       100.0        20.00        0\n    8589934592     35920.0       418.49        0\n\
+        host1 0000:18:00.0 to host2 0000:18:00.0: 45.00 GB/s\n";
+
+    fn host(name: &str, code: i32, rows: &str, stderr: &str) -> (NodeName, How, String, String) {
+        (NodeName::new(name).unwrap(), How::Exited(code), rows.to_owned(), stderr.to_owned())
+    }
+
+    fn row(verdict: &str, reason: &str) -> String {
+        format!(
+            r#"[{{"check":"collective","verdict":"{verdict}","reason":"{reason}","text":"words","severity":null}}]"#
+        )
+    }
+
+    #[test]
+    fn all_have_to_be_well_and_the_figure_enough() {
+        let well = row("pass", "within-limits");
+        let both = [host("host1", 0, &well, TABLE), host("host2", 0, &well, "")];
+        let judged = judge(&both, Some(431e9));
+        assert_eq!((judged.verdict, judged.bytes), (Verdict::Pass, Some(8 << 30)));
+        assert_eq!(judge(&both, Some(480e9)).verdict, Verdict::Fail);
+        assert_eq!(judge(&both, None).verdict, Verdict::Inconclusive);
+        assert_eq!(judge(&both[1..], Some(431e9)).verdict, Verdict::Inconclusive, "without a table there is no figure");
+    }
+
+    #[test]
+    fn who_is_wrong_by_himself_is_named_and_what_all_share_accuses_nobody() {
+        let (well, slow) = (row("pass", "within-limits"), row("fail", "collective-hung"));
+        let wrong =
+            judge(&[host("host1", 0, &well, TABLE), host("host2", 2, &row("fail", "collective-wrong"), "")], None);
+        assert_eq!((wrong.verdict, wrong.named), (Verdict::Fail, vec![NodeName::new("host2").unwrap()]));
+        let hung = judge(&[host("host1", 1, &slow, ""), host("host2", 1, &slow, "")], None);
+        assert!(hung.verdict == Verdict::Fail && hung.named.is_empty(), "{hung:?}");
+    }
+
+    #[test]
+    fn who_says_nothing_has_not_passed() {
+        let well = host("host1", 0, &row("pass", "within-limits"), TABLE);
+        for other in [
+            host("host2", 3, "", "doctor-node: no such test"),
+            host("host2", 0, "[]", ""),
+            host("host2", 3, &row("inconclusive", "missing"), ""),
+            (NodeName::new("host2").unwrap(), How::NotReached("refused".to_owned()), String::new(), String::new()),
+        ] {
+            let judged = judge(&[well.clone(), other], Some(1e9));
+            assert!(judged.verdict == Verdict::Inconclusive && judged.why.contains("host2"), "{judged:?}");
+        }
+    }
+}

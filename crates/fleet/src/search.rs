@@ -1,0 +1,147 @@
+//! Tries hosts together, and if they fail, in pairs, until the host or the pair that is at fault can be named.
+//!
+//! Which trial comes next is [`doctor_core::trials`]'s to say. Trials without a host in common run at the same time.
+
+use std::{collections::BTreeSet, sync::Mutex};
+
+use doctor_backend_ssh::each;
+use doctor_core::{
+    ids::{NodeName, RunId},
+    run::NonEmpty,
+    snapshot::{Trial, TrialSaid},
+    trials::{Found, Next, Wanted, cleared, next, next_among},
+};
+
+/// Finds who is at fault. `good` are hosts that are known to be, and none of those in question; without any, those that are well
+/// in a pair are good enough. `attempt` tries some hosts together; `told` hears of each trial.
+pub fn search(
+    hosts: &[NodeName],
+    good: &[NodeName],
+    at_once: usize,
+    attempt: impl Fn(&[NodeName]) -> TrialSaid + Sync,
+    told: impl Fn(&Trial) + Sync,
+) -> (Found, Vec<Trial>) {
+    let mut trials: Vec<Trial> = Vec::new();
+    loop {
+        let step = if good.is_empty() { next_among(hosts, &trials) } else { next(hosts, &trials) };
+        let (wanted, otherwise) = match step {
+            Next::Over(found) => return (found, trials),
+            // Every trial is waited for before the next step is asked for.
+            Next::Wait => return (Found::Nothing("a trial has not ended".to_owned()), trials),
+            Next::Try(wanted, otherwise) => (wanted, otherwise),
+        };
+        let known = if good.is_empty() { cleared(&trials).into_iter().collect() } else { good.to_vec() };
+        let round = apart(&wanted, &known);
+        if round.is_empty() {
+            return (hopeless(&wanted, otherwise), trials);
+        }
+        // The last word of a trial is heard before the next begins.
+        let said = Mutex::new(());
+        let answers = each(
+            &round,
+            at_once,
+            |nodes| {
+                let trial = Trial { run: RunId::from_number(0), nodes: nodes.clone(), said: attempt(nodes) };
+                let _one_at_a_time = said.lock();
+                told(&trial);
+                trial
+            },
+            |_| {},
+        );
+        trials.extend(answers);
+        // All of them together without an answer: doing it again would bring the same.
+        if let [Trial { said: TrialSaid::Nothing(why), .. }] = &*trials {
+            return (Found::Nothing(why.clone()), trials);
+        }
+    }
+}
+
+/// Of what is wanted, trials that have no host in common.
+fn apart(wanted: &[Wanted], good: &[NodeName]) -> Vec<NonEmpty<NodeName>> {
+    let mut taken: BTreeSet<NodeName> = BTreeSet::new();
+    let mut round = Vec::new();
+    for wanted in wanted {
+        let nodes = match wanted {
+            Wanted::These(nodes) => nodes.clone(),
+            Wanted::WithGood { node, not } => {
+                let fits = |other: &&NodeName| *other != node && !not.contains(*other) && !taken.contains(*other);
+                let Some(partner) = good.iter().find(fits) else { continue };
+                vec![node.clone(), partner.clone()]
+            }
+        };
+        if nodes.iter().any(|node| taken.contains(node)) {
+            continue;
+        }
+        taken.extend(nodes.iter().cloned());
+        round.extend(NonEmpty::new(nodes));
+    }
+    round
+}
+
+fn hopeless(wanted: &[Wanted], otherwise: Found) -> Found {
+    match (otherwise, wanted.first()) {
+        (Found::Nothing(_), Some(Wanted::WithGood { node, .. })) => {
+            Found::Nothing(format!("there is no other host known to be good to try {node} with"))
+        }
+        (found, _) => found,
+    }
+}
+
+/// What came out, in words.
+pub fn words(found: &Found) -> String {
+    match found {
+        Found::Well => "all are well together".to_owned(),
+        Found::OnlyAll => "they fail only all together: every pair of them is well".to_owned(),
+        Found::Nothing(why) => format!("nobody can be named: {why}"),
+        Found::Nodes(nodes) => {
+            format!("at fault: {}", nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(", "))
+        }
+        Found::Pairs(pairs) => {
+            let pairs: Vec<String> = pairs.iter().map(|(one, other)| format!("{one} with {other}")).collect();
+            format!("at fault: the way between {}", pairs.join(", and between "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(list: &str) -> Vec<NodeName> {
+        doctor_core::hostlist::parse(list).unwrap()
+    }
+
+    fn found(hosts: &str, good: &str, bad: &str) -> (String, usize) {
+        let good = if good.is_empty() { Vec::new() } else { names(good) };
+        let attempt = |nodes: &[NodeName]| {
+            if nodes.iter().any(|node| node.as_str() == bad) { TrialSaid::Failed } else { TrialSaid::Passed }
+        };
+        let (found, trials) = search(&names(hosts), &good, 4, attempt, |_| {});
+        (words(&found), trials.len())
+    }
+
+    #[test]
+    fn the_host_that_fails_with_every_partner_is_named() {
+        assert_eq!(found("n[1-8]", "", "n5").0, "at fault: n5");
+        assert_eq!(found("n[1-4]", "g[1-2]", "n2").0, "at fault: n2");
+        assert_eq!(
+            found("n[1-4]", "g1", "n2").0,
+            "nobody can be named: there is no other host known to be good to try n2 with"
+        );
+        assert_eq!(found("n[1-8]", "", "none"), ("all are well together".to_owned(), 1));
+    }
+
+    #[test]
+    fn trials_at_the_same_time_share_no_host_and_no_answer_is_not_asked_for_again() {
+        let wanted = [
+            Wanted::These(names("a,b")),
+            Wanted::These(names("b,c")),
+            Wanted::WithGood { node: names("d").remove(0), not: names("g").into_iter().collect() },
+        ];
+        let round = apart(&wanted, &names("g,a,h"));
+        let round: Vec<String> = round.iter().map(|nodes| doctor_core::hostlist::fold(nodes)).collect();
+        assert_eq!(round, ["a,b", "d,h"]);
+        let (found, trials) = search(&names("n[1-4]"), &[], 2, |_| TrialSaid::Nothing("no mpirun".to_owned()), |_| {});
+        assert_eq!((words(&found).as_str(), trials.len()), ("nobody can be named: no mpirun", 1));
+    }
+}

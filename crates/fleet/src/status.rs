@@ -1,0 +1,500 @@
+//! How a host is, by the files in which its last checks left their words: AzNHC's, DCGM's and our own.
+//!
+//! Each check has a log and beside it a `.status`, to which every run adds a line: a time and `passed` or `failed`, or `healthy`,
+//! `unhealthy` or `unknown`. The last line counts, and it is not believed by itself: a wrapper may write `passed` whatever happened
+//! (the one that these files come from did). So a `passed` counts only if the log of the same run shows that something was checked
+//! and tells of no fault. What is missing, cannot be read, is too old or lies ahead is unknown, never healthy.
+
+use std::fmt::Write as _;
+
+use doctor_backend_ssh::quoted;
+use doctor_checks::{dcgm_table::DcgmTable, nhc, probe::ProbeOutput};
+use doctor_core::{
+    observation::Observation,
+    time::{Span, Timestamp},
+};
+use serde::Serialize;
+
+/// Who checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    Aznhc,
+    Dcgm,
+    /// `doctor-node check`; where it has not run, what sums up the other two.
+    Own,
+}
+
+impl Source {
+    pub const ALL: [Self; 3] = [Self::Aznhc, Self::Dcgm, Self::Own];
+
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Aznhc => "aznhc",
+            Self::Dcgm => "dcgm",
+            Self::Own => "own",
+        }
+    }
+
+    pub fn from_code(code: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|source| source.code() == code)
+    }
+
+    /// The name of its log; the other file has `.status` behind it.
+    pub const fn log(self) -> &'static str {
+        match self {
+            Self::Aznhc => "aznhc-health.log",
+            Self::Dcgm => "dcgmi-diag.log",
+            Self::Own => "doctor-check.log",
+        }
+    }
+}
+
+/// In which a host's own scripts sum up what the others say.
+const SUM: &str = "node-health.log";
+const SUM_STATUS: &str = "sum-status";
+
+/// How a host is, or a part of what is known of it. Ordered: the worst counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Health {
+    Healthy,
+    Unknown,
+    Unhealthy,
+}
+
+impl Health {
+    pub const ALL: [Self; 3] = [Self::Healthy, Self::Unknown, Self::Unhealthy];
+
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Unknown => "unknown",
+            Self::Unhealthy => "unhealthy",
+        }
+    }
+}
+
+/// What one source says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Status {
+    pub source: Source,
+    pub health: Health,
+    pub why: String,
+    /// How long ago, by the host's own clock.
+    pub age: Option<Span>,
+}
+
+/// The end of a log is what is asked for, and as much of it.
+const MOST_LOG: usize = 256 * 1024;
+const MOST_STATUS: usize = 4 * 1024;
+/// For the header lines and a few words of the shell.
+const AROUND: usize = 4 * 1024;
+/// A clock that was set in between.
+const AHEAD: Span = Span::minutes(5);
+const KEPT_CHARACTERS: usize = 200;
+
+/// What a host prints for [`read`] has at most so many bytes.
+pub const MOST_BYTES: usize = (Source::ALL.len() + 1) * (MOST_LOG + MOST_STATUS + AROUND);
+
+/// For a shell on a host: the time there, and the ends of the files. `word` is one that cannot stand in them.
+pub fn script(word: &str, folder: &str, sources: &[Source]) -> String {
+    let mut script = format!(
+        "f() {{ if [ ! -e \"$1\" ]; then echo \"{word} $2 missing\"; elif [ ! -f \"$1\" ] || [ ! -r \"$1\" ]; then \
+         echo \"{word} $2 unreadable\"; else echo \"{word} $2 there\"; tail -c \"$3\" \"$1\"; echo; fi; }}; \
+         echo \"{word} now $(date -u +%Y-%m-%dT%H:%M:%SZ) $(date +%Y-%m-%dT%H:%M:%SZ)\""
+    );
+    for source in sources {
+        let log = format!("{}/{}", folder.trim_end_matches('/'), source.log());
+        let (path, code) = (quoted(&log), source.code());
+        // Writing to a string does not fail.
+        let _written = write!(script, "; f {path}.status {code}-status {MOST_STATUS}; f {path} {code}-log {MOST_LOG}");
+    }
+    if sources.contains(&Source::Own) {
+        let path = quoted(&format!("{}/{SUM}", folder.trim_end_matches('/')));
+        let _written = write!(script, "; f {path}.status {SUM_STATUS} {MOST_STATUS}");
+    }
+    script
+}
+
+/// One file of a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen<'a> {
+    Missing,
+    Unreadable,
+    There(&'a str),
+    /// The host did not tell.
+    Untold,
+}
+
+/// What a host told.
+struct Told<'a> {
+    /// The host's time in UTC, and as its own clock shows it.
+    now: Option<(Timestamp, Timestamp)>,
+    sections: Vec<(&'a str, &'a str, &'a str)>,
+}
+
+impl<'a> Told<'a> {
+    fn read(word: &str, text: &'a str) -> Self {
+        let mut told = Self { now: None, sections: Vec::new() };
+        let start = format!("{word} ");
+        // Where each header begins; a file without a line's end has one added.
+        let mut rest = text;
+        while let Some(at) = find_line(rest, &start) {
+            let after = &rest[at + start.len()..];
+            let (header, body) = after.split_once('\n').unwrap_or((after, ""));
+            let end = find_line(body, &start).unwrap_or(body.len());
+            let mut words = header.split_ascii_whitespace();
+            match (words.next(), words.next(), words.next()) {
+                (Some("now"), Some(utc), Some(own)) => {
+                    told.now = utc.parse().ok().zip(own.parse().ok());
+                }
+                (Some(name), Some(state), None) => told.sections.push((name, state, &body[..end])),
+                _ => {}
+            }
+            rest = &body[end..];
+        }
+        told
+    }
+
+    fn file(&self, name: &str) -> Seen<'a> {
+        match self.sections.iter().find(|(known, ..)| *known == name) {
+            Some((_, "missing", _)) => Seen::Missing,
+            Some((_, "there", text)) => Seen::There(text),
+            Some(_) => Seen::Unreadable,
+            None => Seen::Untold,
+        }
+    }
+}
+
+/// Where a line begins with this.
+fn find_line(text: &str, start: &str) -> Option<usize> {
+    if text.starts_with(start) {
+        return Some(0);
+    }
+    text.match_indices('\n').map(|(at, _)| at + 1).find(|at| text[*at..].starts_with(start))
+}
+
+/// Reads what [`script`] made a host print. A result older than `limit` says nothing any more, unless it is a failure: that
+/// nobody looked again does not mend anything.
+pub fn read(word: &str, text: &str, sources: &[Source], limit: Span) -> Vec<Status> {
+    let told = Told::read(word, text);
+    sources.iter().map(|source| status(*source, &told, limit)).collect()
+}
+
+/// The worst of what is known; without anything, nobody knows.
+pub fn worst(all: &[Status]) -> Health {
+    all.iter().map(|status| status.health).max().unwrap_or(Health::Unknown)
+}
+
+fn status(source: Source, told: &Told<'_>, limit: Span) -> Status {
+    let unknown = |why: String| Status { source, health: Health::Unknown, why, age: None };
+    let (name, seen) = match told.file(&format!("{}-status", source.code())) {
+        // Without a word of ours, the host's own sum of the others may say what is wrong.
+        Seen::Missing if source == Source::Own => (SUM, told.file(SUM_STATUS)),
+        seen => (source.log(), seen),
+    };
+    let text = match seen {
+        Seen::There(text) => text,
+        Seen::Missing => return unknown(format!("there is no {}.status: it never ran here", source.log())),
+        Seen::Unreadable => return unknown(format!("{name}.status cannot be read")),
+        Seen::Untold => return unknown("the host did not tell".to_owned()),
+    };
+    let Some(line) = text.lines().rev().map(str::trim).find(|line| !line.is_empty()) else {
+        return unknown(format!("{name}.status is empty"));
+    };
+    let (time, said) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let said = said.trim();
+    let Some(age) = told.now.and_then(|now| age(time, now)) else {
+        return unknown(format!("its last line is `{}`: that has no time to believe", short(line)));
+    };
+    let (health, why) = match said {
+        "failed" | "unhealthy" => (Health::Unhealthy, first_fault(source, told).unwrap_or_else(|| said.to_owned())),
+        "unknown" => (Health::Unknown, "it says unknown itself".to_owned()),
+        // On hosts that others set up the sum says so whatever was checked.
+        "passed" | "healthy" if name == SUM => {
+            (Health::Unknown, format!("ours never ran here; {name} says {said}, which is others' word"))
+        }
+        "passed" | "healthy" if age > limit => (Health::Unknown, format!("{said}, and older than {limit}")),
+        "passed" | "healthy" => believed(source, told, said),
+        _ => (Health::Unknown, format!("its last line is `{}`, which is no status", short(line))),
+    };
+    Status { source, health, why, age: Some(age) }
+}
+
+/// How long ago; `None` for what is no time or lies ahead. Without a zone it is told by the host's own clock.
+fn age(time: &str, (utc, own): (Timestamp, Timestamp)) -> Option<Span> {
+    let (at, now) = match time.parse::<Timestamp>() {
+        Ok(at) => (at, utc),
+        Err(_) => (format!("{time}Z").parse().ok()?, own),
+    };
+    (at <= now.plus(AHEAD)).then(|| now.since(at))
+}
+
+/// A good word, held against the log of the same run.
+fn believed(source: Source, told: &Told<'_>, said: &str) -> (Health, String) {
+    let log = match told.file(&format!("{}-log", source.code())) {
+        Seen::There(log) => last_run(log),
+        // Ours says what it saw.
+        _ if source == Source::Own => return (Health::Healthy, said.to_owned()),
+        _ => return (Health::Unknown, format!("{said}, and there is no {} that shows it", source.log())),
+    };
+    let nothing = || (Health::Unknown, format!("{said}, and {} does not show that anything was checked", source.log()));
+    match source {
+        Source::Own => (Health::Healthy, said.to_owned()),
+        Source::Aznhc => match fault_of_nhc(log) {
+            Nhc::Fault(text) => (Health::Unhealthy, format!("{said}, and yet {text}")),
+            Nhc::Well => (Health::Healthy, said.to_owned()),
+            Nhc::Unclear(text) => (Health::Unknown, format!("{said}, and yet {text}")),
+            Nhc::Nothing => nothing(),
+        },
+        Source::Dcgm => {
+            let table = DcgmTable::read(log);
+            match (table.failed.first().or(table.not_run.first()), table.passed) {
+                (Some(fault), _) if !table.failed.is_empty() => {
+                    (Health::Unhealthy, format!("{said}, and yet {}", short(fault)))
+                }
+                (Some(fault), _) => (Health::Unknown, format!("{said}, and yet {}", short(fault))),
+                (None, 0) => nothing(),
+                (None, _) if table.of_hardware == 0 => {
+                    (Health::Unknown, format!("{said}, and no test of the hardware has passed"))
+                }
+                (None, _) if !table.warned.is_empty() => {
+                    (Health::Healthy, format!("{said}, with a warning: {}", short(&table.warned[0])))
+                }
+                (None, _) => (Health::Healthy, said.to_owned()),
+            }
+        }
+    }
+}
+
+enum Nhc {
+    Fault(String),
+    Unclear(String),
+    Well,
+    Nothing,
+}
+
+fn fault_of_nhc(log: &str) -> Nhc {
+    let ran = ProbeOutput::Ran { exit: Some(0), stdout: log.to_owned(), stderr: String::new() };
+    match nhc::interpret(Some(&ran)) {
+        Observation::Measured { events, .. } if !events.is_empty() => Nhc::Fault(short(&events[0].text)),
+        Observation::Measured { unread, .. } if !unread.is_empty() => Nhc::Unclear(short(&unread[0].text)),
+        Observation::Measured { .. } => Nhc::Well,
+        Observation::NotApplicable(why) => Nhc::Unclear(short(&why.text)),
+        Observation::CouldNot(failure) if failure.kind == doctor_core::observation::FailureKind::Empty => Nhc::Nothing,
+        Observation::CouldNot(failure) => Nhc::Unclear(short(&failure.text)),
+    }
+}
+
+/// What the log says is wrong, for people.
+fn first_fault(source: Source, told: &Told<'_>) -> Option<String> {
+    let Seen::There(log) = told.file(&format!("{}-log", source.code())) else { return None };
+    let log = last_run(log);
+    match source {
+        Source::Aznhc => match fault_of_nhc(log) {
+            Nhc::Fault(text) | Nhc::Unclear(text) => Some(text),
+            Nhc::Well | Nhc::Nothing => None,
+        },
+        Source::Dcgm => DcgmTable::read(log).failed.first().map(|fault| short(fault)),
+        Source::Own => log.lines().find(|line| line.contains("  fail  ")).map(|line| short(line.trim())),
+    }
+}
+
+/// The words with which a run's part of a log ends.
+const ENDS: [&str; 6] = [
+    "Health checks passed",
+    "Health checks failed with exit code",
+    "dcgmi diag passed",
+    "dcgmi diag failed with exit code",
+    "doctor-node check passed",
+    "doctor-node check failed with exit code",
+];
+
+/// For a shell on a host: runs our own check there, and leaves its words where [`script`] looks for them. `program` is
+/// `doctor-node`.
+pub fn check_script(program: &str, folder: &str) -> String {
+    let log = quoted(&format!("{}/{}", folder.trim_end_matches('/'), Source::Own.log()));
+    let program = quoted(program);
+    // Codes as Nagios reads them: 1 is worth watching and takes no host out of service, 3 could not be judged.
+    format!(
+        "L={log}; O=$({program} check 2>&1); R=$?; \
+         case $R in 0|1) W=passed; N=\"passed (exit code $R)\";; 2) W=failed; N=\"failed with exit code 2\";; \
+         *) W=unknown; N=\"failed with exit code $R\";; esac; \
+         printf \"%s\\ndoctor-node check %s\\n\" \"$O\" \"$N\" >> \"$L\" && \
+         printf \"%s %s\\n\" \"$(date -u +%Y-%m-%dT%H:%M:%SZ)\" $W >> \"$L.status\""
+    )
+}
+
+/// Of a log to which every run adds, the last one's part.
+fn last_run(log: &str) -> &str {
+    let (mut start, mut at) = (0, 0);
+    for line in log.split_inclusive('\n') {
+        at += line.len();
+        if ENDS.iter().any(|end| line.starts_with(end)) && !log[at..].trim().is_empty() {
+            start = at;
+        }
+    }
+    &log[start..]
+}
+
+fn short(text: &str) -> String {
+    let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.chars().take(KEPT_CHARACTERS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WORD: &str = "word-17";
+    const NOW: &str = "word-17 now 2026-11-16T03:00:00Z 2026-11-16T05:00:00Z\n";
+    const FAULT: &str =
+        "ERROR:  nhc:  Health check failed:  check_gpu_count: Expected 8 and found 7. FaultCode: NHC2009\n";
+    const FINE: &str = "SUCCESS:  nhc:  Health check passed:  check_gpu_count: Expected 8 and found 8\n";
+
+    fn one(source: Source, status: &str, log: &str) -> (Health, String) {
+        let code = source.code();
+        let part = |name: &str, text: &str| match text {
+            "" => format!("{WORD} {code}-{name} missing\n"),
+            text => format!("{WORD} {code}-{name} there\n{text}\n"),
+        };
+        let text = format!("{NOW}{}{}", part("status", status), part("log", log));
+        let all = read(WORD, &text, &[source], Span::days(7));
+        (all[0].health, all[0].why.clone())
+    }
+
+    #[test]
+    fn a_missing_aznhc_is_unknown_and_never_passed() {
+        let (health, why) = one(Source::Aznhc, "", "");
+        assert!(health == Health::Unknown && why.contains("never ran"), "{why}");
+        let (health, why) = one(Source::Aznhc, "2026-11-16T04:00:00 passed\n", "");
+        assert!(health == Health::Unknown && why.contains("no aznhc-health.log"), "{why}");
+        let nothing = "docker: command not found\nHealth checks passed\n";
+        let (health, why) = one(Source::Aznhc, "2026-11-16T04:00:00 passed\n", nothing);
+        assert!(health == Health::Unknown && why.contains("does not show that anything was checked"), "{why}");
+        let other =
+            "The vm SKU 'standard_d4' is currently not supported by Azure health checks.\nHealth checks passed\n";
+        assert_eq!(one(Source::Aznhc, "2026-11-16T04:00:00 passed\n", other).0, Health::Unknown);
+    }
+
+    #[test]
+    fn a_wrapper_that_always_writes_passed_is_not_believed() {
+        let (health, why) =
+            one(Source::Aznhc, "2026-11-16T04:00:00 passed\n", &format!("{FINE}{FAULT}Health checks passed\n"));
+        assert!(health == Health::Unhealthy && why.contains("Expected 8 and found 7"), "{why}");
+        let table = "| Denylist | Pass |\n| GPU Memory | Fail - GPU 3 |\ndcgmi diag passed\n";
+        let (health, why) = one(Source::Dcgm, "2026-11-16T04:00:00 passed", table);
+        assert!(health == Health::Unhealthy && why.contains("GPU Memory: Fail - GPU 3"), "{why}");
+    }
+
+    #[test]
+    fn a_diagnosis_that_skipped_the_hardware_is_unknown() {
+        let table = "| Denylist | Pass |\n| GPU Memory | Skip - All |\ndcgmi diag passed\n";
+        let (health, why) = one(Source::Dcgm, "2026-11-16T04:00:00 passed", table);
+        assert!(health == Health::Unknown && why.contains("no test of the hardware"), "{why}");
+    }
+
+    #[test]
+    fn the_last_run_counts_and_not_the_ones_before_it() {
+        let mended = format!("{FAULT}Health checks failed with exit code 1\n{FINE}Health checks passed\n");
+        let status = "2026-11-15T04:00:00 failed\n2026-11-16T04:00:00 passed\n\n";
+        assert_eq!(one(Source::Aznhc, status, &mended), (Health::Healthy, "passed".to_owned()));
+        let broken = format!("{FINE}Health checks passed\n{FAULT}Health checks failed with exit code 1\n");
+        let (health, why) = one(Source::Aznhc, "2026-11-16T04:00:00 failed\n", &broken);
+        assert!(health == Health::Unhealthy && why.contains("NHC2009"), "{why}");
+        let diag = "| Memory | Fail |\ndcgmi diag failed with exit code 226\n| Memory | Pass |\ndcgmi diag passed\n";
+        assert_eq!(one(Source::Dcgm, "2026-11-16T04:00:00 passed", diag).0, Health::Healthy);
+    }
+
+    #[test]
+    fn times_are_read_by_the_hosts_own_clock_and_old_ones_say_nothing_good_any_more() {
+        let age = |status: &str| {
+            let text = format!("{NOW}{WORD} own-status there\n{status}\n{WORD} own-log missing\n");
+            let all = read(WORD, &text, &[Source::Own], Span::days(7));
+            (all[0].health, all[0].age)
+        };
+        assert_eq!(
+            age("2026-11-16T04:00:00 healthy"),
+            (Health::Healthy, Some(Span::hours(1))),
+            "the clock on its wall"
+        );
+        assert_eq!(age("2026-11-16T02:00:00Z healthy"), (Health::Healthy, Some(Span::hours(1))), "in UTC");
+        assert_eq!(age("2026-11-08T04:00:00 healthy"), (Health::Unknown, Some(Span::days(8) + Span::hours(1))));
+        assert_eq!(age("2026-11-08T04:00:00 unhealthy").0, Health::Unhealthy, "that nobody looked again mends nothing");
+        assert_eq!(age("2026-11-17T04:00:00 healthy"), (Health::Unknown, None), "tomorrow's");
+        let sum = format!(
+            "{NOW}{WORD} own-status missing\n{WORD} own-log missing\n{WORD} sum-status there\n2026-11-16T04:00:00 healthy\n"
+        );
+        assert_eq!(read(WORD, &sum, &[Source::Own], Span::days(7))[0].health, Health::Unknown, "others' sum");
+        let bad = sum.replace(" healthy", " unhealthy");
+        assert_eq!(read(WORD, &bad, &[Source::Own], Span::days(7))[0].health, Health::Unhealthy);
+        for nothing in ["healthy", "2026-11-16T04:00:00 fine", "2026-11-16T04:00:00", "soon passed", "?"] {
+            assert_eq!(age(nothing).0, Health::Unknown, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn a_file_cannot_speak_for_another_and_what_is_not_told_is_unknown() {
+        let forged = "2026-11-16T04:00:00 failed\nword-99 aznhc-status there\n2026-11-16T04:00:00 passed";
+        assert_ne!(one(Source::Aznhc, forged, &format!("{FAULT}\n")).0, Health::Healthy);
+        let cut = read(WORD, NOW, &Source::ALL, Span::days(7));
+        assert!(cut.iter().all(|status| status.health == Health::Unknown && status.why.contains("did not tell")));
+        assert_eq!((worst(&cut), worst(&[])), (Health::Unknown, Health::Unknown));
+    }
+
+    #[test]
+    fn the_script_finds_the_files_of_a_real_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("aznhc-health.log"), format!("{FINE}Health checks passed")).unwrap();
+        std::fs::write(at("aznhc-health.log.status"), "2026-01-01T00:00:00Z passed\n").unwrap();
+        std::fs::create_dir(at("dcgmi-diag.log.status")).unwrap();
+        let script = script(WORD, &folder.path().display().to_string(), &Source::ALL);
+        let said = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        let all = read(WORD, &String::from_utf8(said.stdout).unwrap(), &Source::ALL, Span::days(36_500));
+        let health: Vec<Health> = all.iter().map(|status| status.health).collect();
+        assert_eq!(health, [Health::Healthy, Health::Unknown, Health::Unknown], "{all:?}");
+        assert!(all[1].why.contains("cannot be read") && all[2].why.contains("never ran"), "{all:?}");
+    }
+
+    #[test]
+    fn our_own_check_leaves_its_words_in_the_form_that_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (place, program) = (folder.path().display().to_string(), folder.path().join("it's doctor-node"));
+        for (code, health) in [(0, Health::Healthy), (1, Health::Healthy), (2, Health::Unhealthy), (3, Health::Unknown)]
+        {
+            std::fs::write(&program, format!("#!/bin/sh\necho \"memory  fail            monitor\n1 check: 1 fail, 0 inconclusive\"\nexit {code}\n"))
+                .unwrap();
+            std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            let run = |script: &str| std::process::Command::new("sh").args(["-c", script]).output().unwrap();
+            assert!(run(&check_script(&program.display().to_string(), &place)).status.success());
+            let said = run(&script(WORD, &place, &[Source::Own])).stdout;
+            let own = read(WORD, &String::from_utf8(said).unwrap(), &[Source::Own], Span::days(7));
+            assert_eq!(own[0].health, health, "{own:?}");
+        }
+        let run = |script: &str| std::process::Command::new("sh").args(["-c", script]).output().unwrap();
+        std::fs::write(&program, "#!/bin/sh\necho \"memory  fail            monitor\"\nexit 3\n").unwrap();
+        assert!(run(&check_script(&program.display().to_string(), &place)).status.success());
+        let log = std::fs::read_to_string(folder.path().join("doctor-check.log")).unwrap();
+        assert!(last_run(&log).ends_with("failed with exit code 3\n") && last_run(&log).lines().count() == 2, "{log}");
+    }
+
+    #[test]
+    fn every_code_reads_back() {
+        assert!(Source::ALL.iter().all(|source| Source::from_code(source.code()) == Some(*source)));
+        assert_eq!(Health::ALL.map(Health::code), ["healthy", "unknown", "unhealthy"]);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_healthy_that_does_not_say_so(
+            text in "(word-17 |aznhc|-status|-log| there| missing|\n|2026-11-16T04:00:00 |failed|health|x){0,40}",
+        ) {
+            let all = read(WORD, &format!("{NOW}{text}"), &Source::ALL, Span::days(7));
+            prop_assert_eq!(all.len(), 3);
+            prop_assert!(all.iter().all(|status| status.health != Health::Healthy), "{:?}", all);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Watches what no case tells of: the service's own troubles, and snoozes whose time is over.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use doctor_backend::clock::{Clock, SystemClock};
+use doctor_core::{
+    alert::{self, Condition, ServiceFacts},
+    time::{Span, Timestamp},
+};
+use doctor_store::{Store, StoreError, outbox};
+
+use super::AlertSettings;
+
+const LOOK: Duration = Duration::from_secs(5);
+/// Results turned away are counted over this time.
+const LATELY: Duration = Duration::from_secs(600);
+/// Messages that ended are remembered this long.
+const REMEMBERED: Span = Span::days(30);
+const TIDY: Duration = Duration::from_secs(3600);
+
+pub(super) struct Watch {
+    settings: AlertSettings,
+    store: Store,
+    clock: Arc<dyn Clock>,
+    /// The last look of a cycle at the cluster, and when we learnt of it: a simulated cluster has a time of its own.
+    seen: (Option<Timestamp>, Instant),
+    /// Documents turned away, ever, as seen at moments of the last ten minutes and one before.
+    rejected: VecDeque<(Instant, u64)>,
+    tidied: Option<Instant>,
+    said: Option<String>,
+}
+
+impl Watch {
+    pub(super) fn new(settings: AlertSettings, store: Store, clock: Arc<dyn Clock>) -> Self {
+        let seen = (None, Instant::now());
+        Self { settings, store, clock, seen, rejected: VecDeque::new(), tidied: None, said: None }
+    }
+
+    /// Looks once and says after how long to look again.
+    pub(super) fn look(&mut self) -> Duration {
+        match self.conditions().and_then(|()| self.snoozes()).and_then(|()| self.tidy()) {
+            Ok(()) => self.said = None,
+            Err(error) => {
+                let text = error.to_string();
+                if self.said.as_ref() != Some(&text) {
+                    tracing::warn!("the service's own troubles cannot be looked at: {text}");
+                    self.said = Some(text);
+                }
+            }
+        }
+        LOOK
+    }
+
+    fn conditions(&mut self) -> Result<(), StoreError> {
+        let before = self.store.alert_conditions()?;
+        let facts = self.facts()?;
+        let there = alert::conditions(&facts);
+        let now = self.clock.now();
+        let notes = alert::turned(&before, &there, now);
+        if notes.is_empty() {
+            return Ok(());
+        }
+        let since = |condition: &Condition| before.get(condition).copied().unwrap_or(now);
+        let after: BTreeMap<Condition, Timestamp> =
+            there.keys().map(|condition| (*condition, since(condition))).collect();
+        let told = outbox::addressed(&self.settings.routes(), &notes);
+        // If somebody else was faster, he has told it.
+        self.store.turn_conditions(&before, &after, &told).map(drop)
+    }
+
+    fn facts(&mut self) -> Result<ServiceFacts, StoreError> {
+        let rejected = self.rejected_lately(Instant::now(), self.store.counters()?.documents_rejected);
+        let seen = self.store.cluster_seen()?;
+        if seen != self.seen.0 {
+            self.seen = (seen, Instant::now());
+        }
+        let unseen = i64::try_from(self.seen.1.elapsed().as_millis()).unwrap_or(i64::MAX);
+        Ok(ServiceFacts {
+            breaker: self.store.breaker()?,
+            agents_silent: self.store.silence_reported()?,
+            unseen_for: Span::from_millis(unseen),
+            cycle_old_after: self.settings.cycle_old,
+            rejected,
+            rejected_most: self.settings.rejected,
+            lost: self.store.alerts_lost_since(SystemClock.now().minus(Span::days(1)))?,
+        })
+    }
+
+    /// How many more there are than ten minutes ago, or than when we began to look.
+    fn rejected_lately(&mut self, now: Instant, ever: u64) -> u64 {
+        self.rejected.push_back((now, ever));
+        while self.rejected.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= LATELY) {
+            self.rejected.pop_front();
+        }
+        self.rejected.front().map_or(0, |(_, before)| ever.saturating_sub(*before))
+    }
+
+    fn snoozes(&self) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        let over = |until: Option<Timestamp>| until.is_some_and(|until| until <= now);
+        for (case, _) in self.store.mutes()?.into_iter().filter(|(_, mute)| over(mute.until)) {
+            let routes = self.settings.routes();
+            self.store.end_mute(case, now, &|case, mute| {
+                let note = alert::still_open(case, mute, now);
+                outbox::addressed(&routes, note.as_slice())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn tidy(&mut self) -> Result<(), StoreError> {
+        if self.tidied.is_some_and(|tidied| tidied.elapsed() < TIDY) {
+            return Ok(());
+        }
+        self.tidied = Some(Instant::now());
+        let known: Vec<&str> = self.settings.receivers.keys().map(String::as_str).collect();
+        let lost = self.store.abandon_alerts(&known, SystemClock.now())?;
+        if lost > 0 {
+            tracing::warn!(lost, "messages to receivers that are configured no more are given up");
+        }
+        self.store.forget_alerts(SystemClock.now().minus(REMEMBERED)).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_turned_away_are_counted_over_ten_minutes() {
+        let store = Store::open_in_memory().unwrap();
+        let mut watch = Watch::new(AlertSettings::default(), store, Arc::new(SystemClock));
+        let start = Instant::now();
+        let at = |minutes: u64| start + Duration::from_secs(60 * minutes);
+        assert_eq!(watch.rejected_lately(at(0), 7), 0, "what was before is not new");
+        assert_eq!(watch.rejected_lately(at(5), 9), 2);
+        assert_eq!(watch.rejected_lately(at(10), 20), 13);
+        assert_eq!(watch.rejected_lately(at(14), 20), 13);
+        assert_eq!(watch.rejected_lately(at(15), 20), 11);
+        assert_eq!(watch.rejected_lately(at(25), 20), 0);
+    }
+}

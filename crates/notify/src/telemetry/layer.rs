@@ -1,0 +1,201 @@
+//! Spans of ours, from their beginning to the queue.
+
+use std::{
+    fmt::Debug,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use tracing::{
+    Subscriber,
+    field::{Field, Visit},
+    span::{Attributes, Id, Record},
+};
+use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
+
+use super::{
+    otlp::{Attribute, Ended, Kind},
+    queue::Queue,
+    traceparent::{self, Place},
+};
+
+/// Takes spans of `TARGET` of `doctor-engine`; give it nothing else.
+#[derive(Debug)]
+pub struct TraceLayer {
+    queue: Arc<Queue>,
+}
+
+/// A text in a span is no longer than this.
+const LONGEST: usize = 300;
+
+impl TraceLayer {
+    pub(super) const fn new(queue: Arc<Queue>) -> Self {
+        Self { queue }
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for TraceLayer {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        let mut seen = Seen { name: attributes.metadata().name().to_owned(), ..Seen::default() };
+        attributes.record(&mut seen);
+        let local = span.parent().and_then(|parent| parent.extensions().get::<Open>().map(|open| open.place));
+        let parent = seen.elsewhere.or(local);
+        let mut random = [0; 24];
+        // Without random bits a span could be taken for another.
+        if getrandom::fill(&mut random).is_err() {
+            return;
+        }
+        let (mut trace, mut own) = ([0; 16], [0; 8]);
+        trace.copy_from_slice(&random[..16]);
+        own.copy_from_slice(&random[16..]);
+        let place = Place {
+            trace: parent.map_or(trace, |parent| parent.trace),
+            span: own,
+            recorded: parent.is_none_or(|parent| parent.recorded),
+        };
+        let open = Open { place, parent: parent.map(|parent| parent.span), began: now(), seen };
+        span.extensions_mut().insert(open);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        if let Some(open) = span.extensions_mut().get_mut::<Open>() {
+            values.record(&mut open.seen);
+        }
+    }
+
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        let Some(span) = context.span(&id) else { return };
+        let Some(open) = span.extensions_mut().remove::<Open>() else { return };
+        if open.place.recorded {
+            self.queue.push(open.ended());
+        }
+    }
+}
+
+/// A span under way.
+struct Open {
+    place: Place,
+    parent: Option<[u8; 8]>,
+    began: u64,
+    seen: Seen,
+}
+
+impl Open {
+    fn ended(self) -> Ended {
+        let Seen { name, kind, attributes, failed, .. } = self.seen;
+        let (place, parent, began) = (self.place, self.parent, self.began);
+        // By a clock that may have been set back.
+        Ended { place, parent, name, kind, began, ended: now().max(began), attributes, failed }
+    }
+}
+
+/// What its fields say.
+#[derive(Default)]
+struct Seen {
+    name: String,
+    kind: Kind,
+    elsewhere: Option<Place>,
+    attributes: Vec<(&'static str, Attribute)>,
+    failed: Option<String>,
+}
+
+impl Visit for Seen {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.record_str(field, &format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        let cut = || value.chars().take(LONGEST).collect::<String>();
+        match field.name() {
+            "otel.name" => self.name = cut(),
+            "otel.kind" => {
+                self.kind = match value {
+                    "client" => Kind::Client,
+                    "server" => Kind::Server,
+                    _ => Kind::Internal,
+                };
+            }
+            "traceparent" => self.elsewhere = traceparent::read(value),
+            "failed" => self.failed = Some(cut()),
+            name => self.attributes.push((name, Attribute::Text(cut()))),
+        }
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.attributes.push((field.name(), Attribute::Whole(value)));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        let value = i64::try_from(value).unwrap_or(i64::MAX);
+        self.attributes.push((field.name(), Attribute::Whole(value)));
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.attributes.push((field.name(), Attribute::Number(value)));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.attributes.push((field.name(), Attribute::Flag(value)));
+    }
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+    use doctor_engine::spans::span;
+
+    /// What is in the queue after this was done.
+    fn traced(most: usize, work: impl FnOnce()) -> (Vec<Ended>, u64) {
+        let queue = Arc::new(Queue::new(most));
+        let subscriber = tracing_subscriber::registry().with(TraceLayer::new(Arc::clone(&queue)));
+        tracing::subscriber::with_default(subscriber, work);
+        (queue.take(), queue.counts().dropped())
+    }
+
+    #[test]
+    fn spans_know_their_parents_also_those_of_other_threads_and_elsewhere() {
+        let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let (spans, dropped) = traced(16, || {
+            let root = span!(
+                "cycle",
+                otel.kind = "server",
+                nodes = 3_u64,
+                traceparent = header,
+                failed = tracing::field::Empty
+            );
+            let hand = span!(parent: &root, "act");
+            root.record("failed", "it broke");
+            hand.in_scope(|| drop(span!("backend.submit", run = %7)));
+        });
+        let [submit, act, cycle] = &spans[..] else { panic!("{spans:?}") };
+        assert_eq!((submit.name.as_str(), act.name.as_str(), cycle.name.as_str()), ("backend.submit", "act", "cycle"));
+        assert_eq!((submit.parent, act.parent), (Some(act.place.span), Some(cycle.place.span)));
+        assert_eq!(cycle.parent, Some([0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]));
+        assert!(spans.iter().all(|span| span.place.trace == cycle.place.trace && span.place.trace[0] == 0x4b));
+        assert_eq!((cycle.kind, cycle.failed.as_deref()), (Kind::Server, Some("it broke")));
+        assert_eq!(cycle.attributes, [("nodes", Attribute::Whole(3))]);
+        assert_eq!(submit.attributes, [("run", Attribute::Text("7".to_owned()))]);
+        assert!(cycle.began <= act.began && act.ended <= cycle.ended && dropped == 0);
+    }
+
+    #[test]
+    fn what_nobody_records_elsewhere_is_not_recorded_and_what_does_not_fit_is_counted() {
+        let (spans, _) = traced(16, || {
+            let asked = span!("api", traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00");
+            asked.in_scope(|| drop(span!("make")));
+        });
+        assert_eq!(spans, []);
+        let (spans, dropped) = traced(2, || (0..5).for_each(|_| drop(span!("cycle"))));
+        assert_eq!((spans.len(), dropped), (2, 3));
+        assert_ne!(spans[0].place.trace, spans[1].place.trace);
+    }
+}

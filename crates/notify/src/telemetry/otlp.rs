@@ -1,0 +1,131 @@
+//! OTLP's JSON form of spans: ids as hexadecimal text, numbers of 64 bits as text.
+
+use std::collections::BTreeMap;
+
+use doctor_store::access::hex;
+
+use serde_json::{Value, json};
+
+use super::traceparent::Place;
+
+/// A span that has ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Ended {
+    pub(super) place: Place,
+    pub(super) parent: Option<[u8; 8]>,
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    /// In nanoseconds since 1970.
+    pub(super) began: u64,
+    pub(super) ended: u64,
+    pub(super) attributes: Vec<(&'static str, Attribute)>,
+    pub(super) failed: Option<String>,
+}
+
+/// On which side of a call a span is, as OTLP numbers it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    #[default]
+    Internal = 1,
+    Server = 2,
+    Client = 3,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Attribute {
+    Text(String),
+    Whole(i64),
+    Number(f64),
+    Flag(bool),
+}
+
+/// The body of a post.
+pub(super) fn document(instance: &str, resource: &BTreeMap<String, String>, spans: &[Ended]) -> Value {
+    let ours = [
+        ("service.name", "cluster-doctor"),
+        ("service.version", env!("CARGO_PKG_VERSION")),
+        ("service.instance.id", instance),
+    ];
+    let ours = ours.into_iter().filter(|(name, _)| !resource.contains_key(*name));
+    let named = ours.chain(resource.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    let about: Vec<Value> = named.map(|(name, value)| attribute(name, &Attribute::Text(value.to_owned()))).collect();
+    let spans: Vec<Value> = spans.iter().map(span).collect();
+    let scope = json!({ "name": "cluster-doctor", "version": env!("CARGO_PKG_VERSION") });
+    json!({ "resourceSpans": [{
+        "resource": { "attributes": about },
+        "scopeSpans": [{ "scope": scope, "spans": spans }],
+    }] })
+}
+
+fn span(span: &Ended) -> Value {
+    let attributes: Vec<Value> = span.attributes.iter().map(|(name, value)| attribute(name, value)).collect();
+    let mut written = json!({
+        "traceId": hex(&span.place.trace),
+        "spanId": hex(&span.place.span),
+        "name": span.name,
+        "kind": span.kind as u8,
+        "startTimeUnixNano": span.began.to_string(),
+        "endTimeUnixNano": span.ended.to_string(),
+        "attributes": attributes,
+    });
+    if let Some(parent) = &span.parent {
+        written["parentSpanId"] = hex(parent).into();
+    }
+    if let Some(failed) = &span.failed {
+        written["status"] = json!({ "code": 2, "message": failed });
+    }
+    written
+}
+
+fn attribute(name: &str, value: &Attribute) -> Value {
+    let value = match value {
+        Attribute::Text(text) => json!({ "stringValue": text }),
+        Attribute::Whole(number) => json!({ "intValue": number.to_string() }),
+        Attribute::Number(number) => json!({ "doubleValue": number }),
+        Attribute::Flag(flag) => json!({ "boolValue": flag }),
+    };
+    json!({ "key": name, "value": value })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_written_as_the_protocol_has_it() {
+        let span = Ended {
+            place: Place { trace: [0xab; 16], span: [1; 8], recorded: true },
+            parent: Some([2; 8]),
+            name: "cycle".to_owned(),
+            kind: Kind::Client,
+            began: 1_700_000_000_000_000_001,
+            ended: 1_700_000_000_000_000_002,
+            attributes: vec![("nodes", Attribute::Whole(3)), ("ok", Attribute::Flag(true))],
+            failed: Some("no".to_owned()),
+        };
+        let resource = BTreeMap::from([("service.name".to_owned(), "ours".to_owned())]);
+        let written = document("a/1", &resource, &[span]);
+        let about = &written["resourceSpans"][0];
+        let expected = json!([
+            { "key": "service.version", "value": { "stringValue": env!("CARGO_PKG_VERSION") } },
+            { "key": "service.instance.id", "value": { "stringValue": "a/1" } },
+            { "key": "service.name", "value": { "stringValue": "ours" } },
+        ]);
+        assert_eq!(about["resource"]["attributes"], expected);
+        let expected = json!({
+            "traceId": "abababababababababababababababab",
+            "spanId": "0101010101010101",
+            "parentSpanId": "0202020202020202",
+            "name": "cycle",
+            "kind": 3,
+            "startTimeUnixNano": "1700000000000000001",
+            "endTimeUnixNano": "1700000000000000002",
+            "attributes": [
+                { "key": "nodes", "value": { "intValue": "3" } },
+                { "key": "ok", "value": { "boolValue": true } },
+            ],
+            "status": { "code": 2, "message": "no" },
+        });
+        assert_eq!(about["scopeSpans"][0]["spans"][0], expected);
+    }
+}

@@ -1,0 +1,64 @@
+//! `traceparent` of W3C Trace Context: whose span a question belongs to.
+
+/// A span of somebody's, by its ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) trace: [u8; 16],
+    pub(super) span: [u8; 8],
+    /// Whether it is recorded; what belongs to one that is not, is not either.
+    pub(super) recorded: bool,
+}
+
+/// `None` for anything that is not well formed: then the question begins a trace of its own.
+pub(super) fn read(text: &str) -> Option<Place> {
+    let mut parts = text.trim().split('-');
+    let version: [u8; 1] = hex(parts.next()?)?;
+    let (trace, span): ([u8; 16], [u8; 8]) = (hex(parts.next()?)?, hex(parts.next()?)?);
+    let [flags] = hex(parts.next()?)?;
+    // Later versions may say more.
+    let more = parts.next().is_some();
+    let known = version == [0] && !more || version != [0] && version != [0xff];
+    (known && trace != [0; 16] && span != [0; 8]).then_some(Place { trace, span, recorded: flags & 1 == 1 })
+}
+
+/// Small letters only, as the standard has it.
+fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let small = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    if text.len() != 2 * N || !text.bytes().all(small) {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (place, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * place..2 * place + 2)?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_well_formed_is_followed() {
+        let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let place = read(good).unwrap();
+        assert!(
+            place.recorded && place.trace[0] == 0x4b && place.span == [0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]
+        );
+        assert!(!read(&good.replace("-01", "-00")).unwrap().recorded);
+        assert_eq!(read(&format!("cc{}-more", &good[2..])), Some(place), "a later version");
+        for bad in [
+            "",
+            "00",
+            &good.to_uppercase(),
+            &good[..54],
+            &format!("{good}-more"),
+            &format!("ff{}", &good[2..]),
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e47é-00f067aa0ba902b7-01",
+        ] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Who may use the API: two roles, and tokens that are known by what they come down to.
+
+use std::{fmt, io, str::FromStr};
+
+use doctor_core::time::Timestamp;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+/// What somebody may do. Each may do what those before it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Look at everything.
+    Viewer,
+    /// Order what the command line may order.
+    Operator,
+}
+
+impl Role {
+    pub const ALL: [Self; 2] = [Self::Viewer, Self::Operator];
+
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.code())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no role: viewer or operator")]
+pub struct BadRole(String);
+
+impl FromStr for Role {
+    type Err = BadRole;
+    fn from_str(text: &str) -> Result<Self, BadRole> {
+        let found = Self::ALL.into_iter().find(|role| role.code() == text);
+        found.ok_or_else(|| BadRole(text.chars().take(64).collect()))
+    }
+}
+
+/// A token as the store keeps it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TokenRow {
+    pub name: String,
+    pub role: Role,
+    /// Who made it.
+    pub by: String,
+    pub created: Timestamp,
+    pub expires: Option<Timestamp>,
+    pub revoked: Option<Timestamp>,
+    #[serde(skip)]
+    pub digest: TokenDigest,
+}
+
+/// What a token comes down to: enough to recognise it, and nothing to speak with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TokenDigest([u8; 32]);
+
+/// Tells a token from other words, for people and for programs that look for secrets in the wrong places.
+pub const TOKEN_PREFIX: &str = "doctor_token_";
+
+/// A new token: 256 bits that nobody can guess. It is told once.
+///
+/// # Errors
+/// If the system has no random bits.
+pub fn new_token() -> io::Result<String> {
+    let mut bits = [0; 32];
+    getrandom::fill(&mut bits).map_err(io::Error::other)?;
+    Ok(format!("{TOKEN_PREFIX}{}", hex(&bits)))
+}
+
+impl TokenDigest {
+    pub fn of(token: &str) -> Self {
+        Self(Sha256::digest(token.as_bytes()).into())
+    }
+
+    /// In the same time, whatever is different.
+    pub fn is(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+
+    pub fn to_hex(self) -> String {
+        hex(&self.0)
+    }
+
+    pub fn from_hex(text: &str) -> Option<Self> {
+        // The same form as a key's, and as strict.
+        let digits = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let byte = |place: usize| u8::from_str_radix(text.get(2 * place..2 * place + 2)?, 16).ok();
+        let mut digest = [0; 32];
+        for (place, to) in digest.iter_mut().enumerate() {
+            *to = byte(place).filter(|_| digits)?;
+        }
+        Some(Self(digest))
+    }
+}
+
+impl fmt::Debug for TokenDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenDigest(…)")
+    }
+}
+
+impl TokenRow {
+    pub fn is_valid(&self, now: Timestamp) -> bool {
+        self.revoked.is_none() && self.expires.is_none_or(|expires| now < expires)
+    }
+}
+
+/// The valid token that this is. Every one is compared, so that the time tells nothing about which it is.
+pub fn recognise<'a>(tokens: &'a [TokenRow], token: &str, now: Timestamp) -> Option<&'a TokenRow> {
+    let digest = TokenDigest::of(token);
+    let mut found = None;
+    for row in tokens {
+        if row.digest.is(&digest) && row.is_valid(now) {
+            found = Some(row);
+        }
+    }
+    found
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_recognised_until_it_expires_or_is_revoked() {
+        let now = Timestamp::from_secs(1000);
+        let secret = new_token().unwrap();
+        let row = |expires: Option<i64>, revoked: Option<i64>| TokenRow {
+            name: "ops".to_owned(),
+            role: Role::Operator,
+            by: "ann".to_owned(),
+            created: now,
+            expires: expires.map(Timestamp::from_secs),
+            revoked: revoked.map(Timestamp::from_secs),
+            digest: TokenDigest::of(&secret),
+        };
+        assert!(recognise(&[row(None, None)], &secret, now).is_some());
+        assert!(recognise(&[row(Some(1001), None)], &secret, now).is_some());
+        assert!(recognise(&[row(Some(1000), None)], &secret, now).is_none());
+        assert!(recognise(&[row(None, Some(1))], &secret, now).is_none());
+        assert!(recognise(&[row(None, None)], &new_token().unwrap(), now).is_none());
+        assert!(recognise(&[], &secret, now).is_none());
+    }
+
+    #[test]
+    fn what_is_kept_of_a_token_reads_back_and_is_not_the_token() {
+        let secret = new_token().unwrap();
+        assert_eq!(secret.len(), TOKEN_PREFIX.len() + 64);
+        let digest = TokenDigest::of(&secret);
+        assert_eq!(TokenDigest::from_hex(&digest.to_hex()), Some(digest));
+        assert!(!secret.contains(&digest.to_hex()));
+        for bad in ["", "00", &"g".repeat(64), &"+1".repeat(32)] {
+            assert_eq!(TokenDigest::from_hex(bad), None, "{bad}");
+        }
+        for role in Role::ALL {
+            assert_eq!(role.code().parse(), Ok(role));
+        }
+        assert!(Role::Viewer < Role::Operator && "root".parse::<Role>().is_err());
+    }
+}

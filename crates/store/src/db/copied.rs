@@ -1,0 +1,169 @@
+//! A long answer of whole numbers, as PostgreSQL copies it out in its binary form. To read it as rows of a question costs
+//! several times as much: each row, and each value in it, has its own way through the client.
+
+use super::{Row, Visit};
+use crate::error::{Result, StoreError};
+
+/// What every binary copy begins with, before four bytes of flags and the length of an extension.
+const SIGNATURE: &[u8] = b"PGCOPY\n\xff\r\n\0";
+
+/// Reads a copy as it comes, piece by piece: the server makes the next rows meanwhile.
+#[derive(Default)]
+pub(super) struct Copied {
+    at: At,
+    /// The beginning of something whose end has not come yet.
+    kept: Vec<u8>,
+    values: Vec<Option<i64>>,
+}
+
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum At {
+    #[default]
+    Start,
+    Rows,
+    End,
+}
+
+impl Copied {
+    /// Hands each row that is whole to `visit`.
+    pub(super) fn take(&mut self, piece: &[u8], visit: Visit<'_>) -> Result<()> {
+        // The server sends a row at a time; nothing promises that it always will.
+        if self.kept.is_empty() {
+            let left = self.read(piece, visit)?;
+            self.kept.extend_from_slice(left);
+        } else {
+            let mut all = std::mem::take(&mut self.kept);
+            all.extend_from_slice(piece);
+            let left = self.read(&all, visit)?.len();
+            all.drain(..all.len() - left);
+            self.kept = all;
+        }
+        Ok(())
+    }
+
+    /// Whether the end was told.
+    pub(super) fn end(&self) -> Result<()> {
+        if self.at == At::End { Ok(()) } else { Err(unreadable("it is cut off")) }
+    }
+
+    /// What is left is not whole.
+    fn read<'a>(&mut self, mut text: &'a [u8], visit: Visit<'_>) -> Result<&'a [u8]> {
+        loop {
+            let mut rest = Rest(text);
+            let whole = match self.at {
+                At::Start => header(&mut rest)?.map(|()| At::Rows),
+                At::Rows => row(&mut rest, &mut self.values)?,
+                At::End => None,
+            };
+            let Some(next) = whole else { return Ok(text) };
+            if self.at == At::Rows && next == At::Rows {
+                visit(&Row::Copied(&self.values))?;
+            }
+            (self.at, text) = (next, rest.0);
+        }
+    }
+}
+
+/// `None`: it is not all there.
+fn header(rest: &mut Rest<'_>) -> Result<Option<()>> {
+    let Some(signature) = rest.take(SIGNATURE.len()) else { return Ok(None) };
+    if signature != SIGNATURE {
+        return Err(unreadable("it begins otherwise"));
+    }
+    let (Some(_flags), Some(length)) = (rest.take(4), rest.number(4)?) else { return Ok(None) };
+    let length = usize::try_from(length).map_err(|_| unreadable("its extension has no length"))?;
+    Ok(rest.take(length).map(|_| ()))
+}
+
+/// `None`: it is not all there.
+fn row(rest: &mut Rest<'_>, values: &mut Vec<Option<i64>>) -> Result<Option<At>> {
+    let Some(count) = rest.number(2)? else { return Ok(None) };
+    // The end is told by a row of -1 values.
+    let Ok(count) = usize::try_from(count) else { return Ok(Some(At::End)) };
+    values.clear();
+    for _ in 0..count {
+        let Some(length) = rest.number(4)? else { return Ok(None) };
+        let value = match usize::try_from(length) {
+            Ok(length) => match rest.number(length)? {
+                Some(number) => Some(number),
+                None => return Ok(None),
+            },
+            // -1: no value.
+            Err(_) => None,
+        };
+        values.push(value);
+    }
+    Ok(Some(At::Rows))
+}
+
+struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    /// A number of two, four or eight bytes. `None`: it is not all there.
+    fn number(&mut self, length: usize) -> Result<Option<i64>> {
+        if !matches!(length, 2 | 4 | 8) {
+            return Err(unreadable("a value of it is no whole number"));
+        }
+        Ok(self.take(length).map(|bytes| match *bytes {
+            [a, b] => i64::from(i16::from_be_bytes([a, b])),
+            [a, b, c, d] => i64::from(i32::from_be_bytes([a, b, c, d])),
+            _ => bytes.iter().fold(0, |number, byte| number << 8 | i64::from(*byte)),
+        }))
+    }
+}
+
+fn unreadable(why: &str) -> StoreError {
+    StoreError::Unreadable { what: "copy of a table", why: why.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copy(rows: &[u8]) -> Vec<u8> {
+        [SIGNATURE, &[0; 4], &[0, 0, 0, 1, 77], rows].concat()
+    }
+
+    /// The copy comes in pieces of this length.
+    fn read(copied: &[u8], pieces: usize) -> Result<Vec<Vec<Option<i64>>>> {
+        let (mut reader, mut rows) = (Copied::default(), Vec::new());
+        for piece in copied.chunks(pieces) {
+            reader.take(piece, &mut |row| {
+                rows.push(vec![row.opt_int(0)?, row.opt_int(1)?]);
+                Ok(())
+            })?;
+        }
+        reader.end()?;
+        Ok(rows)
+    }
+
+    #[test]
+    fn numbers_of_every_width_and_what_is_not_there_come_back_whatever_the_pieces() {
+        let first = [&[0, 2][..], &[0, 0, 0, 2, 0xff, 0xfe], &[0, 0, 0, 4, 0, 0, 1, 0]].concat();
+        let second = [&[0, 2][..], &[0, 0, 0, 8, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0], &[0xff; 4]].concat();
+        let copied = copy(&[&first[..], &second[..], &[0xff, 0xff]].concat());
+        for pieces in 1..=copied.len() {
+            let expected = [vec![Some(-2), Some(256)], vec![Some(-1 << 32), None]];
+            assert_eq!(read(&copied, pieces).unwrap(), expected, "{pieces}");
+        }
+        assert_eq!(read(&copy(&[0xff, 0xff]), 7).unwrap(), Vec::<Vec<_>>::new());
+    }
+
+    #[test]
+    fn what_is_cut_or_no_copy_is_refused() {
+        let whole = copy(&[0, 2, 0, 0, 0, 2, 0, 7, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        read(&whole, 5).unwrap();
+        for length in 0..whole.len() {
+            assert!(read(&whole[..length], 5).is_err(), "{length}");
+        }
+        let three_bytes = copy(&[0, 1, 0, 0, 0, 3, 0, 7, 0, 0xff, 0xff]);
+        assert!(read(&three_bytes, 64).is_err());
+        assert!(read(b"something else altogether", 64).is_err());
+    }
+}

@@ -1,0 +1,458 @@
+//! PostgreSQL, for sites with several controllers. One session is one connection with its prepared statements.
+//!
+//! A round trip costs both sides more than the row that it carries. A statement whose answer nobody asks for waits in the
+//! session until something is asked, and all that waits goes out in one go: a batch of results is two round trips,
+//! whatever it writes. The server does them in order; the first that fails is the one that is told, and the server has
+//! then refused all after it up to the end of the transaction. Each statement also costs the server an answer of its
+//! own, so those that follow each other and change different tables are sent as one.
+
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use futures_util::StreamExt;
+use tokio::{runtime::Runtime, time::timeout_at};
+use tokio_postgres::{Client, Config, NoTls, Row, Statement, config::SslMode, error::SqlState, types::ToSql};
+
+use super::{
+    Access, Body, Conn, Kind, Tx, Val,
+    batch::{Batch, Column},
+    postgres_error,
+};
+use crate::{
+    error::{Result, StoreError},
+    names::Names,
+};
+
+/// How often a transaction is tried again that PostgreSQL ended because of another one.
+const TRIES: u32 = 5;
+/// Rows of a long answer that are handed out at once.
+const ROWS: usize = 512;
+/// So much may wait to be sent: a store that is restored is larger than memory.
+const MOST_WAITING: usize = 8 << 20;
+/// The server ends a question that takes too long. A server that does not even say so is waited for no longer than this.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Reads the URL and refuses what this build cannot honour: a wish for TLS must not be silently ignored.
+pub(super) fn config(url: &str, shown: &str) -> Result<Config> {
+    if ["sslmode=verify-ca", "sslmode=verify-full"].iter().any(|mode| url.contains(mode)) {
+        return Err(StoreError::TlsNotSupported { database: shown.to_owned() });
+    }
+    let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| StoreError::BadUrl {
+        text: shown.to_owned(),
+        why: std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string),
+    })?;
+    if config.get_ssl_mode() == SslMode::Require {
+        return Err(StoreError::TlsNotSupported { database: shown.to_owned() });
+    }
+    if config.get_application_name().is_none() {
+        config.application_name("cluster-doctor");
+    }
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(Duration::from_secs(10));
+    }
+    Ok(config)
+}
+
+/// One unchanging picture.
+const READING: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+
+pub(crate) struct PgSession {
+    /// The connection lives in it and moves while somebody waits for an answer.
+    runtime: Runtime,
+    client: Client,
+    prepared: HashMap<String, Statement>,
+    /// Goes out before the next question.
+    waiting: Vec<Waiting>,
+    /// Goes out after that: rows that others wait for are locked as late as can be.
+    at_last: Vec<Waiting>,
+    bytes_waiting: usize,
+    /// Answers to what will be asked in this transaction.
+    foreseen: Vec<Foreseen>,
+    /// Whoever asks waits no longer.
+    pub(super) until: Option<Instant>,
+    /// Nobody knows what the server is doing; the session is of no more use.
+    lost: bool,
+}
+
+/// What will be asked, and once the server was asked, its answer.
+struct Foreseen {
+    sql: String,
+    keys: Vec<i64>,
+    rows: Vec<Row>,
+}
+
+/// A statement that is not sent yet.
+struct Waiting {
+    operation: &'static str,
+    what: What,
+}
+
+enum What {
+    Script(Cow<'static, str>),
+    Batch(Batch),
+    Foreseen { sql: String, keys: Vec<i64> },
+}
+
+/// The same with its prepared statement.
+enum Ready {
+    Script(Cow<'static, str>),
+    Batch(Statement, Vec<Column>),
+    Foreseen { statement: Statement, sql: String, keys: Vec<i64> },
+}
+
+/// When a statement may run that nobody asks the answer of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
+    InTurn,
+    AtLast,
+}
+
+impl PgSession {
+    pub(super) fn connect(config: &Config) -> Result<Self> {
+        Self::connect_until(config, None)
+    }
+
+    pub(super) fn connect_until(config: &Config, until: Option<Instant>) -> Result<Self> {
+        let no_runtime =
+            |error: std::io::Error| StoreError::Refused { operation: "connecting", why: error.to_string() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_runtime)?;
+        let connected = wait(&runtime, until, config.connect(NoTls));
+        let connected = connected.ok_or(StoreError::Late { operation: "connecting" })?;
+        let (client, connection) = connected.map_err(postgres_error("connecting"))?;
+        // Whatever ends the connection is told to whoever waits for an answer.
+        runtime.spawn(async move { drop(connection.await) });
+        // Each statement looks rows up by their keys, whatever the values are: it need not be planned for them.
+        let settings = client.batch_execute("SET plan_cache_mode TO force_generic_plan");
+        let set = wait(&runtime, until, settings).ok_or(StoreError::Late { operation: "setting up" })?;
+        set.map_err(postgres_error("setting up"))?;
+        Ok(Self {
+            runtime,
+            client,
+            prepared: HashMap::new(),
+            waiting: Vec::new(),
+            at_last: Vec::new(),
+            bytes_waiting: 0,
+            foreseen: Vec::new(),
+            until,
+            lost: false,
+        })
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.lost || self.client.is_closed()
+    }
+
+    /// What was waited for; a session that does not answer in time is of no more use.
+    fn answered<T>(&mut self, operation: &'static str, answer: Option<T>) -> Result<T> {
+        self.lost |= answer.is_none();
+        answer.ok_or(StoreError::Late { operation })
+    }
+
+    pub(super) fn transaction(&mut self, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.attempt(access, names, body) {
+                Err(StoreError::Postgres { source, .. }) if tries < TRIES && ended_by_another(&source) => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn attempt(&mut self, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
+        let begin = match (access, self.until) {
+            (Access::ReadOnce, None) => return body(&mut Tx::new(Conn::Postgres(self), Arc::clone(names))),
+            (Access::Read, None) => Cow::Borrowed(READING),
+            (Access::Read | Access::ReadOnce, Some(until)) => {
+                let left = until.saturating_duration_since(Instant::now()).as_millis().max(1);
+                Cow::Owned(format!("{READING}; SET LOCAL statement_timeout TO {left}"))
+            }
+            (Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone, _) => {
+                Cow::Borrowed("BEGIN")
+            }
+        };
+        self.forget();
+        self.waiting.push(Waiting { operation: "beginning a transaction", what: What::Script(begin) });
+        let mut tx = Tx::new(Conn::Postgres(self), Arc::clone(names));
+        let result = body(&mut tx);
+        let known = Arc::clone(&tx.names);
+        match result {
+            Ok(()) => {
+                // A commit after a statement that failed is a rollback, and the failure is what is told.
+                self.script("committing", "COMMIT")?;
+                *names = known;
+                Ok(())
+            }
+            Err(error) if self.lost => Err(error),
+            Err(error) => {
+                // The first error is the one to tell; a session that cannot even roll back is closed and replaced.
+                self.forget();
+                if self.script("rolling back", "ROLLBACK").is_err() {
+                    self.prepared.clear();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Nothing of the last transaction goes into another one.
+    fn forget(&mut self) {
+        self.waiting.clear();
+        self.at_last.clear();
+        self.bytes_waiting = 0;
+        self.foreseen.clear();
+    }
+
+    fn prepare(&mut self, operation: &'static str, sql: &str) -> Result<Statement> {
+        if let Some(statement) = self.prepared.get(sql) {
+            return Ok(statement.clone());
+        }
+        let prepared = wait(&self.runtime, self.until, self.client.prepare(sql));
+        let statement = self.answered(operation, prepared)?.map_err(postgres_error(operation))?;
+        self.prepared.insert(sql.to_owned(), statement.clone());
+        Ok(statement)
+    }
+
+    /// Sends what waits and then a question, and waits for the answers to all of them.
+    fn ask<T>(
+        &mut self,
+        operation: &'static str,
+        question: impl AsyncFnOnce(&Client) -> std::result::Result<T, tokio_postgres::Error>,
+    ) -> Result<T> {
+        self.bytes_waiting = 0;
+        let mut ready = Vec::new();
+        for waiting in
+            together(std::mem::take(&mut self.waiting)).into_iter().chain(together(std::mem::take(&mut self.at_last)))
+        {
+            let operation = waiting.operation;
+            let one = match waiting.what {
+                What::Script(sql) => Ready::Script(sql),
+                What::Batch(Batch { sql, columns, .. }) => Ready::Batch(self.prepare(operation, &sql)?, columns),
+                What::Foreseen { sql, keys } => {
+                    Ready::Foreseen { statement: self.prepare(operation, &sql)?, sql, keys }
+                }
+            };
+            ready.push((operation, one));
+        }
+        let client = &self.client;
+        let before: Vec<Sent<'_>> =
+            ready.into_iter().map(|(operation, one)| Box::pin(send(client, operation, one)) as Sent<'_>).collect();
+        let last = async { question(client).await.map_err(postgres_error(operation)) };
+        let answers = wait(&self.runtime, self.until, in_order(before, last));
+        let (foreseen, answer) = self.answered(operation, answers)??;
+        self.foreseen.extend(foreseen);
+        Ok(answer)
+    }
+
+    pub(super) fn script(&mut self, operation: &'static str, sql: &str) -> Result<()> {
+        self.ask(operation, async |client| client.batch_execute(sql).await)
+    }
+
+    pub(super) fn execute(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<u64> {
+        let statement = self.prepare(operation, sql)?;
+        let params = params(vals);
+        self.ask(operation, async |client| client.execute(&statement, &params).await)
+    }
+
+    /// Hands rows out as they come, for answers that may be larger than memory.
+    pub(super) fn stream(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        vals: &[Val<'_>],
+        visit: &mut dyn FnMut(&Row) -> Result<()>,
+    ) -> Result<()> {
+        let statement = self.prepare(operation, sql)?;
+        let rows = self.ask(operation, async |client| client.query_raw(&statement, vals.iter()).await)?;
+        let mut some = pin!(rows.ready_chunks(ROWS));
+        loop {
+            let next = wait(&self.runtime, self.until, some.next());
+            let Some(rows) = self.answered(operation, next)? else { break };
+            for row in rows {
+                visit(&row.map_err(postgres_error(operation))?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The whole answer at once: to wait for each row costs more than the row.
+    pub(super) fn query(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<Vec<Row>> {
+        let statement = self.prepare(operation, sql)?;
+        let params = params(vals);
+        self.ask(operation, async |client| client.query(&statement, &params).await)
+    }
+
+    /// The answer to a question that takes no values, in the server's binary form, piece by piece.
+    pub(super) fn copy_out(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        visit: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let statement = self.prepare(operation, &format!("COPY ({sql}) TO STDOUT (FORMAT binary)"))?;
+        self.ask(operation, async |client| {
+            let mut pieces = pin!(client.copy_out(&statement).await?);
+            let mut read = Ok(());
+            // What cannot be read is no reason to leave the rest of it on the line.
+            while let Some(piece) = pieces.next().await {
+                let piece = piece?;
+                read = read.and_then(|()| visit(&piece));
+            }
+            Ok(read)
+        })?
+    }
+
+    pub(super) fn query_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) -> Result<Vec<Row>> {
+        let same = |one: &Foreseen| one.sql == sql && one.keys == keys;
+        if let Some(place) = self.foreseen.iter().position(same) {
+            return Ok(self.foreseen.swap_remove(place).rows);
+        }
+        let statement = self.prepare(operation, sql)?;
+        self.ask(operation, async |client| client.query(&statement, &[&keys]).await)
+    }
+
+    pub(super) fn foresee_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) {
+        self.waiting.push(Waiting { operation, what: What::Foreseen { sql: sql.to_owned(), keys: keys.to_vec() } });
+    }
+
+    /// Each column travels as one array, so that a batch of any length is one statement. How many rows it changed.
+    pub(super) fn execute_arrays(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+    ) -> Result<u64> {
+        let statement = self.prepare(operation, sql)?;
+        let Batch { columns, .. } = Batch::new(sql, kinds, rows);
+        self.ask(operation, async |client| client.execute_raw(&statement, &columns).await)
+    }
+
+    /// The same, where nobody asks how many: it goes out with the next question, or with the end of the transaction.
+    pub(super) fn defer_arrays(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+        when: When,
+    ) -> Result<()> {
+        let batch = Batch::new(sql, kinds, rows);
+        self.bytes_waiting += batch.bytes();
+        let waiting = Waiting { operation, what: What::Batch(batch) };
+        match when {
+            When::InTurn => self.waiting.push(waiting),
+            When::AtLast => self.at_last.push(waiting),
+        }
+        if self.bytes_waiting < MOST_WAITING { Ok(()) } else { self.ask(operation, async |_| Ok(())) }
+    }
+}
+
+/// Runs it to its end. `None`: it did not come to one in time.
+fn wait<T>(runtime: &Runtime, until: Option<Instant>, answer: impl Future<Output = T>) -> Option<T> {
+    let mut came = None;
+    drive(runtime, until, pin!(async { came = Some(answer.await) }));
+    came
+}
+
+/// The runtime's own loop is long, and would be compiled for every question that is asked.
+fn drive(runtime: &Runtime, until: Option<Instant>, work: Pin<&mut dyn Future<Output = ()>>) {
+    match until {
+        None => runtime.block_on(work),
+        Some(until) => {
+            let _in_time = runtime.block_on(async { timeout_at((until + GRACE).into(), work).await });
+        }
+    }
+}
+
+impl std::fmt::Debug for PgSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PgSession").field("prepared", &self.prepared.len()).finish_non_exhaustive()
+    }
+}
+
+fn params<'a>(vals: &'a [Val<'_>]) -> Vec<&'a (dyn ToSql + Sync)> {
+    vals.iter().map(|val| val as &(dyn ToSql + Sync)).collect()
+}
+
+/// Statements that follow each other are sent as one as far as they change different tables.
+fn together(waiting: Vec<Waiting>) -> Vec<Waiting> {
+    let mut merged: Vec<Waiting> = Vec::with_capacity(waiting.len());
+    for next in waiting {
+        let rest = match (merged.last_mut(), next.what) {
+            (Some(Waiting { what: What::Batch(last), .. }), What::Batch(batch)) => last.join(batch).map(What::Batch),
+            (_, what) => Some(what),
+        };
+        merged.extend(rest.map(|what| Waiting { operation: next.operation, what }));
+    }
+    merged
+}
+
+type Sent<'a> = Pin<Box<dyn Future<Output = Result<Option<Foreseen>>> + 'a>>;
+
+async fn send(client: &Client, operation: &'static str, ready: Ready) -> Result<Option<Foreseen>> {
+    let sent = match ready {
+        Ready::Script(sql) => client.batch_execute(&sql).await.map(|()| None),
+        Ready::Batch(statement, columns) => client.execute_raw(&statement, &columns).await.map(|_| None),
+        Ready::Foreseen { statement, sql, keys } => {
+            let rows = client.query(&statement, &[&keys]).await;
+            rows.map(|rows| Some(Foreseen { sql, keys, rows }))
+        }
+    };
+    sent.map_err(postgres_error(operation))
+}
+
+/// Runs all at once, each sent in its turn: a question is sent when it is first polled. The first error is told.
+async fn in_order<T>(mut before: Vec<Sent<'_>>, last: impl Future<Output = Result<T>>) -> Result<(Vec<Foreseen>, T)> {
+    let mut last = pin!(last);
+    let mut answers: Vec<Option<Result<Option<Foreseen>>>> = before.iter().map(|_| None).collect();
+    let mut answer = None;
+    poll_fn(|context| {
+        for (one, answer) in before.iter_mut().zip(&mut answers).filter(|(_, answer)| answer.is_none()) {
+            if let Poll::Ready(ready) = one.as_mut().poll(context) {
+                *answer = Some(ready);
+            }
+        }
+        if answer.is_none()
+            && let Poll::Ready(ready) = last.as_mut().poll(context)
+        {
+            answer = Some(ready);
+        }
+        if answers.iter().all(Option::is_some) && answer.is_some() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    let foreseen: Result<Vec<Option<Foreseen>>> = answers.into_iter().flatten().collect();
+    let foreseen = foreseen?.into_iter().flatten().collect();
+    Ok((foreseen, answer.expect("it was polled until it was there")?))
+}
+
+/// Deadlocks and serialization failures say nothing but "try again".
+fn ended_by_another(error: &tokio_postgres::Error) -> bool {
+    error
+        .code()
+        .is_some_and(|code| *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_for_tls_is_refused_and_not_ignored() {
+        for mode in ["require", "verify-ca", "verify-full"] {
+            let url = format!("postgres://doctor@db.example/doctor?sslmode={mode}");
+            let error = config(&url, &url).unwrap_err();
+            assert!(matches!(error, StoreError::TlsNotSupported { .. }), "{mode}: {error}");
+        }
+        assert!(config("postgres://doctor@db.example/doctor?sslmode=disable", "x").is_ok());
+        let error = config("postgres://doctor@db.example/doctor?sslmode=maybe", "shown").unwrap_err().to_string();
+        assert!(error.contains("shown"), "{error}");
+    }
+}

@@ -1,0 +1,305 @@
+//! SQLite, the default: one file on a local disk, or nothing but memory for tests and simulations.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
+
+use rusqlite::{Connection, OpenFlags, config::DbConfig};
+
+use super::{Access, Body, Conn, Tx, sqlite_error};
+use crate::{
+    error::{Result, StoreError},
+    names::Names,
+};
+
+const BUSY: Duration = Duration::from_secs(5);
+/// A file up to this size is checked as a whole before it is opened, in a fraction of a second. A larger one is
+/// checked by `doctor db verify`, because every command opens the store.
+const CHECKED_WHOLE_BYTES: u64 = 64 << 20;
+/// Instructions of SQLite's machine between two looks at the clock: a fraction of a millisecond.
+const STEPS: i32 = 10_000;
+/// Pages that a reader keeps, in KiB. There are several readers, and the system has the file in its own memory.
+const READER_CACHE: i32 = 4096;
+/// Statements kept prepared; the store has fewer.
+const STATEMENTS: usize = 192;
+
+/// A path that was found fit to hold a live database.
+#[derive(Debug)]
+pub(crate) struct SqliteFile {
+    path: PathBuf,
+    /// The write-ahead log, opened when it is first synced by hand. It lives as long as any connection.
+    log: OnceLock<File>,
+}
+
+impl SqliteFile {
+    /// Refuses a network file system, and a file that is there and is not a sound database. Nothing is written.
+    pub(super) fn check(path: &Path) -> Result<Self> {
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        if !folder.is_dir() {
+            return Err(cannot_open(path, format!("there is no directory {}: create it first", folder.display())));
+        }
+        if let Some(kind) = network_file_system(folder)? {
+            return Err(StoreError::NetworkFileSystem { path: path.to_owned(), kind });
+        }
+        if has_content(path)? {
+            refuse_damaged(path)?;
+        }
+        Ok(Self { path: path.to_owned(), log: OnceLock::new() })
+    }
+
+    /// Brings the log to the disk, and with it every transaction that was committed before.
+    pub(super) fn sync_log(&self) -> Result<()> {
+        let path = log_of(&self.path);
+        let fail = |source| StoreError::File { operation: "syncing", path: PathBuf::from(&path), source };
+        let log = match self.log.get() {
+            Some(log) => log,
+            None => {
+                let opened = File::open(&path).map_err(fail)?;
+                self.log.get_or_init(|| opened)
+            }
+        };
+        log.sync_data().map_err(fail)
+    }
+
+    pub(super) fn connect(&self) -> Result<Connection> {
+        create_private(&self.path)?;
+        let connection = Connection::open(&self.path).map_err(|error| {
+            cannot_open(&self.path, format!("{error}; it must be writable, and so must its directory"))
+        })?;
+        if connection.is_readonly("main").map_err(sqlite_error("setting up"))? {
+            return Err(cannot_open(&self.path, "it is read-only: give this user the right to write it".to_owned()));
+        }
+        prepare(&connection)?;
+        // Results are durable when they are acknowledged, hence FULL. A longer log than usual is kept between
+        // checkpoints, because the same pages of `latest` are written over and over. Where many results come in most of
+        // a checkpoint is done beside the writer (checkpoint.rs); this is where it does the rest itself. The page cache is small: SQLite
+        // walks all of it in every commit that has split a page, and the system has the file in its own.
+        connection
+            .execute_batch(
+                "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000; \
+                 PRAGMA journal_size_limit = 67108864; PRAGMA cache_size = -8192;",
+            )
+            .map_err(sqlite_error("setting up"))?;
+        Ok(connection)
+    }
+
+    pub(super) fn connect_reader(&self) -> Result<Connection> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(&self.path, flags)
+            .map_err(|error| cannot_open(&self.path, error.to_string()))?;
+        prepare(&connection)?;
+        let small = format!("PRAGMA cache_size = -{READER_CACHE}");
+        connection.execute_batch(&small).map_err(sqlite_error("setting up"))?;
+        Ok(connection)
+    }
+}
+
+/// Where SQLite keeps the write-ahead log of this database.
+fn log_of(path: &Path) -> OsString {
+    let mut log: OsString = path.as_os_str().to_owned();
+    log.push("-wal");
+    log
+}
+
+/// The store holds the keys of runs that are under way: only its owner reads it. SQLite gives its log the same mode.
+fn create_private(path: &Path) -> Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    match File::options().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(cannot_open(path, format!("{error}; it must be writable, and so must its directory")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn cannot_open(path: &Path, why: String) -> StoreError {
+    StoreError::CannotOpen { path: path.display().to_string(), why }
+}
+
+fn prepare(connection: &Connection) -> Result<()> {
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    connection.busy_timeout(BUSY).map_err(sqlite_error("setting up"))?;
+    // Else a statement is prepared anew whenever a value in it changes that the plan might depend on.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(sqlite_error("setting up"))?;
+    connection
+        .execute_batch("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY;")
+        .map_err(sqlite_error("setting up"))
+}
+
+pub(super) fn in_memory() -> Result<Connection> {
+    let connection = Connection::open_in_memory().map_err(sqlite_error("opening a store in memory"))?;
+    prepare(&connection)?;
+    Ok(connection)
+}
+
+/// Opens somebody's database to read from it. Nothing is created.
+pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(|error| cannot_open(path, error.to_string()))?;
+    connection.busy_timeout(BUSY).map_err(sqlite_error("setting up"))?;
+    Ok(connection)
+}
+
+/// As [`transaction`], given up at this moment.
+pub(super) fn transaction_until(
+    until: Option<Instant>,
+    connection: &mut Connection,
+    access: Access,
+    names: &mut Arc<Names>,
+    body: Body<'_>,
+) -> Result<()> {
+    let Some(until) = until else { return transaction(connection, access, names, body) };
+    let set_up = sqlite_error("setting up");
+    connection.progress_handler(STEPS, Some(move || Instant::now() >= until)).map_err(&set_up)?;
+    let result = transaction(connection, access, names, body);
+    connection.progress_handler(0, None::<fn() -> bool>).map_err(&set_up)?;
+    result
+}
+
+pub(super) fn transaction(
+    connection: &Connection,
+    access: Access,
+    names: &mut Arc<Names>,
+    body: Body<'_>,
+) -> Result<()> {
+    if !connection.is_autocommit() {
+        connection.execute_batch("ROLLBACK").map_err(sqlite_error("rolling back what a panic left"))?;
+        set_sync(connection, "FULL")?;
+    }
+    if !matches!(access, Access::WriteResults | Access::EnterResults) {
+        return attempt(connection, access, names, body);
+    }
+    set_sync(connection, "NORMAL")?;
+    let result = attempt(connection, access, names, body);
+    set_sync(connection, "FULL")?;
+    result
+}
+
+/// SQLite follows this when it reads the words and not when it runs them: a prepared statement would do nothing.
+fn set_sync(connection: &Connection, level: &str) -> Result<()> {
+    let words = format!("PRAGMA synchronous = {level}");
+    connection.execute_batch(&words).map_err(sqlite_error("choosing how to sync"))
+}
+
+fn attempt(connection: &Connection, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
+    let begin = match access {
+        Access::ReadOnce => return body(&mut Tx::new(Conn::Sqlite(connection), Arc::clone(names))),
+        Access::Read => "BEGIN",
+        Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => "BEGIN IMMEDIATE",
+    };
+    run(connection, "beginning a transaction", begin)?;
+    let mut tx = Tx::new(Conn::Sqlite(connection), Arc::clone(names));
+    let result = body(&mut tx).and_then(|value| {
+        run(connection, "committing", "COMMIT")?;
+        Ok(value)
+    });
+    if result.is_ok() {
+        *names = tx.names;
+    } else if !connection.is_autocommit() {
+        // The first error is the one to tell. A rollback that fails leaves the transaction to the check above.
+        drop(connection.execute_batch("ROLLBACK"));
+    }
+    result
+}
+
+fn run(connection: &Connection, operation: &'static str, sql: &str) -> Result<()> {
+    let fail = sqlite_error(operation);
+    connection.prepare_cached(sql).and_then(|mut statement| statement.execute(())).map(drop).map_err(fail)
+}
+
+fn has_content(path: &Path) -> Result<bool> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(cannot_open(path, "it is a directory: name a file in it".to_owned())),
+        Ok(found) => Ok(found.len() > 0),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(cannot_open(path, error.to_string())),
+    }
+}
+
+/// A file that is no database, or a damaged one, is never opened for writing: SQLite would begin by changing it.
+fn refuse_damaged(path: &Path) -> Result<()> {
+    const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+    let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
+    let mut head = [0; 16];
+    let mut file = File::open(path).map_err(|error| cannot_open(path, error.to_string()))?;
+    if file.read_exact(&mut head).is_err() || head != *MAGIC {
+        return Err(damaged("it does not begin as a SQLite database does".to_owned()));
+    }
+    // A log of the last writer is part of the database; reading it needs its index, which a read-only open may not
+    // create. Then the check is left to the open for writing, which recovers the log first.
+    let log = log_of(path);
+    let connection = open_read_only(path)?;
+    let whole = file.metadata().map_err(|error| cannot_open(path, error.to_string()))?.len() <= CHECKED_WHOLE_BYTES;
+    let check = if whole { "PRAGMA quick_check(1)" } else { "SELECT 'ok' FROM sqlite_schema LIMIT 1" };
+    let checked: rusqlite::Result<String> = connection.query_row(check, (), |row| row.get(0));
+    match checked {
+        Ok(answer) if answer == "ok" => Ok(()),
+        Ok(answer) => Err(damaged(answer)),
+        Err(rusqlite::Error::SqliteFailure(error, _))
+            if error.code == rusqlite::ErrorCode::CannotOpen && Path::new(&log).exists() =>
+        {
+            Ok(())
+        }
+        Err(error) => Err(damaged(error.to_string())),
+    }
+}
+
+/// File systems on which two hosts may hold the file at once, or on which locks and fsync are promises of somebody
+/// else. Numbers are from the kernel's `magic.h` and the projects' own headers.
+const NETWORK: [(u32, &str); 13] = [
+    (0x6969, "NFS"),
+    (0x517B, "SMB"),
+    (0xFF53_4D42, "CIFS"),
+    (0xFE53_4D42, "SMB2"),
+    (0x0BD0_0BD0, "Lustre"),
+    (0x4750_4653, "GPFS"),
+    (0x00C3_6400, "Ceph"),
+    (0x6573_5546, "FUSE"),
+    (0x5346_414F, "AFS"),
+    (0x6B41_4653, "AFS"),
+    (0x0102_1997, "9p"),
+    (0x1983_0326, "BeeGFS"),
+    (0x564C, "NCP"),
+];
+
+fn network_file_system(folder: &Path) -> Result<Option<&'static str>> {
+    let found = rustix::fs::statfs(folder).map_err(|error| cannot_open(folder, error.to_string()))?;
+    Ok(network_kind(found.f_type as u64))
+}
+
+/// The kernel gives the number in a signed word of the machine's width; only the low 32 bits are the number.
+fn network_kind(number: u64) -> Option<&'static str> {
+    let low = u32::try_from(number & 0xFFFF_FFFF).expect("masked to 32 bits");
+    NETWORK.iter().find(|(magic, _)| *magic == low).map(|(_, kind)| *kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_file_systems_are_known_by_their_number_and_local_ones_are_not_among_them() {
+        assert_eq!(network_kind(0x6969), Some("NFS"));
+        // As a signed 64-bit word gives it.
+        assert_eq!(network_kind(0xFFFF_FFFF_FF53_4D42), Some("CIFS"));
+        for (local, name) in [
+            (0xEF53_u64, "ext4"),
+            (0x5846_5342, "xfs"),
+            (0x0102_1994, "tmpfs"),
+            (0x794C_7630, "overlay"),
+            (0x7461_636F, "ocfs2"),
+            (0x9123_683E, "btrfs"),
+            (0x2FC1_2FC1, "zfs"),
+        ] {
+            assert_eq!(network_kind(local), None, "{name}");
+        }
+    }
+}

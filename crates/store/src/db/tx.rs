@@ -1,0 +1,349 @@
+//! A transaction under way: the only thing statements can be run on.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{Kind, Row, Val, Visit, When, copied::Copied, postgres::PgSession, sqlite_error};
+use crate::{
+    error::{Result, StoreError},
+    names::Names,
+};
+
+/// The connection a transaction runs on.
+pub(crate) enum Conn<'a> {
+    Sqlite(&'a rusqlite::Connection),
+    Postgres(&'a mut PgSession),
+}
+
+/// A transaction, with the names it knows. Names it added are lost with it if it fails.
+pub(crate) struct Tx<'a> {
+    pub(crate) conn: Conn<'a>,
+    pub(crate) names: Arc<Names>,
+    /// The highest number of a bundle, in a write of the controller.
+    pub(crate) last_bundle: i64,
+}
+
+impl<'a> Tx<'a> {
+    pub(crate) const fn new(conn: Conn<'a>, names: Arc<Names>) -> Self {
+        Self { conn, names, last_bundle: 0 }
+    }
+}
+
+impl Tx<'_> {
+    pub(crate) const fn is_sqlite(&self) -> bool {
+        matches!(self.conn, Conn::Sqlite(_))
+    }
+
+    /// Runs one statement and says how many rows it changed.
+    pub(crate) fn run(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<u64> {
+        match &mut self.conn {
+            Conn::Sqlite(connection) => {
+                let fail = sqlite_error(operation);
+                let mut statement = connection.prepare_cached(&numbered(sql)).map_err(&fail)?;
+                statement.execute(rusqlite::params_from_iter(vals)).map(|rows| rows as u64).map_err(&fail)
+            }
+            Conn::Postgres(session) => session.execute(operation, sql, vals),
+        }
+    }
+
+    /// Runs several statements that take no values.
+    pub(crate) fn script(&mut self, operation: &'static str, sql: &str) -> Result<()> {
+        match &mut self.conn {
+            Conn::Sqlite(connection) => connection.execute_batch(sql).map_err(sqlite_error(operation)),
+            Conn::Postgres(session) => session.script(operation, sql),
+        }
+    }
+
+    /// Hands each row of the answer to `visit`, as they come: the answer may be larger than memory.
+    pub(crate) fn rows(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        vals: &[Val<'_>],
+        mut visit: impl FnMut(&Row<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.hand_out(operation, sql, vals, &mut visit)
+    }
+
+    fn hand_out(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>], visit: Visit<'_>) -> Result<()> {
+        match &mut self.conn {
+            Conn::Sqlite(connection) => {
+                let fail = sqlite_error(operation);
+                #[cfg(test)]
+                plans::tell(connection, &numbered(sql));
+                let mut statement = connection.prepare_cached(&numbered(sql)).map_err(&fail)?;
+                let mut rows = statement.query(rusqlite::params_from_iter(vals)).map_err(&fail)?;
+                while let Some(row) = rows.next().map_err(&fail)? {
+                    visit(&Row::Sqlite(row))?;
+                }
+                Ok(())
+            }
+            Conn::Postgres(session) => session.stream(operation, sql, vals, &mut |row| visit(&Row::Postgres(row))),
+        }
+    }
+
+    /// All rows of an answer that fits in memory.
+    pub(crate) fn all<T>(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        vals: &[Val<'_>],
+        mut read: impl FnMut(&Row<'_>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        if let Conn::Postgres(session) = &mut self.conn {
+            return session.query(operation, sql, vals)?.iter().map(|row| read(&Row::Postgres(row))).collect();
+        }
+        let mut found = Vec::new();
+        self.rows(operation, sql, vals, |row| {
+            found.push(read(row)?);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// As [`Self::all`], for a long answer of whole numbers to a question that takes no values.
+    pub(crate) fn all_numbers<T>(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        mut read: impl FnMut(&Row<'_>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut found = Vec::new();
+        let mut add = |row: &Row<'_>| {
+            found.push(read(row)?);
+            Ok(())
+        };
+        match &mut self.conn {
+            Conn::Sqlite(_) => self.rows(operation, sql, &[], add)?,
+            Conn::Postgres(session) => {
+                let mut copied = Copied::default();
+                session.copy_out(operation, sql, &mut |piece| copied.take(piece, &mut add))?;
+                copied.end()?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The first row of an answer that has few, if there is one.
+    pub(crate) fn first<T>(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        vals: &[Val<'_>],
+        mut read: impl FnMut(&Row<'_>) -> Result<T>,
+    ) -> Result<Option<T>> {
+        if let Conn::Postgres(session) = &mut self.conn {
+            return session.query(operation, sql, vals)?.first().map(|row| read(&Row::Postgres(row))).transpose();
+        }
+        let mut found = None;
+        self.rows(operation, sql, vals, |row| {
+            if found.is_none() {
+                found = Some(read(row)?);
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Like [`Self::rows`], for a list of keys: the text says `WHERE id IN {keys}`. Rows come in no order, and those of
+    /// one key must not depend on the others: SQLite is asked key by key, which is faster than having it build a table
+    /// of the keys for each question; PostgreSQL is asked once.
+    pub(crate) fn keyed(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        keys: &[i64],
+        mut visit: impl FnMut(&Row<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.hand_out_keyed(operation, sql, keys, &mut visit)
+    }
+
+    fn hand_out_keyed(&mut self, operation: &'static str, sql: &str, keys: &[i64], visit: Visit<'_>) -> Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        match &mut self.conn {
+            Conn::Sqlite(connection) => {
+                let fail = sqlite_error(operation);
+                let one = numbered(&sql.replace("IN {keys}", "= $1"));
+                #[cfg(test)]
+                plans::tell(connection, &one);
+                let mut statement = connection.prepare_cached(&one).map_err(&fail)?;
+                for key in keys.iter().collect::<BTreeSet<_>>() {
+                    let mut rows = statement.query([key]).map_err(&fail)?;
+                    while let Some(row) = rows.next().map_err(&fail)? {
+                        visit(&Row::Sqlite(row))?;
+                    }
+                }
+                Ok(())
+            }
+            Conn::Postgres(session) => session
+                .query_keys(operation, &unnested(sql), keys)?
+                .iter()
+                .try_for_each(|row| visit(&Row::Postgres(row))),
+        }
+    }
+
+    /// [`Self::keyed`] will be asked this. PostgreSQL is asked with the next question, so that the answer is there then;
+    /// SQLite has no journey to save.
+    pub(crate) fn foresee(&mut self, operation: &'static str, sql: &str, keys: &[i64]) {
+        if let Conn::Postgres(session) = &mut self.conn
+            && !keys.is_empty()
+        {
+            session.foresee_keys(operation, &unnested(sql), keys);
+        }
+    }
+
+    /// Runs a statement for each of many rows: `sqlite` once per row with its values, `postgres` once with each
+    /// column as an array. `rows` is flat, `kinds.len()` values to a row. PostgreSQL may be told later, in the same
+    /// order, and what it has against it is told then.
+    pub(crate) fn each(
+        &mut self,
+        operation: &'static str,
+        (sqlite, postgres): (&str, &str),
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+    ) -> Result<()> {
+        match &mut self.conn {
+            _ if rows.is_empty() => Ok(()),
+            Conn::Sqlite(connection) => for_each(connection, operation, sqlite, kinds, rows).map(drop),
+            Conn::Postgres(session) => session.defer_arrays(operation, postgres, kinds, rows, When::InTurn),
+        }
+    }
+
+    /// As [`Self::each`], at once. How many rows were changed.
+    pub(crate) fn count_each(
+        &mut self,
+        operation: &'static str,
+        (sqlite, postgres): (&str, &str),
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+    ) -> Result<u64> {
+        match &mut self.conn {
+            _ if rows.is_empty() => Ok(0),
+            Conn::Sqlite(connection) => for_each(connection, operation, sqlite, kinds, rows),
+            Conn::Postgres(session) => session.execute_arrays(operation, postgres, kinds, rows),
+        }
+    }
+
+    /// Inserts many rows. `into` is `table (columns)`, `conflict` what to do about rows that are there already.
+    pub(crate) fn bulk(
+        &mut self,
+        operation: &'static str,
+        into: &str,
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+        conflict: &str,
+    ) -> Result<()> {
+        self.insert_rows(operation, into, kinds, rows, conflict, When::InTurn)
+    }
+
+    /// As [`Self::bulk`], for rows that every transaction adds to: they are locked only at its end, so that others wait
+    /// for no more than that.
+    pub(crate) fn add_up(
+        &mut self,
+        operation: &'static str,
+        into: &str,
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+        conflict: &str,
+    ) -> Result<()> {
+        self.insert_rows(operation, into, kinds, rows, conflict, When::AtLast)
+    }
+
+    fn insert_rows(
+        &mut self,
+        operation: &'static str,
+        into: &str,
+        kinds: &[Kind],
+        rows: &[Val<'_>],
+        conflict: &str,
+        when: When,
+    ) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let places: Vec<String> = (1..=kinds.len()).map(|n| format!("${n}")).collect();
+        match &mut self.conn {
+            Conn::Sqlite(connection) => {
+                let sql = format!("INSERT INTO {into} VALUES ({}) {conflict}", places.join(","));
+                for_each(connection, operation, &sql, kinds, rows).map(drop)
+            }
+            Conn::Postgres(session) => {
+                let arrays: Vec<String> =
+                    places.iter().zip(kinds).map(|(place, kind)| format!("{place}::{}[]", kind.postgres())).collect();
+                let sql = format!("INSERT INTO {into} SELECT * FROM UNNEST({}) {conflict}", arrays.join(","));
+                session.defer_arrays(operation, &sql, kinds, rows, when)
+            }
+        }
+    }
+
+    /// Inserts a row and gives back the number it got.
+    pub(crate) fn insert(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<i64> {
+        self.first(operation, &format!("{sql} RETURNING id"), vals, |row| row.int(0))?
+            .ok_or_else(|| StoreError::Unreadable { what: "answer", why: format!("{operation} gave no number back") })
+    }
+}
+
+fn for_each(
+    connection: &rusqlite::Connection,
+    operation: &'static str,
+    sql: &str,
+    kinds: &[Kind],
+    rows: &[Val<'_>],
+) -> Result<u64> {
+    let fail = sqlite_error(operation);
+    let mut statement = connection.prepare_cached(&numbered(sql)).map_err(&fail)?;
+    let mut changed = 0;
+    for row in rows.chunks_exact(kinds.len()) {
+        changed += statement.execute(rusqlite::params_from_iter(row)).map_err(&fail)? as u64;
+    }
+    Ok(changed)
+}
+
+impl Kind {
+    const fn postgres(self) -> &'static str {
+        match self {
+            Self::Int => "int8",
+            Self::Text => "text",
+            Self::Blob => "bytea",
+        }
+    }
+}
+
+/// PostgreSQL takes the keys as one array.
+fn unnested(sql: &str) -> String {
+    sql.replace("IN {keys}", "IN (SELECT unnest($1::int8[]))")
+}
+
+/// SQLite reads `$1` as a name and numbers names as they come; `?1` is the first value for it.
+fn numbered(sql: &str) -> String {
+    sql.replace('$', "?")
+}
+
+/// How SQLite goes about the questions that a thread asks, for tests.
+#[cfg(test)]
+pub(crate) mod plans {
+    use std::cell::RefCell;
+
+    thread_local! {
+        static TOLD: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+    }
+
+    pub(crate) fn tell(connection: &rusqlite::Connection, sql: &str) {
+        TOLD.with_borrow_mut(|told| {
+            let Some(told) = told else { return };
+            let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+            let mut steps = statement.raw_query();
+            while let Some(step) = steps.next().unwrap() {
+                told.push(format!("{} -- {sql}", step.get::<_, String>(3).unwrap()));
+            }
+        });
+    }
+
+    /// The steps of all questions that are asked meanwhile.
+    pub(crate) fn of(ask: impl FnOnce()) -> Vec<String> {
+        TOLD.set(Some(Vec::new()));
+        ask();
+        TOLD.take().unwrap_or_default()
+    }
+}

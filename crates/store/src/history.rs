@@ -1,0 +1,486 @@
+//! Reading results: the latest of each test, the past of a node, rates over a time.
+
+use std::{cmp::Ordering, sync::Arc};
+
+use doctor_core::{
+    finding::Verdict,
+    ids::{NodeName, RunId, TestId},
+    plan::MOST_TESTS,
+    time::{Span, Timestamp},
+};
+
+use super::{
+    Store,
+    db::{Row, Tx, Val, vals},
+    error::Result,
+    ledger::{HOUR, longest_run, moment_of},
+    names::Names,
+    records::{FailureRate, HistoryFilter, HistoryPart, HistoryPlace, HistoryRow, LatestRow},
+};
+
+/// Rows kept beyond what was asked for while searching, before the surplus is thrown away.
+const SURPLUS: usize = 4096;
+
+/// How much one question about all nodes looks at: a fraction of a second's worth.
+#[derive(Debug, Clone, Copy)]
+struct Effort {
+    /// Rows that are read at a time, about.
+    stretch: i64,
+    /// To look up all nodes for that takes as long as to read so many rows.
+    lookups: i64,
+    /// Of both together.
+    most: i64,
+}
+
+const EFFORT: Effort = Effort { stretch: 20_000, lookups: 10_000, most: 300_000 };
+
+/// Hours whose counts are looked at for one stretch.
+const HOURS: i64 = 1000;
+
+/// Between a moment and the lowest run number of that moment.
+const BIRTH_SHIFT: u32 = 21;
+
+impl Store {
+    /// Where every test on every node stands.
+    pub fn latest_all(&self) -> Result<Vec<LatestRow>> {
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            // The names are those of this transaction, so no row has a higher number.
+            if !tx.is_sqlite() && names.have_small_numbers() {
+                return packed_latest(tx, &names);
+            }
+            let sql = format!("{LATEST} ORDER BY node, test");
+            let read = |row: &Row<'_>| read_latest(row, (row.int(0)?, row.int(1)?), &names);
+            tx.all("reading latest results", &sql, &[], read)
+        })
+    }
+
+    /// Where a node's tests stand.
+    pub fn latest_of(&self, node: &NodeName) -> Result<Vec<LatestRow>> {
+        self.read(|tx| {
+            let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
+            let names = Arc::clone(&tx.names);
+            let sql = format!("{LATEST} WHERE node = $1 ORDER BY test");
+            tx.all("reading latest results", &sql, vals![id], |row| read_latest(row, (id, row.int(1)?), &names))
+        })
+    }
+
+    /// Where one test stands on every node.
+    pub fn latest_of_test(&self, test: &TestId) -> Result<Vec<LatestRow>> {
+        self.read(|tx| {
+            let Some(id) = tx.names.test_number(test) else { return Ok(Vec::new()) };
+            let names = Arc::clone(&tx.names);
+            // The key begins with the node: each is looked up, and no other test is read.
+            let sql = "SELECT l.node, l.test, l.attempt, l.outcome, l.run, l.sure, l.sure_at, l.misses \
+                       FROM node n CROSS JOIN latest l WHERE l.node = n.id AND l.test = $1 ORDER BY n.id";
+            tx.all("reading latest results", sql, vals![id], |row| read_latest(row, (row.int(0)?, id), &names))
+        })
+    }
+
+    /// Past results, newest first.
+    pub fn history(&self, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
+        let HistoryPart { mut rows, mut searched } = self.history_part(filter)?;
+        while let Some(before) = searched {
+            let found = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+            let limit = filter.limit.map(|limit| limit.saturating_sub(found));
+            let part = self.history_part(&HistoryFilter { before: Some(before), limit, ..filter.clone() })?;
+            rows.extend(part.rows);
+            searched = part.searched;
+        }
+        Ok(rows)
+    }
+
+    /// The same, found with a bounded effort: where what is wanted is rare, these are fewer rows than there are.
+    pub fn history_part(&self, filter: &HistoryFilter) -> Result<HistoryPart> {
+        let (mut rows, searched) = match &filter.node {
+            // One statement answers this.
+            Some(node) if filter.since.is_none() && filter.verdict.is_none() => {
+                (self.ask(|tx| of_node(tx, node, filter))?.unwrap_or_default(), None)
+            }
+            Some(node) => (self.read(|tx| of_node(tx, node, filter))?.unwrap_or_default(), None),
+            None => self.read(|tx| of_all(tx, filter, EFFORT))?,
+        };
+        rows.sort_by(newest_first);
+        rows.truncate(most(filter));
+        Ok(HistoryPart { rows, searched })
+    }
+
+    /// How often each test failed since then. Counted by the hour: the hour in which `since` lies counts whole, which
+    /// is what makes a month of ten million results one short scan.
+    pub fn failure_rates(&self, since: Timestamp) -> Result<Vec<FailureRate>> {
+        let sql = "SELECT test, CAST(SUM(passed) AS BIGINT), CAST(SUM(failed) AS BIGINT), \
+                   CAST(SUM(inconclusive) AS BIGINT), CAST(SUM(not_applicable) AS BIGINT) \
+                   FROM hourly WHERE hour >= $1 GROUP BY test ORDER BY test";
+        self.read(|tx| {
+            let names = Arc::clone(&tx.names);
+            tx.all("counting failures", sql, vals![since.millis().div_euclid(HOUR)], |row| {
+                Ok(FailureRate {
+                    test: names.test(row.int(0)?)?.clone(),
+                    pass: row.number(1)?,
+                    fail: row.number(2)?,
+                    inconclusive: row.number(3)?,
+                    not_applicable: row.number(4)?,
+                })
+            })
+        })
+    }
+}
+
+const LATEST: &str = "SELECT node, test, attempt, outcome, run, sure, sure_at, misses FROM latest";
+
+/// The same for all of them at once from PostgreSQL, which takes longer to write a value than to see that it can be left out: node,
+/// test and outcome are one number, and nothing stands for a last sure outcome that is the last one, and for no misses.
+const PACKED_LATEST: &str = "SELECT (node::bigint << 32) | (test::bigint << 16) | outcome, attempt, run, \
+     CASE WHEN sure = outcome AND sure_at = attempt THEN NULL ELSE COALESCE(sure, 0) END, \
+     NULLIF(sure_at, attempt), NULLIF(misses, 0) FROM latest";
+
+const NO_OUTCOME: i64 = 0;
+
+fn packed_latest(tx: &mut Tx<'_>, names: &Names) -> Result<Vec<LatestRow>> {
+    const SIXTEEN_BITS: i64 = 0xffff;
+    let mut places: Vec<(i64, usize)> = Vec::new();
+    let rows = tx.all_numbers("reading latest results", PACKED_LATEST, |row| {
+        let packed = row.int(0)?;
+        places.push((packed, places.len()));
+        let (outcome, at) = (packed & SIXTEEN_BITS, row.moment(1)?);
+        let sure = match row.opt_int(3)? {
+            None => Some((outcome, at)),
+            Some(NO_OUTCOME) => None,
+            Some(sure) => Some((sure, row.opt_moment(4)?.unwrap_or(at))),
+        };
+        let misses = if row.opt_int(5)?.is_none() { 0 } else { row.count(5)? };
+        let found = Latest { node: packed >> 32, test: packed >> 16 & SIXTEEN_BITS, at, outcome, sure, misses };
+        latest_row(&found, || row.run(2), names)
+    })?;
+    // The server would take longer to bring them into their order.
+    places.sort_unstable();
+    let mut rows: Vec<Option<LatestRow>> = rows.into_iter().map(Some).collect();
+    let mut sorted = Vec::with_capacity(rows.len());
+    sorted.extend(places.into_iter().filter_map(|(_, place)| rows.get_mut(place)?.take()));
+    Ok(sorted)
+}
+
+/// `of`: its first two columns.
+fn read_latest(row: &Row<'_>, (node, test): (i64, i64), names: &Names) -> Result<LatestRow> {
+    let sure = row.opt_int(5)?.zip(row.opt_moment(6)?);
+    let found = Latest { node, test, at: row.moment(2)?, outcome: row.int(3)?, sure, misses: row.count(7)? };
+    latest_row(&found, || row.run(4), names)
+}
+
+/// What is found of a test on a node, with numbers for names.
+struct Latest {
+    node: i64,
+    test: i64,
+    at: Timestamp,
+    outcome: i64,
+    /// Its last outcome that said something, and when.
+    sure: Option<(i64, Timestamp)>,
+    misses: u32,
+}
+
+/// `run` is asked for if there is one.
+fn latest_row(found: &Latest, run: impl FnOnce() -> Result<RunId>, names: &Names) -> Result<LatestRow> {
+    let kind = names.outcome(found.outcome)?;
+    let conclusive = found.sure.map(|(sure, at)| Ok((names.outcome(sure)?.verdict, at))).transpose()?;
+    Ok(LatestRow {
+        node: names.node(found.node)?.clone(),
+        test: names.test(found.test)?.clone(),
+        at: found.at,
+        verdict: kind.verdict,
+        reason: kind.reason.clone(),
+        run: if kind.imported { None } else { Some(run()?) },
+        conclusive,
+        misses: found.misses,
+    })
+}
+
+fn most(filter: &HistoryFilter) -> usize {
+    filter.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// The lowest number a run can have whose result is not older than this. Rows are found by their run, so a search by
+/// time looks as much further back as a result ever came after its run was born, and then looks at the time itself.
+fn lowest_run(tx: &mut Tx<'_>, since: Timestamp) -> Result<i64> {
+    let born = since.minus(longest_run(tx)?);
+    Ok(born.millis().clamp(0, i64::MAX >> BIRTH_SHIFT) << BIRTH_SHIFT)
+}
+
+fn newest_first(a: &HistoryRow, b: &HistoryRow) -> Ordering {
+    (b.at, b.run, &a.node, &a.test).cmp(&(a.at, a.run, &b.node, &b.test))
+}
+
+/// Whether a row comes after this place, newest first.
+fn follows(row: &HistoryRow, place: &HistoryPlace) -> bool {
+    (row.at, row.run, &place.node, &place.test) < (place.at, place.run, &row.node, &row.test)
+}
+
+/// The numbers of outcomes with this verdict, as SQL; nothing if every verdict is wanted.
+fn with_verdict(names: &Names, verdict: Option<Verdict>, column: &str) -> String {
+    let Some(verdict) = verdict else { return String::new() };
+    let ids: Vec<String> = names.outcomes_with(verdict).map(|id| id.to_string()).collect();
+    // No outcome has the number 0.
+    let ids = if ids.is_empty() { "0".to_owned() } else { ids.join(", ") };
+    format!(" AND {column} IN ({ids})")
+}
+
+/// `None`: the node or the test is not known.
+fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<Option<Vec<HistoryRow>>> {
+    let Some(node) = tx.names.node_number(node) else { return Ok(None) };
+    let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
+    // A node has one run at a time, so what follows a row is of its run or of an older one. What was imported has no run.
+    let place = filter.after.as_ref().and_then(|place| place.run);
+    let highest = place.map_or(i64::MAX, |run| i64::try_from(run.number()).unwrap_or(i64::MAX));
+    let mut only = with_verdict(&tx.names, filter.verdict, "outcome");
+    let mut vals: Vec<Val<'_>> = vec![node.into(), lowest.into(), highest.into()];
+    if let Some(test) = &filter.test {
+        let Some(test) = tx.names.test_number(test) else { return Ok(None) };
+        vals.push(test.into());
+        only += " AND test = $4";
+    }
+    let mut sql = format!(
+        "SELECT node, run, test, outcome, at, took FROM history WHERE node = $1 AND run >= $2 AND run <= $3{only}"
+    );
+    // A node has one run at a time, so the newest runs have the newest results. The run in which the limit falls is read
+    // whole: which of its tests come first is told by their names. So is the run of the place.
+    let imported = filter.before.is_some() || (filter.after.is_some() && place.is_none());
+    if let (Some(limit), None, false) = (filter.limit, filter.since, imported) {
+        let more = if place.is_some() { i64::try_from(MOST_TESTS).unwrap_or(i64::MAX) } else { 0 };
+        vals.push((i64::from(limit.max(1) - 1) + more).into());
+        sql += &format!(
+            " AND run >= COALESCE((SELECT run FROM history WHERE node = $1 AND run <= $3{only} ORDER BY run DESC \
+             LIMIT 1 OFFSET ${}), 0)",
+            vals.len()
+        );
+    }
+    let names = Arc::clone(&tx.names);
+    let rows = tx.all("reading history", &sql, &vals, |row| read_row(row, &names, filter))?;
+    Ok(Some(rows.into_iter().flatten().collect()))
+}
+
+/// Rows of all nodes, and how far was looked if that was not far enough.
+type Found = (Vec<HistoryRow>, Option<Timestamp>);
+
+/// Looks at one stretch of time after the other, the newest first, until there are enough or all, or so much was looked at that
+/// whoever asks should not have to wait for the rest.
+fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: Effort) -> Result<Found> {
+    let test = match &filter.test {
+        Some(test) => match tx.names.test_number(test) {
+            Some(id) => Some(id),
+            None => return Ok((Vec::new(), None)),
+        },
+        None => None,
+    };
+    let longest = longest_run(tx)?;
+    let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
+    let begin = [filter.after.as_ref().map(|place| place.at), filter.before].into_iter().flatten().min();
+    let mut high = begin.map_or(i64::MAX, highest_run);
+    let (mut rows, mut looked) = (Vec::new(), 0);
+    loop {
+        let (low, counted) = if filter.limit.is_some() { stretch(tx, high, effort.stretch)? } else { (lowest, 0) };
+        let low = low.max(lowest);
+        look_at(tx, filter, test, (low, high), &mut rows)?;
+        looked += counted + effort.lookups;
+        if low <= lowest {
+            return Ok((rows, None));
+        }
+        // What was not looked at is of runs that were born earlier, and so is not younger than this.
+        let searched = Timestamp::from_millis(low >> BIRTH_SHIFT).plus(longest);
+        rows.sort_by(newest_first);
+        rows.truncate(most(filter));
+        let enough = rows.len() >= most(filter) && rows.last().is_none_or(|row| row.at > searched);
+        if enough {
+            return Ok((rows, None));
+        }
+        // The next question begins where this one ends, so each must get further than the one before.
+        if looked >= effort.most && begin.is_none_or(|begin| searched < begin) {
+            rows.retain(|row| row.at > searched);
+            return Ok((rows, Some(searched)));
+        }
+        high = low - 1;
+    }
+}
+
+/// The lowest run of a stretch that ends with this one and has about so many rows, and how many those are, by the counts of each
+/// hour.
+fn stretch(tx: &mut Tx<'_>, high: i64, wanted: i64) -> Result<(i64, i64)> {
+    let last = (high >> BIRTH_SHIFT) / HOUR;
+    let sql = "SELECT hour, CAST(SUM(passed + failed + inconclusive + not_applicable) AS BIGINT) FROM hourly \
+               WHERE hour <= $1 GROUP BY hour ORDER BY hour DESC LIMIT $2";
+    let mut rows = 0;
+    let mut first = None;
+    let hours = tx.all("counting results", sql, vals![last, HOURS], |row| Ok((row.int(0)?, row.int(1)?)))?;
+    for (hour, count) in &hours {
+        first = Some(*hour);
+        rows += count;
+        if rows >= wanted {
+            break;
+        }
+    }
+    // Of what was before the first counted hour there is little or nothing.
+    let all = hours.len() < usize::try_from(HOURS).unwrap_or(usize::MAX) && rows < wanted;
+    Ok((first.filter(|_| !all).map_or(0, |hour| (hour * HOUR) << BIRTH_SHIFT), rows))
+}
+
+/// Each node's runs in between are found by the primary key: SQLite takes the tables of a cross join in the order of the words, and
+/// would else read all of history.
+fn look_at(
+    tx: &mut Tx<'_>,
+    filter: &HistoryFilter,
+    test: Option<i64>,
+    (low, high): (i64, i64),
+    rows: &mut Vec<HistoryRow>,
+) -> Result<()> {
+    let of_verdict = with_verdict(&tx.names, filter.verdict, "h.outcome");
+    let mut sql = format!(
+        "SELECT h.node, h.run, h.test, h.outcome, h.at, h.took FROM node n CROSS JOIN history h \
+         WHERE h.node = n.id AND h.run >= $1 AND h.run <= $2{of_verdict}"
+    );
+    let mut vals: Vec<Val<'_>> = vec![low.into(), high.into()];
+    if let Some(test) = test {
+        vals.push(test.into());
+        sql += " AND h.test = $3";
+    }
+    let names = Arc::clone(&tx.names);
+    tx.rows("reading history", &sql, &vals, |row| {
+        rows.extend(read_row(row, &names, filter)?);
+        if rows.len() >= most(filter).saturating_add(SURPLUS) {
+            rows.sort_by(newest_first);
+            rows.truncate(most(filter));
+        }
+        Ok(())
+    })
+}
+
+/// The highest number a run can have whose result is not younger than this: a run is born before its result, but for
+/// clocks that disagree.
+fn highest_run(at: Timestamp) -> i64 {
+    let latest = at.plus(Span::hours(1)).millis().clamp(0, (i64::MAX >> BIRTH_SHIFT) - 1);
+    ((latest + 1) << BIRTH_SHIFT) - 1
+}
+
+/// `None`: it is older or younger than what was asked for, or not after the place.
+fn read_row(row: &Row<'_>, names: &Names, filter: &HistoryFilter) -> Result<Option<HistoryRow>> {
+    let run = row.run(1)?;
+    let at = moment_of(run, row.int(4)?);
+    if filter.since.is_some_and(|since| at < since) || filter.before.is_some_and(|before| at > before) {
+        return Ok(None);
+    }
+    let kind = names.outcome(row.int(3)?)?;
+    let row = HistoryRow {
+        node: names.node(row.int(0)?)?.clone(),
+        test: names.test(row.int(2)?)?.clone(),
+        at,
+        verdict: kind.verdict,
+        reason: kind.reason.clone(),
+        severity: kind.severity,
+        run: (!kind.imported).then_some(run),
+        took: Span::from_millis(row.int(5)?),
+        untrusted: kind.untrusted,
+    };
+    Ok(Some(row).filter(|row| filter.after.as_ref().is_none_or(|place| follows(row, place))))
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::{ids::RunId, reason::ReasonCode};
+
+    use super::*;
+    use crate::{
+        db::Access,
+        ledger::{self, Before, Posting},
+        names::OutcomeKind,
+    };
+
+    const HOURS: i64 = 90;
+    const NODES: i64 = 3;
+
+    /// Three nodes with a run each hour, some of which took seven hours; every tenth result failed.
+    fn store() -> Store {
+        let store = Store::open_in_memory().unwrap();
+        let kind = |verdict| OutcomeKind {
+            verdict,
+            severity: None,
+            reason: ReasonCode::new("said").unwrap(),
+            untrusted: false,
+            imported: false,
+        };
+        store
+            .write_unfenced(Access::Write, |tx| {
+                let mut entries = Vec::new();
+                let tests = [tx.test_id(&TestId::new("dl").unwrap())?, tx.test_id(&TestId::new("ib").unwrap())?];
+                for (n, (hour, of)) in (0..HOURS).flat_map(|hour| (0..NODES).map(move |of| (hour, of))).enumerate() {
+                    let born = Timestamp::from_secs(1_700_000_000 + hour * 3600 + of);
+                    let node = tx.node_id(&NodeName::new(&format!("n{of}")).unwrap(), born)?;
+                    let took = if hour == HOURS - 8 { Span::hours(7) } else { Span::minutes(5 + of) };
+                    for test in tests {
+                        let verdict = if n % 10 == 0 { Verdict::Fail } else { Verdict::Pass };
+                        let run = RunId::born_at(born);
+                        let (at, kind) = (born.plus(took), kind(verdict));
+                        entries.push(Posting { node, run, test, kind, at, took, bundle: None });
+                    }
+                }
+                ledger::post(tx, &Before::default(), &entries)
+            })
+            .unwrap();
+        store
+    }
+
+    fn parts(store: &Store, filter: &HistoryFilter, effort: Effort) -> (Vec<HistoryRow>, usize) {
+        let mut filter = filter.clone();
+        let (mut all, mut asked) = (Vec::new(), 0);
+        loop {
+            asked += 1;
+            let (mut rows, searched) = store.read(|tx| of_all(tx, &filter, effort)).unwrap();
+            rows.sort_by(newest_first);
+            rows.truncate(most(&filter));
+            let last = rows.last().map(HistoryRow::place);
+            let full = rows.len() == most(&filter);
+            all.extend(rows);
+            match (searched, last) {
+                (Some(searched), _) => filter = HistoryFilter { after: None, before: Some(searched), ..filter },
+                (None, Some(last)) if full => filter = HistoryFilter { after: Some(last), before: None, ..filter },
+                _ => return (all, asked),
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_a_search_add_up_to_all_whatever_each_may_look_at() {
+        let store = store();
+        let all = store.history(&HistoryFilter::default()).unwrap();
+        assert_eq!(all.len() as i64, HOURS * NODES * 2);
+        assert!(all.is_sorted_by(|a, b| newest_first(a, b) != Ordering::Greater));
+        let since = Some(all[200].at);
+        let little = Effort { stretch: 5, lookups: 1, most: 40 };
+        for (test, verdict, since) in [
+            (None, None, None),
+            (Some("ib"), None, None),
+            (None, Some(Verdict::Fail), None),
+            (Some("dl"), Some(Verdict::Fail), since),
+            (None, None, since),
+            (None, Some(Verdict::Inconclusive), None),
+        ] {
+            let test = test.map(|test| TestId::new(test).unwrap());
+            let wanted = all.iter().filter(|row| {
+                test.as_ref().is_none_or(|test| row.test == *test)
+                    && verdict.is_none_or(|verdict| row.verdict == verdict)
+                    && since.is_none_or(|since| row.at >= since)
+            });
+            let wanted: Vec<HistoryRow> = wanted.cloned().collect();
+            for (limit, effort) in [(7, little), (7, EFFORT), (1000, little), (1, little)] {
+                let filter = HistoryFilter {
+                    test: test.clone(),
+                    verdict,
+                    since,
+                    limit: Some(limit),
+                    ..HistoryFilter::default()
+                };
+                let (found, asked) = parts(&store, &filter, effort);
+                assert_eq!(found, wanted, "{filter:?} {effort:?}");
+                assert!(effort.most > 1000 || since.is_some() || asked > 2, "{filter:?}: it was not bounded");
+                let once = store.history(&filter).unwrap();
+                assert_eq!(once, wanted[..wanted.len().min(limit as usize)], "{filter:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Results that are kept and do not stand in history yet.
+//!
+//! To enter a result touches a page of history, of `latest` and of what is awaited, each somewhere else for each node. A
+//! few results at a time, which is all that those who wait for an answer can be kept waiting for, that is most of what a
+//! result costs; hundreds at a time share pages, statements and transactions. So a batch is first only kept: its
+//! documents and what was found in them are one bundle, which is written and made durable, and whoever brought a result
+//! is told so. Later many bundles are entered together.
+//!
+//! What makes this one store and not two:
+//!
+//! - A bundle is in the inbox from the transaction that keeps it to the one that enters its results.
+//! - Whoever reads, in this process, first enters all that was kept before.
+//! - Whoever writes anything else, in this process, first closes the inbox and enters what is in it: nothing changes
+//!   under a result that was admitted.
+//! - Another process sees results when they are entered, a moment later. One that opens the store or takes the lease
+//!   enters what it finds. Two that enter the same do so one after the other, because both hold the lease's row, and the
+//!   second finds nothing.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard},
+    time::Duration,
+};
+
+use doctor_core::ids::RunId;
+
+use super::{
+    Store,
+    accept::{self, Admission, Admitted, Asked, Expected, TurnedAway},
+    bundle::{self, Arrival},
+    db::{Access, Kind, Tx, Val},
+    error::{Result, StoreError},
+    evidence::Packed,
+    lease::Lease,
+    records::{Accepted, JudgedResult},
+};
+
+/// Fewer than are worth it wait no longer than this for more.
+const LINGER: Duration = Duration::from_millis(50);
+
+/// After a failure.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How many wait for how long.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// So many are worth entering.
+    enough: usize,
+    /// So many results are entered at once, at most.
+    at_once: usize,
+    /// With so many waiting, a batch is not kept before some of them are entered.
+    most: usize,
+}
+
+/// Who keeps results also enters them, as only one can write at a time; others wait for that.
+const ON_SQLITE: Limits = Limits { enough: 4096, at_once: 4096, most: 4096 };
+/// They are entered while others are kept, so that the server has work from the first on and little is left at the end.
+const ON_POSTGRES: Limits = Limits { enough: 1024, at_once: 2048, most: 8192 };
+
+/// What this process has kept and not entered.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    limits: Limits,
+    /// Shared by those who keep results, alone for other writes.
+    gate: RwLock<()>,
+    waiting: Mutex<Waiting>,
+    arrived: Condvar,
+    /// Held while results are entered.
+    entering: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    batches: VecDeque<Arc<Batch>>,
+    results: usize,
+    known: HashSet<(RunId, i64)>,
+    /// Batches there ever were.
+    kept: u64,
+}
+
+/// Results that were kept in one transaction, each with its bundle.
+#[derive(Debug)]
+struct Batch {
+    number: u64,
+    lease: Lease,
+    results: Vec<Admission>,
+}
+
+/// A result on its way in.
+#[derive(Debug)]
+pub(super) struct Handed {
+    pub(super) result: JudgedResult,
+    /// Its document, if that is to stand alone.
+    pub(super) alone: Option<Packed>,
+}
+
+impl Inbox {
+    pub(super) fn new(sqlite: bool) -> Self {
+        Self {
+            limits: if sqlite { ON_SQLITE } else { ON_POSTGRES },
+            gate: RwLock::default(),
+            waiting: Mutex::default(),
+            arrived: Condvar::new(),
+            entering: Mutex::default(),
+        }
+    }
+
+    /// While this is held no results come in.
+    pub(super) fn close(&self) -> RwLockWriteGuard<'_, ()> {
+        self.gate.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until it is worth while to look what can be entered. `false`: it has `ended` and nothing waits.
+    pub(super) fn wait(&self, ended: impl Fn() -> bool) -> bool {
+        let none_yet = |waiting: &mut Waiting| waiting.results == 0 && !ended();
+        let few = |waiting: &mut Waiting| waiting.results < self.limits.enough && !ended();
+        let waiting = self.arrived.wait_while(self.lock(), none_yet).unwrap_or_else(PoisonError::into_inner);
+        let (waiting, _) =
+            self.arrived.wait_timeout_while(waiting, LINGER, few).unwrap_or_else(PoisonError::into_inner);
+        waiting.results > 0 || !ended()
+    }
+
+    /// After a failure: waits for a while, or until more has come.
+    pub(super) fn rest(&self) {
+        drop(self.arrived.wait_timeout(self.lock(), PAUSE));
+    }
+
+    /// Whoever waits looks again.
+    pub(super) fn wake(&self) {
+        // Under the lock, so that nobody is between looking and waiting.
+        let _waiting = self.lock();
+        self.arrived.notify_all();
+    }
+
+    fn add(&self, lease: &Lease, results: Vec<Admission>) {
+        let mut waiting = self.lock();
+        waiting.kept += 1;
+        waiting.results += results.len();
+        waiting.known.extend(results.iter().filter_map(identity));
+        let number = waiting.kept;
+        waiting.batches.push_back(Arc::new(Batch { number, lease: lease.clone(), results }));
+        if waiting.results >= self.limits.enough || waiting.batches.len() == 1 {
+            self.arrived.notify_all();
+        }
+    }
+
+    /// The oldest, of one lease.
+    fn oldest(&self) -> Vec<Arc<Batch>> {
+        let waiting = self.lock();
+        let Some(first) = waiting.batches.front() else { return Vec::new() };
+        let mut results = 0;
+        let some = waiting.batches.iter().take_while(|batch| {
+            let fits = results == 0 || results + batch.results.len() <= self.limits.at_once;
+            results += batch.results.len();
+            fits && batch.lease == first.lease
+        });
+        some.cloned().collect()
+    }
+
+    fn remove(&self, entered: &[Arc<Batch>]) {
+        let mut waiting = self.lock();
+        for batch in entered {
+            waiting.batches.retain(|other| other.number != batch.number);
+            waiting.results -= batch.results.len();
+            for one in batch.results.iter().filter_map(identity) {
+                waiting.known.remove(&one);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store {
+    /// The inbox of this process.
+    pub(super) fn inbox(&self) -> &Inbox {
+        &self.shared.inbox
+    }
+
+    /// Results that this process has kept and not entered yet.
+    pub fn results_waiting(&self) -> usize {
+        self.inbox().lock().results
+    }
+
+    /// Keeps results, to be entered later. Where syncing is apart they are not durable yet.
+    pub(super) fn keep_for_later(&self, lease: &Lease, batch: Vec<Handed>) -> Result<Vec<Accepted>> {
+        while self.inbox().lock().results >= self.inbox().limits.most {
+            self.enter_some()?;
+        }
+        let _others_wait = self.inbox().gate.read().unwrap_or_else(PoisonError::into_inner);
+        // Before the database is asked: what is entered meanwhile is gone from here and answered there.
+        let known = self.known(&batch);
+        let asked = Asked::of(batch.iter().map(|one| &one.result).collect());
+        let (admitted, bundles) = self.write_beside_results(
+            Access::WriteResults,
+            lease,
+            |tx| asked.foresee_runs(tx),
+            |tx| keep(tx, &asked, &batch, &known),
+        )?;
+        let mut bundles = bundles.into_iter();
+        let mut kept = Vec::with_capacity(bundles.len());
+        let mut accepted = Vec::with_capacity(batch.len());
+        for (Handed { mut result, .. }, admitted) in batch.into_iter().zip(admitted) {
+            accepted.push(admitted.map_or_else(Accepted::from, |_| Accepted::Kept));
+            let Ok(admitted) = admitted else { continue };
+            if let Some(bundle) = bundles.next() {
+                result.evidence = Vec::new();
+                kept.push(Admission { result, bundle, admitted: Some(admitted) });
+            }
+        }
+        if !kept.is_empty() {
+            self.inbox().add(lease, kept);
+        }
+        Ok(accepted)
+    }
+
+    /// Which of these are in the inbox of this process.
+    fn known(&self, batch: &[Handed]) -> Vec<bool> {
+        let names = Arc::clone(&self.shared.names.read().unwrap_or_else(PoisonError::into_inner));
+        let waiting = self.inbox().lock();
+        let known = |result: &JudgedResult| Some((result.run, names.node_number(&result.node)?));
+        batch.iter().map(|one| known(&one.result).is_some_and(|one| waiting.known.contains(&one))).collect()
+    }
+
+    /// Enters all that this process had kept before this call.
+    pub(super) fn enter_what_waits(&self) -> Result<()> {
+        let newest = self.inbox().lock().kept;
+        while self.inbox().lock().batches.front().is_some_and(|oldest| oldest.number <= newest) {
+            self.enter_some()?;
+        }
+        Ok(())
+    }
+
+    /// Enters the oldest of what waits, and says how many results that were.
+    pub(super) fn enter_some(&self) -> Result<usize> {
+        let _one_at_a_time = self.inbox().entering.lock().unwrap_or_else(PoisonError::into_inner);
+        let batches = self.inbox().oldest();
+        let Some(first) = batches.first() else { return Ok(0) };
+        let results: Vec<&Admission> = batches.iter().flat_map(|batch| &batch.results).collect();
+        let asked = Asked::to_enter(&results);
+        let entered = self.write_beside_results(
+            Access::EnterResults,
+            &first.lease,
+            |tx| asked.foresee(tx),
+            |tx| {
+                let there = still_there(tx, &results)?;
+                let results: Vec<_> = results.iter().copied().filter(|one| there.contains(&one.bundle)).collect();
+                accept::enter(tx, &asked, &results)?;
+                take_out(tx, &there)
+            },
+        );
+        match entered {
+            // Whoever leads now has entered them.
+            Err(error) if error.is_lease_lost() => {}
+            other => other?,
+        }
+        self.inbox().remove(&batches);
+        Ok(results.len())
+    }
+
+    /// Enters what is in the inbox and this process knows nothing of.
+    pub(super) fn enter_what_a_dead_process_left(&self) -> Result<()> {
+        let sql = "SELECT 1 FROM inbox LIMIT 1";
+        let some = self.read(|tx| tx.first("reading the inbox", sql, &[], |_| Ok(())))?.is_some();
+        if some { self.write_unfenced(Access::WriteAlone, enter_what_is_left) } else { Ok(()) }
+    }
+}
+
+fn identity(one: &Admission) -> Option<(RunId, i64)> {
+    Some((one.result.run, one.admitted?.node))
+}
+
+/// What became of each of a batch, and the bundles of those that were admitted.
+type Kept = (Vec<std::result::Result<Admitted, TurnedAway>>, Vec<i64>);
+
+fn keep(tx: &mut Tx<'_>, asked: &Asked<'_>, batch: &[Handed], known: &[bool]) -> Result<Kept> {
+    let mut expected = Expected::load(tx, &asked.runs)?;
+    let admitted: Vec<_> = batch
+        .iter()
+        .zip(known)
+        .map(|(one, known)| if *known { Err(TurnedAway::Duplicate) } else { expected.admit(tx, &one.result) })
+        .collect();
+    let arrivals: Vec<Arrival<'_>> = batch
+        .iter()
+        .zip(&admitted)
+        .filter_map(|(Handed { result, alone }, admitted)| {
+            let &Admitted { node, case, .. } = admitted.as_ref().ok()?;
+            Some(Arrival { node, result, alone: alone.as_ref(), case })
+        })
+        .collect();
+    let bundles = bundle::keep(tx, &arrivals)?;
+    let mut new = bundles.clone();
+    new.dedup();
+    let rows: Vec<Val<'_>> = new.into_iter().map(Val::Int).collect();
+    tx.bulk("keeping results", "inbox (bundle)", &[Kind::Int], &rows, "")?;
+    accept::count_turned_away(tx, &admitted)?;
+    Ok((admitted, bundles))
+}
+
+/// Which of their bundles nobody else has entered.
+fn still_there(tx: &mut Tx<'_>, results: &[&Admission]) -> Result<HashSet<i64>> {
+    let mut bundles: Vec<i64> = results.iter().map(|one| one.bundle).collect();
+    bundles.dedup();
+    let mut there = HashSet::with_capacity(bundles.len());
+    tx.keyed("reading the inbox", "SELECT bundle FROM inbox WHERE bundle IN {keys}", &bundles, |row| {
+        there.insert(row.int(0)?);
+        Ok(())
+    })?;
+    Ok(there)
+}
+
+fn take_out(tx: &mut Tx<'_>, bundles: &HashSet<i64>) -> Result<()> {
+    let rows: Vec<Val<'_>> = bundles.iter().map(|bundle| (*bundle).into()).collect();
+    let sqlite = "DELETE FROM inbox WHERE bundle = $1";
+    let postgres = "DELETE FROM inbox WHERE bundle = ANY ($1::int8[])";
+    tx.each("emptying the inbox", (sqlite, postgres), &[Kind::Int], &rows)
+}
+
+/// Enters all that is in the inbox, in a transaction that nobody else writes beside.
+pub(super) fn enter_what_is_left(tx: &mut Tx<'_>) -> Result<()> {
+    let operation = "reading the inbox";
+    let left = tx.all(operation, "SELECT bundle FROM inbox ORDER BY bundle", &[], |row| row.int(0))?;
+    for bundle in left {
+        let sql = "SELECT body FROM bundle WHERE id = $1";
+        let results = tx.first(operation, sql, &[bundle.into()], |row| bundle::results(row.blob(0)?))?;
+        let lost = || StoreError::Unreadable { what: "bundle", why: format!("number {bundle} is not there") };
+        let results = results.ok_or_else(lost)?.into_iter();
+        let results: Vec<_> = results.map(|result| Admission { result, bundle, admitted: None }).collect();
+        let results: Vec<&Admission> = results.iter().collect();
+        accept::enter(tx, &Asked::to_enter(&results), &results)?;
+        take_out(tx, &HashSet::from([bundle]))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Instant};
+
+    use doctor_core::time::Span;
+
+    use super::*;
+    use crate::StoreUrl;
+
+    #[test]
+    fn who_reads_for_somebody_that_waits_does_not_wait_for_results_to_be_entered() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&StoreUrl::Sqlite(folder.path().join("doctor.db"))).unwrap();
+        let lease = Lease { holder: "me".to_owned(), fence: 1, ttl: Span::minutes(1) };
+        store.inbox().add(&lease, Vec::new());
+        let entering = store.inbox().entering.lock().unwrap();
+        let _writing = store.inbox().close();
+        let (answer, answered) = mpsc::channel();
+        let asking = store.until(Instant::now() + Duration::from_secs(300));
+        std::thread::spawn(move || answer.send(asking.tokens().map(|tokens| tokens.len())));
+        let tokens = answered.recv_timeout(Duration::from_secs(120)).expect("it is answered while results are entered");
+        assert_eq!(tokens.unwrap(), 0);
+        drop(entering);
+    }
+}

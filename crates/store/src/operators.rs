@@ -1,0 +1,240 @@
+//! What people tell the doctor: holds, requests, pauses, the breaker. Any process may write these; each leaves a line
+//! in the audit trail with who and why.
+
+use doctor_core::{
+    ids::{NodeName, PoolName},
+    lifecycle::Life,
+    node::Hold,
+    snapshot::{Asked, Breaker, Pause, Request},
+    time::Timestamp,
+};
+
+use super::{
+    Store,
+    audit::{self, Counter, Line},
+    db::{Access, Tx, vals},
+    error::Result,
+    json,
+};
+
+const BREAKER: &str = "breaker";
+const SILENCE: &str = "silence-reported";
+
+impl Store {
+    pub fn breaker(&self) -> Result<Breaker> {
+        self.read(|tx| match meta(tx, BREAKER)? {
+            Some(text) => json::read("breaker", &text),
+            None => Ok(Breaker::Closed { since: None }),
+        })
+    }
+
+    /// Whether the present silence of agents has been reported already.
+    pub fn silence_reported(&self) -> Result<bool> {
+        self.read(|tx| Ok(meta(tx, SILENCE)?.as_deref() == Some("true")))
+    }
+
+    /// Pauses that are not over yet.
+    pub fn pauses(&self, now: Timestamp) -> Result<Vec<Pause>> {
+        self.read(|tx| {
+            let sql = "SELECT body FROM pause ORDER BY pool";
+            let mut pauses: Vec<Pause> = tx.all("reading pauses", sql, &[], |row| json::read("pause", row.text(0)?))?;
+            pauses.retain(|pause| pause.until.is_none_or(|until| now < until));
+            Ok(pauses)
+        })
+    }
+
+    /// What was asked for and has not been answered, oldest first.
+    pub fn requests(&self) -> Result<Vec<Request>> {
+        self.read(|tx| {
+            tx.all("reading requests", "SELECT id, actor, why, at, body FROM request ORDER BY id", &[], |row| {
+                Ok(Request {
+                    id: row.number(0)?,
+                    by: row.text(1)?.to_owned(),
+                    why: row.text(2)?.to_owned(),
+                    at: row.moment(3)?,
+                    what: json::read("request", row.text(4)?)?,
+                })
+            })
+        })
+    }
+
+    /// All that `body` writes, or nothing of it.
+    pub fn ordered<T>(&self, mut body: impl FnMut(&mut Orders<'_, '_>) -> Result<T>) -> Result<T> {
+        self.write_unfenced(Access::Write, |tx| body(&mut Orders { tx }))
+    }
+
+    /// The node is not to be touched.
+    pub fn hold(&self, node: &NodeName, hold: &Hold) -> Result<()> {
+        self.ordered(|orders| orders.hold(node, hold))
+    }
+
+    pub fn unhold(&self, node: &NodeName, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        self.ordered(|orders| orders.unhold(node, by, why, at))
+    }
+
+    /// Asks the controller for something; the next cycles see to it. Gives back the request's number.
+    pub fn add_request(&self, what: &Asked, by: &str, why: &str, at: Timestamp) -> Result<u64> {
+        self.ordered(|orders| orders.add_request(what, by, why, at))
+    }
+
+    /// No validation starts in the pool, or anywhere. A second pause of the same replaces the first.
+    pub fn pause(&self, pause: &Pause) -> Result<()> {
+        self.ordered(|orders| orders.pause(pause))
+    }
+
+    /// Ends the pause of a pool, or of everything.
+    pub fn resume(&self, pool: Option<&PoolName>, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        self.ordered(|orders| orders.resume(pool, by, why, at))
+    }
+
+    /// Nodes may be taken out again. What happened before counts no more.
+    pub fn close_breaker(&self, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        self.ordered(|orders| orders.close_breaker(by, why, at))
+    }
+}
+
+/// What people order, within one transaction.
+pub struct Orders<'a, 'tx> {
+    pub(super) tx: &'a mut Tx<'tx>,
+}
+
+impl std::fmt::Debug for Orders<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Orders").finish_non_exhaustive()
+    }
+}
+
+impl Orders<'_, '_> {
+    /// A node's life and hold as they are now. Of a node that nobody has written of, what is true of any.
+    pub fn life_and_hold(&mut self, node: &NodeName) -> Result<(Life, Option<Hold>)> {
+        let unknown = (Life::InService, None);
+        let Some(id) = self.tx.names.node_number(node) else { return Ok(unknown) };
+        // What is read here stays as it is until this is over; in SQLite nobody else writes anyway.
+        let lock = if self.tx.is_sqlite() { "" } else { " FOR UPDATE" };
+        let sql = format!("SELECT life, hold FROM node WHERE id = $1{lock}");
+        let found = self.tx.first("reading a node", &sql, vals![id], |row| {
+            let hold = row.opt_text(1)?.map(|text| json::read("hold", text)).transpose()?;
+            Ok((json::read("life", row.text(0)?)?, hold))
+        })?;
+        Ok(found.unwrap_or(unknown))
+    }
+
+    /// The pause of a pool, or of everything, that is written down.
+    pub fn paused(&mut self, pool: Option<&PoolName>) -> Result<Option<Pause>> {
+        let pool = pool.map_or("", PoolName::as_str);
+        let sql = "SELECT body FROM pause WHERE pool = $1";
+        self.tx.first("reading pauses", sql, vals![pool], |row| json::read("pause", row.text(0)?))
+    }
+
+    pub fn hold(&mut self, node: &NodeName, hold: &Hold) -> Result<()> {
+        let id = self.tx.node_id(node, hold.since)?;
+        let body = json::write(hold)?;
+        self.tx.run("holding a node", "UPDATE node SET hold = $2 WHERE id = $1", vals![id, &body])?;
+        say(self.tx, "hold", Some(id), (&hold.by, &hold.why), hold.since)
+    }
+
+    pub fn unhold(&mut self, node: &NodeName, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        let id = self.tx.node_id(node, at)?;
+        self.tx.run("ending a hold", "UPDATE node SET hold = NULL WHERE id = $1", vals![id])?;
+        say(self.tx, "unhold", Some(id), (by, why), at)
+    }
+
+    pub fn add_request(&mut self, what: &Asked, by: &str, why: &str, at: Timestamp) -> Result<u64> {
+        let body = json::write(what)?;
+        let sql = "INSERT INTO request (actor, why, at, body) VALUES ($1, $2, $3, $4)";
+        let id = self.tx.insert("adding a request", sql, vals![by, why, at, &body])?;
+        let (kind, node) = match what {
+            Asked::Test { node, .. } => ("ask-test", Some(node)),
+            Asked::Release { node } => ("ask-release", Some(node)),
+            Asked::Quarantine { node, .. } => ("ask-quarantine", Some(node)),
+            Asked::Withdraw { .. } => ("ask-withdraw", None),
+            Asked::Together { nodes, .. } => ("ask-together", Some(nodes.first())),
+        };
+        let node = node.map(|node| self.tx.node_id(node, at)).transpose()?;
+        say(self.tx, kind, node, (by, why), at)?;
+        Ok(id.cast_unsigned())
+    }
+
+    pub fn pause(&mut self, pause: &Pause) -> Result<()> {
+        let body = json::write(pause)?;
+        let pool = pause.pool.as_ref().map_or("", PoolName::as_str);
+        let sql =
+            "INSERT INTO pause (pool, body) VALUES ($1, $2) ON CONFLICT (pool) DO UPDATE SET body = excluded.body";
+        self.tx.run("pausing", sql, vals![pool, &body])?;
+        say(self.tx, "pause", None, (&pause.by, &pause.why), pause.since)
+    }
+
+    pub fn resume(&mut self, pool: Option<&PoolName>, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        let pool = pool.map_or("", PoolName::as_str);
+        self.tx.run("resuming", "DELETE FROM pause WHERE pool = $1", vals![pool])?;
+        say(self.tx, "resume", None, (by, why), at)
+    }
+
+    pub fn close_breaker(&mut self, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        set_breaker(self.tx, &Breaker::Closed { since: Some(at) })?;
+        say(self.tx, "close-breaker", None, (by, why), at)
+    }
+}
+
+pub(super) fn set_breaker(tx: &mut Tx<'_>, breaker: &Breaker) -> Result<()> {
+    set_meta(tx, BREAKER, &json::write(breaker)?)
+}
+
+pub(super) fn set_silence(tx: &mut Tx<'_>, reported: bool) -> Result<()> {
+    set_meta(tx, SILENCE, if reported { "true" } else { "false" })
+}
+
+pub(super) fn meta(tx: &mut Tx<'_>, key: &str) -> Result<Option<String>> {
+    let sql = "SELECT value FROM meta WHERE key = $1";
+    tx.first("reading a setting", sql, vals![key], |row| Ok(row.text(0)?.to_owned()))
+}
+
+pub(super) fn set_meta(tx: &mut Tx<'_>, key: &str, value: &str) -> Result<()> {
+    let sql = "INSERT INTO meta (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value";
+    tx.run("writing a setting", sql, vals![key, value]).map(drop)
+}
+
+/// A line of the audit trail about what somebody wanted.
+pub(super) fn say(
+    tx: &mut Tx<'_>,
+    what: &'static str,
+    node: Option<i64>,
+    (by, why): (&str, &str),
+    at: Timestamp,
+) -> Result<()> {
+    let line = Line {
+        actor: Some(by.to_owned()),
+        what,
+        node,
+        code: "operator".to_owned(),
+        words: why.to_owned(),
+        ..Line::default()
+    };
+    audit::append(tx, at, None, &[line])?;
+    audit::count(tx, &[(Counter::Operators, 1)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StoreError;
+
+    #[test]
+    fn orders_that_are_given_together_are_written_together_or_not_at_all() {
+        let store = Store::open_in_memory().unwrap();
+        let (node, at) = (NodeName::new("a").unwrap(), Timestamp::from_secs(1000));
+        let hold = Hold { by: "ann".to_owned(), why: "fan".to_owned(), since: at, until: None };
+        let failed = store.ordered(|orders| {
+            orders.hold(&node, &hold)?;
+            orders.close_breaker("ann", "seen", at)?;
+            Err::<(), _>(StoreError::Refused { operation: "testing", why: "the disk is full".to_owned() })
+        });
+        assert!(failed.is_err());
+        assert!(store.audit(10, None).unwrap().is_empty(), "nothing of it stands");
+        assert_eq!(store.breaker().unwrap(), Breaker::Closed { since: None });
+        store
+            .ordered(|orders| orders.hold(&node, &hold).and_then(|()| orders.close_breaker("ann", "seen", at)))
+            .unwrap();
+        assert_eq!(store.audit(10, None).unwrap().len(), 2);
+    }
+}

@@ -1,0 +1,28 @@
+//! A PostgreSQL database for each test that asks, on one server for the whole test process.
+
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU32, Ordering},
+};
+
+use doctor_store::StoreUrl;
+
+use doctor_bed::postgres::{BedError, Server, Setup};
+
+static SERVER: OnceLock<Result<Server, BedError>> = OnceLock::new();
+static DATABASES: AtomicU32 = AtomicU32::new(0);
+
+/// A new, empty database. Where there is no PostgreSQL this says so and gives `None`; in CI that is a failure.
+pub(crate) fn new_database() -> Option<StoreUrl> {
+    match SERVER.get_or_init(|| Server::start(Setup::default())) {
+        Ok(server) => {
+            let name = format!("test_{}", DATABASES.fetch_add(1, Ordering::Relaxed));
+            Some(server.create_database(&name).unwrap().parse().unwrap())
+        }
+        Err(why) => {
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "CI must have PostgreSQL: {why}");
+            println!("NOT RUN: postgres: {why}");
+            None
+        }
+    }
+}

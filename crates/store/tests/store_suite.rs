@@ -1,0 +1,572 @@
+//! One suite, every kind of store: in memory, in a file, on PostgreSQL.
+
+#[path = "store_suite/agents.rs"]
+mod agents;
+mod bed;
+#[path = "store_suite/cases.rs"]
+mod cases;
+#[path = "store_suite/events.rs"]
+mod events;
+#[path = "store_suite/failed_work.rs"]
+mod failed_work;
+#[path = "store_suite/files.rs"]
+mod files;
+#[path = "store_suite/inbox.rs"]
+mod inbox;
+#[path = "store_suite/outbox.rs"]
+mod outbox;
+#[path = "store_suite/property.rs"]
+mod property;
+#[path = "store_suite/web.rs"]
+mod web;
+
+use bed::{Bed, finding, hardware, node, retry, test};
+use doctor_core::{
+    finding::Verdict,
+    ids::{HardwareId, JobId},
+    lifecycle::Life,
+    node::Hold,
+    plan::{Action, Conclusion, PassedOver},
+    reason::Because,
+    run::{CancelWhy, IncompleteWhy, NotStarted, RunEnd, RunState},
+    time::{Span, Timestamp},
+};
+use doctor_store::{
+    GroupCommit, LeaseError, Store, StoreError,
+    records::{Accepted, HistoryFilter},
+};
+
+/// Every function once on each kind of store.
+macro_rules! suite {
+    ($($name:ident),* $(,)?) => {
+        mod in_memory { $(#[test] fn $name() { super::$name(&mut super::Bed::memory()) })* }
+        mod in_a_file { $(#[test] fn $name() { super::$name(&mut super::Bed::file()) })* }
+        mod on_postgres { $(#[test] fn $name() { if let Some(mut bed) = super::Bed::postgres() { super::$name(&mut bed) } })* }
+    };
+}
+
+pub(crate) use suite;
+
+suite!(
+    a_run_is_active_until_its_result_comes_and_then_its_key_is_gone,
+    a_result_is_kept_once,
+    a_result_of_an_unknown_run_or_of_another_node_is_turned_away,
+    a_partial_result_leaves_the_run_open_and_its_end_fills_the_gap,
+    a_run_over_several_nodes_ends_with_the_last_of_them,
+    a_run_that_started_and_brought_nothing_leaves_incomplete_rows,
+    a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_longer_each_time,
+    a_rejected_job_backs_off_and_a_start_ends_that,
+    a_node_that_is_wanted_does_not_back_off,
+    a_second_run_on_a_node_is_refused_by_the_database_and_nothing_of_that_plan_is_written,
+    a_result_that_came_before_the_conclusion_stays,
+    a_controller_that_was_overtaken_can_write_nothing,
+    a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead,
+    findings_count_up_while_they_last_and_a_conclusive_result_clears_them,
+    a_late_result_is_history_and_changes_neither_latest_nor_findings,
+    another_machine_under_a_name_begins_anew,
+    history_is_read_newest_first_by_node_test_and_time,
+    a_limit_cuts_history_where_it_would_be_cut_without_one,
+    failure_rates_are_counted_by_the_hour,
+    node_hours_count_from_the_start_to_the_end_of_each_run,
+    reasons_are_kept_until_they_change_or_a_run_takes_the_node,
+    many_threads_share_one_commit_and_each_gets_its_own_answer,
+    a_run_ends_once_when_its_nodes_answer_at_the_same_time,
+    nodes_load_with_everything_known_of_them,
+    what_was_seen_of_a_machine_is_remembered_beside_its_node,
+);
+
+fn a_run_is_active_until_its_result_comes_and_then_its_key_is_gone(bed: &mut Bed) {
+    let run = bed.plan("n1", &["disk", "memory"]);
+    let active = bed.store.active_runs().unwrap();
+    assert_eq!(active.len(), 1);
+    assert_eq!(active[0].run.state, RunState::Planned);
+    assert_eq!(active[0].run.tests.to_vec(), [test("disk"), test("memory")]);
+
+    let at = bed.wait(Span::from_secs(5));
+    bed.store.record_submitted(&bed.lease, run, &JobId("job-1".to_owned()), at).unwrap();
+    let at = bed.wait(Span::from_secs(5));
+    bed.store.record_running(&bed.lease, run, at).unwrap();
+    let active = bed.store.active_runs().unwrap();
+    assert_eq!(active[0].run.state, RunState::Running { job: JobId("job-1".to_owned()), since: at });
+    assert_eq!(active[0].started, Some(at));
+
+    bed.wait(Span::minutes(3));
+    let outcomes = vec![bed.outcome("n1", "disk", Verdict::Pass), bed.outcome("n1", "memory", Verdict::Fail)];
+    assert_eq!(bed.accept(&[bed.result(run, "n1", outcomes)]), [Accepted::Kept]);
+    assert!(bed.store.active_runs().unwrap().is_empty());
+    let record = bed.store.run(run).unwrap().unwrap();
+    assert_eq!(record.ended, Some(bed.now));
+    let RunState::Ended(RunEnd::Completed(report)) = record.run.state else { panic!("{:?}", record.run.state) };
+    assert_eq!(
+        report.outcomes.iter().map(|outcome| outcome.verdict).collect::<Vec<_>>(),
+        [Verdict::Pass, Verdict::Fail]
+    );
+    bed.assert_sound();
+}
+
+fn a_result_is_kept_once(bed: &mut Bed) {
+    let run = bed.plan("n1", &["disk"]);
+    let result = bed.result(run, "n1", vec![bed.outcome("n1", "disk", Verdict::Pass)]);
+    // Twice in one batch, and once more after it.
+    assert_eq!(bed.accept(&[result.clone(), result.clone()]), [Accepted::Kept, Accepted::Duplicate]);
+    assert_eq!(bed.accept(&[result]), [Accepted::Duplicate]);
+    assert_eq!(bed.store.history(&HistoryFilter::default()).unwrap().len(), 1);
+    let counters = bed.store.counters().unwrap();
+    assert_eq!((counters.results_kept, counters.results_duplicate), (1, 2));
+    bed.assert_sound();
+}
+
+fn a_result_of_an_unknown_run_or_of_another_node_is_turned_away(bed: &mut Bed) {
+    let run = bed.plan("n1", &["disk"]);
+    bed.plan("n2", &["disk"]);
+    let stranger = bed.result(run, "n2", vec![bed.outcome("n2", "disk", Verdict::Fail)]);
+    let never_heard_of = bed.result(run, "n3", vec![bed.outcome("n3", "disk", Verdict::Fail)]);
+    let mut no_run = bed.result(run, "n1", vec![bed.outcome("n1", "disk", Verdict::Fail)]);
+    no_run.run = bed.ids.run();
+    assert_eq!(bed.accept(&[stranger, never_heard_of, no_run]), [Accepted::UnknownRun; 3]);
+    assert!(bed.store.history(&HistoryFilter::default()).unwrap().is_empty());
+    assert_eq!(bed.store.active_runs().unwrap().len(), 2);
+    bed.assert_sound();
+}
+
+fn a_partial_result_leaves_the_run_open_and_its_end_fills_the_gap(bed: &mut Bed) {
+    let run = bed.plan("n1", &["disk", "memory"]);
+    let mut partial = bed.result(run, "n1", vec![bed.outcome("n1", "disk", Verdict::Pass)]);
+    partial.complete = false;
+    assert_eq!(bed.accept(&[partial.clone()]), [Accepted::Kept]);
+    assert_eq!(bed.store.active_runs().unwrap().len(), 1);
+    assert_eq!(bed.accept(&[partial]), [Accepted::Duplicate]);
+    bed.wait(Span::minutes(1));
+    bed.conclude(run, Conclusion::Incomplete(IncompleteWhy::Crashed));
+    let latest = bed.store.latest_of(&node("n1")).unwrap();
+    let verdicts: Vec<_> =
+        latest.iter().map(|row| (row.test.to_string(), row.verdict, row.reason.to_string())).collect();
+    assert_eq!(
+        verdicts,
+        [
+            ("disk".to_owned(), Verdict::Pass, "within-limits".to_owned()),
+            ("memory".to_owned(), Verdict::Inconclusive, "crashed".to_owned())
+        ]
+    );
+    bed.assert_sound();
+}
+
+fn a_run_over_several_nodes_ends_with_the_last_of_them(bed: &mut Bed) {
+    let run = bed.run_on(&["n1", "n2"], &["nccl"]);
+    let id = run.id;
+    bed.commit(&[Because::new(Action::Submit(run), "due", "never tested")]);
+    bed.accept(&[bed.result(id, "n1", vec![bed.outcome("n1", "nccl", Verdict::Pass)])]);
+    assert_eq!(bed.store.active_runs().unwrap().len(), 1);
+    bed.accept(&[bed.result(id, "n2", vec![bed.outcome("n2", "nccl", Verdict::Pass)])]);
+    assert!(bed.store.active_runs().unwrap().is_empty());
+    assert_eq!(bed.store.counters().unwrap().runs_ended, 1);
+    bed.assert_sound();
+}
+
+fn a_run_that_started_and_brought_nothing_leaves_incomplete_rows(bed: &mut Bed) {
+    let run = bed.plan("n1", &["disk", "memory"]);
+    let started = bed.wait(Span::from_secs(10));
+    bed.store.record_running(&bed.lease, run, started).unwrap();
+    bed.wait(Span::minutes(2));
+    bed.commit(&[Because::new(Action::Cancel { run, why: CancelWhy::NodeTaken }, "node-taken", "wanted by a user")]);
+    let cancelling = bed.store.active_runs().unwrap()[0].cancelling.unwrap();
+    assert_eq!((cancelling.why, cancelling.since), (CancelWhy::NodeTaken, bed.now));
+    bed.wait(Span::from_secs(30));
+    bed.conclude(run, Conclusion::Incomplete(IncompleteWhy::NodeTaken));
+    let rows = bed.store.history(&HistoryFilter { node: Some(node("n1")), ..HistoryFilter::default() }).unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in &rows {
+        assert_eq!((row.verdict, row.reason.as_str(), row.run), (Verdict::Inconclusive, "node-taken", Some(run)));
+        assert_eq!((row.at, row.took), (bed.now, Span::from_secs(150)));
+    }
+    let latest = &bed.store.latest_of(&node("n1")).unwrap()[0];
+    assert_eq!((latest.misses, latest.conclusive), (1, None));
+    bed.assert_sound();
+}
+
+fn a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_longer_each_time(bed: &mut Bed) {
+    let first = retry().not_started;
+    for expected in [first, first.times(2), first.times(4)] {
+        let run = bed.plan("n1", &["disk"]);
+        bed.wait(Span::minutes(5));
+        bed.conclude(run, Conclusion::NotStarted(NotStarted::PendingTooLong));
+        let backoff = bed.store.load_nodes().unwrap()[&node("n1")].backoff.unwrap();
+        assert_eq!(backoff.until, bed.now.plus(expected.min(retry().not_started_cap)));
+        bed.wait(Span::hours(1));
+    }
+    assert!(bed.store.history(&HistoryFilter::default()).unwrap().is_empty());
+    assert!(bed.store.latest_all().unwrap().is_empty());
+    bed.assert_sound();
+}
+
+fn a_rejected_job_backs_off_and_a_start_ends_that(bed: &mut Bed) {
+    let run = bed.plan("n1", &["disk"]);
+    bed.store.record_rejected(&bed.lease, run, "no such partition", bed.now, &retry()).unwrap();
+    assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].backoff.unwrap().times, 1);
+    let record = bed.store.run(run).unwrap().unwrap();
+    assert_eq!(record.run.state, RunState::Ended(RunEnd::NotStarted(NotStarted::Rejected)));
+    assert_eq!(bed.store.audit(1, None).unwrap()[0].text, "no such partition");
+
+    bed.wait(Span::hours(1));
+    let run = bed.plan("n1", &["disk"]);
+    bed.store.record_running(&bed.lease, run, bed.now).unwrap();
+    assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].backoff, None);
+    bed.assert_sound();
+}
+
+fn a_node_that_is_wanted_does_not_back_off(bed: &mut Bed) {
+    let run = bed.plan("n1", &["disk"]);
+    bed.conclude(run, Conclusion::NotStarted(NotStarted::NodeTaken));
+    assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].backoff, None);
+    assert!(bed.store.active_runs().unwrap().is_empty());
+    bed.assert_sound();
+}
+
+fn a_second_run_on_a_node_is_refused_by_the_database_and_nothing_of_that_plan_is_written(bed: &mut Bed) {
+    bed.plan("n1", &["disk"]);
+    let cycles = bed.store.cycles(10).unwrap().len();
+    let fine = bed.run_on(&["n2"], &["disk"]);
+    let second = bed.run_on(&["n1"], &["memory"]);
+    let actions = [fine, second].map(|run| Because::new(Action::Submit(run), "due", "never tested"));
+    bed.try_commit(&actions, &[]).unwrap_err();
+    assert_eq!(bed.store.active_runs().unwrap().len(), 1);
+    assert_eq!(bed.store.cycles(10).unwrap().len(), cycles);
+    // The names that the failed plan brought along are gone with it, and can be used again.
+    bed.tested("n2", "memory", Verdict::Pass);
+    bed.tested("n3", "other", Verdict::Pass);
+    let latest = bed.store.latest_all().unwrap();
+    assert_eq!(latest.iter().map(|row| row.node.to_string()).collect::<Vec<_>>(), ["n2", "n3"]);
+    bed.assert_sound();
+}
+
+fn a_result_that_came_before_the_conclusion_stays(bed: &mut Bed) {
+    let run = bed.tested("n1", "disk", Verdict::Pass);
+    // The plan was made on an older picture, in which no result had come.
+    bed.conclude(run, Conclusion::Incomplete(IncompleteWhy::NoResult));
+    assert_eq!(bed.store.latest_of(&node("n1")).unwrap()[0].verdict, Verdict::Pass);
+    assert!(matches!(bed.store.run(run).unwrap().unwrap().run.state, RunState::Ended(RunEnd::Completed(_))));
+    bed.assert_sound();
+}
+
+fn a_controller_that_was_overtaken_can_write_nothing(bed: &mut Bed) {
+    let run = bed.plan("n1", &["disk"]);
+    let old = bed.lease.clone();
+    // Its time ran out while it was paused, and another one took over.
+    let later = bed.now.plus(Span::days(40_000));
+    let new = bed.store.acquire("other", later, Span::minutes(1)).unwrap();
+    assert!(new.fence > old.fence);
+    let result = bed.result(run, "n1", vec![bed.outcome("n1", "disk", Verdict::Pass)]);
+    let error = bed.store.accept(&old, std::slice::from_ref(&result)).unwrap_err();
+    assert!(error.is_lease_lost() && error.to_string().contains("other"), "{error}");
+    assert!(bed.try_commit(&[], &[]).unwrap_err().is_lease_lost());
+    assert!(bed.store.still_ours(&old, bed.now).unwrap_err().is_lease_lost());
+    assert!(bed.store.renew(&old, bed.now).unwrap_err().is_lease_lost());
+    assert!(bed.store.record_running(&old, run, bed.now).unwrap_err().is_lease_lost());
+    bed.store.release(&old).unwrap();
+    bed.store.still_ours(&new, later).unwrap();
+    assert_eq!(bed.store.accept(&new, &[result]).unwrap(), [Accepted::Kept]);
+}
+
+fn a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead(bed: &mut Bed) {
+    let (store, now) = (&bed.store, bed.now);
+    store.release(&bed.lease).unwrap();
+    assert_eq!(store.leader().unwrap(), None);
+    let first = store.acquire("host-a:17:99", now, Span::minutes(1)).unwrap();
+    let held = store.acquire("host-b:17:99", now.plus(Span::from_secs(59)), Span::minutes(1)).unwrap_err();
+    assert!(
+        matches!(&held, LeaseError::Held { by, until } if by == "host-a:17:99" && *until == now.plus(Span::minutes(1)))
+    );
+    store.still_ours(&first, now.plus(Span::from_secs(59))).unwrap();
+    let expired = store.still_ours(&first, now.plus(Span::minutes(1))).unwrap_err();
+    assert!(matches!(expired, StoreError::LeaseExpired { .. }));
+    store.renew(&first, now.plus(Span::from_secs(59))).unwrap();
+    store.still_ours(&first, now.plus(Span::minutes(1))).unwrap();
+    let second = store.acquire("host-b:17:99", now.plus(Span::minutes(2)), Span::minutes(1)).unwrap();
+    store.release(&second).unwrap();
+
+    // A process of this host that is no more: its start time belongs to nobody.
+    let us = doctor_store::this_process();
+    let (place, _) = us.rsplit_once(':').unwrap();
+    store.acquire(&format!("{place}:1"), now, Span::hours(1)).unwrap();
+    store.acquire(&us, now, Span::hours(1)).unwrap();
+    let busy = store.acquire("host-b:17:99", now, Span::hours(1)).unwrap_err();
+    assert!(busy.to_string().contains("leads until"), "{busy}");
+}
+
+fn findings_count_up_while_they_last_and_a_conclusive_result_clears_them(bed: &mut Bed) {
+    let first = bed.now;
+    bed.tested("n1", "gpu", Verdict::Fail);
+    bed.wait(Span::hours(1));
+    bed.tested("n1", "gpu", Verdict::Inconclusive);
+    bed.wait(Span::hours(1));
+    let run = bed.tested("n1", "gpu", Verdict::Fail);
+    let open = bed.store.load_nodes().unwrap()[&node("n1")].findings.clone();
+    assert_eq!(open.len(), 1);
+    assert_eq!((open[0].times, open[0].first_seen, open[0].last_seen), (2, first, bed.now));
+    assert_eq!(open[0].run, Some(run));
+
+    // The same check now shows another part: the old one is cleared, the new one begins at one.
+    bed.wait(Span::hours(1));
+    let run = bed.plan("n1", &["gpu"]);
+    let mut outcome = bed.outcome("n1", "gpu", Verdict::Fail);
+    outcome.findings = vec![finding("gpu", "gpu-hot", 5), finding("gpu", "gpu-hot", 5)];
+    bed.accept(&[bed.result(run, "n1", vec![outcome])]);
+    let open = bed.store.load_nodes().unwrap()[&node("n1")].findings.clone();
+    assert_eq!(
+        open.iter().map(|open| (open.finding.entity.to_string(), open.times)).collect::<Vec<_>>(),
+        [("gpu:5".to_owned(), 1)]
+    );
+
+    // Another check's pass clears nothing here; not applicable clears nothing; this check's pass does.
+    bed.wait(Span::hours(1));
+    bed.tested("n1", "disk", Verdict::Pass);
+    bed.tested("n1", "gpu", Verdict::NotApplicable);
+    assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].findings.len(), 1);
+    bed.tested("n1", "gpu", Verdict::Pass);
+    assert!(bed.store.load_nodes().unwrap()[&node("n1")].findings.is_empty());
+    let trail: Vec<String> = bed.store.audit(100, Some(&node("n1"))).unwrap().into_iter().map(|row| row.what).collect();
+    assert_eq!(trail.iter().filter(|what| *what == "finding-opened").count(), 2);
+    assert_eq!(trail.iter().filter(|what| *what == "finding-cleared").count(), 2);
+    bed.assert_sound();
+}
+
+fn a_late_result_is_history_and_changes_neither_latest_nor_findings(bed: &mut Bed) {
+    bed.tested("n1", "gpu", Verdict::Inconclusive);
+    bed.wait(Span::hours(2));
+    bed.tested("n1", "gpu", Verdict::Inconclusive);
+    bed.wait(Span::hours(1));
+    // A fail of one hour ago comes between the two: one miss is since it, and it is open.
+    let run = bed.plan("n1", &["gpu"]);
+    let mut outcome = bed.outcome("n1", "gpu", Verdict::Fail);
+    outcome.at = bed.now.minus(Span::hours(2));
+    bed.accept(&[bed.result(run, "n1", vec![outcome])]);
+    let latest = bed.store.latest_of(&node("n1")).unwrap().remove(0);
+    assert_eq!((latest.verdict, latest.misses), (Verdict::Inconclusive, 1));
+    assert_eq!(latest.conclusive, Some((Verdict::Fail, bed.now.minus(Span::hours(2)))));
+    assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].findings.len(), 1);
+
+    // An older pass does not clear what a newer fail has shown.
+    let run = bed.plan("n1", &["gpu"]);
+    let mut outcome = bed.outcome("n1", "gpu", Verdict::Pass);
+    outcome.at = bed.now.minus(Span::hours(5));
+    bed.accept(&[bed.result(run, "n1", vec![outcome])]);
+    assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].findings.len(), 1);
+    assert_eq!(bed.store.latest_of(&node("n1")).unwrap().remove(0), latest);
+    assert_eq!(bed.store.history(&HistoryFilter::default()).unwrap().len(), 4);
+    bed.assert_sound();
+}
+
+fn another_machine_under_a_name_begins_anew(bed: &mut Bed) {
+    bed.tested("n1", "gpu", Verdict::Fail);
+    bed.wait(Span::hours(1));
+    let board = HardwareId::new("board-SN-other").unwrap();
+    bed.commit(&[Because::new(
+        Action::Rename { node: node("n1"), hardware: board.clone() },
+        "machine-exchanged",
+        "new",
+    )]);
+    let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
+    assert_eq!((stored.life, stored.hardware, stored.findings.len()), (Life::InService, Some(board), 0));
+    assert!(stored.records.is_empty() && bed.store.latest_all().unwrap().is_empty());
+    assert_eq!(bed.store.history(&HistoryFilter::default()).unwrap().len(), 1);
+    bed.assert_sound();
+    bed.wait(Span::hours(1));
+    bed.tested("n1", "gpu", Verdict::Pass);
+    assert_eq!(bed.store.latest_all().unwrap()[0].conclusive, Some((Verdict::Pass, bed.now)));
+    bed.assert_sound();
+}
+
+fn history_is_read_newest_first_by_node_test_and_time(bed: &mut Bed) {
+    let begin = bed.now;
+    for hour in 0..30 {
+        for name in ["n1", "n2"] {
+            bed.tested(name, if hour % 2 == 0 { "disk" } else { "gpu" }, Verdict::Pass);
+        }
+        bed.wait(Span::hours(1));
+        assert_eq!(bed.now, begin.plus(Span::hours(hour + 1)));
+    }
+    let of = |filter: HistoryFilter| bed.store.history(&filter).unwrap();
+    let all = of(HistoryFilter::default());
+    assert_eq!(all.len(), 60);
+    assert!(all.is_sorted_by_key(|row| std::cmp::Reverse(row.at)));
+    assert_eq!(of(HistoryFilter { limit: Some(7), ..HistoryFilter::default() }), all[..7]);
+    assert_eq!(of(HistoryFilter { limit: Some(1000), ..HistoryFilter::default() }), all);
+    let n1 = of(HistoryFilter { node: Some(node("n1")), limit: Some(20), ..HistoryFilter::default() });
+    assert_eq!(n1.len(), 20);
+    assert!(n1.iter().all(|row| row.node == node("n1")) && n1[0].at == begin.plus(Span::hours(29)));
+    let since = begin.plus(Span::hours(20));
+    assert_eq!(of(HistoryFilter { since: Some(since), ..HistoryFilter::default() }).len(), 20);
+    let disk = HistoryFilter {
+        node: Some(node("n2")),
+        test: Some(test("disk")),
+        since: Some(since),
+        ..HistoryFilter::default()
+    };
+    assert_eq!(of(disk).len(), 5);
+    assert!(of(HistoryFilter { test: Some(test("never")), ..HistoryFilter::default() }).is_empty());
+    assert!(of(HistoryFilter { node: Some(node("never")), ..HistoryFilter::default() }).is_empty());
+    assert_eq!(bed.store.last_runs(5).unwrap().len(), 5);
+}
+
+fn a_limit_cuts_history_where_it_would_be_cut_without_one(bed: &mut Bed) {
+    for _ in 0..3 {
+        let run = bed.plan("n1", &["memory", "disk", "gpu"]);
+        let outcomes = ["memory", "disk", "gpu"].map(|of| bed.outcome("n1", of, Verdict::Pass)).to_vec();
+        bed.accept(&[bed.result(run, "n1", outcomes)]);
+        bed.wait(Span::hours(1));
+    }
+    for name in [None, Some(node("n1"))] {
+        let of = |limit| bed.store.history(&HistoryFilter { node: name.clone(), limit, ..HistoryFilter::default() });
+        let all = of(None).unwrap();
+        assert_eq!(all.len(), 9);
+        for limit in 1..=9 {
+            assert_eq!(of(Some(limit)).unwrap(), all[..limit as usize], "{name:?} {limit}");
+        }
+    }
+}
+
+fn failure_rates_are_counted_by_the_hour(bed: &mut Bed) {
+    bed.tested("n1", "disk", Verdict::Fail);
+    bed.wait(Span::days(10));
+    for (i, verdict) in [Verdict::Pass, Verdict::Pass, Verdict::Fail, Verdict::Inconclusive, Verdict::NotApplicable]
+        .into_iter()
+        .enumerate()
+    {
+        bed.tested(&format!("n{i}"), "disk", verdict);
+    }
+    let lately = bed.store.failure_rates(bed.now.minus(Span::days(1))).unwrap();
+    let [rate] = lately.as_slice() else { panic!("{lately:?}") };
+    assert_eq!((rate.pass, rate.fail, rate.inconclusive, rate.not_applicable), (2, 1, 1, 1));
+    assert_eq!(bed.store.failure_rates(Timestamp::from_secs(0)).unwrap()[0].fail, 2);
+}
+
+fn node_hours_count_from_the_start_to_the_end_of_each_run(bed: &mut Bed) {
+    let midnight = bed.now;
+    let run = bed.run_on(&["n1", "n2"], &["nccl"]);
+    let id = run.id;
+    bed.commit(&[Because::new(Action::Submit(run), "due", "x")]);
+    let started = bed.wait(Span::minutes(10));
+    bed.store.record_running(&bed.lease, id, started).unwrap();
+    bed.wait(Span::minutes(30));
+    bed.conclude(id, Conclusion::Incomplete(IncompleteWhy::OverTimeLimit));
+    let never = bed.plan("n3", &["disk"]);
+    bed.wait(Span::minutes(10));
+    bed.conclude(never, Conclusion::NotStarted(NotStarted::Withdrawn));
+    assert_eq!(bed.store.spent_since(midnight).unwrap(), Span::hours(1));
+    assert_eq!(bed.store.spent_since(started.plus(Span::minutes(20))).unwrap(), Span::minutes(20));
+    assert_eq!(bed.store.spent_since(bed.now).unwrap(), Span::ZERO);
+    // A result without a start that anybody saw counts for as long as its tests took.
+    bed.tested("n4", "disk", Verdict::Pass);
+    assert_eq!(bed.store.spent_since(bed.now.minus(Span::minutes(5))).unwrap(), Span::from_secs(90));
+}
+
+fn reasons_are_kept_until_they_change_or_a_run_takes_the_node(bed: &mut Bed) {
+    let busy = PassedOver::Busy { by: "job 7".into() };
+    let cycle = bed.commit_reasons(&[], &[(node("n1"), busy.clone()), (node("n2"), PassedOver::WaitingForSlot)]);
+    let first = bed.now;
+    bed.wait(Span::minutes(1));
+    bed.commit_reasons(&[], &[(node("n2"), PassedOver::BudgetSpent)]);
+    let reason = bed.store.reason_of(&node("n1")).unwrap().unwrap();
+    assert_eq!((reason.reason, reason.since), (busy, first));
+    assert_eq!(bed.store.reason_of(&node("n2")).unwrap().unwrap().since, bed.now);
+    assert_eq!(bed.store.reasons_all().unwrap().len(), 2);
+    bed.plan("n2", &["disk"]);
+    assert_eq!(bed.store.reason_of(&node("n2")).unwrap(), None);
+    assert_eq!(bed.store.reason_of(&node("n3")).unwrap(), None);
+
+    bed.store.finish_cycle(&bed.lease, cycle, Span::from_millis(12), Some("the backend was slow")).unwrap();
+    let cycles = bed.store.cycles(10).unwrap();
+    assert_eq!((cycles.len(), cycles[0].submitted), (3, 1));
+    assert_eq!(cycles[2].trouble.as_deref(), Some("the backend was slow"));
+}
+
+fn many_threads_share_one_commit_and_each_gets_its_own_answer(bed: &mut Bed) {
+    let runs: Vec<_> = (0..64).map(|i| (format!("n{i}"), bed.plan(&format!("n{i}"), &["disk"]))).collect();
+    let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
+    std::thread::scope(|scope| {
+        for (name, run) in &runs {
+            let (bed, group) = (&bed, &group);
+            scope.spawn(move || {
+                let result = bed.result(*run, name, vec![bed.outcome(name, "disk", Verdict::Pass)]);
+                assert_eq!(group.submit(result.clone()).unwrap(), Accepted::Kept);
+                assert_eq!(group.submit(result).unwrap(), Accepted::Duplicate);
+            });
+        }
+    });
+    drop(group);
+    assert_eq!(bed.store.latest_all().unwrap().len(), 64);
+    let evidence = bed.store.evidence(runs[7].1, &node("n7")).unwrap().unwrap();
+    assert_eq!(evidence.bytes, format!("raw output of {} on n7", runs[7].1).into_bytes());
+    assert!(!evidence.truncated && evidence.policy_version == 3 && evidence.profile_version == Some(1));
+    bed.assert_sound();
+}
+
+fn a_run_ends_once_when_its_nodes_answer_at_the_same_time(bed: &mut Bed) {
+    let nodes: Vec<[String; 2]> = (0..24).map(|i| [format!("a{i}"), format!("b{i}")]).collect();
+    let runs: Vec<_> = nodes.iter().map(|[a, b]| bed.run_on(&[a, b], &["nccl"])).collect();
+    let ids: Vec<_> = runs.iter().map(|run| run.id).collect();
+    let submit: Vec<_> = runs.into_iter().map(|run| Because::new(Action::Submit(run), "due", "x")).collect();
+    bed.commit(&submit);
+    let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
+    std::thread::scope(|scope| {
+        for (run, pair) in ids.iter().zip(&nodes) {
+            for name in pair {
+                let (bed, group) = (&bed, &group);
+                scope.spawn(move || {
+                    let result = bed.result(*run, name, vec![bed.outcome(name, "nccl", Verdict::Pass)]);
+                    assert_eq!(group.submit(result).unwrap(), Accepted::Kept);
+                });
+            }
+        }
+    });
+    drop(group);
+    assert!(bed.store.active_runs().unwrap().is_empty());
+    assert_eq!(bed.store.counters().unwrap().runs_ended, ids.len() as u64);
+    let ended = bed.store.run(ids[0]).unwrap().unwrap();
+    assert!(matches!(&ended.run.state, RunState::Ended(RunEnd::Completed(report)) if report.outcomes.len() == 2));
+    assert_eq!(ended.ended, Some(bed.now));
+    bed.assert_sound();
+}
+
+fn nodes_load_with_everything_known_of_them(bed: &mut Bed) {
+    bed.tested("n1", "gpu", Verdict::Fail);
+    bed.tested("n1", "disk", Verdict::Pass);
+    bed.tested("n2", "disk", Verdict::Inconclusive);
+    let nodes = bed.store.load_nodes().unwrap();
+    assert_eq!(nodes.len(), 2);
+    let n1 = &nodes[&node("n1")];
+    assert_eq!(n1.records[&test("gpu")].verdict(), Some(Verdict::Fail));
+    assert_eq!(n1.records[&test("disk")].settled(), Some(bed.now));
+    assert_eq!((n1.findings.len(), n1.hardware.clone()), (1, hardware("n1").id()));
+    let n2 = &nodes[&node("n2")];
+    assert_eq!((n2.records[&test("disk")].settled(), n2.records[&test("disk")].misses()), (None, 1));
+    let some = bed.store.load_nodes_named(&[node("n2")]).unwrap();
+    assert_eq!(some.into_iter().collect::<Vec<_>>(), [(node("n2"), n2.clone())]);
+
+    // Another process sees the same.
+    if let Some(url) = &bed.url {
+        let other = Store::open(url).unwrap();
+        assert_eq!(other.load_nodes().unwrap(), nodes);
+        other.hold(&node("n3"), &Hold { by: "x".into(), why: "y".into(), since: bed.now, until: None }).unwrap();
+        assert!(bed.store.load_nodes().unwrap().contains_key(&node("n3")));
+        bed.tested("n3", "new-test", Verdict::Pass);
+        assert_eq!(other.latest_of(&node("n3")).unwrap()[0].test, test("new-test"));
+    }
+}
+
+fn what_was_seen_of_a_machine_is_remembered_beside_its_node(bed: &mut Bed) {
+    bed.tested("n1", "disk", Verdict::Pass);
+    bed.wait(Span::hours(3));
+    let run = bed.plan("n1", &["disk"]);
+    let mut result = bed.result(run, "n1", vec![bed.outcome("n1", "disk", Verdict::Pass)]);
+    result.hardware = hardware("stranger");
+    bed.accept(&[result]);
+    // The node still stands for the first machine: whether the name changed hands is the planner's to say.
+    assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].hardware, hardware("n1").id());
+    let seen: Vec<_> =
+        bed.store.hardware_of(&node("n1")).unwrap().into_iter().map(|(id, first, _)| (Some(id), first)).collect();
+    assert_eq!(seen, [(hardware("stranger").id(), bed.now), (hardware("n1").id(), bed.now.minus(Span::hours(3)))]);
+    let board = HardwareId::new("board-x").unwrap();
+    bed.commit(&[Because::new(Action::Identify { node: node("n2"), hardware: board.clone() }, "machine-known", "x")]);
+    assert_eq!(bed.store.load_nodes().unwrap()[&node("n2")].hardware, Some(board));
+}

@@ -1,0 +1,148 @@
+//! Events of the kernel's log from the node's evidence to the finding, and what ends them: a proof, an operator, a boot
+//! where a boot is the cure. Never silence, and never twice.
+
+use doctor_checks::{
+    Catalogue,
+    document::{AgentReport, Document, RunKey, Schema, TestEvidence, Versions},
+    probe::ProbeOutput,
+};
+use doctor_core::{
+    finding::Verdict, ids::CheckId, lifecycle::Life, node::Hardware, observation::Settled, plan::Action,
+    policy::Policy, profile::Profiles, reason::Because, run::Purpose, snapshot::Asked, time::Span,
+};
+use doctor_engine::{
+    ingest::{self, By},
+    settings::Settings,
+};
+use doctor_store::records::Accepted;
+
+use crate::{
+    bed::{Bed, node},
+    cases::open_case,
+    suite,
+};
+
+suite!(
+    an_old_event_neither_keeps_a_proved_node_out_nor_brings_it_back_and_a_new_one_does,
+    a_log_that_was_rotated_heals_no_node_and_a_boot_does_where_it_is_the_cure,
+    an_operator_who_releases_a_node_ends_its_old_events,
+);
+
+const BOOT: &str = "0e2b6d54-7f3a-4a56-9d43-0f4f4d5d1c11";
+const NEXT_BOOT: &str = "11111111-7f3a-4a56-9d43-0f4f4d5d1c11";
+const QUIET: &str = "6,1,0,-;Linux version 6.8.0";
+/// A boot is the cure.
+const MACHINE_CHECK: &str = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400";
+
+fn settings() -> Settings {
+    Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default()).unwrap()
+}
+
+/// What the kernel-log check reads of a log with these records.
+fn evidence(settings: &Settings, boot: &str, records: &[(u64, &str)], bed: &Bed) -> TestEvidence {
+    let id = CheckId::new("kernel-log").unwrap();
+    let mut log = format!("{QUIET}\n");
+    for (sequence, text) in records {
+        log.push_str(&format!("3,{sequence},863990000000,-;{text}\n"));
+    }
+    let probes = (settings.catalogue.get(&id).unwrap().probes)(&Default::default());
+    let outputs = [log, "864000.00 9.00\n".to_owned(), format!("{boot}\n")].map(ProbeOutput::Text);
+    assert_eq!(probes.len(), outputs.len());
+    TestEvidence { test: id, started: bed.now, ended: bed.now, probes: probes.into_iter().zip(outputs).collect() }
+}
+
+fn machine(boot: &str) -> Hardware {
+    Hardware { board_serial: Some("SN-n1".to_owned()), boot_id: Some(boot.to_owned()), ..Hardware::default() }
+}
+
+fn settled(bed: &Bed) -> Vec<Settled> {
+    bed.store.settled_events().unwrap().remove(&node("n1")).unwrap_or_default()
+}
+
+/// The agent of `n1` reports what it reads; gives back what is open then.
+fn reports(bed: &mut Bed, boot: &str, records: &[(u64, &str)]) -> Vec<String> {
+    let (settings, key) = (settings(), RunKey::new([9; 32]));
+    bed.wait(Span::minutes(5));
+    let report = AgentReport {
+        up: None,
+        node: node("n1"),
+        hardware: machine(boot),
+        number: u64::try_from(bed.now.millis()).unwrap(),
+        at: bed.now,
+        checks: vec![evidence(&settings, boot, records, bed)],
+        versions: Versions { program: String::new(), schema: Schema::KNOWN, policy: 1, waiting: 0 },
+        dropped: None,
+    };
+    let settled = settled(bed);
+    let by = By { settings: &settings, sku: None, settled: &settled };
+    let findings = ingest::open_report(by, &node("n1"), &key, &report.sign(&key).unwrap(), bed.now).unwrap();
+    assert_eq!(bed.store.accept_agent(&bed.lease, &findings).unwrap(), Accepted::Kept);
+    open(bed)
+}
+
+fn open(bed: &Bed) -> Vec<String> {
+    let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
+    stored.findings.iter().map(|open| open.finding.reason.to_string()).collect()
+}
+
+/// A proof of `n1` runs and reads this; gives back its verdict.
+fn proof(bed: &mut Bed, case: doctor_core::ids::CaseId, boot: &str, records: &[(u64, &str)]) -> Verdict {
+    let settings = settings();
+    let mut run = bed.run_on(&["n1"], &["kernel-log"]);
+    run.asked = Because::new(Purpose::Proving, "proof", "prove it");
+    run.case = Some(case);
+    let id = run.id;
+    bed.commit(&[Because::new(Action::Submit(run), "proof", "prove it")]);
+    bed.wait(Span::minutes(2));
+    let stored = bed.store.active_runs().unwrap().remove(0);
+    let document = Document {
+        up: None,
+        run: id,
+        node: node("n1"),
+        hardware: machine(boot),
+        started: bed.now,
+        ended: bed.now,
+        tests: vec![evidence(&settings, boot, records, bed)],
+    };
+    let bytes = document.sign(&stored.key).unwrap();
+    let known = settled(bed);
+    let result =
+        ingest::open_document(&settings, &stored, None, bytes, bed.now, |_| known.clone(), &mut ingest::no_past)
+            .unwrap();
+    let verdict = result.outcomes[0].verdict;
+    assert_eq!(bed.accept(&[result]), [Accepted::Kept]);
+    verdict
+}
+
+fn an_old_event_neither_keeps_a_proved_node_out_nor_brings_it_back_and_a_new_one_does(bed: &mut Bed) {
+    assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
+    let case = open_case(bed, "n1");
+    // It was repaired without a boot: the log still has the record.
+    assert_eq!(proof(bed, case.id, BOOT, &[(500, MACHINE_CHECK)]), Verdict::Pass);
+    assert_eq!(open(bed), Vec::<String>::new());
+    // The agent tells it again, also after a restart of its own.
+    for _ in 0..3 {
+        assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), Vec::<String>::new());
+    }
+    assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK), (731, MACHINE_CHECK)]), ["machine-check"], "a new one");
+    let case = open_case(bed, "n1");
+    assert_eq!(proof(bed, case.id, BOOT, &[(731, MACHINE_CHECK), (732, MACHINE_CHECK)]), Verdict::Fail, "during it");
+    bed.assert_sound();
+}
+
+fn a_log_that_was_rotated_heals_no_node_and_a_boot_does_where_it_is_the_cure(bed: &mut Bed) {
+    assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
+    assert_eq!(reports(bed, BOOT, &[]), ["machine-check"], "it has left the log, and the node is as it was");
+    assert_eq!(reports(bed, NEXT_BOOT, &[]), Vec::<String>::new());
+}
+
+fn an_operator_who_releases_a_node_ends_its_old_events(bed: &mut Bed) {
+    assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
+    let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
+    assert_eq!((stored.life, stored.case), (Life::InService, None), "nobody opened a case");
+    let request = bed.store.add_request(&Asked::Release { node: node("n1") }, "ann", "seen to", bed.now).unwrap();
+    bed.commit(&[Because::new(Action::Answer { request }, "operator", "asked by ann")]);
+    assert_eq!(open(bed), Vec::<String>::new());
+    assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), Vec::<String>::new());
+    assert_eq!(reports(bed, BOOT, &[(501, MACHINE_CHECK)]), ["machine-check"]);
+}

@@ -1,0 +1,449 @@
+//! The store and files: the published copy, imports, backups, retention, damage.
+
+use std::path::Path;
+
+use doctor_core::{
+    case::{Case, CaseState, Closed, Rung},
+    finding::{Severity, Verdict},
+    ids::RunId,
+    plan::{Action, Conclusion},
+    reason::Because,
+    run::IncompleteWhy,
+    time::{Span, Timestamp},
+};
+use doctor_store::{
+    Store, StoreError, StoreUrl,
+    records::{HistoryFilter, Published, RetentionPolicy},
+};
+use rusqlite::Connection;
+
+use crate::{
+    bed::{self, Bed, finding, hardware, node, test},
+    suite,
+};
+
+suite!(
+    the_published_copy_answers_the_seeds_queries_and_follows_what_changes,
+    a_database_of_somebody_else_is_put_aside_and_not_overwritten,
+    an_import_is_history_that_nobody_believes_and_comes_in_once,
+    a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before,
+    what_cannot_be_imported_is_named_and_nothing_is_changed,
+    a_backup_restores_into_an_empty_store_of_either_kind,
+    retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_one,
+    retention_keeps_an_open_cases_evidence_and_logs,
+);
+
+fn rows_of(path: &Path, sql: &str) -> Vec<(String, String, i64, String)> {
+    let copy = Connection::open(path).unwrap();
+    let mut statement = copy.prepare(sql).unwrap();
+    let rows = statement.query_map((), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))).unwrap();
+    rows.map(Result::unwrap).collect()
+}
+
+/// After a copy that took long, as it does on a slow disk, there is a pause.
+fn publish(bed: &Bed, dest: &Path) -> Result<Published, StoreError> {
+    loop {
+        match bed.store.publish(dest) {
+            Ok(Published::Later) => std::thread::sleep(std::time::Duration::from_millis(50)),
+            done => return done,
+        }
+    }
+}
+
+const LATEST: &str = "SELECT node, test, timestamp, result FROM latest_status ORDER BY node, test";
+const RUNS: &str = "SELECT node, test, timestamp, result FROM runs ORDER BY timestamp, node, test";
+
+fn row(node: &str, test: &str, at: Timestamp, result: &str) -> (String, String, i64, String) {
+    (node.to_owned(), test.to_owned(), at.secs(), result.to_owned())
+}
+
+fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &mut Bed) {
+    let dest = bed.path("validation.db");
+    let first = bed.now;
+    bed.tested("n1", "disk", Verdict::Fail);
+    bed.tested("n2", "disk", Verdict::NotApplicable);
+    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 1, whole: true });
+    assert_eq!(publish(bed, &dest).unwrap(), Published::Unchanged);
+    assert_eq!(rows_of(&dest, LATEST), [row("n1", "disk", first, "fail")]);
+
+    bed.wait(Span::hours(2));
+    bed.tested("n1", "disk", Verdict::Pass);
+    let run = bed.plan("n3", &["gpu"]);
+    bed.conclude(run, Conclusion::Incomplete(IncompleteWhy::JobLost));
+    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 2, whole: false });
+    let now = bed.now;
+    assert_eq!(rows_of(&dest, LATEST), [row("n1", "disk", now, "pass"), row("n3", "gpu", now, "incomplete")]);
+    assert_eq!(rows_of(&dest, RUNS).len(), 3);
+
+    // A run that has answered in part is in the copy, once, before and after its end.
+    let run = bed.run_on(&["n4", "n5"], &["gpu"]);
+    let id = run.id;
+    bed.commit(&[Because::new(Action::Submit(run), "due", "x")]);
+    bed.accept(&[bed.result(id, "n4", vec![bed.outcome("n4", "gpu", Verdict::Pass)])]);
+    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 1, whole: false });
+    bed.accept(&[bed.result(id, "n5", vec![bed.outcome("n5", "gpu", Verdict::Pass)])]);
+    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 1, whole: false });
+    assert_eq!(rows_of(&dest, RUNS).len(), 5);
+
+    // A clock that jumps back hides no result.
+    let right = bed.now;
+    bed.now = right.minus(Span::days(3));
+    bed.tested("n6", "gpu", Verdict::Pass);
+    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 1, whole: false });
+    assert_eq!(rows_of(&dest, RUNS).len(), 6);
+    bed.now = right;
+
+    // A copy that does not add up is written anew.
+    Connection::open(&dest).unwrap().execute("DELETE FROM runs WHERE result = 'fail'", ()).unwrap();
+    bed.tested("n6", "disk", Verdict::Pass);
+    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 7, whole: true });
+
+    // A lost copy is made anew, from everything.
+    std::fs::remove_file(&dest).unwrap();
+    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 7, whole: true });
+    let left: Vec<_> = std::fs::read_dir(bed.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().ends_with(".tmp")), "{left:?}");
+    assert_eq!(bed.store.counters().unwrap().published, 7);
+}
+
+fn a_database_of_somebody_else_is_put_aside_and_not_overwritten(bed: &mut Bed) {
+    let dest = bed.path("validation.db");
+    validation_db(&dest, &[("n9", "all", "1700000000", "pass")]);
+    let before = std::fs::read(&dest).unwrap();
+    bed.tested("n1", "disk", Verdict::Pass);
+    publish(bed, &dest).unwrap();
+    assert_eq!(std::fs::read(bed.path("validation.db.original")).unwrap(), before);
+    validation_db(&dest, &[("n9", "all", "1700000000", "pass")]);
+    let error = publish(bed, &dest).unwrap_err().to_string();
+    assert!(error.contains("is not ours"), "{error}");
+}
+
+fn validation_db(path: &Path, rows: &[(&str, &str, &str, &str)]) {
+    drop(std::fs::remove_file(path));
+    let old = Connection::open(path).unwrap();
+    old.execute_batch("CREATE TABLE runs (node TEXT, test TEXT, timestamp INTEGER, result TEXT)").unwrap();
+    for row in rows {
+        old.execute("INSERT INTO runs VALUES (?1, ?2, ?3, ?4)", *row).unwrap();
+    }
+}
+
+fn an_import_is_history_that_nobody_believes_and_comes_in_once(bed: &mut Bed) {
+    let (runs, storage) = (bed.path("old.db"), bed.path("test-storage.db"));
+    validation_db(
+        &runs,
+        &[
+            ("n1", "DL unit test", "1700000000", "Pass"),
+            ("n1", "DL unit test", "1700000000", "fail"),
+            ("n2", "all", "1700000100", "incomplete"),
+            ("../etc", "all", "1700000100", "pass"),
+            ("n3", "all", "yesterday", "pass"),
+            // Later than any run number can say: it would be taken for a row of another time.
+            ("n3", "all", "99999999999", "pass"),
+            ("n3", "all", "1700000100", "maybe"),
+        ],
+    );
+    let old = Connection::open(&storage).unwrap();
+    old.execute_batch(
+        "CREATE TABLE storage_performance (node TEXT, timestamp INTEGER, randread_iops REAL, PRIMARY KEY (node, timestamp));
+         INSERT INTO storage_performance VALUES ('n1', 1700000000, 5000.5);",
+    )
+    .unwrap();
+    let files = [runs, storage];
+    let imported = bed.store.import(&files, false, bed.now).unwrap();
+    assert_eq!((imported.added, imported.known, imported.skipped), (4, 0, 4));
+    assert_eq!(imported.skipped_examples.len(), 4);
+    let again = bed.store.import(&files, false, bed.now).unwrap();
+    assert_eq!((again.added, again.known), (0, 4));
+
+    let history = bed.store.history(&HistoryFilter::default()).unwrap();
+    assert_eq!(history.len(), 4);
+    assert!(history.iter().all(|row| row.untrusted && row.run.is_none()));
+    let words: Vec<_> = history.iter().map(|row| (row.test.to_string(), row.verdict)).collect();
+    assert!(words.contains(&("DL-unit-test".to_owned(), Verdict::Pass)), "{words:?}");
+    assert!(words.contains(&("storage".to_owned(), Verdict::Inconclusive)), "{words:?}");
+    assert!(bed.store.latest_all().unwrap().is_empty());
+    assert!(bed.store.failure_rates(Timestamp::from_secs(0)).unwrap().is_empty());
+    assert!(bed.store.load_nodes().unwrap()[&node("n1")].records.is_empty());
+    let copy = bed.path("validation.db");
+    publish(bed, &copy).unwrap();
+    assert!(rows_of(&copy, RUNS).is_empty());
+    bed.tested("n1", "all", Verdict::Pass);
+    bed.assert_sound();
+}
+
+fn a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before(bed: &mut Bed) {
+    let file = [bed.path("old.db")];
+    let recent = bed.now.minus(Span::days(1)).secs().to_string();
+    validation_db(
+        &file[0],
+        &[("n1", "disk", "1700000000", "fail"), ("n1", "disk", &recent, "pass"), ("n2", "disk", &recent, "pass")],
+    );
+    bed.tested("n2", "disk", Verdict::Fail);
+    bed.store.import(&file, false, bed.now).unwrap();
+    let trusted = bed.store.import(&file, true, bed.now).unwrap();
+    assert_eq!((trusted.added, trusted.known, trusted.trusted), (0, 3, 3));
+    let latest = bed.store.latest_all().unwrap();
+    let words: Vec<_> = latest.iter().map(|row| (row.node.to_string(), row.verdict, row.run.is_some())).collect();
+    // What we saw ourselves later stays the newest.
+    assert_eq!(words, [("n2".to_owned(), Verdict::Fail, true), ("n1".to_owned(), Verdict::Pass, false)]);
+    assert_eq!(bed.store.failure_rates(Timestamp::from_secs(0)).unwrap()[0].pass, 2);
+    assert_eq!(bed.store.import(&file, true, bed.now).unwrap().trusted, 0);
+    let copy = bed.path("validation.db");
+    publish(bed, &copy).unwrap();
+    assert_eq!(rows_of(&copy, RUNS).len(), 4);
+    bed.assert_sound();
+}
+
+fn what_cannot_be_imported_is_named_and_nothing_is_changed(bed: &mut Bed) {
+    let garbage = bed.path("garbage.db");
+    std::fs::write(&garbage, b"this is no database, and long enough to look at").unwrap();
+    let stranger = bed.path("stranger.db");
+    Connection::open(&stranger).unwrap().execute_batch("CREATE TABLE songs (title TEXT)").unwrap();
+    let narrow = bed.path("narrow.db");
+    Connection::open(&narrow).unwrap().execute_batch("CREATE TABLE runs (node TEXT, timestamp INTEGER)").unwrap();
+    for (file, why) in [
+        (garbage, "garbage.db"),
+        (stranger, "none of the known tables"),
+        (narrow, "no column test"),
+        (bed.path("absent.db"), "absent.db"),
+    ] {
+        let error = bed.store.import(&[file], false, bed.now).unwrap_err().to_string();
+        assert!(error.contains(why) && error.contains("runs(node, test, timestamp, result)"), "{error}");
+    }
+    assert!(bed.store.history(&HistoryFilter::default()).unwrap().is_empty());
+}
+
+fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut Bed) {
+    let kept = bed.tested("n1", "gpu", Verdict::Fail);
+    bed.wait(Span::hours(1));
+    bed.tested("n2", "disk", Verdict::Pass);
+    let active = bed.plan("n3", &["disk"]);
+    let case = case_of(bed, "n1");
+    bed.commit(&[Because::new(Action::OpenCase(case.clone()), "confirmed", "hot")]);
+    let file = bed.path("backup.db");
+    bed.store.backup(&file).unwrap();
+    assert!(bed.store.backup(&file).unwrap_err().to_string().contains("name a new file"));
+
+    let mut stores =
+        vec![Store::open_in_memory().unwrap(), Store::open(&StoreUrl::Sqlite(bed.path("restored.db"))).unwrap()];
+    stores.extend(bed::postgres::new_database().map(|url| Store::open(&url).unwrap()));
+    for store in stores {
+        store.restore(&file).unwrap();
+        assert_eq!(store.load_nodes().unwrap(), bed.store.load_nodes().unwrap());
+        assert_eq!(store.latest_all().unwrap(), bed.store.latest_all().unwrap());
+        assert_eq!(store.cases_all(9).unwrap(), std::slice::from_ref(&case));
+        assert_eq!(store.active_runs().unwrap()[0].run.id, active);
+        assert_eq!(store.evidence(kept, &node("n1")).unwrap(), bed.store.evidence(kept, &node("n1")).unwrap());
+        assert_eq!(store.audit(99, None).unwrap(), bed.store.audit(99, None).unwrap());
+        assert_eq!(store.leader().unwrap(), None);
+        assert!(store.verify().unwrap().is_sound());
+        // It goes on where the old one was, also with numbers that the database hands out.
+        store.acquire("next", bed.now, Span::hours(1)).unwrap();
+        store
+            .hold(
+                &node("n99"),
+                &doctor_core::node::Hold { by: "x".into(), why: "y".into(), since: bed.now, until: None },
+            )
+            .unwrap();
+        assert_eq!(store.load_nodes().unwrap().len(), 4);
+        let refused = store.restore(&file).unwrap_err().to_string();
+        assert!(refused.contains("not empty"), "{refused}");
+    }
+    std::fs::write(bed.path("bad.db"), b"SQLite format 3\0 and then nothing of the kind").unwrap();
+    let error = Store::open_in_memory().unwrap().restore(&bed.path("bad.db")).unwrap_err();
+    assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
+}
+
+fn case_of(bed: &mut Bed, name: &str) -> Case {
+    bed.ids.at(bed.now);
+    Case {
+        id: bed.ids.case(),
+        hardware: hardware(name).id().unwrap(),
+        node: node(name),
+        opened: bed.now,
+        severity: Severity::Reset,
+        findings: vec![finding("gpu", "gpu-hot", 3)],
+        rung: Rung::Reset,
+        steps: Vec::new(),
+        state: CaseState::Open,
+        boot_id: None,
+        advice: None,
+        failed_work: Vec::new(),
+    }
+}
+
+const KEEP: RetentionPolicy =
+    RetentionPolicy { history: Span::days(90), evidence: Span::days(30), logs: Span::days(30) };
+
+fn retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_one(bed: &mut Bed) {
+    let mut runs: Vec<RunId> = Vec::new();
+    for verdict in [
+        Verdict::Pass,
+        Verdict::Fail,
+        Verdict::Pass,
+        Verdict::NotApplicable,
+        Verdict::Inconclusive,
+        Verdict::Inconclusive,
+    ] {
+        runs.push(bed.tested("n1", "gpu", verdict));
+        bed.wait(Span::days(1));
+    }
+    let only_inconclusive = bed.tested("n2", "gpu", Verdict::Inconclusive);
+    bed.wait(Span::days(1));
+    for verdict in [Verdict::Pass, Verdict::Inconclusive] {
+        bed.tested("n3", "gpu", verdict);
+        bed.wait(Span::days(1));
+    }
+    bed.wait(Span::days(200));
+    bed.tested("n3", "gpu", Verdict::Pass);
+    let before = bed.store.latest_all().unwrap();
+    let pruned = bed.store.retention(&bed.lease, bed.now, KEEP).unwrap();
+    assert_eq!(pruned.history_rows, 4, "{pruned:?}");
+    let left: Vec<_> = bed.store.history(&HistoryFilter::default()).unwrap();
+    let of_n1: Vec<_> = left.iter().filter(|row| row.node == node("n1")).filter_map(|row| row.run).collect();
+    assert_eq!(of_n1, [runs[5], runs[4], runs[3], runs[2]]);
+    assert!(left.iter().any(|row| row.run == Some(only_inconclusive)));
+    assert_eq!(bed.store.latest_all().unwrap(), before);
+    bed.assert_sound();
+
+    // The newest result's log stays; the others are named until they are said to be gone.
+    let named: Vec<RunId> = pruned.logs.iter().map(|log| log.run).collect();
+    assert_eq!(named.len(), 7, "{named:?}");
+    assert!(!named.contains(&runs[5]) && !named.contains(&only_inconclusive));
+    assert_eq!(bed.store.retention(&bed.lease, bed.now, KEEP).unwrap().logs, pruned.logs);
+    bed.store.logs_deleted(&bed.lease, &named).unwrap();
+    let again = bed.store.retention(&bed.lease, bed.now, KEEP).unwrap();
+    assert!(again.logs.is_empty() && again.history_rows == 0);
+    assert_eq!(again.run_rows, 4, "runs of which nothing is left are gone");
+    assert_eq!(bed.store.run(runs[0]).unwrap(), None);
+    assert!(bed.store.run(runs[2]).unwrap().is_some());
+    bed.assert_sound();
+}
+
+fn retention_keeps_an_open_cases_evidence_and_logs(bed: &mut Bed) {
+    let run = bed.tested("n1", "gpu", Verdict::Fail);
+    let other = bed.tested("n2", "gpu", Verdict::Pass);
+    let case = case_of(bed, "n1");
+    bed.commit(&[Because::new(Action::OpenCase(case.clone()), "confirmed", "hot")]);
+    let pinned = bed.store.evidence(run, &node("n1")).unwrap().unwrap();
+    assert_eq!(pinned.pinned_by, Some(case.id));
+    let mut proof = bed.run_on(&["n1"], &["gpu"]);
+    proof.case = Some(case.id);
+    let proof_run = proof.id;
+    bed.commit(&[Because::new(Action::Submit(proof), "prove", "x")]);
+    bed.accept(&[bed.result(proof_run, "n1", vec![bed.outcome("n1", "gpu", Verdict::Pass)])]);
+
+    bed.wait(Span::days(100));
+    bed.tested("n1", "gpu", Verdict::Pass);
+    let pruned = bed.store.retention(&bed.lease, bed.now, KEEP).unwrap();
+    assert_eq!(pruned.evidence_rows, 1);
+    assert_eq!(bed.store.evidence(other, &node("n2")).unwrap(), None);
+    for of_the_case in [run, proof_run] {
+        assert!(bed.store.evidence(of_the_case, &node("n1")).unwrap().is_some());
+        assert!(!pruned.logs.iter().any(|log| log.run == of_the_case));
+    }
+
+    let close = Action::CloseCase { case: case.id, node: node("n1"), how: Closed::Returned };
+    bed.commit(&[Because::new(close, "proved", "well")]);
+    // Closed is not forgotten: it has its time like everything else.
+    assert_eq!(bed.store.retention(&bed.lease, bed.now, KEEP).unwrap().evidence_rows, 0);
+    bed.wait(Span::days(31));
+    let pruned = bed.store.retention(&bed.lease, bed.now, KEEP).unwrap();
+    assert_eq!(pruned.evidence_rows, 3);
+    assert!(pruned.logs.iter().any(|log| log.run == run && log.tests == [test("gpu")]));
+    bed.assert_sound();
+}
+
+#[test]
+fn a_file_that_is_no_database_is_refused_and_left_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("doctor.db");
+    for content in [b"precious notes of somebody".to_vec(), b"SQLite format 3\0 but not really".to_vec()] {
+        std::fs::write(&path, &content).unwrap();
+        let error = Store::open(&StoreUrl::Sqlite(path.clone())).unwrap_err();
+        assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), content);
+    }
+}
+
+#[test]
+fn a_damaged_store_is_refused_and_left_as_it_is() {
+    let mut bed = Bed::file();
+    for i in 0..200 {
+        bed.tested(&format!("n{i}"), "disk", Verdict::Pass);
+    }
+    let copy = bed.path("copy.db");
+    bed.store.backup(&copy).unwrap();
+    let mut bytes = std::fs::read(&copy).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 8192].fill(0x5A);
+    std::fs::write(&copy, &bytes).unwrap();
+    let error = Store::open(&StoreUrl::Sqlite(copy.clone())).unwrap_err();
+    assert!(matches!(error, StoreError::Damaged { .. }) && error.to_string().contains("left as it is"), "{error}");
+    assert_eq!(std::fs::read(&copy).unwrap(), bytes);
+}
+
+#[test]
+fn a_store_of_a_newer_program_is_refused() {
+    let mut bed = Bed::file();
+    bed.tested("n1", "disk", Verdict::Pass);
+    let copy = bed.path("copy.db");
+    bed.store.backup(&copy).unwrap();
+    Connection::open(&copy).unwrap().execute_batch("INSERT INTO schema_version VALUES (99)").unwrap();
+    let error = Store::open(&StoreUrl::Sqlite(copy.clone())).unwrap_err();
+    assert!(matches!(error, StoreError::NewerSchema { found: 99, .. }), "{error}");
+    let error = Store::open_in_memory().unwrap().restore(&copy).unwrap_err();
+    assert!(matches!(error, StoreError::NewerSchema { found: 99, .. }), "{error}");
+}
+
+#[test]
+fn a_place_where_no_store_can_be_says_why_and_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = StoreUrl::Sqlite(folder.path().join("no/such/doctor.db"));
+    assert!(Store::open(&missing).unwrap_err().to_string().contains("create it first"));
+    let directory = StoreUrl::Sqlite(folder.path().to_owned());
+    assert!(Store::open(&directory).unwrap_err().to_string().contains("name a file in it"));
+    let nobody: StoreUrl = "postgres://doctor@127.0.0.1:1/doctor".parse().unwrap();
+    assert!(Store::open(&nobody).unwrap_err().to_string().contains("connecting"));
+}
+
+#[test]
+fn a_store_that_was_killed_in_the_middle_opens_with_all_that_was_acknowledged() {
+    let mut bed = Bed::file();
+    bed.tested("n1", "disk", Verdict::Pass);
+    // What a killed process leaves: the file, its log, and no checkpoint.
+    let StoreUrl::Sqlite(live) = bed.url.clone().unwrap() else { panic!() };
+    let copy = bed.path("crashed.db");
+    for suffix in ["", "-wal"] {
+        let (from, to) = [&live, &copy].map(|path| format!("{}{suffix}", path.display())).into();
+        std::fs::copy(from, to).unwrap();
+    }
+    let store = Store::open(&StoreUrl::Sqlite(copy)).unwrap();
+    assert_eq!(store.latest_all().unwrap(), bed.store.latest_all().unwrap());
+    assert!(store.verify().unwrap().is_sound());
+}
+
+#[test]
+fn verification_finds_what_does_not_fit() {
+    for (damage, finds) in [
+        ("UPDATE latest SET misses = 7", "stands otherwise"),
+        ("DELETE FROM history", "not in history"),
+        ("DELETE FROM latest", "not in latest"),
+        (
+            "INSERT INTO awaited (run, node, secret, whole) SELECT run, node, 'x', 0 FROM run_node; \
+             UPDATE run SET ending = 'completed'",
+            "active in another",
+        ),
+        ("INSERT INTO awaited (run, node, secret, whole) SELECT run, node, '', 0 FROM run_node", "has no key"),
+        ("UPDATE node SET case_id = 5", "which is not open"),
+        ("UPDATE hourly SET passed = 0", "too low"),
+    ] {
+        let mut bed = Bed::file();
+        bed.tested("n1", "disk", Verdict::Pass);
+        bed.assert_sound();
+        let StoreUrl::Sqlite(path) = bed.url.clone().unwrap() else { panic!() };
+        Connection::open(path).unwrap().execute_batch(damage).unwrap();
+        let verified = bed.store.verify().unwrap();
+        assert!(verified.troubles.iter().any(|trouble| trouble.contains(finds)), "{damage}: {verified:?}");
+    }
+}

@@ -1,0 +1,158 @@
+//! Whatever is done to a store, in whatever order, it contradicts itself nowhere: `latest` is what history says, no
+//! node has two runs, counts fit. The same sequence leaves the same store on every database.
+
+use doctor_core::{
+    finding::Verdict,
+    ids::{HardwareId, RunId},
+    plan::{Action, Conclusion},
+    reason::Because,
+    run::{IncompleteWhy, NotStarted},
+    time::Span,
+};
+use doctor_store::records::{Accepted, HistoryFilter};
+use proptest::prelude::*;
+
+use crate::bed::{Bed, node};
+
+#[derive(Debug, Clone)]
+enum Deed {
+    Plan {
+        node: u8,
+        tests: u8,
+    },
+    /// Answers the `which`-th active run; the result may be of an earlier moment, partial, or come twice.
+    Answer {
+        which: u8,
+        verdict: Verdict,
+        hours_ago: u8,
+        partial: bool,
+        twice: bool,
+    },
+    Conclude {
+        which: u8,
+        started: bool,
+    },
+    Rename {
+        node: u8,
+        machine: u8,
+    },
+    Wait {
+        minutes: u16,
+    },
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    let verdict = prop::sample::select(Verdict::ALL.to_vec());
+    prop_oneof![
+        4 => (0..4_u8, 1..8_u8).prop_map(|(node, tests)| Deed::Plan { node, tests }),
+        6 => (any::<u8>(), verdict, prop_oneof![4 => Just(0_u8), 1 => 1..72_u8], prop::bool::weighted(0.2), any::<bool>())
+            .prop_map(|(which, verdict, hours_ago, partial, twice)| Deed::Answer { which, verdict, hours_ago, partial, twice }),
+        3 => (any::<u8>(), any::<bool>()).prop_map(|(which, started)| Deed::Conclude { which, started }),
+        1 => (0..4_u8, any::<u8>()).prop_map(|(node, machine)| Deed::Rename { node, machine }),
+        3 => (0..600_u16).prop_map(|minutes| Deed::Wait { minutes }),
+    ]
+}
+
+const TESTS: [&str; 3] = ["disk", "gpu", "nccl"];
+
+fn named(tests: u8) -> Vec<&'static str> {
+    TESTS.into_iter().enumerate().filter(|(i, _)| tests & (1 << i) != 0).map(|(_, test)| test).collect()
+}
+
+/// Active runs: id, node, tests.
+type Active = Vec<(RunId, u8, u8)>;
+
+fn carry_out(bed: &mut Bed, active: &mut Active, deed: &Deed) {
+    match *deed {
+        Deed::Plan { node, tests } => {
+            if active.iter().all(|(_, busy, _)| *busy != node) {
+                active.push((bed.plan(&format!("n{node}"), &named(tests)), node, tests));
+            }
+        }
+        Deed::Answer { which, verdict, hours_ago, partial, twice } => {
+            if active.is_empty() {
+                return;
+            }
+            let place = which as usize % active.len();
+            let (run, on, tests) = active[place];
+            let name = format!("n{on}");
+            let mut outcomes: Vec<_> = named(tests).iter().map(|test| bed.outcome(&name, test, verdict)).collect();
+            for outcome in &mut outcomes {
+                outcome.at = bed.now.minus(Span::hours(hours_ago.into()));
+            }
+            let partial = partial && outcomes.len() > 1;
+            if partial {
+                outcomes.pop();
+            }
+            let mut result = bed.result(run, &name, outcomes);
+            result.complete = !partial;
+            let first = bed.accept(std::slice::from_ref(&result))[0];
+            if twice {
+                assert_eq!(bed.accept(&[result]), [Accepted::Duplicate]);
+            }
+            if first == Accepted::Kept && !partial {
+                active.remove(place);
+            }
+        }
+        Deed::Conclude { which, started } => {
+            if !active.is_empty() {
+                let (run, ..) = active.remove(which as usize % active.len());
+                let end = if started {
+                    Conclusion::Incomplete(IncompleteWhy::NoResult)
+                } else {
+                    Conclusion::NotStarted(NotStarted::PendingTooLong)
+                };
+                bed.conclude(run, end);
+            }
+        }
+        Deed::Rename { node: of, machine } => {
+            let hardware = HardwareId::new(&format!("board-{machine}")).unwrap();
+            let action = Action::Rename { node: node(&format!("n{of}")), hardware };
+            bed.commit(&[Because::new(action, "machine-exchanged", "x")]);
+        }
+        Deed::Wait { minutes } => {
+            bed.wait(Span::minutes(minutes.into()));
+        }
+    }
+}
+
+fn live_through(mut bed: Bed, deeds: &[Deed]) -> Bed {
+    let mut active = Active::new();
+    for deed in deeds {
+        carry_out(&mut bed, &mut active, deed);
+    }
+    bed.assert_sound();
+    assert_eq!(bed.store.active_runs().unwrap().len(), active.len());
+    bed
+}
+
+/// What a store says, apart from the numbers it gave to names.
+fn all_of(bed: &Bed) -> impl PartialEq + std::fmt::Debug {
+    let mut latest = bed.store.latest_all().unwrap();
+    latest.sort_by(|a, b| (&a.node, &a.test).cmp(&(&b.node, &b.test)));
+    let nodes = bed.store.load_nodes().unwrap();
+    (latest, nodes, bed.store.history(&HistoryFilter::default()).unwrap(), bed.store.counters().unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn latest_is_what_history_says_whatever_happens(deeds in prop::collection::vec(deed(), 1..60)) {
+        live_through(Bed::memory(), &deeds);
+    }
+}
+
+proptest! {
+    // Each case has a database of its own, which takes PostgreSQL a while to make.
+    #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_same_deeds_leave_the_same_store_on_both_databases(deeds in prop::collection::vec(deed(), 20..60)) {
+        if let Some(bed) = Bed::postgres() {
+            let on_postgres = live_through(bed, &deeds);
+            let in_memory = live_through(Bed::memory(), &deeds);
+            prop_assert_eq!(format!("{:?}", all_of(&on_postgres)), format!("{:?}", all_of(&in_memory)));
+        }
+    }
+}
