@@ -23,7 +23,7 @@ T ?=
 .PHONY: build test bench fuzz kill portable images demo fmt lint docs
 
 build:
-	$(CARGO) build --release --workspace --bins
+	$(CARGO) build --release -p doctor -p doctor-node --features doctor/kubernetes
 
 test:
 	@scripts/test.sh

@@ -2,6 +2,7 @@
 //! beside this file. The client is heavy to build: without the cargo feature `client` only the settings are here.
 
 mod config;
+mod kind;
 mod rights;
 
 #[cfg(feature = "client")]
@@ -50,9 +51,8 @@ pub use cluster::KubernetesBackend;
 pub use config::{AgentAccount, KubernetesConfig, Replace, RunAs, Share, Volcano, Webhook, Write};
 #[cfg(feature = "client")]
 pub use inspect::{Inspection, inspect};
+pub use kind::Kubernetes;
 pub use rights::manifests;
-#[cfg(feature = "client")]
-pub use template::check_template;
 
 /// The template of jobs that is in force without another, for a site to begin with.
 pub const STANDARD_TEMPLATE: &str = include_str!("template/standard.yaml");

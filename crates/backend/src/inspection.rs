@@ -1,6 +1,8 @@
 //! What `doctor config check --live` finds: whether what the settings name is really there. What could not be asked is
 //! unknown, never good.
 
+use std::collections::BTreeSet;
+
 use doctor_core::{hostlist, ids::NodeName};
 use serde::Serialize;
 
@@ -16,6 +18,35 @@ pub struct Inspected {
     /// What to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
+}
+
+/// Everything that was found.
+#[derive(Debug, Default)]
+pub struct Inspection {
+    pub findings: Vec<Inspected>,
+    /// Where the cluster itself runs the agents: on which nodes they should be, and are.
+    pub agents: Option<AgentPods>,
+}
+
+impl From<Vec<Inspected>> for Inspection {
+    fn from(findings: Vec<Inspected>) -> Self {
+        Self { findings, agents: None }
+    }
+}
+
+/// Agents as the cluster runs them.
+#[derive(Debug, Default)]
+pub struct AgentPods {
+    /// Nodes with GPUs; `None`: they could not be asked for.
+    pub nodes: Option<Vec<NodeName>>,
+    /// Nodes on which an agent runs; `None`: it could not be asked for.
+    pub running: Option<BTreeSet<NodeName>>,
+    /// The command that shows why an agent on a node is not heard.
+    pub logs: String,
+    /// What to look at where no agent runs.
+    pub deployment: String,
+    /// What runs them.
+    pub account: String,
 }
 
 /// How it stands.

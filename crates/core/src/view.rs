@@ -35,7 +35,7 @@ pub use self::{
     period::{Count, FaultRow, Period, ReportView, ResultsRow, RunFacts, Tested, report},
     plan::{ActionRow, PassedRow, PlanView, action_row, plan_view},
     runs::{OutcomeView, RunView, outcomes, run_view},
-    said::{clock, plural},
+    said::{clock, hours, percent, plural},
     series::Slot,
     spread::{Outlier, Spread},
     standing::{Due, Latest, Standing},

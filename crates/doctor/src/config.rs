@@ -5,19 +5,27 @@ mod file;
 mod place;
 mod settings;
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, sync::LazyLock};
 
 use doctor_core::{profile::UnknownLike, toml_text::BadText};
 use doctor_engine::settings::BadSettings;
 
+use crate::backends;
+
 pub(crate) use self::{
-    file::{Agents, BackendChoice, Config},
+    file::{Agents, Config},
     place::Place,
     settings::{Loaded, Reloaded, profile_files},
 };
 
-/// The commented defaults, as `doctor config init` writes them.
-pub(crate) const DEFAULT_TEXT: &str = include_str!("config/default.toml");
+/// The commented defaults, as `doctor config init` writes them: the service's settings, then a section for each kind of cluster.
+pub(crate) fn default_text() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let service = include_str!("config/default.toml");
+        backends::DEFAULT_TEXTS.iter().fold(service.to_owned(), |text, section| format!("{text}\n{section}"))
+    });
+    &TEXT
+}
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {

@@ -3,6 +3,7 @@
 //! be on the machines of a Slurm cluster is in [`slurm`], what a small site installs by itself in [`systemd`].
 
 mod chart;
+mod error;
 pub(crate) mod files;
 mod objects;
 mod settings;
@@ -23,6 +24,7 @@ use self::{
 
 pub(crate) use self::{
     chart::{files as chart_files, page as settings_page},
+    error::DeployError,
     settings::BadValue,
     site::from_site,
 };

@@ -6,14 +6,7 @@ use doctor_api::{
     Door, OfProcess, Scraped, Tokens,
     api::{Web, WebParts},
 };
-use doctor_backend::{
-    Backend,
-    clock::{Clock, SystemClock},
-    local::LocalBackend,
-};
-use doctor_backend_dstack::DstackBackend;
-use doctor_backend_slurm::SlurmBackend;
-use doctor_backend_ssh::SshBackend;
+use doctor_backend::{Backend, clock::Clock, registration::Opened};
 use doctor_checks::document::RunKey;
 use doctor_core::{ids::NodeName, snapshot::Asked};
 use doctor_engine::{
@@ -31,12 +24,10 @@ use doctor_sim::RemoteSim;
 use doctor_store::{Store, StoreError};
 
 use crate::{
-    config::{BackendChoice, Loaded},
+    backends::BackendChoice,
+    config::Loaded,
     failure::{Failure, Result},
 };
-
-/// A simulated cluster that is just being started is waited for.
-const WAIT_FOR_SIM: Duration = Duration::from_secs(5);
 
 /// The cluster, and the time there.
 pub(crate) struct World {
@@ -49,41 +40,15 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn open(loaded: &Loaded) -> Result<Self> {
-        match &loaded.config.backend {
-            BackendChoice::Local(config) => {
-                let backend = LocalBackend::open(config.clone())?;
-                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens: None })
-            }
-            #[cfg(feature = "kubernetes")]
-            BackendChoice::Kubernetes(config) => {
-                let backend = doctor_backend_kubernetes::KubernetesBackend::open((**config).clone())?;
-                let tokens = Some(Tokens::new(backend.voucher(), config.agents.remember));
-                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens })
-            }
-            #[cfg(not(feature = "kubernetes"))]
-            BackendChoice::Kubernetes(_) => Err(Failure::Other(
-                "this program was built without Kubernetes: build it with `cargo build --release --features kubernetes`"
-                    .to_owned(),
-            )),
-            BackendChoice::Slurm(config) => {
-                let (data, policy) = (&loaded.config.data, loaded.config.policy.as_deref());
-                let backend = SlurmBackend::open((**config).clone(), data, policy)?;
-                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens: None })
-            }
-            BackendChoice::Ssh(config) => {
-                let backend = SshBackend::open((**config).clone(), loaded.config.policy.as_deref())?;
-                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens: None })
-            }
-            BackendChoice::Dstack(config) => {
-                let backend = DstackBackend::open((**config).clone(), loaded.config.policy.as_deref())?;
-                Ok(Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), sim: None, tokens: None })
-            }
-            BackendChoice::Sim(config) => {
-                let sim = RemoteSim::connect(&config.socket, WAIT_FOR_SIM);
-                let sim = Arc::new(sim.map_err(|error| Failure::Unreachable(error.to_string()))?);
-                Ok(Self { backend: sim.clone(), clock: sim.clone(), sim: Some(sim), tokens: None })
-            }
+        let config = &loaded.config;
+        // A simulated cluster has more to say than a backend has: its agents' reports and its operators' wishes.
+        if let BackendChoice::Sim(sim) = &config.backend {
+            let sim = sim.connect()?;
+            return Ok(Self { backend: sim.clone(), clock: sim.clone(), sim: Some(sim), tokens: None });
         }
+        let Opened { backend, clock, voucher } = config.backend.open(&config.service(&config.state()))?;
+        let tokens = voucher.map(|(voucher, remember)| Tokens::new(voucher, remember));
+        Ok(Self { backend, clock, sim: None, tokens })
     }
 }
 

@@ -7,9 +7,14 @@ use doctor_backend::BackendError;
 use doctor_core::toml_text::BadText;
 use doctor_engine::{cycle::CycleError, handoff::HandoffError, orders::BadOrder, share::ShareError};
 use doctor_fleet::azure::AzureError;
+use doctor_notify::report::ReportError;
 use doctor_store::{LeaseError, StoreError};
 
-use crate::{config::ConfigError, deploy::BadValue, exit::Exit};
+use crate::{
+    config::ConfigError,
+    deploy::{BadValue, DeployError},
+    exit::Exit,
+};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -159,6 +164,27 @@ impl From<CycleError> for Failure {
         match error {
             CycleError::Passive { by, until } => Self::Passive { by, until },
             CycleError::Store(error) => Self::Store(error),
+        }
+    }
+}
+
+impl From<DeployError> for Failure {
+    fn from(error: DeployError) -> Self {
+        match error {
+            DeployError::Setting(error) => Self::Setting(error),
+            DeployError::Usage(text) => Self::Usage(text),
+            DeployError::File { operation, path, source } => Self::File { operation, path, source },
+            DeployError::Other(text) => Self::Other(text),
+        }
+    }
+}
+
+impl From<ReportError> for Failure {
+    fn from(error: ReportError) -> Self {
+        match error {
+            ReportError::Store(error) => Self::Store(error),
+            ReportError::File { operation, path, source } => Self::File { operation, path, source },
+            ReportError::Json(error) => Self::Other(format!("writing the report as JSON: {error}")),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The operators' program: parses the command line, runs one command, and ends with a documented exit code.
 
+mod backends;
 mod cli;
 mod commands;
 mod config;
@@ -10,7 +11,6 @@ mod exit;
 mod failure;
 mod output;
 mod pages;
-mod report;
 
 use std::{io::Write, process::ExitCode};
 

@@ -11,7 +11,6 @@ pub(crate) use self::{
     table::{Cell, Table, cell},
     words::{ago, clock, harmless, hours, length, list, percent, plural},
 };
-use crate::failure::{Failure, Result};
 
 /// How this run prints.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +44,7 @@ impl Out {
     ///
     /// # Errors
     /// If standard output cannot be written.
-    pub(crate) fn show<T: Serialize>(&self, view: &T, text: impl FnOnce(&mut Page)) -> Result<()> {
+    pub(crate) fn show<T: Serialize>(&self, view: &T, text: impl FnOnce(&mut Page)) -> io::Result<()> {
         if self.json {
             return self.json(view);
         }
@@ -58,8 +57,8 @@ impl Out {
     ///
     /// # Errors
     /// If standard output cannot be written.
-    pub(crate) fn json<T: Serialize>(&self, view: &T) -> Result<()> {
-        let mut text = serde_json::to_string_pretty(view).map_err(|error| Failure::Output(error.into()))?;
+    pub(crate) fn json<T: Serialize>(&self, view: &T) -> io::Result<()> {
+        let mut text = serde_json::to_string_pretty(view)?;
         text.push('\n');
         self.print(&text)
     }
@@ -68,10 +67,10 @@ impl Out {
     ///
     /// # Errors
     /// If standard output cannot be written.
-    pub(crate) fn print(&self, text: &str) -> Result<()> {
+    pub(crate) fn print(&self, text: &str) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
             _ => Ok(()),
         }
     }

@@ -1,4 +1,5 @@
-//! What leaves the controller by itself: alerts to people, and traces to a collector.
+//! What leaves the controller by itself: alerts and reports to people, and traces to a collector.
 
 pub mod alert;
+pub mod report;
 pub mod telemetry;

@@ -8,13 +8,15 @@ use doctor_core::{
 };
 use serde::{Deserialize, Serialize};
 
-/// `[local]` of the service's configuration.
+/// `[backend.local]` of the service's configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalConfig {
-    /// Jobs and marks are kept here, so that a restarted controller finds them. On a local disk.
+    /// Jobs and marks are kept here, so that a restarted controller finds them. On a local disk. Empty: beside the database.
+    #[serde(default)]
     pub state: PathBuf,
-    /// The shared directory: logs and result documents.
+    /// The shared directory: logs and result documents. It is the service's.
+    #[serde(skip_deserializing)]
     pub share: PathBuf,
     /// Absent: the host's name.
     #[serde(default)]
@@ -33,8 +35,8 @@ pub struct LocalConfig {
     /// The `doctor-node` program. Absent: `$DOCTOR_NODE`, then beside this program, then in `PATH`.
     #[serde(default)]
     pub doctor_node: Option<PathBuf>,
-    /// The policy file that jobs get, so that they run the probes that the controller will read.
-    #[serde(default)]
+    /// The policy file that jobs get, so that they run the probes that the controller will read. It is the service's.
+    #[serde(skip_deserializing)]
     pub policy: Option<PathBuf>,
     /// A cancelled job may take this long to write what it has before it is killed.
     #[serde(default = "grace")]
@@ -96,11 +98,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_directories_are_enough() {
-        let config: LocalConfig = toml::from_str("state = \"/var/lib/doctor\"\nshare = \"/data\"\n").unwrap();
-        assert_eq!(config, LocalConfig::new("/var/lib/doctor", "/data"));
-        let error =
-            toml::from_str::<LocalConfig>("state = \"a\"\nshare = \"b\"\nshares = 1\n").unwrap_err().to_string();
-        assert!(error.contains("unknown field `shares`") && error.contains("line 3"), "{error}");
+    fn an_empty_section_is_enough_and_what_is_the_services_is_not_set_here() {
+        let config: LocalConfig = toml::from_str("state = \"/var/lib/doctor\"\n").unwrap();
+        assert_eq!(config, LocalConfig::new("/var/lib/doctor", ""));
+        assert_eq!(toml::from_str::<LocalConfig>("").unwrap(), LocalConfig::new("", ""));
+        for key in ["share", "shares"] {
+            let text = format!("state = \"a\"\n{key} = \"b\"\n");
+            let error = toml::from_str::<LocalConfig>(&text).unwrap_err().to_string();
+            assert!(error.contains(&format!("unknown field `{key}`")) && error.contains("line 2"), "{error}");
+        }
     }
 }

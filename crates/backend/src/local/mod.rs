@@ -4,6 +4,7 @@
 mod config;
 #[doc(hidden)]
 pub mod fuzzed;
+mod kind;
 mod load;
 
 use std::{
@@ -34,6 +35,7 @@ use crate::clock::{Clock, SystemClock};
 use load::OwnLoad;
 
 pub use config::LocalConfig;
+pub use kind::Local;
 
 #[derive(Debug)]
 pub struct LocalBackend {

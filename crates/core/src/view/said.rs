@@ -11,6 +11,16 @@ pub fn clock(at: Timestamp) -> String {
     }
 }
 
+/// Node-hours, to a tenth.
+pub fn hours(hours: f64) -> String {
+    format!("{hours:.1}")
+}
+
+/// One decimal place; `-` where there is nothing to count.
+pub fn percent(percent: Option<f64>) -> String {
+    percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.1} %"))
+}
+
 /// `1 node`, `2 nodes`.
 pub fn plural(count: usize, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }

@@ -1,6 +1,5 @@
 //! `doctor config`: write, check and show the configuration.
 
-#[cfg(feature = "kubernetes")]
 mod coverage;
 mod live;
 
@@ -16,7 +15,7 @@ use doctor_core::policy::Policy;
 use serde::Serialize;
 
 use crate::{
-    config::{Config, DEFAULT_TEXT},
+    config::{Config, default_text},
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
@@ -59,7 +58,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 fn init(context: &Context, dir: &Path) -> Result<Exit> {
-    let service = DEFAULT_TEXT.replacen("# policy = \"policy.toml\"", "policy = \"policy.toml\"", 1);
+    let service = default_text().replacen("# policy = \"policy.toml\"", "policy = \"policy.toml\"", 1);
     let files = [(dir.join("doctor.toml"), service.as_str()), (dir.join("policy.toml"), Policy::DEFAULT_TEXT)];
     std::fs::create_dir_all(dir).map_err(|source| Failure::File {
         operation: "making",
@@ -110,6 +109,9 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
     config.make_places(&loaded.place)?;
     if let Err(error) = context.share() {
         remarks.push(error.to_string());
+    }
+    if let Err(absent) = config.backend.available() {
+        remarks.push(absent.to_owned());
     }
     if loaded.settings.tests.is_empty() {
         remarks.push("no test is enabled: nothing will ever be tested".to_owned());

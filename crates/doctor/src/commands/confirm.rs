@@ -103,7 +103,7 @@ impl Signed {
     /// Says that it was done.
     pub(crate) fn say(&self, context: &Context, change: &Change) -> Result<()> {
         const MOST: usize = 20;
-        context.out.show(change, |page| {
+        Ok(context.out.show(change, |page| {
             page.line(&change.done);
             for line in change.changes.iter().take(MOST) {
                 page.line(format!("  {line}"));
@@ -113,7 +113,7 @@ impl Signed {
             }
             page.line(format!("Why: {} ({})", change.why, change.by));
             page.line(format!("Next: {}", change.next));
-        })
+        })?)
     }
 
     fn ask(change: &Change) -> Result<()> {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use doctor_core::view::ReportView;
+use doctor_notify::report::{self, Whole, counted, headline, jobs, overdue, title};
 
 use super::{history::past, status::coverage};
 use crate::{
@@ -11,7 +12,6 @@ use crate::{
     exit::Exit,
     failure::{Failure, Result},
     output::{Page, Table, cell, clock, plural},
-    report::{self, Whole, counted, headline, jobs, overdue, title},
 };
 
 /// A summary of a time: jobs queued, run and skipped, busy and overdue nodes, coverage, findings, cost.
@@ -22,13 +22,19 @@ pub(crate) struct Args {
     since: String,
     /// The last whole day or week (UTC, from Monday) instead.
     #[arg(long, value_enum)]
-    last: Option<Whole>,
+    last: Option<Last>,
     /// The form of the report. --json is the same as --format json.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
     /// Write it to this file, as a whole or not at all.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Last {
+    Day,
+    Week,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -56,7 +62,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let (since, until) = match args.last {
-        Some(whole) => whole.last_before(facts.now),
+        Some(Last::Day) => Whole::Day.last_before(facts.now),
+        Some(Last::Week) => Whole::Week.last_before(facts.now),
         None => (past(&args.since, facts.now)?, facts.now),
     };
     let view = report::view(&store, facts, since, until)?;

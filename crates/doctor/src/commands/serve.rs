@@ -11,6 +11,7 @@ use std::{
 };
 
 use doctor_engine::{cycle::CycleError, report::CycleReport, spans::TARGET, wake::Wake};
+use doctor_notify::report::Reporter;
 use doctor_notify::telemetry::{TelemetrySettings, Traces};
 use doctor_store as store;
 
@@ -27,7 +28,6 @@ use crate::{
     engine::{Controller, Serving, World},
     exit::Exit,
     failure::{Failure, Result},
-    report::Reporter,
 };
 
 /// Run the controller until told to stop (SIGTERM, SIGINT).

@@ -9,26 +9,22 @@ use doctor_api::{
     api::{BadWebConfig, WebConfig},
     metrics::MetricsSettings,
 };
-use doctor_backend::local::LocalConfig;
-use doctor_backend_dstack::DstackConfig;
-use doctor_backend_kubernetes::KubernetesConfig;
-use doctor_backend_slurm::SlurmConfig;
-use doctor_backend_ssh::SshConfig;
+use doctor_backend::registration::Service;
 use doctor_core::{
-    ids::{NodeName, Sku},
     time::Span,
     toml_text::{self, BadText, Limit},
 };
 use doctor_notify::{
     alert::{AlertSettings, BadReceiver},
+    report::ReportSettings,
     telemetry::{BadTelemetry, TelemetrySettings},
 };
 use doctor_store::{StoreUrl, records::RetentionPolicy};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use super::DEFAULT_TEXT;
-use crate::report::ReportSettings;
+use super::default_text;
+use crate::backends::{self, BackendChoice, Sections};
 
 /// The configuration of the service, with every path made absolute or relative to where the program stands.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -63,23 +59,6 @@ pub(crate) struct Agents {
     pub url: Option<String>,
 }
 
-/// The one cluster this service is for.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum BackendChoice {
-    Local(LocalConfig),
-    Kubernetes(Box<KubernetesConfig>),
-    Slurm(Box<SlurmConfig>),
-    Ssh(Box<SshConfig>),
-    Dstack(Box<DstackConfig>),
-    Sim(SimConfig),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct SimConfig {
-    pub socket: PathBuf,
-}
-
 fn as_text<S: serde::Serializer>(url: &StoreUrl, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(url)
 }
@@ -108,56 +87,18 @@ struct Written {
     reports: ReportSettings,
     telemetry: Option<Spanned<TelemetrySettings>>,
     #[serde(default)]
-    backend: Option<Spanned<WrittenBackend>>,
+    backend: Option<Spanned<Sections>>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenBackend {
-    local: Option<WrittenLocal>,
-    kubernetes: Option<Box<KubernetesConfig>>,
-    slurm: Option<Box<Spanned<SlurmConfig>>>,
-    ssh: Option<Box<Spanned<SshConfig>>>,
-    dstack: Option<Box<Spanned<DstackConfig>>>,
-    sim: Option<WrittenSim>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenLocal {
-    node: Option<NodeName>,
-    sku: Option<Sku>,
-    max_load_per_core: Option<f64>,
-    busy_file: Option<PathBuf>,
-    load_file: Option<PathBuf>,
-    doctor_node: Option<PathBuf>,
-    state: Option<PathBuf>,
-    grace: Option<Span>,
-    start_limit: Option<Span>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenSim {
-    socket: PathBuf,
-}
-
-const LIMITS: [Limit; 2] = [
-    Limit { key: &["workers"], least: 1.0, most: 256.0, accepted: "1 to 256" },
-    Limit {
-        key: &["backend", "local", "max_load_per_core"],
-        least: 0.0,
-        most: 1000.0,
-        accepted: "a load per core, 0 or more",
-    },
-];
+const WORKERS: Limit = Limit { key: &["workers"], least: 1.0, most: 256.0, accepted: "1 to 256" };
 
 const SHORTEST: Span = Span::from_secs(1);
 
 impl Config {
     /// Reads the file's text; `beside` is the directory it is in.
     pub(crate) fn read(text: &str, beside: &Path) -> Result<Self, BadText> {
-        let written: Written = toml_text::read_over(DEFAULT_TEXT, text, &LIMITS)?;
+        let limits: Vec<Limit> = backends::limits().chain([WORKERS]).collect();
+        let written: Written = toml_text::read_over(default_text(), text, &limits)?;
         written.check(text)?;
         let bad_store =
             |error: doctor_store::StoreError| BadText::at(text, Some(written.store.span()), error.to_string());
@@ -171,41 +112,11 @@ impl Config {
         alerts.resolve(beside);
         let mut telemetry = written.telemetry.map(Spanned::into_inner).unwrap_or_default();
         telemetry.resolve(beside);
-        let backend = match written.backend.map(Spanned::into_inner) {
-            Some(WrittenBackend { sim: Some(sim), .. }) => {
-                BackendChoice::Sim(SimConfig { socket: beside.join(sim.socket) })
-            }
-            Some(WrittenBackend { kubernetes: Some(mut kubernetes), .. }) => {
-                kubernetes.kubeconfig = kubernetes.kubeconfig.map(|path| beside.join(path));
-                kubernetes.template = kubernetes.template.map(|path| beside.join(path));
-                BackendChoice::Kubernetes(kubernetes)
-            }
-            Some(WrittenBackend { slurm: Some(slurm), .. }) => {
-                let mut slurm = slurm.into_inner();
-                slurm.slurm_conf = slurm.slurm_conf.map(|path| beside.join(path));
-                slurm.programs = slurm.programs.map(|path| beside.join(path));
-                if let Some(file) = slurm.rest.as_mut().and_then(|rest| rest.token_file.as_mut()) {
-                    *file = beside.join(&*file);
-                }
-                BackendChoice::Slurm(Box::new(slurm))
-            }
-            Some(WrittenBackend { ssh: Some(ssh), .. }) => {
-                let mut ssh = ssh.into_inner();
-                let files = [&mut ssh.hostfile, &mut ssh.ssh_config, &mut ssh.known_hosts, &mut ssh.doctor_node];
-                files.into_iter().flatten().for_each(|path| *path = beside.join(&*path));
-                ssh.state = beside.join(ssh.state);
-                BackendChoice::Ssh(Box::new(ssh))
-            }
-            Some(WrittenBackend { dstack: Some(dstack), .. }) => {
-                let mut dstack = dstack.into_inner();
-                dstack.beside(beside);
-                BackendChoice::Dstack(Box::new(dstack))
-            }
-            other => {
-                let local = other.and_then(|backend| backend.local).unwrap_or_default();
-                BackendChoice::Local(local.resolve(beside, &store, &data, policy.as_deref()))
-            }
-        };
+        let state = state_of(&store);
+        let service = Service { state: &state, data: &data, policy: policy.as_deref() };
+        let sections = written.backend.map(Spanned::into_inner).unwrap_or_default();
+        let chosen = sections.chosen(beside, &service);
+        let backend = chosen.unwrap_or_else(|| BackendChoice::this_machine(beside, &service));
         Ok(Self {
             store,
             data,
@@ -231,6 +142,16 @@ impl Config {
             }),
             backend,
         })
+    }
+
+    /// What a backend may know of this service.
+    pub(crate) fn service<'a>(&'a self, state: &'a Path) -> Service<'a> {
+        Service { state, data: &self.data, policy: self.policy.as_deref() }
+    }
+
+    /// A directory on a local disk, for what a backend keeps.
+    pub(crate) fn state(&self) -> PathBuf {
+        state_of(&self.store)
     }
 
     /// The defaults with everything kept below one directory.
@@ -261,15 +182,6 @@ impl Written {
             let bad = |error: BadWebConfig| BadText::at(text, Some(web.span()), error.to_string());
             web.get_ref().check().map_err(bad)?;
         }
-        if let Some(slurm) = self.backend.as_ref().and_then(|backend| backend.get_ref().slurm.as_ref()) {
-            let bad =
-                |error: doctor_backend_slurm::BadSettings| BadText::at(text, Some(slurm.span()), error.to_string());
-            slurm.get_ref().check().map_err(bad)?;
-        }
-        if let Some(ssh) = self.backend.as_ref().and_then(|backend| backend.get_ref().ssh.as_ref()) {
-            let bad = |error: doctor_backend_ssh::BadSettings| BadText::at(text, Some(ssh.span()), error.to_string());
-            ssh.get_ref().check().map_err(bad)?;
-        }
         if let Some(alerts) = &self.alerts {
             let bad = |error: BadReceiver| BadText::at(text, Some(alerts.span()), error.to_string());
             alerts.get_ref().check().map_err(bad)?;
@@ -278,31 +190,17 @@ impl Written {
             let bad = |error: BadTelemetry| BadText::at(text, Some(telemetry.span()), error.to_string());
             telemetry.get_ref().check().map_err(bad)?;
         }
-        if let Some(dstack) = self.backend.as_ref().and_then(|backend| backend.get_ref().dstack.as_ref()) {
-            let bad =
-                |error: doctor_backend_dstack::BadSettings| BadText::at(text, Some(dstack.span()), error.to_string());
-            dstack.get_ref().check().map_err(bad)?;
+        if let Some(backend) = &self.backend {
+            backend.get_ref().check(text)?;
         }
         self.check_one_cluster(text)
     }
 
     fn check_one_cluster(&self, text: &str) -> Result<(), BadText> {
-        let both = self.backend.as_ref().filter(|backend| {
-            let backend = backend.get_ref();
-            let chosen = [
-                backend.local.is_some(),
-                backend.kubernetes.is_some(),
-                backend.slurm.is_some(),
-                backend.ssh.is_some(),
-                backend.dstack.is_some(),
-                backend.sim.is_some(),
-            ];
-            chosen.into_iter().filter(|chosen| *chosen).count() > 1
-        });
-        match both {
+        match self.backend.as_ref().filter(|backend| backend.get_ref().count() > 1) {
             Some(backend) => {
-                let message = "one service serves one cluster: keep one of [backend.local], [backend.kubernetes], \
-                               [backend.slurm], [backend.ssh], [backend.dstack], [backend.sim]";
+                let names: Vec<String> = Sections::NAMES.iter().map(|name| format!("[backend.{name}]")).collect();
+                let message = format!("one service serves one cluster: keep one of {}", names.join(", "));
                 Err(BadText::at(text, Some(backend.span()), message))
             }
             None => Ok(()),
@@ -319,36 +217,21 @@ impl Written {
     }
 }
 
-impl WrittenLocal {
-    fn resolve(self, beside: &Path, store: &StoreUrl, data: &Path, policy: Option<&Path>) -> LocalConfig {
-        let state = match (self.state, store) {
-            (Some(state), _) => beside.join(state),
-            // Beside the database: on a local disk, as jobs' records must be.
-            (None, StoreUrl::Sqlite(path)) => path.with_file_name("local"),
-            (None, StoreUrl::Postgres(_)) => PathBuf::from("/var/lib/cluster-doctor/local"),
-        };
-        let plain = LocalConfig::new(state, data);
-        LocalConfig {
-            node: self.node,
-            sku: self.sku,
-            max_load_per_core: self.max_load_per_core.unwrap_or(plain.max_load_per_core),
-            busy_file: self.busy_file.map(|path| beside.join(path)),
-            load_file: self.load_file.unwrap_or(plain.load_file),
-            doctor_node: self.doctor_node.map(|path| beside.join(path)),
-            policy: policy.map(Path::to_owned),
-            grace: self.grace.unwrap_or(plain.grace),
-            start_limit: self.start_limit.unwrap_or(plain.start_limit),
-            state: plain.state,
-            share: plain.share,
-        }
+/// A directory on a local disk, beside the database if that is a file.
+fn state_of(store: &StoreUrl) -> PathBuf {
+    match store {
+        StoreUrl::Sqlite(path) => path.parent().unwrap_or(Path::new("")).to_owned(),
+        StoreUrl::Postgres(_) => PathBuf::from("/var/lib/cluster-doctor"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doctor_backend_dstack::Task;
-    use doctor_backend_slurm::Submission;
+    use doctor_backend_dstack::{DstackConfig, Task};
+    use doctor_backend_kubernetes::KubernetesConfig;
+    use doctor_backend_slurm::{SlurmConfig, Submission};
+    use doctor_backend_ssh::SshConfig;
 
     fn read(text: &str) -> Result<Config, BadText> {
         Config::read(text, Path::new("/etc/doctor"))
@@ -369,7 +252,7 @@ mod tests {
 
     #[test]
     fn every_commented_setting_of_the_default_file_is_accepted() {
-        let commented = DEFAULT_TEXT.lines().filter_map(|line| line.strip_prefix("# "));
+        let commented = default_text().lines().filter_map(|line| line.strip_prefix("# "));
         let settings: Vec<&str> = commented
             .filter(|line| line.starts_with('[') || line.contains(" = "))
             .filter(|line| !line.contains("Durations"))

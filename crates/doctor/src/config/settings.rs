@@ -5,7 +5,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_checks::Catalogue;
 use doctor_core::{
     policy::Policy,
     profile::{MachineTypes, ProfileFile},
@@ -13,7 +12,7 @@ use doctor_core::{
 };
 use doctor_engine::settings::Settings;
 
-use super::{BackendChoice, Config, ConfigError, Place};
+use super::{Config, ConfigError, Place};
 
 /// A configuration that was read and found good, with the texts it was read from.
 #[derive(Debug, Clone)]
@@ -156,31 +155,19 @@ fn settings(config: &Config, place: &Place, texts: &mut Vec<Text>) -> Result<Set
         }
         None => (Policy::standard(), PathBuf::from(place.to_string())),
     };
-    let (catalogue, mut types) = match config.backend {
-        BackendChoice::Sim(_) => {
-            (doctor_sim::tests::catalogue(), MachineTypes::new([doctor_sim::tests::profile_file()]))
-        }
-        BackendChoice::Local(_)
-        | BackendChoice::Kubernetes(_)
-        | BackendChoice::Slurm(_)
-        | BackendChoice::Ssh(_)
-        | BackendChoice::Dstack(_) => (Catalogue::with_site_checks(&policy), doctor_checks::profiles::built_in()),
-    };
+    let (catalogue, mut types) = config.backend.checks(&policy);
     lay_over(&mut types, &config.profiles, texts)?;
-    check_template(config, texts)?;
+    check_files(config, texts)?;
     Settings::new(policy, catalogue, types.profiles())
         .map_err(|source| ConfigError::Settings { path: policy_path, source })
 }
 
-/// The template of jobs is used by the backend, which follows the file too; here it is only looked at.
-fn check_template(config: &Config, texts: &mut Vec<Text>) -> Result<(), ConfigError> {
-    let BackendChoice::Kubernetes(kubernetes) = &config.backend else { return Ok(()) };
-    let Some(path) = &kubernetes.template else { return Ok(()) };
-    let text = read(path, texts)?;
-    #[cfg(feature = "kubernetes")]
-    doctor_backend_kubernetes::check_template(&text, kubernetes).map_err(|error| bad(path, error))?;
-    #[cfg(not(feature = "kubernetes"))]
-    drop(text);
+/// Files that the backend follows too; here they are only looked at.
+fn check_files(config: &Config, texts: &mut Vec<Text>) -> Result<(), ConfigError> {
+    for path in config.backend.files() {
+        let text = read(path, texts)?;
+        config.backend.check_file(&text).map_err(|error| bad(path, error))?;
+    }
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::failure::{Failure, Result};
+use super::error::{DeployError, Result};
 
 /// Where a file belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -70,9 +70,9 @@ pub(crate) fn listing(files: &[Printed]) -> String {
 
 /// Writes them below a folder that is new, and says where each is.
 pub(crate) fn write(folder: &Path, files: &[Printed]) -> Result<Vec<(PathBuf, Machines)>> {
-    let failed = |operation, path: &Path, source| Failure::File { operation, path: path.to_owned(), source };
+    let failed = |operation, path: &Path, source| DeployError::File { operation, path: path.to_owned(), source };
     if folder.exists() {
-        return Err(Failure::Usage(format!(
+        return Err(DeployError::Usage(format!(
             "{} is there already and is not overwritten: name another",
             folder.display()
         )));
@@ -96,7 +96,7 @@ pub(crate) fn check_path(path: &Path) -> Result<()> {
     if path.is_absolute() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || "\"'#\\$`%".contains(c)) {
         return Ok(());
     }
-    Err(Failure::Usage(format!(
+    Err(DeployError::Usage(format!(
         "`{text}` is no path for units and scripts: it begins with / and has no blanks or quotes"
     )))
 }
@@ -106,5 +106,5 @@ pub(crate) fn check_user(user: &str) -> Result<()> {
     if !user.is_empty() && user.chars().all(plain) && !user.starts_with('-') {
         return Ok(());
     }
-    Err(Failure::Usage(format!("`{user}` is no name of a user")))
+    Err(DeployError::Usage(format!("`{user}` is no name of a user")))
 }

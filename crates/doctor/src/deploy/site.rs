@@ -9,10 +9,13 @@ use doctor_store::StoreUrl;
 use serde_json::{Map, Value, json};
 use toml::Table;
 
-use super::Deployment;
+use super::{
+    Deployment,
+    error::{DeployError, Result},
+};
 use crate::{
-    config::{BackendChoice, Config, profile_files},
-    failure::{Failure, Result},
+    backends::BackendChoice,
+    config::{Config, profile_files},
 };
 
 /// Settings of the backend that are settings of the deployment too, or that mean the place where the operator stands.
@@ -42,7 +45,7 @@ pub(crate) fn from_site(config: &Config) -> Result<Deployment> {
     };
     let mut deployment = Deployment::new((**backend).clone());
     deployment.in_namespace(&backend.namespace)?;
-    let mut set = |name: &str, value: Value| deployment.set(name, value).map_err(Failure::from);
+    let mut set = |name: &str, value: Value| deployment.set(name, value).map_err(DeployError::from);
     set("prefix", json!(backend.prefix))?;
     set("images.node", json!(backend.image))?;
     set("images.pullPolicy", json!(backend.image_pull_policy))?;
@@ -94,11 +97,11 @@ const fn replace_word(replace: &Replace) -> &'static str {
 }
 
 fn table(of: &impl serde::Serialize) -> Result<Table> {
-    Table::try_from(of).map_err(|error| Failure::Other(format!("writing the settings down: {error}")))
+    Table::try_from(of).map_err(|error| DeployError::Other(format!("writing the settings down: {error}")))
 }
 
 fn lines(of: &Table) -> Result<String> {
-    toml::to_string(of).map_err(|error| Failure::Other(format!("writing the settings down: {error}")))
+    toml::to_string(of).map_err(|error| DeployError::Other(format!("writing the settings down: {error}")))
 }
 
 /// What the site has changed.
@@ -108,7 +111,7 @@ fn changes(now: Table, usual: &Table, wanted: impl Fn(&str) -> bool) -> Table {
 
 fn service_lines(config: &Config) -> Result<String> {
     let usual = Config::read("", Path::new("/"))
-        .map_err(|error| Failure::Other(format!("reading the built-in configuration: {error}")))?;
+        .map_err(|error| DeployError::Other(format!("reading the built-in configuration: {error}")))?;
     lines(&changes(table(config)?, &table(&usual)?, |key| SERVICE.contains(&key)))
 }
 
@@ -125,14 +128,18 @@ fn backend_lines(backend: &KubernetesConfig) -> Result<String> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|source| Failure::File { operation: "reading", path: path.to_owned(), source })
+    fs::read_to_string(path).map_err(|source| DeployError::File { operation: "reading", path: path.to_owned(), source })
 }
 
 fn profiles(paths: &[std::path::PathBuf]) -> Result<Map<String, Value>> {
     let mut texts = Map::new();
     for path in paths {
         let listed = if path.is_dir() {
-            profile_files(path).map_err(|source| Failure::File { operation: "listing", path: path.clone(), source })?
+            profile_files(path).map_err(|source| DeployError::File {
+                operation: "listing",
+                path: path.clone(),
+                source,
+            })?
         } else {
             vec![path.clone()]
         };
@@ -141,7 +148,9 @@ fn profiles(paths: &[std::path::PathBuf]) -> Result<Map<String, Value>> {
             let text = read(&file)?;
             if texts.insert(name.clone(), Value::String(text)).is_some() {
                 let place = file.display();
-                return Err(Failure::Other(format!("{place}: there are two profiles {name}, and a ConfigMap has one")));
+                return Err(DeployError::Other(format!(
+                    "{place}: there are two profiles {name}, and a ConfigMap has one"
+                )));
             }
         }
     }

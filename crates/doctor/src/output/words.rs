@@ -1,7 +1,7 @@
 //! Times, lengths and counts as people say them.
 
 use doctor_core::time::{Span, Timestamp};
-pub(crate) use doctor_core::view::{clock, plural};
+pub(crate) use doctor_core::view::{clock, hours, percent, plural};
 
 /// A length in its largest unit: `3d`, `5h`, `12m`, `8s`. For columns; exact lengths print themselves.
 pub(crate) fn length(span: Span) -> String {
@@ -27,15 +27,6 @@ pub(crate) fn ago(now: Timestamp, at: Timestamp) -> String {
         _ => 86_400,
     };
     format!("in {}", length(Span::from_secs((ahead + unit - 1) / unit * unit)))
-}
-
-pub(crate) fn hours(hours: f64) -> String {
-    format!("{hours:.1}")
-}
-
-/// One decimal place; `-` where there is nothing to count.
-pub(crate) fn percent(percent: Option<f64>) -> String {
-    percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.1} %"))
 }
 
 /// Text cut at blanks so that it fits; what follows the first line is indented under its first word.

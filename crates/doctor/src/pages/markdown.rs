@@ -10,7 +10,7 @@ use doctor_checks::{
 use doctor_core::policy::{Policy, Rule, When};
 
 use super::reasons::reasons;
-use crate::{config::DEFAULT_TEXT, deploy::settings_page, exit::Exit};
+use crate::{config::default_text, deploy::settings_page, exit::Exit};
 
 /// A page: its file name and its text.
 #[derive(Debug)]
@@ -186,7 +186,8 @@ fn config() -> String {
         "The two files that `doctor config init` writes: every setting, its default and what it means. Unknown keys are errors.",
     );
     text.push_str(&format!(
-        "## doctor.toml\n\n```toml\n{DEFAULT_TEXT}```\n\n## policy.toml\n\n```toml\n{}```\n",
+        "## doctor.toml\n\n```toml\n{}```\n\n## policy.toml\n\n```toml\n{}```\n",
+        default_text(),
         Policy::DEFAULT_TEXT
     ));
     text

@@ -2,9 +2,8 @@
 
 use doctor_backend::{
     clock::{Clock, SystemClock},
-    inspection::{Inspected, named},
+    inspection::{AgentPods, Inspected, named},
 };
-use doctor_backend_kubernetes::{Inspection, KubernetesConfig};
 use doctor_core::ids::NodeName;
 use doctor_store::Store;
 
@@ -13,17 +12,12 @@ use crate::config::Loaded;
 const WHAT: &str = "agents";
 
 /// A node whose agent is not heard is named, with where to look.
-pub(super) fn agents(
-    loaded: &Loaded,
-    config: &KubernetesConfig,
-    inspection: &Inspection,
-    store: Option<&Store>,
-) -> Inspected {
+pub(super) fn agents(loaded: &Loaded, there: &AgentPods, store: Option<&Store>) -> Inspected {
     if loaded.config.agents.listen.is_none() {
         return Inspected::unknown(WHAT, "no door is open for them: between its tests nobody looks at a node")
             .try_this("set `listen` under [agents], and run the agents: docs/guide/agent.md");
     }
-    let Some(nodes) = &inspection.nodes else { return Inspected::unknown(WHAT, "the nodes could not be listed") };
+    let Some(nodes) = &there.nodes else { return Inspected::unknown(WHAT, "the nodes could not be listed") };
     let rows = match store.map(Store::agents) {
         Some(Ok(rows)) => rows,
         Some(Err(error)) => return Inspected::unknown(WHAT, error.to_string()),
@@ -39,21 +33,14 @@ pub(super) fn agents(
         return Inspected::good(WHAT, format!("all {} GPU nodes were heard within {silent_after}", nodes.len()));
     }
     let text = format!("{} of {} GPU nodes were not heard: {}", unheard.len(), nodes.len(), named(&unheard));
-    let namespace = config.agents.namespace.as_ref().unwrap_or(&config.namespace);
-    let without: Vec<NodeName> = match &inspection.agent_pods {
+    let without: Vec<NodeName> = match &there.running {
         Some(pods) => unheard.iter().filter(|node| !pods.contains(*node)).cloned().collect(),
         None => Vec::new(),
     };
     let remedy = if without.is_empty() {
-        format!(
-            "the agent's log says why it is not taken: kubectl -n {namespace} logs on such a node, and `doctor agent list`"
-        )
+        format!("the agent's log says why it is not taken: {}, and `doctor agent list`", there.logs)
     } else {
-        format!(
-            "no pod of {} is on {}: see the DaemonSet's node selector and tolerations, kubectl -n {namespace} get daemonset,pods -o wide",
-            config.agents.account,
-            named(&without)
-        )
+        format!("no pod of {} is on {}: see {}", there.account, named(&without), there.deployment)
     };
     Inspected::bad(WHAT, text, remedy)
 }

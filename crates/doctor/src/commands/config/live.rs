@@ -3,46 +3,27 @@
 
 use std::{fs, path::Path};
 
-use doctor_backend::inspection::{Inspected, Standing};
-use doctor_backend_ssh as ssh;
+use doctor_backend::inspection::{Inspected, Inspection, Standing};
 use doctor_engine::share::Share;
 use doctor_store::{Store, StoreUrl};
 
+use super::coverage;
 use crate::{
-    config::{BackendChoice, Loaded},
+    config::Loaded,
     context::Context,
-    engine::World,
     failure::{Failure, Result},
-    output::{Page, plural},
+    output::Page,
 };
 
 /// Everything that can be asked now.
 pub(super) fn inspect(context: &Context, loaded: &Loaded) -> Result<Vec<Inspected>> {
     let (store, mut found) = store(context, loaded)?;
     found.push(shared_directory(&loaded.config.data));
-    match &loaded.config.backend {
-        #[cfg(feature = "kubernetes")]
-        BackendChoice::Kubernetes(config) => {
-            let inspection = doctor_backend_kubernetes::inspect(config);
-            let agents = super::coverage::agents(loaded, config, &inspection, store.as_ref());
-            found.extend(inspection.findings);
-            found.push(agents);
-        }
-        #[cfg(not(feature = "kubernetes"))]
-        BackendChoice::Kubernetes(_) => found.push(cluster(loaded)),
-        BackendChoice::Slurm(config) => {
-            found.extend(doctor_backend_slurm::inspect(config, &loaded.config.data));
-            found.push(cluster(loaded));
-        }
-        BackendChoice::Dstack(config) => found.extend(doctor_backend_dstack::inspect(config)),
-        BackendChoice::Ssh(config) => {
-            let allow = &loaded.settings.policy.allow;
-            let wants = ssh::Wants { reset: allow.reset, reboot: allow.reboot };
-            found.extend(ssh::inspect(config, wants));
-        }
-        BackendChoice::Local(_) | BackendChoice::Sim(_) => found.push(cluster(loaded)),
-    }
-    drop(store);
+    let config = &loaded.config;
+    let Inspection { findings, agents } =
+        config.backend.inspect(&config.service(&config.state()), &loaded.settings.policy);
+    found.extend(findings);
+    found.extend(agents.map(|agents| coverage::agents(loaded, &agents, store.as_ref())));
     Ok(found)
 }
 
@@ -92,18 +73,6 @@ fn try_to_write(directory: &Path) -> std::io::Result<()> {
     let path = directory.join(format!(".doctor-config-check-{}", std::process::id()));
     fs::write(&path, b"written by doctor config check --live\n")?;
     fs::remove_file(&path)
-}
-
-/// A cluster that is asked by looking at it.
-fn cluster(loaded: &Loaded) -> Inspected {
-    let looked = World::open(loaded).and_then(|world| Ok((world.backend.name().to_owned(), world.backend.snapshot()?)));
-    match looked {
-        Ok((name, nodes)) => Inspected::good("cluster", format!("{name} answers with {}", plural(nodes.len(), "node"))),
-        Err(error) => {
-            let remedy = error.hint().unwrap_or_else(|| "see what [backend] names".to_owned());
-            Inspected::bad("cluster", error.chain(), remedy)
-        }
-    }
 }
 
 /// One line for each, and one more for what to do about it.

@@ -106,10 +106,10 @@ fn site(loaded: &Loaded, args: &Args) -> Result<Site> {
 fn write_out(context: &Context, folder: &Path, files: &[Printed]) -> Result<()> {
     let written = write(folder, files)?;
     let paths: Vec<&PathBuf> = written.iter().map(|(path, _)| path).collect();
-    context.out.show(&json!({ "written": paths }), |page| {
+    Ok(context.out.show(&json!({ "written": paths }), |page| {
         for (path, on) in &written {
             page.line(format!("{}: {}", on.words(), path.display()));
         }
         page.line("slurm.conf holds lines to add to yours. In which order to bring it out: docs/guide/slurm-hooks.md.");
-    })
+    })?)
 }

@@ -7,7 +7,7 @@ use doctor_store::StoreUrl;
 use serde_json::json;
 
 use crate::{
-    config::{BackendChoice, Config, Place},
+    config::{Config, Place},
     context::Context,
     deploy::{
         files::{check_path, check_user, listing, write},
@@ -82,10 +82,7 @@ fn site(config: &Config, place: &Place, args: &Args) -> Result<Site> {
     if let StoreUrl::Sqlite(path) = &config.store {
         writes.extend(path.parent().map(Path::to_owned));
     }
-    if let BackendChoice::Ssh(ssh) = &config.backend {
-        writes.push(ssh.state.clone());
-        writes.extend(ssh.known_hosts.as_ref().and_then(|file| file.parent().map(Path::to_owned)));
-    }
+    writes.extend(config.backend.writes());
     // What is not absolute is meant from where the operator stands, which is not where the service runs.
     writes.retain(|path| path.is_absolute());
     writes.sort();
@@ -103,7 +100,7 @@ fn site(config: &Config, place: &Place, args: &Args) -> Result<Site> {
         writes,
         doctor: args.doctor.clone(),
         doctor_node: args.doctor_node.clone(),
-        jobs_here: matches!(config.backend, BackendChoice::Local(_)),
+        jobs_here: config.backend.runs_here(),
         agents: config.agents.listen.is_some() && args.timer.is_none(),
     })
 }

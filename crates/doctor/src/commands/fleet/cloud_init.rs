@@ -39,10 +39,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
             CloudInit::Word(error) => Failure::Cluster { path: path.clone(), error },
             other => Failure::Usage(format!("{}: {other}", path.display())),
         })?;
-        return context
-            .out
-            .print(&format!("{}: cloud-init knows every word at its top.\n", path.display()))
-            .map(|()| Exit::Ok);
+        context.out.print(&format!("{}: cloud-init knows every word at its top.\n", path.display()))?;
+        return Ok(Exit::Ok);
     }
     let path =
         args.cluster.as_ref().ok_or_else(|| Failure::Usage("name the cluster's file, or --check FILE".to_owned()))?;

@@ -60,7 +60,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
 fn show(context: &Context, removals: &Removals, first: &str) -> Result<()> {
     let steps: Vec<_> =
         removals.steps.iter().map(|removal| json!({ "what": removal.what, "call": removal.call.words() })).collect();
-    context.out.show(&json!({ "steps": steps, "left": removals.left }), |page| {
+    Ok(context.out.show(&json!({ "steps": steps, "left": removals.left }), |page| {
         page.line(first);
         for removal in &removals.steps {
             page.line(format!("# {}", removal.what)).line(removal.call.to_string());
@@ -68,5 +68,5 @@ fn show(context: &Context, removals: &Removals, first: &str) -> Result<()> {
         for Left { kind, name, why } in &removals.left {
             page.line(format!("# left: {kind} {name}: {why}"));
         }
-    })
+    })?)
 }

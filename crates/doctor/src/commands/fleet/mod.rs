@@ -22,7 +22,7 @@ use doctor_core::{
 };
 
 use crate::{
-    config::BackendChoice,
+    backends::BackendChoice,
     context::Context,
     exit::Exit,
     failure::{Failure, Result},

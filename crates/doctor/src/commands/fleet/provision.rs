@@ -113,7 +113,7 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
     });
     let steps = steps.collect::<Vec<_>>();
     let open = plan.steps.iter().filter(|step| step.need != azure::Need::There).count();
-    context.out.show(&json!({ "cluster": cluster.scale_set, "steps": steps, "notes": plan.notes }), |page| {
+    Ok(context.out.show(&json!({ "cluster": cluster.scale_set, "steps": steps, "notes": plan.notes }), |page| {
         let there = plan.steps.len() - open;
         page.line(format!(
             "# Cluster {} in {} ({}): {} to do, {there} there. Nothing was changed.",
@@ -132,7 +132,7 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
                 page.line(call.to_string());
             }
         }
-    })
+    })?)
 }
 
 /// Files with which the cluster is reached from here; whether they were written.
@@ -159,7 +159,7 @@ fn show_made(context: &Context, cluster: &Cluster, made: &Provisioned, files: &F
         "head_at": made.head_at.as_ref().map(|(at, port)| json!({ "address": at, "port": port })),
         "balancer": made.balancer, "files": files.folder,
     });
-    context.out.show(&view, |page| {
+    Ok(context.out.show(&view, |page| {
         match made.done {
             0 => page.line(format!("Cluster {}: everything is there, nothing was changed.", cluster.scale_set)),
             done => page.line(format!("Cluster {}: {} done, {} ready.", cluster.scale_set, plural(done, "step"), plural(made.nodes, "node"))),
@@ -177,5 +177,5 @@ fn show_made(context: &Context, cluster: &Cluster, made: &Provisioned, files: &F
         } else if made.done == 0 {
             page.line("Next: --again exchanges keys anew and writes the files for ssh here, if they are not where you are.");
         }
-    })
+    })?)
 }

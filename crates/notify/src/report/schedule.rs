@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Page, ReportSettings, Whole, view, write};
-use crate::failure::{Failure, Result};
 use doctor_core::time::Timestamp;
 use doctor_engine::{picture, snapshot};
 use doctor_store::Store;
+
+use super::{Page, ReportError, ReportSettings, Result, Whole, view, write};
 
 /// How often it is looked whether a report is due, and how soon after a failure.
 const LOOK: Duration = Duration::from_secs(60);
@@ -29,19 +29,19 @@ struct Due {
 
 /// Writes reports beside the cycles. Large clusters take seconds to sum up, and no cycle waits for that.
 #[derive(Debug, Default)]
-pub(crate) struct Reporter {
+pub struct Reporter {
     looked: Option<Instant>,
     writing: Option<JoinHandle<Result<usize>>>,
 }
 
 impl Reporter {
     /// After a cycle of a controller that leads.
-    pub(crate) fn look(&mut self, settings: &ReportSettings, data: &Path, store: &Store, now: Timestamp) {
+    pub fn look(&mut self, settings: &ReportSettings, data: &Path, store: &Store, now: Timestamp) {
         if let Some(writing) = self.writing.take_if(|writing| writing.is_finished()) {
             match writing.join() {
                 Ok(Ok(0)) | Err(_) => {}
                 Ok(Ok(files)) => tracing::info!(files, "reports are written"),
-                Ok(Err(failure)) => tracing::warn!("writing a report: {}", failure.chain()),
+                Ok(Err(failure)) => tracing::warn!("writing a report: {}", chain(&failure)),
             }
         }
         if self.writing.is_some() || self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
@@ -60,6 +60,17 @@ impl Reporter {
     }
 }
 
+/// An error with everything that caused it.
+fn chain(error: &ReportError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
 fn due(settings: &ReportSettings, folder: &Path, now: Timestamp) -> Vec<Due> {
     let kinds = [(settings.daily, Whole::Day, "daily"), (settings.weekly, Whole::Week, "weekly")];
     let wanted = kinds.into_iter().filter(|(wanted, ..)| *wanted);
@@ -74,7 +85,7 @@ fn due(settings: &ReportSettings, folder: &Path, now: Timestamp) -> Vec<Due> {
 }
 
 fn write_all(store: &Store, folder: &Path, due: &[Due], now: Timestamp) -> Result<usize> {
-    fs::create_dir_all(folder).map_err(|source| Failure::File {
+    fs::create_dir_all(folder).map_err(|source| ReportError::File {
         operation: "making",
         path: folder.to_owned(),
         source,

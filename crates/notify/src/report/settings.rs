@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The form of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Page {
+pub enum Page {
     /// One file with everything in it, plots too.
     Html,
     Markdown,
@@ -14,7 +14,7 @@ pub(crate) enum Page {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct ReportSettings {
+pub struct ReportSettings {
     pub daily: bool,
     pub weekly: bool,
     pub formats: Vec<Page>,

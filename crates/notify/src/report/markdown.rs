@@ -1,9 +1,8 @@
 //! A summary as Markdown, for a chat, a mail or a repository.
 
-use doctor_core::view::ReportView;
+use doctor_core::view::{ReportView, clock, percent};
 
 use super::{facts_of_page, headline, title};
-use crate::output::{clock, percent};
 
 /// What would end a table's cell, or be read as something else than text.
 fn escaped(text: &str) -> String {

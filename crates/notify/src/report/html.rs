@@ -2,14 +2,13 @@
 //!
 //! Whatever a node, a rule or a person has written goes through [`escaped`]: on this page it is text.
 
-use doctor_core::view::{CoverageRow, FaultRow, ReportView, ResultsRow, Slot};
+use doctor_core::view::{CoverageRow, FaultRow, ReportView, ResultsRow, Slot, clock, percent};
 
 use super::{
     facts_of_page, headline,
     plot::{Row, bars, escaped, legend, share},
     title,
 };
-use crate::output::{clock, percent};
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1b1f24;--dim:#5b6570;--line:#d5dae0;--page:#fff;--pass:#2e7d4f;--fail:#c0392b;\

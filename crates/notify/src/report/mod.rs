@@ -11,27 +11,35 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub(crate) use self::{
+pub use self::{
     schedule::Reporter,
     settings::{Page, ReportSettings},
 };
-use crate::{
-    failure::{Failure, Result},
-    output::{clock, hours, plural},
-};
-use clap::ValueEnum;
 use doctor_core::{
     hostlist,
     time::{Span, Timestamp},
-    view::{self, Count, Facts, Period, ReportView, RunFacts, Tested},
+    view::{self, Count, Facts, Period, ReportView, RunFacts, Tested, clock, hours, plural},
 };
 use doctor_store::{
-    Store,
+    Store, StoreError,
     records::{HistoryFilter, RunRecord},
 };
 
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{operation} {}", path.display())]
+    File { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error("writing the report as JSON")]
+    Json(#[from] serde_json::Error),
+}
+
+pub type Result<T> = std::result::Result<T, ReportError>;
+
 impl Page {
-    pub(crate) const fn extension(self) -> &'static str {
+    pub const fn extension(self) -> &'static str {
         match self {
             Self::Html => "html",
             Self::Markdown => "md",
@@ -39,21 +47,18 @@ impl Page {
         }
     }
 
-    pub(crate) fn of(self, view: &ReportView) -> Result<String> {
+    pub fn of(self, view: &ReportView) -> Result<String> {
         Ok(match self {
             Self::Html => html::page(view),
             Self::Markdown => markdown::page(view),
-            Self::Json => {
-                let bad = |error: serde_json::Error| Failure::Other(format!("writing the report as JSON: {error}"));
-                serde_json::to_string_pretty(view).map_err(bad)? + "\n"
-            }
+            Self::Json => serde_json::to_string_pretty(view)? + "\n",
         })
     }
 }
 
 /// A whole day or week, in UTC; weeks begin on Monday.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Whole {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whole {
     Day,
     Week,
 }
@@ -64,7 +69,7 @@ const FIRST_DAY: i64 = 3;
 
 impl Whole {
     /// The last one that is over: from when until when.
-    pub(crate) fn last_before(self, now: Timestamp) -> (Timestamp, Timestamp) {
+    pub fn last_before(self, now: Timestamp) -> (Timestamp, Timestamp) {
         let today = now.millis().div_euclid(DAY);
         let (end, length) = match self {
             Self::Day => (today, 1),
@@ -75,7 +80,7 @@ impl Whole {
 }
 
 /// The summary of a time. What is said of nodes as they stand is said of now.
-pub(crate) fn view(store: &Store, mut facts: Facts, since: Timestamp, until: Timestamp) -> Result<ReportView> {
+pub fn view(store: &Store, mut facts: Facts, since: Timestamp, until: Timestamp) -> Result<ReportView> {
     let period = period(store, since, facts.now)?;
     facts.now = until;
     Ok(view::report(&facts, &period, since))
@@ -117,13 +122,13 @@ fn runs_since(store: &Store, since: Timestamp, now: Timestamp) -> Result<Vec<Run
 }
 
 /// Writes a page as a whole or not at all.
-pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+pub fn write(path: &Path, text: &str) -> Result<()> {
     let draft = draft_of(path);
     let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
     written.map_err(|source: io::Error| {
         // What is left of a page that could not be written is nothing to read.
         let _left = fs::remove_file(&draft);
-        Failure::File { operation: "writing", path: path.to_owned(), source }
+        ReportError::File { operation: "writing", path: path.to_owned(), source }
     })
 }
 
@@ -132,12 +137,12 @@ fn draft_of(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}", std::process::id()))
 }
 
-pub(crate) fn title(view: &ReportView) -> String {
+pub fn title(view: &ReportView) -> String {
     format!("{} to {} UTC", clock(view.since), clock(view.until))
 }
 
 /// What happened, in one sentence.
-pub(crate) fn headline(view: &ReportView) -> String {
+pub fn headline(view: &ReportView) -> String {
     let per_fault = view.node_hours_per_fault.map_or_else(String::new, |hours| format!(" ({hours:.1} each)"));
     format!(
         "{} found and {} closed with {} node-hours of validation{per_fault}.",
@@ -147,7 +152,7 @@ pub(crate) fn headline(view: &ReportView) -> String {
     )
 }
 
-pub(crate) fn jobs(view: &ReportView) -> String {
+pub fn jobs(view: &ReportView) -> String {
     let never: u32 = view.not_started.iter().map(|row| row.count).sum();
     let cut: u32 = view.incomplete.iter().map(|row| row.count).sum();
     format!(
@@ -156,14 +161,14 @@ pub(crate) fn jobs(view: &ReportView) -> String {
     )
 }
 
-pub(crate) fn counted(rows: &[Count]) -> String {
+pub fn counted(rows: &[Count]) -> String {
     if rows.is_empty() {
         return "none".to_owned();
     }
     rows.iter().map(|row| format!("{} {}", row.count, row.code)).collect::<Vec<_>>().join(", ")
 }
 
-pub(crate) fn overdue(view: &ReportView) -> String {
+pub fn overdue(view: &ReportView) -> String {
     /// A list longer than this is no help.
     const MOST: usize = 40;
     let names = &view.overdue[..view.overdue.len().min(MOST)];

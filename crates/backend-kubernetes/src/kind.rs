@@ -1,0 +1,125 @@
+//! The Kubernetes backend's registration. Without the client, settings can be read and manifests printed; a cluster cannot be opened.
+
+use std::path::Path;
+
+use doctor_backend::{
+    BackendError,
+    inspection::Inspection,
+    registration::{Kind, Opened, Service},
+};
+use doctor_core::{policy::Policy, toml_text::BadText};
+
+use super::KubernetesConfig;
+
+/// A Kubernetes cluster.
+#[derive(Debug)]
+pub struct Kubernetes;
+
+impl Kind for Kubernetes {
+    const NAME: &'static str = "kubernetes";
+    const DEFAULT_TEXT: &'static str = include_str!("default.toml");
+
+    type Config = KubernetesConfig;
+
+    fn resolve(config: &mut KubernetesConfig, beside: &Path, _service: &Service<'_>) {
+        for path in [&mut config.kubeconfig, &mut config.template].into_iter().flatten() {
+            *path = beside.join(&*path);
+        }
+    }
+
+    fn files(config: &KubernetesConfig) -> Vec<&Path> {
+        config.template.as_deref().into_iter().collect()
+    }
+
+    fn available() -> Result<(), &'static str> {
+        with_client::available()
+    }
+
+    fn open(config: &KubernetesConfig, _service: &Service<'_>) -> Result<Opened, BackendError> {
+        with_client::open(config)
+    }
+
+    fn inspect(config: &KubernetesConfig, _service: &Service<'_>, _policy: &Policy) -> Inspection {
+        with_client::inspect(config)
+    }
+
+    fn check_file(config: &KubernetesConfig, text: &str) -> Result<(), BadText> {
+        with_client::check_template(text, config)
+    }
+}
+
+#[cfg(feature = "client")]
+mod with_client {
+    use std::sync::Arc;
+
+    use doctor_backend::{
+        BackendError,
+        clock::SystemClock,
+        inspection::{AgentPods, Inspection},
+        registration::Opened,
+    };
+
+    pub(super) use crate::template::check_template;
+    use crate::{KubernetesBackend, KubernetesConfig};
+
+    pub(super) fn inspect(config: &KubernetesConfig) -> Inspection {
+        let crate::Inspection { findings, nodes, agent_pods } = crate::inspect(config);
+        let namespace = config.agents.namespace.as_ref().unwrap_or(&config.namespace);
+        let agents = AgentPods {
+            nodes,
+            running: agent_pods,
+            account: config.agents.account.clone(),
+            logs: format!("kubectl -n {namespace} logs on such a node"),
+            deployment: format!(
+                "the DaemonSet's node selector and tolerations, kubectl -n {namespace} get daemonset,pods -o wide"
+            ),
+        };
+        Inspection { findings, agents: Some(agents) }
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "without the client it is not")]
+    pub(super) const fn available() -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    pub(super) fn open(config: &KubernetesConfig) -> Result<Opened, BackendError> {
+        let backend = KubernetesBackend::open(config.clone())?;
+        let voucher = Some((backend.voucher(), config.agents.remember));
+        Ok(Opened { backend: Arc::new(backend), clock: Arc::new(SystemClock), voucher })
+    }
+}
+
+#[cfg(not(feature = "client"))]
+mod with_client {
+    use doctor_backend::{
+        BackendError, Effect,
+        inspection::{Inspected, Inspection},
+        registration::Opened,
+    };
+    use doctor_core::toml_text::BadText;
+
+    use crate::KubernetesConfig;
+
+    const REMEDY: &str = "build it with `make build`, or with `cargo build --release --features kubernetes`";
+    const ABSENT: &str = "this program was built without the Kubernetes client: build it with `make build`, or with \
+                          `cargo build --release --features kubernetes`";
+
+    pub(super) const fn available() -> Result<(), &'static str> {
+        Err(ABSENT)
+    }
+
+    pub(super) fn open(_: &KubernetesConfig) -> Result<Opened, BackendError> {
+        let operation = "open the Kubernetes backend";
+        Err(BackendError { operation, text: ABSENT.to_owned(), effect: Effect::NoneGiveUp })
+    }
+
+    pub(super) fn inspect(_: &KubernetesConfig) -> Inspection {
+        let text = "this program was built without the Kubernetes client";
+        vec![Inspected::bad("cluster", text, REMEDY)].into()
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "with the client it is not")]
+    pub(super) const fn check_template(_: &str, _: &KubernetesConfig) -> Result<(), BadText> {
+        Ok(())
+    }
+}

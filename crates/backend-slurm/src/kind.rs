@@ -1,0 +1,44 @@
+//! The Slurm backend's registration.
+
+use std::path::Path;
+
+use doctor_backend::{
+    BackendError,
+    inspection::Inspection,
+    registration::{Kind, Opened, Service, look},
+};
+use doctor_core::policy::Policy;
+
+use super::{SlurmBackend, SlurmConfig, inspect};
+
+/// A Slurm cluster.
+#[derive(Debug)]
+pub struct Slurm;
+
+impl Kind for Slurm {
+    const NAME: &'static str = "slurm";
+    const DEFAULT_TEXT: &'static str = include_str!("default.toml");
+
+    type Config = SlurmConfig;
+
+    fn resolve(config: &mut SlurmConfig, beside: &Path, _service: &Service<'_>) {
+        let token = config.rest.as_mut().and_then(|rest| rest.token_file.as_mut());
+        for path in [config.slurm_conf.as_mut(), config.programs.as_mut(), token].into_iter().flatten() {
+            *path = beside.join(&*path);
+        }
+    }
+
+    fn check(config: &SlurmConfig) -> Result<(), String> {
+        config.check().map_err(|error| error.to_string())
+    }
+
+    fn open(config: &SlurmConfig, service: &Service<'_>) -> Result<Opened, BackendError> {
+        Ok(Opened::new(SlurmBackend::open(config.clone(), service.data, service.policy)?))
+    }
+
+    fn inspect(config: &SlurmConfig, service: &Service<'_>, _policy: &Policy) -> Inspection {
+        let mut found = inspect(config, service.data);
+        found.push(look(|| Self::open(config, service)));
+        found.into()
+    }
+}

@@ -1,0 +1,48 @@
+//! The SSH backend's registration.
+
+use std::path::{Path, PathBuf};
+
+use doctor_backend::{
+    BackendError,
+    inspection::Inspection,
+    registration::{Kind, Opened, Service},
+};
+use doctor_core::policy::Policy;
+
+use super::{SshBackend, SshConfig, Wants, inspect};
+
+/// Hosts without a scheduler.
+#[derive(Debug)]
+pub struct Ssh;
+
+impl Kind for Ssh {
+    const NAME: &'static str = "ssh";
+    const DEFAULT_TEXT: &'static str = include_str!("default.toml");
+
+    type Config = SshConfig;
+
+    fn resolve(config: &mut SshConfig, beside: &Path, _service: &Service<'_>) {
+        let files = [&mut config.hostfile, &mut config.ssh_config, &mut config.known_hosts, &mut config.doctor_node];
+        for path in files.into_iter().flatten().chain([&mut config.state]) {
+            *path = beside.join(&*path);
+        }
+    }
+
+    fn check(config: &SshConfig) -> Result<(), String> {
+        config.check().map_err(|error| error.to_string())
+    }
+
+    fn open(config: &SshConfig, service: &Service<'_>) -> Result<Opened, BackendError> {
+        Ok(Opened::new(SshBackend::open(config.clone(), service.policy)?))
+    }
+
+    fn inspect(config: &SshConfig, _service: &Service<'_>, policy: &Policy) -> Inspection {
+        let wants = Wants { reset: policy.allow.reset, reboot: policy.allow.reboot };
+        inspect(config, wants).into()
+    }
+
+    fn writes(config: &SshConfig) -> Vec<PathBuf> {
+        let keys = config.known_hosts.as_ref().and_then(|file| file.parent());
+        [Some(config.state.as_path()), keys].into_iter().flatten().map(Path::to_owned).collect()
+    }
+}

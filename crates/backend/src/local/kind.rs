@@ -1,0 +1,46 @@
+//! The local backend's registration.
+
+use std::path::Path;
+
+use doctor_core::toml_text::Limit;
+
+use super::{LocalBackend, LocalConfig};
+use crate::{
+    BackendError,
+    registration::{Kind, Opened, Service},
+};
+
+/// This machine as a cluster of one.
+#[derive(Debug)]
+pub struct Local;
+
+impl Kind for Local {
+    const NAME: &'static str = "local";
+    const DEFAULT_TEXT: &'static str = include_str!("default.toml");
+    const LIMITS: &'static [Limit] = &[Limit {
+        key: &["backend", "local", "max_load_per_core"],
+        least: 0.0,
+        most: 1000.0,
+        accepted: "a load per core, 0 or more",
+    }];
+    const RUNS_HERE: bool = true;
+
+    type Config = LocalConfig;
+
+    fn resolve(config: &mut LocalConfig, beside: &Path, service: &Service<'_>) {
+        config.state = match config.state.as_os_str().is_empty() {
+            // On a local disk, as jobs' records must be.
+            true => service.state.join("local"),
+            false => beside.join(&config.state),
+        };
+        for path in [&mut config.busy_file, &mut config.doctor_node].into_iter().flatten() {
+            *path = beside.join(&*path);
+        }
+        config.share = service.data.to_owned();
+        config.policy = service.policy.map(Path::to_owned);
+    }
+
+    fn open(config: &LocalConfig, _service: &Service<'_>) -> Result<Opened, BackendError> {
+        Ok(Opened::new(LocalBackend::open(config.clone())?))
+    }
+}

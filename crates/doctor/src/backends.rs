@@ -1,0 +1,137 @@
+//! The table of backends: the one place in this program that knows which kinds of cluster there are.
+//!
+//! To add one, make a crate with a [`Kind`] and add its line to the table and its line to `Cargo.toml`.
+
+use std::path::{Path, PathBuf};
+
+use doctor_backend::{
+    BackendError,
+    inspection::Inspection,
+    local::Local,
+    registration::{Kind, Opened, Service},
+};
+use doctor_backend_dstack::Dstack;
+use doctor_backend_kubernetes::Kubernetes;
+use doctor_backend_slurm::Slurm;
+use doctor_backend_ssh::Ssh;
+use doctor_checks::Catalogue;
+use doctor_core::{
+    policy::Policy,
+    profile::MachineTypes,
+    toml_text::{BadText, Limit},
+};
+use doctor_sim::Sim;
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+/// From the name of a section and the type that stands for its kind: the choice, its section, and what is asked of either.
+macro_rules! backends {
+    ($($section:ident => $kind:ident),+ $(,)?) => {
+        /// The one cluster this service is for.
+        #[derive(Debug, Clone, PartialEq, Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub(crate) enum BackendChoice {
+            $($kind(Box<<$kind as Kind>::Config>)),+
+        }
+
+        /// `[backend]` as it is written.
+        #[derive(Debug, Default, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub(crate) struct Sections {
+            $($section: Option<Box<Spanned<<$kind as Kind>::Config>>>),+
+        }
+
+        impl Sections {
+            pub(crate) const NAMES: &[&str] = &[$(<$kind as Kind>::NAME),+];
+
+            /// How many clusters are named.
+            pub(crate) fn count(&self) -> usize {
+                0 $(+ usize::from(self.$section.is_some()))+
+            }
+
+            pub(crate) fn check(&self, text: &str) -> Result<(), BadText> {
+                $(if let Some(section) = &self.$section {
+                    <$kind as Kind>::check(section.get_ref())
+                        .map_err(|error| BadText::at(text, Some(section.span()), error))?;
+                })+
+                Ok(())
+            }
+
+            /// The first that is named.
+            pub(crate) fn chosen(self, beside: &Path, service: &Service<'_>) -> Option<BackendChoice> {
+                $(if let Some(section) = self.$section {
+                    let mut config = section.into_inner();
+                    <$kind as Kind>::resolve(&mut config, beside, service);
+                    return Some(BackendChoice::$kind(Box::new(config)));
+                })+
+                None
+            }
+        }
+
+        /// The sections of the commented default file.
+        pub(crate) const DEFAULT_TEXTS: &[&str] = &[$(<$kind as Kind>::DEFAULT_TEXT),+];
+
+        /// Numbers of all sections that must lie within limits.
+        pub(crate) fn limits() -> impl Iterator<Item = Limit> {
+            [$(<$kind as Kind>::LIMITS),+].into_iter().flatten().copied()
+        }
+
+        impl BackendChoice {
+            pub(crate) fn available(&self) -> Result<(), &'static str> {
+                match self { $(Self::$kind(_) => <$kind as Kind>::available()),+ }
+            }
+
+            pub(crate) fn open(&self, service: &Service<'_>) -> Result<Opened, BackendError> {
+                match self { $(Self::$kind(config) => <$kind as Kind>::open(config, service)),+ }
+            }
+
+            pub(crate) fn inspect(&self, service: &Service<'_>, policy: &Policy) -> Inspection {
+                match self { $(Self::$kind(config) => <$kind as Kind>::inspect(config, service, policy)),+ }
+            }
+
+            pub(crate) fn files(&self) -> Vec<&Path> {
+                match self { $(Self::$kind(config) => <$kind as Kind>::files(config)),+ }
+            }
+
+            pub(crate) fn check_file(&self, text: &str) -> Result<(), BadText> {
+                match self { $(Self::$kind(config) => <$kind as Kind>::check_file(config, text)),+ }
+            }
+
+            pub(crate) fn checks(&self, policy: &Policy) -> (Catalogue, MachineTypes) {
+                match self { $(Self::$kind(_) => <$kind as Kind>::checks(policy)),+ }
+            }
+
+            pub(crate) fn writes(&self) -> Vec<PathBuf> {
+                match self { $(Self::$kind(config) => <$kind as Kind>::writes(config)),+ }
+            }
+
+            pub(crate) const fn runs_here(&self) -> bool {
+                match self { $(Self::$kind(_) => <$kind as Kind>::RUNS_HERE),+ }
+            }
+        }
+
+        #[cfg(test)]
+        #[test]
+        fn a_section_is_named_as_its_kind_names_it() {
+            $(assert_eq!(stringify!($section), <$kind as Kind>::NAME);)+
+        }
+    };
+}
+
+backends! {
+    local => Local,
+    kubernetes => Kubernetes,
+    slurm => Slurm,
+    ssh => Ssh,
+    dstack => Dstack,
+    sim => Sim,
+}
+
+impl BackendChoice {
+    /// This machine as a cluster of one: what is meant where no section names a cluster.
+    pub(crate) fn this_machine(beside: &Path, service: &Service<'_>) -> Self {
+        let mut config = <Local as Kind>::Config::new("", "");
+        Local::resolve(&mut config, beside, service);
+        Self::Local(Box::new(config))
+    }
+}

@@ -1,0 +1,19 @@
+//! Why nothing to deploy could be printed or written.
+
+use std::{io, path::PathBuf};
+
+use super::BadValue;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DeployError {
+    #[error(transparent)]
+    Setting(#[from] BadValue),
+    #[error("{0}")]
+    Usage(String),
+    #[error("{operation} {}", path.display())]
+    File { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error("{0}")]
+    Other(String),
+}
+
+pub(super) type Result<T> = std::result::Result<T, DeployError>;

@@ -1,0 +1,61 @@
+//! The simulated cluster's registration.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use doctor_backend::{
+    BackendError, Effect,
+    registration::{Kind, Opened, Service},
+};
+use doctor_checks::Catalogue;
+use doctor_core::{policy::Policy, profile::MachineTypes};
+use serde::{Deserialize, Serialize};
+
+use crate::{RemoteSim, tests};
+
+/// A simulated cluster that is just being started is waited for.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// A simulated cluster in a process of its own.
+#[derive(Debug)]
+pub struct Sim;
+
+/// `[backend.sim]` of the service's configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimConfig {
+    pub socket: PathBuf,
+}
+
+impl SimConfig {
+    /// # Errors
+    /// If no simulated cluster answers there.
+    pub fn connect(&self) -> Result<Arc<RemoteSim>, BackendError> {
+        let refuse = |text: String| BackendError { operation: "connect", text, effect: Effect::NoneTryAgain };
+        RemoteSim::connect(&self.socket, WAIT).map(Arc::new).map_err(|error| refuse(error.to_string()))
+    }
+}
+
+impl Kind for Sim {
+    const NAME: &'static str = "sim";
+    const DEFAULT_TEXT: &'static str = include_str!("default.toml");
+
+    type Config = SimConfig;
+
+    fn resolve(config: &mut SimConfig, beside: &Path, _service: &Service<'_>) {
+        config.socket = beside.join(&config.socket);
+    }
+
+    fn open(config: &SimConfig, _service: &Service<'_>) -> Result<Opened, BackendError> {
+        let sim = config.connect()?;
+        Ok(Opened { backend: sim.clone(), clock: sim, voucher: None })
+    }
+
+    /// Its tests are simulated too.
+    fn checks(_policy: &Policy) -> (Catalogue, MachineTypes) {
+        (tests::catalogue(), MachineTypes::new([tests::profile_file()]))
+    }
+}
