@@ -27,6 +27,7 @@ pub mod reason;
 pub mod run;
 pub mod shown;
 pub mod snapshot;
+pub mod test_status;
 pub mod time;
 pub mod toml_text;
 pub mod trials;
