@@ -14,6 +14,8 @@ pub mod case;
 pub mod classify;
 pub mod failed_work;
 pub mod finding;
+pub mod fnv;
+pub mod hex;
 pub mod hostlist;
 pub mod ids;
 pub mod lifecycle;

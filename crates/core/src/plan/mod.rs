@@ -8,8 +8,6 @@ mod breaker;
 mod candidates;
 mod draft;
 mod due;
-#[doc(hidden)]
-pub mod fleet;
 mod holds;
 mod index;
 mod ladder;
