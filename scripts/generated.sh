@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the code knows best is written by `doctor docs` and committed: pages (checks, exit codes, command line), and the
-# built-in rules and machine types in the form that is read fastest.
+# What the code knows best is written by `doctor docs` and committed: pages (checks, exit codes, command line) and the
+# Helm chart.
 #   generated.sh check    fails if a committed file differs from what the code says
 #   generated.sh write    rewrites them
 set -euo pipefail

@@ -18,8 +18,8 @@ use doctor_core::{
 use serde::Deserialize;
 
 use crate::{
-    compiled::CompiledRules,
-    spec::{Check, Depth, Params, Spec, rules_as_written},
+    default_rules,
+    spec::{Check, Depth, Params, Spec},
 };
 
 #[derive(Debug, Clone, Default)]
@@ -211,7 +211,7 @@ impl Catalogue {
 
     /// The rules in force, for whoever needs those of some checks only: reading all of them takes milliseconds.
     pub fn rule_book<'a>(&'a self, policy: &'a Policy) -> RuleBook<'a> {
-        RuleBook { catalogue: self, policy, compiled: CompiledRules::new() }
+        RuleBook { catalogue: self, policy }
     }
 }
 
@@ -221,14 +221,13 @@ impl Catalogue {
 pub struct RuleBook<'a> {
     catalogue: &'a Catalogue,
     policy: &'a Policy,
-    compiled: CompiledRules,
 }
 
 impl RuleBook<'_> {
     /// # Errors
     /// If the check's own rules do not parse, which its tests would have shown.
     pub fn of(&self, check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
-        self.read(check, &|check| self.compiled.of(check))
+        self.read(check, &default_rules::all)
     }
 
     /// Those that can say anything about what was seen: most of a check's rules may be about events that were not.
@@ -237,7 +236,7 @@ impl RuleBook<'_> {
     /// If the check's own rules do not parse, which its tests would have shown.
     pub fn about(&self, check: &Check, seen: &Observation) -> Result<Vec<Rule>, toml::de::Error> {
         match seen {
-            Observation::Measured { events, .. } => self.read(check, &|check| self.compiled.about(check, events)),
+            Observation::Measured { events, .. } => self.read(check, &|check| default_rules::about(check, events)),
             Observation::NotApplicable(_) | Observation::CouldNot(_) => Ok(Vec::new()),
         }
     }
@@ -245,15 +244,12 @@ impl RuleBook<'_> {
     fn read(
         &self,
         check: &Check,
-        compiled: &dyn Fn(&Check) -> Option<Vec<Rule>>,
+        own: &dyn Fn(&Check) -> Result<Vec<Rule>, toml::de::Error>,
     ) -> Result<Vec<Rule>, toml::de::Error> {
         let base = CheckId::new(check.spec.id).ok().and_then(|id| Some((self.catalogue.form_of(&id)?.clone(), id)));
         let own = match base.as_ref().and_then(|(of, id)| Some((self.catalogue.get(of)?, id))) {
-            Some((base, id)) => form_rules(self.read(base, compiled)?, id),
-            None => match compiled(check) {
-                Some(own) => own,
-                None => rules_as_written(check)?,
-            },
+            Some((base, id)) => form_rules(self.read(base, own)?, id),
+            None => own(check)?,
         };
         let site = self.policy.rules.iter();
         let added = site.clone().filter(|rule| rule.check.as_str() == check.spec.id);

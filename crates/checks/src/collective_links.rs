@@ -4,7 +4,7 @@
 
 use doctor_core::observation::{Entity, EntityKind, Metric, Unit};
 
-use crate::collective_report::{GpuReport, NodeReport};
+use crate::collective_ranks::{GpuReport, NodeReport};
 
 /// One direction of the ring: the rank that sends, the one that receives, and bytes a second.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,7 +67,7 @@ pub(crate) fn metrics(nodes: &[NodeReport], own: usize) -> Vec<Metric> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective_report::SizeReport;
+    use crate::collective_ranks::SizeReport;
 
     const MIB: u64 = 1 << 20;
 

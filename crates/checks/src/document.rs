@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use doctor_core::{
+    hex,
     ids::{NodeName, RunId, TestId},
     node::Hardware,
     observation::{Event, Metric, ProbeFailure},
@@ -80,7 +81,7 @@ impl RunKey {
     }
 
     pub fn to_hex(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(&self.0)
     }
 
     /// What the nodes of a run over several know each other by. It does not tell the key.
@@ -89,20 +90,12 @@ impl RunKey {
     }
 
     pub fn from_hex(text: &str) -> Option<Self> {
-        let mut bytes = [0; 32];
-        // Digits only: a number may also be written with a sign.
-        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        for (i, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).ok()?;
-        }
-        Some(Self(bytes))
+        hex::decode(text)?.try_into().ok().map(Self)
     }
 
     /// What of these bytes only who has the key can say, in hexadecimal.
     pub(crate) fn signature(&self, body: &[u8]) -> String {
-        self.mac(body).finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(&self.mac(body).finalize().into_bytes())
     }
 
     /// Whether this is the signature of these bytes, in the same time whatever is wrong with it.

@@ -177,7 +177,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CHECKS, document::Measurements, fabric_growth, files::tests::found, judged::judged_with, spec};
+    use crate::{CHECKS, default_rules, document::Measurements, fabric_growth, files::tests::found, judged::judged_with};
     use doctor_core::{
         ids::Sku,
         observation::{Event, FailureKind, Metric, ProbeFailure, Unit},
@@ -237,7 +237,7 @@ mod tests {
     fn every_counter_has_the_severity_that_its_own_check_gives_it() {
         let rules_of = |id: &str| {
             let check = CHECKS.iter().find(|check| check.spec.id == id).unwrap();
-            spec::rules_as_written(check).unwrap()
+            default_rules::all(check).unwrap()
         };
         let ours = rules_of("fabric");
         for theirs in rules_of("ib-counters").into_iter().chain(rules_of("efa-counters")) {

@@ -4,6 +4,11 @@
 //! nvidia-smi does not tell is a failure to read, never a part that is not there: a check that needs it is inconclusive.
 
 use doctor_core::observation::{FailureKind, ProbeFailure};
+use quick_xml::{
+    Reader,
+    escape::resolve_xml_entity,
+    events::{BytesRef, BytesStart, Event},
+};
 
 use crate::gpu::{Driver, Gpu, GpuAnswer, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, Reading, bus_id};
 
@@ -35,7 +40,7 @@ pub fn read(log: &str, fields: &[String], on_pci: Vec<String>) -> Result<GpuAnsw
     };
     let gpus = log.gpus.iter().enumerate().map(|(index, card)| Gpu {
         index: u32::try_from(index).unwrap_or(u32::MAX),
-        bus: bus_id(card.id).unwrap_or_default(),
+        bus: bus_id(&card.id).unwrap_or_default(),
         fields: fields.iter().flat_map(|field| card.field(field)).collect(),
     });
     let gpus = gpus.collect();
@@ -44,76 +49,103 @@ pub fn read(log: &str, fields: &[String], on_pci: Vec<String>) -> Result<GpuAnsw
 
 /// The log, flat: the path of names above each text.
 #[derive(Default)]
-struct Log<'a> {
-    own: Vec<(String, &'a str)>,
-    gpus: Vec<Card<'a>>,
+struct Log {
+    own: Vec<(String, String)>,
+    gpus: Vec<Card>,
 }
 
-struct Card<'a> {
-    id: &'a str,
-    texts: Vec<(String, &'a str)>,
+struct Card {
+    id: String,
+    texts: Vec<(String, String)>,
     /// An empty list of processes has no text, and is not the same as none.
     lists_processes: bool,
 }
 
-impl<'a> Log<'a> {
+impl Log {
     /// `None` if it does not end as it began. The log has elements and texts, and attributes only of `gpu`.
-    fn parse(text: &'a str) -> Option<Self> {
-        let mut log = Self::default();
-        let mut open: Vec<&str> = Vec::new();
-        let mut ended = false;
-        let mut rest = text;
-        while let Some(at) = rest.find('<') {
-            let (said, tag) = (rest[..at].trim(), &rest[at + 1..]);
-            let (tag, after) = tag.split_once('>')?;
-            if !said.is_empty() {
-                log.note(&open, said);
+    fn parse(text: &str) -> Option<Self> {
+        let mut reader = Reader::from_str(text);
+        // The names of processes are not ours, and nvidia-smi may write them as they are.
+        reader.config_mut().allow_dangling_amp = true;
+        let (mut log, mut ended) = (Self::default(), false);
+        let (mut open, mut said) = (Vec::new(), String::new());
+        loop {
+            let event = reader.read_event().ok()?;
+            match &event {
+                Event::Text(text) => said.push_str(&text.xml10_content()),
+                Event::CData(text) => said.push_str(&text.xml10_content()),
+                Event::GeneralRef(name) => said.push_str(&referred(name)),
+                _ => log.note(&open, &std::mem::take(&mut said)),
             }
-            rest = after;
-            if tag.starts_with(['?', '!']) || tag.ends_with('/') {
-                continue;
-            }
-            if let Some(name) = tag.strip_prefix('/') {
-                (open.pop()? == name).then_some(())?;
-                ended = open.is_empty();
-                continue;
-            }
-            let name = tag.split_ascii_whitespace().next()?;
-            open.push(name);
-            (open.len() <= MOST_DEPTH).then_some(())?;
-            if open[1..] == ["gpu"] {
-                let id = tag.split('"').nth(1).unwrap_or_default();
-                log.gpus.push(Card { id, texts: Vec::new(), lists_processes: false });
-            }
-            if let ([_, "gpu", "processes"], Some(card)) = (&open[..], log.gpus.last_mut()) {
-                card.lists_processes = true;
+            match event {
+                Event::Start(tag) => {
+                    open.push(tag.name().as_ref().to_owned());
+                    (open.len() <= MOST_DEPTH).then_some(())?;
+                    log.begin(&open, &tag);
+                }
+                // That the names agree is the reader's to check.
+                Event::End(_) => {
+                    open.pop()?;
+                    ended = open.is_empty();
+                }
+                Event::Eof => return (ended && open.is_empty()).then_some(log),
+                _ => {}
             }
         }
-        ended.then_some(log)
     }
 
-    fn note(&mut self, open: &[&str], said: &'a str) {
-        match (open, self.gpus.last_mut()) {
-            ([_, "gpu", path @ ..], Some(card)) => card.texts.push((path.join("/"), said)),
-            ([_, path @ ..], _) => self.own.push((path.join("/"), said)),
+    fn begin(&mut self, open: &[String], tag: &BytesStart<'_>) {
+        match (&names(open)[..], self.gpus.last_mut()) {
+            ([_, "gpu"], _) => {
+                let id = tag.try_get_attribute("id").ok().flatten();
+                let id = id.map_or_else(String::new, |id| id.value.into_owned());
+                self.gpus.push(Card { id, texts: Vec::new(), lists_processes: false });
+            }
+            ([_, "gpu", "processes"], Some(card)) => card.lists_processes = true,
+            _ => {}
+        }
+    }
+
+    fn note(&mut self, open: &[String], said: &str) {
+        let said = said.trim();
+        if said.is_empty() {
+            return;
+        }
+        match (&names(open)[..], self.gpus.last_mut()) {
+            ([_, "gpu", path @ ..], Some(card)) => card.texts.push((path.join("/"), said.to_owned())),
+            ([_, path @ ..], _) => self.own.push((path.join("/"), said.to_owned())),
             ([], _) => {}
         }
     }
 
-    fn text(&self, path: &str) -> Option<&'a str> {
-        self.own.iter().find(|(known, _)| known == path).map(|(_, text)| *text)
+    fn text(&self, path: &str) -> Option<&str> {
+        self.own.iter().find(|(known, _)| known == path).map(|(_, text)| text.as_str())
     }
 }
 
-impl<'a> Card<'a> {
+fn names(open: &[String]) -> Vec<&str> {
+    open.iter().map(String::as_str).collect()
+}
+
+/// What `&name;` stands for. One that XML does not know stays as it is written.
+fn referred(name: &BytesRef<'_>) -> String {
+    let written = name.xml10_content();
+    match (name.resolve_char_ref(), resolve_xml_entity(&written)) {
+        (Ok(Some(char)), _) => char.to_string(),
+        (_, Some(text)) => text.to_owned(),
+        _ => format!("&{written};"),
+    }
+}
+
+impl Card {
     /// The text at this path; or what stands in the place of the whole branch, such as `N/A`.
-    fn text(&self, path: &str) -> Option<&'a str> {
+    fn text(&self, path: &str) -> Option<&str> {
         let above = |known: &str| path.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-        self.texts.iter().find(|(known, _)| above(known)).map(|(_, text)| *text)
+        self.texts.iter().find(|(known, _)| above(known)).map(|(_, text)| text.as_str())
     }
 
     /// The first of these paths that is there: names change with the version.
-    fn first(&self, paths: &[&str]) -> Option<&'a str> {
+    fn first(&self, paths: &[&str]) -> Option<&str> {
         paths.iter().find_map(|path| self.text(path))
     }
 
@@ -134,7 +166,7 @@ impl<'a> Card<'a> {
         };
         let all = |name: &str| {
             let path = format!("processes/process_info/{name}");
-            self.texts.iter().filter(move |(known, _)| *known == path).map(|(_, text)| *text)
+            self.texts.iter().filter(move |(known, _)| *known == path).map(|(_, text)| text.as_str())
         };
         if let (None, Some(instead)) = (all("pid").next(), self.text("processes")) {
             return vec![(asked, words(instead))];
@@ -440,6 +472,16 @@ mod tests {
         assert_eq!(gpu_with.fields.len(), 2);
         let none = H200.replace("processes>", "others>");
         assert!(matches!(gpu(&none, &fields).get("process.*.pid"), Some(Reading::Failed { .. })));
+    }
+
+    #[test]
+    fn the_name_of_a_process_is_not_a_part_of_the_log() {
+        for (name, known) in [("a &amp; b &#60;", "a & b <"), ("a && b", "a && b"), ("a &b; c", "a &b; c")] {
+            let log = H200.replace("<product_name>NVIDIA H200<", &format!("<product_name>{name}<"));
+            assert_eq!(gpu(&log, &["name"]).text("name"), Some(known), "{name}");
+        }
+        let deep = H200.replace("40 C", &format!("{}40 C{}", "<a>".repeat(20), "</a>".repeat(20)));
+        assert!(read(&deep, &[], Vec::new()).is_err(), "no log goes so deep");
     }
 
     #[test]

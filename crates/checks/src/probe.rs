@@ -7,7 +7,7 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 
-use crate::gpu::GpuAnswer;
+use crate::gpu_answer::GpuAnswer;
 
 /// One thing to read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

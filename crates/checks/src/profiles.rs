@@ -65,13 +65,23 @@ profiles![
 /// # Panics
 /// If a file compiled into this program is not a profile; a test reads them all.
 pub fn built_in() -> MachineTypes {
-    together(crate::compiled::profiles().unwrap_or_else(as_written))
+    together(BUILT_IN.iter().map(read).collect())
 }
 
 /// Of the built-in machine types only this one and those that it builds on: reading all takes longer. None of them, if it
 /// is not built in.
+///
+/// # Panics
+/// If a file compiled into this program is not a profile; a test reads them all.
 pub fn built_in_like(sku: &Sku) -> MachineTypes {
-    together(crate::compiled::profiles_for(sku).unwrap_or_else(as_written))
+    let (mut files, mut wanted) = (Vec::new(), Some(sku.clone()));
+    while let Some(sku) = wanted.take() {
+        let Some(built_in) = BUILT_IN.iter().find(|(name, _)| *name == sku.as_str()) else { break };
+        let file = read(built_in);
+        wanted.clone_from(&file.like);
+        files.insert(0, file);
+    }
+    together(files)
 }
 
 fn together(files: Vec<ProfileFile>) -> MachineTypes {
@@ -82,12 +92,8 @@ fn together(files: Vec<ProfileFile>) -> MachineTypes {
     types
 }
 
-/// The files as people read them.
-pub(crate) fn as_written() -> Vec<ProfileFile> {
-    let read = |(name, text): &(&str, &str)| {
-        ProfileFile::read(text).unwrap_or_else(|error| panic!("the compiled-in profile {name}: {error}"))
-    };
-    BUILT_IN.iter().map(read).collect()
+fn read((name, text): &(&str, &str)) -> ProfileFile {
+    ProfileFile::read(text).unwrap_or_else(|error| panic!("the compiled-in profile {name}: {error}"))
 }
 
 #[cfg(test)]
@@ -110,6 +116,15 @@ mod tests {
             assert!(text.starts_with("# ") && !file.source.is_empty() && !file.detect.is_empty(), "{name}");
             assert!(file.expect.contains_key("gpu_count"), "{name}");
         }
+    }
+
+    #[test]
+    fn a_machine_type_is_read_with_those_that_it_builds_on() {
+        let all = built_in();
+        for file in all.iter() {
+            assert_eq!(built_in_like(&file.sku).get(&file.sku), Some(file), "{}", file.sku);
+        }
+        assert_eq!(built_in_like(&Sku::new("nobody-knows-it").unwrap()), MachineTypes::default());
     }
 
     #[test]

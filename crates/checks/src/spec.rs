@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use doctor_core::{
     observation::{FailureKind, Observation, ProbeFailure},
-    policy::Rule,
     time::Span,
 };
 
@@ -197,14 +196,4 @@ pub enum Depth {
     Quick,
     /// Loads the node.
     Deep,
-}
-
-/// A check's own rules, from the text that people read.
-pub(crate) fn rules_as_written(check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
-    #[derive(serde::Deserialize)]
-    struct Own {
-        #[serde(default)]
-        rules: Vec<Rule>,
-    }
-    toml::from_str::<Own>(check.rules).map(|own| own.rules)
 }

@@ -132,6 +132,11 @@ impl OpenFinding {
     }
 }
 
+/// The worst severity among findings that are confirmed.
+pub(crate) fn worst_confirmed(findings: &[&OpenFinding]) -> Option<Severity> {
+    findings.iter().filter(|open| open.is_confirmed()).map(|open| open.finding.severity).max()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,53 +6,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ids::Sku, profile::MachineTypes, reason::coded};
-
-/// By what a machine type is recognised. Any one of the first three does; GPUs need their number too.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Signs {
-    /// What the cloud calls it, such as `p5.48xlarge`. Small and capital letters are the same.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub instance_types: Vec<String>,
-    /// What the firmware calls the product (`/sys/class/dmi/id/product_name`), whole.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub products: Vec<String>,
-    /// Vendor and device of its GPUs on the PCI bus, such as `10de:2330`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub gpu_ids: Vec<String>,
-    /// A part of the name that the driver gives its GPUs, such as `H100 80GB HBM3`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub gpu_names: Vec<String>,
-    /// How many of those GPUs it has.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gpus: Option<u32>,
-}
-
-impl Signs {
-    pub const fn is_empty(&self) -> bool {
-        self.instance_types.is_empty()
-            && self.products.is_empty()
-            && self.gpu_ids.is_empty()
-            && self.gpu_names.is_empty()
-            && self.gpus.is_none()
-    }
-
-    fn says(list: &[String], word: &str) -> bool {
-        list.iter().any(|entry| entry.eq_ignore_ascii_case(word.trim()))
-    }
-
-    /// Whether these GPUs are this type's. Some may be missing, or nobody would ever be told that they are; but a
-    /// machine with half of them or fewer is more likely another type or a part of a machine.
-    fn fits_gpus(&self, facts: &MachineFacts) -> bool {
-        let Some(count) = self.gpus.filter(|count| *count > 0) else { return false };
-        let on_bus = facts.gpu_ids.iter().filter(|id| Self::says(&self.gpu_ids, id)).count();
-        let named = |name: &String| self.gpu_names.iter().any(|part| name.contains(part.as_str()));
-        let in_driver = facts.gpu_names.iter().filter(|name| named(name)).count();
-        let seen = u32::try_from(on_bus.max(in_driver)).unwrap_or(u32::MAX);
-        seen <= count && seen > count / 2
-    }
-}
+use crate::{
+    ids::Sku,
+    profile::{MachineTypes, Signs},
+    reason::coded,
+};
 
 /// What a machine says of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,9 +107,20 @@ pub fn detect(types: &MachineTypes, facts: &MachineFacts) -> Detection {
         }
         None => detection.steps.push("product: the firmware does not say what it is".to_owned()),
     }
-    let fits = fitting(&|signs| signs.fits_gpus(facts));
+    let fits = fitting(&|signs| fits_gpus(signs, facts));
     detection.settle(ToldBy::Gpus, &gpus_in_words(facts), fits);
     detection
+}
+
+/// Whether these GPUs are those of the type with these signs. Some may be missing, or nobody would ever be told that they are; but a
+/// machine with half of them or fewer is more likely another type or a part of a machine.
+fn fits_gpus(signs: &Signs, facts: &MachineFacts) -> bool {
+    let Some(count) = signs.gpus.filter(|count| *count > 0) else { return false };
+    let on_bus = facts.gpu_ids.iter().filter(|id| Signs::says(&signs.gpu_ids, id)).count();
+    let named = |name: &String| signs.gpu_names.iter().any(|part| name.contains(part.as_str()));
+    let in_driver = facts.gpu_names.iter().filter(|name| named(name)).count();
+    let seen = u32::try_from(on_bus.max(in_driver)).unwrap_or(u32::MAX);
+    seen <= count && seen > count / 2
 }
 
 fn gpus_in_words(facts: &MachineFacts) -> String {

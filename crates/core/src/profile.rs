@@ -4,6 +4,7 @@
 //! The program brings some along; a site's files are laid over them by name.
 
 mod import;
+mod signs;
 
 use std::collections::BTreeMap;
 
@@ -11,11 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::Sku,
-    machine::Signs,
     toml_text::{self, BadText},
 };
 
-pub use import::{Imported, Skipped, import};
+pub use self::{
+    import::{Imported, Skipped, import},
+    signs::Signs,
+};
 
 /// Expectations for one machine type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ use crate::{
     node::Occupancy,
     reason::coded,
     snapshot::{NodeRecord, Snapshot},
-    view::Standing,
+    test_status::Standing,
 };
 
 coded! {

@@ -12,6 +12,7 @@ mod map;
 mod nodes;
 mod period;
 mod plan;
+mod report;
 mod runs;
 mod said;
 mod series;
@@ -20,6 +21,7 @@ mod standing;
 mod status;
 mod timeline;
 mod why;
+mod why_view;
 mod words;
 
 use std::collections::BTreeMap;
@@ -32,20 +34,23 @@ pub use self::{
     findings::{FindingRow, findings},
     map::{FleetMap, MapRow, fleet_map},
     nodes::{NodeRow, TestCell, Use, node_row, node_rows},
-    period::{Count, FaultRow, Period, ReportView, ResultsRow, RunFacts, Tested, report},
+    period::{Period, RunFacts, Tested},
     plan::{ActionRow, PassedRow, PlanView, action_row, plan_view},
+    report::{Count, FaultRow, ReportView, ResultsRow, report},
     runs::{OutcomeView, RunView, outcomes, run_view},
     said::{clock, hours, percent, plural},
     series::Slot,
     spread::{Outlier, Spread},
-    standing::{Due, Latest, Standing},
+    standing::{Due, Latest},
     status::{
         BreakerState, BreakerView, CycleView, LeaderView, Ledger, NodeCounts, RunCounts, SilentView, StatusView, status,
     },
     timeline::{BootFacts, Happening, Moment, ResultFacts, timeline},
-    why::{AuditLine, CaseView, FindingView, Kept, StepView, TestLine, WhyView, why},
+    why::{Kept, why},
+    why_view::{AuditLine, CaseView, FindingView, StepView, TestLine, WhyView},
     words::{Meaning, PASSED_OVER, evidence, passed_over_code, passed_over_text, run_end},
 };
+pub use crate::test_status::Standing;
 use crate::{
     hostlist::Selector,
     ids::{NodeName, RunId, TestId},

@@ -110,24 +110,16 @@ fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
 
 /// Bytes as text that JSON can carry.
 mod hex {
+    use doctor_core::hex::{decode, encode};
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let digit = |value: u8| char::from(DIGITS[usize::from(value)]);
-        let text: String = bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect();
-        serializer.serialize_str(&text)
+        serializer.serialize_str(&encode(bytes))
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-        let pair = |pair: &[u8]| match pair {
-            [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
-            _ => None,
-        };
-        let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(pair).collect();
-        bytes.ok_or_else(|| D::Error::custom("these are no bytes in hexadecimal"))
+        decode(&text).ok_or_else(|| D::Error::custom("these are no bytes in hexadecimal"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which machine this is, whatever it is called today.
 
 use doctor_checks::probe::{Probe, ProbeOutput};
-use doctor_core::node::Hardware;
+use doctor_core::{hex, node::Hardware};
 
 use crate::runner::ProbeRunner;
 
@@ -41,11 +41,8 @@ fn physical_host(runner: &dyn ProbeRunner) -> Option<String> {
     let ProbeOutput::Files(files) = runner.run(&Probe::Bytes { pattern: POOL.to_owned(), most: MOST_POOL }) else {
         return None;
     };
-    let digits = files.first()?.text.as_ref().ok()?.as_bytes();
-    let bytes: Option<Vec<u8>> =
-        digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect();
+    let bytes = hex::decode(files.first()?.text.as_ref().ok()?)?;
     let text = |field: &[u8]| String::from_utf8_lossy(field).trim_matches(['\0', ' ', '\n']).to_owned();
-    let bytes = bytes?;
     let mut records = bytes.chunks_exact(NAME + VALUE).map(|record| (text(&record[..NAME]), text(&record[NAME..])));
     let (_, host) = records.find(|(name, _)| name == "PhysicalHostNameFullyQualified")?;
     Some(host).filter(|host| !host.is_empty() && host.len() <= 256 && !host.chars().any(char::is_control))
@@ -87,7 +84,7 @@ mod tests {
             for (name, value) in records {
                 bytes.extend(format!("{name:\0<512}{value:\0<2048}").into_bytes());
             }
-            let digits = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            let digits = hex::encode(&bytes);
             let file = doctor_checks::probe::FileText { path: POOL.to_owned(), text: Ok(digits) };
             let probe = Probe::Bytes { pattern: POOL.to_owned(), most: MOST_POOL };
             collect(&FixtureRunner::new([(probe, ProbeOutput::Files(vec![file]))])).physical_host

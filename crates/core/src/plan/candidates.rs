@@ -9,8 +9,9 @@ use std::{
 
 use super::{
     draft::{Draft, ago, because, coarse, named},
-    index::{Group, Rank, TestMask},
+    index::{Group, Rank},
     rooms::Rooms,
+    test_set::TestSet,
 };
 use crate::{
     failed_work::{FailedHere, Weight},
@@ -26,12 +27,12 @@ pub(super) fn plan(draft: &mut Draft<'_>) -> Rooms {
     let (snapshot, index) = (draft.snapshot, draft.index);
     let mut heads: BinaryHeap<Reverse<(Rank, Group)>> = BinaryHeap::new();
     if rooms.has_slots() {
-        let open = index.groups.iter().filter(|(group, _)| rooms.ask(snapshot, **group).is_ok());
-        heads.extend(open.filter_map(|(group, ranks)| Some(Reverse((first(draft, ranks, None)?, *group)))));
+        let open = index.groups.iter().filter(|(group, _)| rooms.ask(snapshot, group).is_ok());
+        heads.extend(open.filter_map(|(group, ranks)| Some(Reverse((first(draft, ranks, None)?, group.clone())))));
     }
     while let Some(Reverse((rank, group))) = heads.pop() {
-        let Ok(mask) = rooms.ask(snapshot, group) else { continue };
-        choose(draft, rank, mask);
+        let Ok(tests) = rooms.ask(snapshot, &group) else { continue };
+        choose(draft, rank, &tests);
         rooms = Rooms::new(draft);
         if !rooms.has_slots() {
             break;
@@ -53,9 +54,9 @@ fn is_choosable(draft: &Draft<'_>, node: u32) -> bool {
     !draft.active.contains(&node) && !draft.left_alone.contains(&node)
 }
 
-fn choose(draft: &mut Draft<'_>, rank: Rank, mask: TestMask) {
+fn choose(draft: &mut Draft<'_>, rank: Rank, tests: &TestSet) {
     let record = &draft.snapshot.nodes[rank.node as usize];
-    let tests = named(draft.snapshot, mask);
+    let tests = named(draft.snapshot, tests);
     let confirming = record.findings.iter().any(|open| !open.is_confirmed() && tests.contains(&open.finding.check));
     let Some(tests) = NonEmpty::new(tests) else { return };
     let missed = record.records.iter().any(|known| known.misses() > 0 && known.age_key() == rank.age);

@@ -2,11 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{
-    Action,
-    breaker::Gate,
-    index::{Index, TestMask},
-};
+use super::{Action, breaker::Gate, index::Index, test_set::TestSet};
 use crate::{
     case::Case,
     ids::{CaseId, IdSource, NodeName, PoolName, RunId, TestId},
@@ -18,6 +14,9 @@ use crate::{
     snapshot::{NodeRecord, Snapshot},
     time::{Span, Timestamp},
 };
+
+/// A job that cannot be cancelled for this long no longer counts against the number of jobs; its node stays taken.
+const STUCK_AFTER: Span = Span::minutes(15);
 
 pub(super) struct Draft<'a> {
     pub snapshot: &'a Snapshot,
@@ -54,9 +53,7 @@ impl<'a> Draft<'a> {
             cases: snapshot.cases.iter().enumerate().map(|(place, case)| (case.id, place)).collect(),
         };
         for active in &snapshot.runs {
-            let stuck = active
-                .cancelling
-                .is_some_and(|cancelling| snapshot.at.since(cancelling.since) >= super::running::STUCK_AFTER);
+            let stuck = active.cancelling.is_some_and(|cancelling| snapshot.at.since(cancelling.since) >= STUCK_AFTER);
             let nodes: Vec<u32> = active.run.nodes.iter().filter_map(|name| find(snapshot, name)).collect();
             if !stuck {
                 let pools: Vec<u16> = nodes.iter().map(|node| index.pool(*node)).collect();
@@ -299,13 +296,13 @@ impl Usage {
     }
 }
 
-/// The tests of a mask, in their order.
-pub(super) fn named(snapshot: &Snapshot, mask: TestMask) -> Vec<TestId> {
+/// The tests of a set, in their order.
+pub(super) fn named(snapshot: &Snapshot, tests: &TestSet) -> Vec<TestId> {
     snapshot
         .tests
         .iter()
         .enumerate()
-        .filter(|(place, _)| mask & (1 << place) != 0)
+        .filter(|(place, _)| tests.contains(*place))
         .map(|(_, test)| test.id.clone())
         .collect()
 }

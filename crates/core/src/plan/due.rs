@@ -1,7 +1,7 @@
 //! When each test is due on a node: by its cut-off, sooner while something is open against the node, and at once when the
 //! work of several users failed there since.
 
-use super::index::TestMask;
+use super::test_set::TestSet;
 use crate::{
     failed_work::{FailedHere, Weight},
     policy::TestPolicy,
@@ -14,21 +14,21 @@ const WATCH_EVERY: Span = Span::days(1);
 
 /// What is due on one node.
 pub(super) struct Due {
-    pub(super) mask: TestMask,
+    pub(super) tests: TestSet,
     pub(super) age: Timestamp,
     /// When the next test becomes due.
     pub(super) next: Timestamp,
 }
 
-pub(super) fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: TestMask) -> Due {
-    let mut due = Due { mask: 0, age: Timestamp::MAX, next: Timestamp::MAX };
+pub(super) fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: &TestSet) -> Due {
+    let mut due = Due { tests: TestSet::default(), age: Timestamp::MAX, next: Timestamp::MAX };
     for (place, (test, known)) in snapshot.tests.iter().zip(&record.records).enumerate() {
-        if applies & (1 << place) == 0 {
+        if !applies.contains(place) {
             continue;
         }
         let moment = due_at(snapshot, record, test, known);
         if moment <= snapshot.at {
-            due.mask |= 1 << place;
+            due.tests.insert(place);
             due.age = due.age.min(known.age_key());
         } else {
             due.next = due.next.min(moment);

@@ -11,7 +11,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use super::{PassedOver, due::due_tests};
+use super::{PassedOver, due::due_tests, test_set::TestSet};
 use crate::{
     failed_work::Weight,
     ids::PoolName,
@@ -22,17 +22,11 @@ use crate::{
     time::Timestamp,
 };
 
-/// Tests by their place in `Snapshot::tests`.
-pub(super) type TestMask = u128;
-
-/// More tests than bits in [`TestMask`] cannot be planned; a catalogue has tens.
-pub const MOST_TESTS: usize = 128;
-
 /// Nodes that share their fate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     pub pool: u16,
-    pub due: TestMask,
+    pub due: TestSet,
 }
 
 /// The order in which due nodes are taken: suspects first, then those on which user work failed, then the stalest, then
@@ -70,7 +64,7 @@ pub(super) struct Index {
     pub pools: Vec<PoolName>,
     pub counts: Vec<PoolCount>,
     /// Tests that apply in each pool.
-    applies: Vec<TestMask>,
+    applies: Vec<TestSet>,
     pool_of: Vec<u16>,
     out: Vec<bool>,
     /// When each node's agent last spoke, side by side: all of them are looked at in every plan. `MAX`: no agent is
@@ -130,7 +124,7 @@ impl Index {
             self.pool_of.push(pool);
             let (standing, next) = self.stand(snapshot, node, record);
             if let Standing::Due(group, rank) = &standing {
-                groups.entry(*group).or_default().push(*rank);
+                groups.entry(group.clone()).or_default().push(*rank);
             }
             keep(record, standing, next);
             self.set_heard(node, record.heard);
@@ -203,7 +197,7 @@ impl Index {
             }
         }
         if let Standing::Due(group, rank) = &standing {
-            self.groups.entry(*group).or_default().insert(*rank);
+            self.groups.entry(group.clone()).or_default().insert(*rank);
         }
         self.standings[i] = standing;
         true
@@ -240,8 +234,8 @@ impl Index {
     }
 
     /// Tests that apply to this node.
-    pub(super) fn applies(&self, node: u32) -> TestMask {
-        self.applies[self.pool_of[node as usize] as usize]
+    pub(super) fn applies(&self, node: u32) -> &TestSet {
+        &self.applies[self.pool_of[node as usize] as usize]
     }
 
     fn stand(&self, snapshot: &Snapshot, node: u32, record: &NodeRecord) -> (Standing, Timestamp) {
@@ -275,14 +269,14 @@ impl Index {
             return passed(PassedOver::BackingOff { until: backoff.until }, backoff.until);
         }
         let applies = self.applies(node);
-        if applies == 0 {
+        if applies.is_empty() {
             return passed(PassedOver::NothingApplies, Timestamp::MAX);
         }
         let due = due_tests(snapshot, record, applies);
-        if due.mask == 0 {
+        if due.tests.is_empty() {
             return passed(PassedOver::Fresh { until: due.next }, due.next);
         }
-        let group = Group { pool: self.pool(node), due: due.mask };
+        let group = Group { pool: self.pool(node), due: due.tests };
         let calm = record.life != Life::Suspect && record.findings.is_empty();
         (Standing::Due(group, Rank { calm, risk: Reverse(record.risk()), age: due.age, node }), due.next)
     }
@@ -308,15 +302,10 @@ fn fetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
     std::hint::black_box(read);
 }
 
-fn applicable(tests: &[TestPolicy], pool: &PoolName) -> TestMask {
-    let mut mask = 0;
-    for (place, test) in tests.iter().enumerate().take(MOST_TESTS) {
-        // One over several nodes says nothing of a node by itself.
-        if !test.together && test.pools.as_ref().is_none_or(|pools| pools.contains(pool)) {
-            mask |= 1 << place;
-        }
-    }
-    mask
+fn applicable(tests: &[TestPolicy], pool: &PoolName) -> TestSet {
+    // One over several nodes says nothing of a node by itself.
+    let applies = |test: &TestPolicy| !test.together && test.pools.as_ref().is_none_or(|pools| pools.contains(pool));
+    tests.iter().enumerate().filter(|(_, test)| applies(test)).map(|(place, _)| place).collect()
 }
 
 /// Something about this node may need a remedy, an event or an end.

@@ -1,13 +1,18 @@
 //! One case, one step further: reset, reboot, quarantine, replace or a person; evidence before each step that
 //! destroys it. What proves a node well and gives it back is in `proof`.
 
-use super::{Action, draft::Draft, holds::SETTLES_WITHIN, proof, remedies::worst_confirmed};
+use super::{
+    Action,
+    draft::Draft,
+    proof,
+    steps::{drive, escalate, hand_over, is_ordered, may, only_excludes, propose},
+};
 use crate::{
     case::{Case, Rung, Step, StepKind, StepState},
-    finding::{OpenFinding, Severity},
+    finding::{OpenFinding, Severity, worst_confirmed},
     lifecycle::{Life, LifeEvent},
     node::{MarkKind, Occupancy},
-    policy::{Mode, Policy, WindowKind},
+    policy::{Policy, WindowKind},
     snapshot::NodeRecord,
     time::Span,
 };
@@ -62,44 +67,6 @@ fn route(draft: &Draft<'_>, case: &Case) -> Vec<StepKind> {
         Rung::Replace => Severity::Isolate,
     };
     draft.snapshot.policy.repair.steps.get(&severity).cloned().unwrap_or_default()
-}
-
-/// Whether policy, mode and backend let us do this ourselves.
-pub(super) fn may(draft: &Draft<'_>, kind: StepKind) -> bool {
-    let (policy, caps) = (&draft.snapshot.policy, &draft.snapshot.caps);
-    let acting = policy.mode == Mode::Act;
-    match kind {
-        StepKind::Mark => policy.mode != Mode::Observe && policy.allow.mark && caps.mark,
-        StepKind::Drain => acting && policy.allow.drain && caps.drain,
-        StepKind::Evict => acting && policy.allow.evict && caps.evict,
-        StepKind::Reset => acting && policy.allow.reset && caps.reset,
-        StepKind::Reboot => acting && policy.allow.reboot && caps.reboot,
-        StepKind::Replace => acting && policy.allow.replace && caps.replace,
-        // What we did we may undo, whatever else is allowed by now; while we only observe, a person has to.
-        StepKind::Unmark => policy.mode != Mode::Observe && caps.mark,
-        StepKind::Undrain => policy.mode != Mode::Observe && caps.drain,
-        StepKind::KeepEvidence | StepKind::Prove | StepKind::Examine | StepKind::HandOver | StepKind::Release => true,
-    }
-}
-
-/// Whether the cluster has no way to keep users off a node. Taken out of service, it is left out of what we offer, and no more: what can
-/// be done about it is done with what there is.
-pub(super) fn only_excludes(draft: &Draft<'_>) -> bool {
-    let caps = &draft.snapshot.caps;
-    !caps.mark && !caps.drain
-}
-
-/// Whether an operator ordered this for the node; then no leave of the policy is needed.
-pub(super) fn is_ordered(draft: &Draft<'_>, case: &Case, kind: StepKind) -> bool {
-    let caps = &draft.snapshot.caps;
-    let can = match kind {
-        StepKind::Mark => caps.mark,
-        StepKind::Drain => caps.drain,
-        StepKind::Evict => caps.evict,
-        _ => false,
-    };
-    let ordered = case.is_examined() && case.step(kind).is_some_and(|step| step.state != StepState::Proposed);
-    ordered && can && draft.snapshot.policy.mode != Mode::Observe
 }
 
 /// New trouble that asks for a higher rung.
@@ -353,75 +320,4 @@ fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
         }
     }
     false
-}
-
-pub(super) fn hand_over(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) -> bool {
-    let op = draft.ids.op();
-    let step = StepKind::HandOver;
-    draft.act(Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 }, "handed-over", why);
-    draft.touched.insert(node);
-    draft.advance(node, &LifeEvent::GivenUp, Some(case.id), "handed-over", why);
-    false
-}
-
-/// Carries a step out, again where it was interrupted or failed. The same operation id is the same effect.
-pub(super) fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
-    let most = draft.snapshot.policy.repair.tries;
-    let (op, tries) = match case.step(kind) {
-        Some(step) if step.state == StepState::Intended => (step.op, step.tries),
-        Some(step) if step.state == StepState::Failed => (draft.ids.op(), step.tries.saturating_add(1)),
-        // Done, and yet not to be seen: give the backend time, then do it anew. Evidence is nothing to be seen.
-        Some(step)
-            if step.state == StepState::Done
-                && kind != StepKind::KeepEvidence
-                && draft.snapshot.at.since(step.at) <= SETTLES_WITHIN =>
-        {
-            return;
-        }
-        _ => (draft.ids.op(), 1),
-    };
-    // Marks are tried for ever, at a growing distance; the cycle's own length is the shortest.
-    let last = case.step(kind).filter(|step| step.state == StepState::Failed);
-    if let Some(step) = last
-        && draft.snapshot.at.since(step.at) < Span::minutes(1).doubled(step.tries.min(10), Span::hours(1))
-        && !(kind.destroys_evidence() && step.tries < most)
-    {
-        return;
-    }
-    let text = format!("for case {} at rung {}", case.id, case.rung);
-    draft.touched.insert(node);
-    draft.act(
-        Action::Step { case: case.id, node: record.node.name.clone(), step: kind, op, tries },
-        "case",
-        text.clone(),
-    );
-    if matches!(kind, StepKind::Reset | StepKind::Reboot | StepKind::Replace) {
-        draft.advance(node, &LifeEvent::StepBegan { step: kind, tries }, Some(case.id), "case", text);
-    }
-}
-
-pub(super) fn propose(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind, why: &str) {
-    if case.step(kind).is_none_or(|step| step.state != StepState::Proposed) {
-        let op = draft.ids.op();
-        draft.touched.insert(node);
-        draft.act(
-            Action::Propose { case: case.id, node: record.node.name.clone(), step: kind, op },
-            "not-allowed",
-            why,
-        );
-    }
-}
-
-pub(super) fn escalate(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
-    let Some(to) = case.rung.next() else {
-        hand_over(draft, node, record, case, why);
-        return;
-    };
-    draft.touched.insert(node);
-    draft.act(Action::Escalate { case: case.id, to }, "did-not-help", why);
-    let event = match record.life {
-        Life::Proving { .. } => LifeEvent::ProofEnded,
-        _ => LifeEvent::StepEnded,
-    };
-    draft.advance(node, &event, Some(case.id), "did-not-help", why);
 }

@@ -1,7 +1,7 @@
 //! Which machine is behind a name: one that became known, was exchanged, or came back under another name. Its past
 //! goes with the machine.
 
-use super::{Action, draft::Draft, index::is_new_machine, remedies::new_case};
+use super::{Action, draft::Draft, index::is_new_machine, new_case::new_case};
 use crate::{
     case::{Case, Closed, Rung, StepKind, StepState},
     finding::Severity,

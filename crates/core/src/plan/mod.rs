@@ -8,17 +8,18 @@ mod breaker;
 mod candidates;
 mod draft;
 mod due;
-#[doc(hidden)]
-pub mod fleet;
 mod holds;
 mod index;
 mod ladder;
 mod machines;
+mod new_case;
 mod proof;
 mod remedies;
 mod requests;
 mod rooms;
 mod running;
+mod steps;
+mod test_set;
 #[cfg(test)]
 mod tests;
 mod together;
@@ -28,7 +29,6 @@ use std::{collections::BTreeSet, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use due::due_at;
-pub use index::MOST_TESTS;
 pub use remedies::unhealthy;
 pub use together::MOST_NODES;
 
@@ -46,6 +46,9 @@ use crate::{
     snapshot::{ActiveRun, Breaker, NodeRecord, Pause, RecentActions, Request, Snapshot, Trial},
     time::{Span, Timestamp},
 };
+
+/// So many tests the controller's settings accept. Planning itself has no limit.
+pub const MOST_TESTS: usize = 128;
 
 /// What to do, and for every node not chosen, why not.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -246,7 +249,7 @@ pub fn plan(snapshot: &Snapshot, ids: &mut IdSource) -> Plan {
     });
     let decision = decide(snapshot, &index, ids);
     for (place, group) in due {
-        passed_over[place].1 = decision.rooms.why_not(snapshot, group);
+        passed_over[place].1 = decision.rooms.why_not(snapshot, &group);
     }
     let mut spoken_for = decision.spoken_for.iter().copied().peekable();
     let mut nodes = 0_u32..;
@@ -279,7 +282,7 @@ impl Decision {
         }
         Some(match &index.standings[node as usize] {
             Standing::Passed(why) => why.clone(),
-            Standing::Due(group, _) => self.rooms.why_not(snapshot, *group),
+            Standing::Due(group, _) => self.rooms.why_not(snapshot, group),
         })
     }
 }
@@ -362,7 +365,7 @@ impl Planner {
         changed.extend(decision.spoken_for.symmetric_difference(&self.last.spoken_for));
         if decision.rooms != self.last.rooms {
             for (group, ranks) in &self.index.groups {
-                let [now, before] = [&decision, &self.last].map(|plan| plan.rooms.why_not(&self.snapshot, *group));
+                let [now, before] = [&decision, &self.last].map(|plan| plan.rooms.why_not(&self.snapshot, group));
                 if now != before {
                     changed.extend(ranks.iter().map(|rank| rank.node));
                 }

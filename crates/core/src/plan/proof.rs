@@ -7,8 +7,8 @@
 use super::{
     Action,
     draft::{Draft, because, is_routine, named},
-    ladder::{drive, escalate, hand_over, may, propose},
     rooms::closed_pool,
+    steps::{drive, escalate, hand_over, may, propose},
 };
 use crate::{
     case::{Advice, Case, Closed, Step, StepKind},

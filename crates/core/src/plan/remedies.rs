@@ -4,14 +4,16 @@ use super::{
     Action, Notice,
     draft::{Draft, is_touchable},
     holds, ladder, machines,
+    new_case::new_case,
+    steps,
 };
 use crate::{
-    case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
-    finding::{OpenFinding, Severity},
-    ids::{CaseId, HardwareId, RunId},
+    case::{Case, Closed, Rung, Step, StepKind, StepState},
+    finding::{OpenFinding, Severity, worst_confirmed},
+    ids::{CaseId, RunId},
     lifecycle::{Life, LifeEvent},
     node::{MarkKind, Occupancy, OurMark},
-    policy::{Mode, Policy},
+    policy::Mode,
     reason::Because,
     snapshot::NodeRecord,
 };
@@ -172,7 +174,7 @@ pub(super) fn open_for_person(draft: &mut Draft<'_>, node: u32, severity: Severi
         id
     };
     let marks = &record.node.marks;
-    if !marks.has_ours(MarkKind::Unhealthy) && marks.foreign_block().is_none() && ladder::may(draft, StepKind::Mark) {
+    if !marks.has_ours(MarkKind::Unhealthy) && marks.foreign_block().is_none() && steps::may(draft, StepKind::Mark) {
         mark(draft, record, id, code, text);
     }
     let after = |event: &LifeEvent| record.life.after(event);
@@ -207,7 +209,7 @@ pub(super) fn open_to_examine(draft: &mut Draft<'_>, node: u32, evict: bool, tex
     let id = case.id;
     let marking = case
         .step(StepKind::Mark)
-        .filter(|_| !is_theirs && ladder::is_ordered(draft, &case, StepKind::Mark))
+        .filter(|_| !is_theirs && steps::is_ordered(draft, &case, StepKind::Mark))
         .map(|step| step.op);
     draft.act(Action::OpenCase(case), "operator", text);
     if let Some(op) = marking {
@@ -244,10 +246,6 @@ fn doubt(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, silent: bool) {
     }
 }
 
-pub(super) fn worst_confirmed(findings: &[&OpenFinding]) -> Option<Severity> {
-    findings.iter().filter(|open| open.is_confirmed()).map(|open| open.finding.severity).max()
-}
-
 fn is_live(draft: &Draft<'_>, open: &OpenFinding) -> bool {
     draft.snapshot.at.since(open.last_seen) <= draft.snapshot.policy.repair.watch
 }
@@ -277,7 +275,7 @@ fn take_out(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, severity: Sev
     let case = new_case(draft, record, severity, live.iter().map(|open| open.finding.clone()).collect());
     let id = case.id;
     draft.act(Action::OpenCase(case), "confirmed", text.clone());
-    if !ladder::only_excludes(draft) {
+    if !steps::only_excludes(draft) {
         mark(draft, record, id, "confirmed", &text);
     }
     draft.advance(node, &LifeEvent::TakenOut, Some(id), "confirmed", text);
@@ -287,8 +285,8 @@ fn take_out(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, severity: Sev
 /// Whether we may take nodes out of service at all. Where there are no marks, leave to mark is leave to do without.
 fn may_take_out(draft: &Draft<'_>) -> bool {
     let policy = &draft.snapshot.policy;
-    let excludes = ladder::only_excludes(draft) && policy.mode != Mode::Observe && policy.allow.mark;
-    excludes || ladder::may(draft, StepKind::Mark)
+    let excludes = steps::only_excludes(draft) && policy.mode != Mode::Observe && policy.allow.mark;
+    excludes || steps::may(draft, StepKind::Mark)
 }
 
 fn passes_gate(draft: &mut Draft<'_>, node: u32) -> bool {
@@ -311,8 +309,8 @@ fn proposed(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
         draft.advance(node, &LifeEvent::TakenOut, Some(case.id), "marked", "the mark is there");
         draft.left_alone.insert(node);
     } else if marks.foreign_block().is_none() && may_take_out(draft) && passes_gate(draft, node) {
-        let text = if ladder::only_excludes(draft) { "it can do without a mark" } else { "marking is allowed now" };
-        if !ladder::only_excludes(draft) {
+        let text = if steps::only_excludes(draft) { "it can do without a mark" } else { "marking is allowed now" };
+        if !steps::only_excludes(draft) {
             mark(draft, record, case.id, "now-allowed", text);
         }
         draft.advance(node, &LifeEvent::TakenOut, Some(case.id), "now-allowed", text);
@@ -326,72 +324,6 @@ fn mark(draft: &mut Draft<'_>, record: &NodeRecord, case: CaseId, code: &'static
     let op = draft.ids.op();
     let step = Action::Step { case, node: record.node.name.clone(), step: StepKind::Mark, op, tries: 1 };
     draft.act(step, code, text);
-}
-
-pub(super) fn new_case(
-    draft: &mut Draft<'_>,
-    record: &NodeRecord,
-    severity: Severity,
-    findings: Vec<crate::finding::Finding>,
-) -> Case {
-    let hardware = machine_of(record);
-    let first = Policy::first_rung(severity);
-    let rung = remembered(draft, &hardware).map_or(first, |tried| tried.max(first));
-    let steps = found(draft, record, rung);
-    Case {
-        id: draft.ids.case(),
-        hardware,
-        node: record.node.name.clone(),
-        opened: draft.snapshot.at,
-        severity,
-        findings,
-        rung,
-        steps,
-        state: CaseState::Open,
-        boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
-        advice: None,
-        failed_work: record.failed.as_ref().map_or_else(Vec::new, |failed| failed.works.clone()),
-    }
-}
-
-/// Marks of ours that are there already, as the steps that they are: whoever removes one is not fought.
-fn found(draft: &mut Draft<'_>, record: &NodeRecord, rung: Rung) -> Vec<Step> {
-    let kinds = [(MarkKind::Unhealthy, StepKind::Mark), (MarkKind::Cordon, StepKind::Drain)];
-    let there = kinds.into_iter().filter(|(mark, _)| record.node.marks.has_ours(*mark));
-    there
-        .map(|(_, what)| Step {
-            op: draft.ids.op(),
-            what,
-            rung,
-            state: StepState::Done,
-            at: draft.snapshot.at,
-            tries: 1,
-            text: "found in place".to_owned(),
-        })
-        .collect()
-}
-
-/// The rung after the highest that was tried on this machine and is still remembered.
-fn remembered(draft: &Draft<'_>, hardware: &HardwareId) -> Option<Rung> {
-    let since = draft.snapshot.at.minus(draft.snapshot.policy.repair.memory);
-    let tried = draft
-        .snapshot
-        .cases
-        .iter()
-        .filter(|case| case.hardware == *hardware)
-        .filter(|case| matches!(case.state, CaseState::Closed { at, how: Closed::Returned } if at > since));
-    tried
-        .filter(|case| case.ever_done(StepKind::Reset) || case.ever_done(StepKind::Reboot))
-        .map(|case| case.rung.next().unwrap_or(Rung::Replace))
-        .max()
-}
-
-/// The machine's own name, or where it told none, the node's.
-fn machine_of(record: &NodeRecord) -> HardwareId {
-    let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id());
-    told.or_else(|| record.hardware.clone()).unwrap_or_else(|| {
-        HardwareId::new(record.node.name.as_str()).expect("what is safe as a node name is safe as a hardware id")
-    })
 }
 
 /// The mark that says what we found.

@@ -3,11 +3,7 @@
 //! All due nodes of one pool with the same tests due are told the same. So a thousand nodes that wait cost nothing
 //! until somebody asks why, and two plans that leave the same room leave the same reasons.
 
-use super::{
-    PassedOver,
-    draft::Draft,
-    index::{Group, TestMask},
-};
+use super::{PassedOver, draft::Draft, index::Group, test_set::TestSet};
 use crate::{policy::WindowKind, snapshot::Snapshot, time::Span};
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -15,7 +11,7 @@ pub(super) struct Rooms {
     /// By pool: what keeps all of it from starting anything.
     closed: Vec<Option<PassedOver>>,
     /// Tests of which one more may run.
-    tests: TestMask,
+    tests: TestSet,
     slots: bool,
     /// Of today's budget; nothing to count where there is none.
     spent: Span,
@@ -26,8 +22,7 @@ impl Rooms {
         let snapshot = draft.snapshot;
         let pools = 0..u16::try_from(draft.index.pools.len()).unwrap_or(u16::MAX);
         let closed = pools.map(|pool| closed_pool(draft, pool).or_else(|| full_pool(draft, pool))).collect();
-        let roomy = (0..snapshot.tests.len()).filter(|place| draft.usage.has_room(snapshot, *place));
-        let tests = roomy.fold(0, |mask, place| mask | 1_u128.checked_shl(place as u32).unwrap_or(0));
+        let tests = (0..snapshot.tests.len()).filter(|place| draft.usage.has_room(snapshot, *place)).collect();
         let limited = snapshot.policy.limits.node_hours_per_day.is_some();
         let spent = if limited { draft.usage.spent } else { Span::ZERO };
         Self { closed, tests, slots: draft.usage.jobs < snapshot.policy.limits.jobs, spent }
@@ -38,33 +33,33 @@ impl Rooms {
     }
 
     /// The tests of this group that could start now, or what is in the way.
-    pub(super) fn ask(&self, snapshot: &Snapshot, group: Group) -> Result<TestMask, PassedOver> {
+    pub(super) fn ask(&self, snapshot: &Snapshot, group: &Group) -> Result<TestSet, PassedOver> {
         if let Some(Some(why)) = self.closed.get(group.pool as usize) {
             return Err(why.clone());
         }
-        let mask = group.due & self.tests;
-        if mask == 0
-            && let Some(blocked) = snapshot.tests.get(group.due.trailing_zeros() as usize)
+        let tests = group.due.and(&self.tests);
+        if tests.is_empty()
+            && let Some(blocked) = group.due.first().and_then(|place| snapshot.tests.get(place))
         {
             return Err(PassedOver::ShareBusy { test: blocked.id.clone() });
         }
         // Before the slots: who could not be paid for was passed by while there were some.
-        if !self.affords(snapshot, mask) {
+        if !self.affords(snapshot, &tests) {
             return Err(PassedOver::BudgetSpent);
         }
-        if self.slots { Ok(mask) } else { Err(PassedOver::WaitingForSlot) }
+        if self.slots { Ok(tests) } else { Err(PassedOver::WaitingForSlot) }
     }
 
     /// Why a node of this group that was not chosen was not.
-    pub(super) fn why_not(&self, snapshot: &Snapshot, group: Group) -> PassedOver {
+    pub(super) fn why_not(&self, snapshot: &Snapshot, group: &Group) -> PassedOver {
         // Room that is left went to nobody: who is not chosen all the same comes after those in use.
         self.ask(snapshot, group).err().unwrap_or(PassedOver::WaitingForSlot)
     }
 
     /// Whether validation by these tests still fits into today's budget.
-    fn affords(&self, snapshot: &Snapshot, mask: TestMask) -> bool {
+    fn affords(&self, snapshot: &Snapshot, tests: &TestSet) -> bool {
         snapshot.policy.limits.node_hours_per_day.is_none_or(|hours| {
-            let due = snapshot.tests.iter().enumerate().filter(|(place, _)| mask & (1 << place) != 0);
+            let due = snapshot.tests.iter().enumerate().filter(|(place, _)| tests.contains(*place));
             let usual: Span = due.map(|(_, test)| test.usual).sum();
             (self.spent + usual).as_hours() <= hours
         })

@@ -16,9 +16,6 @@ use super::{
 /// A cancellation that did not help is asked for again after this long.
 const CANCEL_AGAIN: Span = Span::minutes(1);
 
-/// A job that cannot be cancelled for this long no longer counts against the number of jobs; its node stays taken.
-pub(super) const STUCK_AFTER: Span = Span::minutes(15);
-
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let snapshot = draft.snapshot;
     for active in &snapshot.runs {

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::ProfileFile;
-use crate::{ids::Sku, machine::Signs};
+use super::{ProfileFile, Signs};
+use crate::ids::Sku;
 
 /// What a file brought.
 #[derive(Debug, Clone, Default, PartialEq)]

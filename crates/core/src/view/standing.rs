@@ -1,4 +1,4 @@
-//! Where one test stands on one node: six different words, of which only one is good news.
+//! The newest result of one test on one node, and when the test is next wanted.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use crate::{
     ids::RunId,
     plan,
     policy::TestPolicy,
-    reason::{ReasonCode, coded},
+    reason::ReasonCode,
     snapshot::{NodeRecord, Snapshot, TestRecord},
     time::Timestamp,
 };
@@ -25,23 +25,6 @@ pub struct Latest {
     pub misses: u32,
 }
 
-coded! {
-    /// What may be said of a test on a node now.
-    pub enum Standing {
-        /// A passing result that is not too old.
-        Pass => "pass",
-        /// It failed, and nothing said the contrary since. A failure does not heal by growing old.
-        Fail => "fail",
-        /// The newest result says nothing about the node.
-        Inconclusive => "inconclusive",
-        /// There is nothing of this kind on the node, and that was found out not too long ago.
-        NotApplicable => "not-applicable",
-        /// It passed or did not apply once, longer ago than the cut-off.
-        Stale => "stale",
-        NeverTested => "never-tested",
-    }
-}
-
 /// When a test is next wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
@@ -52,29 +35,6 @@ pub enum Due {
     At { at: Timestamp },
     /// The last result said nothing; it is tried again then.
     Retry { at: Timestamp, misses: u32 },
-}
-
-impl Standing {
-    pub fn of(known: &TestRecord, test: &TestPolicy, now: Timestamp) -> Self {
-        let Some((verdict, newest)) = known.verdict().zip(known.attempt()) else { return Self::NeverTested };
-        let old = now.since(newest) > test.cutoff;
-        match verdict {
-            Verdict::Fail => Self::Fail,
-            Verdict::Inconclusive => Self::Inconclusive,
-            Verdict::Pass | Verdict::NotApplicable if old => Self::Stale,
-            Verdict::Pass => Self::Pass,
-            Verdict::NotApplicable => Self::NotApplicable,
-        }
-    }
-
-    /// For tables: words a person would say.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::NotApplicable => "not applicable",
-            Self::NeverTested => "never tested",
-            other => other.code(),
-        }
-    }
 }
 
 impl Due {

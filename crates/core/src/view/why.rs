@@ -3,109 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-
-use super::{Due, Facts, Latest, NodeRow, Standing, advice, evidence, node_row};
-use crate::{
-    case::{Advice, Case},
-    failed_work::FailedWork,
-    finding::{OpenFinding, Remedy, Severity, Verdict},
-    ids::{CaseId, CheckId, HardwareId, NodeName, RuleId, RunId, TestId},
-    lifecycle::Life,
-    node::Hold,
-    reason::ReasonCode,
-    snapshot::Backoff,
-    time::{Span, Timestamp},
+use super::{
+    Facts, Latest, Standing, advice, node_row,
+    why_view::{AuditLine, CaseView, FindingView, TestLine, WhyView},
 };
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct WhyView {
-    #[serde(flatten)]
-    pub row: NodeRow,
-    pub at: Timestamp,
-    /// One sentence: where it stands and because of what.
-    pub headline: String,
-    #[serde(rename = "life_state")]
-    pub life: Life,
-    pub hardware: Option<HardwareId>,
-    pub hold: Option<Hold>,
-    pub backoff: Option<Backoff>,
-    #[serde(rename = "case_file")]
-    pub case: Option<CaseView>,
-    #[serde(rename = "open_findings")]
-    pub findings: Vec<FindingView>,
-    /// User work that failed here lately, the newest first. It says nothing by itself.
-    pub failed_work: Vec<FailedWork>,
-    #[serde(rename = "test_lines")]
-    pub tests: Vec<TestLine>,
-    pub audit: Vec<AuditLine>,
-    /// What to do next, each one line.
-    pub next: Vec<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct CaseView {
-    pub id: CaseId,
-    pub opened: Timestamp,
-    pub severity: Severity,
-    pub rung: crate::case::Rung,
-    pub open: bool,
-    pub waits_for_person: bool,
-    /// What its examination says should become of the node.
-    pub advice: Option<Advice>,
-    /// User work that had failed on the node when the case was opened.
-    pub failed_work: Vec<FailedWork>,
-    pub steps: Vec<StepView>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct StepView {
-    pub at: Timestamp,
-    pub what: crate::case::StepKind,
-    pub state: crate::case::StepState,
-    pub tries: u32,
-    pub text: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct FindingView {
-    pub check: CheckId,
-    pub entity: String,
-    pub verdict: Verdict,
-    pub severity: Severity,
-    pub remedy: Remedy,
-    pub reason: ReasonCode,
-    pub text: String,
-    pub rule: RuleId,
-    pub evidence: String,
-    pub run: Option<RunId>,
-    pub first_seen: Timestamp,
-    pub last_seen: Timestamp,
-    /// Failing results in a row, of so many that it takes.
-    pub times: u32,
-    pub confirm: u32,
-    pub confirmed: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct TestLine {
-    pub test: TestId,
-    pub standing: Standing,
-    pub cutoff: Span,
-    pub last: Option<Latest>,
-    pub due: Due,
-}
-
-/// One line of the audit trail, as the store gives it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct AuditLine {
-    pub at: Timestamp,
-    pub by: String,
-    pub what: String,
-    pub code: ReasonCode,
-    pub text: String,
-    pub run: Option<RunId>,
-}
+use crate::{
+    case::Case,
+    ids::{NodeName, TestId},
+};
 
 /// What the store says of one node beside the facts.
 #[derive(Debug, Clone, Default)]
@@ -148,50 +53,4 @@ pub fn why(facts: &Facts, name: &NodeName, kept: Kept) -> Option<WhyView> {
     view.headline = advice::headline(&view);
     view.next = advice::next(&view, &facts.snapshot.breaker);
     Some(view)
-}
-
-impl FindingView {
-    pub(super) fn of(open: &OpenFinding) -> Self {
-        let finding = &open.finding;
-        Self {
-            check: finding.check.clone(),
-            entity: finding.entity.to_string(),
-            verdict: finding.verdict,
-            severity: finding.severity,
-            remedy: finding.remedy,
-            reason: finding.reason.clone(),
-            text: finding.text.clone(),
-            rule: finding.rule.clone(),
-            evidence: evidence(&finding.evidence),
-            run: open.run,
-            first_seen: open.first_seen,
-            last_seen: open.last_seen,
-            times: open.times,
-            confirm: finding.confirm,
-            confirmed: open.is_confirmed(),
-        }
-    }
-}
-
-impl CaseView {
-    pub(super) fn of(case: &Case) -> Self {
-        let steps = case.steps.iter().map(|step| StepView {
-            at: step.at,
-            what: step.what,
-            state: step.state,
-            tries: step.tries,
-            text: step.text.clone(),
-        });
-        Self {
-            id: case.id,
-            opened: case.opened,
-            severity: case.severity,
-            rung: case.rung,
-            open: case.is_open(),
-            waits_for_person: case.waits_for_person(),
-            advice: case.advice,
-            failed_work: case.failed_work.clone(),
-            steps: steps.collect(),
-        }
-    }
 }

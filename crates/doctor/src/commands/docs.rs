@@ -1,4 +1,4 @@
-//! `doctor docs`: writes the reference pages, the chart and the compiled rules, or checks that the committed ones are up to date.
+//! `doctor docs`: writes the reference pages and the chart, or checks that the committed ones are up to date.
 
 use std::{fs, path::PathBuf};
 
@@ -11,16 +11,12 @@ use crate::{
     pages,
 };
 
-/// Write what is made from the code: the reference pages, the Helm chart, and the built-in rules and machine types in the form
-/// that the programs read fastest (for developers of the doctor).
+/// Write what is made from the code: the reference pages and the Helm chart (for developers of the doctor).
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where the pages are.
     #[arg(default_value = "docs/reference")]
     dir: PathBuf,
-    /// Where the compiled rules and machine types are.
-    #[arg(long, value_name = "DIR", default_value = "crates/checks/src/compiled")]
-    compiled: PathBuf,
     /// Where the Helm chart is.
     #[arg(long, value_name = "DIR", default_value = "deploy/helm/cluster-doctor")]
     chart: PathBuf,
@@ -49,10 +45,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let written: Vec<String> = files.iter().map(|(path, _)| path.display().to_string()).collect();
     context.out.show(&serde_json::json!({ "written": written }), |page| {
         page.line(format!(
-            "Wrote {} below {}, {} and {}.",
+            "Wrote {} below {} and {}.",
             plural(files.len(), "file"),
             args.dir.display(),
-            args.compiled.display(),
             args.chart.display()
         ));
     })?;
@@ -63,8 +58,7 @@ impl Args {
     /// Every file that is made from the code.
     fn files(&self) -> Vec<(PathBuf, String)> {
         let pages = pages::all().into_iter().map(|page| (self.dir.join(page.name), page.text));
-        let compiled = doctor_checks::compiled::files().map(|(name, text)| (self.compiled.join(name), text));
         let chart = deploy::chart_files().into_iter().map(|(name, text)| (self.chart.join(name), text));
-        pages.chain(compiled).chain(chart).collect()
+        pages.chain(chart).collect()
     }
 }

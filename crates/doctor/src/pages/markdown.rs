@@ -5,7 +5,6 @@ use doctor_api::metrics::FAMILIES;
 use doctor_checks::{
     Catalogue, Depth,
     coverage::{COVERAGE, Here},
-    regressions::{Answer, REGRESSIONS},
 };
 use doctor_core::policy::{Policy, Rule, When};
 
@@ -33,7 +32,6 @@ pub(crate) fn all() -> Vec<Written> {
         Written { name: "exit-codes.md", text: exit_codes() },
         Written { name: "metrics.md", text: metrics() },
         Written { name: "reasons.md", text: reason_codes() },
-        Written { name: "regressions.md", text: regressions() },
     ]
 }
 
@@ -97,27 +95,6 @@ fn coverage() -> String {
             Here::Not(why) => format!("none: {why}"),
         };
         text.push_str(&format!("| {} | {} |\n", escaped(row.what), escaped(&here)));
-    }
-    text
-}
-
-/// Defects of others, and what keeps them out of here.
-fn regressions() -> String {
-    let mut text = page(
-        "Regressions",
-        "Defects that were seen in other systems, and the tests that keep them out of this one. A number is the row of our \
-         survey of users' complaints.",
-    );
-    text.push_str("| of | defect | kept out by |\n|---|---|---|\n");
-    for row in REGRESSIONS {
-        let answer = match row.answer {
-            Answer::Tested(tests) => {
-                let test = |(file, name): &(&str, &str)| format!("[{name}](../../{file})");
-                tests.iter().map(test).collect::<Vec<_>>().join(", ")
-            }
-            Answer::Later(issue) => format!("comes with issue {issue}"),
-        };
-        text.push_str(&format!("| {} | {} | {answer} |\n", row.of, escaped(row.defect)));
     }
     text
 }

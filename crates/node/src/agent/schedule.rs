@@ -80,9 +80,9 @@ fn until_phase(every: Duration, node: &NodeName, start: Timestamp) -> Duration {
     Duration::from_millis(u64::try_from(wait).unwrap_or(0))
 }
 
-/// A number of a name that is the same in every process (FNV-1a).
+/// A number of a name that is the same in every process.
 pub(super) fn spread(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    doctor_core::fnv::fnv1a(name.as_bytes())
 }
 
 #[cfg(test)]

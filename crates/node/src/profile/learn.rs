@@ -7,10 +7,10 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use doctor_core::{
     ids::Sku,
-    machine::{MachineFacts, Signs},
+    machine::MachineFacts,
     observation::Observation,
     policy::{Rule, When},
-    profile::ProfileFile,
+    profile::{ProfileFile, Signs},
     time::Timestamp,
 };
 

@@ -10,7 +10,10 @@ use std::{
 };
 
 use doctor_checks::probe::FileText;
-use doctor_core::observation::{FailureKind, ProbeFailure};
+use doctor_core::{
+    hex,
+    observation::{FailureKind, ProbeFailure},
+};
 use rustix::fs::OFlags;
 
 use super::{kind_of, reading};
@@ -66,7 +69,7 @@ impl Tree {
         let mut files = Vec::new();
         for (path, place) in self.expand(pattern)? {
             let text = match reading::begin(&path, &place, most) {
-                Ok(bytes) => Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()),
+                Ok(bytes) => Ok(hex::encode(&bytes)),
                 Err(_) if is_absent(&place) => continue,
                 Err(error) => Err(failure(&path, &error)),
             };

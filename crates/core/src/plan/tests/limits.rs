@@ -5,6 +5,7 @@ use super::{
     cluster::{Cluster, NOW, Spans, cluster, free, pending, pool, run, running, test, test_id},
 };
 use crate::{
+    finding::Verdict,
     policy::{Day, TimeOfDay, Window, WindowKind},
     run::CancelWhy,
 };
@@ -48,6 +49,31 @@ fn a_test_runs_only_so_often_at_once_and_the_others_of_the_node_go_on() {
     rare.at_once = Some(2);
     let cluster = many(cluster().tests(vec![test("dl"), rare]), "a", 4);
     assert_eq!(cluster.chosen(), ["a0 dl+nccl", "a1 dl+nccl", "a2 dl", "a3 dl"]);
+}
+
+#[test]
+fn two_hundred_tests_are_planned_like_two() {
+    let ids: Vec<String> = (0..200).map(|n| format!("t{n:03}")).collect();
+    let mut tests: Vec<_> = ids.iter().map(|id| test(id)).collect();
+    tests[190].shares = vec!["/data".to_owned()];
+    let fresh = |node: &str, but: &[usize]| {
+        let others = ids.iter().enumerate().filter(|(n, _)| !but.contains(n));
+        others.fold(free(node), |node, (_, id)| node.result(id, Verdict::Pass, 1.days()))
+    };
+    let cluster = cluster()
+        .tests(tests)
+        .node(fresh("a", &[3, 127, 128, 199]))
+        .node(fresh("b", &[190]))
+        .node(fresh("c", &[190]))
+        .node(fresh("d", &[5, 190]))
+        .node(fresh("e", &[]))
+        .node(free("f"));
+    let all: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let all_but_one: Vec<&str> = all.iter().copied().filter(|id| *id != "t190").collect();
+    let chosen = cluster.chosen();
+    assert_eq!(chosen, ["a t003+t127+t128+t199", "b t190", "d t005", &format!("f {}", all_but_one.join("+"))]);
+    assert_eq!(cluster.passed_over("c"), Some(PassedOver::ShareBusy { test: test_id("t190") }));
+    assert_eq!(cluster.passed_over("e"), Some(PassedOver::Fresh { until: NOW.plus(6.days()) }));
 }
 
 #[test]

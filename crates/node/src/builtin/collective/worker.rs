@@ -17,7 +17,10 @@ use std::{
 };
 
 use doctor_checks::{collective_order::CollectiveOrder, collective_report::GpuReport};
-use doctor_core::observation::{FailureKind, ProbeFailure};
+use doctor_core::{
+    hex,
+    observation::{FailureKind, ProbeFailure},
+};
 use doctor_gpu::{
     collective::{Ranks, Steps, Task},
     cuda,
@@ -79,7 +82,7 @@ fn listen(ranks: &Ranks, gate: &Gate, begin: mpsc::Sender<Begin>) {
         let Some(told) = line.ok().and_then(|line| serde_json::from_str::<Told>(&line).ok()) else { break };
         match told {
             Told::MakeId => match ranks.unique_id() {
-                Ok(id) => say(&Said::Id(hex(id.bytes()))),
+                Ok(id) => say(&Said::Id(hex::encode(id.bytes()))),
                 Err(failure) => say(&Said::Cannot(failure)),
             },
             Told::Begin(with) => drop(begin.take().map(|begin| begin.send(with))),
@@ -105,18 +108,8 @@ fn task(order: &CollectiveOrder, begin: &Begin) -> Result<Task, ProbeFailure> {
     Ok(Task { id, first_rank: begin.first_rank, ranks: begin.ranks, sizes, stall: order.stall.to_std() })
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn id(text: &str) -> Option<UniqueId> {
-    let mut bytes = [0; ID_BYTES];
-    if text.len() != 2 * ID_BYTES || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    for (place, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * place..2 * place + 2], 16).ok()?;
-    }
+    let bytes: [u8; ID_BYTES] = hex::decode(text)?.try_into().ok()?;
     Some(UniqueId::new(bytes))
 }
 
@@ -175,7 +168,7 @@ mod tests {
     #[test]
     fn a_place_to_meet_is_the_same_after_a_trip() {
         let bytes: [u8; ID_BYTES] = std::array::from_fn(|place| place as u8);
-        assert_eq!(id(&hex(&bytes)).unwrap().bytes(), &bytes);
+        assert_eq!(id(&hex::encode(&bytes)).unwrap().bytes(), &bytes);
         for wrong in ["", "00", &"g".repeat(256), &"+1".repeat(128)] {
             assert!(id(wrong).is_none(), "{wrong}");
         }

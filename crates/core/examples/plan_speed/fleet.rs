@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::{
+use doctor_core::{
     finding::Verdict,
     ids::{NodeName, PoolName, TestId},
     lifecycle::Life,
@@ -14,15 +14,12 @@ use crate::{
 };
 
 /// When the fleet is looked at.
-pub const AT: Timestamp = Timestamp::from_secs(1_794_729_600);
+pub(crate) const AT: Timestamp = Timestamp::from_secs(1_794_729_600);
 
 const POOLS: usize = 4;
 
 /// A snapshot of `nodes` nodes with `tests` tests each.
-///
-/// # Panics
-/// Never: the names it makes up are valid.
-pub fn snapshot(nodes: usize, tests: usize) -> Snapshot {
+pub(crate) fn snapshot(nodes: usize, tests: usize) -> Snapshot {
     let policies: Arc<[TestPolicy]> = (0..tests).map(test).collect();
     let mut dice = Dice(nodes as u64);
     let records = (0..nodes).map(|n| record(n, nodes, tests, &mut dice)).collect();

@@ -5,12 +5,14 @@
 
 #![expect(clippy::disallowed_methods, reason = "this measures time; it is no part of the pure crate")]
 
+mod fleet;
+
 use std::time::{Duration, Instant};
 
 use doctor_core::{
     ids::IdSource,
     node::Occupancy,
-    plan::{Planner, fleet, plan},
+    plan::{Planner, plan},
     time::Span,
 };
 

@@ -1,0 +1,77 @@
+//! The rules that a check brings along, read from the text in its file when they are needed.
+//!
+//! Reading those of all checks takes two milliseconds. A table of errors has two hundred rules about events, and on a good day
+//! none of them was seen; so those that can say nothing are left as text.
+
+use doctor_core::{observation::Event, policy::Rule};
+use serde::{Deserialize as _, de::Error as _};
+use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
+
+use crate::spec::Check;
+
+/// Every rule of the check.
+pub(crate) fn all(check: &Check) -> Result<Vec<Rule>, Error> {
+    read(check.rules, |_| true)
+}
+
+/// The rules that can say anything about these events, and all about numbers.
+pub(crate) fn about(check: &Check, events: &[Event]) -> Result<Vec<Rule>, Error> {
+    // One rule about events tells that they are judged at all, also where none was seen.
+    let mut any = false;
+    read(check.rules, |code| {
+        code.is_none_or(|code| {
+            !std::mem::replace(&mut any, true) || events.iter().any(|event| event.code.as_str() == code)
+        })
+    })
+}
+
+/// The rules that are wanted, by the code of the event that each is about.
+fn read(text: &str, mut wanted: impl FnMut(Option<&str>) -> bool) -> Result<Vec<Rule>, Error> {
+    let Some(rules) = DeTable::parse(text)?.into_inner().remove("rules") else { return Ok(Vec::new()) };
+    let DeValue::Array(rules) = rules.into_inner() else { return Err(Error::custom("`rules` is no list")) };
+    let mut read = Vec::new();
+    for rule in rules {
+        let event = rule.get_ref().as_table().and_then(|rule| rule.get("event"));
+        if wanted(event.and_then(|code| code.get_ref().as_str())) {
+            read.push(Rule::deserialize(ValueDeserializer::from(rule))?);
+        }
+    }
+    Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::{observation::Entity, policy::When};
+
+    #[test]
+    fn of_rules_about_events_only_those_are_read_that_can_say_something() {
+        let check = crate::CHECKS.iter().find(|check| check.spec.id == "gpu-xid").unwrap();
+        let all = all(check).unwrap();
+        let event = Event::seen("xid-79", Entity::node(), "fell off the bus");
+        for events in [vec![], vec![event]] {
+            let read = about(check, &events).unwrap();
+            assert!(!read.is_empty() && read.len() < all.len() / 10, "{} of {}", read.len(), all.len());
+            let says = |rule: &&Rule| matches!(&rule.when, When::Event(code) if events.iter().any(|event| event.code == *code));
+            let wanted: Vec<&Rule> = all.iter().filter(says).collect();
+            assert!(wanted.iter().all(|rule| read.contains(rule)) && wanted.len() == events.len());
+        }
+    }
+
+    #[test]
+    fn rules_are_read_as_the_policy_file_would_read_them() {
+        #[derive(serde::Deserialize)]
+        struct Written {
+            rules: Vec<Rule>,
+        }
+        for check in crate::CHECKS {
+            let written: Written = toml::from_str(check.rules).unwrap();
+            assert_eq!(all(check).unwrap(), written.rules, "{}", check.spec.id);
+        }
+        let with = |rules| Check { rules, ..crate::CHECKS[0] };
+        assert_eq!(all(&with("")).unwrap(), []);
+        for bad in ["rules = 1", "rules = [1]", "rules = [{ id = \"a\" }]", "rules = ["] {
+            assert!(all(&with(bad)).is_err(), "{bad}");
+        }
+    }
+}

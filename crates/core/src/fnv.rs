@@ -1,0 +1,52 @@
+//! FNV-1a with 64 bits: a number of some bytes that is the same in every process, on every machine and in every version.
+//!
+//! It tells texts of our own apart. Whoever wants two texts with one number finds them: nothing that others send is trusted by it.
+
+use std::hash::Hasher;
+
+/// The number of these bytes.
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    let mut hash = Fnv1a::default();
+    hash.write(bytes);
+    hash.finish()
+}
+
+/// The same for bytes that come in pieces.
+#[derive(Debug, Clone, Copy)]
+pub struct Fnv1a(u64);
+
+impl Default for Fnv1a {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hasher for Fnv1a {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_are_those_of_the_published_algorithm() {
+        for (text, number) in
+            [("", 0xcbf2_9ce4_8422_2325), ("a", 0xaf63_dc4c_8601_ec8c), ("foobar", 0x8594_4171_f739_67e8)]
+        {
+            assert_eq!(fnv1a(text.as_bytes()), number, "{text}");
+        }
+        let mut pieces = Fnv1a::default();
+        pieces.write(b"foo");
+        pieces.write(b"bar");
+        assert_eq!(pieces.finish(), fnv1a(b"foobar"));
+    }
+}

@@ -1,0 +1,72 @@
+//! A new case: the rung it begins on, by what was tried on its machine before, and the marks of ours that are there.
+
+use super::draft::Draft;
+use crate::{
+    case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
+    finding::{Finding, Severity},
+    ids::HardwareId,
+    node::MarkKind,
+    policy::Policy,
+    snapshot::NodeRecord,
+};
+
+pub(super) fn new_case(draft: &mut Draft<'_>, record: &NodeRecord, severity: Severity, findings: Vec<Finding>) -> Case {
+    let hardware = machine_of(record);
+    let first = Policy::first_rung(severity);
+    let rung = remembered(draft, &hardware).map_or(first, |tried| tried.max(first));
+    let steps = found(draft, record, rung);
+    Case {
+        id: draft.ids.case(),
+        hardware,
+        node: record.node.name.clone(),
+        opened: draft.snapshot.at,
+        severity,
+        findings,
+        rung,
+        steps,
+        state: CaseState::Open,
+        boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
+        advice: None,
+        failed_work: record.failed.as_ref().map_or_else(Vec::new, |failed| failed.works.clone()),
+    }
+}
+
+/// Marks of ours that are there already, as the steps that they are: whoever removes one is not fought.
+fn found(draft: &mut Draft<'_>, record: &NodeRecord, rung: Rung) -> Vec<Step> {
+    let kinds = [(MarkKind::Unhealthy, StepKind::Mark), (MarkKind::Cordon, StepKind::Drain)];
+    let there = kinds.into_iter().filter(|(mark, _)| record.node.marks.has_ours(*mark));
+    there
+        .map(|(_, what)| Step {
+            op: draft.ids.op(),
+            what,
+            rung,
+            state: StepState::Done,
+            at: draft.snapshot.at,
+            tries: 1,
+            text: "found in place".to_owned(),
+        })
+        .collect()
+}
+
+/// The rung after the highest that was tried on this machine and is still remembered.
+fn remembered(draft: &Draft<'_>, hardware: &HardwareId) -> Option<Rung> {
+    let since = draft.snapshot.at.minus(draft.snapshot.policy.repair.memory);
+    let tried = draft
+        .snapshot
+        .cases
+        .iter()
+        .filter(|case| case.hardware == *hardware)
+        .filter(|case| matches!(case.state, CaseState::Closed { at, how: Closed::Returned } if at > since));
+    tried
+        .filter(|case| case.ever_done(StepKind::Reset) || case.ever_done(StepKind::Reboot))
+        .map(|case| case.rung.next().unwrap_or(Rung::Replace))
+        .max()
+}
+
+/// The machine's own name, or where it told none, the node's.
+fn machine_of(record: &NodeRecord) -> HardwareId {
+    let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id());
+    told.or_else(|| record.hardware.clone()).unwrap_or_else(|| {
+        HardwareId::new(record.node.name.as_str()).expect("what is safe as a node name is safe as a hardware id")
+    })
+}
