@@ -7,13 +7,11 @@ use doctor_host::memory;
 
 /// Before any other thread is there.
 pub fn be_frugal() {
-    memory::know_program();
     memory::one_heap();
     memory::return_from(128 << 10);
 }
 
-/// Gives back what is free, and unmaps the program: before a while of waiting.
+/// Gives back what is free, before a while of waiting.
 pub fn rest() {
     memory::give_back();
-    memory::unmap_program();
 }
