@@ -487,6 +487,17 @@ impl Standing {
         machine.write(self.folder.path());
     }
 
+    /// Of the machine, only what its driver says changes, all at once: a program may be asking at this moment.
+    ///
+    /// # Panics
+    /// If it cannot be written.
+    pub fn driver_says(&self, machine: &Machine) {
+        let beside = self.at("scene.new");
+        fs::write(&beside, machine.scene())
+            .and_then(|()| fs::rename(beside, self.at("scene.toml")))
+            .expect("a test bed that cannot be written is no test bed");
+    }
+
     /// `doctor-node check` with these arguments, not yet started.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);

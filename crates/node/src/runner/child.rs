@@ -171,7 +171,7 @@ pub(crate) fn has_exited(child: &Child) -> io::Result<bool> {
 
 /// Waits for the end of a child, without reaping it. False if it is still there after the grace.
 pub(crate) fn exits_within(child: &Child, grace: Duration) -> bool {
-    let deadline = Instant::now() + grace;
+    let deadline = Instant::now() + grace.min(FOR_EVER);
     let exit = pid(child).ok().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     loop {
         if !matches!(has_exited(child), Ok(false)) {

@@ -75,26 +75,26 @@ fn length(head: [u8; HEAD]) -> Option<usize> {
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     bytes: Vec<u8>,
+    /// Up to here they were taken.
+    taken: usize,
 }
 
 impl Incoming {
     pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..std::mem::take(&mut self.taken));
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole message. Forgets everything once there is nothing more.
+    /// The next whole message.
     ///
     /// # Errors
     /// `FileTooLarge` for one that is longer than an answer may be; `InvalidData` for one that is no message.
     pub(super) fn next(&mut self) -> io::Result<Option<Message>> {
-        let Some((head, rest)) = self.bytes.split_first_chunk::<HEAD>() else { return Ok(None) };
+        let Some((head, rest)) = self.bytes[self.taken..].split_first_chunk::<HEAD>() else { return Ok(None) };
         let length = length(*head).filter(|length| *length <= MOST_ANSWER).ok_or(io::ErrorKind::FileTooLarge)?;
         let Some(message) = rest.get(..length) else { return Ok(None) };
         let message = serde_json::from_slice(message)?;
-        self.bytes.drain(..HEAD + length);
-        if self.bytes.is_empty() {
-            self.bytes = Vec::new();
-        }
+        self.taken += HEAD + length;
         Ok(Some(message))
     }
 }

@@ -282,6 +282,8 @@ impl Running {
                     Message::Asking(asked) => self.asked = Some(asked),
                     Message::Answer(answer) => {
                         (self.pending, self.asked, self.answered) = (None, None, true);
+                        // Nothing follows an answer, and a buffer of this length is not kept until the next.
+                        self.incoming = Incoming::default();
                         return Ok(answer);
                     }
                 }
