@@ -15,6 +15,7 @@ mod one_cycle;
 mod plan;
 mod process;
 mod random;
+mod shipped;
 mod slurm;
 mod ssh;
 mod stopwatch;

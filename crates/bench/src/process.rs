@@ -3,6 +3,10 @@
 use std::{
     fs,
     process::{Child, Command, ExitStatus},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -74,16 +78,34 @@ impl Running {
         }
     }
 
-    /// CPU time of the threads that it has now, to the nanosecond.
+    /// CPU time of the threads that it and its children have now, to the nanosecond.
     pub(crate) fn threads_used(&self) -> Result<Duration> {
         let folder = format!("/proc/{}/task", self.pid());
-        let mut used = 0;
-        for thread in fs::read_dir(&folder).with_context(|| format!("reading {folder}"))? {
+        let mut used = threads_used(&folder).with_context(|| format!("reading {folder}"))?;
+        for child in self.children() {
             // One that has ended meanwhile uses nothing.
-            let stat = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
-            used += stat.split(' ').next().and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+            used += threads_used(&format!("/proc/{child}/task")).unwrap_or_default();
         }
-        Ok(Duration::from_nanos(used))
+        Ok(used)
+    }
+
+    /// The processes that it has started and that are there now.
+    pub(crate) fn children(&self) -> Vec<u32> {
+        children(self.pid())
+    }
+
+    /// Watches a line of the status, such as `RssAnon`, of this process and its children together.
+    pub(crate) fn watch_memory(&self, what: &'static str) -> MemoryWatch {
+        let (pid, most, over) = (self.pid(), Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (seen, ends) = (Arc::clone(&most), Arc::clone(&over));
+        thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                let all = children(pid).into_iter().chain([pid]);
+                seen.fetch_max(all.filter_map(|pid| memory_of(pid, what).ok()).sum(), Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        MemoryWatch { most, over }
     }
 
     /// Bytes of memory that it holds.
@@ -98,14 +120,54 @@ impl Running {
 
     /// A line of its status, in bytes: `VmRSS`, `VmHWM`, `RssAnon`.
     pub(crate) fn memory(&self, what: &str) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.pid());
-        let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
-        let line = line.with_context(|| format!("{path} has no {what}"))?;
-        let kibibytes: u64 =
-            line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{what} is no number"))?;
-        Ok(kibibytes * 1024)
+        memory_of(self.pid(), what)
     }
+}
+
+/// Looks at memory until it is dropped.
+#[derive(Debug)]
+pub(crate) struct MemoryWatch {
+    most: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+}
+
+impl MemoryWatch {
+    /// The most bytes that were seen so far.
+    pub(crate) fn most(&self) -> u64 {
+        self.most.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for MemoryWatch {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The processes that this one has started and that are there now. None where it has ended.
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()).collect()
+}
+
+fn threads_used(folder: &str) -> Result<Duration> {
+    let mut used = 0;
+    for thread in fs::read_dir(folder)? {
+        // One that has ended meanwhile uses nothing.
+        let stat = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
+        used += stat.split(' ').next().and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(Duration::from_nanos(used))
+}
+
+fn memory_of(pid: u32, what: &str) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
+    let line = line.with_context(|| format!("{path} has no {what}"))?;
+    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{what} is no number"))?;
+    Ok(kibibytes * 1024)
 }
 
 impl Drop for Running {

@@ -23,7 +23,7 @@ use doctor_node::{
     policy::load_policy,
     profile::{self, MachineArgs},
     profile_command, repair, report,
-    runner::{self, BUILTIN_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
+    runner::{self, BUILTIN_ARGUMENT, DRIVER_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
     stop::Stop,
     test,
 };
@@ -293,8 +293,8 @@ struct Place {
     /// The site's policy file. Without it: the default policy.
     #[arg(long, global = true, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Remember here, from one call to the next: which probes hang in the kernel, so that they do not pile up; whether
-    /// the driver answers; and what counters stood at, so that their growth can be judged.
+    /// Remember here, from one call to the next: which probes hang in the kernel, so that they do not pile up, and what
+    /// counters stood at, so that their growth can be judged.
     #[arg(long, global = true, value_name = "DIR", env = "DOCTOR_NODE_STATE")]
     state: Option<PathBuf>,
     /// NVIDIA's management library, where it is not found by its name.
@@ -317,6 +317,7 @@ fn main() -> ExitCode {
     let mut args = std::env::args_os();
     match args.nth(1) {
         Some(argument) if argument == HELPER_ARGUMENT => return helper(args),
+        Some(argument) if argument == DRIVER_ARGUMENT => return runner::serve_driver_questions(args),
         Some(argument) if argument == BUILTIN_ARGUMENT => return builtin::run(args),
         Some(argument) if argument == HOOK_ARGUMENT => return hook::worker(args),
         _ => {}

@@ -4,9 +4,10 @@
 //! that was asked for in an earlier boot has happened. A reset counts only if the driver asks for nothing more.
 
 use std::{
+    os::unix::process::CommandExt,
     path::Path,
     process::{Command, ExitStatus, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
@@ -14,7 +15,7 @@ use doctor_core::{finding::Verdict, ids::CheckId, policy::Policy};
 
 use crate::{
     check::{self, Suite},
-    runner::ProbeRunner,
+    runner::{ProbeRunner, child},
 };
 
 /// What tells a reset that did not help: whether every GPU answers, and the driver's own word.
@@ -23,8 +24,8 @@ const AFTER_A_RESET: [&str; 2] = ["gpu-presence", "gpu-recovery-action"];
 const NO_LIMIT: &str = "no-limit";
 /// Where the kernel names its boot. A container sees the machine's own.
 const BOOT: &str = "proc/sys/kernel/random/boot_id";
-/// How often the command is looked at.
-const LOOK: Duration = Duration::from_millis(50);
+/// A killed command is gone by then unless it is stuck in the kernel.
+const KILL_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum What {
@@ -62,26 +63,23 @@ pub fn repair(
     }
 }
 
+/// Runs the command to its end, with our output as its own. Told to stop, we go on: a machine that shuts down tells everybody,
+/// and that is what was wanted. The command itself has a limit.
 fn run(command: &[String], limit: Duration) -> anyhow::Result<ExitStatus> {
     let (program, arguments) = command.split_first().context("the command is empty")?;
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
+        .process_group(0)
         .spawn()
         .with_context(|| format!("cannot start {program}"))?;
-    let began = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().context("cannot wait for the command")? {
-            return Ok(status);
-        }
-        // Told to stop, we go on: a machine that shuts down tells everybody, and that is what was wanted. The command
-        // itself has a limit.
-        if began.elapsed() > limit {
-            let _gone = child.kill();
-            let _ended = child.wait();
-            bail!("`{}` did not end within {} s", command.join(" "), limit.as_secs());
-        }
-        std::thread::sleep(LOOK);
+    if child::exits_within(&child, limit) {
+        return child.wait().context("cannot wait for the command");
+    }
+    let late = format!("`{}` did not end within {} s", command.join(" "), limit.as_secs());
+    match child::end(&mut child, Duration::ZERO, KILL_GRACE) {
+        None => bail!("{late}"),
+        Some(pid) => bail!("{late}, and process {pid} cannot be killed and was left behind"),
     }
 }
 

@@ -38,6 +38,9 @@ pub struct Held {
     pub verdict: Verdict,
     /// What is open against the node, newest count included.
     pub findings: Vec<HeldFinding>,
+    /// Why it could not be judged, if it could not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// What of a finding is needed to act on it and to tell of it.
@@ -81,8 +84,8 @@ impl Verdicts {
         fs::write(&beside, text).and_then(|()| fs::rename(&beside, directory.join(FILE)))
     }
 
-    /// One check answered.
-    pub fn note(&mut self, check: &CheckId, verdict: Verdict, findings: &[Finding], at: Timestamp) {
+    /// One check answered. `text` says why, where it could not be judged.
+    pub fn note(&mut self, check: &CheckId, verdict: Verdict, findings: &[Finding], text: &str, at: Timestamp) {
         let before = self.checks.remove(check).map_or_else(Vec::new, |held| held.findings);
         let findings = if verdict.is_conclusive() {
             let failing = findings.iter().filter(|finding| finding.verdict == Verdict::Fail);
@@ -90,7 +93,8 @@ impl Verdicts {
         } else {
             before
         };
-        self.checks.insert(check.clone(), Held { at, verdict, findings });
+        let why = (verdict == Verdict::Inconclusive).then(|| text.to_owned());
+        self.checks.insert(check.clone(), Held { at, verdict, findings, why });
     }
 
     /// Nothing is said any more of what was last looked at before this moment: it may have been cured since.
@@ -124,6 +128,15 @@ impl Verdicts {
     /// Checks that had no answer.
     pub fn inconclusive(&self) -> usize {
         self.checks.values().filter(|held| held.verdict == Verdict::Inconclusive).count()
+    }
+
+    /// Why most of them had none: what hangs keeps many checks from an answer, for the same reason.
+    pub fn why_inconclusive(&self) -> Option<&str> {
+        let mut times: BTreeMap<&str, usize> = BTreeMap::new();
+        for why in self.checks.values().filter_map(|held| held.why.as_deref()) {
+            *times.entry(why).or_default() += 1;
+        }
+        times.into_iter().max_by_key(|(_, times)| *times).map(|(why, _)| why)
     }
 }
 
@@ -166,15 +179,16 @@ pub(crate) mod tests {
         let found = [finding("gpu-xid", "xid-79", Severity::Isolate, 2)];
         let at = Timestamp::from_secs(1000);
         let times = |kept: &Verdicts| kept.of(&check).unwrap().findings.iter().map(|one| one.times).collect::<Vec<_>>();
-        kept.note(&check, Verdict::Fail, &found, at);
+        kept.note(&check, Verdict::Fail, &found, "", at);
         assert!(!kept.failing()[0].1.is_confirmed());
-        kept.note(&check, Verdict::Inconclusive, &[], at);
+        kept.note(&check, Verdict::Inconclusive, &[], "the driver hangs", at);
+        assert_eq!(kept.why_inconclusive(), Some("the driver hangs"));
         assert_eq!((times(&kept), kept.failing().len(), kept.inconclusive()), (vec![1], 0, 1));
-        kept.note(&check, Verdict::Fail, &found, at);
+        kept.note(&check, Verdict::Fail, &found, "", at);
         assert!(kept.failing()[0].1.is_confirmed());
-        kept.note(&check, Verdict::Pass, &[], at);
+        kept.note(&check, Verdict::Pass, &[], "", at);
         assert!(kept.failing().is_empty());
-        kept.note(&check, Verdict::Fail, &found, at);
+        kept.note(&check, Verdict::Fail, &found, "", at);
         assert_eq!(times(&kept), [1], "it begins anew");
         kept.forget_before(at);
         assert_eq!(kept.failing().len(), 1);
@@ -187,7 +201,7 @@ pub(crate) mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut kept = Verdicts::none();
         let (check, at) = (CheckId::new("memory").unwrap(), Timestamp::from_secs(1000));
-        kept.note(&check, Verdict::Pass, &[], at);
+        kept.note(&check, Verdict::Pass, &[], "", at);
         kept.looked_at_all(at);
         kept.write(directory.path()).unwrap();
         assert_eq!(Verdicts::read(directory.path()), kept);

@@ -46,6 +46,19 @@ pub(crate) fn maybe_hang(function: &str) {
 }
 
 impl Card {
+    /// Waits for ever where the scene says that this GPU hangs, or for as long as the kernel holds the caller.
+    pub(crate) fn maybe_hang(&self) {
+        if !self.touches.is_empty() {
+            // Whether it could be written does not matter to who asks for a GPU.
+            let _touched = std::fs::write(&self.touches, "");
+        }
+        if self.hang {
+            loop {
+                std::thread::sleep(std::time::Duration::from_secs(3600));
+            }
+        }
+    }
+
     fn field(&self, name: &str) -> Option<&Field> {
         let place = self.fields.binary_search_by(|(field, _)| (**field).cmp(name)).ok()?;
         Some(&self.fields[place].1)

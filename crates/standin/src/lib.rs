@@ -15,6 +15,11 @@
 //! bus = "0000:18:00.0"
 //! # What asking for its handle returns: 15 is "lost".
 //! handle = 0
+//! # Whether every function that is asked about it never comes back, the one for its handle included.
+//! hang = false
+//! # A file that every such function writes to first. On a file system that is frozen the kernel holds the caller, as a driver
+//! # that hangs does, and SIGKILL does not end it.
+//! touches = ""
 //! # By the names that checks use; one that is missing is not supported.
 //! [gpu.fields]
 //! "temperature.gpu" = 41

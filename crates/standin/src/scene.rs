@@ -15,6 +15,10 @@ pub(crate) struct Scene {
 pub(crate) struct Card {
     pub(crate) bus: String,
     pub(crate) handle: u32,
+    /// Every function that is called with its handle hangs.
+    pub(crate) hang: bool,
+    /// Every function that is called with its handle first writes to this file.
+    pub(crate) touches: String,
     /// In the order of their names.
     pub(crate) fields: Vec<(String, Field)>,
 }
@@ -72,6 +76,8 @@ impl Scene {
             (Table::Top, "hang") => self.hang = quoted(value)?,
             (Table::Gpu, "bus") => self.gpu.last_mut()?.bus = quoted(value)?,
             (Table::Gpu, "handle") => self.gpu.last_mut()?.handle = value.parse().ok()?,
+            (Table::Gpu, "hang") => self.gpu.last_mut()?.hang = value.parse().ok()?,
+            (Table::Gpu, "touches") => self.gpu.last_mut()?.touches = quoted(value)?,
             (Table::Fields, _) => self.gpu.last_mut()?.fields.push((key, field(value)?)),
             (Table::Top | Table::Gpu, _) => return None,
         }

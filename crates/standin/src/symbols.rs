@@ -23,7 +23,9 @@ const VERSION_MISMATCH: u32 = 25;
 type Handle = usize;
 
 fn card(handle: Handle) -> Result<&'static Card, u32> {
-    handle.checked_sub(1).and_then(|place| scene().gpu.get(place)).ok_or(INVALID_ARGUMENT)
+    let card = handle.checked_sub(1).and_then(|place| scene().gpu.get(place)).ok_or(INVALID_ARGUMENT)?;
+    card.maybe_hang();
+    Ok(card)
 }
 
 fn code(result: Result<(), u32>) -> u32 {
@@ -110,6 +112,7 @@ plain! {
     }
     nvmlDeviceGetHandleByIndex_v2(index: c_uint, to: *mut Handle) {
         let card = scene().gpu.get(index as usize).ok_or(INVALID_ARGUMENT)?;
+        card.maybe_hang();
         if card.handle != 0 {
             return Err(card.handle);
         }

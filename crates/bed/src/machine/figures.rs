@@ -1,6 +1,6 @@
 //! What the machine says of itself while all is well.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{Card, Field, GPUS, gpu_bus};
 
@@ -39,7 +39,7 @@ pub(super) fn card(n: usize) -> Card {
         fields.insert(format!("topology.{other}.level"), Field::Number(50.0));
         fields.insert(format!("p2p.{other}.nvlink"), Field::Number(0.0));
     }
-    Card { bus: gpu_bus(n), handle: 0, fields }
+    Card { bus: gpu_bus(n), handle: 0, hang: false, touches: PathBuf::new(), fields }
 }
 
 const NUMBERS: &[(&str, f64)] = &[

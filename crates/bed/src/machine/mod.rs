@@ -65,6 +65,8 @@ pub struct Machine {
 struct Card {
     bus: String,
     handle: u32,
+    hang: bool,
+    touches: PathBuf,
     fields: BTreeMap<String, Field>,
 }
 
@@ -193,6 +195,18 @@ impl Machine {
         for field in self.gpus[n].fields.values_mut() {
             *field = Field::Error(code);
         }
+        self
+    }
+
+    /// The driver never comes back once it is asked about this GPU.
+    pub fn gpu_hangs(mut self, n: usize) -> Self {
+        self.gpus[n].hang = true;
+        self
+    }
+
+    /// The driver writes to this file whenever it is asked about this GPU.
+    pub fn gpu_touches(mut self, n: usize, file: &Path) -> Self {
+        self.gpus[n].touches = file.to_owned();
         self
     }
 
@@ -443,7 +457,11 @@ impl Machine {
         let mut out =
             format!("driver = {:?}\ncuda = 12080\ninit = {}\nhang = {:?}\n", self.driver, self.init, self.hang);
         for gpu in &self.gpus {
-            let _infallible = write!(out, "\n[[gpu]]\nbus = {:?}\nhandle = {}\n[gpu.fields]\n", gpu.bus, gpu.handle);
+            let Card { bus, handle, hang, touches, .. } = gpu;
+            let _infallible = write!(
+                out,
+                "\n[[gpu]]\nbus = {bus:?}\nhandle = {handle}\nhang = {hang}\ntouches = {touches:?}\n[gpu.fields]\n"
+            );
             for (name, field) in &gpu.fields {
                 let value = match field {
                     Field::Number(value) => format!("{value:?}"),
@@ -467,6 +485,17 @@ impl Standing {
     pub fn becomes(&self, machine: &Machine) {
         let _was_there = fs::remove_dir_all(self.at("root"));
         machine.write(self.folder.path());
+    }
+
+    /// Of the machine, only what its driver says changes, all at once: a program may be asking at this moment.
+    ///
+    /// # Panics
+    /// If it cannot be written.
+    pub fn driver_says(&self, machine: &Machine) {
+        let beside = self.at("scene.new");
+        fs::write(&beside, machine.scene())
+            .and_then(|()| fs::rename(beside, self.at("scene.toml")))
+            .expect("a test bed that cannot be written is no test bed");
     }
 
     /// `doctor-node check` with these arguments, not yet started.

@@ -84,7 +84,7 @@ fn round(product: &Product<'_>) -> Result<(), CudaError> {
 
 fn sample(driver: Option<&Nvml>, bus: &str, seconds: f64) -> Sample {
     let fields = ["temperature.gpu", "power.draw", "clocks.sm", "clocks_event_reasons.active"].map(str::to_owned);
-    let answer = driver.map(|driver| driver.answer(&fields, Vec::new()));
+    let answer = driver.map(|driver| driver.answer(&fields, Vec::new(), &mut |_, _| {}));
     let gpu = answer.as_ref().and_then(|answer| answer.gpus.iter().find(|gpu| gpu.bus == bus));
     let number = |name: &str| gpu.and_then(|gpu| gpu.number(name));
     Sample {

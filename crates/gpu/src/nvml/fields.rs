@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlPciInfo_t, nvmlProcessInfo_t, nvmlUtilization_t, nvmlViolationTime_t,
 };
 
-use super::{Device, ask, code, text};
+use super::{Card, Device, ask, code, text};
 
 pub(super) type Answer<T> = Result<T, Reading>;
 
@@ -76,23 +76,28 @@ pub(super) struct Kept {
 }
 
 impl Device<'_> {
-    /// Every field, those with a `*` unrolled.
-    pub(super) fn read(self, index: c_uint, count: c_uint, fields: &[String]) -> Vec<(String, Reading)> {
+    /// These fields, those with a `*` unrolled, each with its place among all that were asked for.
+    pub(super) fn read(
+        self,
+        index: c_uint,
+        cards: &[Card<'_>],
+        fields: &[(usize, &String)],
+        all: &mut Vec<(usize, String, Reading)>,
+    ) {
         let mut kept = Kept::default();
-        let mut all = Vec::with_capacity(fields.len());
-        for field in fields {
+        for &(place, field) in fields {
             match field.split_once(".*.") {
-                None => all.push((field.clone(), self.field(field, &mut kept))),
-                Some((family, what)) => match self.numbered(family, what, index, count, &mut kept) {
-                    Ok(each) => all.extend(
-                        each.into_iter().map(|(number, reading)| (format!("{family}.{number}.{what}"), reading)),
-                    ),
+                None => all.push((place, field.clone(), self.field(field, &mut kept))),
+                Some((family, what)) => match self.numbered(family, what, index, cards, &mut kept) {
+                    Ok(each) => {
+                        let named = |(number, reading)| (place, format!("{family}.{number}.{what}"), reading);
+                        all.extend(each.into_iter().map(named));
+                    }
                     // Nothing is known of any of them.
-                    Err(reading) => all.push((field.clone(), reading)),
+                    Err(reading) => all.push((place, field.clone(), reading)),
                 },
             }
         }
-        all
     }
 
     fn field(self, name: &str, kept: &mut Kept) -> Reading {

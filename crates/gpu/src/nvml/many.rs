@@ -9,7 +9,7 @@ use doctor_checks::gpu::{Reading, bus_id};
 use nvml_wrapper_sys::bindings::{nvmlPciInfo_t, nvmlProcessInfo_t};
 
 use super::{
-    Device, ask, code,
+    Card, Device, ask, code,
     fields::{Answer, Kept, large, number, whole, zeroed},
 };
 
@@ -18,6 +18,14 @@ const MOST_LINKS: c_uint = 18;
 /// Processes on one GPU; more are not listed.
 const MOST_PROCESSES: usize = 256;
 
+/// Families of fields that say what lies between two GPUs.
+const BETWEEN: [&str; 2] = ["topology", "p2p"];
+
+/// Whether a field says what lies between two GPUs.
+pub(super) fn is_between(field: &str) -> bool {
+    field.split_once(".*.").is_some_and(|(family, _)| BETWEEN.contains(&family))
+}
+
 impl Device<'_> {
     /// Fields that there are several of.
     pub(super) fn numbered(
@@ -25,7 +33,7 @@ impl Device<'_> {
         family: &str,
         what: &str,
         index: c_uint,
-        count: c_uint,
+        cards: &[Card<'_>],
         kept: &mut Kept,
     ) -> Answer<BTreeMap<c_uint, Reading>> {
         match family {
@@ -50,9 +58,9 @@ impl Device<'_> {
                 }
                 Err(reading) => Err(reading.clone()),
             },
-            "topology" | "p2p" => {
-                let others = (0..count).filter(|other| *other != index);
-                Ok(others.map(|other| (other, self.towards(other, family, what))).collect())
+            family if BETWEEN.contains(&family) => {
+                let others = cards.iter().filter(|other| other.index != index);
+                Ok(others.map(|other| (other.index, self.towards(other, family, what))).collect())
             }
             _ => Err(Reading::NotSupported),
         }
@@ -114,12 +122,12 @@ impl Device<'_> {
         }
     }
 
-    fn towards(self, other: c_uint, family: &str, what: &str) -> Reading {
+    fn towards(self, other: &Card<'_>, family: &str, what: &str) -> Reading {
         let nvml = self.nvml;
-        let mut peer = std::ptr::null_mut();
-        if let Err(reading) = ask!(nvml, nvmlDeviceGetHandleByIndex_v2(other, &mut peer)) {
-            return reading;
-        }
+        let peer = match &other.device {
+            Ok(device) => device.handle,
+            Err(reading) => return reading.clone(),
+        };
         match (family, what) {
             ("topology", "level") => {
                 whole(number(|to| ask!(nvml, nvmlDeviceGetTopologyCommonAncestor(self.handle, peer, to))))

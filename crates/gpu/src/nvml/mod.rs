@@ -35,6 +35,8 @@ mod code {
 /// Open for one look.
 pub struct Nvml {
     lib: NvmlLib,
+    /// Whether there is a session to close.
+    is_open: bool,
 }
 
 impl fmt::Debug for Nvml {
@@ -48,6 +50,14 @@ impl fmt::Debug for Nvml {
 struct Device<'a> {
     nvml: &'a Nvml,
     handle: nvmlDevice_t,
+}
+
+/// One GPU that the driver counts.
+struct Card<'a> {
+    index: c_uint,
+    bus: String,
+    /// Why it has no handle, if it has none.
+    device: Result<Device<'a>, Reading>,
 }
 
 /// Calls a function of the library, if this version has it.
@@ -74,26 +84,23 @@ impl Nvml {
         // program that uses a GPU does the same.
         let lib = unsafe { NvmlLib::new(library) }
             .map_err(|error| ProbeFailure::new(FailureKind::Missing, format!("{name} cannot be loaded: {error}")))?;
-        let nvml = Self { lib };
+        let mut nvml = Self { lib, is_open: false };
         // Without GPUs the driver answers all the same.
         const NO_GPUS_IS_FINE: c_uint = 1;
         let opened = match ask!(nvml, nvmlInitWithFlags(NO_GPUS_IS_FINE)) {
             Err(Reading::NotSupported) => ask!(nvml, nvmlInit_v2()),
             other => other,
         };
-        match opened {
-            Ok(()) => Ok(nvml),
-            Err(reading) => {
-                let failure = not_opened(&name, &reading);
-                // Dropping it would close a session that is not open.
-                std::mem::forget(nvml);
-                Err(failure)
-            }
-        }
+        opened.map_err(|reading| not_opened(&name, &reading))?;
+        nvml.is_open = true;
+        Ok(nvml)
     }
 
-    /// What it says of every GPU. `on_pci` is what the bus says, which the driver may not agree with.
-    pub fn answer(&self, fields: &[String], on_pci: Vec<String>) -> GpuAnswer {
+    /// What it says of every GPU. `on_pci` is what the bus says, which the driver may not agree with. `begins` is called with
+    /// the index and the bus id of each GPU before the driver is asked about it, so that a driver that hangs is known to hang
+    /// there. Until the driver has told the bus id, it is the one that the order on the bus gives: NVML counts GPUs in that
+    /// order. It is empty where the driver counts other GPUs than the bus has.
+    pub fn answer(&self, fields: &[String], on_pci: Vec<String>, begins: &mut dyn FnMut(u32, &str)) -> GpuAnswer {
         let driver = Driver {
             version: self.driver_version().unwrap_or_default(),
             cuda: self.cuda_version(),
@@ -104,24 +111,24 @@ impl Nvml {
             let failure = ProbeFailure::new(FailureKind::Failed, format!("counting GPUs: {}", words(&reading)));
             return GpuAnswer { on_pci, driver: Err(failure), gpus: Vec::new() };
         }
-        let gpus = (0..count.min(MOST_GPUS)).map(|index| self.gpu(index, count, fields)).collect();
+        let cards = self.cards(count.min(MOST_GPUS), &on_pci, begins);
+        let gpus = read(&cards, fields, begins);
         GpuAnswer { on_pci, driver: Ok(driver), gpus }
     }
 
-    fn gpu(&self, index: c_uint, count: c_uint, fields: &[String]) -> Gpu {
-        let mut handle: nvmlDevice_t = ptr::null_mut();
-        match ask!(self, nvmlDeviceGetHandleByIndex_v2(index, &mut handle)) {
-            Ok(()) => {
-                let device = Device { nvml: self, handle };
-                let bus = device.bus().unwrap_or_default();
-                Gpu { index, bus, fields: device.read(index, count, fields) }
-            }
-            // Every field of a GPU that has no handle fails for the same reason.
-            Err(reading) => {
-                let fields = fields.iter().map(|field| (field.clone(), reading.clone())).collect();
-                Gpu { index, bus: String::new(), fields }
-            }
+    /// Handle and bus id of each GPU.
+    fn cards(&self, count: c_uint, on_pci: &[String], begins: &mut dyn FnMut(u32, &str)) -> Vec<Card<'_>> {
+        let agree = usize::try_from(count).is_ok_and(|count| count == on_pci.len());
+        let mut cards = Vec::new();
+        for (index, place) in (0..count).zip(0..) {
+            begins(index, on_pci.get(place).filter(|_| agree).map_or("", String::as_str));
+            let mut handle: nvmlDevice_t = ptr::null_mut();
+            let device = ask!(self, nvmlDeviceGetHandleByIndex_v2(index, &mut handle));
+            let device = device.map(|()| Device { nvml: self, handle });
+            let bus = device.as_ref().ok().and_then(|device| device.bus()).unwrap_or_default();
+            cards.push(Card { index, bus, device });
         }
+        cards
     }
 
     fn driver_version(&self) -> Option<String> {
@@ -140,8 +147,10 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // Nobody is left to tell if it will not close.
-        drop(ask!(self, nvmlShutdown()));
+        // Nobody is left to tell if it will not close. The library itself is unloaded after this.
+        if self.is_open {
+            drop(ask!(self, nvmlShutdown()));
+        }
     }
 }
 
@@ -152,6 +161,36 @@ impl Device<'_> {
             ask!(self.nvml, nvmlDeviceGetPciInfo_v3(self.handle, &mut pci)).map(|()| pci).ok()?;
         bus_id(&format!("{:08x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device))
     }
+}
+
+/// Every field of every GPU. What lies between two GPUs is asked last: by then each has answered for itself, and one that hangs
+/// is not taken for another that was asked about it.
+fn read(cards: &[Card<'_>], fields: &[String], begins: &mut dyn FnMut(u32, &str)) -> Vec<Gpu> {
+    let mut read: Vec<Vec<(usize, String, Reading)>> = cards.iter().map(|_| Vec::new()).collect();
+    for between in [false, true] {
+        let now: Vec<_> = fields.iter().enumerate().filter(|(_, field)| many::is_between(field) == between).collect();
+        if now.is_empty() {
+            continue;
+        }
+        for (card, read) in cards.iter().zip(&mut read) {
+            match &card.device {
+                Ok(device) => {
+                    begins(card.index, &card.bus);
+                    device.read(card.index, cards, &now, read);
+                }
+                // Every field of a GPU that has no handle fails for the same reason.
+                Err(reading) => {
+                    read.extend(now.iter().map(|(place, field)| (*place, (*field).clone(), reading.clone())))
+                }
+            }
+        }
+    }
+    let gpu = |(card, mut read): (&Card<'_>, Vec<(usize, String, Reading)>)| {
+        read.sort_by_key(|(place, ..)| *place);
+        let fields = read.into_iter().map(|(_, field, reading)| (field, reading)).collect();
+        Gpu { index: card.index, bus: card.bus.clone(), fields }
+    };
+    cards.iter().zip(read).map(gpu).collect()
 }
 
 /// What a return code means.

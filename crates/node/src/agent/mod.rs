@@ -53,7 +53,7 @@ use crate::{
     hardware,
     job::{EVIDENCE_ROOM, keep_within},
     memory,
-    runner::{LocalRunner, ProbeRunner},
+    runner::{DriverHelper, LocalRunner, ProbeRunner},
     stop::Stop,
     verdict::Verdicts,
 };
@@ -142,6 +142,8 @@ struct Agent<'a> {
     disk_trouble: Option<String>,
     /// For hooks, which need not look while this is fresh.
     verdicts: Verdicts,
+    /// Asks the GPU driver for as long as the agent runs.
+    driver_helper: Arc<DriverHelper>,
 }
 
 impl<'a> Agent<'a> {
@@ -173,6 +175,7 @@ impl<'a> Agent<'a> {
             looked_at_files: started,
             disk_trouble: None,
             verdicts: Verdicts::read(&config.state),
+            driver_helper: Arc::default(),
             config,
         }
     }
@@ -197,13 +200,8 @@ impl<'a> Agent<'a> {
                 due.extend(self.config.checks().into_iter().map(|(check, _)| check));
             }
             if !due.is_empty() {
-                let reported = self.look(&due);
+                self.look(&due);
                 memory::give_back();
-                match reported {
-                    // Sending it needs the program a little longer.
-                    true => memory::looked(),
-                    false => memory::rest(),
-                }
             }
             self.sleep();
         }
@@ -217,11 +215,11 @@ impl<'a> Agent<'a> {
         due
     }
 
-    /// Runs these checks and reports what is new. Says whether anything was.
-    fn look(&mut self, due: &BTreeSet<CheckId>) -> bool {
+    /// Runs these checks and reports what is new.
+    fn look(&mut self, due: &BTreeSet<CheckId>) {
         let config = &self.config;
-        let runner =
-            LocalRunner::new(&config.root, self.stop).state(Some(&config.state)).library(config.library.clone());
+        let runner = LocalRunner::new(&config.root, self.stop).state(Some(&config.state));
+        let runner = runner.library(config.library.clone()).driver_helper(&self.driver_helper);
         let probes_of = |check: &CheckId| {
             let found = config.catalogue.get(check);
             found.map_or_else(Vec::new, |found| (found.probes)(&config.catalogue.params(&config.policy, check)))
@@ -236,14 +234,14 @@ impl<'a> Agent<'a> {
             let (probes, outputs): (Vec<_>, Vec<_>) =
                 probes_of(id).into_iter().map(|probe| (probe.clone(), runner.run(&probe))).unzip();
             if self.stop.told().is_some() {
-                return false;
+                return;
             }
             let observation = (check.interpret)(&params, &outputs);
             let past = Past::at(now());
             let judgement = judge_with(config.rules_of(id), config.profile.as_ref(), &past, id, &observation);
             // Its answer changes when the grace ends, and is said then.
             let judgement = after_boot(judgement, up, config.policy.agents.boot_grace);
-            self.verdicts.note(id, judgement.verdict, &judgement.findings, now());
+            self.verdicts.note(id, judgement.verdict, &judgement.findings, &judgement.text, now());
             if self.said.is_news(id, &observation, &judgement) {
                 let probes = probes.into_iter().zip(outputs).collect();
                 let mut evidence = TestEvidence { test: id.clone(), started, ended: now(), probes };
@@ -253,12 +251,11 @@ impl<'a> Agent<'a> {
         }
         self.keep_verdicts(due);
         if news.is_empty() {
-            return false;
+            return;
         }
         let hardware = hardware::collect(&runner);
         drop(runner);
         self.report(hardware, up, news);
-        true
     }
 
     fn report(&mut self, hardware: Hardware, up: Option<Span>, checks: Vec<TestEvidence>) {

@@ -174,7 +174,6 @@ impl Sender<'_> {
         if was_large {
             memory::give_back();
         }
-        memory::rest_after_a_look();
         true
     }
 

@@ -166,7 +166,7 @@ mod tests {
     fn sick() -> Verdicts {
         let mut kept = Verdicts::none();
         let found = [finding("gpu-xid", "xid-79", Severity::Isolate, 1)];
-        kept.note(&found[0].check, Verdict::Fail, &found, Timestamp::from_secs(NOW));
+        kept.note(&found[0].check, Verdict::Fail, &found, "", Timestamp::from_secs(NOW));
         kept
     }
 

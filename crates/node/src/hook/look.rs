@@ -96,7 +96,7 @@ pub(super) fn look(
     let checks = answers.len();
     for (answer, mut evidence) in answers {
         let before = known.of(&answer.check).cloned();
-        known.note(&answer.check, answer.verdict, &answer.findings, at);
+        known.note(&answer.check, answer.verdict, &answer.findings, &answer.text, at);
         if is_news(before.as_ref(), known.of(&answer.check), &answer) {
             room = keep_within(room, &mut evidence);
             news.push(evidence);

@@ -190,6 +190,7 @@ impl Known {
     fn words(&self, deeper: bool) -> String {
         let failing = self.verdicts.failing();
         let what = match failing.as_slice() {
+            [] if self.verdicts.inconclusive() > 0 => "no finding".to_owned(),
             [] => "well".to_owned(),
             [(check, finding), more @ ..] => {
                 let HeldFinding { reason, severity, text, .. } = finding;
@@ -197,9 +198,10 @@ impl Known {
                 format!("{reason} ({severity}) of {check}: {text}{more}")
             }
         };
-        let unknown = match self.verdicts.inconclusive() {
-            0 => String::new(),
-            count => format!(", {count} inconclusive"),
+        let unknown = match (self.verdicts.inconclusive(), self.verdicts.why_inconclusive()) {
+            (0, _) => String::new(),
+            (count, None) => format!(", {count} inconclusive"),
+            (count, Some(why)) => format!(", {count} inconclusive ({why})"),
         };
         let how = match &self.source {
             Source::Kept(age) => format!("as it was seen {age} ago"),

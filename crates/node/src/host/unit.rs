@@ -9,11 +9,16 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
-    time::{Duration, Instant},
+    process::Command,
+    time::Duration,
 };
 
 use doctor_core::ids::RunId;
+
+use crate::{
+    runner::child::{self, Echo, Limits},
+    stop::Stop,
+};
 
 /// There while systemd is the machine's init, as sd_booted(3) has it.
 const BOOTED: &str = "/run/systemd/system";
@@ -22,7 +27,8 @@ const PROGRAM: &str = "systemd-run";
 const STOP: &str = "10s";
 /// For systemd to take note.
 const TAKES_NOTE: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_millis(5);
+const KILL_GRACE: Duration = Duration::from_millis(200);
+const MOST_WORDS: usize = 64 << 10;
 
 /// The command for these words, in a scope where there can be one.
 pub(super) fn command(words: &[OsString], run: RunId) -> Command {
@@ -41,17 +47,9 @@ pub(super) fn stop(run: RunId) {
     }
     let mut systemctl = Command::new("systemctl");
     systemctl.args(["stop", "--no-block"]).arg(format!("{}*.scope", prefix(run)));
-    // Standard output is the controller's.
-    systemctl.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let Ok(mut child) = systemctl.spawn() else { return };
-    let began = Instant::now();
-    while matches!(child.try_wait(), Ok(None)) {
-        if began.elapsed() > TAKES_NOTE {
-            let _gone = child.kill().and_then(|()| child.wait());
-            return;
-        }
-        std::thread::sleep(LOOK);
-    }
+    let limits = Limits { timeout: TAKES_NOTE, stream: MOST_WORDS, grace: Duration::ZERO, kill_grace: KILL_GRACE };
+    // Whatever comes of it, and what it says is not for the controller, whose our standard output is.
+    let _noted = child::run(&mut systemctl, &limits, &Stop::never(), Echo::default());
 }
 
 /// Only root may make one beside the logins.

@@ -14,6 +14,7 @@ use std::{
     ffi::OsString,
     io::{self, Write},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -34,7 +35,7 @@ use crate::{
     check,
     clock::now,
     hardware,
-    runner::{LocalRunner, ProbeRunner, describe, failed},
+    runner::{DriverHelper, LocalRunner, ProbeRunner, describe, failed},
     stop::{Stop, StopWhy},
 };
 use claim::Claim;
@@ -119,11 +120,13 @@ fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
     let started = now();
     let names = order.tests.iter().map(TestId::as_str).collect::<Vec<_>>().join(", ");
     log.line("job", &format!("run {} on {}: {names}", order.run, order.node));
-    let quiet = LocalRunner::new(&order.root, stop).state(order.state.as_deref()).library(order.library.clone());
+    // One process asks the driver for all tests of the job.
+    let driver = Arc::default();
+    let quiet = runner(order, stop, &driver);
     // First, because a job that was told to stop can ask nothing any more.
     let hardware = hardware::collect(&quiet);
     let up = check::uptime(&quiet);
-    let (tests, told) = run_tests(order, stop, &log);
+    let (tests, told) = run_tests(order, stop, &driver, &log);
     let (run, node, ended) = (order.run, order.node.clone(), now());
     let document = Document { run, node, hardware, started, ended, tests, up };
     let bytes = document.sign(&order.key).map_err(JobError::Sign)?;
@@ -158,7 +161,12 @@ fn hand_over(to: &HandOver, bytes: &[u8]) -> Result<(), JobError> {
 }
 
 /// The evidence of every test that finished, and who cut the rest short.
-fn run_tests(order: &Order, stop: &Stop, log: &Log) -> (Vec<TestEvidence>, Option<StopWhy>) {
+fn run_tests(
+    order: &Order,
+    stop: &Stop,
+    driver: &Arc<DriverHelper>,
+    log: &Log,
+) -> (Vec<TestEvidence>, Option<StopWhy>) {
     let catalogue = Catalogue::with_site_checks(&order.policy);
     let mut finished = Vec::new();
     let mut room = EVIDENCE_ROOM;
@@ -166,7 +174,7 @@ fn run_tests(order: &Order, stop: &Stop, log: &Log) -> (Vec<TestEvidence>, Optio
         if let Some(why) = stop.told() {
             return (finished, Some(why));
         }
-        let mut evidence = run_test(order, &catalogue, test, stop, log);
+        let mut evidence = run_test(order, &catalogue, test, stop, driver, log);
         let told = if was_killed(&evidence) { stop.told_within(A_MOMENT) } else { stop.told() };
         if let Some(why) = told {
             log.line(test.as_str(), "cut short");
@@ -191,12 +199,23 @@ fn was_killed(evidence: &TestEvidence) -> bool {
     evidence.probes.iter().any(|(_, output)| killed(output))
 }
 
-fn run_test(order: &Order, catalogue: &Catalogue, test: &TestId, stop: &Stop, log: &Log) -> TestEvidence {
+fn runner<'a>(order: &Order, stop: &'a Stop, driver: &Arc<DriverHelper>) -> LocalRunner<'a> {
+    let runner = LocalRunner::new(&order.root, stop).state(order.state.as_deref()).library(order.library.clone());
+    runner.driver_helper(driver)
+}
+
+fn run_test(
+    order: &Order,
+    catalogue: &Catalogue,
+    test: &TestId,
+    stop: &Stop,
+    driver: &Arc<DriverHelper>,
+    log: &Log,
+) -> TestEvidence {
     let started = now();
     let say = |line: &str| log.line(test.as_str(), line);
     let echo = |line: &str| say(&format!("| {line}"));
-    let runner =
-        LocalRunner::new(&order.root, stop).state(order.state.as_deref()).library(order.library.clone()).echo(&echo);
+    let runner = runner(order, stop, driver).echo(&echo);
     let mut probes = Vec::new();
     match catalogue.get(test) {
         // Without probes it is no evidence of anything, and the controller will say so.

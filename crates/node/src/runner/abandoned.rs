@@ -12,7 +12,10 @@ use std::{
 };
 
 use doctor_checks::proc_stat::ProcStat;
+use doctor_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
+
+use crate::clock::now;
 
 /// What this process left behind.
 static OF_THIS_PROCESS: Mutex<Vec<Left>> = Mutex::new(Vec::new());
@@ -37,6 +40,19 @@ pub(super) struct Note {
     pid: u32,
     start_ticks: u64,
     boot_id: String,
+    #[serde(default)]
+    since: Option<Timestamp>,
+    /// What it was doing, where that is more than `what` says.
+    #[serde(default)]
+    doing: Option<String>,
+}
+
+/// A process that was killed and is still there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stuck {
+    pub(super) pid: u32,
+    pub(super) since: Option<Timestamp>,
+    pub(super) doing: Option<String>,
 }
 
 impl AbandonedProbes {
@@ -50,8 +66,15 @@ impl AbandonedProbes {
 
     /// `pid` is what hangs: the child, or something it started.
     pub(crate) fn add(&self, what: &str, pid: u32, child: Child) {
+        self.add_stuck(what, Stuck { pid, since: Some(now()), doing: None }, child);
+    }
+
+    /// The same, with what is known of it.
+    pub(super) fn add_stuck(&self, what: &str, stuck: Stuck, child: Child) {
+        let Stuck { pid, since, doing } = stuck;
         let Some(stat) = stat_of(pid) else { return };
-        let note = Note { what: what.to_owned(), pid, start_ticks: stat.start_ticks, boot_id: boot_id() };
+        let start_ticks = stat.start_ticks;
+        let note = Note { what: what.to_owned(), pid, start_ticks, boot_id: boot_id(), since, doing };
         // If this cannot be written, only this process will know. The probe's answer says what matters.
         if let (Some(directory), Ok(text)) = (&self.directory, serde_json::to_vec(&note)) {
             let _kept = fs::create_dir_all(directory).and_then(|()| fs::write(note.place(directory), text));
@@ -61,6 +84,11 @@ impl AbandonedProbes {
 
     /// The process that still hangs on this, if one does. Those that came free meanwhile are forgotten.
     pub(crate) fn hanging(&self, what: &str) -> Option<u32> {
+        self.all_hanging(what).first().map(|stuck| stuck.pid)
+    }
+
+    /// Every process that still hangs on this, of this process and of those before it.
+    pub(super) fn all_hanging(&self, what: &str) -> Vec<Stuck> {
         let mut left = OF_THIS_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
         left.retain_mut(|left| {
             let hangs = matches!(left.child.try_wait(), Ok(None)) || left.note.still_hangs();
@@ -69,14 +97,12 @@ impl AbandonedProbes {
             }
             hangs
         });
-        let here = left.iter().find(|left| left.note.what == what && left.note.still_hangs());
-        here.map(|left| left.note.pid).or_else(|| self.noted(what))
-    }
-
-    /// What processes before this one left behind, read once: those of this one are known without a file.
-    fn noted(&self, what: &str) -> Option<u32> {
-        let notes = self.noted.get_or_init(|| self.directory.as_deref().map_or_else(Vec::new, read_notes));
-        notes.iter().find(|note| note.what == what && note.still_hangs()).map(|note| note.pid)
+        let here: Vec<&Note> = left.iter().map(|left| &left.note).collect();
+        // What processes before this one left behind is read once.
+        let noted = self.noted.get_or_init(|| self.directory.as_deref().map_or_else(Vec::new, read_notes));
+        let before = noted.iter().filter(|note| !here.iter().any(|own| own.is_same(note)));
+        let all = here.iter().copied().chain(before);
+        all.filter(|note| note.what == what && note.still_hangs()).map(Note::stuck).collect()
     }
 }
 
@@ -101,6 +127,14 @@ impl Note {
 
     pub(super) fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        (self.pid, self.start_ticks, &self.boot_id) == (other.pid, other.start_ticks, &other.boot_id)
+    }
+
+    fn stuck(&self) -> Stuck {
+        Stuck { pid: self.pid, since: self.since, doing: self.doing.clone() }
     }
 
     fn still_hangs(&self) -> bool {

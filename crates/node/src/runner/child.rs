@@ -169,6 +169,25 @@ pub(crate) fn has_exited(child: &Child) -> io::Result<bool> {
     Ok(waitid(WaitId::Pid(pid(child)?), options)?.is_some())
 }
 
+/// Waits for the end of a child, without reaping it. False if it is still there after the grace.
+pub(crate) fn exits_within(child: &Child, grace: Duration) -> bool {
+    let deadline = Instant::now() + grace.min(FOR_EVER);
+    let exit = pid(child).ok().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    loop {
+        if !matches!(has_exited(child), Ok(false)) {
+            return true;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        let wait = if exit.is_some() { left } else { left.min(LOOK_AGAIN) };
+        if wait_for_news(&[exit.as_ref().map(AsFd::as_fd)], &Stop::never(), wait).is_err() {
+            return false;
+        }
+    }
+}
+
 /// SIGTERM to the child alone: what it started is its own to end.
 fn ask_to_end(child: &Child, grace: Duration) {
     let Ok(pid) = pid(child) else { return };

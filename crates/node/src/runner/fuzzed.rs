@@ -1,7 +1,7 @@
 //! Ways in for the fuzzer to what this module reads: tables of the kernel, and its own files of yesterday, which whoever
 //! could write the state directory may have changed since.
 
-use std::{fs, io, path::Path, time::Duration};
+use std::{fs, io, path::Path};
 
 use doctor_checks::probe::{FileText, Sample};
 use doctor_core::time::{Span, Timestamp};
@@ -10,17 +10,11 @@ use super::{
     abandoned,
     mounts::Mounts,
     samples::{self, Samples},
-    trusted,
 };
 
 /// Whether a path is on a local file system, by such a `/proc/self/mounts`.
 pub fn is_local(mounts: &str, path: &Path) -> bool {
     Mounts::parse(mounts).is_local(path)
-}
-
-/// How long a machine with such a `/proc/uptime` has been up.
-pub fn up(text: &str) -> Option<Duration> {
-    trusted::up(text)
 }
 
 /// Whether this is a note about a probe that was left behind.

@@ -22,19 +22,30 @@ const NVIDIA: &str = "0x10de";
 /// The upper byte of a PCI class: a display controller, with a connector or without.
 const DISPLAY: &str = "0x03";
 
-pub(super) fn ask(root: &Path, library: &OsStr, fields: &[String]) -> GpuAnswer {
+/// Asks the driver, which may hang. `begins` is called with the index and the bus id of each GPU before it is asked about.
+pub(super) fn ask(root: &Path, library: &OsStr, fields: &[String], begins: &mut dyn FnMut(u32, &str)) -> GpuAnswer {
     let on_pci = on_pci(root);
     match Nvml::open(&found(root, library)) {
-        Ok(nvml) => nvml.answer(fields, on_pci),
+        Ok(nvml) => nvml.answer(fields, on_pci, begins),
         Err(failure) => GpuAnswer { on_pci, driver: Err(failure), gpus: Vec::new() },
     }
+}
+
+/// Whether asking for GPUs may call a driver, and so hang: its device is there, a GPU is on the bus for which a library would
+/// load it, or somebody names a library by its path. Else a library at most says that there is nothing.
+pub(super) fn may_have_driver(root: &Path, library: &OsStr) -> bool {
+    let has_device = || [root, Path::new("/")].iter().any(|root| root.join("dev/nvidiactl").exists());
+    !is_name(library) || has_device() || !on_pci(root).is_empty()
+}
+
+fn is_name(library: &OsStr) -> bool {
+    Path::new(library).components().count() == 1
 }
 
 /// A library that is named without its place is looked for on the machine that is seen below `root`: the image of a container
 /// has none, because it must be the one of the machine's driver.
 fn found(root: &Path, library: &OsStr) -> OsString {
-    let is_name = Path::new(library).components().count() == 1;
-    if root == Path::new("/") || !is_name {
+    if root == Path::new("/") || !is_name(library) {
         return library.to_owned();
     }
     let mut places =
@@ -183,7 +194,15 @@ mod tests {
             assert_eq!(found(machine, OsStr::new(asked)), wanted, "{}", machine.display());
         }
         assert_eq!(on_pci(root.path()), ["0000:18:00.0", "0000:19:00.0"]);
-        let answer = ask(root.path(), OsStr::new("libdoctor-has-none.so.1"), &[]);
+        let answer = ask(root.path(), OsStr::new("libdoctor-has-none.so.1"), &[], &mut |_, _| {});
         assert!(answer.driver.unwrap_err().text.contains("libdoctor-has-none.so.1"));
+        let without = tempfile::tempdir().unwrap();
+        for (machine, library, may) in [
+            (root.path(), "libdoctor.so.1", true),
+            (without.path(), "/own/libdoctor.so.1", true),
+            (without.path(), "libdoctor.so.1", Path::new("/dev/nvidiactl").exists()),
+        ] {
+            assert_eq!(may_have_driver(machine, OsStr::new(library)), may, "{} {library}", machine.display());
+        }
     }
 }

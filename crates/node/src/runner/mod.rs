@@ -1,19 +1,21 @@
 //! Carries out probes, and comes back whatever happens.
 //!
 //! What the kernel could make wait for ever happens in a child process: programs of course, but also the reading of a
-//! file and statfs(2) on a network mount, and a driver of which nobody knows whether it answers. A thread stuck in the
-//! kernel keeps its whole process from ending, so a job would never be seen to end. A child is killed with its process
-//! group at its time limit, and left behind when even that does not end it. What was left behind is remembered
-//! ([`abandoned`]): the same probe is not started again while the old one hangs, so that nothing piles up on a sick node.
+//! file and statfs(2) on a network mount, and every call of a driver. A thread stuck in the kernel keeps its whole process
+//! from ending, so a job would never be seen to end. A child is killed with its process group at its time limit, and left
+//! behind when even that does not end it. What was left behind is remembered ([`abandoned`]): the same probe is not started
+//! again while the old one hangs, so that nothing piles up on a sick node. The GPU driver has a helper process that serves
+//! many questions ([`driver`]).
 //!
 //! The rest, file systems of the kernel and local disks, is read here on a thread that is watched ([`watched`]), because
-//! a child takes longer than everything that a fast check reads. A driver that answered a moment ago is asked here too.
-//! A pass that says beforehand what it will ask ([`ProbeRunner::prepare`]) has all of that read in one go.
+//! a child takes longer than everything that a fast check reads. A pass that says beforehand what it will ask
+//! ([`ProbeRunner::prepare`]) has all of that read in one go, while the driver answers.
 
 pub(crate) mod abandoned;
 mod apart;
 pub(crate) mod child;
 mod clock_discipline;
+mod driver;
 #[doc(hidden)]
 pub mod fuzzed;
 mod gpus;
@@ -23,7 +25,6 @@ mod processes;
 mod reading;
 mod recorded;
 mod samples;
-mod trusted;
 mod watched;
 mod words;
 
@@ -33,6 +34,10 @@ use std::{
     ffi::OsString,
     io,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -48,14 +53,15 @@ use crate::{
 };
 use abandoned::AbandonedProbes;
 use child::Ended;
+use driver::DriverQuestion;
 use mounts::Mounts;
 use reading::Reader;
 use samples::Samples;
-use trusted::Trusted;
 use watched::NoAnswer;
 
 pub(crate) use abandoned::boot_id;
 pub use clock_discipline::CLOCK_FILE;
+pub use driver::{DRIVER_ARGUMENT, DriverHelper, serve_driver_questions};
 pub use reading::answer_as_helper;
 pub use recorded::FixtureRunner;
 pub use words::describe;
@@ -101,6 +107,8 @@ pub trait ProbeRunner {
 
 /// Runs probes on this machine, for one pass over checks: what several of them ask is read once.
 pub struct LocalRunner<'a> {
+    /// Which of this process's runners it is.
+    number: u64,
     root: PathBuf,
     helper: PathBuf,
     library: OsString,
@@ -108,7 +116,10 @@ pub struct LocalRunner<'a> {
     abandoned: AbandonedProbes,
     state: Option<PathBuf>,
     samples: Samples,
-    trusted: Trusted,
+    driver_helper: Arc<DriverHelper>,
+    driver_limit: Duration,
+    /// Whether a driver may be asked at all.
+    may_have_driver: OnceCell<bool>,
     mounts: OnceCell<Mounts>,
     known: RefCell<HashMap<Probe, ProbeOutput>>,
     /// All fields that this pass will want of the driver: opening it takes longer than reading them.
@@ -132,7 +143,9 @@ impl std::fmt::Debug for LocalRunner<'_> {
 impl<'a> LocalRunner<'a> {
     /// Files are looked up below `root`: `/`, or where a container sees its host. Programs are this file system's.
     pub fn new(root: impl Into<PathBuf>, stop: &'a Stop) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             root: root.into(),
             // Also right when the program was replaced by an update while it runs.
             helper: PathBuf::from("/proc/self/exe"),
@@ -141,7 +154,9 @@ impl<'a> LocalRunner<'a> {
             abandoned: AbandonedProbes::of_this_process(),
             state: None,
             samples: Samples::default(),
-            trusted: Trusted::default(),
+            driver_helper: Arc::default(),
+            driver_limit: DRIVER_TIMEOUT,
+            may_have_driver: OnceCell::new(),
             mounts: OnceCell::new(),
             known: RefCell::default(),
             wanted: RefCell::default(),
@@ -153,10 +168,24 @@ impl<'a> LocalRunner<'a> {
         }
     }
 
-    /// The program that understands [`HELPER_ARGUMENT`], where that is not the running one.
+    /// The program that understands [`HELPER_ARGUMENT`] and [`DRIVER_ARGUMENT`], where that is not the running one.
     #[must_use]
     pub fn helper(mut self, program: impl Into<PathBuf>) -> Self {
         self.helper = program.into();
+        self
+    }
+
+    /// The helper process that asks the driver, for runners that share one.
+    #[must_use]
+    pub fn driver_helper(mut self, helper: &Arc<DriverHelper>) -> Self {
+        self.driver_helper = Arc::clone(helper);
+        self
+    }
+
+    /// How long the driver may take to answer, where that is not the usual time.
+    #[must_use]
+    pub const fn driver_limit(mut self, limit: Duration) -> Self {
+        self.driver_limit = limit;
         self
     }
 
@@ -174,13 +203,11 @@ impl<'a> LocalRunner<'a> {
         self
     }
 
-    /// Remembers here, for the processes that come after, which probes hang, whether the driver answers, and what
-    /// counters stood at.
+    /// Remembers here, for the processes that come after, which probes hang, and what counters stood at.
     #[must_use]
     pub fn state(mut self, directory: Option<&Path>) -> Self {
         if let Some(directory) = directory {
             self.abandoned = AbandonedProbes::kept_in(directory);
-            self.trusted = Trusted::kept_in(directory);
             self.samples = Samples::kept_in(directory);
             self.state = Some(directory.to_owned());
         }
@@ -228,30 +255,48 @@ impl<'a> LocalRunner<'a> {
     }
 
     fn read_now(&self, probe: &Probe, what: &str) -> ProbeOutput {
-        let output = if self.is_safe(probe) {
-            self.read_here(std::slice::from_ref(probe)).pop().unwrap_or_else(|| self.told_to_stop(what))
-        } else {
-            self.read_apart(probe, what)
-        };
-        self.noted(probe, output)
+        if self.is_safe(probe) {
+            let output = self.read_here(std::slice::from_ref(probe)).pop().unwrap_or_else(|| self.told_to_stop(what));
+            return self.or_by_program(probe, output);
+        }
+        match probe {
+            Probe::Gpu { fields } => self.or_by_program(probe, self.ask_helper(fields)),
+            _ => self.read_apart(probe, what),
+        }
     }
 
-    /// A driver that has answered is trusted for a while; for one without its library, its program is asked.
-    fn noted(&self, probe: &Probe, output: ProbeOutput) -> ProbeOutput {
+    fn question<'q>(&'q self, fields: &'q [String]) -> DriverQuestion<'q> {
+        DriverQuestion {
+            runner: self.number,
+            program: &self.helper,
+            root: &self.root,
+            library: &self.library,
+            fields,
+            limit: self.driver_limit,
+            stop: self.stop,
+            abandoned: &self.abandoned,
+        }
+    }
+
+    fn ask_helper(&self, fields: &[String]) -> ProbeOutput {
+        self.driver_helper.ask(&self.question(fields)).map_or_else(ProbeOutput::Failed, ProbeOutput::Gpus)
+    }
+
+    /// Of a driver without its library, its program is asked.
+    fn or_by_program(&self, probe: &Probe, output: ProbeOutput) -> ProbeOutput {
         let Probe::Gpu { fields } = probe else { return output };
-        self.trusted.note(!matches!(output, ProbeOutput::Failed(_)));
-        gpus::or_by_nvidia_smi(output, fields, |program, args| self.exec(program, args, GPU_LOG_TIMEOUT))
+        gpus::or_by_nvidia_smi(output, fields, |program, args| {
+            let exec = Probe::Exec { program: program.to_owned(), args: args.to_vec(), timeout: GPU_LOG_TIMEOUT };
+            self.run(&exec)
+        })
     }
 
     /// Whether it may be read in this process.
     fn is_safe(&self, probe: &Probe) -> bool {
         match probe {
             Probe::Kmsg | Probe::Processes | Probe::ClockDiscipline => true,
-            // Without the driver's device there is nothing that could hang.
             Probe::Gpu { .. } => {
-                let has_driver =
-                    || reading::below(&self.root, "/dev/nvidiactl").exists() || Path::new("/dev/nvidiactl").exists();
-                self.trusted.is_trusted() || !has_driver()
+                !*self.may_have_driver.get_or_init(|| gpus::may_have_driver(&self.root, &self.library))
             }
             Probe::Read { path }
             | Probe::List { path }
@@ -336,22 +381,29 @@ impl ProbeRunner for LocalRunner<'_> {
                 ahead.push(probe);
             }
         }
-        ahead.extend(self.want(probes));
+        let wanted = self.want(probes);
+        // The driver answers while files are read. Why it could not be asked is told to whoever asks it.
+        let helped = wanted.as_ref().filter(|probe| !self.is_safe(probe));
+        if let Some(Probe::Gpu { fields }) = helped {
+            let _begun = self.driver_helper.begin(&self.question(fields));
+        }
+        ahead.extend(wanted.iter().filter(|_| helped.is_none()).cloned());
         ahead.retain(|probe| self.is_safe(probe) && self.abandoned.hanging(&describe(probe)).is_none());
         let outputs = self.read_here(&ahead);
-        let (mut known, mut driver) = (self.known.borrow_mut(), self.driver.borrow_mut());
         for (probe, output) in ahead.into_iter().zip(outputs) {
-            let output = self.noted(&probe, output);
+            let output = self.or_by_program(&probe, output);
             match probe {
-                Probe::Gpu { .. } => *driver = Some(output),
-                _ => drop(known.insert(probe, output)),
+                Probe::Gpu { .. } => *self.driver.borrow_mut() = Some(output),
+                _ => drop(self.known.borrow_mut().insert(probe, output)),
             }
         }
     }
 
     fn run(&self, probe: &Probe) -> ProbeOutput {
         let what = describe(probe);
-        if let Some(pid) = self.abandoned.hanging(&what) {
+        // The driver's helper has rules of its own.
+        let hanging = (!matches!(probe, Probe::Gpu { .. })).then(|| self.abandoned.hanging(&what)).flatten();
+        if let Some(pid) = hanging {
             return failed(FailureKind::Abandoned, format!("{what}: process {pid} still hangs from an earlier try"));
         }
         match probe {

@@ -58,7 +58,9 @@ impl Reader {
             Probe::Links { pattern } => (pattern.as_str(), tree.links(pattern).map(ProbeOutput::Links)),
             Probe::Processes => ("/proc", processes::all(root).map(ProbeOutput::Processes)),
             Probe::ClockDiscipline => ("the kernel's clock", clock_discipline::read(root).map(ProbeOutput::Text)),
-            Probe::Gpu { fields } => return ProbeOutput::Gpus(gpus::ask(root, &self.library, fields)),
+            Probe::Gpu { fields } => {
+                return ProbeOutput::Gpus(gpus::ask(root, &self.library, fields, &mut |_, _| {}));
+            }
             Probe::Kmsg => ("/dev/kmsg", kernel_log(&below(root, "/dev/kmsg")).map(ProbeOutput::Text)),
             Probe::DcgmHealth { address } => {
                 return dcgm::health(&self.library, address).map_or_else(ProbeOutput::Failed, ProbeOutput::Text);

@@ -2,6 +2,8 @@
 
 use doctor_checks::probe::Probe;
 
+use super::driver::ASK;
+
 /// A probe in words, the same for the same probe.
 pub fn describe(probe: &Probe) -> String {
     match probe {
@@ -15,7 +17,7 @@ pub fn describe(probe: &Probe) -> String {
         Probe::Processes => "look at the processes".to_owned(),
         Probe::ClockDiscipline => "look at the clock".to_owned(),
         // The same whatever is asked: a driver that hangs for one question hangs for all.
-        Probe::Gpu { .. } => "ask the driver".to_owned(),
+        Probe::Gpu { .. } => ASK.to_owned(),
         Probe::DcgmHealth { address } => format!("ask DCGM at {address}"),
         Probe::Exec { program, args, .. } | Probe::ExecWhere { program, args, .. } => name_of(program, args),
         Probe::Builtin { test, .. } => format!("test {test}"),

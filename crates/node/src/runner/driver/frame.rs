@@ -1,0 +1,153 @@
+//! What the helper and its parent write to each other: a length in four bytes, most significant first, and so many bytes of JSON.
+
+use std::io::{self, Read, Write};
+
+use doctor_checks::gpu::GpuAnswer;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+const HEAD: usize = 4;
+
+/// The longest question. All fields of all checks take a tenth of it.
+pub(super) const MOST_QUESTION: usize = 256 << 10;
+
+/// The longest answer: some hundred times what eight GPUs with all their links take.
+pub(super) const MOST_ANSWER: usize = 8 << 20;
+
+/// What the parent writes.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Question {
+    pub(super) fields: Vec<String>,
+}
+
+/// What the helper writes.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Message {
+    /// The next call of the driver is about this GPU.
+    Asking(Asked),
+    /// The last message about a question.
+    Answer(GpuAnswer),
+}
+
+/// A GPU that the driver is asked about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Asked {
+    pub(super) index: u32,
+    /// Empty where the bus and the driver do not agree on the GPUs and the driver has not told it.
+    pub(super) bus: String,
+}
+
+/// One frame with this in it.
+pub(super) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; HEAD];
+    serde_json::to_writer(&mut bytes, message)?;
+    let length = u32::try_from(bytes.len() - HEAD).map_err(io::Error::other)?;
+    bytes[..HEAD].copy_from_slice(&length.to_be_bytes());
+    Ok(bytes)
+}
+
+/// Writes one frame in one go.
+pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    to.write_all(&frame(message)?)
+}
+
+/// Waits for the next frame. `None`: the other end was closed.
+pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read, most: usize) -> io::Result<Option<T>> {
+    let mut head = [0; HEAD];
+    match from.read_exact(&mut head) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let length = length(head).filter(|length| *length <= most).ok_or(io::ErrorKind::FileTooLarge)?;
+    let mut bytes = vec![0; length];
+    from.read_exact(&mut bytes)?;
+    Ok(Some(serde_json::from_slice(&bytes)?))
+}
+
+fn length(head: [u8; HEAD]) -> Option<usize> {
+    usize::try_from(u32::from_be_bytes(head)).ok()
+}
+
+/// Bytes as they come, cut into messages.
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    bytes: Vec<u8>,
+    /// Up to here they were taken.
+    taken: usize,
+}
+
+impl Incoming {
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..std::mem::take(&mut self.taken));
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next whole message.
+    ///
+    /// # Errors
+    /// `FileTooLarge` for one that is longer than an answer may be; `InvalidData` for one that is no message.
+    pub(super) fn next(&mut self) -> io::Result<Option<Message>> {
+        let Some((head, rest)) = self.bytes[self.taken..].split_first_chunk::<HEAD>() else { return Ok(None) };
+        let length = length(*head).filter(|length| *length <= MOST_ANSWER).ok_or(io::ErrorKind::FileTooLarge)?;
+        let Some(message) = rest.get(..length) else { return Ok(None) };
+        let message = serde_json::from_slice(message)?;
+        self.taken += HEAD + length;
+        Ok(Some(message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::observation::{FailureKind, ProbeFailure};
+    use proptest::prelude::*;
+
+    fn asking(index: u32) -> Message {
+        Message::Asking(Asked { index, bus: format!("0000:{index:02x}:00.0") })
+    }
+
+    #[test]
+    fn messages_come_whole_however_the_pipe_cuts_them() {
+        let driver = Err(ProbeFailure::new(FailureKind::Missing, "no driver"));
+        let answer = Message::Answer(GpuAnswer { on_pci: Vec::new(), driver, gpus: Vec::new() });
+        let bytes = [frame(&asking(0)).unwrap(), frame(&asking(7)).unwrap(), frame(&answer).unwrap()].concat();
+        for step in [1, 3, 50, bytes.len()] {
+            let (mut incoming, mut heard) = (Incoming::default(), Vec::new());
+            for part in bytes.chunks(step) {
+                incoming.add(part);
+                while let Some(message) = incoming.next().unwrap() {
+                    heard.push(message);
+                }
+            }
+            assert!(
+                matches!(&heard[..], [Message::Asking(one), Message::Asking(other), Message::Answer(_)]
+                    if (one.index, other.index) == (0, 7) && other.bus == "0000:07:00.0"),
+                "{heard:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_message_that_would_be_too_long_is_refused_before_it_is_kept() {
+        let head = u32::try_from(MOST_ANSWER + 1).unwrap().to_be_bytes();
+        let mut incoming = Incoming::default();
+        incoming.add(&head);
+        assert_eq!(incoming.next().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        let refused = read::<Question>(&mut &head[..], MOST_QUESTION).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
+        assert!(read::<Question>(&mut &[][..], MOST_QUESTION).unwrap().is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut incoming = Incoming::default();
+            incoming.add(&bytes);
+            while let Ok(Some(_)) = incoming.next() {}
+            let _read = read::<Question>(&mut &bytes[..], MOST_QUESTION);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The helper's side: reads a question, asks the driver, writes what it says, and waits for the next question.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    io,
+    path::Path,
+    process::ExitCode,
+};
+
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+use super::{
+    super::gpus,
+    DRIVER_ARGUMENT,
+    frame::{self, Asked, MOST_QUESTION, Message, Question},
+};
+use crate::memory;
+
+/// Serves the process that started this one until that closes the pipe or ends. The arguments are its process number, the root
+/// of the machine's file system, and NVML's library.
+pub fn serve_driver_questions(mut args: impl Iterator<Item = OsString>) -> ExitCode {
+    let (Some(parent), Some(root), Some(library)) = (args.next(), args.next(), args.next()) else {
+        eprintln!("{DRIVER_ARGUMENT} is for doctor-node itself");
+        return ExitCode::FAILURE;
+    };
+    // The end of the pipe ends a helper that waits for a question; one that hangs in the driver needs the signal.
+    let is_bound = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
+    // A parent that ended before that sends no signal any more.
+    if !is_bound || getppid().map(|pid| pid.to_string()).as_deref() != parent.to_str() {
+        return ExitCode::FAILURE;
+    }
+    memory::be_frugal();
+    match serve(Path::new(&root), &library) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn serve(root: &Path, library: &OsStr) -> io::Result<()> {
+    // What a library prints must not end up between our messages.
+    let mut out = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
+    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    // Without the buffer that the standard library would keep.
+    let mut questions = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
+    while let Some(Question { fields }) = frame::read(&mut questions, MOST_QUESTION)? {
+        let mut unsaid = None;
+        let answer = gpus::ask(root, library, &fields, &mut |index, bus| {
+            let asked = Message::Asking(Asked { index, bus: bus.to_owned() });
+            if let Err(error) = frame::write(&mut out, &asked) {
+                unsaid.get_or_insert(error);
+            }
+        });
+        unsaid.map_or(Ok(()), Err)?;
+        // The session with the driver is closed and its library unloaded by now.
+        frame::write(&mut out, &Message::Answer(answer))?;
+        memory::give_back();
+    }
+    Ok(())
+}
