@@ -2,6 +2,7 @@
 //! file.
 
 mod answers;
+mod backend;
 mod carry;
 mod client;
 mod cluster;
@@ -12,8 +13,10 @@ pub mod fuzzed;
 mod inspect;
 mod keys;
 mod occupancy;
+mod orphaned_secrets;
 mod replace;
 mod side_door;
+mod ssh_runs;
 mod stream;
 mod task;
 mod view;
