@@ -9,8 +9,8 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use doctor_backend::BackendError;
-use doctor_backend_ssh::{Host, SshBackend};
+use doctor_backend::{BackendError, ssh::Host};
+use doctor_backend_ssh::SshBackend;
 use doctor_core::{
     ids::{NodeName, RunId},
     node::Occupancy,
@@ -147,7 +147,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let door = |settings: OverSsh| SideDoor {
             ssh: SshBackend::open(
-                doctor_backend_ssh::SshConfig {
+                doctor_backend::ssh::SshConfig {
                     doctor_node: Some("/bin/true".into()),
                     state: folder.path().join("s"),
                     ..settings.as_ssh()

@@ -17,6 +17,7 @@ pub mod inspection;
 pub mod limited;
 pub mod local;
 pub mod program;
+pub mod ssh;
 pub mod vouch;
 
 use std::{
