@@ -6,8 +6,8 @@
 
 #![no_main]
 
-use doctor_backend::{limited::Listen as _, local::fuzzed::{load, taken_as}};
-use doctor_backend_ssh::{Between, fuzzed::{answered, hosts_in}};
+use doctor_backend::{limited::Listen as _, local::fuzzed::{load, taken_as}, ssh::Between};
+use doctor_backend_ssh::fuzzed::{answered, hosts_in};
 use doctor_fleet::status::{self, Health, Source};
 use doctor_store::{StoreUrl, fuzzed::holder};
 use doctor_core::time::Span;

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_backend_ssh::{HostKeys, SshConfig};
+use doctor_backend::ssh::{HostKeys, SshConfig};
 use doctor_core::{ids::Sku, time::Span};
 use serde::{Deserialize, Serialize};
 

@@ -2,6 +2,7 @@
 //! file.
 
 mod answers;
+mod backend;
 mod carry;
 mod client;
 mod cluster;
@@ -13,8 +14,10 @@ mod inspect;
 mod keys;
 mod kind;
 mod occupancy;
+mod orphaned_secrets;
 mod replace;
 mod side_door;
+mod ssh_runs;
 mod stream;
 mod task;
 mod view;

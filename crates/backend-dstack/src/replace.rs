@@ -9,7 +9,7 @@ use super::{
     client::Does,
     cluster::{DstackBackend, refused, try_again},
     side_door::is_unused,
-    view::host_of,
+    work::Job,
 };
 
 /// What a person does about a host that somebody listed.
@@ -60,7 +60,7 @@ impl DstackBackend {
     fn is_empty(&self, operation: &'static str, instance: &Instance) -> Result<(), BackendError> {
         let runs = self.runs(operation)?;
         let on_it = |host: &str| Some(host) == instance.hostname.as_deref();
-        let run = runs.iter().find(|run| run.jobs.iter().filter_map(host_of).any(on_it));
+        let run = runs.iter().find(|run| run.jobs.iter().filter_map(Job::host).any(on_it));
         if let Some(run) = run {
             return Err(try_again(operation, format!("{} is on {}", run.described(), instance.name)));
         }

@@ -9,26 +9,28 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use doctor_backend::{Backend as _, BackendError, JobRequest};
-use doctor_backend_ssh::{Host, SshBackend};
+use doctor_backend::{BackendError, ssh::Host};
+use doctor_backend_ssh::SshBackend;
 use doctor_core::{
-    ids::{JobId, NodeName, RunId},
+    ids::{NodeName, RunId},
     node::Occupancy,
 };
 use doctor_host::occupancy::{kept_off, occupancy};
 
 use super::{
     answers::{Fleet, Health, Instance, InstanceStatus},
-    cluster::{DstackBackend, MOST_ASIDE, refused, try_again},
     config::{OverSsh, is_word},
 };
+
+/// Questions about single instances in one look: those beyond it are asked about in the next.
+pub(super) const MOST_ASIDE: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct SideDoor {
     pub(super) ssh: SshBackend,
     settings: OverSsh,
     /// Whether it was ever told where instances are.
-    told: AtomicBool,
+    pub(super) told: AtomicBool,
 }
 
 /// What was found on an instance past dstack.
@@ -56,7 +58,7 @@ impl SideDoor {
     }
 
     /// Where instances are from now on. All of them: a run stays where it began, also when dstack uses the instance again.
-    fn tell(&self, fleets: &[Fleet]) {
+    pub(super) fn tell(&self, fleets: &[Fleet]) {
         let all = fleets.iter().flat_map(|fleet| fleet.instances.iter().map(move |instance| (fleet, instance)));
         self.ssh.give(all.filter_map(|(fleet, instance)| self.host(fleet, instance)).collect());
         self.told.store(true, Ordering::Relaxed);
@@ -112,46 +114,6 @@ pub(super) fn is_unused(instance: &Instance) -> bool {
     instance.status == InstanceStatus::Idle && instance.busy_blocks == 0
 }
 
-impl DstackBackend {
-    /// The way past dstack on which this run went, if it did.
-    pub(super) fn door_of(&self, operation: &'static str, run: RunId) -> Result<Option<&SideDoor>, BackendError> {
-        let Some(door) = &self.door else { return Ok(None) };
-        if !door.ssh.has(operation, run)? {
-            return Ok(None);
-        }
-        if !door.told.load(Ordering::Relaxed) {
-            door.tell(&self.fleets(operation)?);
-        }
-        Ok(Some(door))
-    }
-
-    /// Starts a run past dstack, where dstack starts nothing and says that nobody is there. `None`: it is dstack's.
-    pub(super) fn submit_aside(
-        &self,
-        operation: &'static str,
-        job: &JobRequest,
-    ) -> Result<Option<JobId>, BackendError> {
-        let (Some(door), [node]) = (&self.door, &*job.nodes) else { return Ok(None) };
-        if self.door_of(operation, job.run)?.is_none() {
-            let (_, instance) = self.instance(operation, node)?;
-            if !is_passed_over(&instance) {
-                return Ok(None);
-            }
-            if !is_unused(&instance) {
-                return Err(try_again(operation, format!("dstack has a run on {node}")));
-            }
-            door.tell(&self.fleets(operation)?);
-        }
-        door.ssh.submit(job).map(Some)
-    }
-
-    pub(super) fn instance(&self, operation: &'static str, node: &NodeName) -> Result<(Fleet, Instance), BackendError> {
-        let project = &self.config.project;
-        let missing = || refused(operation, format!("there is no instance {node} in the fleets of project {project}"));
-        self.find(operation, node)?.ok_or_else(missing)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,7 +147,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let door = |settings: OverSsh| SideDoor {
             ssh: SshBackend::open(
-                doctor_backend_ssh::SshConfig {
+                doctor_backend::ssh::SshConfig {
                     doctor_node: Some("/bin/true".into()),
                     state: folder.path().join("s"),
                     ..settings.as_ssh()

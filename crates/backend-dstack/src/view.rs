@@ -19,7 +19,7 @@ use super::{
     replace::by_hand,
     side_door::{Found, Used, is_passed_over, is_unused},
     wanted::{Offer, wanted},
-    work::{Job, Run, Selector},
+    work::{Run, Selector},
 };
 
 /// What dstack calls every host of an SSH fleet.
@@ -120,7 +120,7 @@ impl View<'_> {
         for run in self.runs {
             let ours = self.ours(run);
             let mut places: BTreeSet<&str> =
-                run.jobs.iter().filter_map(|job| by_host.get(host_of(job)?).copied()).collect();
+                run.jobs.iter().filter_map(|job| by_host.get(job.host()?).copied()).collect();
             // One that waits for its instance has it in its name.
             places.extend(ours.and_then(|_| pinned(run)));
             for place in places {
@@ -151,12 +151,6 @@ impl View<'_> {
         };
         self.fleets.iter().flat_map(of_fleet)
     }
-}
-
-/// The host that a job has, while it has it.
-pub(super) fn host_of(job: &Job) -> Option<&str> {
-    let newest = job.job_submissions.last().filter(|newest| !newest.status.is_finished())?;
-    newest.job_provisioning_data.as_ref()?.hostname.as_deref()
 }
 
 /// The instance that a run of ours is for.

@@ -114,6 +114,14 @@ pub(super) struct Job {
     pub(super) job_submissions: Vec<Submission>,
 }
 
+impl Job {
+    /// The host that the job has, while it has it.
+    pub(super) fn host(&self) -> Option<&str> {
+        let newest = self.job_submissions.last().filter(|newest| !newest.status.is_finished())?;
+        newest.job_provisioning_data.as_ref()?.hostname.as_deref()
+    }
+}
+
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct JobSpec {

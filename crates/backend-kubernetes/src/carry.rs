@@ -8,28 +8,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
 };
 
-use doctor_backend::BackendError;
 use doctor_checks::carried::{self, Told};
-use doctor_core::{
-    ids::{NodeName, RunId},
-    run::JobSeen,
-};
+use doctor_core::ids::{NodeName, RunId};
 use hyper::http::Request;
 use kube::{Client, ResourceExt};
 
 use super::{
-    KubernetesBackend, KubernetesConfig,
-    config::Share,
-    job,
-    objects::{PodObject, Terminated, pod_resource},
+    KubernetesConfig, names,
+    objects::{PodObject, Terminated},
 };
 
-/// For one log, and for all logs of one look at the runs: nodes that do not answer must not hold up the cycle.
-const FOR_ONE: Duration = Duration::from_secs(6);
-const PATIENCE: Duration = Duration::from_secs(15);
 /// Of a log that is for people: its end.
 const LOG_LINES: usize = 20_000;
 const LOG_BYTES: usize = 4 << 20;
@@ -63,8 +53,8 @@ enum Log {
 /// A log to be fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Errand {
-    run: RunId,
-    pod: String,
+    pub(super) run: RunId,
+    pub(super) pod: String,
     in_log: Option<usize>,
 }
 
@@ -75,7 +65,7 @@ impl Carried {
 
     /// Takes what a pod of ours says of its end. What is left to fetch, if anything is.
     pub(super) fn notice(&self, pod: &PodObject, config: &KubernetesConfig) -> Option<Errand> {
-        let run = job::run_of(&pod.metadata, config)?;
+        let run = names::run_of(&pod.metadata, config)?;
         let end = end(pod)?;
         let node = NodeName::new(pod.spec.node_name.as_ref()?).ok()?;
         let mut all = self.lock();
@@ -113,12 +103,12 @@ impl Carried {
     }
 
     /// Forgets all but these runs.
-    fn only(&self, runs: &BTreeSet<RunId>) {
+    pub(super) fn only(&self, runs: &BTreeSet<RunId>) {
         self.lock().retain(|(run, _), _| runs.contains(run));
     }
 
     /// Whether a pod of the run was seen to end.
-    fn knows(&self, run: RunId) -> bool {
+    pub(super) fn knows(&self, run: RunId) -> bool {
         !self.of(run, |_| Some(())).is_empty()
     }
 
@@ -154,7 +144,7 @@ enum Fetched {
 /// How the job's container ended, if it has.
 fn end(pod: &PodObject) -> Option<&Terminated> {
     let statuses = &pod.status.as_ref()?.container_statuses;
-    statuses.iter().find(|container| container.name == job::CONTAINER)?.state.terminated.as_ref()
+    statuses.iter().find(|container| container.name == names::CONTAINER)?.state.terminated.as_ref()
 }
 
 /// Fetches a log and keeps it. What fails may be tried again.
@@ -177,7 +167,7 @@ async fn fetch_both(client: &Client, config: &KubernetesConfig, errand: &Errand)
         let (namespace, pod) = (&config.namespace, &errand.pod);
         let path = format!(
             "/api/v1/namespaces/{namespace}/pods/{pod}/log?container={}&tailLines={lines}&limitBytes={bytes}",
-            job::CONTAINER
+            names::CONTAINER
         );
         async move {
             let request = Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError)?;
@@ -197,44 +187,13 @@ async fn fetch_both(client: &Client, config: &KubernetesConfig, errand: &Errand)
     Ok(Fetched::Log { document, text: carried::split_log(&text).0.to_owned() })
 }
 
-impl KubernetesBackend {
-    /// A job that ended between our looking at pods and at jobs is never told without what its pod brought.
-    pub(super) fn look_again(&self, runs: &[RunId], seen: &[JobSeen]) -> Result<(), BackendError> {
-        let missed =
-            |(run, seen): (&RunId, &JobSeen)| matches!(seen, JobSeen::Ended { .. }) && !self.carried.knows(*run);
-        if self.config.share == Share::None && runs.iter().zip(seen).any(missed) {
-            let pods: Vec<PodObject> = self.list("poll", &pod_resource())?;
-            self.take_along(runs, pods.iter());
-        }
-        Ok(())
-    }
-
-    /// What the pods of these runs brought, where nothing else carries it.
-    pub(super) fn take_along<'a>(&self, runs: &[RunId], pods: impl Iterator<Item = &'a PodObject>) {
-        if self.config.share != Share::None {
-            return;
-        }
-        self.carried.only(&runs.iter().copied().collect());
-        let began = Instant::now();
-        for errand in pods.filter_map(|pod| self.carried.notice(pod, &self.config)) {
-            let left = PATIENCE.saturating_sub(began.elapsed());
-            if left.is_zero() {
-                return;
-            }
-            let fetched = fetch(&self.client, &self.config, &self.carried, &errand);
-            if let Err(failed) = self.ask_for("fetch the log of a job", left.min(FOR_ONE), fetched) {
-                tracing::warn!(run = %errand.run, pod = errand.pod, error = %failed.error, "the log of a job could not be had");
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use doctor_checks::carried::Packed;
     use serde_json::json;
 
     use super::*;
+    use crate::config::Share;
 
     fn config() -> KubernetesConfig {
         KubernetesConfig { share: Share::None, ..KubernetesConfig::default() }

@@ -34,7 +34,7 @@ use kube::{
 use super::{
     carry::{self, Carried},
     config::{KubernetesConfig, Share},
-    job,
+    names,
     objects::{ContainerStatus, NodeObject, PodObject, PodStatus, Terminated, Time, pod_resource},
     occupancy::uses_gpus,
     watch::{FIRST_WAIT, LONGEST_WAIT, WATCH_SECONDS, Watched},
@@ -101,7 +101,7 @@ impl Failures {
         let is_ready = || {
             pod.spec.node_name.as_deref().and_then(|node| watched.with_node(node, NodeObject::is_ready)) == Some(true)
         };
-        let Some(run) = job::run_of(&pod.metadata, config).filter(|_| died_with_its_node(pod, is_ready)) else {
+        let Some(run) = names::run_of(&pod.metadata, config).filter(|_| died_with_its_node(pod, is_ready)) else {
             return;
         };
         let mut inside = self.lock();

@@ -2,7 +2,7 @@
 
 use doctor_backend::JobRequest;
 use doctor_core::{
-    ids::{JobId, RunId},
+    ids::RunId,
     run::{JobEnd, JobSeen},
     time::{Span, Timestamp},
 };
@@ -10,53 +10,19 @@ use serde_json::{Value, json};
 
 use super::{
     config::{KubernetesConfig, RunAs, Share},
+    names::{
+        CONTAINER, DATA, ENDED, KEY, KEY_VARIABLE, LAST_WORDS, POD_TAKEN, POLICY, RENDEZVOUS, STATE, job_id,
+        object_name, run_label,
+    },
     objects::{Amounts, Condition, JobObject, PodObject, Terminated, Time},
     several,
     template::Template,
     volcano,
 };
 
-/// Where a job sees the shared directory.
-const DATA: &str = "/data";
-/// Where a job keeps what it remembers of the node from one run to the next.
-const STATE: &str = "/var/lib/cluster-doctor/node";
-/// Where a container leaves what is kept of its end, in the pod's own state.
-const LAST_WORDS: &str = "/dev/termination-log";
-/// Where a job finds the site's policy.
-const POLICY: &str = "/etc/cluster-doctor";
 /// The job ends itself at its limit, and the controller ends one that did not; the cluster ends one when neither is there. Its
 /// time begins when the job is made, and waiting for a place and for an image counts.
 const OVER_LIMIT: Span = Span::minutes(30);
-/// Why a job of Kubernetes' failed: its pod was taken away; its time was over.
-pub(super) const POD_TAKEN: &str = "PodFailurePolicy";
-pub(super) const ENDED: &str = "DeadlineExceeded";
-/// The container in the pod, and the key in the secret.
-pub(super) const CONTAINER: &str = "doctor-node";
-const KEY: &str = "key";
-pub(super) const RENDEZVOUS: &str = "rendezvous";
-/// What a template leaves to us: the variable with the key, names of volumes, and where they are in the container.
-pub(super) const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
-pub(super) const VOLUMES: [&str; 3] = ["data", "state", "policy"];
-pub(super) const PLACES: [&str; 3] = [DATA, STATE, POLICY];
-
-/// The name of a run's job and of its secret.
-pub(super) fn name(run: RunId) -> String {
-    format!("doctor-{run}")
-}
-
-pub(super) fn id(config: &KubernetesConfig, run: RunId) -> JobId {
-    JobId(format!("{}/{}", config.namespace, name(run)))
-}
-
-/// The label by which a run's job and pods are found.
-pub(super) fn label(config: &KubernetesConfig) -> String {
-    config.own("run")
-}
-
-/// The run that an object belongs to.
-pub(super) fn run_of(metadata: &kube::core::ObjectMeta, config: &KubernetesConfig) -> Option<RunId> {
-    metadata.labels.as_ref()?.get(&label(config))?.parse().ok()
-}
 
 /// The job of a run, which takes all `gpus` of its nodes so that the scheduler keeps everybody else off.
 pub(super) fn manifest(
@@ -66,7 +32,7 @@ pub(super) fn manifest(
     template: &Template,
     config: &KubernetesConfig,
 ) -> Value {
-    let labels = json!({ label(config): job.run.to_string(), "app.kubernetes.io/name": "cluster-doctor" });
+    let labels = json!({ run_label(config): job.run.to_string(), "app.kubernetes.io/name": "cluster-doctor" });
     let data = match &config.share {
         Share::None => None,
         Share::Claim(claim) => Some(json!({ "persistentVolumeClaim": { "claimName": claim } })),
@@ -88,7 +54,7 @@ pub(super) fn manifest(
         "name": CONTAINER,
         "command": command(job, config),
         "terminationMessagePath": LAST_WORDS, "terminationMessagePolicy": "File",
-        "env": [{ "name": KEY_VARIABLE, "valueFrom": { "secretKeyRef": { "name": name(job.run), "key": KEY } } }],
+        "env": [{ "name": KEY_VARIABLE, "valueFrom": { "secretKeyRef": { "name": object_name(job.run), "key": KEY } } }],
         "resources": { "limits": gpus },
         "volumeMounts": mounts,
     });
@@ -112,7 +78,7 @@ pub(super) fn manifest(
     }
     let mut ours = json!({
         "apiVersion": "batch/v1", "kind": "Job",
-        "metadata": { "name": name(job.run), "namespace": config.namespace, "labels": labels },
+        "metadata": { "name": object_name(job.run), "namespace": config.namespace, "labels": labels },
         "spec": {
             "backoffLimit": 0, "completions": 1, "parallelism": 1,
             "activeDeadlineSeconds": (job.limit.millis() + OVER_LIMIT.millis()) / 1000,
@@ -184,9 +150,9 @@ pub(super) fn secret(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> 
     json!({
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
         "metadata": {
-            "name": name(job.run), "namespace": config.namespace,
-            "labels": { label(config): job.run.to_string() },
-            "ownerReferences": [{ "apiVersion": owner, "kind": "Job", "name": name(job.run), "uid": uid }],
+            "name": object_name(job.run), "namespace": config.namespace,
+            "labels": { run_label(config): job.run.to_string() },
+            "ownerReferences": [{ "apiVersion": owner, "kind": "Job", "name": object_name(job.run), "uid": uid }],
         },
         "stringData": { KEY: job.key.to_hex(), RENDEZVOUS: job.key.rendezvous() },
     })
@@ -203,7 +169,7 @@ pub(super) fn cancelled(config: &KubernetesConfig, now: Timestamp) -> Value {
 
 /// What a job and its pods say.
 pub(super) fn seen(job: &JobObject, pods: &[PodObject], run: RunId, config: &KubernetesConfig) -> JobSeen {
-    let job_id = id(config, run);
+    let job_id = job_id(config, run);
     let created = job.metadata.creation_timestamp.as_ref().map(|time| Timestamp::from_millis(time.0.as_millisecond()));
     let since = created.unwrap_or(Timestamp::MIN);
     let conditions = job.status.as_ref().map_or(&[][..], |status| &status.conditions);

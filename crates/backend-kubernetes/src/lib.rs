@@ -8,11 +8,15 @@ mod rights;
 #[cfg(feature = "client")]
 mod acts;
 #[cfg(feature = "client")]
+mod backend;
+#[cfg(feature = "client")]
 mod board;
 #[cfg(feature = "client")]
 mod carry;
 #[cfg(feature = "client")]
 mod cluster;
+#[cfg(feature = "client")]
+mod collect_results;
 #[cfg(feature = "client")]
 mod failures;
 #[cfg(feature = "client")]
@@ -21,6 +25,8 @@ mod inspect;
 mod job;
 #[cfg(feature = "client")]
 mod marks;
+#[cfg(feature = "client")]
+mod names;
 #[cfg(feature = "client")]
 mod objects;
 #[cfg(feature = "client")]

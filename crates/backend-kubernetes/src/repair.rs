@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     config::KubernetesConfig,
-    job,
+    names,
     objects::{Condition, JobObject, PodObject},
 };
 
@@ -63,7 +63,7 @@ pub(super) fn manifest(repair: Repair, op: OpId, node: &NodeName, boot: &str, co
             "nodeSelectorTerms": [{ "matchFields": [pinned] }] } } },
         "tolerations": [{ "operator": "Exists" }],
         "containers": [{
-            "name": job::CONTAINER, "image": config.image, "imagePullPolicy": config.image_pull_policy,
+            "name": names::CONTAINER, "image": config.image, "imagePullPolicy": config.image_pull_policy,
             "command": command,
             "securityContext": { "privileged": true },
             "volumeMounts": [{ "name": "host", "mountPath": HOST }],

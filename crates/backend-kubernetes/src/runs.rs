@@ -10,6 +10,7 @@ use super::{
     cluster::{Failed, PATIENCE},
     job,
     marks::Standing,
+    names,
     objects::{Amounts, JobObject, job_resource, secret_resource, service_resource},
     occupancy::{is_gpu, whole},
     several,
@@ -85,7 +86,7 @@ impl KubernetesBackend {
             Ok(job) => job,
             // It is there from an earlier try.
             Err(failed) if failed.exists => {
-                let there = self.ask(operation, api.get(&job::name(request.run)));
+                let there = self.ask(operation, api.get(&names::object_name(request.run)));
                 there.map_err(|failed| BackendError { effect: Effect::Unknown, ..failed.error })?
             }
             Err(failed) => return Err(failed.into()),
@@ -95,7 +96,7 @@ impl KubernetesBackend {
             self.make(&service_resource(), several::service(request, &uid, &self.config))?;
         }
         self.make(&secret_resource(), job::secret(request, &uid, &self.config))?;
-        Ok(job::id(&self.config, request.run))
+        Ok(names::job_id(&self.config, request.run))
     }
 
     pub(super) fn list_runs(&self) -> Result<Vec<JobObject>, BackendError> {

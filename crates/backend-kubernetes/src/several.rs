@@ -9,19 +9,19 @@ use doctor_backend::JobRequest;
 
 use super::{
     config::KubernetesConfig,
-    job::{self, RENDEZVOUS},
+    names::{RENDEZVOUS, object_name, run_label},
 };
 
 /// Makes the job of a run one over all its nodes.
 pub(super) fn spread(ours: &mut Value, job: &JobRequest, config: &KubernetesConfig) {
-    let (name, nodes) = (job::name(job.run), job.nodes.len());
+    let (name, nodes) = (object_name(job.run), job.nodes.len());
     let spec = &mut ours["spec"];
     (spec["completions"], spec["parallelism"], spec["completionMode"]) = (json!(nodes), json!(nodes), json!("Indexed"));
     // Which of them it is on, only its place says.
     spec["template"]["metadata"]["annotations"] = json!({});
     let pod = &mut spec["template"]["spec"];
     pod["subdomain"] = json!(name);
-    let run = json!({ "matchLabels": { job::label(config): job.run.to_string() } });
+    let run = json!({ "matchLabels": { run_label(config): job.run.to_string() } });
     pod["affinity"]["podAntiAffinity"] = json!({ "requiredDuringSchedulingIgnoredDuringExecution": [
         { "labelSelector": run, "topologyKey": "kubernetes.io/hostname" }] });
     if let Some(variables) = pod["containers"][0]["env"].as_array_mut() {
@@ -38,17 +38,17 @@ pub(super) fn spread(ours: &mut Value, job: &JobRequest, config: &KubernetesConf
 
 /// By this the pods of a run find each other, before they are ready. It goes with the job.
 pub(super) fn service(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> Value {
-    let name = job::name(job.run);
+    let name = object_name(job.run);
     json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {
             "name": name, "namespace": config.namespace,
-            "labels": { job::label(config): job.run.to_string() },
+            "labels": { run_label(config): job.run.to_string() },
             "ownerReferences": [{ "apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid }],
         },
         "spec": {
             "clusterIP": "None", "publishNotReadyAddresses": true,
-            "selector": { job::label(config): job.run.to_string() },
+            "selector": { run_label(config): job.run.to_string() },
         },
     })
 }

@@ -21,7 +21,7 @@ use serde_json::Value;
 use self::located::{Located, Node, wrong};
 use super::{
     KubernetesConfig, STANDARD_TEMPLATE,
-    job::{CONTAINER, KEY_VARIABLE, PLACES, VOLUMES},
+    names::{CONTAINER, KEY_VARIABLE, PLACES, VOLUMES},
     occupancy::is_gpu,
 };
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{
     config::Volcano,
-    job,
+    names::{ENDED, POD_TAKEN},
     objects::{Condition, JobObject, JobSpec, JobStatus, Time},
 };
 
@@ -106,9 +106,9 @@ pub(super) fn as_job(told: VolcanoJob) -> JobObject {
         "Completed" => vec![condition("Complete", "")],
         "Failed" => vec![condition("Failed", "")],
         // By us, or because its pod was taken away.
-        "Terminated" => vec![condition("Failed", job::POD_TAKEN)],
+        "Terminated" => vec![condition("Failed", POD_TAKEN)],
         // By a person: nobody else does that.
-        "Aborted" => vec![condition("Failed", job::ENDED)],
+        "Aborted" => vec![condition("Failed", ENDED)],
         "Aborting" | "Terminating" | "Completing" => vec![condition("FailureTarget", "")],
         // It waits, or its pod says more.
         _ => Vec::new(),
@@ -130,7 +130,10 @@ mod tests {
         run::{JobEnd, JobSeen},
     };
 
-    use super::{super::KubernetesConfig, *};
+    use super::{
+        super::{KubernetesConfig, job},
+        *,
+    };
 
     fn seen(phase: &str, cancelled: bool) -> JobSeen {
         let config = KubernetesConfig::default();

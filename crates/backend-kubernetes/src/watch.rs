@@ -17,7 +17,7 @@ use kube::{
 
 use super::{
     config::KubernetesConfig,
-    job,
+    names,
     objects::{NodeAnswer, NodeObject, PodObject, SharedByNodes, node_resource, pod_resource},
     occupancy::{Tenant, has_gpus, uses_gpus},
     pairs::Shared,
@@ -218,7 +218,7 @@ fn key(pod: &PodObject) -> Arc<str> {
 
 /// `None`: it takes no GPUs, or has no place yet.
 fn placed(pod: &PodObject, name: &Arc<str>, nodes: &mut Shared<str>, config: &KubernetesConfig) -> Option<Placed> {
-    let run = job::run_of(&pod.metadata, config);
+    let run = names::run_of(&pod.metadata, config);
     let ours = run.is_some() && pod.namespace().as_deref() == Some(&config.namespace);
     let uses_gpus = uses_gpus(&pod.spec, config);
     if !uses_gpus && !ours {

@@ -238,15 +238,6 @@ impl SlurmBackend {
         marks::close(&now, &self.config).map_or(Ok(()), |closing| self.write(operation, &now.name, &closing))
     }
 
-    /// Ends the job of a repair, if there is one.
-    pub(super) fn cancel_repair(&self, operation: &'static str, name: &str) -> Result<(), BackendError> {
-        let words = [format!("--name={name}"), format!("--user={}", self.user)];
-        match self.programs.run(operation, "scancel", &words, "", Does::Changes) {
-            Err(error) if error.text.contains("already completing or completed") => Ok(()),
-            other => other.map(drop),
-        }
-    }
-
     fn begin_reset(&self, node: &NodeName, now: &NodeSeen, op: OpId) -> Result<(), BackendError> {
         let program = self.config.doctor_node.display().to_string();
         let mut words: Vec<String> = [&program, "repair", RESET, "--"].map(str::to_owned).to_vec();

@@ -1,4 +1,6 @@
-//! The backend itself: asks Slurm through its own programs, and keeps nothing of what they say.
+//! Access to one Slurm cluster: the client programs, the settings, and the queries and node updates that every other module uses.
+//!
+//! Nothing that Slurm answers is kept, except partitions and power saving, which change when an administrator edits slurm.conf.
 
 use std::{
     collections::HashMap,
@@ -7,28 +9,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::{
-    Backend, BackendError, Board, Change, Effect, Ground, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode,
-    clock::{Clock, SystemClock},
-};
-use doctor_core::{
-    ids::{JobId, NodeName, RunId},
-    node::MarkKind,
-    run::JobSeen,
-    snapshot::Caps,
-};
+use doctor_backend::{BackendError, Effect};
+use doctor_core::ids::NodeName;
 
 use super::{
+    accounting::Accounting,
     config::SlurmConfig,
-    failures::Accounting,
-    job, marks,
-    marks::{NewState, Shelter, Update},
+    marks::{NewState, Update},
     nodes::{self, NodeSeen},
     programs::{Does, Programs},
     queue::{self, Job},
-    shelter,
+    rest,
     site::{self, Partition, PowerSaving},
-    view::View,
 };
 
 /// Partitions and the times of power saving change when a person edits slurm.conf.
@@ -83,11 +75,11 @@ impl SlurmBackend {
     }
 
     /// All nodes, by the way that is configured.
-    fn nodes(&self) -> Result<Vec<NodeSeen>, BackendError> {
+    pub(super) fn nodes(&self) -> Result<Vec<NodeSeen>, BackendError> {
         let operation = "look at the nodes";
         let unreadable = |text: String| BackendError { operation, text, effect: Effect::NoneTryAgain };
         match &self.config.rest {
-            Some(rest) => super::rest::nodes(rest, self.config.deadline.to_std()).map_err(unreadable),
+            Some(rest) => rest::nodes(rest, self.config.deadline.to_std()).map_err(unreadable),
             None => {
                 let text = self.programs.read(operation, "scontrol", &["show", "node", "-o"])?;
                 nodes::parse(&text).map_err(|error| unreadable(error.to_string()))
@@ -134,7 +126,7 @@ impl SlurmBackend {
     }
 
     /// Jobs of ours in any state that Slurm still remembers.
-    fn our_jobs(&self, operation: &'static str, more: &[&str]) -> Result<Vec<Job>, BackendError> {
+    pub(super) fn our_jobs(&self, operation: &'static str, more: &[&str]) -> Result<Vec<Job>, BackendError> {
         let user = format!("--user={}", self.user);
         let jobs = self.jobs(operation, &[&["--states=all", &user][..], more].concat())?;
         Ok(jobs.into_iter().filter(|job| job.uid == Some(self.user)).collect())
@@ -179,128 +171,5 @@ impl SlurmBackend {
             return Ok(());
         }
         self.programs.run(operation, "scontrol", &words, "", Does::Changes).map(drop)
-    }
-
-    fn change_marks(&self, node: &NodeName, change: &NodeOp, ground: Option<&Ground>) -> Result<(), BackendError> {
-        let operation = "change the node";
-        let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
-        let [now] = &self.nodes_named(operation, std::slice::from_ref(node))?[..] else {
-            return Err(refuse(format!("Slurm has no node {node}")));
-        };
-        let there = self.reservations(operation)?;
-        let held = there.iter().filter(|one| one.holds(node)).map(shelter::kind).find(|kind| kind.is_there());
-        let shelter = held.unwrap_or_default();
-        let update = marks::update(now, shelter.is_there(), change.op, &change.what, ground, &self.config);
-        if let Some(update) = update.map_err(|taken| refuse(taken.to_string()))? {
-            self.write(operation, &now.name, &update)?;
-        }
-        match &change.what {
-            // Also if it was noted before: a controller may have been killed between the two.
-            Change::Unmark(mark) if mark.kind == MarkKind::Maintenance && shelter.is_there() => {
-                self.leave_shelter(operation, node)
-            }
-            // The plan has gone on: what a repair left behind that was given up is not asked for any more.
-            _ if shelter == Shelter::Repair => self.end_given_up(operation, node),
-            _ => Ok(()),
-        }
-    }
-
-    fn change(&self, node: &NodeName, change: &NodeOp, ground: Option<&Ground>) -> Result<(), BackendError> {
-        match change.what {
-            Change::Mark(_) | Change::Unmark(_) | Change::Drain | Change::Undrain => {
-                self.change_marks(node, change, ground)
-            }
-            Change::Reboot => self.reboot(node, change.op, ground),
-            Change::Reset => self.reset(node, change.op),
-            Change::Replace => self.replace(node, change.op),
-            Change::Evict => Err(BackendError {
-                operation: "evict",
-                text: "jobs of users end by themselves here: a drained node lets them".to_owned(),
-                effect: Effect::NoneGiveUp,
-            }),
-        }
-    }
-}
-
-impl Backend for SlurmBackend {
-    fn name(&self) -> &str {
-        "slurm"
-    }
-
-    fn caps(&self) -> Caps {
-        Caps {
-            mark: true,
-            drain: true,
-            evict: false,
-            reset: !self.config.reset.is_empty(),
-            reboot: self.config.reboot,
-            replace: !self.config.replace.is_empty(),
-        }
-    }
-
-    fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
-        // The nodes first: a job that began or ended since is then seen by one of the two.
-        let nodes = self.nodes()?;
-        let jobs = self.jobs("look at the queue", &[])?;
-        let reservations = self.reservations("look at the reservations")?;
-        let site = self.site()?;
-        let view = View { nodes: &nodes, jobs: &jobs, reservations: &reservations, site: &site, user: self.user };
-        let (seen, shown) = view.seen(SystemClock.now(), &self.config);
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
-        Ok(seen)
-    }
-
-    fn submit(&self, request: &JobRequest) -> Result<JobId, BackendError> {
-        self.submit_run(request)
-    }
-
-    fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
-        if runs.is_empty() {
-            return Ok(Vec::new());
-        }
-        let jobs = self.our_jobs("poll", &[])?;
-        let mut of_run: HashMap<RunId, Vec<&Job>> = HashMap::new();
-        for job in &jobs {
-            if let Some(run) = job::run_of(&job.name) {
-                of_run.entry(run).or_default().push(job);
-            }
-        }
-        let look = |run: &RunId| {
-            let known = of_run.get(run).and_then(|jobs| job::seen(*run, jobs));
-            // Slurm forgets a job soon after its end; what it wrote itself stays.
-            known.unwrap_or_else(|| {
-                self.claims(*run).map_or_else(
-                    |error| JobSeen::Unknown { why: format!("its claims cannot be read: {error}") },
-                    |claims| job::from_claims(*run, &claims),
-                )
-            })
-        };
-        Ok(runs.iter().map(|run| PolledJob { seen: look(run), documents: Vec::new() }).collect())
-    }
-
-    fn cancel(&self, run: RunId) -> Result<(), BackendError> {
-        let words = [format!("--name={}", job::name(run)), format!("--user={}", self.user)];
-        match self.programs.run("cancel", "scancel", &words, "", Does::Changes) {
-            Err(error) if error.text.contains("already completing or completed") => Ok(()),
-            // Whether or not it got there, asking again is right.
-            Err(error) => Err(BackendError { effect: Effect::Unknown, ..error }),
-            Ok(_) => Ok(()),
-        }
-    }
-
-    fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
-        self.change(node, change, None)
-    }
-
-    fn apply_for(&self, node: &NodeName, change: &NodeOp, ground: &Ground) -> Result<(), BackendError> {
-        self.change(node, change, Some(ground))
-    }
-
-    fn board(&self) -> Option<&dyn Board> {
-        (self.config.status_note || self.config.validated_feature.is_some()).then_some(self as &dyn Board)
-    }
-
-    fn failed_work(&self, since: doctor_core::time::Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
-        self.failures(since)
     }
 }

@@ -1,7 +1,9 @@
 //! A Slurm cluster. What "free" means here, how marks and drains map, and which rights are needed, are in `README.md` beside this
 //! file.
 
+mod accounting;
 mod acts;
+mod backend;
 mod board;
 mod cluster;
 mod config;

@@ -131,6 +131,15 @@ impl SlurmBackend {
         Ok(())
     }
 
+    /// Ends the job of a repair, if there is one.
+    pub(super) fn cancel_repair(&self, operation: &'static str, name: &str) -> Result<(), BackendError> {
+        let words = [format!("--name={name}"), format!("--user={}", self.user)];
+        match self.programs.run(operation, "scancel", &words, "", Does::Changes) {
+            Err(error) if error.text.contains("already completing or completed") => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
     pub(super) fn end_shelter(&self, operation: &'static str, reservation: &Reservation) -> Result<(), BackendError> {
         let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneTryAgain };
         if reservation.unreadable {

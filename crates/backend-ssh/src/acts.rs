@@ -8,6 +8,7 @@ use std::time::Duration;
 use doctor_backend::{
     BackendError, Change, NodeOp,
     hook::{self, Told},
+    ssh::{Host, SshConfig},
 };
 use doctor_core::{
     ids::{NodeName, OpId},
@@ -19,9 +20,8 @@ use doctor_host::{
 };
 
 use super::{
-    SshBackend, SshConfig,
+    SshBackend,
     fleet::{failed, refused, try_again, unknown},
-    hosts::Host,
 };
 
 /// A command of the site's that closes or opens a host.

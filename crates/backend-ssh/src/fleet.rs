@@ -15,6 +15,10 @@ use std::{
 use doctor_backend::{
     Backend, BackendError, Effect, JobRequest, NodeOp, PolledJob, SeenNode,
     clock::{Clock, SystemClock},
+    ssh::{
+        Host, SshConfig,
+        install::{Asker, NoAnswer},
+    },
 };
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId},
@@ -28,12 +32,7 @@ use doctor_host::{
     reports::Reported,
 };
 
-use super::{
-    config::SshConfig,
-    hosts::Host,
-    install::{Asker, NoAnswer},
-    records::Records,
-};
+use super::records::Records;
 
 #[derive(Debug)]
 pub struct SshBackend {

@@ -1,16 +1,15 @@
 //! Ways in for the fuzzer to what people and hosts write: host files, and the lines of a connection.
 
+use doctor_backend::ssh::parse_hosts;
 use doctor_core::node::Occupancy;
 use doctor_host::{
     occupancy::occupancy,
     protocol::{Said, read_answer},
 };
 
-use super::hosts;
-
 /// How many hosts such a file names, or what is wrong with it.
 pub fn hosts_in(text: &str) -> Result<usize, String> {
-    hosts::parse(text).map(|hosts| hosts.len()).map_err(|error| error.to_string())
+    parse_hosts(text).map(|hosts| hosts.len()).map_err(|error| error.to_string())
 }
 
 /// Whether this line is an answer to the question of this number, and if it is a look, whether it calls the host free although

@@ -1,13 +1,12 @@
 //! Hosts that another backend names, for what its own cluster cannot reach: one at a time, and only those that it means.
 
-use doctor_backend::BackendError;
+use doctor_backend::{BackendError, ssh::Host};
 use doctor_core::ids::RunId;
 use doctor_host::protocol::Look;
 
 use super::{
     SshBackend,
     fleet::{locked, try_again},
-    hosts::Host,
 };
 
 impl SshBackend {

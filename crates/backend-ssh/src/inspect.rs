@@ -10,17 +10,15 @@ use doctor_backend::{
     clock::{Clock as _, SystemClock},
     inspection::{Inspected, named},
     program,
+    ssh::{
+        Host, HostKeys, SshConfig,
+        install::hash,
+        session::{KEY_CHANGED, KEY_UNKNOWN, Lines},
+    },
 };
 use doctor_core::{ids::NodeName, time::Timestamp};
 
-use super::{
-    SshConfig,
-    config::HostKeys,
-    fleet::each,
-    hosts::Host,
-    install::hash,
-    line::{KEY_CHANGED, KEY_UNKNOWN, Lines},
-};
+use super::fleet::each;
 use facts::Facts;
 
 /// A clock that is off by more makes a mess of history.

@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use doctor_backend::{BackendError, JobOutput, JobRequest, PolledJob};
+use doctor_backend::{
+    BackendError, JobOutput, JobRequest, PolledJob,
+    ssh::{Host, install::NoAnswer},
+};
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
     run::{JobSeen, NonEmpty},
@@ -20,8 +23,6 @@ use doctor_host::protocol::{Ask, Look, Outputs, Said, SeenRun, Start, Together};
 use super::{
     SshBackend,
     fleet::{failed, locked, refused, try_again, unknown},
-    hosts::Host,
-    install::NoAnswer,
     several::together,
 };
 

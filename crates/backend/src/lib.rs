@@ -18,6 +18,7 @@ pub mod limited;
 pub mod local;
 pub mod program;
 pub mod registration;
+pub mod ssh;
 pub mod vouch;
 
 use std::{

@@ -7,7 +7,7 @@
 use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
 use doctor_backend::limited::{self, Ended, Kept, Limits};
-use doctor_backend_ssh::SshConfig;
+use doctor_backend::ssh::SshConfig;
 use doctor_checks::nccl_tests::{self, BadNcclTests};
 use doctor_core::{finding::Verdict, ids::NodeName, snapshot::TrialSaid};
 use serde::Serialize;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use doctor_backend_ssh::{Client, Host, How, Order, Root, each, quoted};
+use doctor_backend::ssh::{Client, Host, How, Order, Root, each, quoted};
 use doctor_core::{finding::Verdict, ids::NodeName};
 use serde::Deserialize;
 

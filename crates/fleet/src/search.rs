@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, sync::Mutex};
 
-use doctor_backend_ssh::each;
+use doctor_backend::ssh::each;
 use doctor_core::{
     ids::{NodeName, RunId},
     run::NonEmpty,

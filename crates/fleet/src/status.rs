@@ -7,7 +7,7 @@
 
 use std::fmt::Write as _;
 
-use doctor_backend_ssh::quoted;
+use doctor_backend::ssh::quoted;
 use doctor_checks::{dcgm_table::DcgmTable, nhc, probe::ProbeOutput};
 use doctor_core::{
     observation::Observation,

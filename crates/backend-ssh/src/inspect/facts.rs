@@ -1,6 +1,6 @@
 //! What a host is asked before anything is carried there, as a script of a POSIX shell, and what it answers. Pure.
 
-use super::super::install::folder;
+use doctor_backend::ssh::install::folder;
 
 /// Between these the host speaks; what stands before is a login's.
 const BEGIN: &str = "doctor-node facts 1";

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 use doctor_core::toml_text::BadText;
 use toml::Spanned;
 
-use super::cluster::{Limits, Mode, Security, Written, WrittenNetwork};
+use super::cluster_file::{Limits, Mode, Security, Written, WrittenNetwork};
 
 const KEYS: [&str; 12] = [
     "RESOURCE_GROUP",

@@ -12,6 +12,7 @@ mod az;
 mod cloud_init;
 mod cloud_init_words;
 mod cluster;
+mod cluster_file;
 mod destroy;
 mod env_file;
 mod forms;
@@ -24,7 +25,8 @@ mod seen;
 pub use self::{
     az::{Az, AzureError, Call},
     cloud_init::{CloudInit, check as check_cloud_init, text as cloud_init},
-    cluster::{Cluster, Download, EXAMPLE, Mode, Network},
+    cluster::{Cluster, Download, EXAMPLE, Network},
+    cluster_file::Mode,
     destroy::{Left, Removal, Removals, destroy, removal},
     nodes::{Hosts, Known},
     plan::{Files, Need, Part, Plan, Step, plan},

@@ -1,6 +1,6 @@
 //! `doctor fleet exec`: a command on every host.
 
-use doctor_backend_ssh::{Answer, How, Order, Root, quoted};
+use doctor_backend::ssh::{Answer, How, Order, Root, quoted};
 use doctor_core::{ids::NodeName, time::Span};
 use serde::Serialize;
 

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_backend_ssh::{Answer, Host, How, Order, Root, quoted};
+use doctor_backend::ssh::{Answer, Host, How, Order, Root, quoted};
 use doctor_core::{ids::NodeName, time::Span};
 use serde::Serialize;
 

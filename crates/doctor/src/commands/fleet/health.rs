@@ -1,6 +1,6 @@
 //! `doctor fleet health`: how each host is, by its last checks.
 
-use doctor_backend_ssh::{Host, How, Order, Root, unguessable};
+use doctor_backend::ssh::{Host, How, Order, Root, unguessable};
 use doctor_core::{ids::NodeName, time::Span};
 use doctor_fleet::status::{self, Health, MOST_BYTES, Source, Status};
 use serde::Serialize;

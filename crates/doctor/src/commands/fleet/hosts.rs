@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use doctor_backend_ssh::{Host, How, Order, Root};
+use doctor_backend::ssh::{Host, How, Order, Root};
 use doctor_core::{hostlist, ids::NodeName};
 use doctor_fleet::hostfiles::{BadHostFiles, Difference, HostFiles, HostLine};
 use serde::Serialize;

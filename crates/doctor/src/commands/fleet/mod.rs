@@ -14,7 +14,7 @@ mod provision;
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use clap::Subcommand;
-use doctor_backend_ssh::{Answer, Client, Host, HostKeys, How, Order, SshConfig, each, parse_hosts};
+use doctor_backend::ssh::{Answer, Client, Host, HostKeys, How, Order, SshConfig, each, parse_hosts};
 use doctor_core::{
     hostlist::{self, Selector},
     ids::NodeName,

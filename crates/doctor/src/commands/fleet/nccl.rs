@@ -5,7 +5,7 @@ mod job;
 use std::{path::PathBuf, sync::Mutex};
 
 use clap::ValueEnum;
-use doctor_backend_ssh::Host;
+use doctor_backend::ssh::Host;
 use doctor_checks::collective_order::Mode;
 use doctor_core::{
     finding::Verdict,

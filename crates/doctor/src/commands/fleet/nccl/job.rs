@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use doctor_backend_ssh::{Host, How, Order, Root, each, quoted};
+use doctor_backend::ssh::{Host, How, Order, Root, each, quoted};
 use doctor_core::{finding::Verdict, hostlist, ids::NodeName};
 use doctor_fleet::{
     nccl::{self, AZURE_TOPOLOGY, Judged},

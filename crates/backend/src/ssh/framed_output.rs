@@ -9,7 +9,7 @@
 
 use std::{fs::File, io::Write as _};
 
-use doctor_backend::limited::Listen;
+use crate::limited::Listen;
 
 /// Of what comes before the command begins.
 const MOST_NOISE: usize = 16 * 1024;

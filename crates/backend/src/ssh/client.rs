@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::limited::{self, Ended, Limits};
+use crate::limited::{self, Ended, Limits};
 use doctor_checks::proc_stat::ProcStat;
 use doctor_host::{
     occupancy,
@@ -19,11 +19,11 @@ use doctor_host::{
 };
 
 use super::{
-    between::{Between, GO, Heard},
     config::SshConfig,
+    framed_output::{Between, GO, Heard},
     hosts::Host,
     install::Asker,
-    line::Lines,
+    session::Lines,
 };
 
 /// The host ends a command when its time is over. Only if it does not, we stop listening.

@@ -8,13 +8,13 @@ use std::{
     time::Duration,
 };
 
-use doctor_backend::program;
+use crate::program;
 
 use doctor_host::protocol::{Ask, HELLO, Said, read_answer};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::{config::SshConfig, hosts::Host, line::Lines};
+use super::{config::SshConfig, hosts::Host, session::Lines};
 
 /// What a host says that has no such program yet.
 const MISSING: &str = "doctor-node missing 1";
@@ -27,7 +27,7 @@ const MOST_NOISE: usize = 200;
 
 /// Why a host gave no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum NoAnswer {
+pub enum NoAnswer {
     /// It was not asked: nothing has changed there.
     NotAsked(String),
     /// It was asked, and may have done it.
@@ -35,7 +35,7 @@ pub(super) enum NoAnswer {
 }
 
 impl NoAnswer {
-    pub(super) fn text(&self) -> &str {
+    pub fn text(&self) -> &str {
         match self {
             Self::NotAsked(text) | Self::Broken(text) => text,
         }
@@ -50,7 +50,7 @@ struct Asked<'a> {
 }
 
 #[derive(Debug)]
-pub(super) struct Asker {
+pub struct Asker {
     lines: Lines,
     program: PathBuf,
     /// SHA-256 of the program, in hexadecimal.
@@ -65,7 +65,7 @@ pub(super) struct Asker {
 impl Asker {
     /// # Errors
     /// If there is no program to carry.
-    pub(super) fn new(config: &SshConfig, sockets: Option<&std::path::Path>) -> Result<Self, String> {
+    pub fn new(config: &SshConfig, sockets: Option<&std::path::Path>) -> Result<Self, String> {
         let program = program::find(config.doctor_node.as_deref())?;
         let bytes = fs::read(&program).map_err(|error| format!("{}: {error}", program.display()))?;
         let first = u64::from(std::process::id()) << 32;
@@ -82,12 +82,12 @@ impl Asker {
     }
 
     /// Where a host is for others.
-    pub(super) fn address(&self, host: &Host) -> Result<String, String> {
+    pub fn address(&self, host: &Host) -> Result<String, String> {
         self.lines.address(host)
     }
 
     /// Asks a host, which gets the program first if it has none.
-    pub(super) fn ask(&self, host: &Host, ask: &Ask, longer: Duration) -> Result<Said, NoAnswer> {
+    pub fn ask(&self, host: &Host, ask: &Ask, longer: Duration) -> Result<Said, NoAnswer> {
         match self.ask_once(host, ask, longer)? {
             Some(said) => Ok(said),
             None => {
@@ -99,7 +99,7 @@ impl Asker {
     }
 
     /// Where the program is on a host, which gets it first if it has none.
-    pub(super) fn carry(&self, host: &Host) -> Result<String, String> {
+    pub fn carry(&self, host: &Host) -> Result<String, String> {
         match self.place(host)? {
             Some(path) => Ok(path),
             None => {
@@ -182,10 +182,10 @@ impl Asker {
 }
 
 /// The folder on the host, as the first words of a script.
-pub(super) fn folder(remote: &str) -> String {
+pub fn folder(remote: &str) -> String {
     if remote.starts_with('/') { format!("D=\"{remote}\"") } else { format!("D=\"$HOME/{remote}\"") }
 }
 
-pub(super) fn hash(bytes: &[u8]) -> String {
+pub fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

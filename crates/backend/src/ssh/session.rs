@@ -27,7 +27,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How hosts are reached.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub struct Lines {
     options: Vec<OsString>,
     connect: Duration,
 }
@@ -35,7 +35,7 @@ pub(super) struct Lines {
 impl Lines {
     /// Connections are kept in this folder, which only we may enter: who can use a connection is logged in. `None`: each ends
     /// with its question.
-    pub(super) fn new(config: &SshConfig, sockets: Option<&Path>) -> Self {
+    pub fn new(config: &SshConfig, sockets: Option<&Path>) -> Self {
         let mut options: Vec<OsString> = Vec::new();
         if let Some(file) = &config.ssh_config {
             options.extend(["-F".into(), file.into()]);
@@ -73,7 +73,7 @@ impl Lines {
     }
 
     /// Runs words of a POSIX shell on a host. They may hold no single quote.
-    pub(super) fn open(&self, host: &Host, script: &str, limit: Duration) -> Result<Line, String> {
+    pub fn open(&self, host: &Host, script: &str, limit: Duration) -> Result<Line, String> {
         let mut ssh = self.ssh(host, &[]);
         ssh.arg(format!("exec sh -c '{script}'"));
         let child = ssh.spawn().map_err(|error| format!("ssh cannot be started: {error}"))?;
@@ -81,7 +81,7 @@ impl Lines {
     }
 
     /// Where a host is, as OpenSSH's configuration has it. Nobody is asked.
-    pub(super) fn address(&self, host: &Host) -> Result<String, String> {
+    pub fn address(&self, host: &Host) -> Result<String, String> {
         let mut ssh = self.ssh(host, &["-G"]);
         let child = ssh.spawn().map_err(|error| format!("ssh cannot be started: {error}"))?;
         let line = Line::new(child, Instant::now() + self.connect);
@@ -94,14 +94,14 @@ impl Lines {
     }
 
     /// `ssh` to a host, with one line for the shell there.
-    pub(super) fn command(&self, host: &Host, line: &str) -> Command {
+    pub fn command(&self, host: &Host, line: &str) -> Command {
         let mut ssh = self.plain(host, &[]);
         ssh.arg(line);
         ssh
     }
 
     /// To be connected.
-    pub(super) const fn connect(&self) -> Duration {
+    pub const fn connect(&self) -> Duration {
         self.connect
     }
 
@@ -137,7 +137,7 @@ fn words(host: &Host) -> Vec<OsString> {
 
 /// A connection, until it is dropped or its time is over.
 #[derive(Debug)]
-pub(super) struct Line {
+pub struct Line {
     child: Child,
     heard: Receiver<Vec<u8>>,
     complaint: Receiver<Vec<u8>>,
@@ -146,7 +146,7 @@ pub(super) struct Line {
 
 /// Why no line came.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Silence {
+pub enum Silence {
     /// The connection is over.
     Over(String),
     /// The time is.
@@ -191,7 +191,7 @@ impl Line {
     }
 
     /// The next line.
-    pub(super) fn hear(&self) -> Result<Vec<u8>, Silence> {
+    pub fn hear(&self) -> Result<Vec<u8>, Silence> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         self.heard.recv_timeout(left).map_err(|why| match why {
             RecvTimeoutError::Timeout => Silence::Late,
@@ -200,7 +200,7 @@ impl Line {
     }
 
     /// Says something and, as there is nothing more to say, closes this end.
-    pub(super) fn say_all(&mut self, bytes: Vec<u8>) {
+    pub fn say_all(&mut self, bytes: Vec<u8>) {
         if let Some(mut input) = self.child.stdin.take() {
             // Who ends without reading it all has decided already.
             std::thread::spawn(move || input.write_all(&bytes).and_then(|()| input.flush()));
@@ -214,8 +214,8 @@ impl Line {
 }
 
 /// Said of a host whose key nobody knows, and of one whose key was another.
-pub(super) const KEY_UNKNOWN: &str = "its host key is not known";
-pub(super) const KEY_CHANGED: &str = "its host key has changed";
+pub const KEY_UNKNOWN: &str = "its host key is not known";
+pub const KEY_CHANGED: &str = "its host key has changed";
 
 /// What `ssh` complained about, in a line: usually its last. Why a key was refused it says before.
 fn gist(text: &str) -> String {

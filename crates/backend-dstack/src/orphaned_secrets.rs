@@ -1,0 +1,73 @@
+//! Secrets of the project that hold the keys of runs and that an earlier controller process left behind. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use doctor_core::{
+    ids::RunId,
+    time::{Span, Timestamp},
+};
+
+/// How often others' keys are looked for.
+const EVERY: Span = Span::minutes(5);
+/// A key is there before its run is. Only one that was without its run for this long was left behind: whoever submits needs seconds.
+const LEFT_AFTER: Span = Span::minutes(30);
+
+/// Keys that another process made.
+#[derive(Debug, Default)]
+pub(super) struct OrphanedSecrets {
+    looked: Option<Timestamp>,
+    /// Those of runs that are under way.
+    pub(super) used: BTreeSet<RunId>,
+    /// Those of runs that are not, and since when that is so.
+    since: BTreeMap<RunId, Timestamp>,
+}
+
+impl OrphanedSecrets {
+    /// Whether to look again; the answer counts as a look.
+    pub(super) fn is_time(&mut self, now: Timestamp) -> bool {
+        let is_time = self.looked.is_none_or(|looked| now.since(looked) >= EVERY);
+        if is_time {
+            self.looked = Some(now);
+        }
+        is_time
+    }
+
+    /// Those of the keys that are there which nobody will want any more.
+    pub(super) fn old(&mut self, there: &BTreeSet<RunId>, wanted: &BTreeSet<RunId>, now: Timestamp) -> Vec<RunId> {
+        self.since.retain(|run, _| there.contains(run) && !wanted.contains(run));
+        for run in there.difference(wanted) {
+            self.since.entry(*run).or_insert(now);
+        }
+        let old = self.since.iter().filter(|(_, since)| now.since(**since) >= LEFT_AFTER);
+        old.map(|(run, _)| *run).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_left_behind_only_after_it_was_long_without_its_run() {
+        let at = |minutes: i64| Timestamp::from_secs(minutes * 60);
+        let set = |runs: &[u64]| runs.iter().map(|run| RunId::from_number(*run)).collect::<BTreeSet<_>>();
+        let mut left = OrphanedSecrets::default();
+        let mut old = |there: &[u64], wanted: &[u64], minutes| {
+            left.old(&set(there), &set(wanted), at(minutes)).into_iter().collect::<BTreeSet<_>>()
+        };
+        // Another controller makes the key of run 2 and has not submitted it yet; run 3 is under way.
+        assert_eq!(old(&[1, 2, 3], &[3], 0), set(&[]));
+        assert_eq!(old(&[1, 2, 3], &[2, 3], 29), set(&[]));
+        assert_eq!(old(&[1, 2, 3], &[3], 30), set(&[1]), "run 2 was under way in between");
+        assert_eq!(old(&[2, 3], &[], 59), set(&[]));
+        assert_eq!(old(&[2, 3], &[], 60), set(&[2]));
+        assert_eq!(old(&[3], &[], 89), set(&[3]));
+    }
+
+    #[test]
+    fn others_keys_are_looked_for_now_and_then() {
+        let mut left = OrphanedSecrets::default();
+        let asked: Vec<bool> = [0, 60, 299, 300, 301].map(|secs| left.is_time(Timestamp::from_secs(secs))).to_vec();
+        assert_eq!(asked, [true, false, false, true, false]);
+    }
+}

@@ -1,0 +1,63 @@
+//! The schedule of queries to Slurm's accounting: every five minutes, and less often while it does not answer.
+
+use std::time::{Duration, Instant};
+
+use doctor_core::time::Timestamp;
+
+/// Accounting is asked at most so often.
+const EVERY: Duration = Duration::from_secs(300);
+/// One that does not answer is asked twice as late each time, up to this.
+const SELDOM: Duration = Duration::from_secs(3600);
+
+/// When accounting is asked. Its answer may take as long as a program of Slurm's is waited for, and the cycle waits with it.
+#[derive(Debug, Default)]
+pub(super) struct Accounting {
+    next: Option<Instant>,
+    /// Since when there is something to ask for.
+    from: Option<Timestamp>,
+    failed: u32,
+}
+
+impl Accounting {
+    /// From when on to ask now; `None`: not now. What is not asked for now is asked for later.
+    pub(super) fn due(&mut self, since: Timestamp, now: Instant) -> Option<Timestamp> {
+        let from = self.from.map_or(since, |from| from.min(since));
+        self.from = Some(from);
+        self.next.is_none_or(|next| next <= now).then_some(from)
+    }
+
+    pub(super) fn asked(&mut self, well: bool, now: Instant) {
+        if well {
+            (self.failed, self.from) = (0, None);
+        } else {
+            self.failed = self.failed.saturating_add(1);
+        }
+        let times = 1_u32.checked_shl(self.failed).unwrap_or(u32::MAX);
+        self.next = Some(now + EVERY.saturating_mul(times).min(SELDOM));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::time::Span;
+
+    #[test]
+    fn accounting_is_asked_now_and_then_and_seldom_while_it_does_not_answer_and_nothing_is_left_out() {
+        let mut accounting = Accounting::default();
+        let (begun, since) = (Instant::now(), Timestamp::from_secs(1_794_700_800));
+        assert_eq!(accounting.due(since, begun), Some(since));
+        accounting.asked(true, begun);
+        let later = since.plus(Span::minutes(1));
+        assert_eq!(accounting.due(later, begun + Duration::from_secs(60)), None);
+        let now = begun + EVERY;
+        assert_eq!(accounting.due(since.plus(Span::minutes(5)), now), Some(later), "from where it was not asked");
+        accounting.asked(false, now);
+        assert_eq!(accounting.due(since.plus(Span::minutes(10)), now + EVERY), None, "it did not answer");
+        assert_eq!(accounting.due(since.plus(Span::minutes(15)), now + EVERY * 2), Some(later));
+        for _ in 0..50 {
+            accounting.asked(false, now);
+        }
+        assert_eq!(accounting.due(since.plus(Span::hours(1)), now + SELDOM), Some(later));
+    }
+}

@@ -1,0 +1,133 @@
+//! The settings of a cluster as its file has them, before they are checked: `cluster.toml` is deserialized into [`Written`], and
+//! the `KEY=value` file is read into the same type.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use doctor_core::time::Span;
+use serde::Deserialize;
+use toml::Spanned;
+
+/// Who keeps the machines of a scale set alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    Flexible,
+    Uniform,
+}
+
+impl Mode {
+    /// As Azure writes it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Flexible => "Flexible",
+            Self::Uniform => "Uniform",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Security {
+    Standard,
+    TrustedLaunch,
+}
+
+impl Security {
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Standard => "Standard",
+            Self::TrustedLaunch => "TrustedLaunch",
+        }
+    }
+}
+
+/// Machines that Azure may take back.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spot {
+    /// Dollars an hour. Absent: up to the ordinary price.
+    pub max_price: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// For one call of `az`.
+    pub call: Span,
+    /// For the one that makes the machines.
+    pub create: Span,
+    /// So many machines are talked to at the same time.
+    pub at_once: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { call: Span::minutes(10), create: Span::minutes(45), at_once: 8 }
+    }
+}
+
+/// The file as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Written {
+    pub(super) subscription: Option<Spanned<String>>,
+    pub(super) resource_group: Spanned<String>,
+    pub(super) location: Spanned<String>,
+    pub(super) scale_set: Spanned<String>,
+    #[serde(default = "flexible")]
+    pub(super) mode: Mode,
+    pub(super) sku: Spanned<String>,
+    pub(super) image: Spanned<String>,
+    pub(super) count: Spanned<u32>,
+    pub(super) name_prefix: Option<Spanned<String>>,
+    pub(super) admin: Spanned<String>,
+    pub(super) ssh_key: Spanned<PathBuf>,
+    #[serde(default = "disk_gb")]
+    pub(super) disk_gb: u32,
+    #[serde(default = "yes")]
+    pub(super) accelerated_networking: bool,
+    pub(super) placement_group: Option<Spanned<String>>,
+    pub(super) spot: Option<Spot>,
+    #[serde(default = "standard")]
+    pub(super) security: Security,
+    pub(super) cloud_init: Option<PathBuf>,
+    pub(super) doctor_node: Option<WrittenDownload>,
+    pub(super) head_address: Option<Spanned<bool>>,
+    pub(super) network: WrittenNetwork,
+    #[serde(default)]
+    pub(super) tags: BTreeMap<Spanned<String>, Spanned<String>>,
+    #[serde(default)]
+    pub(super) limits: Limits,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenDownload {
+    pub(super) url: Spanned<String>,
+    pub(super) sha256: Spanned<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenNetwork {
+    pub(super) vnet: Option<Spanned<String>>,
+    pub(super) subnet: Option<Spanned<String>>,
+    pub(super) addresses: Option<Spanned<String>>,
+    pub(super) ssh_from: Vec<Spanned<String>>,
+}
+
+const fn flexible() -> Mode {
+    Mode::Flexible
+}
+
+const fn standard() -> Security {
+    Security::Standard
+}
+
+const fn disk_gb() -> u32 {
+    256
+}
+
+const fn yes() -> bool {
+    true
+}
