@@ -312,7 +312,7 @@ fn named(item: &Located<Node>) -> Option<(&Located<Node>, &str)> {
 ///
 /// # Errors
 /// As [`Template::read`].
-pub fn check_template(text: &str, config: &KubernetesConfig) -> Result<(), BadText> {
+pub(crate) fn check_template(text: &str, config: &KubernetesConfig) -> Result<(), BadText> {
     Template::read(text, config).map(|_| ())
 }
 

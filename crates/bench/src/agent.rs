@@ -55,7 +55,7 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(70);
 const MEGABYTE: f64 = 1e6;
 
 pub(crate) fn run() -> Result<Measured> {
-    let program = shipped::node_program()?;
+    let program = shipped::doctor_node()?;
     let bytes = fs::metadata(&program).context("looking at the program")?.len();
     let library = standin(&std::env::current_exe().context("finding this program")?);
     let standing = Machine::hgx_h100().stand(&program, &library);

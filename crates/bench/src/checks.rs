@@ -25,7 +25,7 @@ use crate::{
 const RUNS: u32 = 20;
 
 pub(crate) fn run() -> Result<Measured> {
-    let program = shipped::node_program()?;
+    let program = shipped::doctor_node()?;
     let library = standin(&std::env::current_exe().context("finding this program")?);
     let healthy = Machine::hgx_h100();
     let standing = healthy.stand(&program, &library);

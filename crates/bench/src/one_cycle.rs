@@ -26,7 +26,9 @@ pub(crate) struct Look {
     pub(crate) own: Duration,
     /// CPU time of the programs that it started and waited for.
     pub(crate) programs: Duration,
-    /// In bytes.
+    /// The most anonymous memory there was, in bytes.
+    pub(crate) most_anonymous: u64,
+    /// The most resident memory there was, in bytes.
     pub(crate) most_resident: u64,
 }
 
@@ -98,12 +100,15 @@ impl Service {
 /// Follows a process to its end, until which nobody may wait for it: then its counters are gone.
 fn watch(pid: u32) -> Result<Look> {
     let began = Instant::now();
-    let mut most_resident = 0;
+    let (mut most_anonymous, mut most_resident) = (0, 0);
     loop {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kibibytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-        most_resident = most_resident.max(kibibytes.unwrap_or(0) * 1024);
+        let bytes = |what: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
+            line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
+        };
+        most_anonymous = bytes("RssAnon").max(most_anonymous);
+        most_resident = bytes("VmHWM").max(most_resident);
         let path = format!("/proc/{pid}/stat");
         let stat = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
         let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
@@ -119,30 +124,11 @@ fn watch(pid: u32) -> Result<Look> {
                 wall: began.elapsed(),
                 own: time(user + system),
                 programs: time(their_user + their_system),
+                most_anonymous,
                 most_resident,
             });
         }
         ensure!(began.elapsed() < PATIENCE, "a cycle does not end");
         thread::sleep(PAUSE);
     }
-}
-
-/// The folder with these programs as they are shipped. Building them takes minutes where they are not there yet.
-pub(crate) fn build(packages: &[&str]) -> Result<PathBuf> {
-    eprintln!("  building {}, profile dist", packages.join(" and "));
-    let began = Instant::now();
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--profile", "dist", "--quiet"])
-        .args(packages.iter().flat_map(|package| ["-p", package]))
-        .status()
-        .context("starting cargo")?;
-    ensure!(status.success(), "{} does not build", packages.join(" and "));
-    eprintln!("  built in {:.0} s", began.elapsed().as_secs_f64());
-    let this = std::env::current_exe().context("finding this program")?;
-    let target = this.ancestors().nth(2).context("a program lies in a folder of the target directory")?;
-    for package in packages {
-        let program = target.join("dist").join(package);
-        ensure!(program.exists(), "{} is not there", program.display());
-    }
-    Ok(target.join("dist"))
 }

@@ -108,11 +108,6 @@ impl Running {
         MemoryWatch { most, over }
     }
 
-    /// Bytes of memory that it holds.
-    pub(crate) fn resident(&self) -> Result<u64> {
-        self.memory("VmRSS")
-    }
-
     /// The most bytes of memory that it ever held.
     pub(crate) fn most_resident(&self) -> Result<u64> {
         self.memory("VmHWM")

@@ -1,22 +1,39 @@
-//! The node program as it is shipped: M6 and M7 measure that one.
+//! The programs as they are shipped: profile `dist`, with the backend for Kubernetes. Benchmarks of a program measure these.
 
-use std::{path::PathBuf, process::Command, time::Instant};
+use std::{path::PathBuf, process::Command, sync::OnceLock, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 
-/// The node program as it is shipped. Building it takes minutes where it is not there yet.
-pub(crate) fn node_program() -> Result<PathBuf> {
-    eprintln!("  building doctor-node, profile dist");
+/// `doctor` as it is shipped.
+pub(crate) fn doctor() -> Result<PathBuf> {
+    Ok(folder()?.join("doctor"))
+}
+
+/// `doctor-node` as it is shipped.
+pub(crate) fn doctor_node() -> Result<PathBuf> {
+    Ok(folder()?.join("doctor-node"))
+}
+
+/// The folder that both are in. Building them takes many minutes where they are not there yet.
+pub(crate) fn folder() -> Result<PathBuf> {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(folder) = BUILT.get() {
+        return Ok(folder.clone());
+    }
+    eprintln!("  building doctor and doctor-node, profile dist");
     let began = Instant::now();
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--profile", "dist", "--quiet", "-p", "doctor-node"])
+        .args(["build", "--profile", "dist", "--quiet", "-p", "doctor", "-p", "doctor-node"])
+        .args(["--features", "doctor/kubernetes"])
         .status()
         .context("starting cargo")?;
-    ensure!(status.success(), "doctor-node does not build");
+    ensure!(status.success(), "doctor and doctor-node do not build");
     eprintln!("  built in {:.0} s", began.elapsed().as_secs_f64());
     let this = std::env::current_exe().context("finding this program")?;
     let target = this.ancestors().nth(2).context("a program lies in a folder of the target directory")?;
-    let program = target.join("dist/doctor-node");
-    ensure!(program.exists(), "{} is not there", program.display());
-    Ok(program)
+    let folder = target.join("dist");
+    for program in ["doctor", "doctor-node"] {
+        ensure!(folder.join(program).exists(), "{} is not there", folder.join(program).display());
+    }
+    Ok(BUILT.get_or_init(|| folder).clone())
 }

@@ -19,7 +19,8 @@ use self::captured::Captured;
 use crate::{
     Measured,
     figure::Figure,
-    one_cycle::{Look, Service, build},
+    one_cycle::{Look, Service},
+    shipped,
     stopwatch::{median, spread},
 };
 
@@ -40,7 +41,7 @@ pub(crate) fn run() -> Result<Measured> {
         Err(BedError::NotThere { why }) => return Ok(Measured::NotHere(why)),
         Err(other) => return Err(other).context("starting Slurm"),
     };
-    let program = build(&["doctor"])?.join("doctor");
+    let program = shipped::doctor()?;
     let live = service(&program, slurm.programs(), Some(&slurm.conf()))?;
     eprintln!("  twin: the service sees every node of the controller as it is");
     live.look()?;
@@ -105,7 +106,8 @@ fn figures(suffix: &str, looks: &[Look], inputs: &Value) -> Vec<Figure> {
     let of = |part: fn(&Look) -> f64| looks.iter().map(part).collect::<Vec<f64>>();
     let all = of(|look| (look.own + look.programs).as_secs_f64());
     let own = of(|look| look.own.as_secs_f64());
-    let memory = of(|look| look.most_resident as f64 / MEGABYTE);
+    let anonymous = of(|look| look.most_anonymous as f64 / MEGABYTE);
+    let resident = of(|look| look.most_resident as f64 / MEGABYTE);
     let figure = |name: &str, values: &[f64], unit, note: &str| Figure {
         name: format!("{name}{suffix}"),
         value: median(values),
@@ -116,6 +118,7 @@ fn figures(suffix: &str, looks: &[Look], inputs: &Value) -> Vec<Figure> {
     vec![
         figure("cpu_s", &all, "s", "doctor serve --cycles 1 and the programs it starts, user and system time"),
         figure("own_cpu_s", &own, "s", "the same without those programs"),
-        figure("rss_mb", &memory, "MB", "VmHWM of doctor serve --cycles 1, in 10^6 bytes"),
+        figure("rss_anon_mb", &anonymous, "MB", "the most RssAnon of doctor serve --cycles 1, in 10^6 bytes"),
+        figure("rss_mb", &resident, "MB", "VmHWM of doctor serve --cycles 1, in 10^6 bytes"),
     ]
 }

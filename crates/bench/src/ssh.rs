@@ -26,7 +26,8 @@ use serde_json::{Value, json};
 use crate::{
     Measured,
     figure::Figure,
-    one_cycle::{Look, Service, build},
+    one_cycle::{Look, Service},
+    shipped,
     stopwatch::{median, spread},
 };
 
@@ -42,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) fn run() -> Result<Measured> {
-    let programs = build(&["doctor", "doctor-node"])?;
+    let programs = shipped::folder()?;
     eprintln!("  starting {HOSTS} hosts");
     let mut fleet = match Fleet::start(HOSTS) {
         Ok(fleet) => fleet,
@@ -244,6 +245,12 @@ fn figures(taken: &Taken, inputs: &Value) -> Vec<Figure> {
             &of(&taken.cold, cpu),
             "s",
             "of wall_s: the service and the ssh it waited for; neither sshd nor those that keep connections",
+        ),
+        among(
+            "rss_anon_mb",
+            &of(&all, |look| look.most_anonymous as f64 / MEGABYTE),
+            "MB",
+            "the most RssAnon of doctor serve, in 10^6 bytes",
         ),
         among(
             "rss_mb",

@@ -3,7 +3,7 @@
 //! The cluster is simulated in a process of its own; the controller is `doctor serve` as it is shipped, on SQLite. Each reader asks for
 //! what a dashboard shows, in turn, over a connection that it keeps, and asks again a fifth of a second after an answer. The picture of
 //! the fleet is asked for with the tag that the reader has, as a browser does. `api_p99_ms` is over all requests of all readers;
-//! `rss_mb` is the most that the controller ever held.
+//! `rss_anon_mb` is the most anonymous memory of the controller, from its start.
 //!
 //! Its twin: every answer is 200 or 304, the map has every node, and results have come in meanwhile.
 
@@ -24,7 +24,7 @@ use self::{
     reader::{Asked, Reader},
     stage::Stage,
 };
-use crate::{Measured, figure::Figure, one_cycle::build};
+use crate::{Measured, figure::Figure, shipped};
 
 const NODES: usize = 10_000;
 const READERS: usize = 100;
@@ -32,7 +32,7 @@ const LASTS: Duration = Duration::from_secs(30);
 const MEGABYTE: f64 = 1e6;
 
 pub(crate) fn run() -> Result<Measured> {
-    let program = build(&["doctor"])?.join("doctor");
+    let program = shipped::doctor()?;
     eprintln!("  a simulated cluster of {NODES} nodes, and a controller that has seen it");
     let stage = Stage::new(&program, NODES)?;
     let before = stage.twin(NODES)?;
@@ -75,6 +75,12 @@ pub(crate) fn run() -> Result<Measured> {
             p99,
             "ms",
             format!("from the request to the last byte; median {p50:.1}, most {slowest:.1}"),
+        ),
+        figure(
+            "rss_anon_mb",
+            stage.most_anonymous() as f64 / MEGABYTE,
+            "MB",
+            "the most RssAnon of doctor serve, in 10^6 bytes".to_owned(),
         ),
         figure(
             "rss_mb",

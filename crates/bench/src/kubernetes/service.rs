@@ -18,7 +18,7 @@ use super::{
     population::{NODES, State, node_name},
     wire::Wire,
 };
-use crate::process::Running;
+use crate::{process::Running, shipped};
 
 /// For the first look at the whole cluster on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,7 +41,7 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) fn start(cluster: &Cluster, validation: Validation) -> Result<Self> {
-        let program = build()?;
+        let program = shipped::doctor()?;
         let folder = tempfile::tempdir().context("creating a folder for the service")?;
         let wire = Wire::to(cluster.port()?)?;
         let kubeconfig = cluster.kubeconfig(wire.port(), folder.path())?;
@@ -136,21 +136,4 @@ fn difference(seen: &BTreeMap<String, String>, expected: &BTreeMap<String, &'sta
     let others: Vec<_> = expected.iter().filter(is_other).collect();
     let (name, used) = others.first()?;
     Some(format!("{} nodes otherwise, such as {name}: {:?} and not {used}", others.len(), seen.get(*name)))
-}
-
-/// The program as it is shipped, with the backend for Kubernetes. Building it takes many minutes where it is not there yet.
-fn build() -> Result<PathBuf> {
-    eprintln!("  building doctor with Kubernetes, profile dist");
-    let began = Instant::now();
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--profile", "dist", "--quiet", "-p", "doctor", "--features", "kubernetes"])
-        .status()
-        .context("starting cargo")?;
-    ensure!(status.success(), "doctor does not build with Kubernetes");
-    eprintln!("  built in {:.0} s", began.elapsed().as_secs_f64());
-    let this = std::env::current_exe().context("finding this program")?;
-    let target = this.ancestors().nth(2).context("a program lies in a folder of the target directory")?;
-    let program = target.join("dist/doctor");
-    ensure!(program.exists(), "{} is not there", program.display());
-    Ok(program)
 }

@@ -12,13 +12,13 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::{NODES, stage::Stage};
-use crate::{Measured, figure::Figure, one_cycle::build};
+use crate::{Measured, figure::Figure, shipped};
 
 /// What the script exits with where there is no browser.
 const NOT_HERE: i32 = 3;
 
 pub(crate) fn run() -> Result<Measured> {
-    let program = build(&["doctor"])?.join("doctor");
+    let program = shipped::doctor()?;
     eprintln!("  a simulated cluster of {NODES} nodes, and a controller that has seen it");
     let stage = Stage::new(&program, NODES)?;
     stage.twin(NODES)?;

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::reader::Reader;
-use crate::process::Running;
+use crate::process::{MemoryWatch, Running};
 
 /// For the first cycle on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -24,6 +24,7 @@ const SPEED: &str = "60";
 pub(super) struct Stage {
     address: SocketAddr,
     controller: Running,
+    memory: MemoryWatch,
     _cluster: Running,
     _folder: TempDir,
 }
@@ -53,7 +54,8 @@ impl Stage {
             &["sim", "serve", "--socket", "sim.sock", "--nodes", &count, "--speed", SPEED, "--data", "data"],
         )?;
         let controller = start("controller.log", &["--config", "doctor.toml", "serve"])?;
-        let mut stage = Self { address, controller, _cluster: cluster, _folder: folder };
+        let memory = controller.watch_memory("RssAnon");
+        let mut stage = Self { address, controller, memory, _cluster: cluster, _folder: folder };
         stage.wait()?;
         Ok(stage)
     }
@@ -104,6 +106,10 @@ impl Stage {
     pub(super) fn map_bytes(&self) -> Result<(usize, usize)> {
         let plain = Reader::new(self.address, 0).get("/map", false)?.body.len();
         Ok((plain, Reader::new(self.address, 0).get("/map", true)?.body.len()))
+    }
+
+    pub(super) fn most_anonymous(&self) -> u64 {
+        self.memory.most()
     }
 
     pub(super) fn most_resident(&self) -> Result<u64> {

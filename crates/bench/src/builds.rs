@@ -1,0 +1,96 @@
+//! M18: what a contributor waits for. A clean copy of this commit is built with an empty target directory: the CPU time of
+//! `cargo build --release`, the time until `cargo run --release -- demo` prints its first line, and the time of the next build after one
+//! line of the Slurm backend was changed.
+//!
+//! It takes many minutes, so that it runs only where it is named. Its twin: the demonstration prints what it is.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use crate::{Measured, figure::Figure};
+
+/// The file that is changed for the second build.
+const CHANGED: &str = "crates/backend-slurm/src/lib.rs";
+
+pub(crate) fn run() -> Result<Measured> {
+    let folder = tempfile::tempdir().context("creating a folder")?;
+    let clone = folder.path().join("clone");
+    let status = Command::new("git").args(["clone", "--quiet", "."]).arg(&clone).status().context("starting git")?;
+    ensure!(status.success(), "git cannot clone this repository");
+    eprintln!("  cargo build --release, from an empty target directory");
+    let (cold_wall, cold_cpu) = build(&clone)?;
+    eprintln!("  cargo run --release -- demo, to its first line");
+    let line_wall = first_line(&clone)?;
+    let path = clone.join(CHANGED);
+    let mut file = OpenOptions::new().append(true).open(&path).with_context(|| format!("opening {CHANGED}"))?;
+    file.write_all(b"// One line more.\n").with_context(|| format!("writing {CHANGED}"))?;
+    eprintln!("  cargo build --release, after one line of the Slurm backend");
+    let (again_wall, again_cpu) = build(&clone)?;
+    let inputs = json!({ "features": "default", "profile": "release", "target": "empty", "changed": CHANGED });
+    let figure = |name: &str, value: Duration, note: String| Figure {
+        name: name.to_owned(),
+        value: value.as_secs_f64(),
+        unit: "s",
+        inputs: inputs.clone(),
+        note,
+    };
+    let wall = |time: Duration| format!("once; {:.0} s by the clock", time.as_secs_f64());
+    let cpu = |time: Duration| format!("once; {:.0} s of CPU", time.as_secs_f64());
+    Ok(Measured::Figures(vec![
+        figure("cold_cpu_s", cold_cpu, wall(cold_wall)),
+        figure("first_line_s", cold_wall + line_wall, "once; the build and the demonstration's first line".to_owned()),
+        figure("rebuild_s", again_wall, cpu(again_cpu)),
+    ]))
+}
+
+fn cargo(clone: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(clone).env("CARGO_TARGET_DIR", clone.join("target"));
+    command
+}
+
+/// By the clock, and of CPU.
+fn build(clone: &Path) -> Result<(Duration, Duration)> {
+    let (began, used) = (Instant::now(), used_by_children()?);
+    let status = cargo(clone).args(["build", "--release", "--quiet"]).status().context("starting cargo")?;
+    ensure!(status.success(), "it does not build");
+    Ok((began.elapsed(), used_by_children()?.saturating_sub(used)))
+}
+
+fn first_line(clone: &Path) -> Result<Duration> {
+    let began = Instant::now();
+    let mut command = cargo(clone);
+    command.args(["run", "--release", "--quiet", "--", "demo"]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().context("starting cargo")?;
+    let stdout = child.stdout.take().context("its output is piped")?;
+    let mut lines = BufReader::new(stdout).lines();
+    let first = lines.next().transpose().context("reading its output")?.unwrap_or_default();
+    let took = began.elapsed();
+    let rest = lines.map_while(std::io::Result::ok).count();
+    ensure!(child.wait().context("waiting for it")?.success(), "the demonstration fails");
+    ensure!(!first.is_empty() && rest > 0, "the demonstration says nothing");
+    Ok(took)
+}
+
+/// CPU time of all processes that this one has waited for.
+fn used_by_children() -> Result<Duration> {
+    let stat = fs::read_to_string("/proc/self/stat").context("reading /proc/self/stat")?;
+    let fields: Vec<u64> = stat
+        .rsplit_once(") ")
+        .map_or("", |(_, rest)| rest)
+        .split(' ')
+        .map(|field| field.parse().unwrap_or(0))
+        .collect();
+    let (Some(user), Some(system)) = (fields.get(13), fields.get(14)) else {
+        anyhow::bail!("/proc/self/stat has no times of children")
+    };
+    Ok(Duration::from_millis((user + system) * 1000 / rustix::param::clock_ticks_per_second().max(1)))
+}
