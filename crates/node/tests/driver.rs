@@ -175,7 +175,7 @@ fn a_gpu_that_hangs_is_named_by_every_command_and_holds_up_none() {
         assert_eq!(code, Some(0), "{moment}");
         assert!(took < limit + Duration::from_secs(3), "{moment} took {took:?}");
         let said = fs::read_to_string(standing.at(moment).join("hook.log")).unwrap();
-        assert!(said.contains("no finding") && said.contains("inconclusive") && said.contains(GPU_3), "{said}");
+        assert!(said.contains(" inconclusive (") && said.contains(GPU_3), "{said}");
     }
     let (code, _) = check.ends(begun);
     let said = fs::read_to_string(standing.at("check.json")).unwrap();

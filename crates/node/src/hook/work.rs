@@ -190,7 +190,6 @@ impl Known {
     fn words(&self, deeper: bool) -> String {
         let failing = self.verdicts.failing();
         let what = match failing.as_slice() {
-            [] if self.verdicts.inconclusive() > 0 => "no finding".to_owned(),
             [] => "well".to_owned(),
             [(check, finding), more @ ..] => {
                 let HeldFinding { reason, severity, text, .. } = finding;
