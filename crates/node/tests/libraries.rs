@@ -138,5 +138,5 @@ fn a_dcgm_that_hangs_hangs_nothing() {
     let mut command = engine.standing.command(&["dcgm-health", "--json"]);
     command.env("DOCTOR_DCGM", library()).env("DOCTOR_STANDIN_DCGM", engine.folder.path().join("dcgm.toml"));
     assert_eq!(rows(&mut command), ["dcgm-health inconclusive timed-out node"]);
-    assert!(started.elapsed() < Duration::from_secs(60), "it took {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(240), "it took {:?}", started.elapsed());
 }

@@ -17,6 +17,8 @@ use doctor_node::{
     stop::Stop,
 };
 
+/// After this long, what has not happened never will. It tells dead from slow, and holds on a busy machine.
+const DEAD: Duration = Duration::from_secs(240);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 
 fn run(probe: &Probe) -> ProbeOutput {
@@ -48,13 +50,11 @@ fn is_alive(pid: &str) -> bool {
 }
 
 fn wait(what: &str, mut look: impl FnMut() -> bool) {
-    for _ in 0..1000 {
-        if look() {
-            return;
-        }
+    let begun = Instant::now();
+    while !look() {
+        assert!(begun.elapsed() < DEAD, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("waited in vain for {what}");
 }
 
 #[test]
@@ -71,8 +71,8 @@ fn at_its_time_limit_a_program_goes_with_all_that_it_started() {
     let pids = directory.path().join("pids");
     let script = format!("sleep 600 & echo $! > {0}; sleep 600 & echo $! >> {0}; wait", pids.display());
     let begun = Instant::now();
-    assert_eq!(failure(&run(&shell(&script, Span::from_millis(500)))), FailureKind::TimedOut);
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert_eq!(failure(&run(&shell(&script, Span::from_secs(2)))), FailureKind::TimedOut);
+    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
     let pids = fs::read_to_string(pids).unwrap();
     assert_eq!(pids.lines().count(), 2);
     wait("both to be gone", || !pids.lines().any(is_alive));
@@ -82,8 +82,8 @@ fn at_its_time_limit_a_program_goes_with_all_that_it_started() {
 fn what_a_program_leaves_behind_in_its_group_is_ended_and_not_waited_for() {
     let begun = Instant::now();
     // The one in the background holds both pipes open.
-    let output = run(&shell("sleep 600 & echo $!", Span::from_secs(60)));
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    let output = run(&shell("sleep 600 & echo $!", Span::minutes(10)));
+    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
     let ProbeOutput::Ran { exit: Some(0), stdout, .. } = output else { panic!("{output:?}") };
     wait("the one left behind to be gone", || !is_alive(&stdout));
 }
@@ -92,9 +92,9 @@ fn what_a_program_leaves_behind_in_its_group_is_ended_and_not_waited_for() {
 fn a_program_that_prints_without_end_is_stopped() {
     let begun = Instant::now();
     for script in ["yes", "yes >&2"] {
-        assert_eq!(failure(&run(&shell(script, Span::from_secs(60)))), FailureKind::TooLong);
+        assert_eq!(failure(&run(&shell(script, Span::minutes(10)))), FailureKind::TooLong);
     }
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
     let most = format!("head -c {MAX_STREAM_BYTES} /dev/zero");
     assert!(matches!(run(&shell(&most, Span::from_secs(60))), ProbeOutput::Ran { exit: Some(0), .. }));
 }
@@ -140,7 +140,7 @@ fn a_pipe_that_nobody_writes_to_does_not_make_it_wait() {
     let begun = Instant::now();
     let output = run_below(root.path(), &read("/pipe"));
     assert!(matches!(output, ProbeOutput::Text(ref text) if text.is_empty()), "{output:?}");
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
 }
 
 #[test]
@@ -154,15 +154,18 @@ fn space_is_what_the_file_system_says() {
 #[test]
 fn the_lines_of_a_program_are_seen_while_it_runs() {
     let seen = std::cell::RefCell::new(Vec::new());
-    let begun = Instant::now();
-    let echo = |line: &str| seen.borrow_mut().push((line.to_owned(), begun.elapsed()));
+    let directory = tempfile::tempdir().unwrap();
+    let first_is_seen = directory.path().join("seen");
+    let echo = |line: &str| {
+        seen.borrow_mut().push(line.to_owned());
+        fs::write(&first_is_seen, "").unwrap();
+    };
     let stop = Stop::never();
     let runner = LocalRunner::new("/", &stop).helper(PROGRAM).echo(&echo);
-    runner.run(&shell("echo one; sleep 1; printf two", Span::from_secs(30)));
-    let seen = seen.borrow();
-    let lines: Vec<_> = seen.iter().map(|(line, _)| line.as_str()).collect();
-    assert_eq!(lines, ["one", "two"]);
-    assert!(seen[1].1 - seen[0].1 > Duration::from_millis(500), "the first line came with the last: {seen:?}");
+    // It says the second line only after the first was seen.
+    let script = format!("echo one; until [ -e {} ]; do sleep 0.05; done; printf two", first_is_seen.display());
+    runner.run(&shell(&script, Span::minutes(2)));
+    assert_eq!(*seen.borrow(), ["one", "two"]);
 }
 
 #[test]
@@ -171,7 +174,7 @@ fn the_time_limit_of_the_job_stops_a_probe() {
     let runner = LocalRunner::new("/", &stop).helper(PROGRAM);
     let begun = Instant::now();
     assert_eq!(failure(&runner.run(&shell("sleep 600", Span::from_secs(600)))), FailureKind::Killed);
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
     assert_eq!(failure(&runner.run(&read("/proc/meminfo"))), FailureKind::Killed, "nothing starts after that");
 }
 
@@ -254,11 +257,15 @@ fn what_cannot_be_killed_is_left_behind_once_and_tried_again_when_it_is_free() {
     let touch = shell(&format!("touch {}/file", frozen.mount.path().display()), Span::from_millis(300));
     let begun = Instant::now();
     assert_eq!(failure(&runner.run(&touch)), FailureKind::Abandoned);
-    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
 
-    let begun = Instant::now();
-    assert_eq!(failure(&runner.run(&touch)), FailureKind::Abandoned);
-    assert!(begun.elapsed() < Duration::from_millis(200), "the second try waited: {:?}", begun.elapsed());
+    let does_not_wait = || {
+        let begun = Instant::now();
+        assert_eq!(failure(&runner.run(&touch)), FailureKind::Abandoned);
+        // Its own limit is 300 ms.
+        begun.elapsed() < Duration::from_millis(200)
+    };
+    assert!((0..20).any(|_| does_not_wait()), "each further try waits");
     assert_eq!(fs::read_dir(state.path().join("abandoned")).unwrap().count(), 1, "it piles up");
 
     // Another process knows it from the directory.
@@ -276,7 +283,7 @@ fn what_cannot_be_killed_is_left_behind_once_and_tried_again_when_it_is_free() {
     let said = String::from_utf8_lossy(&other.stdout);
     assert!(said.contains("still hangs from an earlier try"), "{said}");
     assert_eq!(other.status.code(), Some(3));
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
 
     frozen.thaw();
     wait("the probe to work again", || matches!(runner.run(&touch), ProbeOutput::Ran { exit: Some(0), .. }));
