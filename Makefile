@@ -2,6 +2,7 @@
 #
 #   make build               the two programs, optimised
 #   make test                everything CI runs, with the minutes of each part
+#   make test-full           the same with more repetitions: 200 kills on each database, a minute for each fuzz target
 #   make bench [M=M1]        benchmarks; standard output is JSON lines only
 #   make fuzz  [T=60]        a million inputs for every parser of outside text; with T, at most T seconds each
 #   make kill                the controller is killed 200 times on each database; nothing may be lost or doubled
@@ -20,13 +21,16 @@ M ?=
 # Seconds per fuzz target; empty: as long as its million inputs take, half an hour at most.
 T ?=
 
-.PHONY: build test bench fuzz kill portable images demo fmt lint docs
+.PHONY: build test test-full bench fuzz kill portable images demo fmt lint docs
 
 build:
 	$(CARGO) build --release -p doctor -p doctor-node --features doctor/kubernetes
 
 test:
 	@scripts/test.sh
+
+test-full:
+	@FULL=true scripts/test.sh
 
 bench:
 	@$(CARGO) run --profile bench --quiet -p doctor-bench $(if $(filter-out M2 M3 M14,$(M)),,--features kubernetes) -- $(M)

@@ -3,6 +3,7 @@
 # of time and memory. The stable toolchain and a C++ compiler are enough: the targets are built once, with the coverage
 # counters that libFuzzer follows, and run as the plain programs they are.
 #   fuzz.sh [seconds] [target...]
+#   fuzz.sh build       builds the targets, and runs none
 # Without seconds a target has half an hour for its million and fails if it does not get there. With seconds it ends after
 # the million or after that time, whichever is first.
 #   FUZZ_JOBS=N         so many targets at a time, instead of two
@@ -14,6 +15,8 @@ cargo=${CARGO:-cargo}
 enough=${FUZZ_RUNS:-1000000}
 seconds=${1:-}
 shift || true
+only_build=
+if [ "$seconds" = build ]; then seconds='' only_build=yes; fi
 cap=${seconds:-1800}
 
 targets=("$@")
@@ -40,6 +43,8 @@ RUSTFLAGS="--cfg fuzzing $counters" \
   "$cargo" build --release --quiet --manifest-path fuzz/Cargo.toml --target "$host" "${targets[@]/#/--bin=}"
 built=$("$cargo" metadata --format-version 1 --no-deps --manifest-path fuzz/Cargo.toml |
   sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/$host/release
+
+if [ -n "$only_build" ]; then exit 0; fi
 
 # In memory where there is one to be had: some targets write files for each input.
 logs=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)

@@ -10,7 +10,7 @@
 # sshd is what the hosts of a fleet without a scheduler run. promtool, of Prometheus' package, reads our metrics and rules; an
 # Alertmanager and a mail server are receivers of messages. cloud-init and systemd check what machines in Azure and small sites are
 # given. openssl makes certificates for the API, and curl asks it over TLS. Chromium and Node.js are what the dashboard is looked at
-# with.
+# with. shellcheck reads our scripts.
 #
 # What is there already is left alone. Without root nothing is installed: what is missing is named, the tests that
 # need it say NOT RUN, and in CI that is a failure.
@@ -56,7 +56,7 @@ command -v npm >/dev/null || missing+=(npm)
 [ -x /usr/bin/python3 ] || missing+=(python3)
 command -v cloud-init >/dev/null || missing+=(cloud-init)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
-command -v openssl >/dev/null || missing+=(openssl)
+command -v shellcheck >/dev/null || missing+=(shellcheck)
 
 if [ ${#missing[@]} -eq 0 ]; then
   echo "all there"

@@ -2,30 +2,88 @@
 # Everything CI runs, part by part, with the minutes of each. All parts run even when one fails, except that nothing is
 # tested that does not build. With CI=true a warning is an error and a test that could not run is a failure.
 #   test.sh [part...]     all parts, or only those named
+#   FULL=true             with the repetitions that `make test-full` has: more kills, more inputs (CONTRIBUTING.md lists them)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 cargo=${CARGO:-cargo}
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+aside=$(mktemp -d)
+trap 'rm -rf "$log" "$aside"' EXIT
 rows=()
 failed=0
+declare -A started_beside=()
+
+# Repetitions of the same: few here, many in `make test-full`.
+if [ "${FULL:-}" = true ]; then kills=200 fuzz_seconds=60; else kills=50 fuzz_seconds=5; fi
+
+# Ticks that this machine used, and ticks that it would have used and that its host did not give (`steal`).
+ticks() {
+  awk '$1 == "cpu" { print $2 + $3 + $4 + $7 + $8, $9 + 0 }' /proc/stat
+}
+read -r used_before stolen_before < <(ticks)
+
+is_wanted() {
+  [ ${#wanted[@]} -eq 0 ] || [[ " ${wanted[*]} " == *" $1 "* ]]
+}
+
+row() { # name, seconds, result
+  rows+=("$(printf '%-12s %5d.%d min  %s' "$1" $(($2 / 60)) $(($2 % 60 * 10 / 60)) "$3")")
+}
+
+# The result of a part that did not fail, by its output: what was not checked is not in order.
+whole() {
+  local missing
+  missing=$(grep -aio 'not run: .*' | sort -u | wc -l)
+  if [ "$missing" -gt 0 ]; then echo "INCOMPLETE, $missing not run"; else echo ok; fi
+}
 
 # A part is a name and a command; the command's output goes to the terminal and to the log that is searched at the end.
 part() {
-  local name=$1 started=$SECONDS result took
+  local name=$1 started=$SECONDS result before
   shift
-  if [ ${#wanted[@]} -gt 0 ] && [[ " ${wanted[*]} " != *" $name "* ]]; then return 0; fi
+  is_wanted "$name" || return 0
   echo "== $name"
+  before=$(stat -c %s "$log")
   if "$@" 2>&1 | tee -a "$log"; then
     result=ok
   else
     result=FAILED
     failed=1
   fi
-  took=$((SECONDS - started))
-  rows+=("$(printf '%-12s %5d.%d min  %s' "$name" $((took / 60)) $((took % 60 * 10 / 60)) "$result")")
-  [ "$result" = ok ]
+  [ "$result" = FAILED ] || result=$(tail -c "+$((before + 1))" "$log" | whole)
+  row "$name" $((SECONDS - started)) "$result"
+  [ "$result" != FAILED ]
+}
+
+# As a part, but the parts after it begin at once: they compute while it waits, or the other way round. `join` waits for it.
+beside() {
+  local name=$1
+  shift
+  is_wanted "$name" || return 0
+  echo "== $name: begins beside what follows"
+  started_beside[$name]=$SECONDS
+  {
+    "$@" >"$aside/$name" 2>&1
+    echo $? >"$aside/$name.code"
+    echo $SECONDS >"$aside/$name.ended"
+  } &
+}
+
+join() {
+  local name=$1 result
+  [ -n "${started_beside[$name]:-}" ] || return 0
+  until [ -e "$aside/$name.ended" ]; do sleep 1; done
+  echo "== $name"
+  tee -a "$log" <"$aside/$name"
+  if [ "$(<"$aside/$name.code")" -eq 0 ]; then
+    result=$(whole <"$aside/$name")
+  else
+    result=FAILED
+    failed=1
+  fi
+  row "$name" $(($(<"$aside/$name.ended") - started_beside[$name])) "$result (beside others)"
+  [ "$result" != FAILED ]
 }
 
 report() {
@@ -34,12 +92,16 @@ report() {
   if [ "$failed" -ne 0 ]; then
     echo
     echo "== failures"
-    grep -a -A 12 -E '^test .* FAILED$|panicked at |^error(\[|:)|^warning: unused' "$log" | cut -c1-1000 | head -n 120
+    grep -a -A 12 -E '^test .* FAILED$|^FAILED: |panicked at |^error(\[|:)|^warning: unused' "$log" | cut -c1-1000 | head -n 120
   fi
   echo
   echo "== minutes"
   printf '%s\n' "${rows[@]}"
   printf '%-12s %5d.%d min\n' total $((SECONDS / 60)) $((SECONDS % 60 * 10 / 60))
+  local used stolen
+  read -r used stolen < <(ticks)
+  used=$((used - used_before)) stolen=$((stolen - stolen_before))
+  echo "the host took $((stolen * 100 / (used + stolen + 1))) % of this machine's time away"
   grep -a '^UNSTEADY: ' "$log" | sort -u
   # What could not run is said once more where it cannot be overlooked.
   not_run=$(grep -ao 'NOT RUN: .*' "$log" | sort -u)
@@ -103,47 +165,41 @@ azure() {
   scripts/azure.sh || [ $? -eq 3 ]
 }
 
-deny() {
-  if ! command -v cargo-deny >/dev/null; then
-    echo "cargo-deny is not installed: licences, bans and sources were not checked (cargo install cargo-deny --locked)"
-    return 0
-  fi
-  # Advisories need the network.
-  "$cargo" deny --all-features check licenses bans sources
-}
-
+# Every script, wherever it lies.
 shell() {
+  local scripts
+  mapfile -t scripts < <(find scripts deploy crates -name '*.sh' | sort)
   if ! command -v shellcheck >/dev/null; then
-    echo "shellcheck is not installed: only the syntax of the scripts was checked"
-    local script
-    for script in scripts/*.sh deploy/image/*.sh crates/bed/src/kubernetes/real/*.sh crates/bed/src/slurm/*.sh crates/bed/src/dstack/*.sh crates/bed/src/azure/*.sh deploy/azure/node/*.sh .ci/run; do bash -n "$script" || return 1; done
+    echo "NOT RUN: shell scripts: shellcheck is not installed; scripts/system.sh brings it"
     return 0
   fi
-  shellcheck --severity=warning scripts/*.sh deploy/image/*.sh crates/bed/src/kubernetes/real/*.sh crates/bed/src/slurm/*.sh crates/bed/src/dstack/*.sh crates/bed/src/azure/*.sh deploy/azure/node/*.sh .ci/run
+  shellcheck --severity=warning "${scripts[@]}" .ci/run && echo "${#scripts[@]} scripts"
 }
 
 wanted=("$@")
 part system scripts/system.sh
+# These wait for the network, and Go computes.
+beside cloud cloud
+beside slurm slurm
+beside dstack dstack
+beside azure azure
 part kubernetes control_plane
 part helm helm
-part cloud cloud
-part slurm slurm
-part dstack dstack
-part azure azure
+for name in cloud slurm dstack azure; do join "$name"; done
 part format format
 part rules scripts/house-rules.sh
 part shell shell
 part lint scripts/lint.sh
 part build "$cargo" build --workspace --all-features --all-targets --quiet || report
-part tests scripts/suite.sh
-# With the features of the whole, here and below: with others everything would be built once more.
-part scenarios "$cargo" test --workspace --all-features --quiet --test scenarios
+# It only has the time that the tests leave: those wait more than they compute.
+beside fuzz-build nice -n 19 scripts/fuzz.sh build
+part tests scripts/suite.py
 part api api
 part browser browser
-part kill scripts/kill.sh
-part fuzz scripts/fuzz.sh 5
+part kill env DOCTOR_KILLS="$kills" scripts/kill.sh
+join fuzz-build && part fuzz scripts/fuzz.sh "$fuzz_seconds"
 part generated env DOCTOR="${CARGO_TARGET_DIR:-target}/debug/doctor" scripts/generated.sh check
 part kernels scripts/kernels.sh check
 part portable scripts/portable.sh check
-part deny deny
+part deny scripts/deny.py
 report

@@ -6,13 +6,30 @@ use std::{
     sync::OnceLock,
 };
 
-/// The program that jobs run: `$DOCTOR_NODE`, or one that is built as this test was.
+/// Names the folder in which the programs of this workspace are built already. `scripts/suite.py` sets it: a build for one package
+/// alone would choose other features of shared crates, compile those once more, and replace a program that another test runs.
+const BUILT: &str = "DOCTOR_BUILT";
+
+/// The program that jobs run: `$DOCTOR_NODE`, or the one in `$DOCTOR_BUILT`, or one that is built as this test was.
 ///
 /// # Panics
 /// If it cannot be built.
 pub fn doctor_node() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| std::env::var_os("DOCTOR_NODE").map_or_else(build, PathBuf::from))
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let named = std::env::var_os("DOCTOR_NODE").map(PathBuf::from);
+        named.or_else(|| built("doctor-node")).unwrap_or_else(build)
+    })
+}
+
+/// A file in `$DOCTOR_BUILT`, where that is set.
+///
+/// # Panics
+/// If the folder has no such file.
+pub(crate) fn built(name: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(std::env::var_os(BUILT)?).join(name);
+    assert!(path.exists(), "{BUILT} names a folder without {name}: {}", path.display());
+    Some(path)
 }
 
 /// The folder of the profile that this program was built with: a test lies in `deps` below it, a program in it.

@@ -350,8 +350,9 @@ fn a_mount_that_does_not_answer_is_a_finding_in_time() {
 fn a_mount_that_hangs_while_fio_writes_is_left_alone_until_it_answers_again() {
     let mut mount = bed!("a frozen file system", Mount::disk(&std::env::temp_dir(), 1024));
     let state = tempfile::tempdir().unwrap();
+    // Long enough that a busy machine has not stalled by itself before it is frozen.
     let params =
-        format!("mounts = ['{}']\nsize = '32MiB'\npattern_time = '3s'\nstall = '1s'\n", mount.path().display());
+        format!("mounts = ['{}']\nsize = '32MiB'\npattern_time = '30s'\nstall = '10s'\n", mount.path().display());
     let mut node = started(&params, state.path());
     wait_for_fio(mount.path());
     if let Err(why) = mount.freeze() {

@@ -24,11 +24,15 @@ use figures::{HOST, PROFILE, card};
 pub const GPUS: usize = 8;
 pub const PORTS: usize = 8;
 
-/// The library that answers for the driver, beside a program of the same build.
+/// The library that answers for the driver: the one in `$DOCTOR_BUILT`, or one that is built beside a program of the same build.
 ///
 /// # Panics
 /// If it cannot be built.
 pub fn standin(program: &Path) -> PathBuf {
+    const LIBRARY: &str = "libdoctor_standin.so";
+    if let Some(library) = crate::programs::built(LIBRARY) {
+        return library;
+    }
     let folder = program.parent().expect("a program lies in a folder");
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     build.args(["build", "--quiet", "-p", "doctor-standin"]);
@@ -37,7 +41,7 @@ pub fn standin(program: &Path) -> PathBuf {
     }
     let built = build.status().is_ok_and(|status| status.success());
     assert!(built, "the stand-in for NVML does not build");
-    folder.join("libdoctor_standin.so")
+    folder.join(LIBRARY)
 }
 
 /// A field's value as the stand-in's file writes it.
