@@ -6,7 +6,7 @@
 //! update of two would wait for ever for the second.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,40 +19,8 @@ use tokio::time::timeout;
 
 use super::ingest::Desk;
 
-/// A cycle that is in it for this long will not end. Every question to a cluster has a limit of its own, and effects end with
-/// the lease, which is a minute as a rule.
-const STUCK: Duration = Duration::from_secs(15 * 60);
 /// For the store to answer.
 const STORE: Duration = Duration::from_secs(3);
-
-/// When the loop last turned.
-#[derive(Debug)]
-pub(super) struct Pulse(Mutex<Beat>);
-
-#[derive(Debug, Clone, Copy)]
-struct Beat {
-    at: Instant,
-    /// The next one is late after this.
-    within: Duration,
-}
-
-impl Pulse {
-    pub(super) fn new(now: Instant) -> Self {
-        Self(Mutex::new(Beat { at: now, within: STUCK }))
-    }
-
-    /// A cycle begins or has ended, at `now`; they begin as long as `every` apart.
-    pub(super) fn beat(&self, now: Instant, every: Duration) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Beat { at: now, within: STUCK + every };
-    }
-
-    /// For how long the loop has been silent, if that is too long.
-    fn stopped(&self, now: Instant) -> Option<Duration> {
-        let Beat { at, within } = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let silent = now.saturating_duration_since(at);
-        (silent > within).then_some(silent)
-    }
-}
 
 pub(super) async fn health(State(desk): State<Arc<Desk>>) -> Response {
     match desk.mail.pulse.stopped(Instant::now()) {
@@ -111,18 +79,6 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_that_does_not_turn_is_stuck_and_one_that_only_waits_is_not() {
-        let start = Instant::now();
-        let pulse = Pulse::new(start);
-        assert_eq!(pulse.stopped(start + STUCK), None, "the first cycle has time too");
-        assert!(pulse.stopped(start + STUCK + Duration::from_secs(1)).is_some());
-        let hour = Duration::from_secs(3600);
-        pulse.beat(start + hour, hour);
-        assert_eq!(pulse.stopped(start + hour + hour + STUCK), None, "cycles an hour apart are a setting");
-        assert_eq!(pulse.stopped(start + hour * 3), Some(hour * 2));
-    }
-
-    #[test]
     fn a_controller_is_alive_and_ready_whether_it_leads_or_waits() {
         let (door, _inbox) = open(&Store::open_in_memory().unwrap());
         for (leading, word) in [(false, "waiting"), (true, "leading"), (false, "waiting")] {
@@ -136,8 +92,7 @@ mod tests {
     #[test]
     fn a_stuck_loop_fails_the_health_and_not_the_readiness() {
         let (door, _inbox) = open(&Store::open_in_memory().unwrap());
-        // Late at once: there is not always a quarter of an hour to look back on.
-        *door.mail.pulse.0.lock().unwrap() = Beat { at: Instant::now(), within: Duration::ZERO };
+        door.mail.pulse.stop();
         let wanted = "no cycle has begun or ended for 0 minutes: the loop is stuck";
         assert_eq!(get(&door, "/healthz"), says("503", wanted));
         assert_eq!(get(&door, "/readyz"), says("200", "ready"));

@@ -9,9 +9,11 @@ pub mod api;
 pub mod fuzzed;
 mod health;
 mod ingest;
+mod liveness;
 mod mail;
 pub mod metrics;
 mod pages;
+mod response;
 mod scrape;
 mod tokens;
 

@@ -19,7 +19,7 @@ use doctor_engine::{
 use doctor_store::{Store, StoreError, records::AgentHeard};
 use tokio::sync::oneshot;
 
-use super::health::Pulse;
+use super::liveness::Pulse;
 
 /// What was heard is written down this often, for all together, and the list of agents is read again.
 const WRITE_DOWN: Span = Span::minutes(1);

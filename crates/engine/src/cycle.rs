@@ -31,9 +31,8 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 use doctor_store::{
-    Lease, LeaseError, Store, StoreError,
-    outbox::{self, Addressed},
-    records::{CycleId, CycleIntent, Pruned, RetentionPolicy},
+    Lease, LeaseError, Store, StoreError, outbox,
+    records::{Addressed, CycleId, CycleIntent, Pruned, RetentionPolicy},
 };
 use tracing::field::Empty;
 

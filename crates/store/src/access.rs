@@ -92,14 +92,7 @@ impl TokenDigest {
     }
 
     pub fn from_hex(text: &str) -> Option<Self> {
-        // The same form as a key's, and as strict.
-        let digits = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let byte = |place: usize| u8::from_str_radix(text.get(2 * place..2 * place + 2)?, 16).ok();
-        let mut digest = [0; 32];
-        for (place, to) in digest.iter_mut().enumerate() {
-            *to = byte(place).filter(|_| digits)?;
-        }
-        Some(Self(digest))
+        unhex(text)?.try_into().ok().map(Self)
     }
 }
 
@@ -129,6 +122,14 @@ pub fn recognise<'a>(tokens: &'a [TokenRow], token: &str, now: Timestamp) -> Opt
 
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes that [`hex`] wrote. `None`: the text is no whole number of bytes, or has something else in it than digits.
+pub fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect();
+    if rest.is_empty() { bytes } else { None }
 }
 
 #[cfg(test)]
@@ -165,6 +166,11 @@ mod tests {
         assert!(!secret.contains(&digest.to_hex()));
         for bad in ["", "00", &"g".repeat(64), &"+1".repeat(32)] {
             assert_eq!(TokenDigest::from_hex(bad), None, "{bad}");
+        }
+        assert_eq!(unhex(&hex(&[0, 9, 0xa0, 0xff])), Some(vec![0, 9, 0xa0, 0xff]));
+        assert_eq!(unhex("0aFf"), Some(vec![0x0a, 0xff]));
+        for bad in ["0", "0g", "+1", "ä", " 0"] {
+            assert_eq!(unhex(bad), None, "{bad}");
         }
         for role in Role::ALL {
             assert_eq!(role.code().parse(), Ok(role));

@@ -11,10 +11,11 @@ use doctor_core::ids::{CaseId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    compression::{Packed, compress, decompress},
     db::{Kind, Tx, Val, vals},
     error::{Result, StoreError},
-    evidence::{self, Kept, Packed, compress, decompress},
     records::{EvidenceRow, JudgedResult},
+    standalone_evidence::{self, Kept},
 };
 
 /// The most bytes of documents in a bundle, and the most results.
@@ -76,6 +77,12 @@ impl Arrival<'_> {
     fn bytes_inside(&self) -> usize {
         if self.is_alone() { 0 } else { self.result.evidence.len() }
     }
+
+    /// Its row of evidence, with this document.
+    const fn kept<'a>(&self, packed: &'a Packed) -> Kept<'a> {
+        let &JudgedResult { run, received, policy_version, profile_version, .. } = self.result;
+        Kept { run, node: self.node, received, policy_version, profile_version, packed, case: self.case }
+    }
 }
 
 /// Writes results and their documents down. The bundle of each, in their order.
@@ -108,8 +115,8 @@ fn keep_alone(tx: &mut Tx<'_>, arrivals: &[Arrival<'_>]) -> Result<()> {
         };
         packed.push((arrival, document));
     }
-    let kept: Vec<Kept<'_>> = packed.iter().map(|(arrival, packed)| Kept::new(arrival, packed)).collect();
-    evidence::keep(tx, &kept)
+    let kept: Vec<Kept<'_>> = packed.iter().map(|(arrival, packed)| arrival.kept(packed)).collect();
+    standalone_evidence::keep(tx, &kept)
 }
 
 /// As many in each as may be, in their order.

@@ -1,4 +1,4 @@
-//! Cases: kept whole, rewritten at each step.
+//! Cases, and the changes that a plan makes to them: each step rewrites the case as a whole.
 
 use std::sync::Arc;
 
@@ -12,9 +12,10 @@ use doctor_core::{
 use super::{
     Store,
     audit::{self, Line},
-    db::{Row, Tx, vals},
+    case_file::{find, get, put, read_case},
+    db::{Tx, vals},
     error::{Result, StoreError},
-    evidence, findings, json,
+    evidence, findings,
     lease::Lease,
     mutes,
 };
@@ -97,32 +98,6 @@ impl Store {
             audit::append(tx, at, None, &[Line { what, node, case: Some(case), code, words, ..Line::default() }])
         })
     }
-}
-
-fn read_case(row: &Row<'_>) -> Result<Case> {
-    json::read("case", row.text(0)?)
-}
-
-pub(super) fn find(tx: &mut Tx<'_>, case: CaseId) -> Result<Option<Case>> {
-    tx.first("reading a case", "SELECT body FROM case_file WHERE id = $1", vals![case], read_case)
-}
-
-fn get(tx: &mut Tx<'_>, case: CaseId) -> Result<Case> {
-    find(tx, case)?.ok_or_else(|| StoreError::NotFound { what: "case", id: case.to_string() })
-}
-
-fn put(tx: &mut Tx<'_>, case: &Case) -> Result<()> {
-    let node = tx.node_id(&case.node, case.opened)?;
-    let closed = match case.state {
-        CaseState::Open => None,
-        CaseState::Closed { at, .. } => Some(at),
-    };
-    let body = json::write(case)?;
-    let sql = "INSERT INTO case_file (id, node, hardware, opened, closed, body) VALUES ($1, $2, $3, $4, $5, $6) \
-               ON CONFLICT (id) DO UPDATE SET node = excluded.node, hardware = excluded.hardware, \
-               closed = excluded.closed, body = excluded.body";
-    let vals = vals![case.id, node, case.hardware.as_str(), case.opened, closed, &body];
-    tx.run("writing a case", sql, vals).map(drop)
 }
 
 pub(super) fn open(tx: &mut Tx<'_>, case: &Case) -> Result<()> {

@@ -28,9 +28,9 @@ use super::{
     Store,
     accept::{self, Admission, Admitted, Asked, Expected, TurnedAway},
     bundle::{self, Arrival},
+    compression::Packed,
     db::{Access, Kind, Tx, Val},
     error::{Result, StoreError},
-    evidence::Packed,
     lease::Lease,
     records::{Accepted, JudgedResult},
 };

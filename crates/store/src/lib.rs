@@ -27,9 +27,11 @@ mod agent_keys;
 mod audit;
 mod backup;
 mod bundle;
+mod case_file;
 mod cases;
 mod cluster;
 mod commit;
+mod compression;
 mod conclude;
 mod db;
 mod evidence;
@@ -40,9 +42,11 @@ mod history;
 mod import;
 mod inbox;
 mod json;
+mod leader_election;
 mod lease;
 mod ledger;
 mod mutes;
+mod name_numbers;
 mod names;
 mod nodes;
 mod operators;
@@ -55,6 +59,7 @@ mod scans;
 mod schema;
 mod settled;
 mod spent;
+mod standalone_evidence;
 mod standing;
 mod tokens;
 mod url;
@@ -66,6 +71,7 @@ use std::{
 };
 
 use self::{
+    access::hex,
     db::{Access, Db, Tx},
     inbox::Inbox,
     names::Names,
@@ -246,5 +252,5 @@ fn new_identity() -> Result<String> {
         |error: getrandom::Error| StoreError::Refused { operation: "creating a store", why: error.to_string() };
     let mut bytes = [0_u8; 16];
     getrandom::fill(&mut bytes).map_err(refused)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&bytes))
 }

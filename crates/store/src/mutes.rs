@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use doctor_core::{alert::Mute, case::Case, ids::CaseId, time::Timestamp};
 
 use super::{
-    Store, cases,
+    Store, case_file,
     db::{Access, Tx, vals},
     error::Result,
-    json, operators,
-    outbox::{self, Addressed},
+    json, operators, outbox,
+    records::Addressed,
 };
 
 impl Store {
@@ -44,7 +44,7 @@ impl Store {
             let mute: Option<Mute> = tx.first(operation, sql, vals![case], |row| json::read("mute", row.text(0)?))?;
             let Some(mute) = mute.filter(|mute| mute.until.is_some_and(|until| until <= now)) else { return Ok(()) };
             unmute(tx, case)?;
-            let case = cases::find(tx, case)?;
+            let case = case_file::find(tx, case)?;
             outbox::queue(tx, &case.map_or_else(Vec::new, |case| told(&case, &mute)))
         })
     }

@@ -20,14 +20,8 @@ use super::{
     error::{Result, StoreError},
     json,
     operators::meta,
+    records::Addressed,
 };
-
-/// A note and who is to be told.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Addressed {
-    pub receiver: String,
-    pub note: Note,
-}
 
 /// Each note with everybody who wants it.
 pub fn addressed(routes: &[(String, Route)], notes: &[Note]) -> Vec<Addressed> {

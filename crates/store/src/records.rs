@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use doctor_checks::document::{Dropped, RunKey, Versions};
 use doctor_core::{
+    alert::Note,
     finding::{Finding, OpenFinding, Severity, Verdict},
     ids::{CaseId, HardwareId, NodeName, RunId, TestId},
     lifecycle::Life,
@@ -15,8 +16,6 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 use serde::{Deserialize, Serialize};
-
-use super::outbox::Addressed;
 
 /// All the store knows of one node, but for its past results.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +56,13 @@ pub struct CycleIntent<'a> {
     pub retry: &'a doctor_core::policy::Retry,
     /// What people are told of it.
     pub told: &'a [Addressed],
+}
+
+/// A note and who is to be told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Addressed {
+    pub receiver: String,
+    pub note: Note,
 }
 
 /// A verified and judged result, ready to be kept.

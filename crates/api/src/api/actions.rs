@@ -4,12 +4,7 @@
 //! person and ten minutes. The second, with the confirmation, acts, if the plan is still the same. Whatever is done or
 //! refused stands in the audit trail with who, from where and the plan.
 
-use std::{
-    collections::BTreeMap,
-    net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, to_bytes},
@@ -17,50 +12,37 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use doctor_backend::clock::{Clock, SystemClock};
-use doctor_core::{
-    ids::NodeName,
-    time::{Span, Timestamp},
-    view::Facts,
-};
+use doctor_core::{ids::NodeName, time::Timestamp, view::Facts};
 use doctor_engine::{
     orders::{Prepared, Signature},
     picture,
     snapshot::{self, Cluster},
 };
-use doctor_store::{
-    ApiCall, Store, StoreError,
-    access::{Role, hex},
-};
-use hmac::{Hmac, KeyInit, Mac};
+use doctor_store::{ApiCall, Store, StoreError, access::Role};
 use serde::Serialize;
 use serde_json::{Value, json};
-use sha2::Sha256;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Hall,
-    answer::{Answer, Made},
-    desk::WITHIN,
+    confirmations::CONFIRM_WITHIN,
     guard::{Caller, may_change},
+    limits::REQUEST_TIMEOUT,
     noted::Knock,
     refusal::Refusal,
     schema::{list, moment, object, one_of, or_null, text},
+    state::Hall,
     wish::{Act, Wish},
 };
+use crate::response::{Answer, Made};
 
 /// Of a body.
 pub(super) const MOST_BODY: usize = 64 << 10;
 /// For a body to arrive.
 const BODY: Duration = Duration::from_secs(10);
-/// For somebody to read what would happen.
-const CONFIRM_WITHIN: Span = Span::minutes(10);
 /// Of a plan in the audit trail; a list of a thousand nodes is told by its beginning.
 const MOST_PLAN: usize = 4000;
 /// Orders that others were quicker than are prepared anew so often.
 const TRIES: usize = 3;
-/// Confirmations that were used and are not too old yet.
-const MOST_USED: usize = 10_000;
-
 /// What is answered.
 #[derive(Debug, Serialize)]
 struct Said<'a> {
@@ -102,67 +84,6 @@ pub(super) fn schema() -> Value {
     }))
 }
 
-/// Makes confirmations and knows its own.
-#[derive(Debug)]
-pub(super) struct Confirmations {
-    key: [u8; 32],
-    used: Mutex<BTreeMap<String, Timestamp>>,
-}
-
-impl Confirmations {
-    pub(super) fn new(key: [u8; 32]) -> Self {
-        Self { key, used: Mutex::default() }
-    }
-
-    fn mac(&self, words: &[u8], expires: Timestamp) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes a key of any length");
-        mac.update(&expires.millis().to_be_bytes());
-        mac.update(words);
-        mac
-    }
-
-    fn make(&self, words: &[u8], expires: Timestamp) -> String {
-        format!("{}-{}", expires.millis(), hex(&self.mac(words, expires).finalize().into_bytes()))
-    }
-
-    /// Whether this was made for these words and is not too old.
-    fn is_mine(&self, confirm: &str, words: &[u8], now: Timestamp) -> bool {
-        let Some((expires, mac)) = confirm.split_once('-') else { return false };
-        let Ok(expires) = expires.parse().map(Timestamp::from_millis) else { return false };
-        let Some(mac) = unhex(mac) else { return false };
-        now < expires && self.mac(words, expires).verify_slice(&mac).is_ok()
-    }
-
-    fn was_used(&self, confirm: &str) -> Result<(), Refusal> {
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        if used.contains_key(confirm) { Err(Refusal::Replayed) } else { Ok(()) }
-    }
-
-    /// Once only.
-    fn use_up(&self, confirm: &str, now: Timestamp) -> Result<(), Refusal> {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.retain(|_, expires| *expires > now);
-        if used.contains_key(confirm) {
-            return Err(Refusal::Replayed);
-        }
-        if used.len() >= MOST_USED {
-            return Err(Refusal::Full);
-        }
-        used.insert(confirm.to_owned(), now.plus(CONFIRM_WITHIN));
-        Ok(())
-    }
-
-    fn give_back(&self, confirm: &str) {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).remove(confirm);
-    }
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let byte = |place: usize| u8::from_str_radix(text.get(place..place + 2)?, 16).ok();
-    (0..64).step_by(2).map(|place| byte(place).filter(|_| digits)).collect()
-}
-
 /// One request, from whoever it comes.
 pub(super) async fn act(hall: Arc<Hall>, act: Act, peer: IpAddr, headers: HeaderMap, body: Body) -> Response {
     let caller = hall.guard.caller(peer, &headers).await;
@@ -200,7 +121,7 @@ async fn take(
     let bytes = arrived.map_err(|_| Refusal::TooLong(MOST_BODY))?;
     let (hall, origin) = (Arc::clone(hall), peer.to_string());
     let wish = Wish::read(act, &bytes)?;
-    let (until, confirmed) = (Instant::now() + WITHIN, wish.confirm.is_some());
+    let (until, confirmed) = (Instant::now() + REQUEST_TIMEOUT, wish.confirm.is_some());
     let (actors, store) = (hall.desks.actors.clone(), hall.store.until(until.into_std()));
     let span = tracing::Span::current();
     let work = move || span.in_scope(|| carry(&hall, &store, act, &wish, &caller, &origin));
@@ -341,31 +262,7 @@ async fn note_refusal(hall: Arc<Hall>, act: Act, by: String, peer: IpAddr, refus
         }
     };
     // Noted before it is answered: who was refused cannot say that it was not. A store that does not answer is not waited for.
-    if let Err(error) = notes.work(Instant::now() + WITHIN, work).await {
+    if let Err(error) = notes.work(Instant::now() + REQUEST_TIMEOUT, work).await {
         tracing::warn!(%error, "a refusal could not be noted");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_confirmation_is_good_for_its_words_its_time_and_once() {
-        let mine = Confirmations::new([7; 32]);
-        let (now, later) = (Timestamp::from_secs(1000), Timestamp::from_secs(1000).plus(CONFIRM_WITHIN));
-        let confirm = mine.make(b"hold a", later);
-        assert!(mine.is_mine(&confirm, b"hold a", now));
-        assert!(!mine.is_mine(&confirm, b"hold b", now), "another plan");
-        assert!(!mine.is_mine(&confirm, b"hold a", later), "too old");
-        assert!(!Confirmations::new([8; 32]).is_mine(&confirm, b"hold a", now), "of another process");
-        let stretched = confirm.replacen(&later.millis().to_string(), &(later.millis() + 1).to_string(), 1);
-        for forged in ["", "-", "1-", &stretched, &confirm[..confirm.len() - 1]] {
-            assert!(!mine.is_mine(forged, b"hold a", now), "{forged}");
-        }
-        assert_eq!(mine.use_up(&confirm, now), Ok(()));
-        assert_eq!(mine.use_up(&confirm, now), Err(Refusal::Replayed));
-        mine.give_back(&confirm);
-        assert_eq!(mine.use_up(&confirm, now), Ok(()), "what could not be done may be confirmed again");
     }
 }

@@ -3,12 +3,13 @@
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
+    answer::Lasts,
+    endpoint::{JSON, Look, Page, Route},
     nodes::{CURSOR, LIMIT, NODE},
     refusal::Refusal,
-    routes::{JSON, Look, Page, Route},
     schema::{moment, object_without, or_null, page, text},
 };
+use crate::response::Made;
 
 pub(super) const LIST: Route = Route {
     path: "/audit",

@@ -4,12 +4,13 @@ use doctor_core::{time::Span, view};
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
+    answer::Lasts,
+    endpoint::{JSON, Look, Route},
     nodes::SINCE,
     refusal::Refusal,
-    routes::{JSON, Look, Route},
     schema::{count, list, moment, number, object, or_null},
 };
+use crate::response::Made;
 
 pub(super) const BUDGET: Route = Route {
     path: "/budget",

@@ -8,16 +8,17 @@ use doctor_core::{
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
+    answer::Lasts,
     asked::{Form, Param},
+    endpoint::{JSON, Look, Page, Route},
     nodes::{CURSOR, LIMIT, SELECT, failed_work, wanted},
     refusal::Refusal,
-    routes::{JSON, Look, Page, Route},
     schema::{
         advice, anything, count, list, moment, object, object_without, one_of, or_null, page, remedy, rung, severity,
         step_kind, step_state, text, told_apart, verdict,
     },
 };
+use crate::response::Made;
 
 pub(super) const LIST: Route = Route {
     path: "/cases",

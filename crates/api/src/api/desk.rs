@@ -12,14 +12,8 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{
-    answer::Lasts,
-    refusal::Refusal,
-    routes::{ROUTES, Route},
-};
+use super::{answer::Lasts, refusal::Refusal};
 
-/// For one question, the wait for its turn included.
-pub(super) const WITHIN: Duration = Duration::from_secs(10);
 /// Whoever knows of the deadline ends by itself; this long it is waited for.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -99,8 +93,9 @@ pub(super) struct Desks {
 }
 
 impl Desks {
-    pub(super) fn new() -> Self {
-        let of_one = ROUTES.iter().map(|route| (route.name, Desk::new(READERS_OF_ONE)));
+    /// For the places of the table with these names.
+    pub(super) fn new(places: impl Iterator<Item = &'static str>) -> Self {
+        let of_one = places.map(|name| (name, Desk::new(READERS_OF_ONE)));
         Self {
             readers: Desk::new(READERS),
             of_one: of_one.collect(),
@@ -110,17 +105,17 @@ impl Desks {
         }
     }
 
-    /// Answers a question of this place of the table.
+    /// Answers a question of the place of the table with this name, whose answers last this long.
     pub(super) async fn read<T: Send + 'static>(
         &self,
-        route: &Route,
+        (name, lasts): (&str, Lasts),
         until: Instant,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        if route.lasts == Lasts::WithScene {
+        if lasts == Lasts::WithScene {
             return self.painters.work(until, work).await;
         }
-        let own = self.of_one.get(route.name).unwrap_or(&self.readers).place(until).await?;
+        let own = self.of_one.get(name).unwrap_or(&self.readers).place(until).await?;
         let place = self.readers.place(until).await?;
         done(until, vec![own, place], work).await
     }
@@ -131,10 +126,15 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::api::{cases, history, nodes, runs};
+    use crate::api::{cases, endpoint::Route, history, nodes, routes::ROUTES, runs};
 
     fn runtime() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(THREADS).build().unwrap()
+    }
+
+    /// What the desks are told of a place.
+    const fn place(route: &Route) -> (&'static str, Lasts) {
+        (route.name, route.lasts)
     }
 
     fn soon() -> Instant {
@@ -151,12 +151,12 @@ mod tests {
         let (release, stuck) = mpsc::channel::<()>();
         let stuck = Arc::new(std::sync::Mutex::new(stuck));
         let answers = runtime.block_on(async {
-            let desks = Arc::new(Desks::new());
+            let desks = Arc::new(Desks::new(ROUTES.iter().map(|route| route.name)));
             let mut asked = Vec::new();
             for _ in 0..8 {
                 let (desks, stuck) = (Arc::clone(&desks), Arc::clone(&stuck));
                 let hangs = move || stuck.lock().unwrap().recv().is_err();
-                asked.push(tokio::spawn(async move { desks.read(&runs::LOG, soon(), hangs).await }));
+                asked.push(tokio::spawn(async move { desks.read(place(&runs::LOG), soon(), hangs).await }));
             }
             for one in asked {
                 assert!(matches!(one.await.unwrap(), Err(Refusal::Late | Refusal::Busy)), "nobody waits for ever");
@@ -165,7 +165,7 @@ mod tests {
             assert_eq!(desks.readers.places.available_permits(), READERS - READERS_OF_ONE);
             let mut answers = Vec::new();
             for route in [&history::LIST, &cases::LIST, &nodes::LIST] {
-                answers.push(desks.read(route, later(), || 7).await);
+                answers.push(desks.read(place(route), later(), || 7).await);
             }
             answers.push(desks.actors.work(later(), || 7).await);
             drop(release);

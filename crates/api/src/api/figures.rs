@@ -12,14 +12,16 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
+    answer::Lasts,
     asked::{Form, Param},
+    endpoint::{JSON, Look, Route},
+    measurement_cache::medians,
     nodes::{NODE, POOL, SELECT, unknown_node},
     refusal::Refusal,
-    routes::{JSON, Look, Route},
     schema::{count, flag, list, moment, number, object, or_null, text},
-    tests::{Progress, TEST, looked_at, medians},
+    tests::{Progress, TEST, looked_at},
 };
+use crate::response::Made;
 
 pub(super) const VALUES: Route = Route {
     path: "/tests/{test}/values",

@@ -8,18 +8,19 @@ use doctor_core::{
     time::Timestamp,
     view::{self, FindingRow},
 };
-use doctor_store::access::hex;
+use doctor_store::access::{hex, unhex};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
+    answer::Lasts,
     asked::{Form, Param},
+    endpoint::{JSON, Look, Page, Route},
     nodes::{CURSOR, LIFE, LIMIT, POOL, SELECT, finding, wanted},
     refusal::Refusal,
-    routes::{JSON, Look, Page, Route},
     schema::{joined, life, object, or_null, page, text},
 };
+use crate::response::Made;
 
 pub(super) const LIST: Route = Route {
     path: "/findings",
@@ -73,9 +74,7 @@ impl Place {
 
     fn read(cursor: &str) -> Result<Self, Refusal> {
         let bad = || Refusal::BadParameter { name: "cursor", why: "`next` of the page before".to_owned() };
-        let byte = |place: usize| u8::from_str_radix(cursor.get(place..place + 2)?, 16).ok();
-        let bytes: Option<Vec<u8>> = (0..cursor.len()).step_by(2).map(byte).collect();
-        serde_json::from_slice(&bytes.ok_or_else(bad)?).map_err(|_| bad())
+        serde_json::from_slice(&unhex(cursor).ok_or_else(bad)?).map_err(|_| bad())
     }
 }
 

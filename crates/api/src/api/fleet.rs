@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
-    routes::{JSON, Route},
+    answer::Lasts,
+    endpoint::{JSON, Route},
     schema::{count, list, object, or_null, places, text},
 };
+use crate::response::Made;
 
 pub(super) const MAP: Route = Route {
     path: "/map",

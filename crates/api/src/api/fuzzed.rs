@@ -26,7 +26,7 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Hall, Peer, WebConfig, WebParts, desk, router, routes::ROUTES, wish::Act, wish::Wish};
+use super::{WebConfig, WebParts, desk, hall, router, routes::ROUTES, server::Peer, wish::Act, wish::Wish};
 
 /// The API of a cluster of three nodes, to somebody on its machine.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl ApiOfFew {
             settings: settings.clone(),
         };
         let config = WebConfig::on((Ipv4Addr::LOCALHOST, 0).into());
-        let hall = Arc::new(Hall::new(&config, parts, true).map_err(io::Error::other)?);
+        let hall = Arc::new(hall(&config, parts).map_err(io::Error::other)?);
         hall.show(facts, settings, std::collections::BTreeMap::new());
         let runtime = Builder::new_current_thread().enable_time().max_blocking_threads(desk::THREADS).build()?;
         Ok(Self { runtime, service: TowerToHyperService::new(router(&hall)) })

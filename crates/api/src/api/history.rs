@@ -9,13 +9,14 @@ use doctor_store::records::{HistoryFilter, HistoryPlace, HistoryRow};
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
+    answer::Lasts,
     asked::{Form, Param},
+    endpoint::{JSON, Look, Page, Route},
     nodes::{CURSOR, LIMIT, NODE, SINCE},
     refusal::Refusal,
-    routes::{JSON, Look, Page, Route},
     schema::{flag, moment, object, or_null, page, severity, span, text, verdict},
 };
+use crate::response::Made;
 
 pub(super) const LIST: Route = Route {
     path: "/history",

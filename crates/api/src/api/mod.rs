@@ -5,25 +5,30 @@
 //! readers of ten thousand nodes cost what one does. Which places there are is one table ([`routes`]), by which the server, the
 //! description ([`openapi`](self::openapi())) and the tests go.
 //!
-//! Acting. Orders are the command line's own ([`crate::orders`]), shown before they are carried out and written to the audit
+//! Acting. Orders are the command line's own ([`doctor_engine::orders`]), shown before they are carried out and written to the audit
 //! trail ([`actions`]). Who may do what is told apart in one place ([`guard`]).
 //!
 //! Everything has a limit: connections, headers, bodies, pages, time, what is kept in memory.
 
 mod actions;
-pub(super) mod answer;
+mod answer;
 mod asked;
 mod audit;
 mod budget;
 mod cases;
 mod config;
+mod confirmations;
 mod desk;
+mod endpoint;
 mod figures;
 mod findings;
 mod fleet;
 pub(super) mod fuzzed;
 mod guard;
 mod history;
+mod json_response;
+mod limits;
+mod measurement_cache;
 mod news;
 mod nodes;
 mod noted;
@@ -35,16 +40,17 @@ mod runs;
 mod scene;
 mod schema;
 mod server;
+mod state;
 mod status;
 mod tests;
 mod tls;
+mod view_refresh;
 mod wish;
 
 use std::{
-    collections::BTreeMap,
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -57,20 +63,11 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use doctor_backend::clock::Clock;
-use doctor_core::{ids::NodeName, view::Facts};
 use doctor_engine::{
-    agents::AgentBrief,
     audience::Audience,
-    settings::Settings,
-    share::Share,
     spans::{self, span},
-    wake::Wake,
 };
-use doctor_store::{
-    Store, StoreError,
-    access::{Role, hex},
-};
+use doctor_store::{StoreError, access::Role};
 use serde_json::json;
 use tokio::{
     sync::oneshot,
@@ -79,46 +76,30 @@ use tokio::{
 use tracing::{Instrument, field::Empty};
 
 use self::{
-    actions::Confirmations,
-    answer::{Answer, Answers, Made},
     asked::Asked,
-    desk::{Desks, WITHIN},
-    guard::{Caller, Guard},
-    news::{May, News},
-    noted::Noted,
+    endpoint::{Look, Route},
+    guard::Caller,
+    limits::REQUEST_TIMEOUT,
+    news::May,
     refusal::Refusal,
-    routes::{Look, ROUTES, Route},
+    routes::ROUTES,
     scene::Scene,
-    tests::Figures,
+    server::Peer,
+    state::Hall,
     wish::Act,
 };
-use super::pages;
+use super::{
+    pages,
+    response::{Answer, Made},
+};
 
 pub use self::{
     config::{BadWebConfig, WebConfig},
     guard::Proxy,
     openapi::{openapi, openapi_text},
+    state::WebParts,
     tls::TlsFiles,
 };
-
-/// What the API looks at.
-pub struct WebParts {
-    pub store: Store,
-    pub clock: Arc<dyn Clock>,
-    /// Rung when something was ordered that should not wait for the next cycle.
-    pub wake: Arc<Wake>,
-    /// Where the engine leaves what it saw.
-    pub audience: Arc<Audience>,
-    /// Where logs are.
-    pub share: Option<Share>,
-    pub settings: Settings,
-}
-
-impl std::fmt::Debug for WebParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WebParts").finish_non_exhaustive()
-    }
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum WebError {
@@ -169,7 +150,7 @@ impl Web {
         let (listener, at) =
             server::bind(config.listen).map_err(|source| WebError::Listen { at: config.listen, source })?;
         let (audience, settings) = (Arc::clone(&parts.audience), parts.settings.clone());
-        let hall = Arc::new(Hall::new(config, parts, loopback)?);
+        let hall = Arc::new(hall(config, parts)?);
         let (close, closed) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -189,7 +170,7 @@ impl Web {
             runtime.shutdown_timeout(Duration::from_secs(1));
         };
         let watched = Arc::clone(&audience);
-        let watching = move || scene::watch(&hall, &watched, &settings);
+        let watching = move || view_refresh::watch(&hall, &watched, &settings);
         let start =
             |name: &str, body: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.to_owned()).spawn(body);
         let threads = vec![
@@ -215,71 +196,11 @@ impl Drop for Web {
     }
 }
 
-/// What all who answer have in common.
-pub(super) struct Hall {
-    store: Store,
-    clock: Arc<dyn Clock>,
-    wake: Arc<Wake>,
-    share: Option<Share>,
-    rack_before: Option<String>,
-    scene: RwLock<Arc<Scene>>,
-    answers: Answers,
-    desks: Desks,
-    figures: Figures,
-    guard: Guard,
-    news: News,
-    confirmations: Confirmations,
-    noted: Noted,
+fn hall(config: &WebConfig, parts: WebParts) -> Result<Hall, WebError> {
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).map_err(|error| WebError::Start(io::Error::other(error)))?;
+    Ok(Hall::new(config, parts, key, ROUTES.iter().map(|route| route.name))?)
 }
-
-impl std::fmt::Debug for Hall {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hall").field("guard", &self.guard).finish_non_exhaustive()
-    }
-}
-
-impl Hall {
-    fn new(config: &WebConfig, parts: WebParts, loopback: bool) -> Result<Self, WebError> {
-        let WebParts { store, clock, wake, share, settings, .. } = parts;
-        let mut key = [0; 32];
-        getrandom::fill(&mut key).map_err(|error| WebError::Start(io::Error::other(error)))?;
-        let unseen = doctor_engine::snapshot::Cluster::unseen(&settings);
-        let facts = doctor_engine::picture::facts(&store, None, unseen, clock.now())?;
-        let scene = Scene::new(0, facts, settings, BTreeMap::new(), config.rack_before.as_deref());
-        Ok(Self {
-            guard: Guard::new(store.clone(), config.proxy.clone(), loopback),
-            store,
-            clock,
-            wake,
-            share,
-            rack_before: config.rack_before.clone(),
-            scene: RwLock::new(Arc::new(scene)),
-            answers: Answers::new(),
-            desks: Desks::new(),
-            figures: Figures::default(),
-            news: News::new(hex(&key[..4])),
-            confirmations: Confirmations::new(key),
-            noted: Noted::default(),
-        })
-    }
-
-    fn scene(&self) -> Arc<Scene> {
-        Arc::clone(&self.scene.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// From now on this is what everybody sees.
-    fn show(&self, facts: Facts, settings: Settings, agents: BTreeMap<NodeName, AgentBrief>) {
-        let before = self.scene();
-        let scene = Scene::new(before.number + 1, facts, settings, agents, self.rack_before.as_deref());
-        let changes = scene.changes(Some(&before).filter(|before| before.number > 0).map(|before| &**before));
-        *self.scene.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(scene);
-        self.news.tell(&changes);
-    }
-}
-
-/// From where a request came. It is put on each by the server.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Peer(pub(super) IpAddr);
 
 fn peer(request: &Request) -> IpAddr {
     // Without one, nobody is on this machine.
@@ -429,7 +350,7 @@ async fn read(hall: Arc<Hall>, route: &'static Route, request: Request) -> Respo
 
 /// The answer, and the picture it is of.
 async fn answer(hall: &Arc<Hall>, route: &'static Route, asked: Asked) -> Result<(Answer, Arc<Scene>), Refusal> {
-    let until = Instant::now() + WITHIN;
+    let until = Instant::now() + REQUEST_TIMEOUT;
     let place = hall.answers.place(asked.key(route.path));
     let mut kept = timeout_at(until, place.lock()).await.map_err(|_| Refusal::Busy)?;
     let scene = hall.scene();
@@ -444,7 +365,7 @@ async fn answer(hall: &Arc<Hall>, route: &'static Route, asked: Asked) -> Result
         let made = (route.read)(&Look { hall: &asking, store, scene: &shown, asked: &asked, route })?;
         asking.answers.answer(made)
     };
-    let answer = hall.desks.read(route, until, move || span.in_scope(read)).await??;
+    let answer = hall.desks.read((route.name, route.lasts), until, move || span.in_scope(read)).await??;
     hall.answers.keep(&mut kept, answer.clone(), scene.number);
     Ok((answer, scene))
 }

@@ -19,16 +19,17 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
+    answer::Lasts,
     asked::{Asked, Form, Param},
+    endpoint::{JSON, Look, Page, Route},
     refusal::Refusal,
-    routes::{JSON, Look, Page, Route},
     schema::{
         advice, anything, count, flag, joined, life, list, moment, object, one_of, or_null, page, places, remedy, rung,
         severity, span, standing, step_kind, step_state, text, told_apart, used, verdict,
     },
     wish::{MOST_NAMES, selector},
 };
+use crate::response::Made;
 
 /// Which nodes are wanted. Lists of other things have it too.
 pub(super) const SELECT: Param =

@@ -7,9 +7,10 @@ use doctor_store::access::Role;
 use super::{
     actions,
     asked::Param,
+    endpoint::Route,
     news::Change,
     refusal::Refusal,
-    routes::{ROUTES, Route},
+    routes::ROUTES,
     schema::{count, flag, object, one_of, text},
     wish::Act,
 };

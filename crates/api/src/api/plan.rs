@@ -4,12 +4,13 @@ use doctor_core::{ids::IdSource, plan, view};
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
+    answer::Lasts,
+    endpoint::{JSON, Look, Route},
     nodes::{LIFE, POOL, SELECT, wanted},
     refusal::Refusal,
-    routes::{JSON, Look, Route},
     schema::{list, moment, object, or_null, text},
 };
+use crate::response::Made;
 
 pub(super) const PLAN: Route = Route {
     path: "/plan",

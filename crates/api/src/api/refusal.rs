@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use doctor_engine::orders::BadOrder;
 use doctor_store::{StoreError, access::Role};
 
-use super::desk::WITHIN;
+use super::limits::REQUEST_TIMEOUT;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(super) enum Refusal {
@@ -62,7 +62,7 @@ pub(super) enum Refusal {
     TooManyListeners(usize),
     #[error("too much is being asked just now: ask again in a moment")]
     Busy,
-    #[error("this could not be answered within {} s: ask for less, or again later", WITHIN.as_secs())]
+    #[error("this could not be answered within {} s: ask for less, or again later", REQUEST_TIMEOUT.as_secs())]
     Late,
     #[error("the store does not answer: whether it was done stands in the audit trail")]
     Unsure,

@@ -19,13 +19,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
+    answer::Lasts,
     asked::{Form, Param},
+    endpoint::{JSON, Look, Page, Route},
     nodes::{CURSOR, LIMIT, NODE},
     refusal::Refusal,
-    routes::{JSON, Look, Page, Route},
     schema::{count, flag, joined, list, moment, object, one_of, or_null, page, purpose, span, text, verdict},
 };
+use crate::response::Made;
 
 const RUN: Param = Param::new("run", "a run's id", Form::Name);
 

@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     io,
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -22,7 +22,7 @@ use tokio::{
     time::{Sleep, sleep, timeout},
 };
 
-use super::{Peer, tls::Tls};
+use super::tls::Tls;
 
 const CONNECTIONS: usize = 512;
 const HEADERS: Duration = Duration::from_secs(10);
@@ -39,6 +39,10 @@ pub(super) fn bind(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let at = listener.local_addr()?;
     Ok((listener, at))
 }
+
+/// From where a request came. It is put on each by the server.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer(pub(super) IpAddr);
 
 /// The router, told from where each request comes.
 #[derive(Debug, Clone)]

@@ -5,13 +5,14 @@ use doctor_engine::picture;
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Lasts, Made},
+    answer::Lasts,
+    endpoint::{JSON, Look, Route},
     refusal::Refusal,
-    routes::{JSON, Look, Route},
     schema::{
         breaker_state, count, flag, life, list, mode, moment, number, object, or_null, places, span, text, told_apart,
     },
 };
+use crate::response::Made;
 
 pub(super) const STATUS: Route = Route {
     path: "/status",

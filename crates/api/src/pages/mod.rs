@@ -12,7 +12,7 @@ use axum::{
     routing::get,
 };
 
-use super::api::answer::{Answer, Made};
+use super::response::{Answer, Made};
 
 /// What the browser may do for this page: nothing that is not listed.
 const ALLOWED: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri \

@@ -15,10 +15,7 @@ use doctor_core::{
     time::Timestamp,
 };
 use doctor_notify::alert::signature;
-use doctor_store::{
-    Store, StoreUrl,
-    outbox::{Addressed, MessageState},
-};
+use doctor_store::{Store, StoreUrl, outbox::MessageState, records::Addressed};
 
 use crate::{
     bed::{Bed, until},

@@ -8,6 +8,7 @@ mod batch;
 mod checkpoint;
 mod copied;
 mod postgres;
+mod postgres_transaction;
 mod row;
 mod sqlite;
 mod tx;
@@ -125,7 +126,9 @@ impl Db {
                     Access::Read | Access::ReadOnce => (readers, until),
                     Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => (writers, None),
                 };
-                in_session(idle, config, until, |session| session.transaction(access, names, body))
+                in_session(idle, config, until, |session| {
+                    postgres_transaction::transaction(session, access, names, body)
+                })
             }
         }
     }

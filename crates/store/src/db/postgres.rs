@@ -11,27 +11,21 @@ use std::{
     collections::HashMap,
     future::{Future, poll_fn},
     pin::{Pin, pin},
-    sync::Arc,
     task::Poll,
     time::{Duration, Instant},
 };
 
 use futures_util::StreamExt;
 use tokio::{runtime::Runtime, time::timeout_at};
-use tokio_postgres::{Client, Config, NoTls, Row, Statement, config::SslMode, error::SqlState, types::ToSql};
+use tokio_postgres::{Client, Config, NoTls, Row, Statement, config::SslMode, types::ToSql};
 
 use super::{
-    Access, Body, Conn, Kind, Tx, Val,
+    Kind, Val,
     batch::{Batch, Column},
     postgres_error,
 };
-use crate::{
-    error::{Result, StoreError},
-    names::Names,
-};
+use crate::error::{Result, StoreError};
 
-/// How often a transaction is tried again that PostgreSQL ended because of another one.
-const TRIES: u32 = 5;
 /// Rows of a long answer that are handed out at once.
 const ROWS: usize = 512;
 /// So much may wait to be sent: a store that is restored is larger than memory.
@@ -59,9 +53,6 @@ pub(super) fn config(url: &str, shown: &str) -> Result<Config> {
     }
     Ok(config)
 }
-
-/// One unchanging picture.
-const READING: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 pub(crate) struct PgSession {
     /// The connection lives in it and moves while somebody waits for an answer.
@@ -155,50 +146,20 @@ impl PgSession {
         answer.ok_or(StoreError::Late { operation })
     }
 
-    pub(super) fn transaction(&mut self, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            match self.attempt(access, names, body) {
-                Err(StoreError::Postgres { source, .. }) if tries < TRIES && ended_by_another(&source) => {}
-                result => return result,
-            }
-        }
+    /// Begins a transaction with the next question.
+    pub(super) fn begin(&mut self, sql: Cow<'static, str>) {
+        self.forget();
+        self.waiting.push(Waiting { operation: "beginning a transaction", what: What::Script(sql) });
     }
 
-    fn attempt(&mut self, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
-        let begin = match (access, self.until) {
-            (Access::ReadOnce, None) => return body(&mut Tx::new(Conn::Postgres(self), Arc::clone(names))),
-            (Access::Read, None) => Cow::Borrowed(READING),
-            (Access::Read | Access::ReadOnce, Some(until)) => {
-                let left = until.saturating_duration_since(Instant::now()).as_millis().max(1);
-                Cow::Owned(format!("{READING}; SET LOCAL statement_timeout TO {left}"))
-            }
-            (Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone, _) => {
-                Cow::Borrowed("BEGIN")
-            }
-        };
+    /// Ends a transaction that failed. A session that cannot even roll back is closed and replaced.
+    pub(super) fn roll_back(&mut self) {
+        if self.lost {
+            return;
+        }
         self.forget();
-        self.waiting.push(Waiting { operation: "beginning a transaction", what: What::Script(begin) });
-        let mut tx = Tx::new(Conn::Postgres(self), Arc::clone(names));
-        let result = body(&mut tx);
-        let known = Arc::clone(&tx.names);
-        match result {
-            Ok(()) => {
-                // A commit after a statement that failed is a rollback, and the failure is what is told.
-                self.script("committing", "COMMIT")?;
-                *names = known;
-                Ok(())
-            }
-            Err(error) if self.lost => Err(error),
-            Err(error) => {
-                // The first error is the one to tell; a session that cannot even roll back is closed and replaced.
-                self.forget();
-                if self.script("rolling back", "ROLLBACK").is_err() {
-                    self.prepared.clear();
-                }
-                Err(error)
-            }
+        if self.script("rolling back", "ROLLBACK").is_err() {
+            self.prepared.clear();
         }
     }
 
@@ -431,13 +392,6 @@ async fn in_order<T>(mut before: Vec<Sent<'_>>, last: impl Future<Output = Resul
     let foreseen: Result<Vec<Option<Foreseen>>> = answers.into_iter().flatten().collect();
     let foreseen = foreseen?.into_iter().flatten().collect();
     Ok((foreseen, answer.expect("it was polled until it was there")?))
-}
-
-/// Deadlocks and serialization failures say nothing but "try again".
-fn ended_by_another(error: &tokio_postgres::Error) -> bool {
-    error
-        .code()
-        .is_some_and(|code| *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED)
 }
 
 #[cfg(test)]

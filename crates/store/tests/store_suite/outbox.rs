@@ -11,7 +11,8 @@ use doctor_core::{
 };
 use doctor_store::{
     StoreError,
-    outbox::{Addressed, MessageState, Tried},
+    outbox::{MessageState, Tried},
+    records::Addressed,
 };
 
 use crate::{

@@ -1,0 +1,100 @@
+//! Confirmations of plans. A confirmation is valid for the words it was made for, for ten minutes, and once.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use doctor_core::time::{Span, Timestamp};
+use doctor_store::access::{hex, unhex};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use super::refusal::Refusal;
+
+/// For somebody to read what would happen.
+pub(super) const CONFIRM_WITHIN: Span = Span::minutes(10);
+/// Confirmations that were used and are not too old yet.
+const MOST_USED: usize = 10_000;
+
+/// Makes confirmations and knows its own.
+#[derive(Debug)]
+pub(super) struct Confirmations {
+    key: [u8; 32],
+    used: Mutex<BTreeMap<String, Timestamp>>,
+}
+
+impl Confirmations {
+    pub(super) fn new(key: [u8; 32]) -> Self {
+        Self { key, used: Mutex::default() }
+    }
+
+    fn mac(&self, words: &[u8], expires: Timestamp) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes a key of any length");
+        mac.update(&expires.millis().to_be_bytes());
+        mac.update(words);
+        mac
+    }
+
+    /// A confirmation of these words that is valid until `expires`.
+    pub(super) fn make(&self, words: &[u8], expires: Timestamp) -> String {
+        format!("{}-{}", expires.millis(), hex(&self.mac(words, expires).finalize().into_bytes()))
+    }
+
+    /// Whether this was made for these words and is not too old.
+    pub(super) fn is_mine(&self, confirm: &str, words: &[u8], now: Timestamp) -> bool {
+        let Some((expires, mac)) = confirm.split_once('-') else { return false };
+        let Ok(expires) = expires.parse().map(Timestamp::from_millis) else { return false };
+        let Some(mac) = unhex(mac) else { return false };
+        now < expires && self.mac(words, expires).verify_slice(&mac).is_ok()
+    }
+
+    /// Refuses a confirmation that was used before.
+    pub(super) fn was_used(&self, confirm: &str) -> Result<(), Refusal> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if used.contains_key(confirm) { Err(Refusal::Replayed) } else { Ok(()) }
+    }
+
+    /// Once only.
+    pub(super) fn use_up(&self, confirm: &str, now: Timestamp) -> Result<(), Refusal> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|_, expires| *expires > now);
+        if used.contains_key(confirm) {
+            return Err(Refusal::Replayed);
+        }
+        if used.len() >= MOST_USED {
+            return Err(Refusal::Full);
+        }
+        used.insert(confirm.to_owned(), now.plus(CONFIRM_WITHIN));
+        Ok(())
+    }
+
+    /// Makes a confirmation usable again, because the plan was not carried out.
+    pub(super) fn give_back(&self, confirm: &str) {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).remove(confirm);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_confirmation_is_good_for_its_words_its_time_and_once() {
+        let mine = Confirmations::new([7; 32]);
+        let (now, later) = (Timestamp::from_secs(1000), Timestamp::from_secs(1000).plus(CONFIRM_WITHIN));
+        let confirm = mine.make(b"hold a", later);
+        assert!(mine.is_mine(&confirm, b"hold a", now));
+        assert!(!mine.is_mine(&confirm, b"hold b", now), "another plan");
+        assert!(!mine.is_mine(&confirm, b"hold a", later), "too old");
+        assert!(!Confirmations::new([8; 32]).is_mine(&confirm, b"hold a", now), "of another process");
+        let stretched = confirm.replacen(&later.millis().to_string(), &(later.millis() + 1).to_string(), 1);
+        for forged in ["", "-", "1-", &stretched, &confirm[..confirm.len() - 1]] {
+            assert!(!mine.is_mine(forged, b"hold a", now), "{forged}");
+        }
+        assert_eq!(mine.use_up(&confirm, now), Ok(()));
+        assert_eq!(mine.use_up(&confirm, now), Err(Refusal::Replayed));
+        mine.give_back(&confirm);
+        assert_eq!(mine.use_up(&confirm, now), Ok(()), "what could not be done may be confirmed again");
+    }
+}

@@ -1,0 +1,144 @@
+//! A cache of measurements: the median of each figure of a few tests, by node.
+//!
+//! They are read from the evidence of each node's newest result, which takes a while for thousands of nodes. What was read once is
+//! remembered by its run.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use doctor_checks::document::{Document, TestEvidence};
+use doctor_core::{
+    classify::median,
+    ids::{NodeName, RunId, TestId},
+    observation::Observation,
+};
+use doctor_engine::settings::Settings;
+use doctor_store::{Store, StoreError, records::LatestRow};
+
+use super::scene::Scene;
+
+/// What is known of the figures of a few tests.
+#[derive(Debug, Default)]
+pub(super) struct Figures(Mutex<VecDeque<(TestId, OfTest)>>);
+
+/// The median of each figure, of the newest run of each node.
+#[derive(Debug, Default)]
+pub(super) struct OfTest {
+    names: Vec<(String, String)>,
+    /// By figure, in the order of `names`; one that the node does not have is not a number.
+    nodes: BTreeMap<NodeName, (RunId, Vec<f64>)>,
+}
+
+/// Tests whose figures are remembered.
+const REMEMBERED: usize = 4;
+/// For reading what is new, in one answer.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+impl Figures {
+    /// Reads the figures of results that are not in the cache yet, for at most [`PATIENCE`], and calls `make` with all figures of
+    /// the test. Returns its value, and of how many of the results the figures are known.
+    pub(super) fn look<T>(
+        &self,
+        (store, scene): (&Store, &Scene),
+        test: &TestId,
+        latest: &[LatestRow],
+        make: impl FnOnce(&OfTest, &[LatestRow]) -> T,
+    ) -> (T, Result<usize, StoreError>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_test = match known.iter().position(|(id, _)| id == test) {
+            Some(place) => known.remove(place).map(|(_, of)| of).unwrap_or_default(),
+            None => OfTest::default(),
+        };
+        // What is remembered of nodes that are gone would only grow.
+        of_test.nodes.retain(|node, _| scene.facts.node(node).is_some_and(|(_, here)| here));
+        let read = of_test.read(store, &scene.settings, test, latest);
+        let made = make(&of_test, latest);
+        known.push_front((test.clone(), of_test));
+        known.truncate(REMEMBERED);
+        (made, read)
+    }
+}
+
+/// Each figure that a test measured, by name and unit: the median over its parts.
+pub(super) fn medians(settings: &Settings, evidence: &TestEvidence) -> BTreeMap<(String, String), f64> {
+    let mut by_name: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
+    if let Some(check) = settings.catalogue.get(&evidence.test) {
+        let params = settings.catalogue.params(&settings.policy, &evidence.test);
+        if let Observation::Measured { metrics, .. } = check.observe(&params, evidence) {
+            for metric in metrics {
+                by_name.entry((metric.name, metric.unit.to_string())).or_default().push(metric.value);
+            }
+        }
+    }
+    by_name.into_iter().filter_map(|(name, all)| Some((name, median(&all)?))).collect()
+}
+
+impl OfTest {
+    /// Reads what is new, for a while. How many of these results are known then.
+    fn read(
+        &mut self,
+        store: &Store,
+        settings: &Settings,
+        test: &TestId,
+        latest: &[LatestRow],
+    ) -> Result<usize, StoreError> {
+        let began = Instant::now();
+        let mut known = 0;
+        for row in latest {
+            // What was imported has no evidence, and nothing to read.
+            let Some(run) = row.run else {
+                known += 1;
+                continue;
+            };
+            if self.nodes.get(&row.node).is_some_and(|(of, _)| *of == run) {
+                known += 1;
+            } else if began.elapsed() < PATIENCE {
+                let values = self.values(store, settings, test, (run, &row.node))?;
+                self.nodes.insert(row.node.clone(), (run, values));
+                known += 1;
+            }
+        }
+        Ok(known)
+    }
+
+    fn values(
+        &mut self,
+        store: &Store,
+        settings: &Settings,
+        test: &TestId,
+        (run, node): (RunId, &NodeName),
+    ) -> Result<Vec<f64>, StoreError> {
+        let kept = store.evidence(run, node)?.filter(|kept| !kept.truncated);
+        let document = kept.and_then(|kept| Document::open_kept(&kept.bytes).ok());
+        let evidence = document.iter().flat_map(|document| &document.tests).find(|evidence| evidence.test == *test);
+        let Some(evidence) = evidence else { return Ok(Vec::new()) };
+        let mut values = vec![f64::NAN; self.names.len()];
+        for (name, value) in medians(settings, evidence) {
+            let place = self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
+                self.names.push(name);
+                values.push(f64::NAN);
+                self.names.len() - 1
+            });
+            values[place] = value;
+        }
+        Ok(values)
+    }
+
+    /// Names and units, as they were met.
+    pub(super) fn names(&self) -> &[(String, String)] {
+        &self.names
+    }
+
+    /// The values of the figure in this place of [`names`](Self::names).
+    pub(super) fn of_figure<'a>(
+        &'a self,
+        place: usize,
+        latest: &'a [LatestRow],
+    ) -> impl Iterator<Item = (&'a NodeName, f64)> {
+        let value = move |row: &'a LatestRow| Some((&row.node, *self.nodes.get(&row.node)?.1.get(place)?));
+        latest.iter().filter_map(value)
+    }
+}

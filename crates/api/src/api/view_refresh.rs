@@ -1,0 +1,94 @@
+//! Makes the picture of the cluster anew after each cycle.
+//!
+//! A controller that leads makes it from what its engine has just seen. One that waits makes it from what the leader left in the
+//! store, now and then: people may look at any of them.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use doctor_core::view::Facts;
+use doctor_engine::{
+    agents,
+    audience::{Audience, News as Heard},
+    picture,
+    settings::Settings,
+    snapshot::{self, Cluster},
+};
+use doctor_store::StoreError;
+
+use super::state::Hall;
+
+/// A controller that does not lead looks into the store this often.
+const STORE_EVERY: Duration = Duration::from_secs(15);
+/// Pictures are made no faster: a burst of results would make one for each.
+const APART: Duration = Duration::from_millis(300);
+
+/// Makes pictures until the audience is closed.
+pub(super) fn watch(hall: &Arc<Hall>, audience: &Audience, settings: &Settings) {
+    // Whether the engine of this process tells what it sees.
+    let mut told = false;
+    let mut settings = settings.clone();
+    let mut failing = false;
+    show(hall, from_store(hall, &settings), &mut failing);
+    loop {
+        let made = match audience.wait(STORE_EVERY) {
+            _ if audience.is_closed() => return,
+            Some(Heard::Seen(seen)) => {
+                told = true;
+                settings = seen.settings.clone();
+                picture::facts_of(&hall.store, *seen).map(|facts| (facts, settings.clone()))
+            }
+            Some(Heard::AskTheStore) => {
+                told = false;
+                from_store(hall, &settings)
+            }
+            // Cycles may be further apart than this, and who leads will tell. An engine that hangs leads only until its lease ends.
+            None if told => match leads(hall) {
+                Ok(true) => continue,
+                Ok(false) => from_store(hall, &settings),
+                Err(error) => Err(error),
+            },
+            None => from_store(hall, &settings),
+        };
+        let began = Instant::now();
+        show(hall, made, &mut failing);
+        thread::sleep(APART.saturating_sub(began.elapsed()));
+    }
+}
+
+/// Whether somebody's lease goes on.
+fn leads(hall: &Hall) -> Result<bool, StoreError> {
+    Ok(hall.store.leader()?.is_some_and(|(_, until)| until > hall.clock.now()))
+}
+
+type Read = Result<(Facts, Settings), StoreError>;
+
+/// What the leader left; if none has led yet, what is known without one.
+fn from_store(hall: &Hall, settings: &Settings) -> Read {
+    let Some((at, cluster)) = snapshot::last_seen(&hall.store)? else {
+        let unseen = Cluster::unseen(settings);
+        let facts = picture::facts(&hall.store, None, unseen, hall.clock.now())?;
+        return Ok((facts, settings.clone()));
+    };
+    let now = hall.clock.now().max(at);
+    Ok((picture::facts(&hall.store, Some(at), cluster, now)?, settings.clone()))
+}
+
+fn show(hall: &Hall, read: Read, failing: &mut bool) {
+    match read {
+        Ok((facts, settings)) => {
+            *failing = false;
+            // Without the list of agents the rest is still to be shown; that the store fails is said next time.
+            let agents = agents::briefs(&hall.store, &facts).unwrap_or_default();
+            hall.show(facts, settings, agents);
+        }
+        Err(error) => {
+            if !std::mem::replace(failing, true) {
+                tracing::warn!(%error, "the picture of the cluster could not be made; the last one is shown");
+            }
+        }
+    }
+}

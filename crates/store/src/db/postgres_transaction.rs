@@ -1,0 +1,72 @@
+//! A transaction on PostgreSQL, from its beginning to its end, and tried again where PostgreSQL ended it because of another.
+
+use std::{borrow::Cow, sync::Arc, time::Instant};
+
+use tokio_postgres::error::SqlState;
+
+use super::{
+    Access, Body,
+    postgres::PgSession,
+    tx::{Conn, Tx},
+};
+use crate::{
+    error::{Result, StoreError},
+    names::Names,
+};
+
+/// How often a transaction is tried again that PostgreSQL ended because of another one.
+const TRIES: u32 = 5;
+/// One unchanging picture.
+const READING: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+
+pub(super) fn transaction(
+    session: &mut PgSession,
+    access: Access,
+    names: &mut Arc<Names>,
+    body: Body<'_>,
+) -> Result<()> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match attempt(session, access, names, body) {
+            Err(StoreError::Postgres { source, .. }) if tries < TRIES && ended_by_another(&source) => {}
+            result => return result,
+        }
+    }
+}
+
+fn attempt(session: &mut PgSession, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
+    let begin = match (access, session.until) {
+        (Access::ReadOnce, None) => return body(&mut Tx::new(Conn::Postgres(session), Arc::clone(names))),
+        (Access::Read, None) => Cow::Borrowed(READING),
+        (Access::Read | Access::ReadOnce, Some(until)) => {
+            let left = until.saturating_duration_since(Instant::now()).as_millis().max(1);
+            Cow::Owned(format!("{READING}; SET LOCAL statement_timeout TO {left}"))
+        }
+        (Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone, _) => Cow::Borrowed("BEGIN"),
+    };
+    session.begin(begin);
+    let mut tx = Tx::new(Conn::Postgres(session), Arc::clone(names));
+    let result = body(&mut tx);
+    let known = Arc::clone(&tx.names);
+    match result {
+        Ok(()) => {
+            // A commit after a statement that failed is a rollback, and the failure is what is told.
+            session.script("committing", "COMMIT")?;
+            *names = known;
+            Ok(())
+        }
+        // The first error is the one to tell.
+        Err(error) => {
+            session.roll_back();
+            Err(error)
+        }
+    }
+}
+
+/// Deadlocks and serialization failures say nothing but "try again".
+fn ended_by_another(error: &tokio_postgres::Error) -> bool {
+    error
+        .code()
+        .is_some_and(|code| *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED)
+}

@@ -1,0 +1,61 @@
+//! The table `evidence`: documents that are stored on their own and not in a bundle, because they are large or because a
+//! case rests on them.
+
+use doctor_core::{
+    ids::{CaseId, RunId},
+    time::Timestamp,
+};
+
+use super::{
+    compression::{Packed, decompress},
+    db::{Kind, Tx, Val, vals},
+    error::Result,
+    records::EvidenceRow,
+};
+
+/// Evidence about to be written: for which node, from which result.
+#[derive(Debug)]
+pub(super) struct Kept<'a> {
+    pub(super) run: RunId,
+    pub(super) node: i64,
+    pub(super) received: Timestamp,
+    pub(super) policy_version: u32,
+    pub(super) profile_version: Option<u32>,
+    pub(super) packed: &'a Packed,
+    pub(super) case: Option<CaseId>,
+}
+
+pub(super) fn keep(tx: &mut Tx<'_>, all: &[Kept<'_>]) -> Result<()> {
+    use Kind::{Blob, Int};
+    let mut rows: Vec<Val<'_>> = Vec::with_capacity(all.len() * 8);
+    for kept in all {
+        rows.extend_from_slice(vals![
+            kept.run,
+            kept.node,
+            kept.received,
+            kept.policy_version,
+            kept.profile_version,
+            kept.packed.truncated,
+            kept.case,
+            kept.packed.bytes.as_slice()
+        ]);
+    }
+    let into = "evidence (run, node, received, policy, profile, truncated, case_id, body)";
+    tx.bulk("keeping evidence", into, &[Int, Int, Int, Int, Int, Int, Int, Blob], &rows, "")
+}
+
+/// The document of a result that is stored on its own, if there is one.
+pub(super) fn find(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<EvidenceRow>> {
+    let sql = "SELECT body, truncated, received, policy, profile, case_id FROM evidence WHERE run = $1 AND node = $2";
+    tx.first("reading evidence", sql, vals![run, node], |row| {
+        let bytes = decompress(row.blob(0)?)?;
+        Ok(EvidenceRow {
+            bytes,
+            truncated: row.int(1)? != 0,
+            received: row.moment(2)?,
+            policy_version: row.count(3)?,
+            profile_version: row.opt_int(4)?.map(|_| row.count(4)).transpose()?,
+            pinned_by: row.opt_case(5)?,
+        })
+    })
+}
