@@ -50,9 +50,9 @@ inside)
   read -r pid _ </proc/self/stat
   if [ -n "$root" ]; then show_machine; fi
   mount -t proc proc "$root/proc"
-  echo "ready $pid"
+  # Who enters this process' root must find the other one there: it is ready after chroot and not before.
   # bash collects every process whose parent has gone, also while it waits for input.
-  stay='while read -r _; do :; done'
+  stay="echo ready $pid; while read -r _; do :; done"
   if [ -n "$root" ]; then exec chroot "$root" bash -c "$stay"; fi
   exec bash -c "$stay"
   ;;
