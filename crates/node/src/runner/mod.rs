@@ -23,6 +23,7 @@ mod processes;
 mod reading;
 mod recorded;
 mod samples;
+mod small_file;
 mod trusted;
 mod watched;
 mod words;
