@@ -7,6 +7,7 @@
 
 pub mod agent;
 pub mod builtin;
+mod builtin_test;
 pub mod check;
 pub mod clock;
 pub mod hardware;

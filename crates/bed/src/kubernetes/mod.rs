@@ -19,6 +19,7 @@
 
 mod audit;
 mod authority;
+mod components;
 mod daemons;
 mod data;
 mod door;
@@ -42,12 +43,12 @@ use tempfile::TempDir;
 
 pub use audit::Asked;
 use authority::{Authority, Pair};
+pub use components::Part;
 use daemons::Daemons;
 pub use door::Answer;
 use door::Door;
 pub use error::BedError;
 use error::at;
-pub use parts::Part;
 use parts::Place;
 
 /// How long a step of the start may take on a busy machine.

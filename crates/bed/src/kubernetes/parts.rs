@@ -1,4 +1,4 @@
-//! The parts of a control plane and how each is started.
+//! How each component of a control plane is started.
 
 use std::{
     fmt,
@@ -6,36 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{authority::Pair, data};
-
-/// One process of a control plane, in the order in which they start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
-    Etcd,
-    ApiServer,
-    ControllerManager,
-    Scheduler,
-}
-
-impl Part {
-    pub const ALL: [Self; 4] = [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler];
-
-    /// The name of its program.
-    pub fn program(self) -> &'static str {
-        match self {
-            Self::Etcd => "etcd",
-            Self::ApiServer => "kube-apiserver",
-            Self::ControllerManager => "kube-controller-manager",
-            Self::Scheduler => "kube-scheduler",
-        }
-    }
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.program())
-    }
-}
+use super::{Part, authority::Pair, data};
 
 /// Where a control plane is: its ports and its files.
 #[derive(Debug)]

@@ -25,19 +25,19 @@ use crate::{
 pub(super) fn plan(draft: &mut Draft<'_>) -> Rooms {
     let mut rooms = Rooms::new(draft);
     let (snapshot, index) = (draft.snapshot, draft.index);
-    let mut heads: BinaryHeap<Reverse<(Rank, Group)>> = BinaryHeap::new();
+    let mut heads: BinaryHeap<Reverse<(Rank, &Group)>> = BinaryHeap::new();
     if rooms.has_slots() {
         let open = index.groups.iter().filter(|(group, _)| rooms.ask(snapshot, group).is_ok());
-        heads.extend(open.filter_map(|(group, ranks)| Some(Reverse((first(draft, ranks, None)?, group.clone())))));
+        heads.extend(open.filter_map(|(group, ranks)| Some(Reverse((first(draft, ranks, None)?, group)))));
     }
     while let Some(Reverse((rank, group))) = heads.pop() {
-        let Ok(tests) = rooms.ask(snapshot, &group) else { continue };
+        let Ok(tests) = rooms.ask(snapshot, group) else { continue };
         choose(draft, rank, &tests);
         rooms = Rooms::new(draft);
         if !rooms.has_slots() {
             break;
         }
-        let next = index.groups.get(&group).and_then(|ranks| first(draft, ranks, Some(rank)));
+        let next = index.groups.get(group).and_then(|ranks| first(draft, ranks, Some(rank)));
         heads.extend(next.map(|next| Reverse((next, group))));
     }
     rooms

@@ -1,58 +1,61 @@
 //! A set of tests, by their places in `Snapshot::tests`.
 
 /// Places in one word.
-const WORD: usize = u128::BITS as usize;
+const WORD: usize = u64::BITS as usize;
+/// Words that take no allocation.
+const NEAR: usize = 2;
 
 /// Any number of tests. Sets of the first 128 places take no allocation: planning makes one for each node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TestSet {
-    first: u128,
-    /// The places after those, one word for each 128. The last word is not zero, so equal sets are equal values.
-    rest: Vec<u128>,
+    near: [u64; NEAR],
+    /// The places after those. The last word is not zero, so equal sets are equal values.
+    far: Box<[u64]>,
 }
 
 impl TestSet {
     pub(super) const fn is_empty(&self) -> bool {
-        self.first == 0 && self.rest.is_empty()
+        self.near[0] | self.near[1] == 0 && self.far.is_empty()
     }
 
     pub(super) fn contains(&self, place: usize) -> bool {
-        self.word(place / WORD) & (1 << (place % WORD)) != 0
+        let (word, bit) = (place / WORD, 1 << (place % WORD));
+        let word = if word < NEAR { self.near[word] } else { self.far.get(word - NEAR).copied().unwrap_or(0) };
+        word & bit != 0
     }
 
     pub(super) fn insert(&mut self, place: usize) {
-        let bit = 1 << (place % WORD);
-        match (place / WORD).checked_sub(1) {
-            None => self.first |= bit,
-            Some(word) => {
-                if self.rest.len() <= word {
-                    self.rest.resize(word + 1, 0);
-                }
-                self.rest[word] |= bit;
-            }
+        let (word, bit) = (place / WORD, 1 << (place % WORD));
+        if word < NEAR {
+            self.near[word] |= bit;
+            return;
         }
+        let word = word - NEAR;
+        if self.far.len() <= word {
+            let mut longer = std::mem::take(&mut self.far).into_vec();
+            longer.resize(word + 1, 0);
+            self.far = longer.into();
+        }
+        self.far[word] |= bit;
     }
 
     /// The lowest place.
     pub(super) fn first(&self) -> Option<usize> {
-        let words = std::iter::once(&self.first).chain(&self.rest).enumerate();
-        words.filter(|(_, word)| **word != 0).map(|(n, word)| n * WORD + word.trailing_zeros() as usize).next()
+        let mut words = self.near.iter().chain(&self.far).enumerate().filter(|(_, word)| **word != 0);
+        words.next().map(|(number, word)| number * WORD + word.trailing_zeros() as usize)
     }
 
     /// The tests that are in both.
     pub(super) fn and(&self, other: &Self) -> Self {
-        let mut rest: Vec<u128> = self.rest.iter().zip(&other.rest).map(|(a, b)| a & b).collect();
-        while rest.last() == Some(&0) {
-            rest.pop();
+        let near = [self.near[0] & other.near[0], self.near[1] & other.near[1]];
+        if self.far.is_empty() || other.far.is_empty() {
+            return Self { near, far: Box::default() };
         }
-        Self { first: self.first & other.first, rest }
-    }
-
-    fn word(&self, number: usize) -> u128 {
-        match number.checked_sub(1) {
-            None => self.first,
-            Some(after) => self.rest.get(after).copied().unwrap_or(0),
+        let mut far: Vec<u64> = self.far.iter().zip(&other.far).map(|(a, b)| a & b).collect();
+        while far.last() == Some(&0) {
+            far.pop();
         }
+        Self { near, far: far.into() }
     }
 }
 

@@ -21,21 +21,7 @@ use doctor_checks::{document::Measurements, probe::ProbeOutput};
 use doctor_core::observation::{FailureKind, ProbeFailure};
 use rustix::process::Signal;
 
-/// A test that comes with the program.
-#[derive(Debug, Clone, Copy)]
-pub struct Builtin {
-    pub name: &'static str,
-    run: fn(Vec<OsString>) -> ProbeOutput,
-}
-
-/// The visible list.
-static BUILTINS: &[Builtin] = &[
-    Builtin { name: "collective", run: |args| measured(collective::run(args)) },
-    Builtin { name: "dcgm", run: dcgm::run },
-    Builtin { name: "dl", run: |args| measured(dl::run(args)) },
-    Builtin { name: "fabric", run: |args| measured(fabric::run(args)) },
-    Builtin { name: "storage", run: |args| measured(storage::run(args)) },
-];
+use crate::builtin_test::BuiltinTest;
 
 /// Also right when the program was replaced by an update while it runs.
 const OURSELVES: &str = "/proc/self/exe";
@@ -50,10 +36,6 @@ static HANDS: &[Hand] = &[
     (storage::ENTER, storage::enter),
 ];
 
-pub fn find(name: &str) -> Option<&'static Builtin> {
-    BUILTINS.iter().find(|builtin| builtin.name == name)
-}
-
 /// What the process of a test does.
 pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let name = args.next().and_then(|name| name.into_string().ok());
@@ -62,11 +44,18 @@ pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     }
     // Whoever asked may be killed; nobody would take the answer then.
     let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
-    let Some(builtin) = name.as_deref().and_then(find) else {
+    let Some(test) = name.as_deref().and_then(BuiltinTest::named) else {
         eprintln!("this argument is for doctor-node itself");
         return ExitCode::FAILURE;
     };
-    let answer = (builtin.run)(args.collect());
+    let args = args.collect();
+    let answer = match test {
+        BuiltinTest::Collective => measured(collective::run(args)),
+        BuiltinTest::Dcgm => dcgm::run(args),
+        BuiltinTest::Dl => measured(dl::run(args)),
+        BuiltinTest::Fabric => measured(fabric::run(args)),
+        BuiltinTest::Storage => measured(storage::run(args)),
+    };
     match serde_json::to_writer(std::io::stdout().lock(), &answer) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,

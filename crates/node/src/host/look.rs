@@ -15,8 +15,7 @@ use doctor_host::{
 };
 
 use super::{
-    open_reports, repairs,
-    start::{DOCUMENT, LOG, NODES},
+    state_files::{self, DOCUMENT, LOG, NODES},
     users,
 };
 use crate::{clock::now, job::output::tail};
@@ -35,8 +34,8 @@ struct Room {
 pub(super) fn look(state: &Path, jobs: &Jobs, wanted: &Wanted) -> io::Result<Look> {
     // Before anything else is looked at: whoever ends meanwhile is still counted as ours.
     let mut ours = jobs.running()?;
-    ours.extend(repairs::open(state)?.running()?);
-    ours.extend(open_reports(state)?.running()?);
+    ours.extend(state_files::repairs(state)?.running()?);
+    ours.extend(state_files::reports(state)?.running()?);
     let ours: Vec<u32> = ours.iter().map(|job| job.pid).collect();
     let loadavg = fs::read_to_string("/proc/loadavg").map_err(|error| format!("/proc/loadavg: {error}"));
     let load = loadavg.and_then(|text| {

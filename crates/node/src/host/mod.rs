@@ -6,6 +6,7 @@
 mod look;
 mod repairs;
 mod start;
+mod state_files;
 mod unit;
 mod users;
 
@@ -17,9 +18,8 @@ use std::{
     process::Command,
 };
 
-use doctor_core::{ids::RunId, node::OurMark, time::Span};
+use doctor_core::{ids::RunId, node::OurMark};
 use doctor_host::{
-    jobs::Jobs,
     marks::MarkFiles,
     place,
     protocol::{Answer, Ask, HELLO, MOST_QUESTION, Mark, Question, Said},
@@ -27,12 +27,6 @@ use doctor_host::{
 };
 
 use crate::clock::now;
-
-/// A job that has not come up after this long will not.
-const START_LIMIT: Span = Span::from_secs(30);
-
-/// What the ids of jobs begin with.
-const KIND: &str = "ssh";
 
 /// Answers one question from standard input.
 ///
@@ -59,7 +53,7 @@ fn carry_out(state: &Path, ask: &Ask) -> io::Result<Said> {
     fs::create_dir_all(&state)?;
     // A job is started with paths that hold wherever it goes.
     let state = &state.canonicalize()?;
-    let jobs = Jobs::open(state, KIND, START_LIMIT)?;
+    let jobs = state_files::runs(state)?;
     match ask {
         Ask::Look(wanted) => look::look(state, &jobs, wanted).map(|look| Said::Looked(Box::new(look))),
         Ask::Start(order) => start::start(state, &jobs, order),
@@ -73,13 +67,8 @@ fn carry_out(state: &Path, ask: &Ask) -> io::Result<Said> {
             tell(state, mark, &ours).map(|()| Said::Done)
         }
         Ask::Repair(order) => repairs::repair(state, &jobs, order).map(Said::Repair),
-        Ask::Report { op } => reports::report(&open_reports(state)?, *op, now(), reporter).map(Said::Report),
+        Ask::Report { op } => reports::report(&state_files::reports(state)?, *op, now(), reporter).map(Said::Report),
     }
-}
-
-/// Reports of this machine, kept apart from runs.
-fn open_reports(state: &Path) -> io::Result<Jobs> {
-    Jobs::open(&state.join("reports"), KIND, START_LIMIT)
 }
 
 /// This program, as what makes a report and outlives the connection.

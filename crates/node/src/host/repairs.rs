@@ -26,7 +26,7 @@ use doctor_host::{
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::{KIND, START_LIMIT, look, unit};
+use super::{look, state_files, unit};
 use crate::{clock::now, job::output::tail};
 
 /// Of what a repair said, its last words.
@@ -39,13 +39,8 @@ struct Asked {
     boot: String,
 }
 
-/// Repairs of this machine. They are kept apart from runs, which others ask about.
-pub(super) fn open(state: &Path) -> io::Result<Jobs> {
-    Jobs::open(&state.join("repairs"), KIND, START_LIMIT)
-}
-
 pub(super) fn repair(state: &Path, runs: &Jobs, order: &Repair) -> io::Result<Repaired> {
-    let repairs = open(state)?;
+    let repairs = state_files::repairs(state)?;
     // Held until the end: of two controllers one begins.
     let lock = File::options().create(true).append(true).open(state.join("repairs/lock"))?;
     flock(&lock, FlockOperation::LockExclusive)?;

@@ -16,17 +16,15 @@ use doctor_host::{
     protocol::{Said, Start},
 };
 
-use super::{look, unit};
+use super::{
+    look,
+    state_files::{DOCUMENT, LOG, NODES},
+    unit,
+};
 use crate::{clock::now, runner::KEY_VARIABLE};
 
 /// Usually a job has claimed its run by then. If not, a later look tells.
 const WAIT_FOR_CLAIM: Duration = Duration::from_secs(2);
-
-/// Files of a run that has no shared directory to leave them in.
-pub(super) const DOCUMENT: &str = "document.json";
-pub(super) const LOG: &str = "log.txt";
-/// All hosts of a run over several.
-pub(super) const NODES: &str = "nodes.json";
 
 /// Between the controller's look and this the host may have become somebody's: it is looked at once more.
 pub(super) fn start(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<Said> {

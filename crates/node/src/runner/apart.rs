@@ -14,7 +14,7 @@ use super::{
     failed, kind_of, time_for,
     words::name_of,
 };
-use crate::{builtin, stop::StopWhy};
+use crate::{builtin_test::BuiltinTest, stop::StopWhy};
 
 /// The helper's answer is JSON, which may need several characters for one byte of what it read.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
@@ -37,7 +37,7 @@ impl LocalRunner<'_> {
     /// What it prints on its standard error goes into the log; on its standard output it answers as a helper does.
     pub(super) fn builtin(&self, test: &str, args: &[String], timeout: Span) -> ProbeOutput {
         let what = format!("test {test}");
-        if builtin::find(test).is_none() {
+        if BuiltinTest::named(test).is_none() {
             return failed(FailureKind::Missing, format!("this doctor-node has no built-in test `{test}`"));
         }
         let mut command = Command::new(&self.helper);

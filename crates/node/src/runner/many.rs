@@ -16,7 +16,10 @@ use doctor_core::{
 };
 use rustix::fs::OFlags;
 
-use super::{kind_of, reading};
+use super::{
+    kind_of,
+    small_file::{begin, in_words},
+};
 
 /// A check that means more files means something else.
 const MOST_FILES: usize = 16_384;
@@ -43,11 +46,11 @@ impl Tree {
         let mut together = 0;
         let mut files = Vec::new();
         for (path, place) in self.expand(pattern)? {
-            let text = match reading::begin(&path, &place, MOST_BYTES + 1) {
+            let text = match begin(&path, &place, MOST_BYTES + 1) {
                 Ok(bytes) if bytes.len() as u64 > MOST_BYTES => {
                     Err(ProbeFailure::new(FailureKind::TooLong, format!("{path} is longer than {MOST_BYTES} bytes")))
                 }
-                Ok(bytes) => Ok(reading::in_words(bytes)),
+                Ok(bytes) => Ok(in_words(bytes)),
                 // A directory that fits is no file.
                 Err(error) if error.kind() == io::ErrorKind::IsADirectory => continue,
                 Err(_) if is_absent(&place) => continue,
@@ -68,7 +71,7 @@ impl Tree {
         let mut together = 0;
         let mut files = Vec::new();
         for (path, place) in self.expand(pattern)? {
-            let text = match reading::begin(&path, &place, most) {
+            let text = match begin(&path, &place, most) {
                 Ok(bytes) => Ok(hex::encode(&bytes)),
                 Err(_) if is_absent(&place) => continue,
                 Err(error) => Err(failure(&path, &error)),

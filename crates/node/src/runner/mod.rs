@@ -25,6 +25,7 @@ mod processes;
 mod reading;
 mod recorded;
 mod samples;
+mod small_file;
 mod watched;
 mod words;
 

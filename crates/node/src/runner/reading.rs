@@ -13,19 +13,17 @@ use std::{
 use doctor_checks::probe::{FileSystemSpace, Probe, ProbeOutput};
 use doctor_core::observation::FailureKind;
 use doctor_gpu::dcgm;
-use rustix::{
-    fs::OFlags,
-    io::{Errno, retry_on_intr},
-    process::Signal,
-};
+use rustix::{io::Errno, process::Signal};
 
-use super::{MAX_STREAM_BYTES, clock_discipline, failed, gpus, kind_of, many::Tree, processes};
+use super::{
+    MAX_STREAM_BYTES, clock_discipline, failed, gpus, kind_of,
+    many::Tree,
+    processes,
+    small_file::{begin, in_words, nonblocking},
+};
 
 /// A directory with more names is not one that a check means.
 const MAX_NAMES: usize = 100_000;
-/// Most files of /proc and /sys are shorter, and come with one read(2) of this size.
-const USUAL_BYTES: usize = 4 << 10;
-
 /// What a helper process does: reads one thing, and is gone when nobody waits any more.
 pub fn answer_as_helper(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOutput {
     // Whoever asked may be killed; nobody would take the answer then. Where this fails, the time limit does it.
@@ -100,32 +98,6 @@ fn read(path: &str, place: &Path) -> io::Result<String> {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     Ok(in_words(bytes))
-}
-
-/// The first so many bytes of a file, which the check calls `path`.
-pub(super) fn begin(path: &str, place: &Path, most: u64) -> io::Result<Vec<u8>> {
-    // Without blocking: a named pipe with nobody at the other end is an answer, not a reason to wait.
-    let file = File::options().read(true).custom_flags(nonblocking()).open(place)?;
-    let mut page = [0; USUAL_BYTES];
-    let most_now = usize::try_from(most).map_or(USUAL_BYTES, |most| most.min(USUAL_BYTES));
-    let count = retry_on_intr(|| rustix::io::read(&file, &mut page[..most_now]))?;
-    let mut bytes = page[..count].to_vec();
-    // A file of /sys gives what it has at once. Others may give less than that, and more when asked again.
-    let is_all = count == 0 || (count < most_now && path.starts_with("/sys/"));
-    if !is_all {
-        file.take(most - count as u64).read_to_end(&mut bytes)?;
-        bytes.shrink_to_fit();
-    }
-    Ok(bytes)
-}
-
-/// What is not UTF-8 is replaced.
-pub(super) fn in_words(bytes: Vec<u8>) -> String {
-    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
-}
-
-pub(super) fn nonblocking() -> i32 {
-    i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0)
 }
 
 fn list(path: &Path) -> io::Result<Vec<String>> {

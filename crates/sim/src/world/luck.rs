@@ -2,20 +2,15 @@
 
 use doctor_core::time::Span;
 
-use super::{World, queue::Event, users::Phase};
+use super::{
+    World,
+    queue::Event,
+    users::{Hazard, Phase},
+};
 use crate::{fault::Class, machine::scaled, random::Purpose};
 
 /// A user gives a job that crashed to the cluster again so many times.
 const TRIES: u32 = 10;
-
-/// What the nodes of a job do to it.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Hazard {
-    /// Crashes per hour because of faults.
-    pub(super) faults: f64,
-    pub(super) slows: f64,
-    pub(super) worst: Option<u32>,
-}
 
 /// What users got and lost.
 #[derive(Debug, Clone, Default)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use doctor_core::time::{Span, Timestamp};
 
-use super::{World, luck::Hazard, queue::Event, words};
+use super::{World, queue::Event, words};
 use crate::{
     assumptions::Assumptions,
     effects::Happened,
@@ -50,6 +50,15 @@ pub(super) struct UserJob {
     pub(super) tries: u32,
     pub(super) avoids_us: bool,
     pub(super) choice: u64,
+}
+
+/// What the nodes of a job do to it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Hazard {
+    /// Crashes per hour because of faults.
+    pub(super) faults: f64,
+    pub(super) slows: f64,
+    pub(super) worst: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

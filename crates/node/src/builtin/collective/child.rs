@@ -12,8 +12,8 @@ use std::{
 use doctor_checks::collective_order::CollectiveOrder;
 
 use super::{
-    conduct::News,
     environment,
+    events::News,
     told::{Said, Told},
     worker::WORK,
 };

@@ -17,32 +17,13 @@ use doctor_core::observation::{FailureKind, ProbeFailure};
 
 use super::{
     child::{Shown, Worker},
+    events::News,
     launcher::Place,
     link::Link,
-    rendezvous::{Hello, NoRendezvous, Reading, Writing},
+    rendezvous::NoRendezvous,
     told::{Begin, Down, Opened, Said, Told, Up},
 };
 use crate::stop::{Stop, StopWhy};
-
-/// What the queue brings.
-#[derive(Debug)]
-pub(super) enum News {
-    Worker(Said),
-    Log(String),
-    /// The worker has said its last word.
-    WorkerEnded,
-    /// A node has come to this one, which is the first.
-    Came {
-        hello: Hello,
-        reading: Reading,
-        writing: Writing,
-    },
-    Up(usize, Up),
-    PeerGone(usize, String),
-    /// The first node to this one.
-    Down(Down),
-    FirstGone(String),
-}
 
 /// How often the clock and signals are looked at.
 const TICK: Duration = Duration::from_millis(20);

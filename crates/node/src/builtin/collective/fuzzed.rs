@@ -6,10 +6,9 @@ use std::io;
 use doctor_checks::{collective_order::Mode, collective_report::measurements};
 
 use super::{
-    rendezvous::Hello,
     seal::{self, End, NONCE_BYTES},
     steps::{Steps, Tell},
-    told::{Down, Up},
+    told::{Down, Hello, Up},
 };
 
 /// Whether somebody is let in who sends this without knowing the secret.

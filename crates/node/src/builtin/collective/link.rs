@@ -7,12 +7,12 @@ use doctor_checks::collective_order::{CollectiveOrder, Mode};
 use serde::de::DeserializeOwned;
 
 use super::{
-    conduct::News,
+    events::News,
     launcher::Place,
-    rendezvous::{self, Hello, NoRendezvous, Reading, Welcome, Writing},
-    seal::SealError,
+    rendezvous::{self, NoRendezvous},
+    seal::{Reading, SealError, Writing},
     steps::{Steps, Tell},
-    told::{Down, Up},
+    told::{Down, Hello, Up, Welcome},
 };
 use crate::stop::Stop;
 

@@ -8,6 +8,7 @@
 mod child;
 mod conduct;
 mod environment;
+mod events;
 pub mod fuzzed;
 mod launcher;
 mod link;

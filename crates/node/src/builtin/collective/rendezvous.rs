@@ -16,12 +16,12 @@ use std::{
 };
 
 use doctor_core::time::Span;
-use serde::{Deserialize, Serialize};
 
 use super::{
-    conduct::News,
+    events::News,
     launcher::{PORT, Place},
-    seal::{self, Channel, End, NONCE_BYTES, Nonce, SealError},
+    seal::{self, End, NONCE_BYTES, Nonce, Reading, SealError, Writing},
+    told::{Hello, Welcome},
 };
 use crate::stop::Stop;
 
@@ -37,25 +37,6 @@ const STRANGERS: usize = 256;
 /// How it looks when the other side does not go on.
 const HUNG_UP: [io::ErrorKind; 3] =
     [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
-
-pub(super) type Reading = Channel<TcpStream>;
-pub(super) type Writing = Channel<TcpStream>;
-
-/// The first words of who comes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Hello {
-    pub(super) rank: u32,
-    pub(super) nodes: u32,
-    pub(super) name: String,
-}
-
-/// The answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Welcome {
-    In,
-    Refused(String),
-}
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoRendezvous {

@@ -6,7 +6,10 @@
 //! connection has a key of its own. A message is its length, its bytes, and a MAC over direction, place in the order and
 //! bytes.
 
-use std::io::{self, Read, Write};
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde::{Serialize, de::DeserializeOwned};
@@ -18,6 +21,10 @@ const MOST_BYTES: u32 = 16 << 20;
 const MOST_BYTES_OF_STRANGERS: u32 = 4 << 10;
 const MAC_BYTES: usize = 32;
 pub(super) const NONCE_BYTES: usize = 32;
+
+/// Both directions of a connection between two nodes.
+pub(super) type Reading = Channel<TcpStream>;
+pub(super) type Writing = Channel<TcpStream>;
 
 pub(super) type Nonce = [u8; NONCE_BYTES];
 

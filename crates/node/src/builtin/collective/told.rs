@@ -79,3 +79,19 @@ pub(super) enum Down {
         why: Option<String>,
     },
 }
+
+/// The first words of a node that comes to the first one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) rank: u32,
+    pub(super) nodes: u32,
+    pub(super) name: String,
+}
+
+/// The answer to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Welcome {
+    In,
+    Refused(String),
+}
