@@ -6,7 +6,7 @@
 
 #![no_main]
 
-use doctor_backend::{limited::Listen as _, local::fuzzed::{load, taken_as}, ssh::Between};
+use doctor_backend::{local::fuzzed::{load, taken_as}, process::Listen as _, ssh::Between};
 use doctor_backend_ssh::fuzzed::{answered, hosts_in};
 use doctor_fleet::status::{self, Health, Source};
 use doctor_store::{StoreUrl, fuzzed::holder};

@@ -1,27 +1,23 @@
 //! Questions to the server: JSON posted over HTTP, with a token that is in no message, a time limit and a size limit.
 
-use std::{
-    io,
-    path::PathBuf,
-    time::{Duration, Instant},
+use std::{path::PathBuf, time::Duration};
+
+use doctor_backend::{
+    BackendError, Effect,
+    http::{self, HttpError, HttpErrorKind, Proxy, Request, Trust},
 };
-
-use doctor_backend::{BackendError, Effect, http};
-
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::{
-    config::{BadSettings, DstackConfig, Place},
-    stream::{self, Trust},
-};
+use super::config::{BadSettings, DstackConfig, Place};
 
 /// What this is written for. A server of another generation says so by itself.
 const VERSION: &str = "0.22.5";
 /// Ten thousand instances are some ten megabytes.
 const MOST_BYTES: usize = 64 << 20;
-/// Of what a server says when it refuses.
+/// Characters of what a server says when it refuses, and bytes that are read of it.
 const MOST_SAID: usize = 300;
+const MOST_REFUSAL: usize = 64 << 10;
 
 /// Whether a question changes anything, so that not hearing its answer leaves a doubt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +32,7 @@ pub(super) struct Client {
     token_file: Option<PathBuf>,
     token_variable: String,
     deadline: Duration,
-    trust: Trust,
+    http: http::Client,
 }
 
 /// Why a question has no answer.
@@ -45,9 +41,9 @@ pub(super) enum NoAnswer {
     #[error("there is no token: {0}")]
     NoToken(String),
     #[error("connecting to {at}: {source}")]
-    Connect { at: String, source: io::Error },
+    Connect { at: String, source: HttpError },
     #[error("asking {at}: {source}")]
-    Broken { at: String, source: io::Error },
+    Broken { at: String, source: HttpError },
     #[error("{0} answered with more than is read")]
     TooLong(String),
     #[error("{0} did not answer in HTTP")]
@@ -87,13 +83,15 @@ impl NoAnswer {
 impl Client {
     pub(super) fn new(config: &DstackConfig) -> Result<Self, String> {
         let place = config.place().map_err(|error: BadSettings| error.to_string())?;
-        let trust = Trust::new(place.secure, config.ca_file.as_deref())?;
+        let trust = config.ca_file.as_deref().map_or(Trust::Machine, Trust::Only);
+        let roots = place.secure.then(|| http::roots(trust)).transpose();
+        let roots = roots.map_err(|error| format!("`ca_file` {error}"))?.unwrap_or_default();
         Ok(Self {
             place,
             token_file: config.token_file.clone(),
             token_variable: config.token_variable.clone(),
             deadline: config.deadline.to_std(),
-            trust,
+            http: http::Client::new(&roots, Proxy::Never),
         })
     }
 
@@ -112,29 +110,36 @@ impl Client {
 
     /// Posts a question and reads its answer.
     pub(super) fn ask<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, NoAnswer> {
-        let Place { host, port, before, .. } = &self.place;
-        let (at, deadline) = (format!("{host}:{port}"), Instant::now() + self.deadline);
+        let Place { host, port, before, secure } = &self.place;
+        let at = format!("{host}:{port}");
+        let scheme = if *secure { "https" } else { "http" };
+        let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+        let url = format!("{scheme}://{host}:{port}{before}{path}");
+        let bearer = format!("Bearer {}", self.token()?);
+        let headers = [
+            ("Authorization", bearer.as_str()),
+            ("X-API-VERSION", VERSION),
+            ("Content-Type", "application/json"),
+            ("Accept", "application/json"),
+        ];
+        let failed = |source: HttpError| {
+            let at = at.clone();
+            match source.kind {
+                HttpErrorKind::TooLong => NoAnswer::TooLong(at),
+                HttpErrorKind::NotHttp => NoAnswer::NoHttp(at),
+                _ if source.was_sent() => NoAnswer::Broken { at, source },
+                _ => NoAnswer::Connect { at, source },
+            }
+        };
         let body = body.to_string();
-        let question = format!(
-            "POST {before}{path} HTTP/1.1\r\nHost: {at}\r\nAuthorization: Bearer {}\r\nX-API-VERSION: {VERSION}\r\n\
-             Content-Type: application/json\r\nAccept: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            self.token()?,
-            body.len()
-        );
-        let connect = |source| NoAnswer::Connect { at: at.clone(), source };
-        let socket = http::connected((host.as_str(), *port), deadline).map_err(connect)?;
-        let broken = |source| NoAnswer::Broken { at: at.clone(), source };
-        let mut stream = self.trust.over(host, socket).map_err(connect)?;
-        let bytes = http::exchange(&mut stream, question.as_bytes(), deadline, MOST_BYTES, stream::wait_no_longer);
-        let bytes = bytes.map_err(broken)?;
-        if bytes.len() > MOST_BYTES {
-            return Err(NoAnswer::TooLong(at));
-        }
-        let (status, body) = http::answer(&bytes).ok_or_else(|| NoAnswer::NoHttp(at.clone()))?;
+        let request = Request { url: &url, headers: &headers, body: Some(body.as_bytes()), within: self.deadline };
+        let answer = self.http.send(&request).map_err(failed)?;
+        let status = answer.status;
         if status != 200 {
-            let (code, text) = refusal(&body);
+            let (code, text) = refusal(answer.beginning(MOST_REFUSAL).as_bytes());
             return Err(NoAnswer::Refused { at, status, code, text });
         }
+        let body = answer.read(MOST_BYTES).map_err(failed)?;
         serde_json::from_slice(&body).map_err(|source| NoAnswer::NotThat { path: path.to_owned(), source })
     }
 }
@@ -188,10 +193,13 @@ mod tests {
         let url = format!("http://{}/dstack", listener.local_addr().unwrap());
         let serving = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut asked = [0; 4096];
-            let count = stream.read(&mut asked).unwrap();
+            let (mut asked, mut part) = (String::new(), [0; 4096]);
+            while !asked.ends_with("\r\n\r\nnull") {
+                let count = stream.read(&mut part).unwrap();
+                asked += &String::from_utf8_lossy(&part[..count]);
+            }
             stream.write_all(answer.as_bytes()).unwrap();
-            String::from_utf8_lossy(&asked[..count]).into_owned()
+            asked
         });
         (DstackConfig { url, ..DstackConfig::default() }, serving)
     }
@@ -212,8 +220,8 @@ mod tests {
         assert_eq!(client.ask::<Value>("/api/x", &Value::Null).unwrap()["a"], 1);
         let asked = serving.join().unwrap();
         assert!(asked.starts_with("POST /dstack/api/x HTTP/1.1\r\n"), "{asked}");
-        assert!(asked.contains("\r\nAuthorization: Bearer secret-tokenX-Evil:1\r\n"), "{asked}");
-        assert!(asked.contains("\r\nX-API-VERSION: 0.22.5\r\n"));
+        assert!(asked.contains("\r\nauthorization: Bearer secret-tokenX-Evil:1\r\n"), "{asked}");
+        assert!(asked.contains("\r\nx-api-version: 0.22.5\r\n"));
     }
 
     #[test]

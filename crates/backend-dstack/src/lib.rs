@@ -18,7 +18,6 @@ mod orphaned_secrets;
 mod replace;
 mod side_door;
 mod ssh_runs;
-mod stream;
 mod task;
 mod view;
 mod wanted;

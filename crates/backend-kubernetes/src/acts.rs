@@ -27,6 +27,7 @@ use super::{
     objects::{FIELD_MANAGER, JobObject, NodeAnswer, PodObject, Time, job_resource, pod_resource},
     occupancy::uses_gpus,
     repair::{self, Leaving, Repair, Stage},
+    webhook,
 };
 
 /// A site's hook for replacing a machine. Shorter than a lease as it comes: who leads must still lead when it ends.
@@ -185,7 +186,7 @@ impl KubernetesBackend {
             Replace::DeleteNode => return self.delete_node(operation, &now),
             Replace::Aws => hook::run(operation, &Replace::aws_command(), &told, HOOK_LIMIT)?,
             Replace::Command(words) => hook::run(operation, words, &told, HOOK_LIMIT)?,
-            Replace::Webhook(webhook) => self.call(operation, webhook, &told)?,
+            Replace::Webhook(hook) => call_webhook(operation, hook, &told)?,
         }
         self.tell(&now, &Change::Replace);
         // If this fails it is asked for again, and a machine that is gone already is what a cloud says of it then.
@@ -201,25 +202,6 @@ impl KubernetesBackend {
             Ok(_) | Err(Failed { code: Some(404), .. }) => Ok(()),
             Err(failed) => Err(failed.into()),
         }
-    }
-
-    fn call(&self, operation: &'static str, webhook: &Webhook, told: &Told<'_>) -> Result<(), BackendError> {
-        let body: serde_json::Map<String, Value> =
-            told.words.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
-        let token = match &webhook.token_variable {
-            Some(name) => {
-                Some(std::env::var(name).map_err(|_| refuse(operation, format!("the environment has no {name}")))?)
-            }
-            None => None,
-        };
-        let outcome = self.ask_for(operation, HOOK_LIMIT, super::webhook::call(&webhook.url, token, json!(body)));
-        outcome.map_err(|failed| match failed.code {
-            // A refusal of theirs is a refusal; an authority that is missing may be given.
-            Some(400..=499) if !matches!(failed.code, Some(408 | 425 | 429)) => {
-                BackendError { effect: Effect::NoneGiveUp, ..failed.error }
-            }
-            _ => failed.error,
-        })
     }
 
     /// The node as the API server has it now.
@@ -245,6 +227,18 @@ impl KubernetesBackend {
         }
         Err(later(what, format!("{node} changed {TRIES} times while we tried")))
     }
+}
+
+fn call_webhook(operation: &'static str, hook: &Webhook, told: &Told<'_>) -> Result<(), BackendError> {
+    let body: serde_json::Map<String, Value> =
+        told.words.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+    let token = match &hook.token_variable {
+        Some(name) => {
+            Some(std::env::var(name).map_err(|_| refuse(operation, format!("the environment has no {name}")))?)
+        }
+        None => None,
+    };
+    webhook::call(operation, &hook.url, token.as_deref(), &json!(body), HOOK_LIMIT)
 }
 
 fn is_ready(node: &NodeAnswer) -> bool {

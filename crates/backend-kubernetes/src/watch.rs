@@ -31,10 +31,9 @@ pub(super) const SILENCE: Duration = Duration::from_secs(30);
 /// Between tries to list, doubled from the first to the last.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(500);
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// Objects that are listed at a time. A page is held as text and as objects with all that is thrown away, several times its size:
-/// this is what a list takes of memory beyond what is kept. A node of a GPU cluster has twenty kilobytes, a pod six.
-const PAGE_OF_NODES: u32 = 20;
-const PAGE_OF_PODS: u32 = 60;
+/// Objects in one page of a list, as `kubectl` and client-go ask for them: a list of 5,000 nodes takes ten requests. A page is held as
+/// text and as objects before the part that is kept is taken from it.
+const PAGE: u32 = 500;
 /// Pods that have ended take nothing any more.
 const LIVING: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
@@ -188,7 +187,7 @@ fn is_newer(node: &NodeObject, than: &NodeObject) -> bool {
 /// Follows the nodes until the process ends.
 pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, watched: Arc<Watched>) {
     let api: Api<NodeAnswer> = Api::all_with(client, &node_resource());
-    let mut settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_OF_NODES);
+    let mut settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE);
     settings.label_selector.clone_from(&config.node_selector);
     let mut shared = SharedByNodes::default();
     let keep = |node: NodeAnswer| {
@@ -201,7 +200,7 @@ pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, 
 /// Follows the pods until the process ends.
 pub(super) async fn follow_pods(client: Client, config: Arc<KubernetesConfig>, watched: Arc<Watched>) {
     let api: Api<PodObject> = Api::all_with(client, &pod_resource());
-    let settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_OF_PODS).fields(LIVING);
+    let settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE).fields(LIVING);
     let mut nodes: Shared<str> = Shared::default();
     let keep = |pod: PodObject| {
         let name = key(&pod);

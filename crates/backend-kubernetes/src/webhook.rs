@@ -1,8 +1,17 @@
-//! A call to somebody else's server. The cluster's client does it too: it speaks HTTPS, and there is no second one to build.
+//! A call to a site's own server: JSON that is posted to a URL.
 
-use hyper::http::{Request, Uri};
-use kube::Client;
+use std::time::Duration;
+
+use doctor_backend::{
+    BackendError, Effect,
+    http::{Client, Proxy, Request, Trust, roots},
+};
+use hyper::http::Uri;
 use serde_json::Value;
+
+/// Characters of what a server says when it refuses, and bytes that are read of it.
+const MOST_SAID: usize = 300;
+const MOST_BYTES: usize = 4096;
 
 /// Whether it can be called at all; said at the start and not when it is needed.
 pub(super) fn check(url: &str) -> Result<Uri, String> {
@@ -14,19 +23,37 @@ pub(super) fn check(url: &str) -> Result<Uri, String> {
     }
 }
 
-/// Posts JSON there. Anything but a 2xx is an error with its code.
-pub(super) async fn call(url: &str, token: Option<String>, body: Value) -> Result<(), kube::Error> {
-    let uri = check(url).map_err(|text| kube::Error::Service(text.into()))?;
-    let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-    let mut parts = uri.into_parts();
-    parts.path_and_query = Some(hyper::http::uri::PathAndQuery::from_static("/"));
-    let base = Uri::from_parts(parts).map_err(|error| kube::Error::Service(error.into()))?;
-    let mut config = kube::Config::new(base);
-    config.auth_info.token = token.map(Into::into);
-    config.default_retry = false;
-    let request = Request::post(path).header("content-type", "application/json").body(body.to_string().into_bytes());
-    let request = request.map_err(kube::Error::HttpError)?;
-    Client::try_from(config)?.request_text(request).await.map(drop)
+/// Posts JSON there. Anything but a 2xx is an error.
+pub(super) fn call(
+    operation: &'static str,
+    url: &str,
+    token: Option<&str>,
+    body: &Value,
+    within: Duration,
+) -> Result<(), BackendError> {
+    let fail = |text: String, effect| BackendError { operation, text, effect };
+    let uri = check(url).map_err(|text| fail(text, Effect::NoneGiveUp))?;
+    let server = uri.host().unwrap_or_default();
+    let trusted = if uri.scheme_str() == Some("https") { roots(Trust::Machine) } else { Ok(Vec::new()) };
+    let trusted = trusted.map_err(|error| fail(error.to_string(), Effect::NoneTryAgain))?;
+    let bearer = token.map(|token| format!("Bearer {token}"));
+    let authorization = bearer.iter().map(|bearer| ("authorization", bearer.as_str()));
+    let headers: Vec<(&str, &str)> = authorization.chain([("content-type", "application/json")]).collect();
+    let body = body.to_string();
+    let request = Request { url, headers: &headers, body: Some(body.as_bytes()), within };
+    let answer = Client::new(&trusted, Proxy::Never)
+        .send(&request)
+        .map_err(|error| fail(format!("{server}: {error}"), error.effect(true)))?;
+    let status = answer.status;
+    let effect = match status {
+        200..=299 => return Ok(()),
+        425 | 429 | 503 => Effect::NoneTryAgain,
+        // A refusal of theirs is a refusal.
+        300..=407 | 409..=499 => Effect::NoneGiveUp,
+        _ => Effect::Unknown,
+    };
+    let said: String = answer.beginning(MOST_BYTES).chars().take(MOST_SAID).collect();
+    Err(fail(format!("{server} answered with {status}: {said}"), effect))
 }
 
 #[cfg(test)]
@@ -39,5 +66,48 @@ mod tests {
             assert!(check(bad).unwrap_err().contains("such as https://"), "{bad}");
         }
         check("http://10.0.0.5:8080/replace?cluster=a").unwrap();
+    }
+
+    #[test]
+    fn what_a_server_answers_says_whether_to_call_again() {
+        use Effect::{NoneGiveUp, NoneTryAgain, Unknown};
+        use std::{
+            io::{Read as _, Write as _},
+            net::TcpListener,
+        };
+        let long = Duration::from_secs(30);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/replace", listener.local_addr().unwrap());
+        let called = |status: u16| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    let (mut asked, mut part) = (String::new(), [0; 4096]);
+                    while !asked.ends_with("\r\n\r\n{}") {
+                        let count = stream.read(&mut part).unwrap();
+                        asked += &String::from_utf8_lossy(&part[..count]);
+                    }
+                    assert!(asked.contains("authorization: Bearer secret\r\n"), "{asked}");
+                    write!(stream, "HTTP/1.1 {status} X\r\ncontent-length: 4\r\n\r\nwhy?").unwrap();
+                });
+                call("replace", &url, Some("secret"), &serde_json::json!({}), long)
+            })
+        };
+        assert_eq!(called(204), Ok(()));
+        for (status, effect) in [
+            (302, NoneGiveUp),
+            (401, NoneGiveUp),
+            (404, NoneGiveUp),
+            (408, Unknown),
+            (429, NoneTryAgain),
+            (500, Unknown),
+            (503, NoneTryAgain),
+        ] {
+            let error = called(status).unwrap_err();
+            assert_eq!(error.effect, effect, "{error}");
+            assert!(error.text.ends_with(&format!("answered with {status}: why?")), "{error}");
+        }
+        let refused = call("replace", "http://127.0.0.1:1/", None, &serde_json::json!({}), long).unwrap_err();
+        assert_eq!(refused.effect, NoneTryAgain, "{refused}");
     }
 }

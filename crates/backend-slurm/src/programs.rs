@@ -7,13 +7,13 @@ use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
 use doctor_backend::{
     BackendError, Effect,
-    child::{self, Heard, Limits},
+    process::{self, Output},
 };
 
 use super::config::SlurmConfig;
 
 /// No answer is read beyond this. A hundred thousand nodes are a tenth of it.
-const MOST_OUTPUT: u64 = 512 * 1024 * 1024;
+const MOST_OUTPUT: usize = 512 * 1024 * 1024;
 /// Of our own environment, what Slurm's programs need.
 const HANDED_ON: [&str; 2] = ["PATH", "SLURM_JWT"];
 
@@ -96,22 +96,21 @@ impl Programs {
             // A job would inherit it.
             command.env("TZ", "UTC0").env("SLURM_TIME_FORMAT", "standard");
         }
-        let limits = Limits { time: self.deadline, bytes: MOST_OUTPUT };
-        let heard = child::hear(command, input, limits).map_err(|error| {
+        let ran = process::output(command, input.as_bytes(), self.deadline, MOST_OUTPUT).map_err(|error| {
             fail(format!("{} cannot be started: {error}; see `programs`", path.display()), Effect::NoneGiveUp)
         })?;
-        match heard {
-            Heard::Ended { status, output, .. } if status.success() => {
-                String::from_utf8(output).or_else(|error| Ok(String::from_utf8_lossy(error.as_bytes()).into_owned()))
+        match ran {
+            Output::Ended { status, stdout, .. } if status.success() => {
+                String::from_utf8(stdout).or_else(|error| Ok(String::from_utf8_lossy(error.as_bytes()).into_owned()))
             }
-            Heard::Ended { complaint, output, .. } => {
-                let said = if complaint.is_empty() { String::from_utf8_lossy(&output).into_owned() } else { complaint };
-                let said = child::last_word(&said);
+            Output::Ended { stderr, stdout, .. } => {
+                let said = if stderr.is_empty() { String::from_utf8_lossy(&stdout).into_owned() } else { stderr };
+                let said = process::last_line(&said);
                 let effect = effect(&said, does);
                 Err(fail(format!("{program}: {said}"), effect))
             }
-            Heard::TooLong => Err(fail(format!("{program} printed more than {MOST_OUTPUT} bytes"), effect("", does))),
-            Heard::Silent => {
+            Output::TooLong => Err(fail(format!("{program} printed more than {MOST_OUTPUT} bytes"), effect("", does))),
+            Output::Late => {
                 let text = format!("{program} did not end within {} s", self.deadline.as_secs());
                 let effect = if does == Does::Reads { Effect::NoneTryAgain } else { Effect::Unknown };
                 Err(fail(text, effect))

@@ -2,14 +2,11 @@
 
 use std::{
     io,
-    os::unix::net::UnixStream,
-    path::PathBuf,
-    sync::mpsc,
-    thread,
-    time::{Duration, Instant},
+    path::{Path, PathBuf},
+    time::Duration,
 };
 
-use doctor_backend::http::{answer, connected, exchange, left};
+use doctor_backend::http::{Client, HttpError, HttpErrorKind, Proxy, Request};
 
 use super::{
     config::Rest,
@@ -17,12 +14,15 @@ use super::{
     nodes::NodeSeen,
 };
 
+/// Bytes of an answer that is an error.
+const MOST_SAID: usize = 4096;
+
 #[derive(Debug, thiserror::Error)]
 enum RestError {
     #[error("cannot read {}, which `rest.token_file` names", .0.display())]
     NoToken(PathBuf, #[source] io::Error),
     #[error("asking {0}")]
-    Ask(String, #[source] io::Error),
+    Ask(String, #[source] HttpError),
     #[error("{0} answered with more than is read")]
     TooLong(String),
     #[error("{0} did not answer in HTTP")]
@@ -50,53 +50,36 @@ pub(super) fn nodes(rest: &Rest, limit: Duration) -> Result<Vec<NodeSeen>, Strin
 }
 
 fn ask(rest: &Rest, limit: Duration) -> Result<Vec<NodeSeen>, RestError> {
-    let mut head = format!("GET /slurm/{}/nodes HTTP/1.1\r\nHost: slurm\r\nConnection: close\r\n", rest.version);
-    if let Some(path) = &rest.token_file {
-        let token = std::fs::read_to_string(path).map_err(|error| RestError::NoToken(path.clone(), error))?;
-        // A token is one word; anything else would be another header.
-        let token: String = token.trim().chars().filter(char::is_ascii_graphic).collect();
-        head += &format!("X-SLURM-USER-TOKEN: {token}\r\n");
-    }
-    if let Some(user) = &rest.user {
-        head += &format!("X-SLURM-USER-NAME: {user}\r\n");
-    }
-    head += "\r\n";
-    let failed = |error| RestError::Ask(rest.at.clone(), error);
-    let deadline = Instant::now() + limit;
-    let bytes = if rest.at.starts_with('/') {
-        let mut stream = connected_here(&rest.at, deadline).map_err(failed)?;
-        exchange(&mut stream, head.as_bytes(), deadline, MOST_BYTES, |stream, left| {
-            stream.set_write_timeout(Some(left))?;
-            stream.set_read_timeout(Some(left))
-        })
+    let token = match &rest.token_file {
+        Some(path) => {
+            let token = std::fs::read_to_string(path).map_err(|error| RestError::NoToken(path.clone(), error))?;
+            // A token is one word; anything else would be another header.
+            Some(token.trim().chars().filter(char::is_ascii_graphic).collect::<String>())
+        }
+        None => None,
+    };
+    let token = token.iter().map(|token| ("X-SLURM-USER-TOKEN", token.as_str()));
+    let user = rest.user.iter().map(|user| ("X-SLURM-USER-NAME", user.as_str()));
+    let headers: Vec<(&str, &str)> = token.chain(user).collect();
+    let (client, server) = if rest.at.starts_with('/') {
+        (Client::over_socket(Path::new(&rest.at)), "127.0.0.1")
     } else {
-        let mut stream = connected(&rest.at, deadline).map_err(failed)?;
-        exchange(&mut stream, head.as_bytes(), deadline, MOST_BYTES, |stream, left| {
-            stream.set_write_timeout(Some(left))?;
-            stream.set_read_timeout(Some(left))
-        })
-    }
-    .map_err(failed)?;
-    if bytes.len() > MOST_BYTES {
-        return Err(RestError::TooLong(rest.at.clone()));
-    }
-    let (status, body) = answer(&bytes).ok_or_else(|| RestError::NoHttp(rest.at.clone()))?;
+        (Client::new(&[], Proxy::Never), rest.at.as_str())
+    };
+    let url = format!("http://{server}/slurm/{}/nodes", rest.version);
+    let failed = |error: HttpError| match error.kind {
+        HttpErrorKind::TooLong => RestError::TooLong(rest.at.clone()),
+        HttpErrorKind::NotHttp => RestError::NoHttp(rest.at.clone()),
+        _ => RestError::Ask(rest.at.clone(), error),
+    };
+    let request = Request { url: &url, headers: &headers, body: None, within: limit };
+    let answer = client.send(&request).map_err(failed)?;
+    let status = answer.status;
     if status != 200 {
-        let text = String::from_utf8_lossy(&body).chars().take(200).collect();
+        let text = answer.beginning(MOST_SAID).chars().take(200).collect();
         return Err(RestError::Status { at: rest.at.clone(), status, text });
     }
-    Ok(json::parse(&body)?)
-}
-
-/// A server that takes no connections off its socket lets the next one wait without a limit; so it waits in a thread of its own.
-fn connected_here(path: &str, deadline: Instant) -> io::Result<UnixStream> {
-    let (send, connected) = mpsc::channel();
-    let path = path.to_owned();
-    thread::spawn(move || {
-        // Nobody listens any more once the time was over.
-        let _late = send.send(UnixStream::connect(path));
-    });
-    connected.recv_timeout(left(deadline)?).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    Ok(json::parse(&answer.read(MOST_BYTES).map_err(failed)?)?)
 }
 
 #[cfg(test)]
@@ -105,6 +88,7 @@ mod tests {
     use std::{
         io::{Read as _, Write as _},
         os::unix::net::UnixListener,
+        thread,
     };
 
     const NODES: &[u8] = include_bytes!("fixtures/24.11/slurmrestd-v0.0.42-nodes.json");

@@ -5,18 +5,22 @@
 //! "slower, please" mean later, anything else means that asking again will not help.
 
 use std::{
-    io::Read,
-    process::{Child, Command, Stdio},
-    sync::mpsc,
-    time::{Duration, Instant},
+    process::Command,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-use crate::{BackendError, Effect};
+use crate::{
+    BackendError, Effect,
+    process::{self, Ended, Limits, Tail},
+};
 
 /// `EX_TEMPFAIL` of sysexits.h: not now.
 const NOT_NOW: i32 = 75;
 /// Of what it prints, the end is kept.
 const MOST_OUTPUT: usize = 64 * 1024;
+/// How long its output is read after its end, where another process holds that open.
+const DRAIN: Duration = Duration::from_secs(5);
 /// How clouds and their programs say that it may work later.
 const LATER: [&str; 10] = [
     "Throttling",
@@ -47,26 +51,26 @@ pub fn run(operation: &'static str, command: &[String], told: &Told<'_>, limit: 
     let words = command.iter().map(|word| filled(word, told)).collect::<Result<Vec<_>, _>>().map_err(refuse)?;
     let Some((program, arguments)) = words.split_first() else { return Err(refuse("the hook is empty".to_owned())) };
     let mut started = Command::new(program);
-    started.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    started.args(arguments);
     for (name, value) in &told.words {
         started.env(format!("DOCTOR_{}", name.to_uppercase()), value);
     }
-    // A hook that starts others is ended with them.
-    std::os::unix::process::CommandExt::process_group(&mut started, 0);
-    let mut child = started.spawn().map_err(|error| refuse(format!("{program} cannot be started: {error}")))?;
-    let (text, ended) = listen(&mut child, limit);
+    let tail = Arc::new(Mutex::new(Tail::up_to(MOST_OUTPUT)));
+    let limits = Limits { drain: Some(DRAIN), ..Limits::new(limit) };
+    let ran = process::run(&mut started, Vec::new(), limits, (Arc::clone(&tail), Arc::clone(&tail)));
+    let (ended, ..) = ran.map_err(|error| refuse(format!("{program} cannot be started: {error}")))?;
+    let text = tail.lock().unwrap_or_else(PoisonError::into_inner).text().trim().to_owned();
     match ended {
-        None => {
-            let text = format!("{program} did not end within {} s{}", limit.as_secs(), said(&text));
-            Err(BackendError { operation, text, effect: Effect::Unknown })
-        }
-        Some(Ok(status)) if status.success() => Ok(()),
-        Some(Ok(status)) => {
+        Ended::Itself(status) if status.success() => Ok(()),
+        Ended::Itself(status) => {
             let later = status.code() == Some(NOT_NOW) || LATER.iter().any(|word| text.contains(word));
             let effect = if later { Effect::NoneTryAgain } else { Effect::NoneGiveUp };
             Err(BackendError { operation, text: format!("{program} ended with {status}{}", said(&text)), effect })
         }
-        Some(Err(error)) => Err(BackendError { operation, text: error.to_string(), effect: Effect::Unknown }),
+        Ended::Late | Ended::TooMuch => {
+            let text = format!("{program} did not end within {} s{}", limit.as_secs(), said(&text));
+            Err(BackendError { operation, text, effect: Effect::Unknown })
+        }
     }
 }
 
@@ -94,54 +98,6 @@ fn filled(word: &str, told: &Told<'_>) -> Result<String, String> {
     Ok(out)
 }
 
-/// What it printed, and how it ended; `None`: it was ended by us.
-fn listen(child: &mut Child, limit: Duration) -> (String, Option<std::io::Result<std::process::ExitStatus>>) {
-    // Who prints faster than anybody listens waits.
-    let (send, heard) = mpsc::sync_channel::<Vec<u8>>(16);
-    let pipes: [Option<Box<dyn Read + Send>>; 2] =
-        [child.stdout.take().map(|pipe| Box::new(pipe) as _), child.stderr.take().map(|pipe| Box::new(pipe) as _)];
-    for mut pipe in pipes.into_iter().flatten() {
-        let send = send.clone();
-        std::thread::spawn(move || {
-            let mut part = [0; 4096];
-            // Nobody listens any more once the hook was ended.
-            while let Ok(count @ 1..) = pipe.read(&mut part)
-                && send.send(part[..count].to_vec()).is_ok()
-            {}
-        });
-    }
-    drop(send);
-    let (began, mut text) = (Instant::now(), Vec::new());
-    // Both pipes are closed, or the time is over; also for one that never stops printing.
-    while began.elapsed() < limit
-        && let Ok(part) = heard.recv_timeout(limit.saturating_sub(began.elapsed()))
-    {
-        text.extend(part);
-        let surplus = text.len().saturating_sub(MOST_OUTPUT);
-        text.drain(..surplus);
-    }
-    let ended = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break Some(Ok(status)),
-            Err(error) => break Some(Err(error)),
-            Ok(None) if began.elapsed() >= limit => {
-                end(child);
-                break None;
-            }
-            Ok(None) => std::thread::sleep(Duration::from_millis(20)),
-        }
-    };
-    (String::from_utf8_lossy(&text).trim().to_owned(), ended)
-}
-
-fn end(child: &mut Child) {
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-        // It may have ended by itself in this moment.
-        let _gone = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-    }
-    let _ended = child.wait();
-}
-
 fn said(text: &str) -> String {
     let last = text.lines().rev().find(|line| !line.trim().is_empty());
     last.map_or_else(String::new, |line| format!(": {}", line.trim()))
@@ -149,6 +105,8 @@ fn said(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn told() -> Told<'static> {

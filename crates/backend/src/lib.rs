@@ -8,14 +8,13 @@
 //! job that is not there is fine; a lost job says so; every operation in `caps` is idempotent, shows in the next
 //! snapshot and leaves foreign marks alone; every error says whether to try again.
 
-pub mod child;
 pub mod clock;
 pub mod contract;
 pub mod hook;
 pub mod http;
 pub mod inspection;
-pub mod limited;
 pub mod local;
+pub mod process;
 pub mod program;
 pub mod registration;
 pub mod ssh;

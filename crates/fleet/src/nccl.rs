@@ -6,7 +6,7 @@
 
 use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
-use doctor_backend::limited::{self, Ended, Kept, Limits};
+use doctor_backend::process::{self, Ended, Group, Kept, Limits};
 use doctor_backend::ssh::SshConfig;
 use doctor_checks::nccl_tests::{self, BadNcclTests};
 use doctor_core::{finding::Verdict, ids::NodeName, snapshot::TrialSaid};
@@ -48,8 +48,8 @@ const GRACE: Duration = Duration::from_secs(5);
 pub fn run(settings: &Settings, hosts: &[NodeName], limit: Option<f64>) -> Judged {
     let mut command = Command::new(&settings.mpirun);
     command.args(words(settings, hosts));
-    let limits = Limits { time: settings.limit, grace: GRACE };
-    match limited::run(&mut command, Vec::new(), limits, (Kept::up_to(MOST_BYTES), Kept::up_to(MOST_BYTES))) {
+    let limits = Limits { grace: GRACE, group: Group::Shared, ..Limits::new(settings.limit) };
+    match process::run(&mut command, Vec::new(), limits, (Kept::up_to(MOST_BYTES), Kept::up_to(MOST_BYTES))) {
         Ok((ended, out, err)) => judge(ended, &out.text(), &err.text(), settings.limit, limit),
         Err(error) => {
             let why = format!("{} cannot be started: {error}", settings.mpirun.display());
@@ -181,11 +181,13 @@ pub fn judge(ended: Ended, stdout: &str, stderr: &str, time: Duration, limit: Op
     let status = match ended {
         Ended::Itself(status) => status,
         // It prints who takes part before it does anything.
-        Ended::Late if !stdout.lines().any(|line| line.starts_with('#')) => {
+        Ended::Late | Ended::TooMuch if !stdout.lines().any(|line| line.starts_with('#')) => {
             let why = format!("mpirun had not begun it after {} s{}", time.as_secs(), last_line(stderr));
             return Judged::new(Verdict::Inconclusive, why);
         }
-        Ended::Late => return Judged::new(Verdict::Fail, format!("not through within {} s", time.as_secs())),
+        Ended::Late | Ended::TooMuch => {
+            return Judged::new(Verdict::Fail, format!("not through within {} s", time.as_secs()));
+        }
     };
     // Its last words may be on either stream; rows of the table are told by their columns.
     match nccl_tests::parse(&format!("{stdout}\n{stderr}")) {

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::limited::{self, Ended, Limits};
+use crate::process::{self, Ended, Group, Limits};
 use doctor_checks::proc_stat::ProcStat;
 use doctor_host::{
     occupancy,
@@ -154,10 +154,10 @@ impl Client {
             Err(error) => return failed(How::NotReached(format!("asking the system for random bits: {error}"))),
         };
         let mut ssh = self.lines.command(host, &format!("exec sh -c {}", quoted(&self.script(&word, order))));
-        let limits = Limits { time: self.lines.connect() + order.limit + MARGIN, grace: Duration::ZERO };
+        let limits = Limits { group: Group::Shared, ..Limits::new(self.lines.connect() + order.limit + MARGIN) };
         let listeners = (listener(&word), Between::new(&word, order.most));
         let input = [GO.as_bytes(), b"\n", order.input].concat();
-        let (ended, out, err) = match limited::run(&mut ssh, input, limits, listeners) {
+        let (ended, out, err) = match process::run(&mut ssh, input, limits, listeners) {
             Ok(ran) => ran,
             Err(error) => return failed(How::NotReached(format!("ssh cannot be started: {error}"))),
         };
@@ -167,8 +167,8 @@ impl Client {
             // What `timeout` ends with; before the time was over it is the command's own code.
             (Some(124 | 137), _) if took >= order.limit => How::Late { ended: true },
             (Some(code), _) => How::Exited(code),
-            (None, Ended::Late) if out.begun => How::Late { ended: false },
-            (None, Ended::Late) => How::NotReached("it does not answer".to_owned()),
+            (None, Ended::Late | Ended::TooMuch) if out.begun => How::Late { ended: false },
+            (None, Ended::Late | Ended::TooMuch) => How::NotReached("it does not answer".to_owned()),
             (None, Ended::Itself(_)) if out.begun => How::Lost(complaint(&err.text)),
             (None, Ended::Itself(_)) => How::NotReached(complaint(&err.noise)),
         };

@@ -9,7 +9,7 @@
 
 use std::{fs::File, io::Write as _};
 
-use crate::limited::Listen;
+use crate::process::Listen;
 
 /// Of what comes before the command begins.
 const MOST_NOISE: usize = 16 * 1024;

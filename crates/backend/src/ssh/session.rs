@@ -7,9 +7,8 @@
 use std::{
     ffi::OsString,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    os::unix::process::CommandExt as _,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     time::{Duration, Instant},
 };
@@ -17,6 +16,7 @@ use std::{
 use doctor_host::protocol::MOST_ANSWER;
 
 use super::{config::SshConfig, hosts::Host};
+use crate::process::{Group, Running};
 
 /// Of what `ssh` complains about.
 const MOST_COMPLAINT: u64 = 16 * 1024;
@@ -76,15 +76,15 @@ impl Lines {
     pub fn open(&self, host: &Host, script: &str, limit: Duration) -> Result<Line, String> {
         let mut ssh = self.ssh(host, &[]);
         ssh.arg(format!("exec sh -c '{script}'"));
-        let child = ssh.spawn().map_err(|error| format!("ssh cannot be started: {error}"))?;
-        Ok(Line::new(child, Instant::now() + self.connect + limit))
+        let ssh = started(&mut ssh)?;
+        Ok(Line::new(ssh, Instant::now() + self.connect + limit))
     }
 
     /// Where a host is, as OpenSSH's configuration has it. Nobody is asked.
     pub fn address(&self, host: &Host) -> Result<String, String> {
         let mut ssh = self.ssh(host, &["-G"]);
-        let child = ssh.spawn().map_err(|error| format!("ssh cannot be started: {error}"))?;
-        let line = Line::new(child, Instant::now() + self.connect);
+        let ssh = started(&mut ssh)?;
+        let line = Line::new(ssh, Instant::now() + self.connect);
         loop {
             let heard = line.hear().map_err(|why| format!("ssh does not say where it is: {why}"))?;
             if let Some(address) = String::from_utf8_lossy(&heard).strip_prefix("hostname ") {
@@ -108,7 +108,7 @@ impl Lines {
     /// The program with all but what it is to do there, for one who talks to it line by line.
     fn ssh(&self, host: &Host, more: &[&str]) -> Command {
         let mut ssh = self.plain(host, more);
-        ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         ssh
     }
 
@@ -119,6 +119,10 @@ impl Lines {
         ssh.env_clear().envs(own).env("LC_ALL", "C.UTF-8");
         ssh
     }
+}
+
+fn started(ssh: &mut Command) -> Result<Running, String> {
+    Running::start(ssh, Group::Own).map_err(|error| format!("ssh cannot be started: {error}"))
 }
 
 /// What a line of the host file says.
@@ -138,7 +142,7 @@ fn words(host: &Host) -> Vec<OsString> {
 /// A connection, until it is dropped or its time is over.
 #[derive(Debug)]
 pub struct Line {
-    child: Child,
+    ssh: Running,
     heard: Receiver<Vec<u8>>,
     complaint: Receiver<Vec<u8>>,
     deadline: Instant,
@@ -163,9 +167,9 @@ impl std::fmt::Display for Silence {
 }
 
 impl Line {
-    fn new(mut child: Child, deadline: Instant) -> Self {
+    fn new(mut ssh: Running, deadline: Instant) -> Self {
         let (say, heard) = mpsc::channel();
-        if let Some(output) = child.stdout.take() {
+        if let Some(output) = ssh.take_stdout() {
             std::thread::spawn(move || {
                 let mut output = BufReader::new(output.take(MOST_ANSWER));
                 loop {
@@ -179,7 +183,7 @@ impl Line {
             });
         }
         let (complain, complaint) = mpsc::channel();
-        if let Some(errors) = child.stderr.take() {
+        if let Some(errors) = ssh.take_stderr() {
             std::thread::spawn(move || {
                 let mut text = Vec::new();
                 // What was read until it broke is all there is; nobody may be listening any more.
@@ -187,7 +191,7 @@ impl Line {
                 let _late = complain.send(text);
             });
         }
-        Self { child, heard, complaint, deadline }
+        Self { ssh, heard, complaint, deadline }
     }
 
     /// The next line.
@@ -201,7 +205,7 @@ impl Line {
 
     /// Says something and, as there is nothing more to say, closes this end.
     pub fn say_all(&mut self, bytes: Vec<u8>) {
-        if let Some(mut input) = self.child.stdin.take() {
+        if let Some(mut input) = self.ssh.take_stdin() {
             // Who ends without reading it all has decided already.
             std::thread::spawn(move || input.write_all(&bytes).and_then(|()| input.flush()));
         }
@@ -232,19 +236,10 @@ fn gist(text: &str) -> String {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        let until = Instant::now() + FAREWELL;
-        while Instant::now() < until && Instant::now() < self.deadline {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-            // It may have ended by itself in this moment.
-            let _gone = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
-        let _ended = self.child.wait();
+        drop(self.ssh.take_stdin());
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        // What has not ended by then is killed with it.
+        self.ssh.wait_up_to(left.min(FAREWELL));
     }
 }
 

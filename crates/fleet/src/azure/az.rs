@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use doctor_backend::child::{self, Heard, Limits};
+use doctor_backend::process::{self, Output};
 
 use serde_json::Value;
 
 /// A list of a thousand machines with everything that Azure knows of them is a tenth of it.
-const MOST_OUTPUT: u64 = 64 * 1024 * 1024;
+const MOST_OUTPUT: usize = 64 * 1024 * 1024;
 /// Said by `az` with every answer of ours.
 const ALWAYS: [&str; 3] = ["--output", "json", "--only-show-errors"];
 
@@ -135,14 +135,14 @@ impl Az {
         // It must not ask anybody, nor paint.
         command.env("AZURE_CORE_NO_COLOR", "true").env("AZURE_CORE_DISABLE_PROGRESS_BAR", "true");
         command.env("AZURE_CORE_DISABLE_CONFIRM_PROMPT", "true");
-        let heard = child::hear(command, "", Limits { time: limit, bytes: MOST_OUTPUT });
-        let heard = heard.map_err(|source| AzureError::Start { program: self.program.clone(), source })?;
+        let ran = process::output(command, b"", limit, MOST_OUTPUT);
+        let ran = ran.map_err(|source| AzureError::Start { program: self.program.clone(), source })?;
         let step = step.to_owned();
-        match heard {
-            Heard::Ended { status, output, .. } if status.success() => answer(step, &output),
-            Heard::Ended { complaint, .. } => Err(refused(step, &complaint)),
-            Heard::TooLong => Err(AzureError::TooMuch { step }),
-            Heard::Silent => Err(AzureError::Late { step, limit }),
+        match ran {
+            Output::Ended { status, stdout, .. } if status.success() => answer(step, &stdout),
+            Output::Ended { stderr, .. } => Err(refused(step, &stderr)),
+            Output::TooLong => Err(AzureError::TooMuch { step }),
+            Output::Late => Err(AzureError::Late { step, limit }),
         }
     }
 }
@@ -165,7 +165,7 @@ fn refused(step: String, complaint: &str) -> AzureError {
 /// The first line of an error names it and the following ones repeat it; a traceback ends with it.
 fn said(complaint: &str) -> String {
     let error = complaint.lines().find_map(|line| line.trim().strip_prefix("ERROR: "));
-    let line = error.map_or_else(|| child::last_word(complaint), str::to_owned);
+    let line = error.map_or_else(|| process::last_line(complaint), str::to_owned);
     line.chars().filter(|c| !c.is_control()).take(600).collect()
 }
 

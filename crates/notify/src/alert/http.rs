@@ -1,18 +1,14 @@
 //! One request to a receiver, with a limit for all of it, and what its answer means for the message.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
+use doctor_backend::http::{self, Answer, HttpError, HttpErrorKind, Proxy, Request};
 use doctor_core::time::Span;
-use ureq::{
-    Agent, Body,
-    http::Response,
-    tls::{Certificate, RootCerts, TlsConfig},
-};
 
 use super::{NotSent, Retry, secret::host, trust};
 
 /// What is read of an answer: enough to say what the receiver did not like.
-const ANSWER: u64 = 4096;
+const ANSWER: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct Client<'a> {
@@ -32,61 +28,33 @@ impl<'a> Client<'a> {
 
     /// The same, for who wants to know what was said to it. What cannot be read is left out.
     pub(crate) fn ask(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<String, NotSent> {
-        self.taken(url, headers, body).map(|mut answer| said(&mut answer))
+        self.taken(url, headers, body).map(|answer| answer.beginning(ANSWER))
     }
 
-    fn taken(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Response<Body>, NotSent> {
-        let agent = self.agent(url)?;
-        let mut request = agent.post(url).header("content-type", "application/json");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let mut answer = request.send(body).map_err(|error| self.no_answer(url, &error))?;
-        let status = answer.status().as_u16();
-        if (200..300).contains(&status) {
+    fn taken(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Answer, NotSent> {
+        let roots = if url.starts_with("https://") { trust::roots(self.ca)? } else { Vec::new() };
+        let client = http::Client::new(&roots, Proxy::FromEnvironment);
+        let headers = [&[("content-type", "application/json")][..], headers].concat();
+        let request = Request { url, headers: &headers, body: Some(body), within: self.limit.to_std() };
+        let answer = client.send(&request).map_err(|error| self.no_answer(url, &error))?;
+        if (200..300).contains(&answer.status) {
             return Ok(answer);
         }
-        let after = answer.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        Err(refused(host(url), status, after, &said(&mut answer)))
+        let (status, after) = (answer.status, answer.retry_after);
+        Err(refused(host(url), status, after, &answer.beginning(ANSWER)))
     }
 
-    fn agent(&self, url: &str) -> Result<Agent, NotSent> {
-        let builder = Agent::config_builder()
-            .timeout_global(Some(self.limit.to_std()))
-            .http_status_as_error(false)
-            // A redirected POST is no POST any more.
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("cluster-doctor/", env!("CARGO_PKG_VERSION")));
-        let config = if url.starts_with("https://") {
-            let roots = trust::roots(self.ca)?;
-            let roots: Vec<Certificate<'static>> =
-                roots.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
-            let tls = TlsConfig::builder().root_certs(RootCerts::Specific(Arc::new(roots))).build();
-            builder.tls_config(tls).build()
-        } else {
-            builder.build()
-        };
-        Ok(config.into())
-    }
-
-    /// In our own words: a library's error may quote the address, which may be secret.
-    fn no_answer(&self, url: &str, error: &ureq::Error) -> NotSent {
-        let why = match error {
-            ureq::Error::Timeout(_) => format!("did not answer within {}", self.limit),
-            ureq::Error::HostNotFound => "is not a host that is known".to_owned(),
-            ureq::Error::ConnectionFailed => "takes no connection".to_owned(),
-            ureq::Error::Io(error) => format!("could not be spoken to: {error}"),
-            ureq::Error::Rustls(error) => format!("is not believed: {error}"),
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => "is not an address that can be used".to_owned(),
-            _ => "could not be spoken to".to_owned(),
+    fn no_answer(&self, url: &str, error: &HttpError) -> NotSent {
+        let why = match error.kind {
+            HttpErrorKind::Timeout => format!("did not answer within {}", self.limit),
+            HttpErrorKind::BadRequest => "is not an address that can be used".to_owned(),
+            HttpErrorKind::Tls => format!("is not believed: {error}"),
+            HttpErrorKind::Connection | HttpErrorKind::NotHttp | HttpErrorKind::TooLong => {
+                format!("could not be spoken to: {error}")
+            }
         };
         NotSent::later(format!("{} {why}", host(url)))
     }
-}
-
-fn said(answer: &mut Response<Body>) -> String {
-    answer.body_mut().with_config().limit(ANSWER).read_to_string().unwrap_or_default()
 }
 
 /// A receiver that finds the message itself wrong will not find it right later. A wrong address or token can be mended.

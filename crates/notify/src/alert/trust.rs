@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use rustls::pki_types::{CertificateDer, pem::PemObject};
+use doctor_backend::http::{self, Trust};
+use rustls::pki_types::CertificateDer;
 
 use super::NotSent;
 
@@ -11,13 +12,8 @@ use super::NotSent;
 /// # Errors
 /// If the file cannot be read, or there are none at all.
 pub(super) fn roots(ca: Option<&Path>) -> Result<Vec<CertificateDer<'static>>, NotSent> {
-    // A store of the system that is broken in part is used as far as it is good.
-    let mut roots = rustls_native_certs::load_native_certs().certs;
-    if let Some(path) = ca {
-        let bad = |error| NotSent::later(format!("cannot read the certificates in {}: {error}", path.display()));
-        let named: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(bad)?.collect();
-        roots.extend(named.map_err(bad)?);
-    }
+    let roots = http::roots(ca.map_or(Trust::Machine, Trust::MachineAnd));
+    let roots = roots.map_err(|error| NotSent::later(format!("cannot read the certificates in {error}")))?;
     if roots.is_empty() {
         return Err(NotSent::later(
             "this system has no certificates to believe in: install them, or name some with `ca`",

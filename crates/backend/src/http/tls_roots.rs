@@ -1,0 +1,73 @@
+//! The certificates that TLS trusts: those of this machine, of a file, or both.
+
+use std::path::{Path, PathBuf};
+
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject as _},
+};
+
+/// Which certificates are trusted. A file holds certificates in PEM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust<'a> {
+    Machine,
+    /// Those of the file instead of the machine's.
+    Only(&'a Path),
+    /// Those of the file beside the machine's.
+    MachineAnd(&'a Path),
+}
+
+/// What is wrong with a file of certificates.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {text}", path.display())]
+pub struct BadRoots {
+    pub path: PathBuf,
+    pub text: String,
+}
+
+/// The certificates. A machine may have none.
+///
+/// # Errors
+/// If a file cannot be read, or holds none.
+pub fn roots(trust: Trust<'_>) -> Result<Vec<CertificateDer<'static>>, BadRoots> {
+    // A store of the machine that is broken in part is used as far as it is good.
+    let machine = || rustls_native_certs::load_native_certs().certs;
+    Ok(match trust {
+        Trust::Machine => machine(),
+        Trust::Only(path) => of_file(path)?,
+        Trust::MachineAnd(path) => [machine(), of_file(path)?].concat(),
+    })
+}
+
+fn of_file(path: &Path) -> Result<Vec<CertificateDer<'static>>, BadRoots> {
+    let bad = |text: String| BadRoots { path: path.to_owned(), text };
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let certificates = read.map_err(|error| bad(error.to_string()))?;
+    let mut store = RootCertStore::empty();
+    for certificate in &certificates {
+        store.add(certificate.clone()).map_err(|error| bad(error.to_string()))?;
+    }
+    if certificates.is_empty() { Err(bad("there is no certificate in it".to_owned())) } else { Ok(certificates) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_certificates_is_named_with_what_is_wrong() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ca.pem");
+        let said = |text: Option<&str>| {
+            text.into_iter().for_each(|text| std::fs::write(&path, text).unwrap());
+            let errors =
+                [Trust::Only(&path), Trust::MachineAnd(&path)].map(|trust| roots(trust).unwrap_err().to_string());
+            assert_eq!(errors[0], errors[1]);
+            assert!(errors[0].contains("ca.pem: "), "{}", errors[0]);
+            errors[0].clone()
+        };
+        said(None);
+        assert!(said(Some("not PEM")).ends_with("there is no certificate in it"));
+        said(Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"));
+    }
+}

@@ -1,0 +1,97 @@
+//! HTTP over a Unix socket, as a transport of ureq.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport};
+
+#[derive(Debug)]
+pub(super) struct UnixConnector {
+    path: PathBuf,
+}
+
+impl UnixConnector {
+    pub(super) fn new(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+}
+
+impl Connector for UnixConnector {
+    type Out = Box<dyn Transport>;
+
+    fn connect(&self, details: &ConnectionDetails<'_>, _: Option<()>) -> Result<Option<Self::Out>, ureq::Error> {
+        let stream = connect(&self.path, details.timeout)?;
+        let buffers = LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size());
+        Ok(Some(Box::new(UnixTransport { stream, buffers })))
+    }
+}
+
+/// A server that accepts no connections lets the next one wait without a limit, and the system has none to set: so it waits in a thread
+/// of its own.
+fn connect(path: &Path, timeout: NextTimeout) -> Result<UnixStream, ureq::Error> {
+    let (send, connected) = mpsc::channel();
+    let path = path.to_owned();
+    thread::spawn(move || {
+        // The time may be over.
+        let _late = send.send(UnixStream::connect(path));
+    });
+    match connected.recv_timeout(left(timeout)?) {
+        Ok(stream) => Ok(stream?),
+        Err(_) => Err(ureq::Error::Timeout(timeout.reason)),
+    }
+}
+
+/// What is left of the time; none is an error.
+fn left(timeout: NextTimeout) -> Result<Duration, ureq::Error> {
+    if timeout.after.is_zero() { Err(ureq::Error::Timeout(timeout.reason)) } else { Ok(*timeout.after) }
+}
+
+fn failed(error: io::Error, timeout: NextTimeout) -> ureq::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ureq::Error::Timeout(timeout.reason),
+        _ => error.into(),
+    }
+}
+
+#[derive(Debug)]
+struct UnixTransport {
+    stream: UnixStream,
+    buffers: LazyBuffers,
+}
+
+impl Transport for UnixTransport {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
+        let timeout = timeout.for_write();
+        self.stream.set_write_timeout(Some(left(timeout)?))?;
+        let output = &self.buffers.output()[..amount];
+        self.stream.write_all(output).map_err(|error| failed(error, timeout))
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
+        let timeout = timeout.for_read();
+        self.stream.set_read_timeout(Some(left(timeout)?))?;
+        let count = loop {
+            match self.stream.read(self.buffers.input_append_buf()) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other.map_err(|error| failed(error, timeout))?,
+            }
+        };
+        self.buffers.input_appended(count);
+        Ok(count > 0)
+    }
+
+    /// No connection is used twice.
+    fn is_open(&mut self) -> bool {
+        false
+    }
+}

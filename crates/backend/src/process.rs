@@ -1,0 +1,603 @@
+//! Runs a child process with a deadline, capped output and a bounded end. Every process that the controller waits for runs here.
+//!
+//! [`run`] hands what the process prints to listeners while it runs; [`output`] collects it. [`Running`] is a started process for a
+//! caller that talks to it. Nothing here waits without a bound: a process that stays although it was killed, because it is blocked
+//! in the kernel, is abandoned, and reaped by a later call if it ends after all.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Read, Write as _},
+    os::unix::process::CommandExt as _,
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
+
+/// How often a process is asked whether it has ended. Its pipes do not tell: a process that it started may hold them open.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How long a killed process may take to disappear before it is abandoned.
+const KILLED: Duration = Duration::from_secs(2);
+/// Of standard error, [`output`] keeps the beginning.
+const MOST_STDERR: usize = 16 * 1024;
+
+/// Killed processes that have not disappeared.
+static ABANDONED: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+
+/// Which signals a process shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// It leads a process group of its own. Everything that it started in that group is killed with it.
+    Own,
+    /// It stays in the caller's group, so that Ctrl-C ends both. Only the process itself is killed.
+    Shared,
+}
+
+/// A started process. When it is dropped it is killed, unless it has ended.
+#[derive(Debug)]
+pub struct Running {
+    /// Absent once it was reaped or abandoned.
+    child: Option<Child>,
+    group: Group,
+}
+
+impl Running {
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(command: &mut Command, group: Group) -> io::Result<Self> {
+        reap_abandoned();
+        if group == Group::Own {
+            command.process_group(0);
+        }
+        Ok(Self { child: Some(command.spawn()?), group })
+    }
+
+    pub fn take_stdin(&mut self) -> Option<ChildStdin> {
+        self.child.as_mut()?.stdin.take()
+    }
+
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.child.as_mut()?.stdout.take()
+    }
+
+    pub fn take_stderr(&mut self) -> Option<ChildStderr> {
+        self.child.as_mut()?.stderr.take()
+    }
+
+    /// Whether the process has ended. It is not reaped, so that its group cannot become another's.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn has_ended(&self) -> io::Result<bool> {
+        let Some(pid) = self.pid() else { return Ok(true) };
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        Ok(waitid(WaitId::Pid(pid), options)?.is_some())
+    }
+
+    /// Waits for the end of the process. `false`: it has not ended within this time.
+    pub fn wait_up_to(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        loop {
+            match self.has_ended() {
+                Ok(false) if Instant::now() < until => std::thread::sleep(PAUSE),
+                Ok(ended) => return ended,
+                // Nobody can say; the process is killed and reaped as far as possible.
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Sends SIGTERM, and after this grace SIGKILL. Without grace, SIGKILL alone.
+    pub fn end(&mut self, grace: Duration) {
+        let Some(pid) = self.pid() else { return };
+        if !grace.is_zero() {
+            // To the process alone, which ends what it has started in its own way. It may have ended in this moment.
+            let _gone = kill_process(pid, Signal::TERM);
+            self.wait_up_to(grace);
+        }
+        let _gone = match self.group {
+            Group::Own => kill_process_group(pid, Signal::KILL),
+            Group::Shared => kill_process(pid, Signal::KILL),
+        };
+        self.wait_up_to(KILLED);
+        self.reap();
+    }
+
+    /// The status of a process that has ended.
+    fn reap(&mut self) -> Option<ExitStatus> {
+        let mut child = self.child.take()?;
+        match child.try_wait() {
+            Ok(Some(status)) => Some(status),
+            Ok(None) | Err(_) => {
+                ABANDONED.lock().unwrap_or_else(PoisonError::into_inner).push(child);
+                None
+            }
+        }
+    }
+
+    /// `None`: it was reaped or abandoned.
+    fn pid(&self) -> Option<Pid> {
+        i32::try_from(self.child.as_ref()?.id()).ok().and_then(Pid::from_raw)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        match self.has_ended() {
+            Ok(true) => drop(self.reap()),
+            Ok(false) | Err(_) => self.end(Duration::ZERO),
+        }
+    }
+}
+
+fn reap_abandoned() {
+    let mut abandoned = ABANDONED.lock().unwrap_or_else(PoisonError::into_inner);
+    abandoned.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+}
+
+/// Takes what a process prints, in a thread of its own. It must not block.
+pub trait Listen: Send + 'static {
+    fn hear(&mut self, part: &[u8]);
+
+    /// Whether the input may be written: some processes are written to only after they have printed something.
+    fn may_answer(&self) -> bool {
+        true
+    }
+
+    /// Whether nothing more is to come, although the stream is still open.
+    fn is_over(&self) -> bool {
+        false
+    }
+
+    /// Whether the process printed more than it may. Then it is killed.
+    fn is_too_much(&self) -> bool {
+        false
+    }
+}
+
+/// Keeps the beginning.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub bytes: Vec<u8>,
+    pub most: usize,
+    pub left_out: u64,
+}
+
+impl Kept {
+    pub fn up_to(most: usize) -> Self {
+        Self { most, ..Self::default() }
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+}
+
+impl Listen for Kept {
+    fn hear(&mut self, part: &[u8]) {
+        let kept = part.len().min(self.most.saturating_sub(self.bytes.len()));
+        self.bytes.extend(&part[..kept]);
+        self.left_out += (part.len() - kept) as u64;
+    }
+}
+
+/// Keeps the end.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tail {
+    bytes: VecDeque<u8>,
+    most: usize,
+}
+
+impl Tail {
+    pub fn up_to(most: usize) -> Self {
+        Self { bytes: VecDeque::new(), most }
+    }
+
+    pub fn text(&self) -> String {
+        let bytes: Vec<u8> = self.bytes.iter().copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl Listen for Tail {
+    fn hear(&mut self, part: &[u8]) {
+        self.bytes.extend(part);
+        let surplus = self.bytes.len().saturating_sub(self.most);
+        self.bytes.drain(..surplus);
+    }
+}
+
+/// One listener for both streams.
+impl<L: Listen> Listen for Arc<Mutex<L>> {
+    fn hear(&mut self, part: &[u8]) {
+        self.lock().unwrap_or_else(PoisonError::into_inner).hear(part);
+    }
+
+    fn may_answer(&self) -> bool {
+        self.lock().unwrap_or_else(PoisonError::into_inner).may_answer()
+    }
+
+    fn is_over(&self) -> bool {
+        self.lock().unwrap_or_else(PoisonError::into_inner).is_over()
+    }
+
+    fn is_too_much(&self) -> bool {
+        self.lock().unwrap_or_else(PoisonError::into_inner).is_too_much()
+    }
+}
+
+/// All of a stream, or more than may be.
+#[derive(Debug)]
+struct Whole(Kept);
+
+impl Listen for Whole {
+    fn hear(&mut self, part: &[u8]) {
+        self.0.hear(part);
+    }
+
+    fn is_too_much(&self) -> bool {
+        self.0.left_out > 0
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    pub time: Duration,
+    /// After SIGTERM, before SIGKILL.
+    pub grace: Duration,
+    /// How long the streams are read after the process has ended: another process that it left behind may hold them open. `None`:
+    /// to their end, and if that does not come in time, the process counts as late.
+    pub drain: Option<Duration>,
+    pub group: Group,
+}
+
+impl Limits {
+    /// For a process that leads its own group and is killed at once when its time is over.
+    pub const fn new(time: Duration) -> Self {
+        Self { time, grace: Duration::ZERO, drain: Some(Duration::from_secs(1)), group: Group::Own }
+    }
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    Itself(ExitStatus),
+    /// Its time was over, and it was killed.
+    Late,
+    /// It printed more than a listener takes, and was killed.
+    TooMuch,
+}
+
+/// What [`output`] brings.
+#[derive(Debug)]
+pub enum Output {
+    Ended {
+        status: ExitStatus,
+        stdout: Vec<u8>,
+        stderr: String,
+    },
+    /// It printed more than it may, and was killed.
+    TooLong,
+    /// It did not end in time, or its output did not, and it was killed.
+    Late,
+}
+
+/// Runs a process in a group of its own, with this on its standard input, and collects all that it prints: at most `most` bytes of
+/// standard output and the beginning of standard error.
+///
+/// # Errors
+/// If it cannot be started, or not be waited for.
+pub fn output(mut command: Command, input: &[u8], time: Duration, most: usize) -> io::Result<Output> {
+    // What is cut short must not be taken for the whole.
+    let limits = Limits { drain: None, ..Limits::new(time) };
+    let listeners = (Whole(Kept::up_to(most)), Kept::up_to(MOST_STDERR));
+    let (ended, stdout, stderr) = run(&mut command, input.to_vec(), limits, listeners)?;
+    Ok(match ended {
+        Ended::Itself(status) => Output::Ended { status, stdout: stdout.0.bytes, stderr: stderr.text() },
+        Ended::TooMuch => Output::TooLong,
+        Ended::Late => Output::Late,
+    })
+}
+
+/// Runs a process to its end and gives back its listeners. The input is written as soon as the listener of standard output lets it.
+///
+/// # Errors
+/// If it cannot be started, or not be waited for.
+pub fn run<O: Listen, E: Listen>(
+    command: &mut Command,
+    input: Vec<u8>,
+    limits: Limits,
+    (out, err): (O, E),
+) -> io::Result<(Ended, O, E)> {
+    let until = Instant::now() + limits.time;
+    let stdin = if input.is_empty() { Stdio::null() } else { Stdio::piped() };
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = Running::start(command, limits.group)?;
+    let mut answer = running.take_stdin().map(|pipe| (pipe, input));
+    if out.may_answer() {
+        speak(&mut answer);
+    }
+    let (tell, told) = mpsc::channel();
+    let err = listen(running.take_stderr(), err, tell.clone(), None);
+    let out = listen(running.take_stdout(), out, tell, answer);
+    let ended = wait(&mut running, &told, until, limits)?;
+    Ok((ended, taken(&out), taken(&err)))
+}
+
+/// The last line that a process printed, for a message.
+pub fn last_line(text: &str) -> String {
+    let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it failed without a word");
+    last.chars().take(400).collect()
+}
+
+type Shared<L> = Arc<Mutex<Option<L>>>;
+type Answer = Option<(ChildStdin, Vec<u8>)>;
+
+/// What a reader of a stream tells.
+enum Told {
+    End,
+    TooMuch,
+}
+
+/// Writes the input, once.
+fn speak(answer: &mut Answer) {
+    if let Some((mut pipe, input)) = answer.take() {
+        // A process that ends without reading it all has decided already.
+        std::thread::spawn(move || pipe.write_all(&input));
+    }
+}
+
+/// Reads a stream, and writes the input when the listener lets it. If the listener never does, the process sees the end of its input.
+fn listen<L: Listen>(
+    pipe: Option<impl Read + Send + 'static>,
+    listener: L,
+    tell: mpsc::Sender<Told>,
+    mut answer: Answer,
+) -> Shared<L> {
+    let shared = Arc::new(Mutex::new(Some(listener)));
+    let own = Arc::clone(&shared);
+    std::thread::spawn(move || {
+        let mut part = vec![0; 64 * 1024];
+        let mut pipe = pipe;
+        while let Some(count @ 1..) = pipe.as_mut().and_then(|pipe| read(pipe, &mut part)) {
+            let mut listener = own.lock().unwrap_or_else(PoisonError::into_inner);
+            // The process was given up.
+            let Some(listener) = listener.as_mut() else { return };
+            listener.hear(&part[..count]);
+            if listener.may_answer() {
+                speak(&mut answer);
+            }
+            if listener.is_too_much() {
+                let _given_up = tell.send(Told::TooMuch);
+                return;
+            }
+            if listener.is_over() {
+                break;
+            }
+        }
+        let _given_up = tell.send(Told::End);
+    });
+    shared
+}
+
+/// `None`: the stream broke.
+fn read(pipe: &mut impl Read, part: &mut [u8]) -> Option<usize> {
+    loop {
+        match pipe.read(part) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other.ok(),
+        }
+    }
+}
+
+fn taken<L>(shared: &Shared<L>) -> L {
+    let mut listener = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    listener.take().expect("it is taken once, at the end")
+}
+
+fn wait(running: &mut Running, told: &mpsc::Receiver<Told>, until: Instant, limits: Limits) -> io::Result<Ended> {
+    let (mut streams, mut ended_at) = (0, None);
+    loop {
+        match told.recv_timeout(PAUSE) {
+            Ok(Told::End) => streams += 1,
+            Ok(Told::TooMuch) => {
+                running.end(limits.grace);
+                return Ok(Ended::TooMuch);
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            // Both have ended: only the process itself is waited for.
+            Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(PAUSE),
+        }
+        if ended_at.is_none() && running.has_ended()? {
+            ended_at = Some(Instant::now());
+        }
+        let late = Instant::now() >= until;
+        let drained = |at: Instant| limits.drain.is_some_and(|drain| late || at.elapsed() > drain);
+        match ended_at {
+            Some(at) if streams == 2 || drained(at) => {
+                let status = running.reap().ok_or_else(|| io::Error::other("the process was reaped by another"))?;
+                return Ok(Ended::Itself(status));
+            }
+            _ if late => {
+                running.end(limits.grace);
+                return Ok(Ended::Late);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Limits = limits(30_000, 0);
+
+    const fn limits(time: u64, grace: u64) -> Limits {
+        let (time, grace) = (Duration::from_millis(time), Duration::from_millis(grace));
+        Limits { grace, group: Group::Shared, ..Limits::new(time) }
+    }
+
+    fn shell(script: &str, input: &str, limits: Limits) -> (Ended, String, String) {
+        let listeners = (Kept::up_to(64), Kept::up_to(64));
+        let mut command = Command::new("sh");
+        let (ended, out, err) =
+            run(command.args(["-c", script]), input.as_bytes().to_vec(), limits, listeners).unwrap();
+        (ended, out.text(), err.text())
+    }
+
+    #[test]
+    fn both_streams_and_the_end_are_heard() {
+        let (ended, out, err) = shell("cat; echo no >&2; exit 3", "yes", LONG);
+        let Ended::Itself(status) = ended else { panic!("{ended:?}") };
+        assert_eq!((status.code(), out.as_str(), err.as_str()), (Some(3), "yes", "no\n"));
+        assert!(
+            run(&mut Command::new("/no/such/program"), Vec::new(), LONG, (Kept::default(), Kept::default())).is_err()
+        );
+    }
+
+    #[test]
+    fn a_program_is_not_spoken_to_before_it_has_said_what_was_waited_for() {
+        #[derive(Default)]
+        struct Waits(Kept);
+        impl Listen for Waits {
+            fn hear(&mut self, part: &[u8]) {
+                self.0.hear(part);
+            }
+            fn may_answer(&self) -> bool {
+                self.0.text().contains("ready")
+            }
+        }
+        let heard = |script: &str| {
+            let (listeners, mut command) = ((Waits(Kept::up_to(64)), Kept::up_to(64)), Command::new("sh"));
+            run(command.args(["-c", script]), b"go\n".to_vec(), LONG, listeners).unwrap().1.0.text()
+        };
+        assert_eq!(heard("echo ready; read x; echo \"heard $x\""), "ready\nheard go\n");
+        assert_eq!(
+            heard("echo stop; exec >/dev/null; read x; echo \"$x\" >&2"),
+            "stop\n",
+            "it hears the end of its input"
+        );
+    }
+
+    #[test]
+    fn one_that_does_not_end_is_ended_and_what_it_said_is_kept() {
+        let began = Instant::now();
+        let (ended, out, _) =
+            shell("trap 'echo ending; exit 0' TERM; echo begun; while :; do sleep 0.05; done", "", limits(500, 5000));
+        assert!(ended == Ended::Late && out.starts_with("begun") && began.elapsed() < Duration::from_secs(20), "{out}");
+        assert_eq!(shell("trap '' TERM; exec sleep 600", "", limits(200, 200)).0, Ended::Late);
+    }
+
+    #[test]
+    fn what_is_printed_without_end_is_not_kept_and_a_child_left_behind_holds_up_nothing() {
+        let (_, out, _) = shell("head -c 1000000 /dev/zero | tr '\\0' x", "", LONG);
+        assert_eq!(out.len(), 64);
+        let began = Instant::now();
+        let (ended, out, _) = shell("sleep 20 & echo done", "", LONG);
+        assert!(matches!(ended, Ended::Itself(_)) && out == "done\n", "{out}");
+        assert!(began.elapsed() < Duration::from_secs(15));
+    }
+
+    fn collected(script: &str, time: Duration, most: usize) -> Output {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        output(command, b"input", time, most).unwrap()
+    }
+
+    #[test]
+    fn all_of_the_output_is_collected_or_none_of_it() {
+        let long = Duration::from_secs(30);
+        let Output::Ended { status, stdout, stderr } = collected("cat; echo no >&2; exit 3", long, 5) else {
+            panic!("it ended by itself")
+        };
+        assert_eq!((status.code(), &*stdout, &*stderr), (Some(3), &b"input"[..], "no\n"));
+        assert!(matches!(collected("cat; echo", long, 5), Output::TooLong), "one byte too many");
+        let began = Instant::now();
+        assert!(matches!(collected("yes", long, 1 << 20), Output::TooLong), "it never stops printing");
+        assert!(began.elapsed() < long);
+        // The process has ended, and another one holds its output open: whether that is all, nobody knows.
+        assert!(matches!(collected("echo a; sleep 600 &", Duration::from_millis(300), 99), Output::Late));
+        let Output::Ended { stderr, .. } = collected("head -c 3000000 /dev/zero >&2", long, 5) else {
+            panic!("what it writes on standard error does not hold it up")
+        };
+        assert_eq!(stderr.len(), MOST_STDERR);
+    }
+
+    #[test]
+    fn what_leads_its_own_group_is_killed_with_all_that_it_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid = folder.path().join("pid");
+        let script = format!("sleep 600 & echo $! >{}; wait", pid.display());
+        let mut command = Command::new("sh");
+        let (ended, ..) = run(
+            command.args(["-c", &script]),
+            Vec::new(),
+            Limits::new(Duration::from_secs(1)),
+            (Kept::default(), Kept::default()),
+        )
+        .unwrap();
+        assert_eq!(ended, Ended::Late);
+        let pid = std::fs::read_to_string(pid).unwrap();
+        let state = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+            stat.rsplit(')').next().unwrap_or_default().trim().chars().next()
+        };
+        let until = Instant::now() + Duration::from_secs(30);
+        // Whoever adopts it may take a while to reap it.
+        while !matches!(state(), None | Some('Z' | 'X')) {
+            assert!(Instant::now() < until, "what it started goes on");
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_output_is_kept_and_of_both_streams_together() {
+        let tail = Arc::new(Mutex::new(Tail::up_to(5)));
+        let mut command = Command::new("sh");
+        let both = (Arc::clone(&tail), Arc::clone(&tail));
+        run(command.args(["-c", "head -c 300000 /dev/zero; echo 1234 >&2"]), Vec::new(), LONG, both).unwrap();
+        let kept = tail.lock().unwrap().text();
+        assert!(kept.len() == 5 && (kept.ends_with('\0') || kept == "1234\n"), "{kept:?}");
+    }
+
+    /// Its parent is told of the end of a traced process only when the tracer lets go: until then it looks like one that survives
+    /// SIGKILL. The tracer is a process of its own session, which is not killed with it.
+    const HELD: &str = r#"
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+PR_SET_PTRACER, ANY, PTRACE_SEIZE = 0x59616d61, ctypes.c_ulong(-1), 0x4206
+libc.prctl(PR_SET_PTRACER, ANY, 0, 0, 0)
+parent = os.getpid()
+if os.fork() == 0:
+    os.setsid()
+    seized = libc.ptrace(PTRACE_SEIZE, parent, None, None)
+    print(os.getpid() if seized == 0 else 0, flush=True)
+time.sleep(600)
+"#;
+
+    #[test]
+    fn one_that_survives_its_kill_is_abandoned_and_reaped_when_it_ends() {
+        use std::io::{BufRead as _, BufReader};
+        let mut command = Command::new("python3");
+        command.args(["-c", HELD]).stdout(Stdio::piped());
+        let mut running = Running::start(&mut command, Group::Own).unwrap();
+        let mut line = String::new();
+        BufReader::new(running.take_stdout().unwrap()).read_line(&mut line).unwrap();
+        let tracer = Pid::from_raw(line.trim().parse().unwrap()).expect("this system lets a process trace its parent");
+        let child = running.pid().unwrap().as_raw_nonzero().get().cast_unsigned();
+        let is_abandoned = || ABANDONED.lock().unwrap().iter().any(|one| one.id() == child);
+        let began = Instant::now();
+        running.end(Duration::ZERO);
+        assert!(began.elapsed() < KILLED + Duration::from_secs(20), "it is not waited for");
+        assert!(is_abandoned());
+        kill_process(tracer, Signal::KILL).unwrap();
+        let until = Instant::now() + Duration::from_secs(30);
+        while is_abandoned() {
+            assert!(Instant::now() < until, "it is reaped by the next call");
+            reap_abandoned();
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
