@@ -100,7 +100,10 @@ impl Running {
         let (seen, ends) = (Arc::clone(&most), Arc::clone(&over));
         thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
-                let all = children(pid).into_iter().chain([pid]);
+                // A child that has not yet become its program has the memory of its parent, which is counted already.
+                let words = |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                let own = words(pid);
+                let all = children(pid).into_iter().filter(|child| words(*child) != own).chain([pid]);
                 seen.fetch_max(all.filter_map(|pid| memory_of(pid, what).ok()).sum(), Ordering::Relaxed);
                 thread::sleep(Duration::from_millis(1));
             }
