@@ -14,8 +14,8 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use doctor_core::hex;
 use doctor_engine::gzip::gzip;
-use doctor_store::access::hex;
 use hyper::body::{Frame, SizeHint};
 use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
@@ -58,7 +58,7 @@ impl Answer {
     /// One that takes no room from others: it is small, or there is only one.
     pub(crate) fn new(made: Made) -> Self {
         let digest = Sha256::digest(&made.bytes);
-        let tag = HeaderValue::from_str(&format!("\"{}\"", hex(&digest[..12])))
+        let tag = HeaderValue::from_str(&format!("\"{}\"", hex::encode(&digest[..12])))
             .unwrap_or_else(|_| HeaderValue::from_static("\"\""));
         let packed = (made.bytes.len() >= WORTH_PACKING).then(|| Bytes::from(gzip(&made.bytes)));
         let named = |name: String| HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")).ok();

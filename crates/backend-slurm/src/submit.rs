@@ -17,6 +17,7 @@ use doctor_backend::{
 };
 use doctor_checks::job_file::JobFile;
 use doctor_core::{
+    fnv::fnv1a,
     ids::{JobId, RunId},
     time::{Span, Timestamp},
 };
@@ -163,8 +164,7 @@ impl SlurmBackend {
     fn hand_out_policy(&self) -> io::Result<Option<PathBuf>> {
         let Some(policy) = &self.policy else { return Ok(None) };
         let text = fs::read(policy)?;
-        let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        let name = format!("policy-{:016x}.toml", text.iter().fold(0xcbf2_9ce4_8422_2325, fold));
+        let name = format!("policy-{:016x}.toml", fnv1a(&text));
         let place = self.data.join(FOLDER).join(&name);
         // What is handed out is young again; what was not for long is removed.
         let touched =

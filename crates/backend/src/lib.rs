@@ -32,6 +32,7 @@ use doctor_checks::document::RunKey;
 use doctor_core::{
     case::StepKind,
     failed_work::FailedWork,
+    fnv::fnv1a,
     ids::{CaseId, JobId, NodeName, OpId, RunId, TestId},
     node::{MarkKind, Node, OurMark},
     run::{JobSeen, NonEmpty},
@@ -154,9 +155,8 @@ impl ToShow {
         let mut plain = shown.clone();
         plain.findings.iter_mut().for_each(|finding| finding.text.clear());
         let counted = serde_json::to_string(&plain).unwrap_or_default();
-        // FNV-1a: what another version wrote is recognised.
-        let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        let number = counted.bytes().fold(0xcbf2_9ce4_8422_2325, fold);
+        // The same in every version: what another one wrote is recognised.
+        let number = fnv1a(counted.as_bytes());
         Self { shown, text, number }
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use doctor_checks::Catalogue;
 use doctor_core::{
     ids::CheckId,
-    plan::MOST_TESTS,
     policy::{Policy, Rule, TestPolicy},
     profile::Profiles,
 };
@@ -29,8 +28,6 @@ pub struct Settings {
 pub enum BadSettings {
     #[error("the rules of a check do not parse: {0}")]
     Rules(#[from] toml::de::Error),
-    #[error("there are {0} tests, at most {MOST_TESTS} can be planned: disable some with `enabled = false`")]
-    TooManyTests(usize),
     #[error("the policy sets `tests.{0}`, and there is no such test; known: {1}")]
     UnknownTest(String, String),
     #[error("the policy sets `tests.{0}` as a form of `{1}`, which is no test or a form itself; known: {2}")]
@@ -74,9 +71,6 @@ impl Settings {
             return Err(BadSettings::UnknownCheck(rule.id.to_string(), rule.check.to_string(), known()));
         }
         let tests = catalogue.tests(&policy);
-        if tests.len() > MOST_TESTS {
-            return Err(BadSettings::TooManyTests(tests.len()));
-        }
         Ok(Self {
             policy: Arc::new(policy),
             tests: tests.into(),

@@ -5,11 +5,13 @@
 
 use std::{
     fs::File,
+    hash::Hasher,
     io::{BufWriter, Write},
     path::Path,
 };
 
 use doctor_core::{
+    fnv::Fnv1a,
     ids::{NodeName, OpId, RunId, TestId},
     node::OurMark,
     run::JobEnd,
@@ -187,21 +189,20 @@ impl EffectLog {
 
     /// A number that is equal for equal records, by FNV-1a over their written form.
     pub fn digest(&self) -> u64 {
-        let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+        let mut hash = Hashed(Fnv1a::default());
         for effect in &self.entries {
             serde_json::to_writer(&mut hash, effect).expect("an effect is plain data, and the hash takes any byte");
         }
-        hash.0
+        hash.0.finish()
     }
 }
 
-struct Fnv(u64);
+/// What is written here is only counted into the number.
+struct Hashed(Fnv1a);
 
-impl Write for Fnv {
+impl Write for Hashed {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
+        Hasher::write(&mut self.0, bytes);
         Ok(bytes.len())
     }
 

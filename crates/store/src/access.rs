@@ -2,7 +2,7 @@
 
 use std::{fmt, io, str::FromStr};
 
-use doctor_core::time::Timestamp;
+use doctor_core::{hex, time::Timestamp};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -74,7 +74,7 @@ pub const TOKEN_PREFIX: &str = "doctor_token_";
 pub fn new_token() -> io::Result<String> {
     let mut bits = [0; 32];
     getrandom::fill(&mut bits).map_err(io::Error::other)?;
-    Ok(format!("{TOKEN_PREFIX}{}", hex(&bits)))
+    Ok(format!("{TOKEN_PREFIX}{}", hex::encode(&bits)))
 }
 
 impl TokenDigest {
@@ -88,11 +88,11 @@ impl TokenDigest {
     }
 
     pub fn to_hex(self) -> String {
-        hex(&self.0)
+        hex::encode(&self.0)
     }
 
     pub fn from_hex(text: &str) -> Option<Self> {
-        unhex(text)?.try_into().ok().map(Self)
+        hex::decode(text)?.try_into().ok().map(Self)
     }
 }
 
@@ -118,18 +118,6 @@ pub fn recognise<'a>(tokens: &'a [TokenRow], token: &str, now: Timestamp) -> Opt
         }
     }
     found
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The bytes that [`hex`] wrote. `None`: the text is no whole number of bytes, or has something else in it than digits.
-pub fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect();
-    if rest.is_empty() { bytes } else { None }
 }
 
 #[cfg(test)]
@@ -167,10 +155,10 @@ mod tests {
         for bad in ["", "00", &"g".repeat(64), &"+1".repeat(32)] {
             assert_eq!(TokenDigest::from_hex(bad), None, "{bad}");
         }
-        assert_eq!(unhex(&hex(&[0, 9, 0xa0, 0xff])), Some(vec![0, 9, 0xa0, 0xff]));
-        assert_eq!(unhex("0aFf"), Some(vec![0x0a, 0xff]));
+        assert_eq!(hex::decode(&hex::encode(&[0, 9, 0xa0, 0xff])), Some(vec![0, 9, 0xa0, 0xff]));
+        assert_eq!(hex::decode("0aFf"), Some(vec![0x0a, 0xff]));
         for bad in ["0", "0g", "+1", "ä", " 0"] {
-            assert_eq!(unhex(bad), None, "{bad}");
+            assert_eq!(hex::decode(bad), None, "{bad}");
         }
         for role in Role::ALL {
             assert_eq!(role.code().parse(), Ok(role));

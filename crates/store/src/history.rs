@@ -5,7 +5,6 @@ use std::{cmp::Ordering, sync::Arc};
 use doctor_core::{
     finding::Verdict,
     ids::{NodeName, RunId, TestId},
-    plan::MOST_TESTS,
     time::{Span, Timestamp},
 };
 
@@ -244,7 +243,7 @@ fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<O
     // whole: which of its tests come first is told by their names. So is the run of the place.
     let imported = filter.before.is_some() || (filter.after.is_some() && place.is_none());
     if let (Some(limit), None, false) = (filter.limit, filter.since, imported) {
-        let more = if place.is_some() { i64::try_from(MOST_TESTS).unwrap_or(i64::MAX) } else { 0 };
+        let more = if place.is_some() { tx.names.tests() } else { 0 };
         vals.push((i64::from(limit.max(1) - 1) + more).into());
         sql += &format!(
             " AND run >= COALESCE((SELECT run FROM history WHERE node = $1 AND run <= $3{only} ORDER BY run DESC \

@@ -71,7 +71,6 @@ use std::{
 };
 
 use self::{
-    access::hex,
     db::{Access, Db, Tx},
     inbox::Inbox,
     names::Names,
@@ -252,5 +251,5 @@ fn new_identity() -> Result<String> {
         |error: getrandom::Error| StoreError::Refused { operation: "creating a store", why: error.to_string() };
     let mut bytes = [0_u8; 16];
     getrandom::fill(&mut bytes).map_err(refused)?;
-    Ok(hex(&bytes))
+    Ok(doctor_core::hex::encode(&bytes))
 }

@@ -121,6 +121,11 @@ impl Names {
         self.outcomes.numbers.get(kind).copied()
     }
 
+    /// How many tests have a name: a run has at most as many results on one node.
+    pub(super) fn tests(&self) -> i64 {
+        i64::try_from(self.tests.numbers.len()).unwrap_or(i64::MAX)
+    }
+
     /// The highest known numbers of nodes, tests and outcomes.
     pub(super) fn highest_numbers(&self) -> [i64; 3] {
         [self.nodes.highest(), self.tests.highest(), self.outcomes.highest()]

@@ -5,8 +5,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use doctor_core::hex;
 use doctor_core::time::{Span, Timestamp};
-use doctor_store::access::{hex, unhex};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
@@ -38,14 +38,14 @@ impl Confirmations {
 
     /// A confirmation of these words that is valid until `expires`.
     pub(super) fn make(&self, words: &[u8], expires: Timestamp) -> String {
-        format!("{}-{}", expires.millis(), hex(&self.mac(words, expires).finalize().into_bytes()))
+        format!("{}-{}", expires.millis(), hex::encode(&self.mac(words, expires).finalize().into_bytes()))
     }
 
     /// Whether this was made for these words and is not too old.
     pub(super) fn is_mine(&self, confirm: &str, words: &[u8], now: Timestamp) -> bool {
         let Some((expires, mac)) = confirm.split_once('-') else { return false };
         let Ok(expires) = expires.parse().map(Timestamp::from_millis) else { return false };
-        let Some(mac) = unhex(mac) else { return false };
+        let Some(mac) = hex::decode(mac) else { return false };
         now < expires && self.mac(words, expires).verify_slice(&mac).is_ok()
     }
 

@@ -2,13 +2,13 @@
 
 use std::cmp::Reverse;
 
+use doctor_core::hex;
 use doctor_core::{
     finding::Severity,
     ids::{CheckId, NodeName},
     time::Timestamp,
     view::{self, FindingRow},
 };
-use doctor_store::access::{hex, unhex};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -69,12 +69,12 @@ impl Place {
 
     fn written(&self) -> String {
         // Words and a moment: that is always JSON.
-        hex(&serde_json::to_vec(self).unwrap_or_default())
+        hex::encode(&serde_json::to_vec(self).unwrap_or_default())
     }
 
     fn read(cursor: &str) -> Result<Self, Refusal> {
         let bad = || Refusal::BadParameter { name: "cursor", why: "`next` of the page before".to_owned() };
-        serde_json::from_slice(&unhex(cursor).ok_or_else(bad)?).map_err(|_| bad())
+        serde_json::from_slice(&hex::decode(cursor).ok_or_else(bad)?).map_err(|_| bad())
     }
 }
 

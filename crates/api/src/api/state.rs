@@ -6,11 +6,12 @@ use std::{
 };
 
 use doctor_backend::clock::Clock;
+use doctor_core::hex;
 use doctor_core::{ids::NodeName, view::Facts};
 use doctor_engine::{
     agents::AgentBrief, audience::Audience, picture, settings::Settings, share::Share, snapshot::Cluster, wake::Wake,
 };
-use doctor_store::{Store, StoreError, access::hex};
+use doctor_store::{Store, StoreError};
 
 use super::{
     answer::Answers, config::WebConfig, confirmations::Confirmations, desk::Desks, guard::Guard,
@@ -82,7 +83,7 @@ impl Hall {
             answers: Answers::new(),
             desks: Desks::new(places),
             figures: Figures::default(),
-            news: News::new(hex(&key[..4])),
+            news: News::new(hex::encode(&key[..4])),
             confirmations: Confirmations::new(key),
             noted: Noted::default(),
         })

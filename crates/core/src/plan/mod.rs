@@ -47,9 +47,6 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// So many tests the controller's settings accept. Planning itself has no limit.
-pub const MOST_TESTS: usize = 128;
-
 /// What to do, and for every node not chosen, why not.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {

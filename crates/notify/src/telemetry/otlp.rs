@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use doctor_store::access::hex;
+use doctor_core::hex;
 
 use serde_json::{Value, json};
 
@@ -60,8 +60,8 @@ pub(super) fn document(instance: &str, resource: &BTreeMap<String, String>, span
 fn span(span: &Ended) -> Value {
     let attributes: Vec<Value> = span.attributes.iter().map(|(name, value)| attribute(name, value)).collect();
     let mut written = json!({
-        "traceId": hex(&span.place.trace),
-        "spanId": hex(&span.place.span),
+        "traceId": hex::encode(&span.place.trace),
+        "spanId": hex::encode(&span.place.span),
         "name": span.name,
         "kind": span.kind as u8,
         "startTimeUnixNano": span.began.to_string(),
@@ -69,7 +69,7 @@ fn span(span: &Ended) -> Value {
         "attributes": attributes,
     });
     if let Some(parent) = &span.parent {
-        written["parentSpanId"] = hex(parent).into();
+        written["parentSpanId"] = hex::encode(parent).into();
     }
     if let Some(failed) = &span.failed {
         written["status"] = json!({ "code": 2, "message": failed });

@@ -205,10 +205,7 @@ impl World {
 
     /// The key with which this node's agent signs.
     pub fn agent_key(&self, node: &NodeName) -> RunKey {
-        let mut number = 0xcbf2_9ce4_8422_2325_u64;
-        for byte in node.as_str().bytes() {
-            number = (number ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
+        let number = doctor_core::fnv::fnv1a(node.as_str().as_bytes());
         RunKey::new(self.seed.stream(Purpose::Keys, number, 0).bytes())
     }
 
