@@ -4,137 +4,22 @@
 //! caller that talks to it. Nothing here waits without a bound: a process that stays although it was killed, because it is blocked
 //! in the kernel, is abandoned, and reaped by a later call if it ends after all.
 
+mod running;
+
 use std::{
     collections::VecDeque,
     io::{self, Read, Write as _},
-    os::unix::process::CommandExt as _,
-    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+    process::{ChildStdin, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError, mpsc},
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
+pub use running::{Group, Running};
 
 /// How often a process is asked whether it has ended. Its pipes do not tell: a process that it started may hold them open.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long a killed process may take to disappear before it is abandoned.
-const KILLED: Duration = Duration::from_secs(2);
 /// Of standard error, [`output`] keeps the beginning.
 const MOST_STDERR: usize = 16 * 1024;
-
-/// Killed processes that have not disappeared.
-static ABANDONED: Mutex<Vec<Child>> = Mutex::new(Vec::new());
-
-/// Which signals a process shares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Group {
-    /// It leads a process group of its own. Everything that it started in that group is killed with it.
-    Own,
-    /// It stays in the caller's group, so that Ctrl-C ends both. Only the process itself is killed.
-    Shared,
-}
-
-/// A started process. When it is dropped it is killed, unless it has ended.
-#[derive(Debug)]
-pub struct Running {
-    /// Absent once it was reaped or abandoned.
-    child: Option<Child>,
-    group: Group,
-}
-
-impl Running {
-    /// # Errors
-    /// If it cannot be started.
-    pub fn start(command: &mut Command, group: Group) -> io::Result<Self> {
-        reap_abandoned();
-        if group == Group::Own {
-            command.process_group(0);
-        }
-        Ok(Self { child: Some(command.spawn()?), group })
-    }
-
-    pub fn take_stdin(&mut self) -> Option<ChildStdin> {
-        self.child.as_mut()?.stdin.take()
-    }
-
-    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
-        self.child.as_mut()?.stdout.take()
-    }
-
-    pub fn take_stderr(&mut self) -> Option<ChildStderr> {
-        self.child.as_mut()?.stderr.take()
-    }
-
-    /// Whether the process has ended. It is not reaped, so that its group cannot become another's.
-    ///
-    /// # Errors
-    /// If the kernel does not tell.
-    pub fn has_ended(&self) -> io::Result<bool> {
-        let Some(pid) = self.pid() else { return Ok(true) };
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        Ok(waitid(WaitId::Pid(pid), options)?.is_some())
-    }
-
-    /// Waits for the end of the process. `false`: it has not ended within this time.
-    pub fn wait_up_to(&self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
-        loop {
-            match self.has_ended() {
-                Ok(false) if Instant::now() < until => std::thread::sleep(PAUSE),
-                Ok(ended) => return ended,
-                // Nobody can say; the process is killed and reaped as far as possible.
-                Err(_) => return false,
-            }
-        }
-    }
-
-    /// Sends SIGTERM, and after this grace SIGKILL. Without grace, SIGKILL alone.
-    pub fn end(&mut self, grace: Duration) {
-        let Some(pid) = self.pid() else { return };
-        if !grace.is_zero() {
-            // To the process alone, which ends what it has started in its own way. It may have ended in this moment.
-            let _gone = kill_process(pid, Signal::TERM);
-            self.wait_up_to(grace);
-        }
-        let _gone = match self.group {
-            Group::Own => kill_process_group(pid, Signal::KILL),
-            Group::Shared => kill_process(pid, Signal::KILL),
-        };
-        self.wait_up_to(KILLED);
-        self.reap();
-    }
-
-    /// The status of a process that has ended.
-    fn reap(&mut self) -> Option<ExitStatus> {
-        let mut child = self.child.take()?;
-        match child.try_wait() {
-            Ok(Some(status)) => Some(status),
-            Ok(None) | Err(_) => {
-                ABANDONED.lock().unwrap_or_else(PoisonError::into_inner).push(child);
-                None
-            }
-        }
-    }
-
-    /// `None`: it was reaped or abandoned.
-    fn pid(&self) -> Option<Pid> {
-        i32::try_from(self.child.as_ref()?.id()).ok().and_then(Pid::from_raw)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        match self.has_ended() {
-            Ok(true) => drop(self.reap()),
-            Ok(false) | Err(_) => self.end(Duration::ZERO),
-        }
-    }
-}
-
-fn reap_abandoned() {
-    let mut abandoned = ABANDONED.lock().unwrap_or_else(PoisonError::into_inner);
-    abandoned.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
-}
 
 /// Takes what a process prints, in a thread of its own. It must not block.
 pub trait Listen: Send + 'static {
@@ -263,7 +148,7 @@ impl Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     Itself(ExitStatus),
-    /// Its time was over, and it was killed.
+    /// Its time was over, or the kernel does not tell of its end, and it was killed.
     Late,
     /// It printed more than a listener takes, and was killed.
     TooMuch,
@@ -287,7 +172,7 @@ pub enum Output {
 /// standard output and the beginning of standard error.
 ///
 /// # Errors
-/// If it cannot be started, or not be waited for.
+/// If it cannot be started. Then nothing has happened.
 pub fn output(mut command: Command, input: &[u8], time: Duration, most: usize) -> io::Result<Output> {
     // What is cut short must not be taken for the whole.
     let limits = Limits { drain: None, ..Limits::new(time) };
@@ -303,7 +188,7 @@ pub fn output(mut command: Command, input: &[u8], time: Duration, most: usize) -
 /// Runs a process to its end and gives back its listeners. The input is written as soon as the listener of standard output lets it.
 ///
 /// # Errors
-/// If it cannot be started, or not be waited for.
+/// If it cannot be started. Then nothing has happened.
 pub fn run<O: Listen, E: Listen>(
     command: &mut Command,
     input: Vec<u8>,
@@ -321,7 +206,7 @@ pub fn run<O: Listen, E: Listen>(
     let (tell, told) = mpsc::channel();
     let err = listen(running.take_stderr(), err, tell.clone(), None);
     let out = listen(running.take_stdout(), out, tell, answer);
-    let ended = wait(&mut running, &told, until, limits)?;
+    let ended = wait(&mut running, &told, until, limits);
     Ok((ended, taken(&out), taken(&err)))
 }
 
@@ -396,32 +281,30 @@ fn taken<L>(shared: &Shared<L>) -> L {
     listener.take().expect("it is taken once, at the end")
 }
 
-fn wait(running: &mut Running, told: &mpsc::Receiver<Told>, until: Instant, limits: Limits) -> io::Result<Ended> {
+fn wait(running: &mut Running, told: &mpsc::Receiver<Told>, until: Instant, limits: Limits) -> Ended {
     let (mut streams, mut ended_at) = (0, None);
     loop {
         match told.recv_timeout(PAUSE) {
             Ok(Told::End) => streams += 1,
             Ok(Told::TooMuch) => {
                 running.end(limits.grace);
-                return Ok(Ended::TooMuch);
+                return Ended::TooMuch;
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             // Both have ended: only the process itself is waited for.
             Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(PAUSE),
         }
-        if ended_at.is_none() && running.has_ended()? {
-            ended_at = Some(Instant::now());
+        let ended = running.has_ended();
+        if matches!(ended, Ok(true)) {
+            ended_at.get_or_insert_with(Instant::now);
         }
-        let late = Instant::now() >= until;
+        let late = Instant::now() >= until || ended.is_err();
         let drained = |at: Instant| limits.drain.is_some_and(|drain| late || at.elapsed() > drain);
         match ended_at {
-            Some(at) if streams == 2 || drained(at) => {
-                let status = running.reap().ok_or_else(|| io::Error::other("the process was reaped by another"))?;
-                return Ok(Ended::Itself(status));
-            }
+            Some(at) if streams == 2 || drained(at) => return running.reap().map_or(Ended::Late, Ended::Itself),
             _ if late => {
                 running.end(limits.grace);
-                return Ok(Ended::Late);
+                return Ended::Late;
             }
             _ => {}
         }
@@ -560,44 +443,5 @@ mod tests {
         run(command.args(["-c", "head -c 300000 /dev/zero; echo 1234 >&2"]), Vec::new(), LONG, both).unwrap();
         let kept = tail.lock().unwrap().text();
         assert!(kept.len() == 5 && (kept.ends_with('\0') || kept == "1234\n"), "{kept:?}");
-    }
-
-    /// Its parent is told of the end of a traced process only when the tracer lets go: until then it looks like one that survives
-    /// SIGKILL. The tracer is a process of its own session, which is not killed with it.
-    const HELD: &str = r#"
-import ctypes, os, sys, time
-libc = ctypes.CDLL(None, use_errno=True)
-PR_SET_PTRACER, ANY, PTRACE_SEIZE = 0x59616d61, ctypes.c_ulong(-1), 0x4206
-libc.prctl(PR_SET_PTRACER, ANY, 0, 0, 0)
-parent = os.getpid()
-if os.fork() == 0:
-    os.setsid()
-    seized = libc.ptrace(PTRACE_SEIZE, parent, None, None)
-    print(os.getpid() if seized == 0 else 0, flush=True)
-time.sleep(600)
-"#;
-
-    #[test]
-    fn one_that_survives_its_kill_is_abandoned_and_reaped_when_it_ends() {
-        use std::io::{BufRead as _, BufReader};
-        let mut command = Command::new("python3");
-        command.args(["-c", HELD]).stdout(Stdio::piped());
-        let mut running = Running::start(&mut command, Group::Own).unwrap();
-        let mut line = String::new();
-        BufReader::new(running.take_stdout().unwrap()).read_line(&mut line).unwrap();
-        let tracer = Pid::from_raw(line.trim().parse().unwrap()).expect("this system lets a process trace its parent");
-        let child = running.pid().unwrap().as_raw_nonzero().get().cast_unsigned();
-        let is_abandoned = || ABANDONED.lock().unwrap().iter().any(|one| one.id() == child);
-        let began = Instant::now();
-        running.end(Duration::ZERO);
-        assert!(began.elapsed() < KILLED + Duration::from_secs(20), "it is not waited for");
-        assert!(is_abandoned());
-        kill_process(tracer, Signal::KILL).unwrap();
-        let until = Instant::now() + Duration::from_secs(30);
-        while is_abandoned() {
-            assert!(Instant::now() < until, "it is reaped by the next call");
-            reap_abandoned();
-            std::thread::sleep(PAUSE);
-        }
     }
 }

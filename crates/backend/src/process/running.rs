@@ -1,0 +1,175 @@
+//! A started process: killed with its group, reaped, or abandoned if it stays although it was killed.
+
+use std::{
+    io,
+    os::unix::process::CommandExt as _,
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
+
+use super::PAUSE;
+
+/// How long a killed process may take to disappear before it is abandoned.
+const KILLED: Duration = Duration::from_secs(2);
+
+/// Killed processes that have not disappeared.
+static ABANDONED: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+
+/// Which signals a process shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// It leads a process group of its own. Everything that it started in that group is killed with it.
+    Own,
+    /// It stays in the caller's group, so that Ctrl-C ends both. Only the process itself is killed.
+    Shared,
+}
+
+/// A started process. When it is dropped it is killed, unless it has ended.
+#[derive(Debug)]
+pub struct Running {
+    /// Absent once it was reaped or abandoned.
+    child: Option<Child>,
+    group: Group,
+}
+
+impl Running {
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(command: &mut Command, group: Group) -> io::Result<Self> {
+        reap_abandoned();
+        if group == Group::Own {
+            command.process_group(0);
+        }
+        Ok(Self { child: Some(command.spawn()?), group })
+    }
+
+    pub fn take_stdin(&mut self) -> Option<ChildStdin> {
+        self.child.as_mut()?.stdin.take()
+    }
+
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.child.as_mut()?.stdout.take()
+    }
+
+    pub fn take_stderr(&mut self) -> Option<ChildStderr> {
+        self.child.as_mut()?.stderr.take()
+    }
+
+    /// Whether the process has ended. It is not reaped, so that its group cannot become another's.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn has_ended(&self) -> io::Result<bool> {
+        let Some(pid) = self.pid() else { return Ok(true) };
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        Ok(waitid(WaitId::Pid(pid), options)?.is_some())
+    }
+
+    /// Waits for the end of the process. `false`: it has not ended within this time.
+    pub fn wait_up_to(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        loop {
+            match self.has_ended() {
+                Ok(false) if Instant::now() < until => std::thread::sleep(PAUSE),
+                Ok(ended) => return ended,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Sends SIGTERM, and after this grace SIGKILL. Without grace, SIGKILL alone.
+    pub fn end(&mut self, grace: Duration) {
+        let Some(pid) = self.pid() else { return };
+        if !grace.is_zero() {
+            // To the process alone, which ends what it has started in its own way. It may have ended in this moment.
+            let _gone = kill_process(pid, Signal::TERM);
+            self.wait_up_to(grace);
+        }
+        let _gone = match self.group {
+            Group::Own => kill_process_group(pid, Signal::KILL),
+            Group::Shared => kill_process(pid, Signal::KILL),
+        };
+        self.wait_up_to(KILLED);
+        self.reap();
+    }
+
+    /// The status of a process that has ended.
+    pub(super) fn reap(&mut self) -> Option<ExitStatus> {
+        let mut child = self.child.take()?;
+        match child.try_wait() {
+            Ok(Some(status)) => Some(status),
+            Ok(None) | Err(_) => {
+                ABANDONED.lock().unwrap_or_else(PoisonError::into_inner).push(child);
+                None
+            }
+        }
+    }
+
+    /// `None`: it was reaped or abandoned.
+    fn pid(&self) -> Option<Pid> {
+        i32::try_from(self.child.as_ref()?.id()).ok().and_then(Pid::from_raw)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        match self.has_ended() {
+            Ok(true) => drop(self.reap()),
+            Ok(false) | Err(_) => self.end(Duration::ZERO),
+        }
+    }
+}
+
+fn reap_abandoned() {
+    let mut abandoned = ABANDONED.lock().unwrap_or_else(PoisonError::into_inner);
+    abandoned.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+
+    use super::*;
+
+    /// Its parent is told of the end of a traced process only when the tracer lets go: until then it looks like one that survives
+    /// SIGKILL. The tracer is a process of its own session, which is not killed with it.
+    const HELD: &str = r#"
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+PR_SET_PTRACER, ANY, PTRACE_SEIZE = 0x59616d61, ctypes.c_ulong(-1), 0x4206
+libc.prctl(PR_SET_PTRACER, ANY, 0, 0, 0)
+parent = os.getpid()
+if os.fork() == 0:
+    os.setsid()
+    seized = libc.ptrace(PTRACE_SEIZE, parent, None, None)
+    print(os.getpid() if seized == 0 else 0, flush=True)
+time.sleep(600)
+"#;
+
+    #[test]
+    fn one_that_survives_its_kill_is_abandoned_and_reaped_when_it_ends() {
+        use std::io::{BufRead as _, BufReader};
+        let mut command = Command::new("python3");
+        command.args(["-c", HELD]).stdout(Stdio::piped());
+        let mut running = Running::start(&mut command, Group::Own).unwrap();
+        let mut line = String::new();
+        BufReader::new(running.take_stdout().unwrap()).read_line(&mut line).unwrap();
+        let tracer = Pid::from_raw(line.trim().parse().unwrap()).expect("this system lets a process trace its parent");
+        let child = running.pid().unwrap().as_raw_nonzero().get().cast_unsigned();
+        let is_abandoned = || ABANDONED.lock().unwrap().iter().any(|one| one.id() == child);
+        let began = Instant::now();
+        running.end(Duration::ZERO);
+        assert!(began.elapsed() < KILLED + Duration::from_secs(20), "it is not waited for");
+        assert!(is_abandoned());
+        kill_process(tracer, Signal::KILL).unwrap();
+        let until = Instant::now() + Duration::from_secs(30);
+        while is_abandoned() {
+            assert!(Instant::now() < until, "it is reaped by the next call");
+            reap_abandoned();
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
