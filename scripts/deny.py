@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks licences, banned crates and sources of all dependencies against deny.toml.
 
-cargo-deny reads the same file and checks more (advisories, licence texts). It takes longer to build than all of this workspace, so the
+cargo-deny reads the same file and checks more (advisories, licence texts). Every fresh machine would have to build it first, so the
 tests use this program for the three things that deny.toml says. A setting that this program does not know is an error: nothing in
 deny.toml is silently left out.
 """

@@ -10,6 +10,7 @@ use std::{
 
 use crate::program;
 
+use doctor_core::hex;
 use doctor_host::protocol::{Ask, HELLO, Said, read_answer};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -187,5 +188,5 @@ pub fn folder(remote: &str) -> String {
 }
 
 pub fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&Sha256::digest(bytes))
 }

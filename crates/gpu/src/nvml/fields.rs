@@ -345,7 +345,7 @@ impl Device<'_> {
             "status" => Reading::Number(f64::from(info.status)),
             "health_mask" => Reading::Number(f64::from(info.healthMask)),
             "clique" => Reading::Number(f64::from(info.cliqueId)),
-            "cluster_uuid" => Reading::Text(info.clusterUuid.iter().map(|byte| format!("{byte:02x}")).collect()),
+            "cluster_uuid" => Reading::Text(doctor_core::hex::encode(&info.clusterUuid)),
             _ => Reading::NotSupported,
         }
     }
