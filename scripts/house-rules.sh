@@ -55,6 +55,15 @@ for manifest in crates/*/Cargo.toml; do
 done
 rule "dependency arrows" "${arrows%$'\n'}"
 
+# The table of ARCHITECTURE.md, in thousands of lines.
+rule "crates whose lines in ARCHITECTURE.md are wrong by more than a tenth, or that it does not list" \
+  "$(for manifest in crates/*/Cargo.toml; do
+    folder=${manifest%/Cargo.toml} crate=$(basename "${manifest%/Cargo.toml}")
+    find "$folder/src" -name '*.rs' -exec cat {} + | wc -l | awk -v crate="$crate" -v said="$(
+      sed -n "s/^| \`$crate\` | [a-z]* | \([0-9.]*\)k |.*/\1/p" ARCHITECTURE.md)" '
+      { is = $1 / 1000; if (said == "" || said > is * 1.1 + 0.1 || said < is * 0.9 - 0.1) printf "%s: %.1fk\n", crate, is }'
+  done)"
+
 outside='^(tokio|mio|async-std|rustix|libc|nix|getrandom|rusqlite|postgres|hyper|reqwest|ureq|socket2|signal-hook|tempfile) '
 for crate in doctor-core doctor-checks; do
   rule "$crate is pure, yet it can reach the outside through" \
