@@ -291,6 +291,21 @@ fn one_helper_serves_all_questions_and_holds_nothing_between_them() {
 }
 
 #[test]
+fn a_helper_whose_library_loses_descriptors_is_replaced_before_there_are_none_left() {
+    let standing = stand(&Machine::hgx_h100().driver_loses_descriptors(40));
+    let bench = Bench::new(&standing);
+    assert_eq!(bench.answers(&["uuid"]).gpus.len(), GPUS);
+    let first = helpers(&standing);
+    let mut all = first.clone();
+    for _ in 0..6 {
+        assert_eq!(bench.answers(&["uuid"]).gpus.len(), GPUS, "every question is answered");
+        all.extend(helpers(&standing));
+    }
+    assert!(!helpers(&standing).is_superset(&first), "the first one has ended");
+    assert!(all.len() >= 3 && helpers(&standing).len() <= 1, "{all:?}");
+}
+
+#[test]
 fn a_helper_that_hangs_is_replaced_and_the_gpu_that_hangs_is_named_whoever_is_asked_about_it() {
     let standing = stand(&hangs_on_gpu_3());
     let bench = Bench::new(&standing);

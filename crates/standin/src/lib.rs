@@ -10,6 +10,8 @@
 //! init = 0
 //! # The name of a function that never comes back.
 //! hang = ""
+//! # File descriptors that the library leaves open each time a session is closed.
+//! loses = 0
 //!
 //! [[gpu]]
 //! bus = "0000:18:00.0"

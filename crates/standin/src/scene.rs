@@ -8,6 +8,7 @@ pub(crate) struct Scene {
     pub(crate) cuda: i32,
     pub(crate) init: u32,
     pub(crate) hang: String,
+    pub(crate) loses: u32,
     pub(crate) gpu: Vec<Card>,
 }
 
@@ -74,6 +75,7 @@ impl Scene {
             (Table::Top, "cuda") => self.cuda = value.parse().ok()?,
             (Table::Top, "init") => self.init = value.parse().ok()?,
             (Table::Top, "hang") => self.hang = quoted(value)?,
+            (Table::Top, "loses") => self.loses = value.parse().ok()?,
             (Table::Gpu, "bus") => self.gpu.last_mut()?.bus = quoted(value)?,
             (Table::Gpu, "handle") => self.gpu.last_mut()?.handle = value.parse().ok()?,
             (Table::Gpu, "hang") => self.gpu.last_mut()?.hang = value.parse().ok()?,

@@ -58,6 +58,7 @@ pub struct Machine {
     driver: String,
     init: u32,
     hang: String,
+    loses: u32,
     gpus: Vec<Card>,
     files: BTreeMap<String, String>,
     links: BTreeMap<String, String>,
@@ -121,6 +122,7 @@ impl Machine {
             driver: "570.124.06".into(),
             init: 0,
             hang: String::new(),
+            loses: 0,
             gpus: (0..GPUS).map(card).collect(),
             files: BTreeMap::new(),
             links: BTreeMap::new(),
@@ -176,6 +178,12 @@ impl Machine {
     /// A function of the driver that never comes back.
     pub fn driver_hangs(mut self, function: &str) -> Self {
         self.hang = function.to_owned();
+        self
+    }
+
+    /// The driver's library leaves so many file descriptors open each time a session is closed.
+    pub fn driver_loses_descriptors(mut self, count: u32) -> Self {
+        self.loses = count;
         self
     }
 
@@ -458,8 +466,10 @@ impl Machine {
     }
 
     fn scene(&self) -> String {
-        let mut out =
-            format!("driver = {:?}\ncuda = 12080\ninit = {}\nhang = {:?}\n", self.driver, self.init, self.hang);
+        let mut out = format!(
+            "driver = {:?}\ncuda = 12080\ninit = {}\nhang = {:?}\nloses = {}\n",
+            self.driver, self.init, self.hang, self.loses
+        );
         for gpu in &self.gpus {
             let Card { bus, handle, hang, touches, .. } = gpu;
             let _infallible = write!(

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fs::File,
+    fs::{self, File},
     io,
     path::Path,
     process::ExitCode,
@@ -16,6 +16,10 @@ use super::{
     frame::{self, Asked, MOST_QUESTION, Message, Question},
 };
 use crate::memory;
+
+/// NVML loses a file descriptor each time it is unloaded (an eventfd; driver 580.159.04 on an H200, 2026-11-17). A helper that holds
+/// more than this ends after its answer, long before there are none left.
+const MOST_DESCRIPTORS: usize = 64;
 
 /// Serves the process that started this one until that closes the pipe or ends. The arguments are its process number, the root
 /// of the machine's file system, and NVML's library.
@@ -55,6 +59,10 @@ fn serve(root: &Path, library: &OsStr) -> io::Result<()> {
         // The session with the driver is closed and its library unloaded by now.
         frame::write(&mut out, &Message::Answer(answer))?;
         memory::give_back();
+        // The next question gets a new helper.
+        if fs::read_dir("/proc/self/fd").is_ok_and(|open| open.count() > MOST_DESCRIPTORS) {
+            return Ok(());
+        }
     }
     Ok(())
 }
