@@ -3,10 +3,9 @@
 //! A file that is accepted makes a whole plan. What Azure prints never makes a plan without its steps. A key that a machine said
 //! becomes a line of other files: it is one line, of two words.
 
-use doctor_fleet::azure::fuzzed;
-
 #![no_main]
 
+use doctor_fleet::azure::fuzzed;
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;
 

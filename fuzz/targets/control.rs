@@ -6,12 +6,16 @@
 
 #![no_main]
 
-use doctor_backend::{local::fuzzed::{load, taken_as}, process::Listen as _, ssh::Between};
+use doctor_backend::{
+    local::fuzzed::{load, taken_as},
+    process::Listen as _,
+    ssh::Between,
+};
 use doctor_backend_ssh::fuzzed::{answered, hosts_in};
-use doctor_fleet::status::{self, Health, Source};
-use doctor_store::{StoreUrl, fuzzed::holder};
 use doctor_core::time::Span;
+use doctor_fleet::status::{self, Health, Source};
 use doctor_fuzz::{pick, text};
+use doctor_store::{StoreUrl, fuzzed::holder};
 use libfuzzer_sys::fuzz_target;
 
 const PARSERS: &[fn(&[u8])] = &[url, secret, state_file, load_average, lease, host_file, host_answer, command, health];

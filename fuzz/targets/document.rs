@@ -8,7 +8,6 @@
 
 use std::sync::LazyLock;
 
-use doctor_engine::{ingest::{By, judge}, settings::Settings};
 use doctor_checks::{
     Catalogue,
     carried::{self, Packed, Told},
@@ -16,6 +15,10 @@ use doctor_checks::{
     profiles::built_in,
 };
 use doctor_core::{classify::Past, finding::Verdict, observation::Observation, policy::Policy, time::Span};
+use doctor_engine::{
+    ingest::{By, judge},
+    settings::Settings,
+};
 use hmac::{Hmac, KeyInit, Mac};
 use libfuzzer_sys::fuzz_target;
 use sha2::Sha256;

@@ -2,10 +2,9 @@
 //!
 //! Whatever stands there, an instance is free only if its own record says that it is idle or busy, reached, and nothing that is not known.
 
-use doctor_backend_dstack::fuzzed::free;
-
 #![no_main]
 
+use doctor_backend_dstack::fuzzed::free;
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};

@@ -2,10 +2,9 @@
 //!
 //! Whatever stands there, a node is free only if its own record begins with a state that says so, and no text of a user makes it so.
 
-use doctor_backend_slurm::fuzzed::{free, marks_in};
-
 #![no_main]
 
+use doctor_backend_slurm::fuzzed::{free, marks_in};
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;
 

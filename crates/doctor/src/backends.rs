@@ -68,8 +68,11 @@ macro_rules! backends {
             }
         }
 
-        /// The sections of the commented default file.
-        pub(crate) const DEFAULT_TEXTS: &[&str] = &[$(<$kind as Kind>::DEFAULT_TEXT),+];
+        /// The commented default file: the service's settings, then a section for each kind of cluster.
+        pub(crate) fn default_text(service: &str) -> String {
+            let sections = [$(<$kind as Kind>::DEFAULT_TEXT),+];
+            sections.iter().fold(service.to_owned(), |text, section| format!("{text}\n{section}"))
+        }
 
         /// Numbers of all sections that must lie within limits.
         pub(crate) fn limits() -> impl Iterator<Item = Limit> {

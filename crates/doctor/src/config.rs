@@ -18,12 +18,9 @@ pub(crate) use self::{
     settings::{Loaded, Reloaded, profile_files},
 };
 
-/// The commented defaults, as `doctor config init` writes them: the service's settings, then a section for each kind of cluster.
+/// The commented defaults, as `doctor config init` writes them.
 pub(crate) fn default_text() -> &'static str {
-    static TEXT: LazyLock<String> = LazyLock::new(|| {
-        let service = include_str!("config/default.toml");
-        backends::DEFAULT_TEXTS.iter().fold(service.to_owned(), |text, section| format!("{text}\n{section}"))
-    });
+    static TEXT: LazyLock<String> = LazyLock::new(|| backends::default_text(include_str!("config/default.toml")));
     &TEXT
 }
 
