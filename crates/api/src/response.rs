@@ -75,7 +75,7 @@ impl Answer {
         self.plain.len() + self.packed.as_ref().map_or(0, Bytes::len)
     }
 
-    /// As it is sent to somebody who asked with these headers.
+    /// The response to a request with these headers.
     pub(crate) fn to(&self, headers: &HeaderMap) -> Response {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let known = text(header::IF_NONE_MATCH).is_some_and(|tags| {

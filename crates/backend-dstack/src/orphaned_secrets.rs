@@ -9,7 +9,7 @@ use doctor_core::{
 
 /// How often others' keys are looked for.
 const EVERY: Span = Span::minutes(5);
-/// A key is there before its run is. Only one that was without its run for this long was left behind: whoever submits needs seconds.
+/// A key is there before its run is. Only one that was without its run for this long was left behind: a controller needs seconds to submit.
 const LEFT_AFTER: Span = Span::minutes(30);
 
 /// Keys that another process made.
@@ -32,7 +32,7 @@ impl OrphanedSecrets {
         is_time
     }
 
-    /// Those of the keys that are there which nobody will want any more.
+    /// The keys that no run uses any more.
     pub(super) fn old(&mut self, there: &BTreeSet<RunId>, wanted: &BTreeSet<RunId>, now: Timestamp) -> Vec<RunId> {
         self.since.retain(|run, _| there.contains(run) && !wanted.contains(run));
         for run in there.difference(wanted) {

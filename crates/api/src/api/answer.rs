@@ -1,6 +1,6 @@
-//! The answers that are kept for whoever asks the same within a short while.
+//! Caches responses, so that requests for the same within a short while get the same one.
 //!
-//! All of them together have so much room in memory, those on the shelf and those on their way to somebody: an answer gives its
+//! All of them together have so much room in memory, those in the cache and those being sent to a client: an answer gives its
 //! room back when it is neither kept nor sent any more.
 
 use std::{
@@ -19,7 +19,7 @@ const MOST_BYTES: usize = 16 << 20;
 const MOST_ANSWERS: usize = 1024;
 /// All answers there are, kept or on their way, in KiB.
 const ROOM: usize = 48 << 10;
-/// For how long an answer is everybody's.
+/// For how long a response is served from the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lasts {
     /// While the same picture of the cluster is shown.
@@ -46,7 +46,7 @@ struct Shelf {
     bytes: usize,
 }
 
-/// Where one answer lies. Whoever makes it holds the lock; the others who ask the same wait for it.
+/// One entry of the cache. The request that makes the response holds the lock; other requests for the same wait for it.
 pub(super) type Place = tokio::sync::Mutex<Option<Kept>>;
 
 #[derive(Debug)]

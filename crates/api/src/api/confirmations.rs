@@ -12,7 +12,7 @@ use sha2::Sha256;
 
 use super::refusal::Refusal;
 
-/// For somebody to read what would happen.
+/// The time an operator has to read what would happen.
 pub(super) const CONFIRM_WITHIN: Span = Span::minutes(10);
 /// Confirmations that were used and are not too old yet.
 const MOST_USED: usize = 10_000;

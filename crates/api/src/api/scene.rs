@@ -1,4 +1,4 @@
-//! The picture of the cluster that everybody is shown, and what is different in it from an earlier one.
+//! The picture of the cluster that the API serves, and what is different in it from an earlier one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

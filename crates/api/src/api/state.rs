@@ -94,7 +94,7 @@ impl Hall {
         Arc::clone(&self.scene.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// From now on this is what everybody sees.
+    /// Serves this picture from now on.
     pub(super) fn show(&self, facts: Facts, settings: Settings, agents: BTreeMap<NodeName, AgentBrief>) {
         let before = self.scene();
         let scene = Scene::new(before.number + 1, facts, settings, agents, self.rack_before.as_deref());

@@ -25,7 +25,7 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// How often the files are looked at, at most: when somebody connects.
+/// The files are looked at when a client connects, at most this often.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// No chain or key is longer.
 const LONGEST: u64 = 1 << 20;

@@ -59,7 +59,7 @@ pub(super) fn watch(hall: &Arc<Hall>, audience: &Audience, settings: &Settings) 
     }
 }
 
-/// Whether somebody's lease goes on.
+/// Whether a controller holds the lease.
 fn leads(hall: &Hall) -> Result<bool, StoreError> {
     Ok(hall.store.leader()?.is_some_and(|(_, until)| until > hall.clock.now()))
 }
