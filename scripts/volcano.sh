@@ -44,7 +44,7 @@ if [ ! -d "$folder" ]; then
     trap 'rm -rf "$new"' EXIT
     chmod 755 "$new"
     say "building Volcano $version: minutes, once"
-    go -C "$directory" build -mod=readonly -buildvcs=false -trimpath -ldflags "-s -w" \
+    CGO_ENABLED=0 go -C "$directory" build -mod=readonly -buildvcs=false -trimpath -gcflags all=-dwarf=false -ldflags "-s -w" \
       -o "$new/" ./cmd/controller-manager ./cmd/scheduler >&2 ||
       cannot "Volcano $version does not build; go says why above (it downloads the sources when it has not got them)"
     for part in controller-manager scheduler; do mv "$new/$part" "$new/vc-$part"; done

@@ -371,6 +371,12 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
     slurm.stop(Daemon::Controller).unwrap();
     until("the trouble in status", || bed.doctor(&["status"]).out.contains("look at the nodes"));
     slurm.restart(Daemon::Controller).unwrap();
+    // What is known of the nodes was seen before slurmctld ended until a look succeeds again, and a
+    // slurmctld that has just started knows no node until its slurmd has registered.
+    until("the trouble to be over", || !bed.doctor(&["status"]).out.contains("look at the nodes"));
+    for node in ["node1", "node2"] {
+        until("slurmd to register", || slurm.node_state(node).is_ok_and(|state| state == "IDLE"));
+    }
     until("the nodes to be free again", || used("node1") == "free" && used("node2") == "free");
 
     slurm.kill(Daemon::Node("node2")).unwrap();
