@@ -191,15 +191,16 @@ part rules scripts/house-rules.sh
 part shell shell
 part lint scripts/lint.sh
 part build "$cargo" build --workspace --all-features --all-targets --quiet || report
-# It only has the time that the tests leave: those wait more than they compute.
+# They only have the time that the tests leave: those wait more than they compute.
 beside fuzz-build nice -n 19 scripts/fuzz.sh build
+beside portable nice -n 19 scripts/portable.sh check
 part tests scripts/suite.py
 part api api
 part browser browser
 part kill env DOCTOR_KILLS="$kills" scripts/kill.sh
+join portable
 join fuzz-build && part fuzz scripts/fuzz.sh "$fuzz_seconds"
 part generated env DOCTOR="${CARGO_TARGET_DIR:-target}/debug/doctor" scripts/generated.sh check
 part kernels scripts/kernels.sh check
-part portable scripts/portable.sh check
 part deny scripts/deny.py
 report
