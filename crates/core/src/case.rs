@@ -1,4 +1,4 @@
-//! A case: one trouble of one machine, from its first finding to its return or replacement, with every step taken.
+//! A case: one problem of one machine, from its first finding to its return or replacement, with every step taken.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,48 +14,49 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Case {
     pub id: CaseId,
-    /// The machine. The name is where it was last seen.
+    /// The machine. `node` is the name under which it was last seen.
     pub hardware: HardwareId,
     pub node: NodeName,
     pub opened: Timestamp,
     pub severity: Severity,
     pub findings: Vec<Finding>,
-    /// How far up the ladder this case is.
+    /// The escalation level that the case has reached.
     pub rung: Rung,
     pub steps: Vec<Step>,
     pub state: CaseState,
-    /// Boot at the time of the newest finding; another boot means that somebody rebooted it.
+    /// Boot id at the time of the newest finding. A different boot id means that the node has rebooted since.
     pub boot_id: Option<String>,
-    /// What its examination says should become of the node.
+    /// The recommendation of the examination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<Advice>,
-    /// User work that had failed on the node lately when it was opened.
+    /// User work that had recently failed on the node when the case was opened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_work: Vec<FailedWork>,
 }
 
 coded! {
-    /// What the tests of a quarantined node say should become of it.
+    /// Recommendation for a quarantined node, derived from its test results.
     pub enum Advice {
         /// Every test that applies has passed.
         Return => "return",
-        /// It may return, and there is something to watch.
+        /// The node may return; a finding needs watching.
         ReturnFlagged => "return-flagged",
         Reboot => "reboot",
         Replace => "replace",
-        /// Something could not be tested: nobody can say.
+        /// A test could not run, so there is no recommendation.
         ExamineAgain => "examine-again",
     }
 }
 
 coded! {
-    /// The ladder. What did not help once is not tried again for the same machine while it is remembered.
+    /// Escalation levels, mildest first. A remedy that did not help is not repeated on the same machine within
+    /// `repair.memory`.
     pub enum Rung {
         Reset => "reset",
         Reboot => "reboot",
-        /// Out of service, deep tests decide.
+        /// Out of service; deep tests decide.
         Quarantine => "quarantine",
-        /// Replaced where the policy allows it, else handed to a person.
+        /// Replaced if the policy allows it, otherwise handed over to an operator.
         Replace => "replace",
     }
 }
@@ -83,24 +84,24 @@ pub struct Step {
 }
 
 coded! {
-    /// What can be done about a case.
+    /// An action taken on a case.
     pub enum StepKind {
         Mark => "mark",
         Drain => "drain",
-        /// User work is asked to leave, by whatever means the cluster has for that.
+        /// Evicts user work by the means that the cluster provides.
         Evict => "evict",
-        /// The evidence is put where the next step cannot destroy it.
+        /// Saves the evidence before a later step can destroy it.
         KeepEvidence => "keep-evidence",
         Reset => "reset",
         Reboot => "reboot",
         /// Tests that must pass before the node returns.
         Prove => "prove",
-        /// Tests on an operator's word; what they say is put before a person, who decides.
+        /// Tests requested by an operator, who then decides what to do with the node.
         Examine => "examine",
         Replace => "replace",
-        /// A person takes over.
+        /// An operator takes over.
         HandOver => "hand-over",
-        /// A person gives it back, to be proved.
+        /// An operator gives the node back, to be tested before it returns.
         Release => "release",
         Undrain => "undrain",
         Unmark => "unmark",
@@ -108,23 +109,23 @@ coded! {
 }
 
 impl StepKind {
-    /// After this, what the node knew about its trouble is gone.
+    /// Returns whether the step destroys the evidence that is on the node.
     pub const fn destroys_evidence(self) -> bool {
         matches!(self, Self::Reset | Self::Reboot | Self::Replace)
     }
 
-    /// It happens in our own books and nowhere else: once it is written down, it is done.
+    /// Returns whether the step changes only the store: it is done once it is recorded.
     pub const fn is_bookkeeping(self) -> bool {
         matches!(self, Self::KeepEvidence | Self::Prove | Self::HandOver | Self::Release)
     }
 }
 
 coded! {
-    /// How far a step got.
+    /// The progress of a step.
     pub enum StepState {
-        /// Waiting for a person: the policy does not let us do it.
+        /// Waiting for an operator: the policy does not allow the controller to do it.
         Proposed => "proposed",
-        /// Written down; the effect may or may not have happened.
+        /// Recorded; the effect may or may not have happened.
         Intended => "intended",
         Done => "done",
         Failed => "failed",
@@ -141,11 +142,11 @@ pub enum CaseState {
 coded! {
     /// How a case ended.
     pub enum Closed {
-        /// Proved well and back in service.
+        /// All tests passed and the node is back in service.
         Returned => "returned",
-        /// Another machine bears the name now.
+        /// Another machine has the node name now.
         Replaced => "replaced",
-        /// An operator took it away from us.
+        /// An operator withdrew the case.
         Withdrawn => "withdrawn",
     }
 }
@@ -155,12 +156,12 @@ impl Case {
         matches!(self.state, CaseState::Open)
     }
 
-    /// The newest step of this kind on the present rung.
+    /// Returns the newest step of this kind at the current escalation level.
     pub fn step(&self, what: StepKind) -> Option<&Step> {
         self.steps.iter().rev().find(|step| step.what == what && step.rung == self.rung)
     }
 
-    /// Handed to a person who has not given it back.
+    /// Returns whether an operator holds the case and has not released it.
     pub fn waits_for_person(&self) -> bool {
         let last = self.steps.iter().rev().find(|step| {
             matches!(step.what, StepKind::HandOver | StepKind::Release) && step.state != StepState::Failed
@@ -168,18 +169,19 @@ impl Case {
         last.is_some_and(|step| step.what == StepKind::HandOver)
     }
 
-    /// Given back by a person, and nothing heavier was decided since.
+    /// Returns whether an operator released the case and it has not escalated since.
     pub fn is_released(&self) -> bool {
         let given = self.steps.iter().rposition(|step| step.what == StepKind::Release);
         given.is_some_and(|place| self.steps[place].rung == self.rung && !self.waits_for_person())
     }
 
-    /// An operator has the node examined, and that is not over.
+    /// Returns whether an examination requested by an operator is still in progress.
     pub fn is_examined(&self) -> bool {
         self.step(StepKind::Examine).is_some_and(|step| step.state == StepState::Intended)
     }
 
-    /// Marks of ours that its steps have set (true) or taken away again since then, the last word on each.
+    /// Returns the marks that the case's completed steps have set (`true`) or removed (`false`) since then; the newest
+    /// step of each kind decides.
     pub fn marked_since(&self, since: Timestamp) -> Vec<(OurMark, bool)> {
         let kinds = [
             (MarkKind::Unhealthy, StepKind::Mark, StepKind::Unmark),
@@ -195,7 +197,7 @@ impl Case {
         said.collect()
     }
 
-    /// Whether this was done at any time in this case.
+    /// Returns whether a step of this kind was ever completed in this case.
     pub fn ever_done(&self, what: StepKind) -> bool {
         self.steps.iter().any(|step| step.what == what && step.state == StepState::Done)
     }

@@ -1,8 +1,8 @@
-//! Work of users that ended badly on a node: a sign that the node should be looked at soon, and never a verdict.
+//! User work that failed on a node: a reason to test the node sooner, never a verdict.
 //!
-//! Most work fails by its own fault. So it counts little where it says little: one piece of work counts once, shared out
-//! over the nodes that it failed on; and one owner counts once, shared out over all that failed of his. Work of several
-//! owners that fails on one node, and elsewhere not, is what a bad node looks like. See [`weigh`].
+//! Most work fails through its own fault, so weak evidence has little weight: one piece of work counts once, divided
+//! among the nodes that it failed on; and one owner counts once, divided among all failed work of that owner. Work of
+//! several owners that fails on one node and not elsewhere is typical of a bad node. See [`weigh`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,21 +14,22 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{ids::NodeName, time::Timestamp};
 
-/// Work that ran on more nodes says next to nothing about any of them, and is not kept.
+/// Work on more nodes than this is no evidence about any of them, and is not kept.
 pub const MOST_NODES: usize = 32;
 
-/// So many of one node are shown and kept with its case, the newest.
+/// The newest failures of a node that are shown and kept with its case.
 const MOST_SHOWN: usize = 16;
 
-/// Less than this is no sign: work over more than five nodes, or an owner of whose failures more than four fifths were elsewhere.
+/// A smaller weight counts as none: work over more than five nodes, or an owner with more than four fifths of the
+/// failures elsewhere.
 const LEAST: u16 = Weight::ONE_OWNER.0 / 5;
 
-/// A word of somebody else's, such as the name of a job: short, on one line, and nothing that a terminal would obey.
+/// Text from outside, such as a job name: short, on one line, without control characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Label(Arc<str>);
 
 impl Label {
-    /// Longer text is cut.
+    /// Longer text is truncated. Counted in characters.
     pub const LONGEST: usize = 128;
 
     pub fn new(text: &str) -> Self {
@@ -65,11 +66,11 @@ impl<'de> Deserialize<'de> for Label {
 /// A piece of user work that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedWork {
-    /// No other work of this cluster has it; the parts of one piece of work on several nodes do.
+    /// Unique in the cluster; the parts of one piece of work on several nodes share it.
     pub id: Label,
-    /// What people call it.
+    /// The name for people.
     pub name: Label,
-    /// Whose it is: a user, an account, a namespace. One owner's failures are one sign.
+    /// The user, account or namespace. All failures of one owner count as one.
     pub owner: Label,
     pub at: Timestamp,
     pub how: HowFailed,
@@ -85,11 +86,11 @@ pub enum HowFailed {
     Signal {
         number: i32,
     },
-    /// More memory than it had asked for, or than the node has.
+    /// It used more memory than it had requested, or than the node has.
     OutOfMemory,
-    /// The node went away under it.
+    /// The node failed while the work was on it.
     NodeFailed,
-    /// It failed, and nobody tells how.
+    /// The cluster does not report how it failed.
     Untold,
 }
 
@@ -105,7 +106,7 @@ impl fmt::Display for HowFailed {
     }
 }
 
-/// How much of a sign it is, in thousandths: an owner whose work failed here and nowhere else is 1000.
+/// Weight of the evidence in thousandths: an owner whose work failed on this node and nowhere else is 1000.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Weight(pub u16);
 
@@ -113,34 +114,34 @@ impl Weight {
     pub const NONE: Self = Self(0);
     pub const ONE_OWNER: Self = Self(1000);
 
-    /// As a policy writes it, in owners.
+    /// Converts from the unit of the policy, owners.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to what fits")]
     pub fn of_owners(owners: f64) -> Self {
         Self((owners * f64::from(Self::ONE_OWNER.0)).clamp(0.0, f64::from(u16::MAX)) as u16)
     }
 }
 
-/// All that failed on one node lately.
+/// Recent failures on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedHere {
     pub weight: Weight,
-    /// Different owners.
+    /// Number of different owners.
     pub owners: u32,
-    /// Pieces of work; more than are named, perhaps.
+    /// Number of failures; `works` may hold fewer.
     pub count: u32,
-    /// The newest first.
+    /// Newest first.
     pub works: Vec<FailedWork>,
 }
 
 impl FailedHere {
-    /// When the last of them failed.
+    /// Returns when the newest of them failed.
     pub fn newest(&self) -> Option<Timestamp> {
         self.works.first().map(|work| work.at)
     }
 }
 
-/// What it says of each node that such work failed on. Nodes of which it says too little are not in the answer by weight, but by
-/// name: what failed there is shown all the same.
+/// Weighs the failed work of each node. A node below the threshold has the weight [`Weight::NONE`] but is still listed,
+/// because its failures are shown.
 pub fn weigh(failed: &[(NodeName, FailedWork)]) -> BTreeMap<NodeName, FailedHere> {
     let mut spread: BTreeMap<&Label, u64> = BTreeMap::new();
     let mut of_owner: BTreeMap<&Label, BTreeSet<&Label>> = BTreeMap::new();
@@ -159,7 +160,7 @@ pub fn weigh(failed: &[(NodeName, FailedWork)]) -> BTreeMap<NodeName, FailedHere
     here.into_iter()
         .map(|(node, mut works)| {
             works.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.id.cmp(&b.id)));
-            // Summed in millionths: a hundred small shares do not vanish one by one.
+            // Summed in millionths, so that many small shares are not each rounded to zero.
             let sum = works.iter().map(|work| share(work)).sum::<u64>() / 1000;
             let weight = u16::try_from(sum).unwrap_or(u16::MAX);
             let owners: BTreeSet<&Label> = works.iter().map(|work| &work.owner).collect();

@@ -1,4 +1,4 @@
-//! What was concluded from an observation, how bad it is, and what to do about it.
+//! Findings: what was concluded from an observation, its severity and its remedy.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,23 +10,24 @@ use crate::{
 };
 
 coded! {
-    /// The four different answers a check can give. There is deliberately no default: silence is none of them.
+    /// The four results of a check. There is deliberately no default: a missing result is none of them.
     pub enum Verdict {
         Pass => "pass",
         Fail => "fail",
-        /// Could not run, timed out, was unparseable, had no limit to judge by, reported nothing.
+        /// The check could not run, timed out, was unparseable, had no limit to compare with, or reported nothing.
         Inconclusive => "inconclusive",
         NotApplicable => "not-applicable",
     }
 }
 
 impl Verdict {
-    /// Pass and fail say something about the node; the others do not.
+    /// Returns whether the verdict is about the node: only pass and fail are.
     pub const fn is_conclusive(self) -> bool {
         matches!(self, Self::Pass | Self::Fail)
     }
 
-    /// The seed's three words, for the published copy. `None`: not a result in the seed's sense, hence no row there.
+    /// Returns the seed's word for the published copy of the results. `None`: no result in the seed's sense, so no row
+    /// there.
     pub const fn seed_word(self) -> Option<&'static str> {
         match self {
             Self::Pass => Some("pass"),
@@ -38,21 +39,21 @@ impl Verdict {
 }
 
 coded! {
-    /// How bad. The worst of a node's findings sets the action; all are kept.
+    /// Severity of a finding. The worst of a node's findings determines the action; all are kept.
     pub enum Severity {
-        /// Worth watching; the node stays in service.
+        /// Needs watching; the node stays in service.
         Monitor => "monitor",
-        /// A GPU reset is expected to cure it.
+        /// A GPU reset is expected to fix it.
         Reset => "reset",
-        /// A reboot is expected to cure it.
+        /// A reboot is expected to fix it.
         Reboot => "reboot",
-        /// No restart cures it: the node leaves service.
+        /// No restart fixes it: the node leaves service.
         Isolate => "isolate",
     }
 }
 
 coded! {
-    /// What a finding asks for.
+    /// The action that a finding calls for.
     pub enum Remedy {
         Watch => "watch",
         Reset => "reset",
@@ -64,7 +65,7 @@ coded! {
 }
 
 impl Severity {
-    /// What is done about it where a rule does not say otherwise.
+    /// Returns the remedy that applies if the rule names none.
     pub const fn usual_remedy(self) -> Remedy {
         match self {
             Self::Monitor => Remedy::Watch,
@@ -75,7 +76,7 @@ impl Severity {
     }
 }
 
-/// One thing that is wrong, or could not be judged, with the rule that said so.
+/// One problem, or one part that could not be classified, with the rule that produced it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     pub check: CheckId,
@@ -84,15 +85,15 @@ pub struct Finding {
     pub severity: Severity,
     pub remedy: Remedy,
     pub reason: ReasonCode,
-    /// For people: what was measured and what was expected.
+    /// For people: the measured and the expected value.
     pub text: String,
     pub rule: RuleId,
     pub evidence: Evidence,
-    /// How many failing runs in a row it takes before anything is done about it.
+    /// How many consecutive failing runs it takes before the finding is acted on.
     pub confirm: u32,
 }
 
-/// The number or event a finding rests on. The raw output is kept with the run.
+/// The measurement or event behind a finding. The raw output is kept with the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Evidence {
@@ -104,12 +105,12 @@ pub enum Evidence {
     Event {
         text: String,
         at: Option<Timestamp>,
-        /// What kind of event, and what makes it this one and no other, where its source says so: an event that has had
-        /// its answer is known by these when it is told again.
+        /// The kind of event and its unique key, if the source provides one. They identify an acknowledged event when
+        /// it is reported again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         known_by: Option<(ReasonCode, EventKey)>,
     },
-    /// Nothing could be measured; the text says why.
+    /// Nothing could be measured; the finding's text has the reason.
     Nothing,
 }
 
@@ -121,18 +122,18 @@ pub struct OpenFinding {
     pub run: Option<RunId>,
     pub first_seen: Timestamp,
     pub last_seen: Timestamp,
-    /// Failing results in a row.
+    /// Consecutive failing results.
     pub times: u32,
 }
 
 impl OpenFinding {
-    /// Seen often enough to act on.
+    /// Returns whether the finding was seen often enough to act on.
     pub fn is_confirmed(&self) -> bool {
         self.finding.verdict == Verdict::Fail && self.times >= self.finding.confirm
     }
 }
 
-/// The worst severity among findings that are confirmed.
+/// Returns the worst severity among the confirmed findings.
 pub(crate) fn worst_confirmed(findings: &[&OpenFinding]) -> Option<Severity> {
     findings.iter().filter(|open| open.is_confirmed()).map(|open| open.finding.severity).max()
 }

@@ -1,4 +1,4 @@
-//! Names and numbers that identify things, each its own type, each checked where it comes in.
+//! Identifiers: names and numbers, each with its own type, each validated when it is parsed.
 
 use std::{borrow::Borrow, fmt, str::FromStr, sync::Arc};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::time::Timestamp;
 
-/// Text that cannot be the name it was offered as.
+/// Text that is not a valid name of the requested kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` is not a {what}: {accepted}", shorten(text))]
 pub struct BadName {
@@ -15,7 +15,7 @@ pub struct BadName {
     accepted: &'static str,
 }
 
-/// Hostile input may be megabytes long; what is quoted back is not.
+/// Shortens text for an error message: hostile input may be megabytes long.
 fn shorten(text: &str) -> String {
     let mut short: String = text.chars().take(64).collect();
     if short.len() < text.len() {
@@ -33,7 +33,7 @@ fn is_path_safe(text: &str) -> bool {
         && !text.contains("..")
 }
 
-/// A name is shared, never copied: a hundred thousand of them are held by several tables at once.
+/// Declares a name type. Names are shared, not copied: several tables hold a hundred thousand of them.
 macro_rules! name_type {
     ($(#[$doc:meta])* $type:ident, $what:literal) => {
         $(#[$doc])*
@@ -54,7 +54,7 @@ macro_rules! name_type {
             }
         }
 
-        /// Without a copy: the text is shared already.
+        /// Shares the text instead of copying it.
         impl TryFrom<Arc<str>> for $type {
             type Error = BadName;
             fn try_from(text: Arc<str>) -> Result<Self, BadName> {
@@ -108,12 +108,12 @@ name_type!(
     "node name"
 );
 name_type!(
-    /// A group of like nodes: a Slurm partition, a Kubernetes node pool. Limits and the breaker apply per pool.
+    /// A group of similar nodes: a Slurm partition, a Kubernetes node pool. Limits and the breaker apply per pool.
     PoolName,
     "pool name"
 );
 name_type!(
-    /// A check or test, by the name of its file: `disk-space`, `storage`.
+    /// A check or test, named after its file: `disk-space`, `storage`.
     CheckId,
     "check name"
 );
@@ -128,21 +128,21 @@ name_type!(
     "machine type"
 );
 name_type!(
-    /// The physical machine, whatever it is called today.
+    /// The physical machine, independent of its current name.
     HardwareId,
     "hardware id"
 );
 
-/// A test is a check that a run was asked to do; both are found by the same name.
+/// A test is a check that a run executes; both have the same name.
 pub type TestId = CheckId;
 
-/// How a backend calls the job of a run.
+/// The backend's id for the job of a run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobId(pub String);
 
-/// A number that begins with its moment of birth, so that order by id is order by time, and ends in digits that
-/// nobody else picks in the same millisecond. Written as one letter and thirteen characters that are safe in file,
-/// job and Kubernetes names.
+/// Declares an id type. An id begins with its creation time, so that order by id is order by time, and ends in digits
+/// that differ between ids of the same millisecond. It is written as one letter and thirteen characters that are safe
+/// in file, job and Kubernetes names.
 macro_rules! number_type {
     ($(#[$doc:meta])* $type:ident, $letter:literal, $what:literal) => {
         $(#[$doc])*
@@ -158,12 +158,12 @@ macro_rules! number_type {
                 self.0
             }
 
-            /// The lowest one of those made at that moment.
+            /// Returns the lowest id of that moment.
             pub fn born_at(moment: Timestamp) -> Self {
                 Self(u64::try_from(moment.millis()).unwrap_or(0).min(u64::MAX >> (SUFFIX_BITS + 1)) << SUFFIX_BITS)
             }
 
-            /// When it was made, to the millisecond.
+            /// Returns the creation time, to the millisecond.
             pub fn born(self) -> Timestamp {
                 Timestamp::from_millis(i64::try_from(self.0 >> SUFFIX_BITS).unwrap_or(i64::MAX))
             }
@@ -207,8 +207,8 @@ macro_rules! number_type {
     };
 }
 
-/// Digits after the moment of birth: about four million ids in one millisecond, and the number stays positive as
-/// a database's signed integer until the year 2109.
+/// Bits after the creation time: about two million ids per millisecond. The number stays positive as a database's
+/// signed integer until the year 2109.
 const SUFFIX_BITS: u32 = 21;
 
 number_type!(
@@ -216,11 +216,11 @@ number_type!(
     RunId, "r", "run id"
 );
 number_type!(
-    /// One trouble, from its first finding to the node's return or replacement.
+    /// One problem, from its first finding to the node's return or replacement.
     CaseId, "c", "case id"
 );
 number_type!(
-    /// One change asked of a backend, so that asking twice changes once.
+    /// One change requested from a backend. Requesting it twice has one effect.
     OpId, "o", "operation id"
 );
 
@@ -242,8 +242,8 @@ fn from_base32(text: &str) -> Option<u64> {
     Some(number)
 }
 
-/// Where new ids come from. The planner draws from it and stays deterministic: the shell decides what `salt` is
-/// (random bits in production, the seed in a simulation).
+/// Source of new ids. The planner draws from it and stays deterministic: the caller chooses `salt` (random bits in
+/// production, the seed in a simulation).
 #[derive(Debug, Clone)]
 pub struct IdSource {
     now_millis: u64,
@@ -256,14 +256,14 @@ impl IdSource {
         Self { now_millis: 0, last: 0, salt }
     }
 
-    /// Ids drawn from here on carry this moment. A clock that jumps back does not make ids repeat: each id is
+    /// Sets the creation time of the ids drawn from now on. A clock that jumps back does not repeat ids: each id is
     /// larger than the one before.
     pub fn at(&mut self, now: Timestamp) {
         self.now_millis = u64::try_from(now.millis()).unwrap_or(0);
     }
 
     fn next(&mut self) -> u64 {
-        // An ordinary linear congruential step: spread, not secrecy, is wanted here.
+        // A linear congruential step suffices: the ids need spread, not secrecy.
         self.salt = self.salt.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let suffix = (self.salt >> 40) & ((1 << SUFFIX_BITS) - 1);
         let fresh = (self.now_millis << SUFFIX_BITS) | suffix;

@@ -1,13 +1,12 @@
-//! What things are and what should be done.
+//! The domain model and the planner of Cluster Doctor, free of I/O.
 //!
-//! This crate is the judgement of Cluster Doctor and nothing else: it has no clock, no files, no network and no
-//! threads. A shell observes a cluster, hands over a [`Snapshot`](snapshot::Snapshot), and gets a
-//! [`Plan`](plan::Plan) back; another shell carries it out. The same snapshot gives the same plan, always.
+//! This crate has no clock, no files, no network and no threads. The engine observes a cluster and builds a
+//! [`Snapshot`](snapshot::Snapshot), the planner returns a [`Plan`](plan::Plan), and the engine executes it. The same
+//! snapshot always gives the same plan.
 //!
-//! Reading order: [`node`], [`run`], [`observation`], [`finding`] are the nouns; [`policy`] is what a site may set;
-//! [`classify`] turns observations into findings; [`lifecycle`] is a node's way out of service and back;
-//! [`plan`] is the one place where anything is decided; [`view`] is what people are shown, [`alert`] what they are told
-//! without asking.
+//! Reading order: [`node`], [`run`], [`observation`] and [`finding`] define the basic types; [`policy`] holds the
+//! settings of a site; [`classify`] turns observations into findings; [`lifecycle`] is the state machine of a node;
+//! [`plan`] makes every decision; [`view`] builds what the CLI and the API show; [`alert`] builds notifications.
 
 pub mod alert;
 pub mod case;

@@ -1,71 +1,72 @@
-//! A node's way out of service and back, as a machine: a state and an event give the next state, or nothing.
+//! The state machine of a node, from in service to out of service and back: a state and an event give the next state,
+//! or none.
 //!
-//! The planner never writes a state of its own choosing; it names what happened and asks here. What is not in the
-//! table cannot happen: no path leads from out of service back to users but through a proof or an operator's word.
+//! The planner never sets a state directly; it names the event and takes the state from here. Only transitions in the
+//! table exist: a node returns to users only through a proving run or an operator's decision.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{case::StepKind, ids::RunId};
 
-/// Where a node stands.
+/// The state of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum Life {
-    /// Users may have it. Nothing failing is open against it.
+    /// Available to users. No failing finding is open.
     InService,
-    /// Users may have it, but something failing is open: it is tested first.
+    /// Available to users, but a failing finding is open: it is tested before other nodes.
     Suspect,
-    /// Out of service, and nothing is being done to it right now.
+    /// Out of service; no step is in progress.
     Quarantined,
-    /// Out of service; this step was started and has not come to an end.
+    /// Out of service; this step was started and has not ended.
     Repairing { step: StepKind, tries: u32 },
-    /// Out of service; this run decides whether it returns.
+    /// Out of service; this run decides whether the node returns.
     Proving { run: RunId },
-    /// Out of service for good, until somebody gives it back or another machine bears its name.
+    /// Out of service until an operator releases it or another machine takes its name.
     Out,
-    /// An operator intervened. We record and keep our hands off.
+    /// An operator intervened. The controller records and does not act.
     Held { by: String },
 }
 
-/// What can happen to a node.
+/// An event that can change the state of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LifeEvent {
-    /// Something failing is open that does not (yet) take it out.
+    /// A failing finding is open that does not (yet) take the node out of service.
     Doubted,
-    /// Nothing is open any more.
+    /// No finding is open any more.
     Cleared,
     TakenOut,
     StepBegan {
         step: StepKind,
         tries: u32,
     },
-    /// The step came to an end, or an operator said that it is done.
+    /// The step ended, or an operator reported it as done.
     StepEnded,
     ProofBegan {
         run: RunId,
     },
-    /// The proof brought nothing, or the contrary.
+    /// The proving run failed or gave no result.
     ProofEnded,
-    /// Nothing is left that we may do.
+    /// The controller has no permitted step left.
     GivenUp,
-    /// Proved well, our marks are gone.
+    /// The proving run passed and our marks are removed.
     Returned,
     HeldBy {
         by: String,
     },
-    /// The hold is over; `out` says whether a case is still open.
+    /// The hold has ended; `out` tells whether a case is still open.
     LetGo {
         out: bool,
     },
 }
 
 impl Life {
-    /// Users do not get this node, because of us.
+    /// Returns whether Cluster Doctor keeps this node from users.
     pub const fn is_out(&self) -> bool {
         matches!(self, Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. } | Self::Out)
     }
 
-    /// The word for it in tables and selectors.
+    /// Returns the name of the state for tables and selectors.
     pub const fn word(&self) -> &'static str {
         match self {
             Self::InService => "in-service",
@@ -78,7 +79,7 @@ impl Life {
         }
     }
 
-    /// The state after this event, or `None` where the event has no place.
+    /// Returns the state after this event, or `None` if the event is not allowed in this state.
     #[must_use]
     pub fn after(&self, event: &LifeEvent) -> Option<Self> {
         use LifeEvent as E;

@@ -1,8 +1,8 @@
-//! Which type a machine is of, from what it says of itself.
+//! Detection of a machine's type from what the machine reports.
 //!
-//! The order is fixed, the surest first: what the cloud's metadata service calls it, what the cluster's label or the
-//! operator says, what the firmware calls the product, and which GPUs are in it. A step that several types fit decides
-//! nothing: a wrong profile makes good machines bad, no profile only leaves counts unjudged.
+//! The order is fixed, most reliable source first: the cloud's metadata service, the cluster's label or the operator's
+//! setting, the firmware's product name, the GPUs. A step that matches several types decides nothing: a wrong profile
+//! makes good machines fail, whereas no profile only leaves counts without a limit.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,24 +12,24 @@ use crate::{
     reason::coded,
 };
 
-/// What a machine says of itself.
+/// Facts that a machine reports about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineFacts {
-    /// As its cloud's metadata service calls it.
+    /// The instance type, from the cloud's metadata service.
     pub instance_type: Option<String>,
-    /// As its cluster's label or the operator says.
+    /// From the cluster's label or the operator's setting.
     pub told: Option<Sku>,
     pub vendor: Option<String>,
     pub product: Option<String>,
     pub asset_tag: Option<String>,
-    /// Of every GPU on the PCI bus, `10de:2330`.
+    /// PCI ids of all GPUs, such as `10de:2330`.
     pub gpu_ids: Vec<String>,
-    /// Of every GPU that the driver knows.
+    /// Names of all GPUs known to the driver.
     pub gpu_names: Vec<String>,
 }
 
 coded! {
-    /// A cloud whose metadata service can be asked.
+    /// A cloud with a metadata service that can be queried.
     pub enum Cloud {
         Aws => "aws",
         Azure => "azure",
@@ -37,11 +37,11 @@ coded! {
     }
 }
 
-/// Azure gives every virtual machine this asset tag.
+/// The asset tag of every Azure virtual machine.
 const AZURE_TAG: &str = "7783-7084-3265-9085-8269-3286-77";
 
 impl MachineFacts {
-    /// In whose cloud the firmware says that it is. Nobody is asked over a network before this says whom.
+    /// Returns the cloud that the firmware names. No metadata service is queried before its cloud is known.
     pub fn cloud(&self) -> Option<Cloud> {
         let is = |field: &Option<String>, word: &str| field.as_deref().is_some_and(|text| text.trim() == word);
         if is(&self.vendor, "Amazon EC2") {
@@ -57,7 +57,7 @@ impl MachineFacts {
 }
 
 coded! {
-    /// What a machine's type was told from.
+    /// The source from which a machine's type was detected.
     pub enum ToldBy {
         Metadata => "metadata",
         Label => "label",
@@ -66,11 +66,11 @@ coded! {
     }
 }
 
-/// What was found, and what was looked at on the way.
+/// The detected type, and the steps that led to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Detection {
     pub found: Option<Detected>,
-    /// One line for each step that was tried, in order.
+    /// One line for each step, in order.
     pub steps: Vec<String>,
 }
 
@@ -80,7 +80,7 @@ pub struct Detected {
     pub by: ToldBy,
 }
 
-/// Tells a machine's type.
+/// Detects a machine's type.
 pub fn detect(types: &MachineTypes, facts: &MachineFacts) -> Detection {
     let mut detection = Detection::default();
     let fitting = |fits: &dyn Fn(&Signs) -> bool| -> Vec<Sku> {
@@ -95,7 +95,7 @@ pub fn detect(types: &MachineTypes, facts: &MachineFacts) -> Detection {
     }
     if let Some(told) = &facts.told {
         let fits = types.get(told).map(|file| file.sku.clone());
-        // A label may also be what the cloud calls it (`node.kubernetes.io/instance-type`).
+        // A label may also be the cloud's instance type (`node.kubernetes.io/instance-type`).
         let by_cloud = || fitting(&|signs| Signs::says(&signs.instance_types, told.as_str()));
         let fits = fits.map_or_else(by_cloud, |sku| vec![sku]);
         detection.settle(ToldBy::Label, &format!("the label or the operator says `{told}`"), fits);
@@ -112,8 +112,8 @@ pub fn detect(types: &MachineTypes, facts: &MachineFacts) -> Detection {
     detection
 }
 
-/// Whether these GPUs are those of the type with these signs. Some may be missing, or nobody would ever be told that they are; but a
-/// machine with half of them or fewer is more likely another type or a part of a machine.
+/// Returns whether these GPUs match the type with these signs. Some may be missing, or a missing GPU would never be
+/// reported; a machine with half of them or fewer is more likely another type or part of a machine.
 fn fits_gpus(signs: &Signs, facts: &MachineFacts) -> bool {
     let Some(count) = signs.gpus.filter(|count| *count > 0) else { return false };
     let on_bus = facts.gpu_ids.iter().filter(|id| Signs::says(&signs.gpu_ids, id)).count();
@@ -134,7 +134,7 @@ fn gpus_in_words(facts: &MachineFacts) -> String {
 }
 
 impl Detection {
-    /// Takes the step's answer if it is one and no surer step had one.
+    /// Adopts the step's result if it is unique and no more reliable step had one.
     fn settle(&mut self, by: ToldBy, seen: &str, fits: Vec<Sku>) {
         let outcome = match (fits.as_slice(), &self.found) {
             ([], _) => "no profile fits".to_owned(),
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(facts("Amazon EC2", "p5.48xlarge", "Amazon EC2").cloud(), Some(Cloud::Aws));
         assert_eq!(facts("Microsoft Corporation", "Virtual Machine", AZURE_TAG).cloud(), Some(Cloud::Azure));
         assert_eq!(facts("Google", "Google Compute Engine", "").cloud(), Some(Cloud::Gcp));
-        // A Hyper-V machine of one's own is not in Azure.
+        // A Hyper-V machine on premises is not in Azure.
         assert_eq!(facts("Microsoft Corporation", "Virtual Machine", "0000-0000").cloud(), None);
         assert_eq!(MachineFacts::default().cloud(), None);
         for cloud in Cloud::ALL {

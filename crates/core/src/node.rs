@@ -1,4 +1,4 @@
-//! What a cluster says of its nodes: who uses them, who marked them, which machine it really is.
+//! A node as its cluster reports it: occupancy, marks and hardware identity.
 
 use std::sync::Arc;
 
@@ -10,31 +10,31 @@ use crate::{
     time::Timestamp,
 };
 
-/// One node as its backend saw it.
+/// One node as reported by its backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
     pub name: NodeName,
     pub pool: PoolName,
     pub occupancy: Occupancy,
     pub marks: Marks,
-    /// Unknown until the node or its cluster has told.
+    /// Unknown until the node or its cluster reports it.
     pub hardware: Option<Arc<Hardware>>,
     pub sku: Option<Sku>,
-    /// Where this node is another case than the rest of its cluster.
+    /// Set where this node differs from the rest of its cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub apart: Option<Arc<Apart>>,
 }
 
-/// What holds for a node that the capabilities of its cluster do not tell.
+/// Properties of a single node that the cluster-wide capabilities do not cover.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Apart {
-    /// Its cluster starts nothing on it, and there is a way past the cluster on which it was seen that nobody uses it: a proof can go
-    /// that way. It is not free for that.
+    /// The cluster starts no work on the node, but a path past the scheduler reaches it and has shown that it is not in
+    /// use. Proving runs can use that path. The node still does not count as free.
     pub proofs: bool,
-    /// By its cluster's own word nobody is on it, and nobody can come.
+    /// The cluster itself reports that the node has no work and cannot receive any.
     pub vacant: bool,
-    /// Only people replace it: what they have to do.
+    /// Set if only a person can replace the node: the instructions for that.
     pub by_hand: Option<String>,
 }
 
@@ -47,16 +47,16 @@ impl Node {
         self.apart.as_ref().is_some_and(|apart| apart.vacant)
     }
 
-    /// How people replace it, where nobody else can.
+    /// Returns the instructions for replacing the node by hand, if it can be replaced in no other way.
     pub fn by_hand(&self) -> Option<&str> {
         self.apart.as_ref()?.by_hand.as_deref()
     }
 }
 
-/// Whether user work is on a node, or is about to be.
+/// Whether a node runs user work, or is about to.
 ///
-/// `Unknown` is what an outage, a missing field or a node that does not answer gives. It is never `Free`: nothing is
-/// ever started on a node that nobody vouched for.
+/// An outage, a missing field or a node that does not answer gives `Unknown`. `Unknown` never counts as `Free`: nothing
+/// is started on a node that its cluster has not reported as free.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum Occupancy {
@@ -71,7 +71,7 @@ impl Occupancy {
     }
 }
 
-/// Marks on a node, split by who made them. Only `ours` may ever be changed by us.
+/// Marks on a node, split by owner. Cluster Doctor changes only `ours`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Marks {
     pub ours: Vec<OurMark>,
@@ -83,26 +83,26 @@ impl Marks {
         self.ours.iter().any(|mark| mark.kind == kind)
     }
 
-    /// A mark of ours keeps the node out of service, and not only for the length of a test.
+    /// Returns whether a mark of ours keeps the node out of service for longer than a test.
     pub fn keep_out(&self) -> bool {
         self.ours.iter().any(|mark| mark.kind != MarkKind::Maintenance)
     }
 
-    /// Somebody else keeps this node out of service.
+    /// Returns the first mark by another party that keeps the node out of service.
     pub fn foreign_block(&self) -> Option<&ForeignMark> {
         self.foreign.iter().find(|mark| mark.blocks)
     }
 }
 
-/// A mark that carries our name. The case that it belongs to is readable from the mark itself, so that a controller
-/// with an empty store can still tell what it is looking at.
+/// A mark set by Cluster Doctor. The mark itself carries the case id, so that a controller with an empty store can
+/// still attribute it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct OurMark {
     pub kind: MarkKind,
     pub case: Option<CaseId>,
 }
 
-/// A mark of somebody else: a cordon, a drain with a reason, a taint.
+/// A mark set by another party: a cordon, a drain with a reason, a taint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ForeignMark {
     pub by: String,
@@ -112,18 +112,18 @@ pub struct ForeignMark {
 }
 
 coded! {
-    /// What a mark of ours says.
+    /// The meaning of a mark of ours.
     pub enum MarkKind {
         /// Found bad: no new work.
         Unhealthy => "unhealthy",
-        /// Ours for the length of a test or a repair: no new work.
+        /// Reserved for the length of a test or a repair: no new work.
         Maintenance => "maintenance",
-        /// Drained by us: running work may finish, nothing new starts.
+        /// Drained by Cluster Doctor: running work may finish, nothing new starts.
         Cordon => "cordon",
     }
 }
 
-/// Which machine it is, whatever its name. A node's past follows this.
+/// The hardware identity of a node, independent of its name. A node's history follows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Hardware {
@@ -134,16 +134,16 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// The most stable name this machine has. `None` if it told nothing about itself: then its past cannot follow
-    /// it, and its name has to do.
+    /// Returns the most stable identifier of this machine. `None` if the machine reported no identifier: its history
+    /// then follows the node name.
     pub fn id(&self) -> Option<HardwareId> {
         let (kind, text) = self.most_stable()?;
         let clean: String = written(text).collect();
         HardwareId::new(&format!("{kind}-{clean}")).ok()
     }
 
-    /// Whether this machine's id is that one. A hundred thousand nodes are asked in one planning pass, so nothing is
-    /// put together for it, and the usual answer comes first.
+    /// Returns whether this machine has that id. One planning pass calls this for a hundred thousand nodes, so it
+    /// allocates nothing and tests the most common case first.
     pub fn is(&self, id: &HardwareId) -> bool {
         let named = |kind: &str, text: &str| {
             let rest = id.as_str().strip_prefix(kind).and_then(|rest| rest.strip_prefix('-'));
@@ -153,12 +153,12 @@ impl Hardware {
             || self.most_stable().is_some_and(|(kind, text)| named(kind, text))
     }
 
-    /// Whether it told anything by which it would be recognised.
+    /// Returns whether the machine reported any identifier.
     pub fn is_known(&self) -> bool {
         self.most_stable().is_some()
     }
 
-    /// A board outlives its GPUs and its host name; the lowest GPU outlives a re-imaged host.
+    /// A board outlives its GPUs and its host name; the lowest GPU UUID outlives a re-imaged host.
     fn most_stable(&self) -> Option<(&'static str, &str)> {
         let board =
             self.board_serial.as_deref().filter(|serial| is_real_serial(serial)).map(|serial| ("board", serial));
@@ -168,12 +168,12 @@ impl Hardware {
     }
 }
 
-/// Text as it stands in an id.
+/// Returns the text in the form used in an id: at most 200 characters, `-` for everything that is not alphanumeric.
 fn written(text: &str) -> impl Iterator<Item = char> + '_ {
     text.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(200)
 }
 
-/// Firmware of many boards says one of these instead of a serial number.
+/// Returns whether this is a serial number: the firmware of many boards has one of these placeholders instead.
 fn is_real_serial(serial: &str) -> bool {
     const FILLERS: [&str; 8] =
         ["", "none", "n/a", "default string", "not specified", "system serial number", "to be filled by o.e.m.", "0"];
@@ -181,7 +181,7 @@ fn is_real_serial(serial: &str) -> bool {
     !FILLERS.iter().any(|filler| serial.eq_ignore_ascii_case(filler))
 }
 
-/// An operator's word that a node is not to be touched.
+/// An operator's instruction to leave a node alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     pub by: String,

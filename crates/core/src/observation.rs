@@ -1,4 +1,4 @@
-//! What a check saw: numbers and events, or plainly that it saw nothing.
+//! Observations: what a check measured, or why it could not measure.
 
 use std::{fmt, str::FromStr};
 
@@ -9,31 +9,32 @@ use crate::{
     time::Timestamp,
 };
 
-/// The outcome of looking, before any judgement.
+/// The outcome of a check before classification.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Observation {
     Measured {
         metrics: Vec<Metric>,
         events: Vec<Event>,
-        /// Parts that it could not look at beside those it could. What was seen stands; the rest is not healthy by it.
+        /// Parts that the check could not read. The metrics and events of the other parts remain valid, but do not make
+        /// these parts healthy.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         unread: Vec<ProbeFailure>,
     },
-    /// There is nothing of this kind here (no GPU, no such mount), and that is known, not guessed.
+    /// The node is known to have nothing of this kind (no GPU, no such mount).
     NotApplicable(Why),
-    /// The check could not look. This is never a verdict on the node.
+    /// The check could not run. This is never a verdict on the node.
     CouldNot(ProbeFailure),
 }
 
 impl Observation {
-    /// Everything that was to be looked at was looked at.
+    /// An observation for which every part could be read.
     pub const fn measured(metrics: Vec<Metric>, events: Vec<Event>) -> Self {
         Self::Measured { metrics, events, unread: Vec::new() }
     }
 }
 
-/// Gathers what a check sees, part by part: one part that cannot be read hides nothing of the others.
+/// Collects the observation of a check part by part. A part that cannot be read does not hide the others.
 #[derive(Debug, Clone, Default)]
 pub struct Look {
     metrics: Vec<Metric>,
@@ -54,7 +55,7 @@ impl Look {
         self.unread.push(failure);
     }
 
-    /// What was seen; `nothing` if there was nothing to see.
+    /// Returns the collected observation, or `nothing` if it is empty.
     pub fn or(mut self, nothing: Observation) -> Observation {
         match (self.metrics.is_empty() && self.events.is_empty(), self.unread.is_empty()) {
             (true, true) => nothing,
@@ -64,14 +65,14 @@ impl Look {
     }
 }
 
-/// A code and its words.
+/// A reason code and its text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Why {
     pub code: ReasonCode,
     pub text: String,
 }
 
-/// One number about one thing.
+/// One measurement of one part.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metric {
@@ -87,16 +88,17 @@ pub struct Metric {
 pub struct Event {
     pub code: ReasonCode,
     pub entity: Entity,
-    /// By the node's own clock, where the source gives it.
+    /// By the node's own clock, if the source records it.
     pub at: Option<Timestamp>,
     pub text: String,
-    /// What makes it this event and no other, where the source gives it: boot and sequence number of a kernel record.
-    /// The same event told again is still one event.
+    /// Unique key of the event, if the source provides one: boot and sequence number of a kernel record. Two events
+    /// with the same key are one event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }
 
-/// One record of one boot. Later ones of the same boot are newer; of different boots nobody can say from here.
+/// One record of one boot. A higher sequence number of the same boot is newer; records of different boots have no
+/// order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventKey {
     pub boot: String,
@@ -104,7 +106,7 @@ pub struct EventKey {
 }
 
 impl EventKey {
-    /// Whether the other one is of the same boot and not newer than this.
+    /// Returns whether `other` is of the same boot and not newer than this record.
     pub fn covers(&self, other: &Self) -> bool {
         self.boot == other.boot && other.sequence <= self.sequence
     }
@@ -144,18 +146,18 @@ impl<'de> Deserialize<'de> for EventKey {
     }
 }
 
-/// Events of one kind about one part that have had their answer: told again, they say nothing new.
+/// Acknowledged events of one kind about one part: they are ignored when reported again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settled {
     pub check: crate::ids::CheckId,
     pub code: ReasonCode,
     pub entity: Entity,
-    /// This one and all before it.
+    /// This event and all before it.
     pub through: EventKey,
 }
 
 impl Observation {
-    /// Without the events that have had their answer. What the check measured beside them stands.
+    /// Returns the observation without acknowledged events. Its metrics are unchanged.
     #[must_use]
     pub fn less(mut self, check: &crate::ids::CheckId, settled: &[Settled]) -> Self {
         if let Self::Measured { events, .. } = &mut self {
@@ -180,21 +182,21 @@ impl Metric {
         Self { name: name.to_owned(), entity, value, unit }
     }
 
-    /// How many of something there are.
+    /// A metric with the unit [`Unit::Count`].
     pub fn count(name: &str, entity: Entity, value: f64) -> Self {
         Self::new(name, entity, value, Unit::Count)
     }
 }
 
 impl Event {
-    /// One that was found by looking at how things are, and that nobody recorded when it came about.
+    /// An event found by inspecting the current state, with no recorded time.
     pub fn seen(code: &'static str, entity: Entity, text: impl Into<String>) -> Self {
         Self { code: ReasonCode::fixed(code), entity, at: None, text: text.into(), key: None }
     }
 }
 
 coded! {
-    /// What kind of part a measurement is about.
+    /// The kind of part that a measurement is about.
     pub enum EntityKind {
         Node => "node",
         Gpu => "gpu",
@@ -253,7 +255,7 @@ impl<'de> Deserialize<'de> for Entity {
 }
 
 coded! {
-    /// What a number counts.
+    /// The unit of a metric.
     pub enum Unit {
         Count => "count",
         Percent => "percent",
@@ -272,7 +274,7 @@ coded! {
     }
 }
 
-/// Why a probe brought nothing.
+/// Why a probe returned nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeFailure {
     pub kind: FailureKind,
@@ -280,20 +282,20 @@ pub struct ProbeFailure {
 }
 
 coded! {
-    /// The ways in which looking can fail.
+    /// The ways in which a probe can fail.
     pub enum FailureKind {
-        /// The file, tool or library is not there.
+        /// The file, tool or library does not exist.
         Missing => "missing",
         Denied => "denied",
         TimedOut => "timed-out",
-        /// It could not even be killed (stuck in the kernel) and was left behind.
+        /// The probe could not be killed (stuck in the kernel) and was left behind.
         Abandoned => "abandoned",
         Killed => "killed",
-        /// The tool ran and said that it failed.
+        /// The tool ran and reported a failure.
         Failed => "failed",
         TooLong => "too-long",
         Unparseable => "unparseable",
-        /// It ran, and reported nothing at all.
+        /// The tool ran and reported nothing at all.
         Empty => "empty",
     }
 }

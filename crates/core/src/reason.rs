@@ -1,4 +1,4 @@
-//! Reasons: a stable code that programs may rely on, and separate words for people.
+//! Reasons: a stable code for programs and a separate text for people.
 
 use std::{
     cmp::Ordering,
@@ -9,8 +9,8 @@ use std::{
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Declares an enum whose values have stable written names, and gives it `ALL`, `code`, `from_code`, `Display` and
-/// serde by that name. The written name is a contract: databases, JSON and scripts hold it.
+/// Declares an enum whose variants have stable written names, with `ALL`, `code`, `from_code`, `Display` and serde by
+/// that name. The written name is a contract: databases, JSON and scripts contain it.
 macro_rules! coded {
     ($(#[$doc:meta])* $vis:vis enum $type:ident { $($(#[$vdoc:meta])* $variant:ident => $code:literal,)+ }) => {
         $(#[$doc])*
@@ -61,7 +61,7 @@ macro_rules! coded {
 }
 pub(crate) use coded;
 
-/// A word that is none of those accepted here.
+/// Text that is none of the accepted codes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not one of: {accepted}")]
 pub struct UnknownCode {
@@ -69,12 +69,12 @@ pub struct UnknownCode {
     pub accepted: String,
 }
 
-/// Why a verdict is what it is. Rules bring their own codes (a site may add some), so this is a checked word and
-/// not an enum: small letters, digits and hyphens.
+/// Why a verdict is what it is. Rules define their own codes (a site may add some), so this is a validated word and not
+/// an enum: lower-case letters, digits and hyphens.
 #[derive(Clone)]
 pub struct ReasonCode(Code);
 
-/// Either is copied without copying the text: a code stands in every row of a fleet's history.
+/// Cloning copies no text in either variant: every row of a fleet's history has a code.
 #[derive(Clone)]
 enum Code {
     Fixed(&'static str),
@@ -82,7 +82,7 @@ enum Code {
 }
 
 impl ReasonCode {
-    /// For codes written in this program. A malformed one does not compile when used in a constant.
+    /// Creates a code from a literal. A malformed code in a constant does not compile.
     pub const fn fixed(code: &'static str) -> Self {
         assert!(is_code(code.as_bytes()), "a reason code is small letters, digits and hyphens");
         Self(Code::Fixed(code))
@@ -172,7 +172,7 @@ impl<'de> Deserialize<'de> for ReasonCode {
     }
 }
 
-/// Something, and why. No decision travels without it.
+/// A value and the reason for it. Every decision carries one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Because<T> {
     pub what: T,

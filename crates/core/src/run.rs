@@ -1,4 +1,4 @@
-//! A run: some tests on some nodes, from intention to end.
+//! A run: some tests on some nodes, from planning to its end.
 
 use serde::{Deserialize, Serialize};
 
@@ -60,9 +60,9 @@ pub struct Run {
     pub state: RunState,
     pub asked: Because<Purpose>,
     pub case: Option<CaseId>,
-    /// When it was decided on.
+    /// When it was planned.
     pub planned: Timestamp,
-    /// Over this, it is cancelled and counts as incomplete.
+    /// A run that takes longer is cancelled and counts as incomplete.
     pub limit: Span,
 }
 
@@ -71,9 +71,9 @@ coded! {
     pub enum Purpose {
         /// Its tests were due.
         Validation => "validation",
-        /// A failing test is repeated before anybody believes it.
+        /// A failing test is repeated before it counts.
         Confirmation => "confirmation",
-        /// Proof that a repaired node is well.
+        /// Requalifies a repaired node before it returns to service.
         Proving => "proving",
         /// An operator asked for it.
         Requested => "requested",
@@ -83,7 +83,7 @@ coded! {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunState {
-    /// Decided and written down; the backend may or may not have heard of it.
+    /// Decided and recorded; the backend may or may not know it.
     Planned,
     Submitted {
         job: JobId,
@@ -100,7 +100,7 @@ pub enum RunState {
 #[serde(rename_all = "kebab-case")]
 pub enum RunEnd {
     Completed(Report),
-    /// The test had started. Every test without a result of its own gets an `incomplete` row.
+    /// The test had started. Each test without a result gets an `incomplete` row.
     Incomplete {
         why: IncompleteWhy,
         partial: Option<Report>,
@@ -120,16 +120,16 @@ coded! {
 }
 
 coded! {
-    /// Why a run that had started brought no full result.
+    /// Why a run that had started has no complete result.
     pub enum IncompleteWhy {
         NodeTaken => "node-taken",
         OverTimeLimit => "over-time-limit",
-        /// The job ended and no result came.
+        /// The job ended without a result.
         NoResult => "no-result",
-        /// The backend knows the job no more.
+        /// The backend no longer knows the job.
         JobLost => "job-lost",
         NodeVanished => "node-vanished",
-        /// The node went away under it.
+        /// The node failed while the run was on it.
         NodeDied => "node-died",
         /// An operator withdrew it.
         Withdrawn => "withdrawn",
@@ -169,34 +169,34 @@ impl CancelWhy {
     }
 }
 
-/// What a run found: one outcome for each node and test that it was asked for.
+/// The results of a run: one outcome for each requested node and test.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub outcomes: Vec<Outcome>,
 }
 
-/// The history row.
+/// One row of the history.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     pub node: NodeName,
     pub test: TestId,
     pub verdict: Verdict,
     pub reason: ReasonCode,
-    /// The controller's time; a node's clock is never trusted with order.
+    /// The controller's time. The clock of a node never decides the order of results.
     pub at: Timestamp,
     pub took: Span,
     pub findings: Vec<Finding>,
 }
 
-/// What the backend says of a run's job.
+/// The state of a run's job as the backend reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum JobSeen {
-    /// The backend could not be asked. Nothing follows from it.
+    /// The backend could not be queried. Nothing follows from this.
     Unknown {
         why: String,
     },
-    /// The backend was asked and knows no such job.
+    /// The backend was queried and knows no such job.
     Absent,
     Pending {
         job: JobId,
@@ -206,7 +206,7 @@ pub enum JobSeen {
         job: JobId,
         since: Timestamp,
     },
-    /// It is over. `started` is `None` when it never ran.
+    /// The job has ended. `started` is `None` if it never ran.
     Ended {
         job: JobId,
         started: Option<Timestamp>,
@@ -216,14 +216,14 @@ pub enum JobSeen {
 }
 
 coded! {
-    /// How a job ended, as its backend says.
+    /// How a job ended, as reported by its backend.
     pub enum JobEnd {
         Exited => "exited",
         Failed => "failed",
         Killed => "killed",
-        /// The cluster itself ended it for somebody who goes first.
+        /// The cluster preempted it for work of higher priority.
         Displaced => "displaced",
-        /// Its node went away under it, and nobody wanted it for anything else.
+        /// Its node failed; the job was not preempted.
         NodeDied => "node-died",
         Lost => "lost",
     }

@@ -1,7 +1,8 @@
-//! What a node bears for everybody to see: one word, and the results behind it.
+//! The status that is published on a node: one word, and the results behind it.
 //!
-//! Users pick nodes by the word, other systems act on it. So `pass` is said only of a node of which every test that should
-//! be fresh has passed; what is not known is `unknown`, and a node that is out of service is `fail` whatever its tests say.
+//! Users select nodes by the word and other systems act on it. So a node has `pass` only if every test that should be
+//! fresh has passed; unknown results give `unknown`, and a node that is out of service has `fail` regardless of its
+//! tests.
 
 use serde::Serialize;
 
@@ -17,25 +18,25 @@ use crate::{
 };
 
 coded! {
-    /// One word for a node.
+    /// The one-word status of a node.
     pub enum Status {
-        /// Everything that should have been tested has passed, and nothing is open against it.
+        /// Every test that should have run has passed, and no finding is open.
         Pass => "pass",
-        /// It is out of service, or something that was confirmed is open against it.
+        /// The node is out of service, or a confirmed finding is open.
         Fail => "fail",
-        /// Nobody can say: not tested, not lately, or without a result.
+        /// Not tested, not tested recently, or without a conclusive result.
         Unknown => "unknown",
     }
 }
 
-/// Findings, and tests of which nothing is known, that are shown; the rest is counted.
+/// Upper limits of what is shown; the remainder is counted.
 const MOST_FINDINGS: usize = 32;
 const MOST_NOT_KNOWN: usize = 16;
-/// Of a finding's text.
+/// Length of a finding's text, in characters.
 const MOST_TEXT: usize = 256;
 
-/// What is to be seen on a node. The same facts give the same value: it holds no time, so that nothing is written while nothing
-/// changes.
+/// The published status of a node. It contains no time, so that equal facts give an equal value and nothing is written
+/// while nothing changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Shown {
     pub status: Status,
@@ -44,7 +45,7 @@ pub struct Shown {
     pub life: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub case: Option<CaseId>,
-    /// What its examination advises, while its case is open.
+    /// The recommendation of the examination, while the case is open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<Advice>,
     pub passed: u32,
@@ -52,16 +53,16 @@ pub struct Shown {
     pub not_applicable: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<ShownFinding>,
-    /// Findings beyond those.
+    /// Number of findings beyond those.
     #[serde(skip_serializing_if = "is_nothing")]
     pub more_findings: u32,
-    /// Tests of which there is no word that counts, and what there is instead.
+    /// Tests without a valid pass or fail, and what they have instead.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_known: Vec<(TestId, Standing)>,
-    /// Such tests beyond those.
+    /// Number of such tests beyond those.
     #[serde(skip_serializing_if = "is_nothing")]
     pub more_not_known: u32,
-    /// Its agent should speak and does not.
+    /// The agent should report and does not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub agent_silent: bool,
 }
@@ -73,7 +74,7 @@ pub struct ShownFinding {
     pub severity: Severity,
     pub entity: String,
     pub text: String,
-    /// One that is not confirmed makes a node suspect and no more.
+    /// An unconfirmed finding makes a node suspect and no more.
     pub confirmed: bool,
 }
 
@@ -82,7 +83,7 @@ const fn is_nothing(count: &u32) -> bool {
     *count == 0
 }
 
-/// What a node's tests and findings come to.
+/// Summary of a node's tests and findings.
 struct Weighed {
     status: Status,
     passed: u32,
@@ -103,14 +104,14 @@ impl Weighed {
                 Standing::Pass => passed += 1,
                 Standing::NotApplicable => not_applicable += 1,
                 Standing::Fail => failed = true,
-                // What is run on request only is not missed.
+                // Tests that run only on request are not missed.
                 other if test.routine => not_known.push((test.id.clone(), other)),
                 _ => {}
             }
         }
         let silent = record.heard.is_some_and(|heard| at.since(heard) > snapshot.policy.agents.silent_after);
         let failing = record.life.is_out() || record.findings.iter().any(crate::finding::OpenFinding::is_confirmed);
-        // What failed once and is not confirmed is doubt: neither well nor bad.
+        // A failure that is not confirmed is neither a pass nor a fail.
         let unseen = matches!(record.node.occupancy, Occupancy::Unknown { .. });
         let doubtful = failed || unseen || !record.findings.is_empty() || matches!(record.life, Life::Held { .. });
         let status = match failing {
@@ -123,7 +124,7 @@ impl Weighed {
 }
 
 impl Shown {
-    /// The word alone.
+    /// Returns the status word alone.
     pub fn status_of(snapshot: &Snapshot, record: &NodeRecord) -> Status {
         Weighed::of(snapshot, record).status
     }

@@ -1,4 +1,4 @@
-//! Everything the planner may look at, gathered at one moment. What could not be learnt is `Unknown`, never absent.
+//! The complete input of the planner at one moment. What could not be determined is `Unknown`, never absent.
 
 use std::sync::Arc;
 
@@ -20,29 +20,29 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub at: Timestamp,
-    /// By name, each once.
+    /// Sorted by name, each once.
     pub nodes: Vec<NodeRecord>,
     /// Runs that have not ended.
     pub runs: Vec<ActiveRun>,
-    /// Open cases, and closed ones that the ladder still remembers.
+    /// Open cases, and closed ones that the escalation still takes into account.
     pub cases: Vec<Case>,
     pub recent: RecentActions,
-    /// Validation node-hours spent since midnight UTC, without running work.
+    /// Validation node-hours spent since midnight UTC, excluding runs in progress.
     pub spent: Span,
     pub breaker: Breaker,
     pub pauses: Vec<Pause>,
     pub requests: Vec<Request>,
-    /// What the trials said that requests of [`Asked::Together`] name.
+    /// Results of the trials that [`Asked::Together`] requests name.
     pub trials: Vec<Trial>,
-    /// Whether the present silence of agents has been reported already.
+    /// Whether the present silence of agents was already reported.
     pub silence_reported: bool,
     pub caps: Caps,
     pub policy: Arc<Policy>,
-    /// What can be tested, in a fixed order; `NodeRecord::records` follows it.
+    /// The tests in a fixed order; `NodeRecord::records` has the same order.
     pub tests: Arc<[TestPolicy]>,
 }
 
-/// A node, with all that the store knows about it.
+/// A node with everything that the store knows about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeRecord {
     pub node: Node,
@@ -54,34 +54,35 @@ pub struct NodeRecord {
     pub findings: Vec<OpenFinding>,
     pub backoff: Option<Backoff>,
     pub hold: Option<Hold>,
-    /// The machine this name last stood for.
+    /// The machine that last had this name.
     pub hardware: Option<HardwareId>,
     pub case: Option<CaseId>,
-    /// When its agent last spoke. `None`: no agent is expected here.
+    /// When its agent last reported. `None`: no agent is expected here.
     pub heard: Option<Timestamp>,
     /// User work that failed here within `Policy::user_work.window`.
     pub failed: Option<Arc<FailedHere>>,
 }
 
 impl NodeRecord {
-    /// The operator's hold that is in force at this moment. One whose time is over stays written down and binds nobody.
+    /// Returns the operator's hold that is in force at this moment. An expired hold stays recorded and has no effect.
     pub fn hold_at(&self, at: Timestamp) -> Option<&Hold> {
         self.hold.as_ref().filter(|hold| hold.until.is_none_or(|until| until > at))
     }
 
-    /// How much failed user work speaks for looking at it soon.
+    /// Returns the weight of failed user work, which makes the node be tested sooner.
     pub fn risk(&self) -> Weight {
         self.failed.as_ref().map_or(Weight::NONE, |failed| failed.weight)
     }
 }
 
-/// What is known of every test on one node, in the order of `Snapshot::tests`. Nodes of which the same is known may share it: of
-/// a new cluster nothing is known of any, and eighty tests on each of thousands of nodes are more than all else about them.
+/// The results of every test on one node, in the order of `Snapshot::tests`. Nodes with equal results may share them:
+/// in a new cluster no node has any, and eighty tests on each of thousands of nodes would outweigh all other data about
+/// them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Records(Arc<[TestRecord]>);
 
 impl Records {
-    /// None of so many tests was ever run.
+    /// Returns records for this many tests, none of which was ever run.
     pub fn never(tests: usize) -> Self {
         std::iter::repeat_n(TestRecord::NEVER, tests).collect()
     }
@@ -95,7 +96,7 @@ impl std::ops::Deref for Records {
     }
 }
 
-/// What is changed is one's own from then on.
+/// Copies shared records on write.
 impl std::ops::DerefMut for Records {
     fn deref_mut(&mut self) -> &mut [TestRecord] {
         Arc::make_mut(&mut self.0)
@@ -117,17 +118,17 @@ impl FromIterator<TestRecord> for Records {
     }
 }
 
-/// What is known of one test on one node, small because there are a million of them.
+/// The results of one test on one node. Kept small, because there are a million of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TestRecord {
-    /// The newest result that says something (pass, fail, not applicable); `Timestamp::MIN` if there is none.
+    /// Time of the newest settling result (pass, fail, not applicable); `Timestamp::MIN` if there is none.
     settled: Timestamp,
-    /// The newest result of any kind; `Timestamp::MIN` if there is none.
+    /// Time of the newest result of any kind; `Timestamp::MIN` if there is none.
     attempt: Timestamp,
     verdict: Option<Verdict>,
-    /// Whether the newest result that says something is a pass or fail, and not that there is nothing to test.
+    /// Whether the newest settling result is a pass or fail, rather than not applicable.
     judged: bool,
-    /// Inconclusive results since the newest that says something.
+    /// Inconclusive results since the newest settling one.
     misses: u32,
 }
 
@@ -142,7 +143,7 @@ impl TestRecord {
                 self.misses = self.misses.saturating_add(1);
             }
         } else if at >= self.settled {
-            // Of two of the same moment the pass or fail counts, in whatever order they come.
+            // Of two results of the same moment the pass or fail counts, in whatever order they arrive.
             self.judged = verdict.is_conclusive() || (self.judged && at == self.settled);
             self.settled = at;
             self.misses = 0;
@@ -153,7 +154,7 @@ impl TestRecord {
         }
     }
 
-    /// From stored columns. `judged`: the newest pass or fail.
+    /// Restores a record from stored columns. `judged`: the newest pass or fail.
     pub fn restore(
         settled: Option<Timestamp>,
         judged: Option<Timestamp>,
@@ -173,7 +174,7 @@ impl TestRecord {
         (self.settled != Timestamp::MIN).then_some(self.settled)
     }
 
-    /// The newest pass or fail, unless it was found since that there is nothing to test.
+    /// Returns the time of the newest pass or fail, unless the test was found not applicable since.
     pub fn judged(&self) -> Option<Timestamp> {
         self.settled().filter(|_| self.judged)
     }
@@ -182,7 +183,7 @@ impl TestRecord {
         (self.attempt != Timestamp::MIN).then_some(self.attempt)
     }
 
-    /// The newest result of any kind.
+    /// Returns the verdict of the newest result of any kind.
     pub const fn verdict(&self) -> Option<Verdict> {
         self.verdict
     }
@@ -191,19 +192,19 @@ impl TestRecord {
         self.misses
     }
 
-    /// When it is due (again). `Timestamp::MIN`: never tested.
+    /// Returns when the test is next due. `Timestamp::MIN`: never tested.
     pub fn due(&self, cutoff: Span, retry: Span, retry_cap: Span) -> Timestamp {
         let stale = if self.settled == Timestamp::MIN { self.settled } else { self.settled.plus(cutoff) };
         if self.misses == 0 { stale } else { stale.max(self.attempt.plus(self.backoff(retry, retry_cap))) }
     }
 
-    /// How long after the last try the next one may be: longer after each that said nothing.
+    /// Returns the delay before the next try: it doubles with each consecutive inconclusive result.
     pub fn backoff(&self, retry: Span, retry_cap: Span) -> Span {
         self.misses.checked_sub(1).map_or(Span::ZERO, |before| retry.doubled(before, retry_cap))
     }
 
-    /// What it is ordered by: the older, the sooner. A test that keeps saying nothing queues by its last try, so
-    /// that it cannot keep those behind it waiting.
+    /// Returns the sort key for scheduling, oldest first. A test that stays inconclusive is sorted by its last try, so
+    /// that it cannot starve the tests behind it.
     pub const fn age_key(&self) -> Timestamp {
         if self.misses == 0 { self.settled } else { self.attempt }
     }
@@ -212,12 +213,12 @@ impl TestRecord {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActiveRun {
     pub run: Run,
-    /// What the backend said of it just now.
+    /// The job's state as the backend reported it for this snapshot.
     pub seen: JobSeen,
-    /// Whether the node was ever seen executing it. Once true, it stays true.
+    /// When the node was first seen executing it. Never reset to `None`.
     pub started: Option<Timestamp>,
     pub cancelling: Option<Cancelling>,
-    /// Since when the backend has known no such job.
+    /// Since when the backend has not known the job.
     pub absent_since: Option<Timestamp>,
 }
 
@@ -227,18 +228,18 @@ pub struct Cancelling {
     pub since: Timestamp,
 }
 
-/// A node is left alone until then.
+/// A node on which nothing is started until then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Backoff {
     pub until: Timestamp,
-    /// Jobs in a row that did not start.
+    /// Consecutive jobs that did not start.
     pub times: u32,
 }
 
-/// What was done lately, for the breaker.
+/// Recent actions, for the breaker.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecentActions {
-    /// Moments at which a node was taken out automatically, within the last hour.
+    /// When each node was taken out automatically, within the last hour.
     pub taken_out: Vec<(NodeName, Timestamp)>,
 }
 
@@ -246,16 +247,16 @@ pub struct RecentActions {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum Breaker {
-    /// Nodes may be taken out. Only what happened after `since` counts against the hourly limit.
+    /// Nodes may be taken out. Only actions after `since` count against the hourly limit.
     Closed { since: Option<Timestamp> },
-    /// Nothing more is marked until an operator closes it.
+    /// No further node is marked until an operator closes the breaker.
     Open { since: Timestamp, why: String },
 }
 
-/// An operator's word that no validation starts.
+/// An operator's instruction that no validation starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
-    /// Absent: everywhere.
+    /// Absent: all pools.
     pub pool: Option<PoolName>,
     pub by: String,
     pub why: String,
@@ -263,7 +264,7 @@ pub struct Pause {
     pub until: Option<Timestamp>,
 }
 
-/// Something an operator asked for, not yet seen to.
+/// An operator's request that is not completed yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     pub id: u64,
@@ -281,14 +282,14 @@ pub enum Asked {
         node: NodeName,
         tests: Vec<TestId>,
     },
-    /// Prove the node and give it back.
+    /// Test the node and return it to service.
     Release {
         node: NodeName,
     },
-    /// Take the node out of service and examine it; a person decides then.
+    /// Take the node out of service and examine it; an operator then decides.
     Quarantine {
         node: NodeName,
-        /// Whether user work on it is asked to leave, or may finish.
+        /// Whether user work on it is evicted, or may finish.
         #[serde(default)]
         evict: bool,
     },
@@ -299,13 +300,13 @@ pub enum Asked {
     Together {
         nodes: NonEmpty<NodeName>,
         test: TestId,
-        /// Runs that were made for it so far.
+        /// Runs created for it so far.
         #[serde(default)]
         trials: Vec<RunId>,
     },
 }
 
-/// A run over several nodes that was made for a request.
+/// A run over several nodes that was created for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trial {
     pub run: RunId,
@@ -315,19 +316,20 @@ pub struct Trial {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TrialSaid {
-    /// It has not ended.
+    /// The run has not ended.
     NotYet,
     Passed,
-    /// The nodes failed together, and nothing says which of them it was.
+    /// The nodes failed together, and no result attributes the failure to one of them.
     Failed,
-    /// These failed by what each measured of itself.
+    /// These nodes failed by their own measurements.
     Named(Vec<NodeName>),
-    /// It brought no answer.
+    /// The run has no usable result; the text has the reason.
     Nothing(String),
 }
 
 impl Trial {
-    /// What a run says about its nodes; `reason` of an outcome is [`JudgedWhy::FailedTogether`] where they failed as one.
+    /// Derives the trial's result from a run. Outcomes with the reason [`JudgedWhy::FailedTogether`] are failures of
+    /// the nodes together.
     pub fn of(run: &Run) -> Self {
         let said = match &run.state {
             RunState::Planned | RunState::Submitted { .. } | RunState::Running { .. } => TrialSaid::NotYet,
@@ -360,12 +362,12 @@ fn weigh(outcomes: &[Outcome], incomplete: Option<&str>) -> TrialSaid {
     }
 }
 
-/// What a backend can do, as data.
+/// The capabilities of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caps {
     pub mark: bool,
     pub drain: bool,
-    /// User work can be asked to leave.
+    /// User work can be evicted.
     pub evict: bool,
     pub reset: bool,
     pub reboot: bool,
