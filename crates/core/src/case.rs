@@ -146,7 +146,8 @@ coded! {
         Returned => "returned",
         /// Another machine has the node name now.
         Replaced => "replaced",
-        /// An operator withdrew the case.
+        /// The case ended without a proving run: another case took over, or its findings cleared before the node was
+        /// taken out.
         Withdrawn => "withdrawn",
     }
 }

@@ -1,8 +1,9 @@
-//! From an observation to a verdict: a function of evidence, rules, profile and past, and of nothing else.
+//! Classification of an observation: a pure function of the evidence, the rules, the profile and earlier results.
 //!
-//! The order of doubt is fixed: anything that fails makes the verdict `Fail`; else anything that could not be judged
-//! makes it `Inconclusive`; only when every rule had its number and every number kept its limit is it `Pass`. A rule
-//! that has no profile, peers or past to judge by says nothing: its metric is judged by the others, or by none.
+//! The precedence is fixed. Any failing rule makes the verdict `Fail`; otherwise anything that could not be classified
+//! makes it `Inconclusive`; it is `Pass` only if every rule had its metric and every metric was within its limit. A
+//! rule without the profile, peers or earlier results that it needs decides nothing: its metric is left to the other
+//! rules.
 
 mod clock;
 mod past;
@@ -24,18 +25,18 @@ pub use clock::{CLOCK_TOLERANCE, judge_clock};
 pub use past::{Past, Wanted, median};
 pub use several::of_several;
 
-/// A verdict with its reason and everything that is wrong.
+/// A verdict with its reason and all findings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Judgement {
     pub verdict: Verdict,
     pub reason: ReasonCode,
     pub text: String,
-    /// Only what fails. The worst comes first; all are kept.
+    /// Failures only, worst first.
     pub findings: Vec<Finding>,
 }
 
 coded! {
-    /// Why a result is what it is, where no rule's own reason says it.
+    /// Reasons of a result that no rule provides.
     pub enum JudgedWhy {
         WithinLimits => "within-limits",
         NothingMeasured => "nothing-measured",
@@ -44,7 +45,7 @@ coded! {
         NotANumber => "not-a-number",
         NoPeers => "no-peers",
         NoPast => "no-past",
-        /// The nodes of a run failed all together, and nothing says which of them it was.
+        /// The nodes of a run failed together, and no result attributes the failure to one of them.
         FailedTogether => "failed-together",
         Booting => "booting",
     }
@@ -65,12 +66,12 @@ impl Judgement {
     }
 }
 
-/// Judges one check's observation by itself, where nothing of the past is known.
+/// Classifies the observation of one check without earlier results.
 pub fn judge(rules: &[Rule], profile: Option<&Profile>, check: &CheckId, observation: &Observation) -> Judgement {
     judge_with(rules, profile, &Past::default(), check, observation)
 }
 
-/// Judges one check's observation. `rules` may hold rules of other checks; they are passed by.
+/// Classifies the observation of one check. Rules of other checks are ignored.
 pub fn judge_with(
     rules: &[Rule],
     profile: Option<&Profile>,
@@ -127,7 +128,7 @@ pub fn judge_with(
     }
 }
 
-/// What kept a rule from judging.
+/// Collects what kept rules from deciding.
 #[derive(Default)]
 struct Doubt {
     judged_any: bool,
@@ -136,7 +137,7 @@ struct Doubt {
 }
 
 struct Unjudged {
-    /// The metric, or what else was to be judged.
+    /// The metric, or the rule whose events could not be counted.
     what: String,
     /// None: all parts.
     of: Option<Entity>,
@@ -150,7 +151,7 @@ impl Doubt {
     }
 
     fn settle(self) -> Judgement {
-        // A metric without a profile to hold it against is judged all the same if another rule has a limit for it.
+        // A metric that one rule could not compare is still classified if another rule has a limit for it.
         let is_judged = |unjudged: &Unjudged| {
             let same = |entity: &Entity| unjudged.of.as_ref().is_none_or(|of| of == entity);
             self.judged.iter().any(|(metric, entity)| *metric == unjudged.what && same(entity))
@@ -171,7 +172,7 @@ impl Doubt {
     }
 }
 
-/// What a limit may be taken from.
+/// Sources of limits.
 #[derive(Clone, Copy)]
 struct Known<'a> {
     profile: Option<&'a Profile>,
@@ -179,7 +180,7 @@ struct Known<'a> {
 }
 
 impl Known<'_> {
-    /// The limit of a condition for one part, or why there is none.
+    /// Returns the limit of a condition for one part, or why there is none.
     fn limit(self, when: &When, entity: &Entity) -> Result<f64, (ReasonCode, String)> {
         let expected = |metric: &str| {
             let value = self.profile.and_then(|profile| profile.expect.get(metric)).copied();
@@ -231,11 +232,11 @@ fn is_bad(when: &When, value: f64, limit: f64) -> bool {
 enum Held {
     Yes,
     No,
-    /// Too few earlier results are known to tell.
+    /// Too few earlier results are known to decide.
     Unknown,
 }
 
-/// For `n` of the last `m`, results that are not known may have gone either way.
+/// For `n` of the last `m` results, unknown ones may have gone either way.
 fn held(when: &When, metric: &Metric, limit: f64, past: &Past) -> Held {
     let When::OftenOf { when, times, last } = when else {
         return if is_bad(when, metric.value, limit) { Held::Yes } else { Held::No };
@@ -293,7 +294,8 @@ fn judge_metric(rule: &Rule, known: Known<'_>, metrics: &[Metric], findings: &mu
     }
 }
 
-/// So many events about one part, within so long before the look. One that nobody dated was seen now.
+/// Counts events about one part within a period before the observation. An event without a time counts as happening
+/// now.
 fn judge_events(
     rule: &Rule,
     (times, within): (u32, Span),
@@ -316,7 +318,7 @@ fn judge_events(
     let mut by_part: BTreeMap<&Entity, Vec<&Event>> = BTreeMap::new();
     for event in matching.iter().filter(|event| event.at.is_none_or(|moment| moment > since)) {
         let seen = by_part.entry(&event.entity).or_default();
-        // The same event told twice is one event.
+        // Events with the same key are one event.
         if event.key.is_none() || seen.iter().all(|other| other.key != event.key) {
             seen.push(event);
         }
@@ -329,8 +331,8 @@ fn judge_events(
     }
 }
 
-/// What a judgement is worth so soon after a boot: what was measured may still be on its way (links train, daemons
-/// start) and fails nothing yet. An event that was recorded with its time did happen, and stands.
+/// Suspends failures shortly after a boot: a measurement may still be settling (links train, daemons start) and fails
+/// nothing yet. An event with a recorded time did happen, and still fails.
 #[must_use]
 pub fn after_boot(judgement: Judgement, up: Option<Span>, grace: Span) -> Judgement {
     let Some(up) = up.filter(|up| *up < grace && judgement.verdict == Verdict::Fail) else { return judgement };
@@ -378,7 +380,7 @@ fn fill(template: &str, entity: &Entity, value: &str, limit: &str) -> String {
     template.replace("{entity}", &entity.to_string()).replace("{value}", value).replace("{limit}", limit)
 }
 
-/// As few digits as tell the story: 99.5, 4096, 21.4 G.
+/// Formats a number with few digits: 99.5, 4096, 21.4 G.
 fn number(value: f64) -> String {
     const SCALES: [(f64, &str); 4] = [(1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M")];
     let scale = SCALES.iter().find(|(scale, _)| value.abs() >= *scale);
@@ -595,10 +597,10 @@ mod tests {
         assert_eq!(with(condition, &peers(8), &slow), (Verdict::Fail, "bad".into()));
         assert_eq!(with(condition, &peers(8), &fine), (Verdict::Pass, "within-limits".into()));
         assert_eq!(with(condition, &peers(7), &slow), (Verdict::Inconclusive, "no-peers".into()));
-        // One that is far off moves no median.
+        // An outlier does not move the median.
         let odd = Past { peers: [("rate".to_owned(), [vec![100.0; 8], vec![1e9]].concat())].into(), ..Past::default() };
         assert_eq!(with(condition, &odd, &fine).0, Verdict::Pass);
-        // Another rule that judges the metric is enough.
+        // Another rule that classifies the metric suffices.
         let both = [rule(condition), rule("metric = \"rate\"\nbelow = 10.0")];
         let judgement = judge_with(&both, None, &Past::default(), &disk(), &slow);
         assert_eq!(judgement.verdict, Verdict::Pass);
@@ -611,7 +613,7 @@ mod tests {
         assert_eq!(with(condition, &before(&[100.0, 101.0, 99.0]), &slow).0, Verdict::Fail);
         assert_eq!(with(condition, &before(&[81.0, 80.0, 79.0]), &slow).0, Verdict::Pass);
         assert_eq!(with(condition, &before(&[100.0]), &slow), (Verdict::Inconclusive, "no-past".into()));
-        // Of two parts one has a past and one is new: the new one is not judged by its neighbour.
+        // One of two parts has earlier results and one is new: the new one is not classified by the other's.
         let two = measured(
             vec![
                 metric("rate", 100.0),
@@ -678,7 +680,7 @@ mod tests {
     }
 
     proptest! {
-        /// Results that become known never turn a fail into a pass or a pass into a fail.
+        /// More known results never turn a fail into a pass or a pass into a fail.
         #[test]
         fn knowing_more_of_the_past_settles_doubt_and_changes_no_verdict(
             values in proptest::collection::vec(0.0_f64..100.0, 1..12), known in 0_usize..12, times in 1_u32..6, more in 0_u32..6,
@@ -701,7 +703,7 @@ mod tests {
             prop_assert_eq!(median(&turned), Some(middle));
         }
 
-        /// Whatever the past, a rule that is not about it judges as without.
+        /// Earlier results do not affect a rule that does not refer to them.
         #[test]
         fn the_past_changes_nothing_for_rules_that_do_not_ask(
             used in 0.0_f64..200.0, rate in 0.0_f64..200.0, own in proptest::collection::vec(0.0_f64..200.0, 0..6),

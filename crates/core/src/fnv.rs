@@ -1,17 +1,17 @@
-//! FNV-1a with 64 bits: a number of some bytes that is the same in every process, on every machine and in every version.
+//! 64-bit FNV-1a: a hash that is the same in every process, on every machine and in every version.
 //!
-//! It tells texts of our own apart. Whoever wants two texts with one number finds them: nothing that others send is trusted by it.
+//! It is not collision-resistant: use it only for our own texts, never to trust input from outside.
 
 use std::hash::Hasher;
 
-/// The number of these bytes.
+/// Returns the hash of these bytes.
 pub fn fnv1a(bytes: &[u8]) -> u64 {
     let mut hash = Fnv1a::default();
     hash.write(bytes);
     hash.finish()
 }
 
-/// The same for bytes that come in pieces.
+/// The incremental form of [`fnv1a`].
 #[derive(Debug, Clone, Copy)]
 pub struct Fnv1a(u64);
 

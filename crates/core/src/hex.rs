@@ -1,13 +1,13 @@
-//! Bytes as hexadecimal digits, and back.
+//! Hexadecimal encoding and decoding of bytes.
 
-/// Two small digits for each byte.
+/// Encodes each byte as two lower-case digits.
 pub fn encode(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |value: u8| char::from(DIGITS[usize::from(value)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// The bytes of these digits, small or capital. `None` if anything else is among them, or half a byte.
+/// Decodes digits of either case. `None` if there is any other character, or an odd number of digits.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let pair = |pair: &[u8]| match pair {

@@ -1,10 +1,10 @@
-//! Lists of nodes as cluster people write them: `node[01-64,70],login1`, `pool=gpu-a`, `life=suspect`, `gpu-*`.
+//! Node lists and selectors: `node[01-64,70],login1`, `pool=gpu-a`, `life=suspect`, `gpu-*`.
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use crate::ids::{BadName, NodeName, PoolName};
 
-/// One list may name this many nodes; a slip of the pen (`n[0-999999999]`) does not become a memory problem.
+/// Largest number of nodes in one list: a typing error (`n[0-999999999]`) must not exhaust memory.
 pub const MOST_NODES: usize = 100_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -23,25 +23,25 @@ pub enum BadHostlist {
     Selector(String),
 }
 
-/// Expands a host list, in the order written, each name once.
+/// Expands a host list in the order written, each name once.
 ///
 /// # Errors
-/// With the part that is wrong and what would be accepted.
+/// With the part that is wrong and what is accepted.
 pub fn parse(text: &str) -> Result<Vec<NodeName>, BadHostlist> {
     parse_up_to(text, MOST_NODES)
 }
 
-/// As [`parse`], for somebody to whom a longer list says nothing: it is refused before it is expanded.
+/// Like [`parse`], with a smaller limit: a longer list is rejected before it is expanded.
 ///
 /// # Errors
-/// The same, and if more nodes are named.
+/// As [`parse`], and if the list names more than `most` nodes.
 pub fn parse_up_to(text: &str, most: usize) -> Result<Vec<NodeName>, BadHostlist> {
     let mut seen = BTreeSet::new();
     let mut names = Vec::new();
     let mut named = 0;
     for item in split(text)? {
         let expanded = expand(item, most)?;
-        // Repeated names count too: naming the same many nodes over and over takes as long as naming others.
+        // Repeated names count too: expanding the same nodes repeatedly takes as long as expanding different ones.
         named += expanded.len();
         if named > most {
             return Err(BadHostlist::TooMany(most));
@@ -56,7 +56,7 @@ pub fn parse_up_to(text: &str, most: usize) -> Result<Vec<NodeName>, BadHostlist
     if names.is_empty() { Err(BadHostlist::Empty) } else { Ok(names) }
 }
 
-/// Cuts at commas and white space outside brackets.
+/// Splits at commas and white space outside brackets.
 fn split(text: &str) -> Result<Vec<&str>, BadHostlist> {
     let mut items = Vec::new();
     let (mut start, mut inside) = (0, false);
@@ -125,7 +125,7 @@ fn expand_ranges(ranges: &str, most: usize) -> Result<Vec<String>, BadHostlist> 
     Ok(numbers)
 }
 
-/// Writes names as short as they go, in order: `node[01-03,07]`.
+/// Compresses names into a sorted host list: `node[01-03,07]`.
 pub fn fold(names: &[NodeName]) -> String {
     let mut sorted: Vec<&str> = names.iter().map(NodeName::as_str).collect();
     sorted.sort_unstable();
@@ -135,7 +135,7 @@ pub fn fold(names: &[NodeName]) -> String {
         let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count().min(18);
         let (stem, number) = name.split_at(name.len() - digits);
         match groups.last_mut() {
-            // `a` and `a1` have one stem, but only numbers go into a bracket.
+            // `a` and `a1` have the same stem, but only numbers go into a bracket.
             Some((last, numbers)) if *last == stem && !numbers[0].is_empty() => numbers.push(number),
             _ => groups.push((stem, vec![number])),
         }
@@ -148,7 +148,7 @@ fn fold_group(stem: &str, numbers: &[&str]) -> String {
     if numbers.len() == 1 {
         return format!("{stem}{}", numbers[0]);
     }
-    // Ranges join neighbours of one width; 9 and 010 stay apart.
+    // A range joins neighbours of the same width; 9 and 010 stay separate.
     let mut ranges: Vec<(&str, &str)> = Vec::new();
     for &number in numbers {
         match ranges.last_mut() {
@@ -167,26 +167,26 @@ fn value(digits: &str) -> u64 {
     digits.parse().unwrap_or(0)
 }
 
-/// Which nodes a command is about.
+/// Selects the nodes that a command applies to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
-    /// A set: many names are looked for among many nodes.
+    /// A set, because many names are matched against many nodes.
     Names(BTreeSet<NodeName>),
     Pool(PoolName),
-    /// A life state by its word: `suspect`, `quarantined`.
+    /// A node state by its name: `suspect`, `quarantined`.
     Life(String),
     /// A name with `*` for any characters.
     Pattern(String),
 }
 
-/// The words that [`Selector::Life`] takes.
+/// The states that [`Selector::Life`] accepts.
 pub const LIVES: [&str; 7] = ["in-service", "suspect", "quarantined", "repairing", "proving", "out", "held"];
 
 impl Selector {
-    /// As it is read from a text, for somebody to whom a list of more names than this says nothing.
+    /// Parses a selector; a list with more than `most` names is rejected.
     ///
     /// # Errors
-    /// With what is wrong and what would be accepted.
+    /// With what is wrong and what is accepted.
     pub fn parse_up_to(text: &str, most: usize) -> Result<Self, BadHostlist> {
         if let Some(pool) = text.strip_prefix("pool=") {
             return Ok(Self::Pool(PoolName::new(pool)?));
@@ -206,7 +206,7 @@ impl Selector {
         parse_up_to(text, most).map(|names| Self::Names(names.into_iter().collect()))
     }
 
-    /// How many names it lists.
+    /// Returns how many names it lists.
     pub fn listed(&self) -> usize {
         match self {
             Self::Names(names) => names.len(),
@@ -214,7 +214,7 @@ impl Selector {
         }
     }
 
-    /// Whether the name alone decides that it is meant.
+    /// Returns whether the selector matches by name alone.
     pub fn matches_name(&self, name: &NodeName) -> bool {
         match self {
             Self::Names(names) => names.contains(name),
@@ -250,7 +250,7 @@ impl fmt::Display for Selector {
     }
 }
 
-/// `*` is any number of characters. Linear in the text for each star: no backtracking over more than one.
+/// Matches `*` as any number of characters. Linear in the text for each star: it backtracks over the last star only.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t, mut star, mut mark) = (0, 0, None, 0);
     while t < text.len() {
@@ -332,7 +332,7 @@ mod tests {
     fn many_names_are_matched_with_many_nodes_and_too_many_are_refused() {
         let many: Selector = "n[00000-99999]".parse().unwrap();
         assert_eq!(many.listed(), 100_000);
-        // Name by name that would be ten thousand million comparisons.
+        // Compared name by name, that would be ten thousand million comparisons.
         let there = (0..100_000).filter(|n| many.matches_name(&NodeName::new(&format!("n{n:05}")).unwrap()));
         assert_eq!(there.count(), 100_000);
         assert_eq!(Selector::parse_up_to("n[1-11]", 10), Err(BadHostlist::TooMany(10)));

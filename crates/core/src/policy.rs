@@ -1,7 +1,7 @@
-//! What a site may set about judging and acting: rules, periods, limits, permissions. All of it is data.
+//! The policy of a site: rules, periods, limits and permissions, all as data.
 //!
-//! The commented default is `policy.toml` beside this file and is compiled in; a site's file is laid over it key by
-//! key, rules by their id. Unknown keys are errors with line and column.
+//! The commented default is `policy.toml` beside this file and is compiled in. A site's file overrides it key by key,
+//! and rules by id. Unknown keys are errors with line and column.
 
 mod rule;
 mod suite;
@@ -23,7 +23,7 @@ pub use rule::{Rule, When};
 pub use suite::SuiteSettings;
 
 coded! {
-    /// How far we may go by ourselves.
+    /// How far the controller may act on its own.
     pub enum Mode {
         /// Record only. Nothing in the cluster is changed.
         Observe => "observe",
@@ -37,7 +37,7 @@ coded! {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
-    /// Kept with every verdict, so that a verdict can be replayed.
+    /// Recorded with every verdict, so that a verdict can be replayed.
     pub version: u32,
     pub mode: Mode,
     pub allow: Allow,
@@ -49,18 +49,19 @@ pub struct Policy {
     pub user_work: UserWork,
     #[serde(default)]
     pub windows: Vec<Window>,
-    /// Settings of tests, by name, over what each test's own file says.
+    /// Settings of tests, by name. They override each test's own defaults.
     #[serde(default)]
     pub tests: BTreeMap<TestId, TestSettings>,
-    /// Named sets of tests, over those that the program brings along.
+    /// Named sets of tests. They override the built-in suites.
     #[serde(default)]
     pub suites: BTreeMap<TestId, SuiteSettings>,
-    /// Added to, or replacing by id, the rules that checks bring along.
+    /// Rules added to the checks' own rules, or replacing them by id.
     #[serde(default)]
     pub rules: Vec<Rule>,
 }
 
-/// What may be done without asking. Marking only keeps new work away; the others disturb, so each is off until said.
+/// Actions that need no operator. Marking only keeps new work away; the others are disruptive, so each is off by
+/// default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Allow {
@@ -75,47 +76,47 @@ pub struct Allow {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Validation jobs at a time, over the whole cluster.
+    /// Concurrent validation jobs in the whole cluster.
     pub jobs: u32,
     /// A job that has not started after this long is cancelled.
     pub pending: Span,
-    /// Validation jobs at a time in one pool; a pool that is not named has no limit of its own.
+    /// Concurrent validation jobs per pool; a pool that is not listed has no limit of its own.
     #[serde(default)]
     pub pools: BTreeMap<PoolName, u32>,
-    /// Jobs at a time that use one shared thing, such as a mount (`tests.NAME.shares`).
+    /// Concurrent jobs that use one shared resource, such as a mount (`tests.NAME.shares`).
     pub per_share: u32,
-    /// Node-hours of validation per day; absent is no limit. The day is UTC.
+    /// Validation node-hours per day (UTC); absent means no limit.
     #[serde(default)]
     pub node_hours_per_day: Option<f64>,
-    /// How long the share may take to show the result of a job that has ended.
+    /// How long the result of a finished job may take to appear on the share.
     pub result_grace: Span,
 }
 
-/// Growing back-offs. Each doubles from its first value up to its cap.
+/// Exponential back-offs: each doubles from its first value up to its cap.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Retry {
-    /// After a result that said nothing, per node and test.
+    /// After an inconclusive result, per node and test.
     pub inconclusive: Span,
     pub inconclusive_cap: Span,
     /// After a job that did not start, per node.
     pub not_started: Span,
     pub not_started_cap: Span,
-    /// A failing test is repeated after this, until it is confirmed or passes.
+    /// Delay before a failing test is repeated, until it is confirmed or passes.
     pub confirm: Span,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BreakerLimits {
-    /// Of a pool's nodes, at most this share may be out; one node always may.
+    /// The largest share of a pool's nodes that may be out; one node always may.
     pub percent_of_pool: f64,
-    /// Taken out by us within an hour, over the whole cluster.
+    /// Nodes that the controller may take out within an hour, in the whole cluster.
     pub nodes_per_hour: u32,
 }
 
 impl BreakerLimits {
-    /// How many of so many nodes may be out. One always may, or a pool of five could never lose one.
+    /// Returns how many of `total` nodes may be out. At least one, or a pool of five could never lose a node.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count is a small count")]
     pub fn most_out(&self, total: u32) -> u32 {
         ((f64::from(total) * self.percent_of_pool / 100.0).floor().max(0.0) as u32).max(1)
@@ -125,20 +126,21 @@ impl BreakerLimits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Repair {
-    /// How long the ladder remembers what it already tried on a machine.
+    /// How long the remedies tried on a machine are remembered.
     pub memory: Span,
-    /// A suspicion without anything new ends after this.
+    /// A suspicion ends after this long without a new finding.
     pub watch: Span,
     pub drain_deadline: Span,
     pub reset_deadline: Span,
     pub reboot_deadline: Span,
     pub prove_deadline: Span,
-    /// Tries of one step before the next rung.
+    /// Tries of one step before the next escalation level.
     pub tries: u32,
-    /// Tests of a proving run, beside those that had failed. Empty: every routine test that applies.
+    /// Tests of a proving run, in addition to those that had failed. Empty: every routine test that applies.
     #[serde(default)]
     pub proving: Vec<TestId>,
-    /// Tests of a node that an operator has put into quarantine. Empty: every routine test that applies.
+    /// Tests of a node that an operator has quarantined. The engine replaces an empty list by the suite `quarantine`;
+    /// the planner reads an empty list as every routine test that applies.
     #[serde(default)]
     pub examine: Vec<TestId>,
     /// Steps by severity.
@@ -148,28 +150,29 @@ pub struct Repair {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentPolicy {
-    /// How often an agent looks. A check that says that it is needed more rarely keeps its own period.
+    /// How often an agent runs its checks. A check with a longer period of its own keeps it.
     pub look_every: Span,
-    /// An agent not heard for this long is silent.
+    /// An agent that has not reported for this long is silent.
     pub silent_after: Span,
-    /// From this share of all agents on, silence is an incident of ours and no node's fault.
+    /// From this share of all agents on, silence is an incident of Cluster Doctor itself and no node becomes suspect.
     pub incident_percent: f64,
-    /// For this long after a boot, what is measured may still be on its way and fails nothing.
+    /// For this long after a boot, measurements fail nothing: the node may still be starting up.
     pub boot_grace: Span,
 }
 
-/// What failed work of users says.
+/// How failed user work is taken into account.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserWork {
-    /// Work that failed longer ago says nothing any more.
+    /// Work that failed longer ago is ignored.
     pub window: Span,
-    /// From so many owners on whose work failed on one node and nowhere else, its tests are due at once. 0: never.
+    /// Number of owners, with work that failed on this node and nowhere else, from which the node's tests are due
+    /// immediately. 0: never.
     pub retest: f64,
 }
 
-/// A time of the week. Times are at a fixed offset from UTC: daylight saving would make a plan depend on tables
-/// outside it.
+/// A weekly time window. Times have a fixed offset from UTC: with daylight saving, a plan would depend on time zone
+/// tables.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Window {
@@ -180,7 +183,7 @@ pub struct Window {
     #[serde(default = "Day::every")]
     pub days: Vec<Day>,
     pub from: TimeOfDay,
-    /// At or before `from`: the window goes past midnight.
+    /// At or before `from`: the window extends past midnight.
     pub to: TimeOfDay,
     #[serde(default)]
     pub utc_offset_minutes: i32,
@@ -190,7 +193,7 @@ coded! {
     pub enum WindowKind {
         /// No validation starts inside.
         Quiet => "quiet",
-        /// Steps that disturb (drain, reset, reboot, replace) happen only inside, where a pool has any such window.
+        /// Disruptive steps (drain, reset, reboot, replace) happen only inside, if the pool has any such window.
         Maintenance => "maintenance",
     }
 }
@@ -242,56 +245,56 @@ impl From<TimeOfDay> for String {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TestSettings {
-    /// The test that this is a form of: the same under another name, with other parameters and results of its own.
+    /// The test that this is a variant of: the same check under another name, with its own parameters and results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<TestId>,
     pub enabled: Option<bool>,
     pub cutoff: Option<Span>,
     pub limit: Option<Span>,
-    /// How long it takes as a rule, for budgets.
+    /// Usual duration, for budgets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usual: Option<Span>,
     pub at_once: Option<u32>,
     pub shares: Option<Vec<String>>,
     pub pools: Option<Vec<PoolName>>,
-    /// Whether it runs on several nodes at once, and only when that is asked for.
+    /// Whether it runs on several nodes together, and only on request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub together: Option<bool>,
-    /// Handed to the check as they are, such as `percent = 90` or `mounts = ["/"]`.
+    /// Passed to the check unchanged, such as `percent = 90` or `mounts = ["/"]`.
     #[serde(default)]
     pub params: BTreeMap<String, toml::Value>,
 }
 
-/// A test as the planner knows it: what its file says with the site's settings laid over.
+/// A test as the planner sees it: its own defaults with the site's settings applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TestPolicy {
     pub id: TestId,
-    /// A conclusive result is good for this long (the seed's `Z`).
+    /// A conclusive result is valid for this long (the seed's `Z`).
     pub cutoff: Span,
-    /// A run of this test over this long is cancelled.
+    /// A run of this test that takes longer is cancelled.
     pub limit: Span,
-    /// Expected length, for budgets.
+    /// Expected duration, for budgets.
     pub usual: Span,
-    /// Whether it occupies the node. Others ride along.
+    /// Whether it needs the node for itself. Other tests run along with it.
     pub exclusive: bool,
-    /// Whether it is run by itself when it is stale. Others run when they are asked for, or to prove a node.
+    /// Whether the controller runs it when its result is stale. Other tests run on request or in a proving run.
     pub routine: bool,
-    /// Whether a node bears our maintenance mark while it runs there.
+    /// Whether the node has our maintenance mark while the test runs.
     #[serde(default)]
     pub maintenance: bool,
-    /// Whether it runs on several nodes at once. Such a test is never run on a node by itself.
+    /// Whether it runs on several nodes together. Such a test never runs on a single node.
     #[serde(default)]
     pub together: bool,
-    /// Runs of this test at a time over the whole cluster.
+    /// Concurrent runs of this test in the whole cluster.
     pub at_once: Option<u32>,
-    /// Shared things it loads, such as mounts.
+    /// Shared resources that it loads, such as mounts.
     pub shares: Vec<String>,
     /// Absent: every pool.
     pub pools: Option<Vec<PoolName>>,
 }
 
 impl Window {
-    /// Whether `at` lies inside.
+    /// Returns whether `at` is inside the window.
     pub fn contains(&self, at: Timestamp) -> bool {
         let local = at.secs() + i64::from(self.utc_offset_minutes) * 60;
         let minute = u16::try_from(local.rem_euclid(86_400) / 60).unwrap_or(0);
@@ -311,16 +314,19 @@ impl Window {
 }
 
 impl Policy {
-    /// The commented defaults, as `doctor config init` writes them.
+    /// The commented defaults, as written by `doctor config init`.
     pub const DEFAULT_TEXT: &'static str = include_str!("policy.toml");
 
+    /// Returns the compiled-in defaults.
+    ///
     /// # Panics
-    /// If the file compiled into this program is not a policy; a test reads it.
+    /// If the compiled-in file is not a valid policy; a test parses it.
     pub fn standard() -> Self {
         toml::from_str(Self::DEFAULT_TEXT).expect("the compiled-in policy is tested")
     }
 
-    /// The defaults with a site's text laid over, key by key; rules are added or replaced by id where they are used.
+    /// Returns the defaults overridden key by key by a site's text. Rules are added or replaced by id where they are
+    /// used.
     ///
     /// # Errors
     /// With line, column and what is accepted.
@@ -344,7 +350,7 @@ impl Policy {
         toml_text::read_over(Self::DEFAULT_TEXT, site, &LIMITS)
     }
 
-    /// The ladder rung on which a severity begins.
+    /// Returns the escalation level at which a severity begins.
     pub fn first_rung(severity: Severity) -> Rung {
         match severity {
             Severity::Monitor | Severity::Reset => Rung::Reset,

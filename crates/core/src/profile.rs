@@ -1,7 +1,8 @@
-//! What hardware of a kind is expected to do. A rule may measure against it instead of against a fixed number.
+//! Profiles: the expected performance and counts of each machine type. A rule may compare with them instead of with a
+//! fixed number.
 //!
-//! Each machine type is one file: what it is expected to reach, by what it is recognised, and where that is known from.
-//! The program brings some along; a site's files are laid over them by name.
+//! Each machine type is one file: its expected values, its detection signs and the source of the numbers. Some are
+//! built in; a site's files override them by name.
 
 mod import;
 mod signs;
@@ -20,14 +21,14 @@ pub use self::{
     signs::Signs,
 };
 
-/// Expectations for one machine type.
+/// Expected values of one machine type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     pub sku: Sku,
-    /// Kept with every verdict, so that a verdict can be replayed.
+    /// Recorded with every verdict, so that a verdict can be replayed.
     pub version: u32,
-    /// By metric name: what a healthy machine of this type reaches.
+    /// By metric name: the value that a healthy machine of this type reaches.
     pub expect: BTreeMap<String, f64>,
 }
 
@@ -40,7 +41,7 @@ impl Profiles {
         Self(profiles.into_iter().map(|profile| (profile.sku.clone(), profile)).collect())
     }
 
-    /// Clusters label machines by what their cloud calls them, which is another name for the same profile.
+    /// Adds an alias: clusters label machines with the cloud's instance type, which names the same profile.
     fn also_called(mut self, name: &str, profile: &Profile) -> Self {
         if let Ok(name) = Sku::new(name) {
             self.0.entry(name).or_insert_with(|| profile.clone());
@@ -53,17 +54,17 @@ impl Profiles {
     }
 }
 
-/// A machine type as its file has it.
+/// A machine type as its file describes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileFile {
     pub sku: Sku,
-    /// Kept with every verdict. Raise it when you change the numbers.
+    /// Recorded with every verdict. Raise it when you change the numbers.
     pub version: u32,
-    /// Where the numbers are from, for people.
+    /// Source of the numbers, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub source: String,
-    /// Another machine type, of which everything holds that this file does not say itself.
+    /// Another machine type that provides the values missing in this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub like: Option<Sku>,
     #[serde(default)]
@@ -73,6 +74,8 @@ pub struct ProfileFile {
 }
 
 impl ProfileFile {
+    /// Parses a profile file.
+    ///
     /// # Errors
     /// With line, column and what is accepted.
     pub fn read(text: &str) -> Result<Self, BadText> {
@@ -88,7 +91,7 @@ impl ProfileFile {
     }
 }
 
-/// A file that is like a machine type that nobody knows.
+/// A file that is based on an unknown machine type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("profile `{sku}` is like `{like}`, and there is no such profile; known: {known}")]
 pub struct UnknownLike {
@@ -97,7 +100,7 @@ pub struct UnknownLike {
     known: String,
 }
 
-/// Machine types with what they are recognised by.
+/// Machine types with their detection signs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MachineTypes(BTreeMap<Sku, ProfileFile>);
 
@@ -106,10 +109,10 @@ impl MachineTypes {
         Self(files.into_iter().map(|file| (file.sku.clone(), file)).collect())
     }
 
-    /// Adds a file, or lays it over the one of the same name: what it says holds, what it does not say stays.
+    /// Adds a file, or merges it over the one of the same name: its values win, missing ones stay.
     ///
     /// # Errors
-    /// If it is like a machine type that is not known. Those that it builds on come first.
+    /// If it is based on an unknown machine type. A base must be added first.
     pub fn lay_over(&mut self, file: ProfileFile) -> Result<(), UnknownLike> {
         let base = match &file.like {
             Some(like) => Some(self.0.get(like).ok_or_else(|| UnknownLike {
@@ -124,7 +127,7 @@ impl MachineTypes {
             let mut expect = base.expect.clone();
             expect.append(&mut merged.expect);
             merged.expect = expect;
-            // Being like a type is not being recognised as it: two types of the same signs could not be told apart.
+            // A type is not detected by the signs of its base: two types with the same signs could not be told apart.
             if base.sku == merged.sku && merged.detect.is_empty() {
                 merged.detect = base.detect.clone();
             }
@@ -133,10 +136,10 @@ impl MachineTypes {
         Ok(())
     }
 
-    /// Lays several files over, in whatever order they come: those that build on others wait for them.
+    /// Adds several files in any order: a file that is based on another one is added after it.
     ///
     /// # Errors
-    /// If one is like a machine type that is not known.
+    /// If one is based on an unknown machine type.
     pub fn lay_over_all(&mut self, files: impl IntoIterator<Item = ProfileFile>) -> Result<(), UnknownLike> {
         let (mut waiting, free): (Vec<_>, Vec<_>) = files.into_iter().partition(|file| file.like.is_some());
         for file in free {
@@ -149,7 +152,7 @@ impl MachineTypes {
             let (later, mut now): (Vec<_>, Vec<_>) = waiting.into_iter().partition(waits);
             waiting = later;
             if now.is_empty() {
-                // They wait for each other: each is like one that is known before, or the error names it.
+                // A cycle: each is based on a type that was known before, or adding it returns the error.
                 now = std::mem::take(&mut waiting);
             }
             for file in now {
@@ -167,14 +170,14 @@ impl MachineTypes {
         self.0.values()
     }
 
-    /// What the judges need of them.
+    /// Returns the part that classification needs, under all names.
     pub fn profiles(&self) -> Profiles {
         let profiles = Profiles::new(self.iter().map(ProfileFile::profile));
         let names = self.iter().flat_map(|file| file.detect.instance_types.iter().map(move |name| (name, file)));
         names.fold(profiles, |profiles, (name, file)| profiles.also_called(name, &file.profile()))
     }
 
-    /// All names in one line.
+    /// Returns all names in one line.
     pub fn names(&self) -> String {
         self.0.keys().map(Sku::as_str).collect::<Vec<_>>().join(", ")
     }

@@ -1,19 +1,19 @@
-//! Where one test stands on one node: six different words, of which only one is good news.
+//! The status of one test on one node: one of six values, of which only one is a pass.
 
 use crate::{finding::Verdict, policy::TestPolicy, reason::coded, snapshot::TestRecord, time::Timestamp};
 
 coded! {
-    /// What may be said of a test on a node now.
+    /// The current status of a test on a node.
     pub enum Standing {
         /// A passing result that is not too old.
         Pass => "pass",
-        /// It failed, and nothing said the contrary since. A failure does not heal by growing old.
+        /// The newest result is a failure. A failure does not expire.
         Fail => "fail",
-        /// The newest result says nothing about the node.
+        /// The newest result is inconclusive.
         Inconclusive => "inconclusive",
-        /// There is nothing of this kind on the node, and that was found out not too long ago.
+        /// A recent result shows that the node has nothing of this kind.
         NotApplicable => "not-applicable",
-        /// It passed or did not apply once, longer ago than the cut-off.
+        /// It passed or did not apply, longer ago than the cut-off.
         Stale => "stale",
         NeverTested => "never-tested",
     }
@@ -32,7 +32,7 @@ impl Standing {
         }
     }
 
-    /// For tables: words a person would say.
+    /// Returns the status in words, for tables.
     pub const fn word(self) -> &'static str {
         match self {
             Self::NotApplicable => "not applicable",

@@ -1,22 +1,22 @@
-//! Moments and lengths of time, as whole milliseconds.
+//! Points in time and durations, in whole milliseconds.
 //!
-//! A million of these are compared in one planning pass and stored as one integer column, so they are plain `i64`s;
-//! jiff reads and writes their human forms. Nothing here knows what time it is.
+//! A planning pass compares a million of these and the store keeps them as one integer column, so they are plain
+//! `i64`s; jiff parses and prints their human-readable forms. Nothing here reads a clock.
 
 use std::{fmt, str::FromStr};
 
 use jiff::fmt::friendly::{Designator, SpanParser, SpanPrinter};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// A moment: milliseconds since 1970-01-01T00:00:00Z.
+/// A point in time: milliseconds since 1970-01-01T00:00:00Z.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(i64);
 
-/// A length of time in milliseconds. Written `5m`, `1h 30m`, `7d`.
+/// A duration in milliseconds. Written `5m`, `1h 30m`, `7d`.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Span(i64);
 
-/// Text that is not a moment or a length of time.
+/// Text that is not a point in time or a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not {wanted}")]
 pub struct BadTime {
@@ -27,9 +27,9 @@ pub struct BadTime {
 const DURATION_FORM: &str = "a duration such as \"90s\", \"5m\", \"1h 30m\" or \"7d\"";
 
 impl Timestamp {
-    /// Older than anything that ever happened.
+    /// Before every other timestamp; written `never`.
     pub const MIN: Self = Self(i64::MIN);
-    /// Later than anything that will happen.
+    /// After every other timestamp; written `forever`.
     pub const MAX: Self = Self(i64::MAX);
 
     pub const fn from_millis(millis: i64) -> Self {
@@ -48,7 +48,7 @@ impl Timestamp {
         self.0.div_euclid(1000)
     }
 
-    /// How long ago `earlier` was; zero if it lies ahead.
+    /// Returns how long ago `earlier` was; zero if it is later than `self`.
     pub fn since(self, earlier: Self) -> Span {
         Span(self.0.saturating_sub(earlier.0).max(0))
     }
@@ -61,7 +61,7 @@ impl Timestamp {
         Self(self.0.saturating_sub(span.0))
     }
 
-    /// The distance to `other`, whichever of the two is later.
+    /// Returns the absolute difference to `other`.
     pub fn distance(self, other: Self) -> Span {
         Span(self.0.saturating_sub(other.0).saturating_abs())
     }
@@ -107,7 +107,7 @@ impl Span {
         Self(self.0.saturating_mul(factor))
     }
 
-    /// `self` doubled `times` times, at most `cap`: the growing back-off.
+    /// Returns `self` doubled `times` times, at most `cap`: an exponential back-off.
     pub fn doubled(self, times: u32, cap: Self) -> Self {
         let factor = 1_i64.checked_shl(times.min(40)).unwrap_or(i64::MAX);
         self.times(factor).min(cap)
@@ -163,7 +163,7 @@ impl FromStr for Timestamp {
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DAY: i64 = 86_400_000;
-        // Days are exact here (24 hours); jiff's printer would leave them as hours.
+        // A day is exactly 24 hours here; jiff's printer would print it as hours.
         let (days, rest) = (self.0 / DAY, self.0 % DAY);
         let printer = SpanPrinter::new().designator(Designator::Compact);
         let rest_text = printer.duration_to_string(&jiff::SignedDuration::from_millis(rest));
@@ -183,7 +183,7 @@ impl fmt::Debug for Span {
 }
 
 impl Span {
-    /// Ten thousand years. One that is twice as long would be written in days that nobody reads back.
+    /// Ten thousand years. Twice that could not be parsed back from its written form.
     const LONGEST_WRITTEN: i64 = 3_652_500 * 86_400_000;
 }
 
@@ -214,7 +214,7 @@ impl Serialize for Timestamp {
 impl<'de> Deserialize<'de> for Timestamp {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-        // As they are written: what is stored is read back. People write neither.
+        // Stored values are read back as they are written. Users write neither of these.
         match &*text {
             "never" => Ok(Self::MIN),
             "forever" => Ok(Self::MAX),

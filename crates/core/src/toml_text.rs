@@ -1,8 +1,8 @@
-//! Settings as people write them: TOML that is read strictly, and laid over defaults key by key.
+//! Strict TOML settings, merged over defaults key by key.
 //!
-//! A mistake is shown where it was made: line, column, the line itself, and what would be accepted. That has to
-//! survive laying a site's file over the defaults, so the two are merged as parsed documents in which every value
-//! still knows its place. The defaults are known to be good; whatever is wrong has its place in the site's text.
+//! An error names line, column, the line itself and what is accepted. To keep this after merging a site's file over the
+//! defaults, the two are merged as parsed documents in which every value keeps its span. The defaults are known to be
+//! valid, so every error has its place in the site's text.
 
 use std::{fmt, ops::Range};
 
@@ -12,7 +12,7 @@ use toml::{
     de::{DeTable, DeValue, Deserializer},
 };
 
-/// A text that was not accepted, and where in it.
+/// A text that was rejected, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadText {
     message: String,
@@ -28,17 +28,17 @@ struct Place {
 }
 
 impl BadText {
-    /// What is wrong at this place of the text.
+    /// Creates an error at this place of the text.
     pub fn at(text: &str, span: Option<Range<usize>>, message: impl Into<String>) -> Self {
         Self { message: message.into(), place: span.map(|span| Place::of(text, &span)) }
     }
 
-    /// Counted from one.
+    /// Returns the line, counted from one.
     pub fn line(&self) -> Option<usize> {
         self.place.as_ref().map(|place| place.line)
     }
 
-    /// Counted from one, in characters.
+    /// Returns the column, counted from one, in characters.
     pub fn column(&self) -> Option<usize> {
         self.place.as_ref().map(|place| place.column)
     }
@@ -77,7 +77,7 @@ impl fmt::Display for BadText {
 
 impl std::error::Error for BadText {}
 
-/// The numbers of Rust's types mean nothing to an operator.
+/// Replaces the names of Rust's number types, which mean nothing to an operator.
 fn in_plain_words(message: &str) -> String {
     const WORDS: [(&str, &str); 6] = [
         ("expected u16", "expected a whole number from 0 to 65535"),
@@ -92,10 +92,10 @@ fn in_plain_words(message: &str) -> String {
     found.unwrap_or_else(|| message.to_owned())
 }
 
-/// A number that must lie within limits, by its key.
+/// The permitted range of a number, by its key.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
-    /// From the top: `["limits", "jobs"]`.
+    /// The path from the root: `["limits", "jobs"]`.
     pub key: &'static [&'static str],
     pub least: f64,
     pub most: f64,
@@ -103,18 +103,18 @@ pub struct Limit {
     pub accepted: &'static str,
 }
 
-/// Reads a whole text.
+/// Parses a whole text.
 ///
 /// # Errors
-/// With the place of the first mistake.
+/// With the place of the first error.
 pub fn read<T: DeserializeOwned>(text: &str, limits: &[Limit]) -> Result<T, BadText> {
     finish(text, parse(text)?, limits)
 }
 
-/// Reads `defaults` with `site` laid over, key by key. Lists replace lists.
+/// Parses `defaults` overridden key by key by `site`. Lists replace lists.
 ///
 /// # Errors
-/// With the place of the first mistake in `site`; `defaults` has none.
+/// With the place of the first error in `site`; `defaults` has none.
 pub fn read_over<T: DeserializeOwned>(defaults: &str, site: &str, limits: &[Limit]) -> Result<T, BadText> {
     let mut merged = parse(defaults)?;
     let over = parse(site)?;
@@ -140,7 +140,7 @@ fn lay_over<'i>(base: &mut DeTable<'i>, over: DeTable<'i>) {
         match (base.get_mut(key.get_ref().as_ref()).map(Spanned::get_mut), value.into_inner()) {
             (Some(DeValue::Table(under)), DeValue::Table(over)) => lay_over(under, over),
             (_, value) => {
-                // Removed first: an insertion alone would keep the old key, which knows another place.
+                // Removed first: an insertion alone would keep the old key, which has another span.
                 base.remove(key.get_ref().as_ref());
                 base.insert(key, Spanned::new(span, value));
             }
@@ -154,7 +154,7 @@ fn check(text: &str, table: &DeTable<'_>, limit: &Limit) -> Result<(), BadText> 
     for key in way {
         match table.get(*key).map(Spanned::get_ref) {
             Some(DeValue::Table(inner)) => table = inner,
-            // Absent, or of a wrong kind, which is said when it is read.
+            // Absent, or of the wrong type, which deserialisation reports.
             _ => return Ok(()),
         }
     }

@@ -1,7 +1,7 @@
-//! Who is at fault when several nodes fail together, found by trying them in pairs.
+//! Fault localisation: which node is at fault when several nodes fail together, found by testing them in pairs.
 //!
-//! What comes next follows from what the trials so far said, never from what anybody remembers. Nothing here starts a trial: the
-//! planner does ([`crate::plan`]) where a controller has the nodes, and a person's command where there is none.
+//! The next trial depends only on the results so far, never on state kept in memory. Nothing here starts a trial: the
+//! planner does ([`crate::plan`]) where a controller manages the nodes, and an operator's command otherwise.
 
 use std::collections::BTreeSet;
 
@@ -11,17 +11,17 @@ use crate::{
     snapshot::{Trial, TrialSaid},
 };
 
-/// Trials of the same nodes that brought no answer, before they are given up.
+/// Trials of the same nodes without a result, before the search gives up.
 const MOST_SILENT: usize = 3;
-/// Partners with whom a node fails before it is at fault itself.
+/// Partners with which a node must fail before it is at fault itself.
 const PARTNERS: usize = 2;
 
-/// What is to be tried, or what came out.
+/// The next trials, or the conclusion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// These trials; and what is known without them, should they not be possible.
+    /// Run these trials; the second value is the conclusion if they cannot run.
     Try(Vec<Wanted>, Found),
-    /// For trials that have not ended.
+    /// Trials are in progress.
     Wait,
     Over(Found),
 }
@@ -29,7 +29,7 @@ pub enum Next {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
     These(Vec<NodeName>),
-    /// This node, with one that is known to be good and none of those.
+    /// This node with a known-good partner that is not in `not`.
     WithGood {
         node: NodeName,
         not: BTreeSet<NodeName>,
@@ -41,16 +41,16 @@ pub enum Found {
     Well,
     Nodes(Vec<NodeName>),
     Pairs(Vec<(NodeName, NodeName)>),
-    /// Every pair is well, and all of them are not.
+    /// Every pair passes, but all nodes together fail.
     OnlyAll,
     Nothing(String),
 }
 
-/// What is known of one set of nodes.
+/// What the trials of one set of nodes have shown.
 enum Known {
     Said(TrialSaid),
     Underway,
-    /// It was tried so often, the last time with this.
+    /// Number of tries without a result, and the reason of the last one.
     Silent(usize, String),
 }
 
@@ -76,24 +76,24 @@ fn is_over(trial: &Trial, nodes: &[NodeName]) -> bool {
     trial.nodes.len() == nodes.len() && nodes.iter().all(|node| trial.nodes.contains(node))
 }
 
-/// What comes next for nodes that are to work together, where others are known to be good.
+/// Returns the next trials for these nodes, if known-good nodes are available as partners.
 pub fn next(nodes: &[NodeName], trials: &[Trial]) -> Next {
     begin(nodes, trials).unwrap_or_else(|| with_good_ones(nodes, trials))
 }
 
-/// The same where nobody is known to be good: they are tried in pairs of their own, and who is well there is good enough to try
-/// the others with.
+/// Returns the next trials if no node is known to be good: the nodes are paired with each other, and a node that passes
+/// in a pair serves as a partner for the others.
 pub fn next_among(nodes: &[NodeName], trials: &[Trial]) -> Next {
     begin(nodes, trials).unwrap_or_else(|| in_pairs(nodes, trials))
 }
 
-/// Who was well in a pair, in the order of their names.
+/// Returns the nodes that passed in a pair, sorted by name.
 pub fn cleared(trials: &[Trial]) -> BTreeSet<NodeName> {
     let passed = trials.iter().filter(|trial| trial.nodes.len() == 2 && trial.said == TrialSaid::Passed);
     passed.flat_map(|trial| trial.nodes.iter().cloned()).collect()
 }
 
-/// All of them together. `None`: they failed, and nobody knows who it was.
+/// Tests all nodes together. `None`: they failed, and the fault is not localised.
 fn begin(nodes: &[NodeName], trials: &[Trial]) -> Option<Next> {
     let withdrawn = TrialSaid::Nothing(IncompleteWhy::Withdrawn.code().to_owned());
     if trials.iter().any(|trial| trial.said == withdrawn) {
@@ -111,7 +111,7 @@ fn begin(nodes: &[NodeName], trials: &[Trial]) -> Option<Next> {
     }
 }
 
-/// They fail all together: which of them are well two by two? Where no pair is, they are paired differently once more.
+/// All nodes fail together: tests them in pairs. If no pair passes, they are paired differently once more.
 fn in_pairs(nodes: &[NodeName], trials: &[Trial]) -> Next {
     match nodes {
         [] | [_] => return Next::Over(Found::Nodes(nodes.to_vec())),
@@ -140,7 +140,8 @@ fn in_pairs(nodes: &[NodeName], trials: &[Trial]) -> Next {
     }
 }
 
-/// One that has been cleared meanwhile is no known-good node: what it does with another suspect says nothing about either.
+/// Keeps suspects from being partners of each other: one that was cleared meanwhile is still not a known-good node, and
+/// a trial of two suspects is evidence about neither.
 fn not_with_each_other(mut next: Next, suspects: &[NodeName]) -> Next {
     if let Next::Try(wanted, _) = &mut next {
         for wanted in wanted {
@@ -152,7 +153,7 @@ fn not_with_each_other(mut next: Next, suspects: &[NodeName]) -> Next {
     next
 }
 
-/// Two by two; the last of an odd number goes with the first.
+/// Pairs the nodes; with an odd number, the last is paired with the first.
 fn paired(nodes: &[NodeName]) -> Vec<Vec<NodeName>> {
     let mut pairs: Vec<Vec<NodeName>> = nodes.chunks(2).map(<[NodeName]>::to_vec).collect();
     if let (Some(last), Some(first)) = (pairs.last_mut().filter(|pair| pair.len() == 1), nodes.first()) {
@@ -161,7 +162,7 @@ fn paired(nodes: &[NodeName]) -> Vec<Vec<NodeName>> {
     pairs
 }
 
-/// What some pairs say.
+/// Results of one round of pairs.
 #[derive(Default)]
 struct Round {
     wanted: Vec<Wanted>,
@@ -193,13 +194,13 @@ impl Round {
     }
 }
 
-/// What the pairs of one node with known-good nodes say.
+/// Results of the pairs of one node with known-good nodes.
 #[derive(Default)]
 struct Pairs {
     underway: bool,
     passed: bool,
     failed: Vec<NodeName>,
-    /// Partners that have had their say, whatever it was.
+    /// Partners whose trial had a result.
     heard: BTreeSet<NodeName>,
     silent: Vec<String>,
     named: BTreeSet<NodeName>,
@@ -251,7 +252,7 @@ fn with_good_ones(nodes: &[NodeName], trials: &[Trial]) -> Next {
             wanted.push(Wanted::WithGood { node: node.clone(), not: known.heard });
         }
     }
-    // One that is known to be good, and fails with several who are well with others, is not good.
+    // A supposedly good node that fails with several nodes that pass with others is itself at fault.
     let partners: Vec<&NodeName> = pairs.iter().map(|(_, partner)| partner).collect();
     bad.extend(
         partners.iter().filter(|one| partners.iter().filter(|other| other == one).count() > 1).copied().cloned(),
@@ -280,7 +281,7 @@ fn found(bad: BTreeSet<NodeName>, pairs: Vec<(NodeName, NodeName)>) -> Option<Fo
     }
 }
 
-/// All of them fail with everybody. What fails for everybody is no fault of theirs: do two good ones fail with each other?
+/// Every node fails with every partner. To rule out a common cause, two known-good partners are tested with each other.
 fn all_bad(nodes: &[NodeName], trials: &[Trial], bad: BTreeSet<NodeName>) -> Next {
     let failed = trials.iter().filter(|trial| trial.nodes.len() == 2 && trial.said == TrialSaid::Failed);
     let others: BTreeSet<&NodeName> =
@@ -303,7 +304,7 @@ fn all_bad(nodes: &[NodeName], trials: &[Trial], bad: BTreeSet<NodeName>) -> Nex
     }
 }
 
-/// Each is well with others: are they with each other?
+/// Every node passes with other partners: tests neighbours with each other.
 fn neighbours(nodes: &[NodeName], trials: &[Trial]) -> Next {
     let (mut wanted, mut underway, mut silent) = (Vec::new(), false, None);
     let (mut bad, mut pairs) = (BTreeSet::new(), Vec::new());
@@ -338,7 +339,7 @@ mod tests {
         NodeName::new(text).unwrap()
     }
 
-    /// Tries what is wanted until it is over. `fails` says which nodes fail together.
+    /// Runs the requested trials until there is a conclusion. `fails` decides which nodes fail together.
     fn played(nodes: &[NodeName], fails: impl Fn(&[NodeName]) -> bool) -> (Found, Vec<Trial>) {
         let mut trials: Vec<Trial> = Vec::new();
         for _ in 0..200 {
@@ -390,7 +391,7 @@ mod tests {
         let (one, other) = (&nodes[2], &nodes[3]);
         let (found, _) = played(&nodes, |over| over.contains(one) && over.contains(other));
         assert_eq!(found, Found::Pairs(vec![(one.clone(), other.clone())]));
-        // Neighbours that are not in one pair of the first round.
+        // Neighbours that are not in one pair in the first round.
         let (one, other) = (&nodes[1], &nodes[2]);
         let (found, _) = played(&nodes, |over| over.contains(one) && over.contains(other));
         assert_eq!(found, Found::Pairs(vec![(one.clone(), other.clone())]));

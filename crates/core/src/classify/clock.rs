@@ -1,4 +1,4 @@
-//! A node's clock, held against the controller's.
+//! Comparison of a node's clock with the controller's.
 
 use crate::{
     finding::{Evidence, Finding, Severity, Verdict},
@@ -8,10 +8,11 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// How far a node's clock may be off before that itself is a finding.
+/// How far a node's clock may be off before it is a finding.
 pub const CLOCK_TOLERANCE: Span = Span::minutes(5);
 
-/// A node whose clock cannot be right: its work began before it was asked for, or ended after its result was read.
+/// Returns a finding if a node's clock is wrong: its work began before it was requested, or ended after the controller
+/// received the result.
 pub fn judge_clock(
     check: &CheckId,
     asked: Timestamp,

@@ -1,5 +1,5 @@
-//! What judging may know beside the observation itself: when it was made, what this node measured before, and what
-//! others of its type measure.
+//! Baselines for classification: the time of the observation, the node's earlier results and the results of other nodes
+//! of its type.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,19 +10,19 @@ use crate::{
     time::Timestamp,
 };
 
-/// The past of one check on one node. What is not in it is not known, and a rule that needs it judges nothing.
+/// Earlier results of one check. A rule that needs a value missing here decides nothing.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Past {
-    /// When the look was, by the clock that dated its events.
+    /// Time of the observation, by the clock that dated its events.
     pub at: Option<Timestamp>,
     /// By metric and part: earlier values on this machine, newest first.
     pub own: BTreeMap<(String, Entity), Vec<f64>>,
-    /// By metric: the newest value of each other node of the same type. Of a node with several parts, their median.
+    /// By metric: the newest value of each other node of the same type; for a node with several parts, their median.
     pub peers: BTreeMap<String, Vec<f64>>,
 }
 
 impl Past {
-    /// Nothing but the moment.
+    /// Baselines with only the time known.
     pub fn at(at: Timestamp) -> Self {
         Self { at: Some(at), ..Self::default() }
     }
@@ -36,20 +36,20 @@ impl Past {
     }
 }
 
-/// What rules want to know of the past, so that nothing else is looked up.
+/// The baselines that rules need, so that nothing else is loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// How many earlier results of the node; zero if none.
+    /// Number of earlier results of the node; zero if none.
     pub own: u32,
-    /// Metrics of which others' newest values are wanted.
+    /// Metrics for which the newest values of other nodes are needed.
     pub peers: BTreeSet<String>,
 }
 
-/// Earlier results that a median of one's own is taken over.
+/// Earlier results over which the node's own median is taken.
 const OWN_WINDOW: u32 = 20;
 
 impl Wanted {
-    /// What the rules of this check want.
+    /// Returns the baselines that the rules of this check need.
     pub fn of(rules: &[Rule], check: &CheckId) -> Self {
         let mut wanted = Self::default();
         for rule in rules.iter().filter(|rule| rule.check == *check) {
@@ -58,7 +58,7 @@ impl Wanted {
         wanted
     }
 
-    /// What any check's rules want.
+    /// Returns the baselines that the rules of any check need.
     pub fn of_all(rules: &[Rule]) -> Self {
         let mut wanted = Self::default();
         for rule in rules {
@@ -91,7 +91,7 @@ impl Wanted {
     }
 }
 
-/// The middle of these numbers; what is none is left out.
+/// Returns the median of the finite values; `None` if there are none.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
     sorted.sort_unstable_by(f64::total_cmp);

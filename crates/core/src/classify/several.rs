@@ -1,10 +1,11 @@
-//! What a node's part in a test over several nodes says about that node.
+//! The result of a single node in a test over several nodes.
 
 use super::{JudgedWhy, Judgement};
 use crate::{finding::Verdict, ids::RuleId, policy::Rule, reason::ReasonCode};
 
-/// What is true of all nodes of a run accuses none of them. Where nothing else is wrong with this one, its result says only
-/// that they failed together; what it measured of itself counts as ever.
+/// Removes findings that apply to all nodes of the run, because they attribute the fault to none. If no other finding
+/// remains, the verdict becomes inconclusive with the reason [`JudgedWhy::FailedTogether`]; the node's own measurements
+/// count as usual.
 pub fn of_several(mut judgement: Judgement, rules: &[Rule]) -> Judgement {
     if judgement.verdict != Verdict::Fail {
         return judgement;

@@ -1,4 +1,4 @@
-//! The circuit breaker: how many nodes may be taken out before a person must look.
+//! The circuit breaker: how many nodes may be taken out before an operator must intervene.
 
 use crate::{
     policy::BreakerLimits,
@@ -8,7 +8,7 @@ use crate::{
 
 use super::index::PoolCount;
 
-/// The breaker during one plan: what is out already, and what this plan adds.
+/// The breaker during one plan: the nodes already out, and those that this plan adds.
 #[derive(Debug)]
 pub(super) struct Gate {
     state: GateState,
@@ -20,7 +20,7 @@ pub(super) struct Gate {
 #[derive(Debug, PartialEq, Eq)]
 enum GateState {
     Closed,
-    /// It opened in an earlier cycle and has been spoken of.
+    /// It opened in an earlier cycle and was reported then.
     WasOpen,
     OpensNow(String),
 }
@@ -44,7 +44,7 @@ impl Gate {
         }
     }
 
-    /// Whether one more node of this pool may be taken out. A refusal opens the breaker.
+    /// Takes one more node of this pool out and returns whether that is allowed. A refusal opens the breaker.
     pub(super) fn take_out(&mut self, pool: u16, name: &str, count: &PoolCount) -> bool {
         if self.state != GateState::Closed {
             return false;
@@ -57,7 +57,7 @@ impl Gate {
         true
     }
 
-    /// Whether [`Self::take_out`] would let one more go, without asking for it.
+    /// Returns whether [`Self::take_out`] would allow one more node, without taking it.
     pub(super) fn has_room(&self, pool: u16, name: &str, count: &PoolCount) -> bool {
         self.state == GateState::Closed && self.limit_reached(pool, name, count).is_none()
     }
@@ -77,7 +77,7 @@ impl Gate {
         (out >= most).then(over)
     }
 
-    /// Why it opened in this plan, if it did: said once.
+    /// Returns why the breaker opened in this plan, if it did.
     pub(super) fn opens_now(&self) -> Option<&str> {
         match &self.state {
             GateState::OpensNow(why) => Some(why),

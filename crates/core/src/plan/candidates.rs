@@ -1,5 +1,5 @@
-//! Which of the due nodes get a run now: suspects, then those on which user work failed, then the stalest, while slots,
-//! mounts and budget last.
+//! Chooses which due nodes get a run now: suspects first, then nodes on which user work failed, then the stalest, as
+//! long as slots, mounts and budget are available.
 
 use std::{
     cmp::Reverse,
@@ -18,10 +18,10 @@ use crate::{
     run::{NonEmpty, Purpose},
 };
 
-/// Chooses, and returns what is left: it says what kept those waiting that were not chosen.
+/// Chooses nodes and returns the remaining capacity, which explains why the other due nodes wait.
 ///
-/// Room only shrinks while nodes are chosen. So the best of each group queue up once, and a group for which there is
-/// no room when its turn comes has had its turn.
+/// Capacity only shrinks while nodes are chosen. So the best node of each group enters the queue once, and a group
+/// without capacity at its turn is not considered again.
 pub(super) fn plan(draft: &mut Draft<'_>) -> Rooms {
     let mut rooms = Rooms::new(draft);
     let (snapshot, index) = (draft.snapshot, draft.index);
@@ -43,8 +43,8 @@ pub(super) fn plan(draft: &mut Draft<'_>) -> Rooms {
     rooms
 }
 
-/// The first of a group after `last` that may be chosen. Only nodes that are in use by us or were just named stand
-/// before it.
+/// Returns the first node of a group after `last` that may be chosen. It skips only nodes that a run occupies or that
+/// this plan has already handled.
 fn first(draft: &Draft<'_>, ranks: &BTreeSet<Rank>, last: Option<Rank>) -> Option<Rank> {
     let after = last.map_or(Bound::Unbounded, Bound::Excluded);
     ranks.range((after, Bound::Unbounded)).find(|rank| is_choosable(draft, rank.node)).copied()

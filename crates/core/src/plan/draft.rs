@@ -1,4 +1,4 @@
-//! A plan in the making: what the phases of planning share.
+//! The plan under construction, shared by the phases of planning.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A job that cannot be cancelled for this long no longer counts against the number of jobs; its node stays taken.
+/// A job that could not be cancelled for this long no longer counts against the job limit; its node stays occupied.
 const STUCK_AFTER: Span = Span::minutes(15);
 
 pub(super) struct Draft<'a> {
@@ -23,11 +23,11 @@ pub(super) struct Draft<'a> {
     pub index: &'a Index,
     pub ids: &'a mut IdSource,
     pub actions: Vec<Because<Action>>,
-    /// Nodes that some action names.
+    /// Nodes that an action names.
     pub touched: BTreeSet<u32>,
-    /// Nodes whose affairs are settled for this cycle: no further remedy, no new run.
+    /// Nodes that are done for this cycle: no further remedy, no new run.
     pub left_alone: BTreeSet<u32>,
-    /// Nodes whose life this plan changes. A second change would be one of a life that is no more.
+    /// Nodes whose state this plan changes. A second change would start from a state that is no longer current.
     pub moved: BTreeSet<u32>,
     /// Nodes with a run that has not ended.
     pub active: BTreeSet<u32>,
@@ -92,25 +92,26 @@ impl<'a> Draft<'a> {
         self.cases.get(&id).map(|place| &self.snapshot.cases[*place])
     }
 
-    /// The open case of this node. A case that followed its machine is another name's by now.
+    /// Returns the open case of this node. A case that moved with its machine belongs to another node name.
     pub(super) fn open_case(&self, record: &NodeRecord) -> Option<&'a Case> {
         record.case.and_then(|id| self.case(id)).filter(|case| case.is_open() && case.node == record.node.name)
     }
 
-    /// Whether a run may start on this node at all: it is free, nobody else has his hand on it, nothing of ours is.
+    /// Returns whether a run may start on this node: it is free, not held or marked by another party, and not in use by
+    /// us.
     pub(super) fn is_open_to_runs(&self, node: u32) -> bool {
         let record = &self.snapshot.nodes[node as usize];
         is_free_to_us(record, self.snapshot.at) && !self.active.contains(&node) && !self.left_alone.contains(&node)
     }
 
-    /// Whether a proof may: as any other run, or past a cluster that starts nothing there.
+    /// Returns whether a proving run may start: as any other run, or past a cluster that starts nothing on the node.
     pub(super) fn is_open_to_proofs(&self, node: u32) -> bool {
         let (record, at) = (&self.snapshot.nodes[node as usize], self.snapshot.at);
         let open = is_free_to_us(record, at) || takes_proofs(record, at);
         open && !self.active.contains(&node) && !self.left_alone.contains(&node)
     }
 
-    /// Moves a node along its life, if that event has a place in its present state.
+    /// Applies an event to a node's state. Returns whether the event is allowed in the present state.
     pub(super) fn advance(
         &mut self,
         node: u32,
@@ -125,7 +126,7 @@ impl<'a> Draft<'a> {
         true
     }
 
-    /// Writes down where a node stands, which may be where it stood, with another case.
+    /// Records the state of a node, which may be the present one with another case.
     pub(super) fn move_to(
         &mut self,
         node: u32,
@@ -140,7 +141,7 @@ impl<'a> Draft<'a> {
         self.act(Action::Move { node: name, to, case }, code, text);
     }
 
-    /// Whether `kind` of window is open for this pool now; `None` if the pool has no such window.
+    /// Returns whether `kind` of window is open for this pool now; `None` if the pool has no such window.
     pub(super) fn window(&self, node: &NodeRecord, kind: WindowKind) -> Option<bool> {
         let mut windows =
             self.snapshot.policy.windows.iter().filter(|w| w.kind == kind && w.applies_to(&node.node.pool)).peekable();
@@ -148,7 +149,7 @@ impl<'a> Draft<'a> {
         Some(windows.any(|window| window.contains(self.snapshot.at)))
     }
 
-    /// Decides on a run of these tests on this node and reserves what it takes.
+    /// Plans a run of these tests on this node and reserves its capacity.
     pub(super) fn submit(
         &mut self,
         node: u32,
@@ -159,7 +160,7 @@ impl<'a> Draft<'a> {
         self.submit_on(&NonEmpty::one(node), tests, asked, case)
     }
 
-    /// The same for a run on several nodes at once.
+    /// Plans a run on several nodes together.
     pub(super) fn submit_on(
         &mut self,
         nodes: &NonEmpty<u32>,
@@ -199,12 +200,12 @@ fn policy_of<'a>(snapshot: &'a Snapshot, id: &TestId) -> Option<&'a TestPolicy> 
     snapshot.tests.iter().find(|test| test.id == *id)
 }
 
-/// Whether a test is run by itself when it is stale.
+/// Returns whether the controller runs a test when its result is stale.
 pub(super) fn is_routine(snapshot: &Snapshot, id: &TestId) -> bool {
     policy_of(snapshot, id).is_some_and(|policy| policy.routine)
 }
 
-/// Free, and no operator and nobody else's mark keeps us off it.
+/// Returns whether the node is free and neither a hold nor a foreign mark keeps us off it.
 pub(super) fn is_free_to_us(record: &NodeRecord, at: Timestamp) -> bool {
     record.node.occupancy.is_free()
         && record.hold_at(at).is_none()
@@ -212,7 +213,7 @@ pub(super) fn is_free_to_us(record: &NodeRecord, at: Timestamp) -> bool {
         && record.node.marks.foreign_block().is_none()
 }
 
-/// Out of service by us, and of no use to its cluster: what we want to know of it is learnt past the cluster.
+/// Returns whether proving runs can reach the node past its cluster: we took it out, and the cluster cannot use it.
 pub(super) fn takes_proofs(record: &NodeRecord, at: Timestamp) -> bool {
     let ours = record.life.is_out() && record.case.is_some() && record.hold_at(at).is_none();
     let nobodys = matches!(record.node.occupancy, Occupancy::Unknown { .. }) && record.node.takes_proofs();
@@ -223,15 +224,15 @@ fn usual(snapshot: &Snapshot, tests: &[TestId]) -> Span {
     tests.iter().filter_map(|id| policy_of(snapshot, id)).map(|test| test.usual).sum()
 }
 
-/// What running and planned work takes of the limits.
+/// What running and planned work uses of the limits.
 #[derive(Debug)]
 pub(super) struct Usage {
     pub jobs: u32,
     per_pool: Vec<u32>,
-    /// By place in `Snapshot::tests`.
+    /// By index in `Snapshot::tests`.
     per_test: Vec<u32>,
     per_share: BTreeMap<String, u32>,
-    /// Node-time: spent today, running and planned.
+    /// Node time: spent today, running and planned.
     pub spent: Span,
 }
 
@@ -251,7 +252,7 @@ impl Usage {
         for pool in pools {
             self.per_pool[*pool as usize] += 1;
         }
-        // Two tests of one job that load the same mount load it one after the other: that is one user of it.
+        // Two tests of one job that load the same mount run one after the other: they count as one user of it.
         let mut shares = BTreeSet::new();
         for id in tests {
             if let Some(place) = snapshot.tests.iter().position(|test| test.id == *id) {
@@ -268,8 +269,8 @@ impl Usage {
         self.spent = self.spent + span;
     }
 
-    /// Whether a run of all these tests may start in this pool: what binds every run, whoever wants it. The daily
-    /// budget is not asked: it binds what we would like to do, and not a proof or an operator's wish.
+    /// Returns whether a run of all these tests may start in this pool, by the limits that apply to every run. The
+    /// daily budget is not one of them: it limits routine validation, not proving runs or operators' requests.
     pub(super) fn admits(&self, draft: &Draft<'_>, node: u32, tests: &[TestId]) -> bool {
         let snapshot = draft.snapshot;
         let pool = draft.index.pool(node);
@@ -285,7 +286,7 @@ impl Usage {
         snapshot.policy.limits.pools.get(name).is_some_and(|most| self.per_pool[pool as usize] >= *most)
     }
 
-    /// Whether one more run of this test is within its own and its shares' limits.
+    /// Returns whether one more run of this test is within its own limit and those of its shares.
     pub(super) fn has_room(&self, snapshot: &Snapshot, place: usize) -> bool {
         let test = &snapshot.tests[place];
         let own = test.at_once.is_none_or(|most| self.per_test[place] < most);
@@ -296,7 +297,7 @@ impl Usage {
     }
 }
 
-/// The tests of a set, in their order.
+/// Returns the tests of a set, in the order of the snapshot.
 pub(super) fn named(snapshot: &Snapshot, tests: &TestSet) -> Vec<TestId> {
     snapshot
         .tests
@@ -307,7 +308,7 @@ pub(super) fn named(snapshot: &Snapshot, tests: &TestSet) -> Vec<TestId> {
         .collect()
 }
 
-/// How long ago, for people.
+/// Formats the age of a result for people.
 pub(super) fn ago(now: Timestamp, then: Timestamp) -> String {
     if then == Timestamp::MIN {
         "never tested".to_owned()
@@ -316,13 +317,13 @@ pub(super) fn ago(now: Timestamp, then: Timestamp) -> String {
     }
 }
 
-/// Without the digits nobody reads.
+/// Rounds a duration down for display: to hours from one day on, else to minutes.
 pub(super) fn coarse(span: Span) -> Span {
     let unit = if span >= Span::days(1) { 3_600_000 } else { 60_000 };
     if span.millis() < unit { span } else { Span::from_millis(span.millis() / unit * unit) }
 }
 
-/// A reason code of a run's purpose.
+/// Attaches a reason to the purpose of a run.
 pub(super) fn because(purpose: Purpose, code: &'static str, text: String) -> Because<Purpose> {
     Because { what: purpose, code: ReasonCode::fixed(code), text }
 }
@@ -333,7 +334,7 @@ impl std::fmt::Debug for Draft<'_> {
     }
 }
 
-/// Whether a node is out, judging by what this plan knows.
+/// Returns whether a node with this state is still available to users: in service or suspect.
 pub(super) fn is_touchable(life: &Life) -> bool {
     matches!(life, Life::InService | Life::Suspect)
 }

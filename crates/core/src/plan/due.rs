@@ -1,5 +1,5 @@
-//! When each test is due on a node: by its cut-off, sooner while something is open against the node, and at once when the
-//! work of several users failed there since.
+//! When each test is due on a node: by its cut-off, sooner while a finding is open, and immediately after work of
+//! several users failed there.
 
 use super::test_set::TestSet;
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A watched but confirmed trouble is looked at again at least this often.
+/// Longest interval between tests of a confirmed finding that is only watched.
 const WATCH_EVERY: Span = Span::days(1);
 
-/// What is due on one node.
+/// The tests that are due on one node.
 pub(super) struct Due {
     pub(super) tests: TestSet,
     pub(super) age: Timestamp,
@@ -37,7 +37,7 @@ pub(super) fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: &Test
     due
 }
 
-/// When a test is due on this node (again). `Timestamp::MIN`: it never ran.
+/// Returns when a test is due on this node. `Timestamp::MIN`: it never ran.
 pub(crate) fn due_at(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &TestRecord) -> Timestamp {
     let retry = &snapshot.policy.retry;
     let moment = match test.routine {
@@ -47,12 +47,12 @@ pub(crate) fn due_at(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy
         }
         false => Timestamp::MAX,
     };
-    // Only nodes with something open pay for looking it up.
+    // The lookup is needed only for nodes with open findings.
     if record.findings.is_empty() { moment } else { moment.min(recheck(snapshot, record, test, known)) }
 }
 
-/// When a test with something open against this node is to be repeated: soon while it is unconfirmed, daily after. A
-/// try that said nothing is followed by the next, at a growing distance.
+/// Returns when a test with an open finding is repeated: soon while it is unconfirmed, daily afterwards. After
+/// inconclusive results the interval grows.
 fn recheck(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &TestRecord) -> Timestamp {
     let retry = &snapshot.policy.retry;
     let open = record.findings.iter().filter(|open| open.finding.check == test.id);
@@ -65,7 +65,8 @@ fn recheck(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &
     }
 }
 
-/// When a test is to be repeated because user work failed here since. What was tried after that has had its say.
+/// Returns when a test is repeated because user work failed on the node. A test that ran since the failure is not
+/// repeated.
 fn retest(snapshot: &Snapshot, failed: &FailedHere, known: &TestRecord) -> Timestamp {
     let enough = snapshot.policy.user_work.retest;
     let asked = enough > 0.0 && failed.weight >= Weight::of_owners(enough);

@@ -1,4 +1,4 @@
-//! Hands off: holds that operators asked for, and those that are read from what somebody did to a node of ours.
+//! Holds: those that operators requested, and those inferred from changes that another party made to a node of ours.
 
 use super::draft::Draft;
 use crate::{
@@ -9,10 +9,11 @@ use crate::{
     time::Span,
 };
 
-/// A change of ours may take this long to show in what the backend reports.
+/// How long one of our changes may take to appear in the backend's report.
 pub(super) const SETTLES_WITHIN: Span = Span::minutes(2);
 
-/// Holds: asked for, over, or read from the cluster. True if the node's affairs are settled by it.
+/// Handles requested, expired and inferred holds. Returns true if nothing else is to be done with the node in this
+/// cycle.
 pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) -> bool {
     if let Some(hold) = record.hold_at(draft.snapshot.at) {
         let event = LifeEvent::HeldBy { by: hold.by.clone() };
@@ -22,7 +23,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) -> boo
     let case = draft.open_case(record);
     let foreign = record.node.marks.foreign_block();
     if let Life::Held { .. } = record.life {
-        // As long as its cause is to be seen, a hold that we read from the cluster stays.
+        // An inferred hold stays as long as its cause is visible.
         if !case.is_some_and(|case| foreign.is_some() || mark_was_removed(draft, record, case)) {
             let event = LifeEvent::LetGo { out: case.is_some_and(|case| !is_left_to_a_person(case)) };
             draft.advance(node, &event, record.case, "hold-over", "the hold is over");
@@ -44,13 +45,13 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) -> boo
     false
 }
 
-/// Marking it was only proposed: users still have this node.
+/// Returns whether marking was only proposed, so that users still have this node.
 fn is_left_to_a_person(case: &Case) -> bool {
     let last = case.steps.iter().rev().find(|step| matches!(step.what, StepKind::Mark | StepKind::HandOver));
     last.is_some_and(|step| step.what == StepKind::Mark && step.state == StepState::Proposed)
 }
 
-/// We set a mark or a cordon, we did not take it away, and it is not there.
+/// Returns whether a mark or cordon that we set, and did not remove, is missing.
 fn mark_was_removed(draft: &Draft<'_>, record: &NodeRecord, case: &Case) -> bool {
     let gone = |kind: MarkKind, set: StepKind, unset: StepKind| {
         let was_set = |step: &Step| step.what == set && step.state != StepState::Proposed;

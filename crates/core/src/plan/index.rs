@@ -1,10 +1,10 @@
-//! What keeps planning incremental: every node's standing, those that are due in order, and the moments at which
-//! standings change by themselves.
+//! The index that makes planning incremental: the standing of every node, the due nodes in order, and the times at
+//! which standings change.
 //!
-//! A node's standing depends on its own record, the policy and the time, and on no other node. So one changed record
-//! means one recomputed standing, and the passing of time means those nodes whose moment has come. What depends on
-//! other nodes (slots, shared mounts, budgets) is settled for whole groups of due nodes in `candidates`: all nodes of
-//! one pool with the same tests due share one fate, but for the few that are chosen.
+//! A node's standing depends on its own record, the policy and the time, and on no other node. So a changed record
+//! means one recomputed standing, and the passage of time means only the nodes whose timer has expired. What depends on
+//! other nodes (slots, shared mounts, budgets) is decided for whole groups of due nodes in `candidates`: all nodes of
+//! one pool with the same tests due get the same answer, except for the few that are chosen.
 
 use std::{
     cmp::Reverse,
@@ -22,15 +22,15 @@ use crate::{
     time::Timestamp,
 };
 
-/// Nodes that share their fate.
+/// Due nodes with the same pool and the same tests due.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     pub pool: u16,
     pub due: TestSet,
 }
 
-/// The order in which due nodes are taken: suspects first, then those on which user work failed, then the stalest, then
-/// by name.
+/// The order in which due nodes are chosen: suspects first, then nodes on which user work failed, then the stalest,
+/// then by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub calm: bool,
@@ -45,7 +45,7 @@ pub(super) enum Standing {
     Due(Group, Rank),
 }
 
-/// Counts of one pool.
+/// Node counts of one pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct PoolCount {
     pub total: u32,
@@ -56,10 +56,10 @@ pub(super) struct PoolCount {
 pub(super) struct Index {
     pub standings: Vec<Standing>,
     pub groups: BTreeMap<Group, BTreeSet<Rank>>,
-    /// When each node's standing changes by itself.
+    /// When each node's standing changes without a new record.
     timers: BTreeSet<(Timestamp, u32)>,
     next: Vec<Timestamp>,
-    /// Nodes with something open against them, of which remedies must think.
+    /// Nodes that the remedies must consider.
     pub troubled: BTreeSet<u32>,
     pub pools: Vec<PoolName>,
     pub counts: Vec<PoolCount>,
@@ -67,15 +67,15 @@ pub(super) struct Index {
     applies: Vec<TestSet>,
     pool_of: Vec<u16>,
     out: Vec<bool>,
-    /// When each node's agent last spoke, side by side: all of them are looked at in every plan. `MAX`: no agent is
-    /// expected there.
+    /// When each node's agent last reported, in one array, because every plan scans all of them. `MAX`: no agent is
+    /// expected.
     heard: Vec<Timestamp>,
     pub agents: u32,
 }
 
 impl Index {
-    /// Everything about this moment, in one pass over the nodes. `keep` gets each node's standing and the moment at
-    /// which it changes by itself, in order; the index does not have them then.
+    /// Builds the index for one plan in one pass over the nodes. `keep` receives each node's standing and the time at
+    /// which it changes, in order; the index itself does not store them.
     pub(super) fn build(snapshot: &Snapshot, keep: impl FnMut(&NodeRecord, Standing, Timestamp)) -> Self {
         let nodes = snapshot.nodes.len();
         let mut index = Self {
@@ -96,7 +96,7 @@ impl Index {
         index
     }
 
-    /// An index that lasts: it knows how every node stands and can follow what changes.
+    /// Builds an index that stores every standing and can be updated.
     pub(super) fn build_to_last(snapshot: &Snapshot) -> Self {
         let mut standings = Vec::with_capacity(snapshot.nodes.len());
         let mut moments = Vec::with_capacity(snapshot.nodes.len());
@@ -112,7 +112,7 @@ impl Index {
         index
     }
 
-    /// The first time, sets are built from sorted runs, which is several times faster than one insertion after another.
+    /// Sets are built from sorted sequences, which is several times faster than single insertions.
     fn fill(&mut self, snapshot: &Snapshot, mut keep: impl FnMut(&NodeRecord, Standing, Timestamp)) {
         let mut groups: BTreeMap<Group, Vec<Rank>> = BTreeMap::new();
         let mut pool = 0;
@@ -146,8 +146,8 @@ impl Index {
             .collect();
     }
 
-    /// The number of a pool, which is new where it is met for the first time. Neighbours mostly share one (`last`), and
-    /// the list of pools is short.
+    /// Returns the number of a pool, and adds a new pool. Neighbouring nodes mostly share a pool (`last`), and the list
+    /// of pools is short.
     fn number_of(&mut self, snapshot: &Snapshot, pool: &PoolName, last: u16) -> u16 {
         if self.pools.get(last as usize) == Some(pool) {
             return last;
@@ -161,7 +161,7 @@ impl Index {
         u16::try_from(known).expect("a cluster has fewer than 65,536 pools")
     }
 
-    /// Recomputes one node. Returns whether its standing is another one now.
+    /// Recomputes one node. Returns whether its standing changed.
     pub(super) fn refresh(&mut self, snapshot: &Snapshot, node: u32) -> bool {
         let i = node as usize;
         let record = &snapshot.nodes[i];
@@ -203,7 +203,7 @@ impl Index {
         true
     }
 
-    /// Nodes whose standing changes by itself at or before `at`.
+    /// Returns the nodes whose standing changes at or before `at`, and clears their timers.
     pub(super) fn due_timers(&mut self, at: Timestamp) -> Vec<u32> {
         let mut due = Vec::new();
         while let Some(&(moment, node)) = self.timers.first()
@@ -223,7 +223,8 @@ impl Index {
         *slot = heard.unwrap_or(Timestamp::MAX);
     }
 
-    /// Nodes in use whose agent was last heard before then, in their order. A node that is out may well be switched off.
+    /// Returns the nodes in use whose agent last reported before `limit`, in order. A node that is out may be switched
+    /// off.
     pub(super) fn silent_since(&self, limit: Timestamp) -> Vec<u32> {
         let silent = (0_u32..).zip(&self.heard).filter(|(_, heard)| **heard < limit).map(|(node, _)| node);
         silent.filter(|node| !self.out[*node as usize]).collect()
@@ -233,7 +234,7 @@ impl Index {
         self.pool_of[node as usize]
     }
 
-    /// Tests that apply to this node.
+    /// Returns the tests that apply to this node.
     pub(super) fn applies(&self, node: u32) -> &TestSet {
         &self.applies[self.pool_of[node as usize] as usize]
     }
@@ -282,11 +283,11 @@ impl Index {
     }
 }
 
-/// Nodes whose parts are asked for together.
+/// Number of nodes whose data is prefetched together.
 const FETCHED_AT_ONCE: usize = 32;
 
-/// Reads a little of all that these nodes' standings will need. What a record points to lies all over the memory. Asked
-/// for side by side, the processor fetches many parts at once; counting one reference after the other waits for each.
+/// Prefetches the data that these nodes' standings need, which is scattered over memory. Independent reads let the
+/// processor fetch many cache lines in parallel; updating one reference count after the other waits for each.
 fn fetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
     let first = |text: &str| text.as_bytes().first().copied().unwrap_or(0);
     let read = records.fold(0_u8, |read, record| {
@@ -303,12 +304,12 @@ fn fetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
 }
 
 fn applicable(tests: &[TestPolicy], pool: &PoolName) -> TestSet {
-    // One over several nodes says nothing of a node by itself.
+    // A test over several nodes is not about a single node.
     let applies = |test: &TestPolicy| !test.together && test.pools.as_ref().is_none_or(|pools| pools.contains(pool));
     tests.iter().enumerate().filter(|(_, test)| applies(test)).map(|(place, _)| place).collect()
 }
 
-/// Something about this node may need a remedy, an event or an end.
+/// Returns whether this node may need a remedy, a state change or the end of one.
 fn is_troubled(record: &NodeRecord) -> bool {
     record.life != Life::InService
         || !record.findings.is_empty()
@@ -318,7 +319,7 @@ fn is_troubled(record: &NodeRecord) -> bool {
         || is_new_machine(record)
 }
 
-/// The name stands for another machine than it did, or for the first one known.
+/// Returns whether the node name belongs to another machine than before, or to the first one known.
 pub(super) fn is_new_machine(record: &NodeRecord) -> bool {
     let Some(hardware) = &record.node.hardware else { return false };
     match &record.hardware {
@@ -327,7 +328,7 @@ pub(super) fn is_new_machine(record: &NodeRecord) -> bool {
     }
 }
 
-/// Not there for users, for whatever reason: what the breaker counts.
+/// Returns whether users cannot have the node, for whatever reason: this is what the breaker counts.
 fn is_out(record: &NodeRecord) -> bool {
     record.life.is_out() || record.node.marks.keep_out() || record.node.marks.foreign_block().is_some()
 }

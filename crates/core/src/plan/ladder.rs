@@ -1,5 +1,5 @@
-//! One case, one step further: reset, reboot, quarantine, replace or a person; evidence before each step that
-//! destroys it. What proves a node well and gives it back is in `proof`.
+//! Escalation: takes one open case one step further, through reset, reboot, quarantine, replacement and hand-over.
+//! Evidence is saved before each step that destroys it. `proof` decides whether a node returns.
 
 use super::{
     Action,
@@ -52,7 +52,7 @@ pub(super) fn climb(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
     hand_over(draft, node, record, case, "the policy lists nothing more to do");
 }
 
-/// The steps of the case's rung, as the policy lists them.
+/// Returns the steps of the case's escalation level, as listed in the policy.
 fn route(draft: &Draft<'_>, case: &Case) -> Vec<StepKind> {
     if case.is_released() {
         return vec![StepKind::Prove];
@@ -69,7 +69,7 @@ fn route(draft: &Draft<'_>, case: &Case) -> Vec<StepKind> {
     draft.snapshot.policy.repair.steps.get(&severity).cloned().unwrap_or_default()
 }
 
-/// New trouble that asks for a higher rung.
+/// Handles a new finding that needs a higher escalation level.
 fn worsened(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let open: Vec<&OpenFinding> = record.findings.iter().collect();
     let Some(worst) = worst_confirmed(&open).filter(|worst| *worst > case.severity) else { return false };
@@ -95,11 +95,12 @@ fn marked(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) ->
     false
 }
 
-/// No user work is left on it. Where draining is not ours to do, the mark keeps new work away and time does the rest.
+/// Returns whether no user work is left. If the controller may not drain, the mark keeps new work away and running work
+/// ends in its own time.
 fn drained(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let ours = |kind| may(draft, kind) || is_ordered(draft, case, kind);
     let (drains, evicts) = (ours(StepKind::Drain), ours(StepKind::Evict));
-    // An operator's order is for now, whatever the hour.
+    // An operator's order is executed outside maintenance windows too.
     let now = case.is_examined() || may_disturb(draft, record);
     if drains && !record.node.marks.has_ours(MarkKind::Cordon) {
         if now {
@@ -109,11 +110,11 @@ fn drained(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -
     }
     let busy = matches!(record.node.occupancy, Occupancy::Busy { .. });
     let left = case.step(StepKind::Evict).is_some_and(|step| step.state == StepState::Done);
-    // Work that needs none of its GPUs does not make a node busy, and would be ended by a restart all the same.
+    // Work that uses no GPU does not make a node busy, but a restart would end it all the same.
     let restarts =
         is_ordered(draft, case, StepKind::Evict) || route(draft, case).iter().any(|step| step.destroys_evidence());
     if evicts && drains && (busy || (!left && restarts)) {
-        // Once a person was asked, nobody is asked to leave again.
+        // Once the decision was left to an operator, user work is not evicted again.
         let asked = case.step(StepKind::Drain).is_some_and(|step| step.state == StepState::Proposed);
         if now && !asked {
             drive(draft, node, record, case, StepKind::Evict);
@@ -128,7 +129,7 @@ fn drained(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -
     false
 }
 
-/// A person is asked when user work does not end, or cannot be ruled out, for too long.
+/// Proposes the drain to an operator if user work does not end, or cannot be ruled out, for too long.
 fn stuck(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     let why = match record.node.occupancy {
         Occupancy::Busy { .. } => "user work does not end; a person has to decide",
@@ -141,8 +142,8 @@ fn stuck(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     }
 }
 
-/// Whether no user work would be ended. One that does not answer may still work for somebody: it must have been seen
-/// free since we drained it. And it cannot be reset.
+/// Returns whether the step would end no user work. A node that does not answer may still run some: it must have been
+/// seen free since it was drained. Such a node cannot be reset.
 fn is_empty(record: &NodeRecord, case: &Case, kind: StepKind) -> bool {
     match record.node.occupancy {
         Occupancy::Free => true,
@@ -152,7 +153,7 @@ fn is_empty(record: &NodeRecord, case: &Case, kind: StepKind) -> bool {
     }
 }
 
-/// Whether a step that is only taken on a free node was taken since it was drained; nothing new can have come then.
+/// Returns whether a step that requires a free node was taken since the drain; no new work can have started since then.
 fn was_empty(case: &Case) -> bool {
     let (mut drained, mut empty) = (false, false);
     for step in case.steps.iter().filter(|step| step.state != StepState::Proposed) {
@@ -168,12 +169,12 @@ fn was_empty(case: &Case) -> bool {
     empty
 }
 
-/// Whether this is a time for steps that disturb.
+/// Returns whether disruptive steps are allowed now.
 fn may_disturb(draft: &Draft<'_>, record: &NodeRecord) -> bool {
     draft.window(record, WindowKind::Maintenance) != Some(false)
 }
 
-/// Reset or reboot, its evidence kept first, its end seen.
+/// Resets or reboots the node, after its evidence is saved, and waits until it is back.
 fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) -> bool {
     match case.step(kind) {
         Some(step) if step.state == StepState::Done => return came_back(draft, node, record, case, step),
@@ -193,8 +194,8 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
             return false;
         }
         Some(step) if step.state == StepState::Intended && may(draft, kind) => {
-            // It may have begun: that is asked to its end, whatever the hour. What the node itself shows goes first, and a boot
-            // that changed tells of a first try only.
+            // The step may have begun, so it is continued at any hour. What the node shows takes precedence, and a
+            // changed boot id proves only a first try.
             let limit = deadline(draft, kind);
             let happened = kind == StepKind::Reboot && step.tries <= 1 && boot_changed(record, case);
             if draft.snapshot.at.since(step.at) > limit {
@@ -219,12 +220,12 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
         stuck(draft, node, record, case);
         return false;
     }
-    // Evidence that was kept is what says later that the node was empty.
+    // A saved-evidence step later proves that the node was empty.
     if empty && !kept_evidence(draft, node, record, case) {
         return false;
     }
     if !ours {
-        // Nobody keeps users off it until a person comes.
+        // Nothing keeps users off the node until an operator acts.
         if only_excludes(draft) && may(draft, StepKind::Replace) && record.node.by_hand().is_none() {
             escalate(draft, node, record, case, &format!("there is no {kind} here, and it can be replaced"));
             return false;
@@ -238,7 +239,7 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
     false
 }
 
-/// Whether a reset or reboot that was carried out brought the node back. Once it did, a later outage is not its fault.
+/// Returns whether the node came back after a completed reset or reboot. Once it did, a later outage has another cause.
 fn came_back(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, step: &Step) -> bool {
     let kind = step.what;
     if !matches!(record.life, Life::Repairing { step, .. } if step == kind) {
@@ -271,7 +272,7 @@ fn boot_changed(record: &NodeRecord, case: &Case) -> bool {
     boot_known(record, case) && now != case.boot_id.as_ref()
 }
 
-/// Whether the evidence was put away on this rung, after whatever last destroyed some.
+/// Returns whether the evidence was saved at this escalation level, after the last step that destroyed some.
 fn kept_evidence(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let ended = |step: &&Step| matches!(step.state, StepState::Done | StepState::Failed);
     let last = case.steps.iter().rev().filter(ended).find(|step| {
@@ -284,7 +285,7 @@ fn kept_evidence(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &C
     false
 }
 
-/// Replaced where we may, else handed to a person. The end of the road either way until something comes back.
+/// Replaces the node if that is allowed, otherwise hands it over. Either way the case waits until the node changes.
 fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     if let Some(how) = record.node.by_hand() {
         return hand_over(draft, node, record, case, how);
@@ -299,7 +300,7 @@ fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
         Some(step) if step.state == StepState::Failed && step.tries >= draft.snapshot.policy.repair.tries => {
             return hand_over(draft, node, record, case, "replacing it failed");
         }
-        // Asked for again and again, and nobody says that it happened.
+        // The replacement was requested repeatedly, and the backend has not confirmed it.
         Some(step)
             if step.state == StepState::Intended
                 && draft.snapshot.at.since(step.at) > draft.snapshot.policy.repair.reboot_deadline =>

@@ -1,5 +1,5 @@
-//! Which machine is behind a name: one that became known, was exchanged, or came back under another name. Its past
-//! goes with the machine.
+//! Hardware identity: a machine became known under a node name, was exchanged, or came back under another name. Its
+//! history and its case follow the machine.
 
 use super::{Action, draft::Draft, index::is_new_machine, new_case::new_case};
 use crate::{
@@ -11,8 +11,8 @@ use crate::{
     snapshot::NodeRecord,
 };
 
-/// Sees to a node whose machine is new to us. One with another machine, or with a case that came along, is left alone
-/// for the rest of the cycle.
+/// Handles a node whose machine is new. A node with another machine, or with a case that moved to it, is left alone for
+/// the rest of the cycle.
 pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     if !is_new_machine(record) {
         return;
@@ -31,7 +31,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     if let Some(case) = case_elsewhere(draft, record, &now) {
         follow(draft, node, record, &life, case);
     } else if record.hardware.is_none() {
-        // It only got a name; nothing else about it has changed.
+        // Only its identity became known; nothing else has changed.
         return;
     } else if record.node.marks.keep_out() {
         newcomer(draft, node, record, now, &life);
@@ -39,8 +39,8 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     draft.left_alone.insert(node);
 }
 
-/// Cases whose machine has been known under another name for a while. That name may have stood beside the old one for a
-/// moment, when nobody could say which of them was the machine.
+/// Moves cases whose machine has been known under another name for a while. Both names may have been visible for a
+/// time, when the machine could not be attributed to either.
 pub(super) fn find_lost(draft: &mut Draft<'_>) {
     let snapshot = draft.snapshot;
     let is_gone = |case: &&Case| {
@@ -70,7 +70,8 @@ pub(super) fn find_lost(draft: &mut Draft<'_>) {
     }
 }
 
-/// Another machine bears the name. The old one's case ends here, unless that machine turns up elsewhere right now.
+/// Handles another machine under the same name. The old machine's case is closed, unless that machine appears under
+/// another name in this snapshot.
 fn exchanged(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, now: &HardwareId) {
     let name = &record.node.name;
     if let Some(case) = draft.open_case(record)
@@ -90,8 +91,8 @@ fn turns_up(draft: &Draft<'_>, here: u32, machine: &HardwareId) -> bool {
     })
 }
 
-/// The open case of this machine under another name, unless that name still stands for the same machine, or another
-/// node of this plan was taken for it: two boards with one serial number are no reason to take nodes out.
+/// Returns the open case of this machine under another name, unless that name still belongs to the same machine or the
+/// case was already moved in this plan: two boards with one serial number are no reason to take nodes out.
 fn case_elsewhere<'a>(draft: &Draft<'a>, record: &NodeRecord, now: &HardwareId) -> Option<&'a Case> {
     let cases = draft.snapshot.cases.iter();
     let case =
@@ -114,7 +115,7 @@ fn follow(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, life: &Life, ca
     }
     draft.act(Action::Follow { case: case.id, node: name.clone() }, "machine-followed", text.clone());
     draft.left_alone.extend(draft.find(&case.node));
-    // What marked the old name marks nothing here; nobody has removed it.
+    // The old name's marks are not on this node; they were not removed by another party.
     for step in case.steps.iter().filter(|step| step.state == StepState::Done) {
         if matches!(step.what, StepKind::Mark | StepKind::Drain | StepKind::Evict) {
             let settle = Action::Settle { case: case.id, op: step.op, done: false };
@@ -127,7 +128,7 @@ fn follow(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, life: &Life, ca
     }
 }
 
-/// A new machine under a marked name: it proves itself, then the mark goes.
+/// Opens a case for a new machine under a marked name: the mark is removed after a proving run.
 fn newcomer(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, now: HardwareId, life: &Life) {
     let text = "a new machine proves itself before it serves";
     let mut case = new_case(draft, record, Severity::Isolate, Vec::new());

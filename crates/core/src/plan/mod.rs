@@ -1,8 +1,8 @@
-//! The one place where anything is decided.
+//! The planner: the only module that makes decisions.
 //!
-//! [`plan`] is a pure function of a [`Snapshot`]; [`Planner`] gives the same answer incrementally. Neither acts: an
-//! [`Action`] is a value that the executor writes down, then carries out. Every node of the snapshot is accounted for
-//! exactly once: an action names it, or a run occupies it, or it is passed over for a reason.
+//! [`plan`] is a pure function of a [`Snapshot`]; [`Planner`] computes the same result incrementally. Neither acts: an
+//! [`Action`] is a value that the executor records and then executes. Every node of the snapshot is accounted for
+//! exactly once: an action names it, a run occupies it, or it is passed over for a reason.
 
 mod breaker;
 mod candidates;
@@ -47,21 +47,21 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// What to do, and for every node not chosen, why not.
+/// The actions to take, and for every other node the reason why it was passed over.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {
     pub actions: Vec<Because<Action>>,
-    /// Every node that no action names and no run occupies, by name.
+    /// Every node that no action names and no run occupies, sorted by name.
     pub passed_over: Vec<(NodeName, PassedOver)>,
 }
 
-/// One thing to do. Those that touch the cluster are written down before they are done.
+/// One action. Actions on the cluster are recorded before they are executed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
     /// A new run.
     Submit(Run),
-    /// A run that was written down in an earlier cycle and never reached the backend.
+    /// A run that was recorded in an earlier cycle and never reached the backend.
     Resubmit {
         run: RunId,
     },
@@ -69,23 +69,23 @@ pub enum Action {
         run: RunId,
         why: CancelWhy,
     },
-    /// A run is over without a result.
+    /// A run ended without a result.
     Conclude {
         run: RunId,
         end: Conclusion,
     },
     OpenCase(Case),
-    /// The case climbs: what was tried did not help.
+    /// Raises the escalation level: what was tried did not help.
     Escalate {
         case: CaseId,
         to: Rung,
     },
-    /// New trouble in a case that is open already; the case's findings are replaced by the node's open ones.
+    /// A new, worse finding in an open case; the node's open findings replace those of the case.
     Worsen {
         case: CaseId,
         node: NodeName,
     },
-    /// What the tests of an operator's quarantine say.
+    /// The recommendation from the tests of an operator's quarantine.
     Advise {
         case: CaseId,
         node: NodeName,
@@ -98,14 +98,14 @@ pub enum Action {
         op: OpId,
         tries: u32,
     },
-    /// A step that the policy leaves to a person.
+    /// A step that the policy leaves to an operator.
     Propose {
         case: CaseId,
         node: NodeName,
         step: StepKind,
         op: OpId,
     },
-    /// A step that somebody else, or the passing of time, has settled.
+    /// A step that took effect by other means, or whose deadline has passed.
     Settle {
         case: CaseId,
         op: OpId,
@@ -121,32 +121,32 @@ pub enum Action {
         node: NodeName,
         how: Closed,
     },
-    /// The machine of an open case bears another name now; the case goes with it.
+    /// The machine of an open case has another node name now; the case moves with it.
     Follow {
         case: CaseId,
         node: NodeName,
     },
     OpenBreaker,
-    /// Something people should know, said once.
+    /// A message for operators, sent once.
     Notice(Notice),
-    /// An operator's request has been seen to.
+    /// An operator's request is completed.
     Answer {
         request: u64,
     },
-    /// A trial of several nodes that a request is answered with.
+    /// A trial over several nodes, started for a request.
     Try {
         request: u64,
         run: RunId,
     },
-    /// Trials of several nodes have shown that this one is at fault, or the way between it and another.
+    /// Trials over several nodes have attributed the fault to this node, or to the path between it and `peer`.
     Name {
         node: NodeName,
         test: TestId,
         peer: Option<NodeName>,
-        /// The last of them.
+        /// The last of the trials.
         run: RunId,
     },
-    /// Our maintenance mark goes: the run it was there for is over.
+    /// Removes our maintenance mark: its run is over.
     Tidy {
         node: NodeName,
         op: OpId,
@@ -156,7 +156,7 @@ pub enum Action {
         node: NodeName,
         hardware: HardwareId,
     },
-    /// The machine behind this name is another one than before: its past begins anew, in service.
+    /// Another machine is behind this name: its history starts anew, in service.
     Rename {
         node: NodeName,
         hardware: HardwareId,
@@ -166,7 +166,7 @@ pub enum Action {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Notice {
-    /// So many agents fell silent at once that the fault is ours.
+    /// So many agents are silent at the same time that the fault is Cluster Doctor's.
     AgentsSilent {
         silent: u32,
         of: u32,
@@ -177,9 +177,9 @@ pub enum Notice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Conclusion {
-    /// It had started: incomplete rows.
+    /// The run had started: incomplete rows.
     Incomplete(IncompleteWhy),
-    /// It had not: no row.
+    /// The run had not started: no row.
     NotStarted(NotStarted),
 }
 
@@ -206,7 +206,7 @@ pub enum PassedOver {
     BackingOff {
         until: Timestamp,
     },
-    /// Nothing is due before then.
+    /// No test is due before then.
     Fresh {
         until: Timestamp,
     },
@@ -215,12 +215,12 @@ pub enum PassedOver {
         by: String,
     },
     QuietWindow,
-    /// Due, and others are before it.
+    /// Due, but other nodes come first.
     WaitingForSlot,
     PoolFull {
         pool: PoolName,
     },
-    /// What is due loads something shared that is in use.
+    /// The due tests load a shared resource that is in use.
     ShareBusy {
         test: TestId,
     },
@@ -229,8 +229,9 @@ pub enum PassedOver {
 
 /// Plans from a snapshot alone.
 ///
-/// The order is fixed: running work first (cancel when the node is taken, pending too long, or over its limit), then
-/// operators' requests, then life events and remedies under the circuit breaker, then candidates under budgets.
+/// The order is fixed: running work first (cancelled if the node is taken, if it is pending too long or over its
+/// limit), then operators' requests, then state changes and remedies under the circuit breaker, then candidates under
+/// budgets.
 pub fn plan(snapshot: &Snapshot, ids: &mut IdSource) -> Plan {
     let mut passed_over = Vec::with_capacity(snapshot.nodes.len());
     let mut due = Vec::new();
@@ -263,7 +264,7 @@ fn decide(snapshot: &Snapshot, index: &Index, ids: &mut IdSource) -> Decision {
     Decision { actions: draft.actions, spoken_for: draft.touched.union(&draft.active).copied().collect(), rooms }
 }
 
-/// What one pass decided, before the reasons of those not chosen are spelled out.
+/// The result of one planning pass; the reasons of passed-over nodes are derived on demand.
 #[derive(Debug, Default)]
 struct Decision {
     actions: Vec<Because<Action>>,
@@ -284,9 +285,9 @@ impl Decision {
     }
 }
 
-/// A planner that remembers: give it what changed, and it plans in the time the change takes and not the cluster.
+/// An incremental planner: the cost of a plan depends on what changed and not on the size of the cluster.
 ///
-/// Property, tested: its plans equal [`plan`]'s, and what it says of each node does too.
+/// Tests verify that its plans, and its reason for each node, equal those of [`plan`].
 #[derive(Debug)]
 pub struct Planner {
     snapshot: Snapshot,
@@ -307,7 +308,7 @@ impl Planner {
         &self.snapshot
     }
 
-    /// Replaces what is known of one node. A node that was not there before, or one that is gone, needs a new planner.
+    /// Replaces the record of one node. Returns false for an unknown node or a changed pool, which need a new planner.
     pub fn set_node(&mut self, record: NodeRecord) -> bool {
         let Some(node) = draft::find(&self.snapshot, &record.node.name) else { return false };
         let place = node as usize;
@@ -320,7 +321,7 @@ impl Planner {
         true
     }
 
-    /// When a node's agent last spoke. Cheap: it happens to every node all the time.
+    /// Sets when a node's agent last reported. Cheap, because it happens continuously for every node.
     pub fn set_heard(&mut self, place: usize, heard: Option<Timestamp>) {
         if let Some(record) = self.snapshot.nodes.get_mut(place) {
             record.heard = heard;
@@ -344,10 +345,10 @@ impl Planner {
         });
     }
 
-    /// Plans for this moment. `passed_over` holds only nodes whose reason is another one than in the last plan.
+    /// Plans for this moment. `passed_over` holds only nodes whose reason changed since the last plan.
     pub fn plan(&mut self, at: Timestamp, ids: &mut IdSource) -> Plan {
         if at < self.snapshot.at {
-            // The clock went back: moments that had passed lie ahead again.
+            // The clock went back: expired timers are in the future again.
             self.snapshot.at = at;
             self.index = Index::build_to_last(&self.snapshot);
             self.dirty.extend(0..u32::try_from(self.snapshot.nodes.len()).unwrap_or(u32::MAX));
@@ -379,7 +380,8 @@ impl Planner {
         Plan { actions: std::mem::take(&mut self.last.actions), passed_over }
     }
 
-    /// Which nodes the breaker would let somebody else take out now, who cannot wait for the next plan.
+    /// Returns the nodes that the breaker would allow another program to take out now, without waiting for the next
+    /// plan.
     pub fn may_be_taken_out(&self) -> TakeOut {
         let (snapshot, index) = (&self.snapshot, &self.index);
         let gate = breaker::Gate::new(snapshot, index.pools.len());
@@ -398,18 +400,18 @@ impl Planner {
         TakeOut::AllBut(snapshot.nodes.iter().filter(of_full).map(|record| record.node.name.clone()).collect())
     }
 
-    /// Why this node was not chosen in the last plan; `None` if it was, or is in use.
+    /// Returns why this node was not chosen in the last plan; `None` if an action names it or a run occupies it.
     pub fn reason(&self, name: &NodeName) -> Option<PassedOver> {
         draft::find(&self.snapshot, name).and_then(|node| self.last.reason(&self.snapshot, &self.index, node))
     }
 }
 
-/// Who may be taken out of service without a plan of ours, as far as the breaker goes.
+/// The nodes that may be taken out of service without a plan, as far as the breaker is concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TakeOut {
-    /// The breaker is open or has reached its limit everywhere, or this controller takes nothing out.
+    /// The breaker is open or at its limit in every pool, or this controller takes no nodes out.
     Nobody,
-    /// All but the nodes of pools that can spare no more.
+    /// All nodes except those of pools at their limit.
     AllBut(BTreeSet<NodeName>),
 }
 

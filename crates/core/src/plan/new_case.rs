@@ -1,4 +1,4 @@
-//! A new case: the rung it begins on, by what was tried on its machine before, and the marks of ours that are there.
+//! Opens a case: its first escalation level, given what was tried on the machine before, and the marks already present.
 
 use super::draft::Draft;
 use crate::{
@@ -31,7 +31,8 @@ pub(super) fn new_case(draft: &mut Draft<'_>, record: &NodeRecord, severity: Sev
     }
 }
 
-/// Marks of ours that are there already, as the steps that they are: whoever removes one is not fought.
+/// Records marks of ours that are already present as completed steps, so that their removal by another party is
+/// noticed.
 fn found(draft: &mut Draft<'_>, record: &NodeRecord, rung: Rung) -> Vec<Step> {
     let kinds = [(MarkKind::Unhealthy, StepKind::Mark), (MarkKind::Cordon, StepKind::Drain)];
     let there = kinds.into_iter().filter(|(mark, _)| record.node.marks.has_ours(*mark));
@@ -48,7 +49,7 @@ fn found(draft: &mut Draft<'_>, record: &NodeRecord, rung: Rung) -> Vec<Step> {
         .collect()
 }
 
-/// The rung after the highest that was tried on this machine and is still remembered.
+/// Returns the level after the highest one tried on this machine within `repair.memory`.
 fn remembered(draft: &Draft<'_>, hardware: &HardwareId) -> Option<Rung> {
     let since = draft.snapshot.at.minus(draft.snapshot.policy.repair.memory);
     let tried = draft
@@ -63,7 +64,7 @@ fn remembered(draft: &Draft<'_>, hardware: &HardwareId) -> Option<Rung> {
         .max()
 }
 
-/// The machine's own name, or where it told none, the node's.
+/// Returns the hardware id, or the node name if the machine reported none.
 fn machine_of(record: &NodeRecord) -> HardwareId {
     let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id());
     told.or_else(|| record.hardware.clone()).unwrap_or_else(|| {

@@ -1,8 +1,8 @@
-//! The proof: what must pass before a node returns to service, and what is given back when it does.
+//! Requalification: the tests that must pass before a node returns to service, and the removal of our marks afterwards.
 //!
-//! A proof has three ends. Well: everything that had failed has passed since, and nothing is open. Bad: something
-//! fails still. Nothing: the tests brought no answer, and silence proves nothing; it is tried again, then a person
-//! decides.
+//! A proving run ends in one of three ways. Well: every failed test has passed since, and no finding is open. Bad: a
+//! test still fails. Nothing: the tests gave no conclusive result, which proves nothing; the run is repeated, then an
+//! operator decides.
 
 use super::{
     Action,
@@ -21,10 +21,11 @@ use crate::{
     time::Timestamp,
 };
 
-/// Proofs that brought nothing, before a person is asked.
+/// Proving runs without a conclusive result before the node is handed over to an operator.
 const MOST_PROOFS: usize = 6;
 
-/// What must pass before the node returns: what had failed or fails now, and what the policy adds.
+/// Returns the tests that must pass before the node returns: those that failed or fail now, and those that the policy
+/// adds.
 fn required(draft: &Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> Vec<TestId> {
     let policy = &draft.snapshot.policy.repair.proving;
     let applicable = named(draft.snapshot, draft.index.applies(node));
@@ -44,7 +45,7 @@ enum Proof {
     Nothing,
 }
 
-/// What is run on a node that an operator wants examined: the policy's list, and what had failed.
+/// Returns the tests of an examination requested by an operator: the policy's list, and those that had failed.
 fn examined(draft: &Draft<'_>, node: u32, case: &Case) -> Vec<TestId> {
     let list = &draft.snapshot.policy.repair.examine;
     let failed = |test: &TestId| case.findings.iter().any(|finding| finding.check == *test);
@@ -68,7 +69,7 @@ pub(super) fn examine(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, cas
     false
 }
 
-/// What the tests since then say should become of the node. What could not be tested leaves it open.
+/// Derives a recommendation from the tests since then. A test without a result leaves it open.
 fn weigh_examination(
     draft: &Draft<'_>,
     node: u32,
@@ -93,12 +94,12 @@ fn weigh_examination(
             Severity::Reset | Severity::Reboot => Advice::Reboot,
             Severity::Isolate => Advice::Replace,
         };
-        // Something to watch is no reason to overlook what was not tested.
+        // A finding that only needs watching must not hide tests without a result.
         if advice != Advice::ReturnFlagged || missing.is_empty() {
             return (advice, format!("{}: {}", worst.finding.check, worst.finding.text));
         }
     }
-    // Not seen again, and not cleared either: absence is not recovery.
+    // Not seen again, but not cleared either: absence is not recovery.
     missing.extend(
         record.findings.iter().filter(|open| open.last_seen < since).map(|open| open.finding.check.to_string()),
     );
@@ -111,7 +112,7 @@ fn weigh_examination(
     }
 }
 
-/// The examination is over: a person has the word.
+/// Ends the examination and hands the decision over to an operator.
 fn advise(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, advice: Advice, why: &str) -> bool {
     if let Some(step) = case.step(StepKind::Examine) {
         let settle = Action::Settle { case: case.id, op: step.op, done: true };
@@ -121,7 +122,7 @@ fn advise(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, ad
     hand_over(draft, node, record, case, &format!("examined, the advice is: {advice} ({why})"))
 }
 
-/// Draws the conclusion once the proving run has ended.
+/// Evaluates the proving run once it has ended.
 pub(super) fn conclude(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, run: RunId) {
     if draft.snapshot.runs.iter().any(|active| active.run.id == run) {
         return;
@@ -131,7 +132,7 @@ pub(super) fn conclude(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, ca
         advise(draft, node, record, case, advice, &why);
         return;
     }
-    // After a clock that went back, new ids are still born ahead of it; the step says when it really was.
+    // After the clock went back, new ids still carry a later time; the step has the real one.
     let began = case.step(StepKind::Prove).map_or(run.born(), |step| step.at.min(run.born()));
     match weigh(draft, node, record, case, began) {
         Proof::Well => give_back(draft, node, record, case),
@@ -142,7 +143,7 @@ pub(super) fn conclude(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, ca
     }
 }
 
-/// What the tests since then say. Only conclusive results count, and what had failed must have passed.
+/// Evaluates the tests since then. Only conclusive results count, and every test that had failed must have passed.
 fn weigh(draft: &Draft<'_>, node: u32, record: &NodeRecord, case: &Case, since: Timestamp) -> Proof {
     let mut passed = 0;
     let mut missing = false;
@@ -163,14 +164,15 @@ fn weigh(draft: &Draft<'_>, node: u32, record: &NodeRecord, case: &Case, since: 
             if open.last_seen >= since {
                 return Proof::Bad(format!("{} is still open against it", open.finding.check));
             }
-            // Not seen again, and not cleared either: absence is not recovery.
+            // Not seen again, but not cleared either: absence is not recovery.
             missing = true;
         }
     }
     if missing || passed == 0 { Proof::Nothing } else { Proof::Well }
 }
 
-/// Starts a proof when the node is free and the limits allow it. Never done: the proof's end is another life event.
+/// Starts a proving run when the node is free and the limits allow it. Always returns false: the end of the run is a
+/// separate state change.
 pub(super) fn begin(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let Some(tests) = NonEmpty::new(required(draft, node, record, case)) else {
         return hand_over(draft, node, record, case, "no test applies that could prove it");
@@ -204,13 +206,13 @@ pub(super) fn begin(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
     false
 }
 
-/// Proofs on this rung since a person last gave the node back.
+/// Returns the proving runs at this escalation level since an operator last released the node.
 fn proofs(case: &Case) -> Vec<&Step> {
     let given = case.steps.iter().rposition(|step| step.what == StepKind::Release).unwrap_or(0);
     case.steps[given..].iter().filter(|step| step.what == StepKind::Prove && step.rung == case.rung).collect()
 }
 
-/// The repair before it is over, whatever happens until the proof can start.
+/// Ends the repair step, whatever happens until the proving run can start.
 fn wait_for_proof(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     if matches!(record.life, Life::Repairing { .. }) {
         draft.advance(node, &LifeEvent::StepEnded, Some(case.id), "repaired", "it waits for its proof");
@@ -218,7 +220,7 @@ fn wait_for_proof(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &
     false
 }
 
-/// Proved well: our marks go, then the case is closed. Only what is ours is taken away.
+/// Returns a node that passed: removes our marks, then closes the case. Foreign marks stay.
 fn give_back(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     let marks = &record.node.marks;
     let step = if marks.has_ours(MarkKind::Cordon) { StepKind::Undrain } else { StepKind::Unmark };

@@ -1,4 +1,4 @@
-//! What becomes of nodes with something open against them: doubt, a case, adoption.
+//! Decides on nodes with open findings, marks or cases: suspicion, a new case, adoption of unknown marks.
 
 use super::{
     Action, Notice,
@@ -18,13 +18,13 @@ use crate::{
     snapshot::NodeRecord,
 };
 
-/// So few silent agents are never an incident of ours, however small the cluster.
+/// Fewer silent agents than this are never an incident, however small the cluster.
 const FEW_AGENTS: u32 = 3;
 
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let silent = silence(draft);
     let index = draft.index;
-    // Who is who comes first: a case that goes with its machine is not worked on under its old name.
+    // Hardware identity comes first: a case that moves with its machine must not be worked on under its old name.
     for &node in &index.troubled {
         if !draft.left_alone.contains(&node) {
             machines::plan(draft, node, &draft.snapshot.nodes[node as usize]);
@@ -62,14 +62,14 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
 }
 
-/// A maintenance mark is there for the length of a run. One that outlived its run, or whose run is being ended because somebody wants
-/// the node, goes; whoever left it behind.
+/// Removes a maintenance mark that outlived its run, or whose run is being cancelled because the node is wanted,
+/// regardless of which controller set it.
 fn tidy(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
-    // It is ours for a while, whatever we may do by now.
+    // The mark is temporary and ours, so it goes whatever the policy allows by now.
     if !record.node.marks.has_ours(MarkKind::Maintenance) || !draft.snapshot.caps.mark {
         return;
     }
-    // A repair may need it too, and takes it away itself.
+    // A repair may need it too, and removes it itself.
     let repaired = |case: &Case| {
         let under_way = |step: &Step| {
             step.state == StepState::Intended
@@ -94,13 +94,13 @@ fn tidy(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     }
     let op = draft.ids.op();
     draft.touched.insert(node);
-    // Two changes of one node at once would have no order: what else there is to do waits for the next plan.
+    // Two changes of one node in the same plan have no order: everything else waits for the next plan.
     draft.left_alone.insert(node);
     draft.act(Action::Tidy { node: name.clone(), op }, "tested", "no test runs on it any more");
 }
 
-/// Steps that took effect although nobody lived to write it down. Until that is made up for, nobody would notice that
-/// somebody else takes the mark away again.
+/// Completes steps that took effect although the controller stopped before recording it. Until then, the removal of the
+/// mark by another party would go unnoticed.
 fn settle_seen(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     let marks = &record.node.marks;
     for step in case.steps.iter().filter(|step| step.state == StepState::Intended) {
@@ -109,7 +109,7 @@ fn settle_seen(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Cas
             StepKind::Drain => marks.has_ours(MarkKind::Cordon),
             StepKind::Undrain => !marks.has_ours(MarkKind::Cordon),
             StepKind::Unmark => marks.ours.iter().all(|mark| mark.kind == MarkKind::Cordon),
-            // These leave no mark; they are asked for again with the same id.
+            // These leave no mark; they are requested again with the same id.
             _ => false,
         };
         if seen {
@@ -120,7 +120,7 @@ fn settle_seen(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Cas
     }
 }
 
-/// Nodes whose agent is silent, or none if so many are that the fault is ours.
+/// Returns the nodes whose agent is silent, or none if so many are that the fault is Cluster Doctor's.
 fn silence(draft: &mut Draft<'_>) -> Vec<u32> {
     let snapshot = draft.snapshot;
     let silent = draft.index.silent_since(snapshot.at.minus(snapshot.policy.agents.silent_after));
@@ -142,20 +142,20 @@ fn silence(draft: &mut Draft<'_>) -> Vec<u32> {
     silent
 }
 
-/// A mark of ours that this store knows nothing of (an older or empty store), or a node out of service whose case is
-/// gone. It stays until a person says otherwise.
+/// Adopts a mark of ours that this store does not know (an older or empty store), or a node out of service whose case
+/// is missing. It stays until an operator releases it.
 fn adopt(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     if is_touchable(&record.life) {
         let text = "a mark of ours was found that this store does not know; it stays until released";
         open_for_person(draft, node, Severity::Isolate, "mark-adopted", text);
     } else if !matches!(record.node.occupancy, Occupancy::Unknown { .. }) {
-        // A name that nobody vouches for may be one that its machine has left, with the case.
+        // A name of unknown occupancy may be one that its machine has left, together with the case.
         let text = "it is out of service and no case says why; it stays until released";
         open_for_person(draft, node, Severity::Isolate, "case-missing", text);
     }
 }
 
-/// A case that only a person ends: a mark that nobody remembers.
+/// Opens a case that only an operator can end.
 pub(super) fn open_for_person(draft: &mut Draft<'_>, node: u32, severity: Severity, code: &'static str, text: &str) {
     let record = &draft.snapshot.nodes[node as usize];
     let (op, what) = (draft.ids.op(), StepKind::HandOver);
@@ -183,7 +183,7 @@ pub(super) fn open_for_person(draft: &mut Draft<'_>, node: u32, severity: Severi
     draft.left_alone.insert(node);
 }
 
-/// An operator wants to know what is wrong with it: out of service at once, examined as soon as it is empty.
+/// Opens a case for an operator's quarantine: out of service immediately, examined as soon as the node is empty.
 pub(super) fn open_to_examine(draft: &mut Draft<'_>, node: u32, evict: bool, text: &str) {
     let record = &draft.snapshot.nodes[node as usize];
     if let Some(open) = draft.open_case(record) {
@@ -221,7 +221,7 @@ pub(super) fn open_to_examine(draft: &mut Draft<'_>, node: u32, evict: bool, tex
     draft.left_alone.insert(node);
 }
 
-/// No case is open. Is there reason to doubt, to act, or to stop doubting?
+/// Handles a node without an open case: it becomes suspect, is taken out, or is cleared.
 fn doubt(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, silent: bool) {
     if !is_touchable(&record.life) {
         return;
@@ -250,7 +250,7 @@ fn is_live(draft: &Draft<'_>, open: &OpenFinding) -> bool {
     draft.snapshot.at.since(open.last_seen) <= draft.snapshot.policy.repair.watch
 }
 
-/// Confirmed and bad enough: a case, and the node leaves service if the breaker lets it.
+/// Opens a case for a confirmed and severe finding; the node leaves service if the breaker allows it.
 fn take_out(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, severity: Severity, live: &[&OpenFinding]) {
     let worst = live.iter().filter(|open| open.is_confirmed()).max_by_key(|open| open.finding.severity);
     let text = worst.map_or_else(String::new, |open| open.finding.text.clone());
@@ -282,7 +282,7 @@ fn take_out(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, severity: Sev
     draft.left_alone.insert(node);
 }
 
-/// Whether we may take nodes out of service at all. Where there are no marks, leave to mark is leave to do without.
+/// Returns whether nodes may be taken out of service at all. If the cluster has no marks, permission to mark suffices.
 fn may_take_out(draft: &Draft<'_>) -> bool {
     let policy = &draft.snapshot.policy;
     let excludes = steps::only_excludes(draft) && policy.mode != Mode::Observe && policy.allow.mark;
@@ -295,8 +295,8 @@ fn passes_gate(draft: &mut Draft<'_>, node: u32) -> bool {
     draft.gate.take_out(pool, index.pools[pool as usize].as_str(), &index.counts[pool as usize])
 }
 
-/// A case whose mark was left to a person: it ends when the findings do, and goes on once the mark is there or ours
-/// to make.
+/// Handles a case whose mark was left to an operator: it ends when its findings do, and continues once the mark is set
+/// or the controller may set it.
 fn proposed(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     let marks = &record.node.marks;
     if record.findings.is_empty() {
@@ -326,7 +326,7 @@ fn mark(draft: &mut Draft<'_>, record: &NodeRecord, case: CaseId, code: &'static
     draft.act(step, code, text);
 }
 
-/// The mark that says what we found.
+/// Returns the mark for a node that was found bad.
 pub const fn unhealthy(case: CaseId) -> OurMark {
     OurMark { kind: MarkKind::Unhealthy, case: Some(case) }
 }

@@ -1,7 +1,7 @@
-//! What operators asked for, seen to before anything we would like to do ourselves.
+//! Operators' requests, handled before the planner's own decisions.
 //!
-//! A request stays until it is answered; one that has to wait (for the node to be free, for a hold to end) simply is
-//! not answered yet.
+//! A request stays until it is completed; one that has to wait (for the node to be free, for a hold to end) is handled
+//! again in the next cycle.
 
 use super::{
     Action,
@@ -23,7 +23,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             Asked::Test { node, tests } => test(draft, request, node, tests),
             Asked::Release { node } => release(draft, request, node),
             Asked::Quarantine { node, evict } => quarantine(draft, request, node, *evict),
-            // Running work comes first: the run has been cancelled by now, or there is none.
+            // Running work was handled before: the run has been cancelled by now, or there is none.
             Asked::Withdraw { .. } => true,
             Asked::Together { nodes, test, trials } => {
                 if let Some(words) = together::plan(draft, request, (nodes, test, trials)) {
@@ -38,8 +38,8 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
 }
 
-/// Starts what was asked for as soon as the node is free and the limits allow it. A hold comes before a wish, and so
-/// does a repair in progress: a test on a node that is about to restart says nothing.
+/// Starts the requested tests as soon as the node is free and the limits allow it. A hold takes precedence, and so does
+/// a repair in progress: a test on a node that is about to restart is meaningless.
 fn test(draft: &mut Draft<'_>, request: &Request, name: &NodeName, tests: &[TestId]) -> bool {
     let Some(node) = draft.find(name) else { return true };
     let applicable = named(draft.snapshot, draft.index.applies(node));
@@ -55,7 +55,7 @@ fn test(draft: &mut Draft<'_>, request: &Request, name: &NodeName, tests: &[Test
     true
 }
 
-/// Gives a node back, by way of a proof if it had been taken out.
+/// Releases a node, after a proving run if it had been taken out.
 fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
     let Some(node) = draft.find(name) else { return true };
     let record = &draft.snapshot.nodes[node as usize];
@@ -64,11 +64,11 @@ fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
     }
     let text = format!("released by {}: {}", request.by, request.why);
     match (&record.life, draft.open_case(record)) {
-        // What was an examination is a proof from here on, and decides.
+        // The examination becomes a proving run and decides.
         (Life::Proving { .. }, Some(case)) if case.is_examined() => {
             give_back(draft, node, case, name, &text);
         }
-        // A run decides already, or users have it anyway.
+        // A run decides already, or users have the node.
         (Life::Proving { .. } | Life::InService | Life::Suspect, _) => {}
         (Life::Held { .. }, None) => {
             draft.advance(node, &LifeEvent::LetGo { out: false }, None, "released", text);
@@ -86,13 +86,13 @@ fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
             };
             draft.advance(node, &event, Some(case.id), "released", text);
         }
-        // Out of service without a case: it is adopted first, and released then.
+        // Out of service without a case: the mark is adopted first, and released afterwards.
         (Life::Quarantined | Life::Repairing { .. } | Life::Out, None) => return false,
     }
     true
 }
 
-/// A person gives the node back: an examination that is not over has nothing more to say.
+/// Records an operator's release and ends an examination in progress.
 fn give_back(draft: &mut Draft<'_>, node: u32, case: &Case, name: &NodeName, text: &str) {
     if let Some(step) = case.step(StepKind::Examine).filter(|_| case.is_examined()) {
         let settle = Action::Settle { case: case.id, op: step.op, done: false };
@@ -104,7 +104,7 @@ fn give_back(draft: &mut Draft<'_>, node: u32, case: &Case, name: &NodeName, tex
     draft.left_alone.insert(node);
 }
 
-/// An operator's own judgement needs no breaker and no confirmation.
+/// An operator's quarantine needs neither breaker nor confirmation.
 fn quarantine(draft: &mut Draft<'_>, request: &Request, name: &NodeName, evict: bool) -> bool {
     let Some(node) = draft.find(name) else { return true };
     let record = &draft.snapshot.nodes[node as usize];

@@ -1,19 +1,19 @@
-//! What is left for validation at one moment of a plan: slots, pools, tests, mounts, budget.
+//! The capacity left for validation at one point of a plan: slots, pools, tests, mounts, budget.
 //!
-//! All due nodes of one pool with the same tests due are told the same. So a thousand nodes that wait cost nothing
-//! until somebody asks why, and two plans that leave the same room leave the same reasons.
+//! All due nodes of one pool with the same tests due get the same answer. So a thousand waiting nodes cost nothing
+//! until their reason is queried, and two plans that leave the same capacity leave the same reasons.
 
 use super::{PassedOver, draft::Draft, index::Group, test_set::TestSet};
 use crate::{policy::WindowKind, snapshot::Snapshot, time::Span};
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Rooms {
-    /// By pool: what keeps all of it from starting anything.
+    /// By pool: what keeps the whole pool from starting anything.
     closed: Vec<Option<PassedOver>>,
-    /// Tests of which one more may run.
+    /// Tests of which one more run may start.
     tests: TestSet,
     slots: bool,
-    /// Of today's budget; nothing to count where there is none.
+    /// Spent part of today's budget; zero if there is no budget.
     spent: Span,
 }
 
@@ -32,7 +32,7 @@ impl Rooms {
         self.slots
     }
 
-    /// The tests of this group that could start now, or what is in the way.
+    /// Returns the tests of this group that could start now, or what prevents them.
     pub(super) fn ask(&self, snapshot: &Snapshot, group: &Group) -> Result<TestSet, PassedOver> {
         if let Some(Some(why)) = self.closed.get(group.pool as usize) {
             return Err(why.clone());
@@ -43,20 +43,20 @@ impl Rooms {
         {
             return Err(PassedOver::ShareBusy { test: blocked.id.clone() });
         }
-        // Before the slots: who could not be paid for was passed by while there were some.
+        // Checked before the slots: a node that did not fit into the budget was skipped while slots were free.
         if !self.affords(snapshot, &tests) {
             return Err(PassedOver::BudgetSpent);
         }
         if self.slots { Ok(tests) } else { Err(PassedOver::WaitingForSlot) }
     }
 
-    /// Why a node of this group that was not chosen was not.
+    /// Returns why a node of this group was not chosen.
     pub(super) fn why_not(&self, snapshot: &Snapshot, group: &Group) -> PassedOver {
-        // Room that is left went to nobody: who is not chosen all the same comes after those in use.
+        // There is capacity left and the node was still not chosen, so it comes after nodes that are in use.
         self.ask(snapshot, group).err().unwrap_or(PassedOver::WaitingForSlot)
     }
 
-    /// Whether validation by these tests still fits into today's budget.
+    /// Returns whether these tests still fit into today's budget.
     fn affords(&self, snapshot: &Snapshot, tests: &TestSet) -> bool {
         snapshot.policy.limits.node_hours_per_day.is_none_or(|hours| {
             let due = snapshot.tests.iter().enumerate().filter(|(place, _)| tests.contains(*place));
@@ -66,7 +66,7 @@ impl Rooms {
     }
 }
 
-/// What keeps a whole pool from being validated now.
+/// Returns what keeps a whole pool from being validated now.
 pub(super) fn closed_pool(draft: &Draft<'_>, pool: u16) -> Option<PassedOver> {
     let snapshot = draft.snapshot;
     let name = &draft.index.pools[pool as usize];

@@ -1,4 +1,4 @@
-//! Running work comes first: cancel what is in the way, hung or over its limit; end what is over.
+//! Running work: cancels runs that are in the way, hung or over their limit, and concludes those that have ended.
 
 use crate::{
     ids::RunId,
@@ -13,7 +13,7 @@ use super::{
     draft::{Draft, coarse, is_free_to_us, takes_proofs},
 };
 
-/// A cancellation that did not help is asked for again after this long.
+/// Delay before a cancellation without effect is repeated.
 const CANCEL_AGAIN: Span = Span::minutes(1);
 
 pub(super) fn plan(draft: &mut Draft<'_>) {
@@ -54,7 +54,7 @@ impl Next {
     }
 }
 
-/// An operator wants this run gone. What has ended is past withdrawing, and what is being cancelled goes already.
+/// Cancels a run that an operator withdrew, unless it has ended or is being cancelled already.
 fn withdrawn(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
     let run = active.run.id;
     let request = draft.snapshot.requests.iter().find(|request| request.what == Asked::Withdraw { run })?;
@@ -74,14 +74,14 @@ fn decide(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
     }
 }
 
-/// The backend knows no such job: it never got there, or it is lost.
+/// Handles a job that the backend does not know: it was never submitted, or it is lost.
 fn absent(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
     let at = draft.snapshot.at;
     let not_started = |why, text: &str| Some(Next::Conclude(Conclusion::NotStarted(why), text.to_owned()));
     let gone = at.since(active.absent_since.unwrap_or(at));
     let in_grace = gone < draft.snapshot.policy.limits.result_grace;
     if active.started.is_some() {
-        // Its result may still be on its way.
+        // Its result may still be in transit.
         if in_grace {
             return None;
         }
@@ -92,7 +92,7 @@ fn absent(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
         return not_started(cancelling.why.not_started(), "cancelled before it started");
     }
     if !matches!(active.run.state, RunState::Planned) {
-        // A short test may have begun and ended between two looks: its result may be on its way too.
+        // A short test may have started and ended between two cycles: its result may be in transit too.
         if in_grace {
             return None;
         }
@@ -137,7 +137,7 @@ fn ended(
     Some(Next::Conclude(Conclusion::Incomplete(why), format!("the job ended ({how}) and no full result came")))
 }
 
-/// The job is there. Is it in somebody's way, or taking too long?
+/// Handles a pending or running job: cancels it if another user wants a node or it takes too long.
 fn in_the_way(draft: &Draft<'_>, active: &ActiveRun, running: bool, since: Timestamp) -> Option<Next> {
     let at = draft.snapshot.at;
     if let Some(cancelling) = active.cancelling {

@@ -1,4 +1,4 @@
-//! The steps of a case: which of them we may take, and how one is taken, proposed or given up.
+//! The steps of a case: which ones the controller may take, and how a step is taken, proposed or handed over.
 
 use super::{Action, draft::Draft, holds::SETTLES_WITHIN};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     time::Span,
 };
 
-/// Whether policy, mode and backend let us do this ourselves.
+/// Returns whether policy, mode and backend allow the controller to take this step.
 pub(super) fn may(draft: &Draft<'_>, kind: StepKind) -> bool {
     let (policy, caps) = (&draft.snapshot.policy, &draft.snapshot.caps);
     let acting = policy.mode == Mode::Act;
@@ -20,21 +20,22 @@ pub(super) fn may(draft: &Draft<'_>, kind: StepKind) -> bool {
         StepKind::Reset => acting && policy.allow.reset && caps.reset,
         StepKind::Reboot => acting && policy.allow.reboot && caps.reboot,
         StepKind::Replace => acting && policy.allow.replace && caps.replace,
-        // What we did we may undo, whatever else is allowed by now; while we only observe, a person has to.
+        // The controller may undo its own changes whatever else is allowed by now; in mode `observe` an operator has
+        // to.
         StepKind::Unmark => policy.mode != Mode::Observe && caps.mark,
         StepKind::Undrain => policy.mode != Mode::Observe && caps.drain,
         StepKind::KeepEvidence | StepKind::Prove | StepKind::Examine | StepKind::HandOver | StepKind::Release => true,
     }
 }
 
-/// Whether the cluster has no way to keep users off a node. Taken out of service, it is left out of what we offer, and no more: what can
-/// be done about it is done with what there is.
+/// Returns whether the cluster has no means to keep users off a node. Taking a node out of service then only excludes
+/// it from what we offer; the remaining steps use what the backend supports.
 pub(super) fn only_excludes(draft: &Draft<'_>) -> bool {
     let caps = &draft.snapshot.caps;
     !caps.mark && !caps.drain
 }
 
-/// Whether an operator ordered this for the node; then no leave of the policy is needed.
+/// Returns whether an operator ordered this step for the node; it then needs no permission in the policy.
 pub(super) fn is_ordered(draft: &Draft<'_>, case: &Case, kind: StepKind) -> bool {
     let caps = &draft.snapshot.caps;
     let can = match kind {
@@ -56,13 +57,13 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, c
     false
 }
 
-/// Carries a step out, again where it was interrupted or failed. The same operation id is the same effect.
+/// Takes a step, and repeats it if it was interrupted or failed. The same operation id has the same effect.
 pub(super) fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
     let most = draft.snapshot.policy.repair.tries;
     let (op, tries) = match case.step(kind) {
         Some(step) if step.state == StepState::Intended => (step.op, step.tries),
         Some(step) if step.state == StepState::Failed => (draft.ids.op(), step.tries.saturating_add(1)),
-        // Done, and yet not to be seen: give the backend time, then do it anew. Evidence is nothing to be seen.
+        // Done, but not visible: give the backend time, then repeat it. Saved evidence is never visible.
         Some(step)
             if step.state == StepState::Done
                 && kind != StepKind::KeepEvidence
@@ -72,7 +73,7 @@ pub(super) fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
         }
         _ => (draft.ids.op(), 1),
     };
-    // Marks are tried for ever, at a growing distance; the cycle's own length is the shortest.
+    // Marks are retried for ever, with a growing delay of at least one cycle.
     let last = case.step(kind).filter(|step| step.state == StepState::Failed);
     if let Some(step) = last
         && draft.snapshot.at.since(step.at) < Span::minutes(1).doubled(step.tries.min(10), Span::hours(1))

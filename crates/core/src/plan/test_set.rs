@@ -1,15 +1,15 @@
-//! A set of tests, by their places in `Snapshot::tests`.
+//! A set of tests, by their index in `Snapshot::tests`.
 
-/// Places in one word.
+/// Tests per word.
 const WORD: usize = u64::BITS as usize;
-/// Words that take no allocation.
+/// Words stored inline.
 const NEAR: usize = 2;
 
-/// Any number of tests. Sets of the first 128 places take no allocation: planning makes one for each node.
+/// A set of any number of tests. The first 128 need no allocation: planning creates one set for each node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TestSet {
     near: [u64; NEAR],
-    /// The places after those. The last word is not zero, so equal sets are equal values.
+    /// The remaining words. The last one is not zero, so that equal sets are equal values.
     far: Box<[u64]>,
 }
 
@@ -39,13 +39,13 @@ impl TestSet {
         self.far[word] |= bit;
     }
 
-    /// The lowest place.
+    /// Returns the lowest index.
     pub(super) fn first(&self) -> Option<usize> {
         let mut words = self.near.iter().chain(&self.far).enumerate().filter(|(_, word)| **word != 0);
         words.next().map(|(number, word)| number * WORD + word.trailing_zeros() as usize)
     }
 
-    /// The tests that are in both.
+    /// Returns the intersection.
     pub(super) fn and(&self, other: &Self) -> Self {
         let near = [self.near[0] & other.near[0], self.near[1] & other.near[1]];
         if self.far.is_empty() || other.far.is_empty() {

@@ -1,10 +1,10 @@
-//! A test over several nodes, and who is at fault when it fails.
+//! Tests over several nodes, and fault localisation when they fail.
 //!
-//! A figure that all nodes of a run share accuses none of them. So each is tried again in a pair with a node that is known to be
-//! good: who passes there is cleared, who fails with two different partners is at fault. Where all are cleared, neighbours are
-//! tried with each other, and a pair that fails is named as a pair.
+//! A measurement shared by all nodes of a run attributes the fault to none of them. So each node is tested again in a
+//! pair with a known-good node: a node that passes is cleared, a node that fails with two different partners is at
+//! fault. If all are cleared, neighbours are tested with each other, and a failing pair is reported as a pair.
 //!
-//! Which trial comes next follows from what the trials so far said ([`crate::trials`]), never from what this process remembers.
+//! The next trial depends only on the results so far ([`crate::trials`]), never on state kept in this process.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
@@ -21,10 +21,10 @@ use crate::{
     trials::{Found, Next, Wanted, next},
 };
 
-/// So many nodes can be asked for together.
+/// Largest number of nodes in one request.
 pub const MOST_NODES: usize = 1024;
 
-/// Takes the next step of a request. Returns whether it is answered, in words.
+/// Takes the next step of a request. Returns the conclusion once there is one.
 pub(super) fn plan(
     draft: &mut Draft<'_>,
     request: &Request,
@@ -46,7 +46,7 @@ pub(super) fn plan(
         Next::Over(found) => Some(conclude(draft, test, &known, &found)),
         Next::Try(wanted, otherwise) => {
             let good = good_ones(draft, place, nodes, &wanted);
-            // Whether one of them may still come, now or when its nodes are free.
+            // Whether a trial may still run, now or when its nodes are free.
             let mut hope = known.iter().any(|trial| trial.said == TrialSaid::NotYet);
             let mut hopeless = None;
             for wanted in wanted {
@@ -73,7 +73,7 @@ pub(super) fn plan(
     }
 }
 
-/// Nodes that are known to be good and not among those that are asked for, the best first.
+/// Returns the known-good nodes that are not part of the request, best first.
 fn good_ones(draft: &Draft<'_>, place: usize, nodes: &[NodeName], wanted: &[Wanted]) -> Vec<u32> {
     if wanted.iter().all(|wanted| matches!(wanted, Wanted::These(_))) {
         return Vec::new();
@@ -81,12 +81,12 @@ fn good_ones(draft: &Draft<'_>, place: usize, nodes: &[NodeName], wanted: &[Want
     let asked: BTreeSet<&NodeName> = nodes.iter().collect();
     let others = (0_u32..).zip(&draft.snapshot.nodes).filter(|(_, record)| !asked.contains(&record.node.name));
     let mut good: Vec<_> = others.filter_map(|(node, record)| Some((goodness(draft, place, record)?, node))).collect();
-    // By name where they are equally good: that is their order in the cluster.
+    // Equally good nodes stay in the order of the cluster, by name.
     good.sort();
     good.into_iter().map(|(_, node)| node).collect()
 }
 
-/// The node and one to try it with, where one is free. An error if there is none in the whole cluster.
+/// Returns the node and a free partner, or `None` if no partner is free. An error if the whole cluster has none.
 fn partner(
     draft: &Draft<'_>,
     good: &[u32],
@@ -108,7 +108,8 @@ fn partner(
     Ok(free.map(|other| vec![node.clone(), other_node(other).name.clone()]))
 }
 
-/// Whether a node is known to be good, and how well: those who passed this very test come first, the latest before the others.
+/// Returns how good a node is known to be, as a sort key: nodes that passed this test come first, then the latest
+/// results.
 fn goodness(
     draft: &Draft<'_>,
     place: usize,
@@ -128,7 +129,7 @@ fn goodness(
     newest.max().filter(|_| well).map(|newest| (true, Reverse(Some(newest))))
 }
 
-/// Starts a trial, if all its nodes can be had now.
+/// Starts a trial if all its nodes are available now.
 fn submit(draft: &mut Draft<'_>, request: &Request, test: &TestId, over: &[NodeName]) {
     let Some(places) = NonEmpty::new(over.iter().filter_map(|node| draft.find(node)).collect()) else { return };
     let tests = NonEmpty::one(test.clone());
@@ -145,7 +146,7 @@ fn submit(draft: &mut Draft<'_>, request: &Request, test: &TestId, over: &[NodeN
     draft.act(Action::Try { request: request.id, run }, "operator", text);
 }
 
-/// Says who it was.
+/// Reports the nodes or pairs at fault.
 fn conclude(draft: &mut Draft<'_>, test: &TestId, trials: &[Trial], found: &Found) -> String {
     let Some(run) = trials.last().map(|trial| trial.run) else { return "there was no trial".to_owned() };
     let mut name = |node: &NodeName, peer: Option<&NodeName>, text: String| {
@@ -166,7 +167,7 @@ fn conclude(draft: &mut Draft<'_>, test: &TestId, trials: &[Trial], found: &Foun
                         .cloned()
                         .collect::<BTreeSet<_>>()
                 };
-                // What a node measured of itself is a finding already.
+                // A node that failed by its own measurement has a finding already.
                 if !trials.iter().any(|trial| matches!(&trial.said, TrialSaid::Named(named) if named.contains(node))) {
                     name(
                         node,

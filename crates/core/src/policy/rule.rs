@@ -19,13 +19,15 @@ pub struct Rule {
     pub severity: Severity,
     pub remedy: Option<Remedy>,
     pub reason: ReasonCode,
-    /// For people. `{value}`, `{limit}` and `{entity}` are filled in.
+    /// For people. `{value}`, `{limit}` and `{entity}` are substituted.
     pub text: String,
-    /// Failing runs in a row before anything is done about it.
+    /// Consecutive failing runs before the finding is acted on.
     pub confirm: u32,
-    /// The check knows by itself where there is nothing to measure; that its metric is missing is no doubt then.
+    /// The check itself knows where there is nothing to measure, so a missing metric does not make the result
+    /// inconclusive.
     pub where_measured: bool,
-    /// Of a run over several nodes it says that they fail together, and not which of them is at fault.
+    /// In a run over several nodes, a violation means that they fail together, without attributing the fault to one of
+    /// them.
     pub of_all: bool,
 }
 
@@ -39,28 +41,28 @@ pub enum When {
         metric: String,
         limit: f64,
     },
-    /// Below a percentage of what the machine type's profile expects of the same metric.
+    /// Below a percentage of the value that the machine type's profile expects for this metric.
     BelowProfile {
         metric: String,
         percent: f64,
     },
-    /// Anything else than what the machine type's profile says.
+    /// Different from the value in the machine type's profile.
     NotProfile {
         metric: String,
     },
-    /// Below a percentage of the median of other nodes of the same machine type, where at least so many are known.
+    /// Below a percentage of the median of other nodes of the same machine type, if at least `at_least` are known.
     BelowPeers {
         metric: String,
         percent: f64,
         at_least: u32,
     },
-    /// Below a percentage of the median of this part's own earlier results, where at least so many are known.
+    /// Below a percentage of the median of this part's own earlier results, if at least `at_least` are known.
     BelowOwn {
         metric: String,
         percent: f64,
         at_least: u32,
     },
-    /// Another condition on a metric, which held in so many of the last so many results, this one among them.
+    /// Another metric condition that held in `times` of the `last` results, including this one.
     OftenOf {
         when: Box<Self>,
         times: u32,
@@ -68,7 +70,7 @@ pub enum When {
     },
     /// An event of this code was seen.
     Event(ReasonCode),
-    /// At least so many events of this code about one part, within so long before the look.
+    /// At least `times` events with this code about one part, within `within` before the observation.
     EventsWithin {
         code: ReasonCode,
         times: u32,
@@ -77,7 +79,7 @@ pub enum When {
 }
 
 impl When {
-    /// The number that it is about; none for events.
+    /// Returns the metric of the condition; none for events.
     pub fn metric(&self) -> Option<&str> {
         match self {
             Self::Above { metric, .. }
@@ -92,14 +94,14 @@ impl When {
     }
 }
 
-/// Other nodes of the type that a comparison with them needs, where the rule does not say.
+/// Default of `peers_at_least`.
 const PEERS: u32 = 8;
-/// Earlier results that a comparison with them needs, where the rule does not say.
+/// Default of `own_at_least`.
 const OWN_RESULTS: u32 = 5;
-/// Of more earlier results than this nobody keeps count.
+/// Largest number of earlier results that a rule may refer to.
 const MOST_RESULTS: u32 = 50;
 
-/// A rule as it stands in a file: flat, with exactly one kind of condition.
+/// A rule as written in a file: flat, with exactly one kind of condition.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenRule {
@@ -227,7 +229,7 @@ impl WrittenRule {
         }
     }
 
-    /// Every condition on a metric that is written; there should be one.
+    /// Returns every metric condition that is set; exactly one is valid.
     fn conditions(&self, metric: &str) -> impl Iterator<Item = When> {
         let name = || metric.to_owned();
         let own_at_least = self.own_at_least.unwrap_or(OWN_RESULTS);

@@ -4,14 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ids::TestId, time::Span};
 
-/// What a site says about a suite. What it leaves out is as the program's own suite of that name has it.
+/// A site's settings of a suite. Absent values are those of the built-in suite with that name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SuiteSettings {
     pub tests: Option<Vec<TestId>>,
-    /// The controller runs these tests by itself when their last result is older than this.
+    /// The controller runs these tests when their last result is older than this.
     pub every: Option<Span>,
-    /// While one of these tests runs because of that, the node bears our maintenance mark: nobody new comes.
+    /// While the controller runs one of these tests because of `every`, the node has our maintenance mark and gets no
+    /// new work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<bool>,
 }

@@ -1,20 +1,20 @@
-//! Profiles out of the files of others: `instance-profiles.conf` of AWS's health-check suite, and the NHC files of
-//! AzNHC (`conf/*.conf`).
+//! Import of profiles from the files of other tools: `instance-profiles.conf` of AWS's health-check suite, and the NHC
+//! files of AzNHC (`conf/*.conf`).
 //!
-//! Every line is used, known to be done by our own checks, or named as not understood. None is passed over in silence.
+//! Every line is used, known to be covered by our own checks, or reported as not understood. None is skipped silently.
 
 use std::collections::BTreeMap;
 
 use super::{ProfileFile, Signs};
 use crate::ids::Sku;
 
-/// What a file brought.
+/// The result of an import.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Imported {
     pub files: Vec<ProfileFile>,
-    /// Lines that became numbers of a profile.
+    /// Number of lines that became values of a profile.
     pub used: usize,
-    /// Lines about what our checks look at without a profile.
+    /// Number of lines about something that our checks cover without a profile.
     pub covered: usize,
     pub skipped: Vec<Skipped>,
 }
@@ -35,10 +35,10 @@ impl Imported {
     }
 }
 
-/// No machine has more of anything; what says so is no number of a machine.
+/// Upper bound of a plausible value; a larger one is rejected.
 const MOST: f64 = 1e15;
 
-/// Checks of AzNHC that say nothing about the machine type, or whose limit is a rule of ours.
+/// AzNHC checks that are unrelated to the machine type, or whose limit is one of our rules.
 const COVERED: [&str; 18] = [
     "check_hw_swap",
     "check_hw_eth",
@@ -60,7 +60,8 @@ const COVERED: [&str; 18] = [
     "check_hw_mcelog",
 ];
 
-/// Reads a file of either kind. `name` is the file's without its ending: AzNHC's files are called as their machine type.
+/// Imports a file of either kind. `name` is the file name without its extension: AzNHC names its files after the
+/// machine type.
 pub fn import(name: &str, text: &str) -> Imported {
     let lines = || {
         let numbered = text.lines().enumerate().map(|(place, line)| (place + 1, line.trim()));
@@ -75,7 +76,7 @@ pub fn import(name: &str, text: &str) -> Imported {
     imported
 }
 
-/// `type|gpus|efa|nvlink|provider`, one machine type a line.
+/// Parses lines of the form `type|gpus|efa|nvlink|provider`, one machine type per line.
 fn instance_profiles<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, imported: &mut Imported) {
     for (number, line) in lines {
         let fields: Vec<&str> = line.split('|').map(str::trim).collect();
@@ -103,7 +104,7 @@ fn count(text: &str) -> Option<f64> {
     text.parse::<u32>().ok().map(f64::from)
 }
 
-/// `hostmask || check arguments`, one file a machine type.
+/// Parses lines of the form `hostmask || check arguments`, one machine type per file.
 fn nhc<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, imported: &mut Imported) {
     let mut machine = Machine::default();
     for (number, line) in lines {
@@ -140,11 +141,11 @@ fn nhc<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, imported: 
     imported.files.push(ProfileFile { sku, version: 1, source, like: None, expect, detect });
 }
 
-/// A machine type as its lines say, one after the other.
+/// A machine type, accumulated line by line.
 #[derive(Debug, Default)]
 struct Machine {
     expect: BTreeMap<String, f64>,
-    /// Rates in Gb/s: of the fabric's ports, and of those of accelerated networking, which are Ethernet.
+    /// Rates in Gb/s: of the fabric's ports, and of accelerated networking ports, which are Ethernet.
     fabric: Vec<f64>,
     ethernet: Vec<f64>,
 }
@@ -198,7 +199,7 @@ impl Machine {
     }
 
     fn expect(mut self) -> BTreeMap<String, f64> {
-        // As the check counts: ports of InfiniBand, or those of Ethernet where there is none.
+        // The check counts in the same way: InfiniBand ports, or Ethernet ports if there are none.
         let ports = if self.fabric.is_empty() { &self.ethernet } else { &self.fabric };
         let best = ports.iter().copied().fold(0.0, f64::max) * 1e9;
         let number = ports.len();
@@ -210,7 +211,7 @@ impl Machine {
     }
 }
 
-/// `1915071MB`, `470543164kB`, `433GB`: NHC counts in powers of 1024.
+/// Parses a size such as `1915071MB`, `470543164kB` or `433GB`: NHC uses powers of 1024, and kB without a unit.
 fn bytes(text: &str) -> Result<f64, String> {
     let bad = || format!("`{text}` is not a size such as 1915071MB");
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

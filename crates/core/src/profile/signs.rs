@@ -1,24 +1,24 @@
-//! By what a machine type is recognised.
+//! The signs by which a machine type is detected.
 
 use serde::{Deserialize, Serialize};
 
-/// By what a machine type is recognised. Any one of the first three does; GPUs need their number too.
+/// The signs by which a machine type is detected. An instance type or a product suffices alone; GPUs also need `gpus`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Signs {
-    /// What the cloud calls it, such as `p5.48xlarge`. Small and capital letters are the same.
+    /// The cloud's instance type, such as `p5.48xlarge`. Case-insensitive.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub instance_types: Vec<String>,
-    /// What the firmware calls the product (`/sys/class/dmi/id/product_name`), whole.
+    /// The firmware's product name (`/sys/class/dmi/id/product_name`), in full.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub products: Vec<String>,
-    /// Vendor and device of its GPUs on the PCI bus, such as `10de:2330`.
+    /// PCI vendor and device id of its GPUs, such as `10de:2330`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpu_ids: Vec<String>,
-    /// A part of the name that the driver gives its GPUs, such as `H100 80GB HBM3`.
+    /// A substring of the driver's name for its GPUs, such as `H100 80GB HBM3`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpu_names: Vec<String>,
-    /// How many of those GPUs it has.
+    /// Number of those GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<u32>,
 }
@@ -32,7 +32,7 @@ impl Signs {
             && self.gpus.is_none()
     }
 
-    /// Whether a list has this word. Small and capital letters are the same.
+    /// Returns whether a list contains this word, case-insensitively.
     pub(crate) fn says(list: &[String], word: &str) -> bool {
         list.iter().any(|entry| entry.eq_ignore_ascii_case(word.trim()))
     }
