@@ -1,8 +1,8 @@
-//! What people are shown: plain facts in, plain structures out, the same for tables, JSON and reports.
+//! Views for people and programs: the data behind tables, JSON and reports.
 //!
-//! Nothing here decides or remembers. A view is a function of [`Facts`]: the cluster as it was last seen, with what the
-//! store knows, at one moment. Silence is never health: a test that never ran, one that said nothing, one that does not
-//! apply and one whose result is too old have different words ([`Standing`]) in every view.
+//! A view is a pure function of [`Facts`]: the cluster as last observed, combined with the store, at one moment. A
+//! missing result never counts as healthy: never tested, inconclusive, not applicable and stale are different values
+//! ([`Standing`]) in every view.
 
 mod advice;
 mod budget;
@@ -61,21 +61,21 @@ use crate::{
     time::Timestamp,
 };
 
-/// Everything that views are made from.
+/// The input of all views.
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub now: Timestamp,
-    /// When a cycle last looked at the cluster. `None`: none has, and nothing is known of any node's use.
+    /// When a cycle last observed the cluster. `None`: none has, and the occupancy of all nodes is unknown.
     pub seen: Option<Timestamp>,
-    /// The cluster as it was then, with what the store knows of it now.
+    /// The cluster as it was then, combined with the present contents of the store.
     pub snapshot: Snapshot,
-    /// Nodes that the store knows and the cluster did not name any more. Their pool is not known.
+    /// Nodes that the store knows but the cluster no longer lists. Their pool is unknown.
     pub gone: Vec<NodeRecord>,
     /// Why nodes were not chosen, and since when.
     pub reasons: BTreeMap<NodeName, PassedBy>,
 }
 
-/// Why a node was not chosen, and since when that is so.
+/// Why a node was not chosen, and since when this has been the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PassedBy {
     pub since: Timestamp,
@@ -83,7 +83,7 @@ pub struct PassedBy {
 }
 
 impl Facts {
-    /// Every node by name, and whether the cluster still has it.
+    /// Returns every node sorted by name, and whether the cluster still lists it.
     pub fn nodes(&self) -> impl Iterator<Item = (&NodeRecord, bool)> {
         let mut all: Vec<(&NodeRecord, bool)> = self.snapshot.nodes.iter().map(|record| (record, true)).collect();
         all.extend(self.gone.iter().map(|record| (record, false)));
@@ -91,15 +91,15 @@ impl Facts {
         all.into_iter()
     }
 
-    /// One node, and whether the cluster still has it.
+    /// Returns one node, and whether the cluster still lists it.
     pub fn node(&self, name: &NodeName) -> Option<(&NodeRecord, bool)> {
-        // Both lists are in the order of names: this is asked for each of many names.
+        // Both lists are sorted by name: this is called for many names.
         let find = |all: &[NodeRecord]| all.binary_search_by(|record| record.node.name.cmp(name)).ok();
         let here = find(&self.snapshot.nodes).map(|place| (&self.snapshot.nodes[place], true));
         here.or_else(|| find(&self.gone).map(|place| (&self.gone[place], false)))
     }
 
-    /// The nodes that any of these selectors selects; all nodes without any.
+    /// Returns the nodes that match any of these selectors; all nodes if there are none.
     pub fn select(&self, selectors: &[Selector]) -> Vec<NodeName> {
         let wanted = |record: &NodeRecord| {
             let matches =
@@ -109,14 +109,14 @@ impl Facts {
         self.nodes().filter(|(record, _)| wanted(record)).map(|(record, _)| record.node.name.clone()).collect()
     }
 
-    /// The tests that this node's pool is meant to have and others that it had, with what is known of each.
+    /// Returns the routine tests of this node's pool and others that have run on the node, with their records.
     fn tests_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, &'a TestRecord)> {
         let applies = |test: &TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
         let known = self.snapshot.tests.iter().zip(&record.records);
         known.filter(move |(test, known)| applies(test) && (test.routine || known.attempt().is_some()))
     }
 
-    /// What is known of each test that is run regularly, and when it is due.
+    /// Returns the routine tests with their records and when they are due.
     fn due_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, &'a TestRecord, Due)> {
         let known = self.snapshot.tests.iter().zip(&record.records);
         let applies = |test: &TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
@@ -125,7 +125,7 @@ impl Facts {
             .map(|(test, known)| (test, known, Due::of(&self.snapshot, record, test, known, self.now)))
     }
 
-    /// The run that occupies a node, if one does.
+    /// Returns the run that occupies a node, if any.
     fn run_on(&self, name: &NodeName) -> Option<&Run> {
         self.snapshot.runs.iter().map(|active| &active.run).find(|run| run.nodes.contains(name))
     }

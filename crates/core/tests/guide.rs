@@ -1,4 +1,4 @@
-//! The guide is written by hand; what it quotes from the code is held against the code.
+//! Compares the hand-written guide with the code that it quotes.
 
 use doctor_core::{
     finding::{Severity, Verdict},
@@ -14,7 +14,7 @@ const PLANNING: &str = include_str!("../../../docs/guide/planning.md");
 const PROFILES: &str = include_str!("../../../docs/guide/profiles.md");
 const CONFIGURATION: &str = include_str!("../../../docs/guide/configuration.md");
 
-/// The texts between "```toml" and "```".
+/// Returns the texts between "```toml" and "```".
 fn toml_blocks(page: &str) -> Vec<&str> {
     page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect()
 }

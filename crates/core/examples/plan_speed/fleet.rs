@@ -1,5 +1,5 @@
-//! A fleet to measure planning on: made up, always the same for the same numbers, and like a busy cluster in what
-//! costs time (four in five nodes busy, half of the free ones due, a few in trouble).
+//! A synthetic fleet for measuring planning: deterministic, and like a busy cluster in what costs time (four in five
+//! nodes busy, half of the free ones due, a few suspect).
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 
-/// When the fleet is looked at.
+/// The time of the snapshot.
 pub(crate) const AT: Timestamp = Timestamp::from_secs(1_794_729_600);
 
 const POOLS: usize = 4;
@@ -57,13 +57,13 @@ fn test(n: usize) -> TestPolicy {
     }
 }
 
-/// Every name is an allocation of its own, as a backend's answer has it: reading them is what takes time.
+/// Every name is its own allocation, as in a backend's response: reading them is what takes time.
 fn record(n: usize, of: usize, tests: usize, dice: &mut Dice) -> NodeRecord {
     let hardware = Hardware { board_serial: Some(format!("J{n:06}")), ..Hardware::default() };
     let free = dice.below(5) == 0;
     let overdue = dice.below(2) == 0;
     let records = (0..tests).map(|_| {
-        // What is overdue is so in some of its tests, and each node in others.
+        // An overdue node is overdue in some of its tests, which differ from node to node.
         let age = if overdue && dice.below(4) == 0 { 7 * 24 + dice.below(72) } else { dice.below(6 * 24) };
         let mut known = TestRecord::NEVER;
         known.add(Verdict::Pass, AT.minus(Span::hours(i64::try_from(age).unwrap_or(0))));
@@ -92,7 +92,7 @@ fn record(n: usize, of: usize, tests: usize, dice: &mut Dice) -> NodeRecord {
     }
 }
 
-/// Numbers that look random and are the same every time.
+/// A deterministic pseudo-random number generator.
 #[derive(Debug)]
 struct Dice(u64);
 

@@ -1,5 +1,5 @@
-//! How long planning takes: from scratch, and after one event. Run it in release mode. Where the system tells, the
-//! processor time of one plan is printed too: on a machine that others use, it is the steadier number.
+//! Measures planning: from scratch, and after one event. Run it in release mode. On Linux it also prints the CPU time
+//! of one plan, which is the steadier number on a shared machine.
 //!
 //! `cargo run --release -p doctor-core --example plan_speed [NODES [TESTS]]`
 
@@ -58,7 +58,7 @@ fn main() {
     report("after one event", events, begun);
 }
 
-/// What this thread has had of a processor, where the system tells.
+/// Returns the CPU time of this thread, if the system reports it.
 fn processor_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     text.split(' ').next()?.parse().ok().map(Duration::from_nanos)

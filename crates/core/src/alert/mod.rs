@@ -1,9 +1,9 @@
-//! What people are told without asking: which changes are worth a message, and to whom.
+//! Notifications: which changes cause a message, and which receivers get it.
 //!
-//! A [`Note`] is one thing to tell: a case that changed its state in one cycle, or a trouble of the service that began or
-//! ended. Notes are decided from the snapshot and the plan, before anything is done, and are written down in the same
-//! transaction as the plan: what was decided is told, and what was not decided is not. How many notes go into one message is
-//! a matter of delivery; here each case gives at most one note a cycle, whatever the plan does about it.
+//! A [`Note`] is one notification: a case that changed in one cycle, or a service condition that began or ended. Notes
+//! are derived from the snapshot and the plan before anything is executed, and are stored in the same transaction as
+//! the plan: exactly what was decided is reported. Delivery may combine several notes into one message; here, each case
+//! has at most one note per cycle, whatever the plan does about it.
 
 mod service;
 mod words;
@@ -27,7 +27,7 @@ use crate::{
     view,
 };
 
-/// One thing to tell.
+/// One notification.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Note {
     pub at: Timestamp,
@@ -40,13 +40,13 @@ pub struct Note {
 pub enum About {
     Case(CaseNote),
     Service(ServiceNote),
-    /// Somebody tries whether messages arrive.
+    /// An operator tests the delivery of messages.
     Trial {
         by: String,
     },
 }
 
-/// A case, and what became of it in one cycle.
+/// A case, and how it changed in one cycle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseNote {
     pub case: CaseId,
@@ -56,19 +56,19 @@ pub struct CaseNote {
     pub hardware: HardwareId,
     pub opened: Timestamp,
     pub severity: Severity,
-    /// Before this, if it was another one.
+    /// The previous severity, if it was different.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub severity_before: Option<Severity>,
     pub rung: Rung,
     pub open: bool,
     pub changes: Vec<Change>,
-    /// The worst first.
+    /// Worst first.
     pub findings: Vec<FindingNote>,
-    /// Findings that are not shown here.
+    /// Number of findings that are not listed.
     pub more_findings: u32,
 }
 
-/// One change of a case, and why.
+/// One change of a case, and its reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
     pub what: ChangeKind,
@@ -76,26 +76,26 @@ pub struct Change {
 }
 
 coded! {
-    /// What can become of a case that people should know.
+    /// Changes of a case that are reported.
     pub enum ChangeKind {
         Opened => "opened",
-        /// It is more severe than it was.
+        /// It is more severe than before.
         Worsened => "worsened",
-        /// What was tried did not help: the next rung of the ladder.
+        /// What was tried did not help: the next escalation level.
         Escalated => "escalated",
-        /// Its examination is over and advises something.
+        /// The examination has ended with a recommendation.
         Advised => "advised",
-        /// A step that the policy leaves to a person.
+        /// A step that the policy leaves to an operator.
         Proposed => "proposed",
-        /// It waits for a person.
+        /// It waits for an operator.
         HandedOver => "handed-over",
-        /// It was snoozed, and is open still.
+        /// A snooze has ended and the case is still open.
         StillOpen => "still-open",
         Closed => "closed",
     }
 }
 
-/// What a case rests on, as it is told.
+/// A finding of a case, as reported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindingNote {
     pub check: String,
@@ -106,24 +106,25 @@ pub struct FindingNote {
     pub evidence: String,
 }
 
-/// Somebody has seen a case, or does not want to hear of it for a while. Its end is told in any case.
+/// An operator's acknowledgement or snooze of a case. The end of the case is always reported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mute {
     pub by: String,
     pub why: String,
     pub at: Timestamp,
-    /// `None`: acknowledged, and nothing more is told until it closes. Else it is told again then if it is still open.
+    /// `None`: acknowledged, and nothing is reported until it closes. Otherwise it is reported again then if still
+    /// open.
     pub until: Option<Timestamp>,
 }
 
-/// What a receiver wants to hear.
+/// Selects the notes that a receiver gets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
-    /// Of cases that are at least this severe.
+    /// Cases of at least this severity.
     pub severity: Severity,
-    /// Only of these changes; all, if there are none.
+    /// Only these changes; all if empty.
     pub changes: Vec<ChangeKind>,
-    /// Of troubles of the service itself.
+    /// Conditions of the service itself.
     pub service: bool,
 }
 
@@ -138,7 +139,7 @@ impl Route {
         match &note.about {
             About::Case(case) => {
                 let kind = |change: &Change| self.changes.is_empty() || self.changes.contains(&change.what);
-                // Who heard of it when it was worse hears of its end too.
+                // A receiver that was notified when the case was worse is also notified of its end.
                 let worst = case.severity_before.map_or(case.severity, |before| before.max(case.severity));
                 worst >= self.severity && case.changes.iter().any(kind)
             }
@@ -148,7 +149,7 @@ impl Route {
     }
 }
 
-/// What this plan changes about cases, one note for each case, in the order of the plan.
+/// Returns the changes that this plan makes to cases, one note per case, in the order of the plan.
 pub fn notes(snapshot: &Snapshot, actions: &[Because<Action>], muted: &BTreeMap<CaseId, Mute>) -> Vec<Note> {
     let mut notes: Vec<CaseNote> = Vec::new();
     for action in actions {
@@ -168,7 +169,7 @@ pub fn notes(snapshot: &Snapshot, actions: &[Because<Action>], muted: &BTreeMap<
     notes.into_iter().map(|note| Note { at: snapshot.at, about: About::Case(note) }).collect()
 }
 
-/// How a case stands whose snooze is over.
+/// Returns a note for an open case whose snooze has ended.
 pub fn still_open(case: &Case, mute: &Mute, at: Timestamp) -> Option<Note> {
     let mut note = CaseNote::plain(case, None);
     let why = format!("it was snoozed by {} ({})", mute.by, mute.why);
@@ -176,7 +177,7 @@ pub fn still_open(case: &Case, mute: &Mute, at: Timestamp) -> Option<Note> {
     case.is_open().then_some(Note { at, about: About::Case(note) })
 }
 
-/// An open case as it stands, for receivers that keep a list of what is open.
+/// Returns an open case as a note, for receivers that keep a list of open cases.
 pub fn standing(case: &Case) -> Note {
     let mut note = CaseNote::plain(case, None);
     note.changes.push(Change { what: ChangeKind::StillOpen, why: String::new() });
@@ -189,7 +190,7 @@ impl Mute {
     }
 }
 
-/// What the action changes about a case, if people should know.
+/// Returns the reported change that the action makes to a case, if any.
 fn change(snapshot: &Snapshot, action: &Because<Action>) -> Option<(CaseId, Change)> {
     let (case, what) = match &action.what {
         Action::OpenCase(case) => (case.id, ChangeKind::Opened),
@@ -233,7 +234,7 @@ fn worst(snapshot: &Snapshot, node: &NodeName) -> Option<Severity> {
 }
 
 impl CaseNote {
-    /// Findings that are shown. More would be a log, and `doctor why` has them all.
+    /// Number of findings listed. `doctor why` lists all of them.
     const SHOWN: usize = 5;
 
     fn of(snapshot: &Snapshot, case: &Case) -> Self {

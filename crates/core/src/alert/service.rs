@@ -1,4 +1,4 @@
-//! Troubles of the service itself: they are there or they are not, and are told when they begin and when they end.
+//! Conditions of the service itself, reported when they begin and when they end.
 
 use std::collections::BTreeMap;
 
@@ -14,21 +14,21 @@ use crate::{
 coded! {
     /// What can be wrong with the service.
     pub enum Condition {
-        /// Nothing is taken out any more until a person has looked.
+        /// No node is taken out until an operator closes the breaker.
         BreakerOpen => "breaker-open",
-        /// So many agents at once that the fault is ours.
+        /// So many agents are silent that the fault is Cluster Doctor's.
         AgentsSilent => "agents-silent",
-        /// Nobody has looked at the cluster for too long.
+        /// No cycle has observed the cluster for too long.
         CycleOld => "cycle-old",
-        /// Results are turned away at the door.
+        /// The controller rejects results.
         ResultsRejected => "results-rejected",
-        /// Messages to people were given up.
+        /// Messages could not be delivered and were dropped.
         AlertsLost => "alerts-lost",
     }
 }
 
 impl Condition {
-    /// The command that shows more.
+    /// Returns the command that shows details.
     pub const fn command(self) -> &'static str {
         match self {
             Self::BreakerOpen => "doctor breaker show",
@@ -39,32 +39,32 @@ impl Condition {
     }
 }
 
-/// One of them began or ended.
+/// A condition began or ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceNote {
     pub condition: Condition,
-    /// Whether it is there now.
+    /// Whether the condition holds now.
     pub raised: bool,
     pub since: Timestamp,
     pub text: String,
 }
 
-/// What the troubles are seen from.
+/// The input from which the conditions are derived.
 #[derive(Debug, Clone)]
 pub struct ServiceFacts {
     pub breaker: Breaker,
     pub agents_silent: bool,
-    /// For how long no cycle has looked at the cluster, or since we began to wait for one.
+    /// How long no cycle has observed the cluster, counted from the last one or from the start of the wait.
     pub unseen_for: Span,
     pub cycle_old_after: Span,
-    /// Documents turned away lately, and how many of them are too many.
+    /// Documents rejected recently, and the largest acceptable number.
     pub rejected: u64,
     pub rejected_most: u64,
-    /// Messages given up within the last day.
+    /// Messages dropped within the last day.
     pub lost: u64,
 }
 
-/// The troubles there are now, each with a line for people.
+/// Returns the present conditions, each with a line for people.
 pub fn conditions(facts: &ServiceFacts) -> BTreeMap<Condition, String> {
     let mut there = BTreeMap::new();
     if let Breaker::Open { why, .. } = &facts.breaker {
@@ -88,7 +88,7 @@ pub fn conditions(facts: &ServiceFacts) -> BTreeMap<Condition, String> {
     there
 }
 
-/// What began and what ended, as notes. `before` has each trouble that was told, and since when it is there.
+/// Returns notes for conditions that began or ended. `before` holds each reported condition and since when it has held.
 pub fn turned(
     before: &BTreeMap<Condition, Timestamp>,
     there: &BTreeMap<Condition, String>,

@@ -1,14 +1,14 @@
-//! Notes in words: the line above a message, a line for each note, and the command that shows more.
+//! Texts of notes: the headline of a message, a line per note, and the command that shows details.
 
 use std::collections::BTreeMap;
 
 use super::{About, CaseNote, ChangeKind, Note};
 use crate::hostlist;
 
-/// Notes that are spelled out in one message. The others are counted.
+/// Notes listed in one message. The others are counted.
 const SPELLED_OUT: usize = 20;
 
-/// What a message is about, in one line.
+/// Returns the subject of a message in one line.
 pub fn headline(notes: &[Note]) -> String {
     match notes {
         [] => "nothing".to_owned(),
@@ -17,13 +17,13 @@ pub fn headline(notes: &[Note]) -> String {
     }
 }
 
-/// How many of what, the first things first: "3 cases opened (n[1-3]), 1 closed (n9); breaker-open".
+/// Counts notes by kind: "3 cases opened (n[1-3]), 1 closed (n9); breaker-open".
 pub fn tally(notes: &[Note]) -> String {
     let mut cases: BTreeMap<ChangeKind, Vec<&CaseNote>> = BTreeMap::new();
     let mut others = Vec::new();
     for note in notes {
         match &note.about {
-            // The last change is where it stands now.
+            // The last change is the current state.
             About::Case(case) => {
                 if let Some(change) = case.changes.last() {
                     cases.entry(change.what).or_default().push(case);
@@ -44,7 +44,7 @@ pub fn tally(notes: &[Note]) -> String {
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// One note in one line.
+/// Formats one note as one line.
 pub fn line(note: &Note) -> String {
     match &note.about {
         About::Case(case) => {
@@ -61,7 +61,7 @@ pub fn line(note: &Note) -> String {
     }
 }
 
-/// The command to look further.
+/// Returns the command that shows details.
 pub fn command(note: &Note) -> String {
     match &note.about {
         About::Case(case) => format!("doctor why {}", case.node),
@@ -70,7 +70,7 @@ pub fn command(note: &Note) -> String {
     }
 }
 
-/// A message in plain text: for each note what, why, what it rests on, and the command to look further.
+/// Formats a message as plain text: each note with its reason, its evidence and the command that shows details.
 pub fn paragraphs(notes: &[Note]) -> Vec<String> {
     let mut paragraphs: Vec<String> = notes.iter().take(SPELLED_OUT).map(paragraph).collect();
     if notes.len() > SPELLED_OUT {
@@ -96,7 +96,8 @@ fn paragraph(note: &Note) -> String {
     lines.join("\n")
 }
 
-/// A message is read on a telephone; what a node says may be long, or hostile.
+/// Shortens text and removes control characters: messages are read on a phone, and text from a node may be long or
+/// hostile.
 fn shortened(text: &str, most: usize) -> String {
     let plain = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter });
     let mut short: String = plain.clone().take(most).collect();

@@ -1,4 +1,4 @@
-//! One node in one sentence, and what a person should do about it.
+//! The one-sentence summary of a node, and the next steps for an operator.
 
 use super::{Due, Standing, Use, WhyView};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     snapshot::Breaker,
 };
 
-/// Where the node stands and because of what.
+/// Returns the state of the node and its cause.
 pub(super) fn headline(view: &WhyView) -> String {
     let node = &view.row.node;
     if view.row.used == Use::Gone {
@@ -28,7 +28,7 @@ pub(super) fn headline(view: &WhyView) -> String {
     }
 }
 
-/// What keeps an otherwise quiet node from being called well.
+/// Returns the tests that keep a node without findings from being reported as healthy.
 fn unproved(view: &WhyView) -> Option<String> {
     let doubtful = [Standing::Fail, Standing::Inconclusive, Standing::Stale, Standing::NeverTested];
     let mut words = Vec::new();
@@ -45,7 +45,7 @@ fn unproved(view: &WhyView) -> Option<String> {
     (!words.is_empty()).then(|| words.join("; "))
 }
 
-/// What to do next, each one line.
+/// Returns the next steps, one line each.
 pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
     let node = &view.row.node;
     let mut lines = Vec::new();
@@ -79,7 +79,7 @@ pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
     lines
 }
 
-/// What waits for a person.
+/// Returns what waits for an operator.
 fn person(view: &WhyView) -> Vec<String> {
     let Some(case) = view.case.as_ref().filter(|case| case.open) else { return Vec::new() };
     let node = &view.row.node;

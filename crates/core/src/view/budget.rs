@@ -1,4 +1,4 @@
-//! What validation cost, day by day, against what it found.
+//! The cost of validation per day, compared with the faults it found.
 
 use serde::Serialize;
 
@@ -14,11 +14,11 @@ pub struct BudgetView {
     /// Midnight UTC.
     pub since: Timestamp,
     pub until: Timestamp,
-    /// `None`: nothing limits it.
+    /// `None`: there is no limit.
     pub node_hours_per_day: Option<f64>,
     pub node_hours: f64,
     pub faults: u32,
-    /// `None`: nothing was found.
+    /// `None`: no fault was found.
     pub node_hours_per_fault: Option<f64>,
     pub days: Vec<BudgetDay>,
 }
@@ -28,17 +28,17 @@ pub struct BudgetView {
 pub struct BudgetDay {
     pub day: Timestamp,
     pub node_hours: f64,
-    /// Cases opened, without those that an operator asked for.
+    /// Cases opened with at least one finding; an operator's quarantine of a node without findings does not count.
     pub faults: u32,
     pub closed: u32,
 }
 
-/// As much of a case as is counted here: there may be many thousands.
+/// The part of a case that is counted here: there may be many thousands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CaseSpan {
     pub opened: Timestamp,
     pub closed: Option<Timestamp>,
-    /// Something was found.
+    /// The case has at least one finding.
     pub fault: bool,
 }
 
@@ -48,7 +48,7 @@ impl From<&Case> for CaseSpan {
     }
 }
 
-/// From the midnight before `since` until now. `spent`: node-time by day.
+/// Computes the budget from the midnight before `since` until now. `spent`: node time by day.
 pub fn budget(
     spent: &[(Timestamp, Span)],
     cases: &[CaseSpan],

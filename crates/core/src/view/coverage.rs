@@ -1,4 +1,4 @@
-//! How much of the cluster each test has really looked at.
+//! Coverage: the share of the cluster that each test has covered.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{ids::TestId, policy::TestPolicy, snapshot::NodeRecord, time::Span};
 
-/// One test over all nodes of the pools it is meant for. The standings add up to `nodes`.
+/// One test over all nodes of its pools. The counts by standing add up to `nodes`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CoverageRow {
     pub test: TestId,
@@ -16,7 +16,7 @@ pub struct CoverageRow {
     pub nodes: u32,
     /// Nodes with a pass or fail within the cut-off.
     pub covered: u32,
-    /// Of the nodes it applies to. `None`: it applies to none.
+    /// Of the nodes that it applies to. `None`: it applies to none.
     pub percent: Option<f64>,
     pub pass: u32,
     pub fail: u32,
@@ -57,7 +57,7 @@ impl CoverageRow {
     }
 }
 
-/// Coverage per test that is run regularly, in the order of tests.
+/// Returns the coverage of each routine test, in the order of tests.
 pub fn coverage(facts: &Facts) -> Vec<CoverageRow> {
     let mut rows: Vec<CoverageRow> =
         facts.snapshot.tests.iter().filter(|test| test.routine).map(CoverageRow::empty).collect();
@@ -74,7 +74,7 @@ pub fn coverage(facts: &Facts) -> Vec<CoverageRow> {
     rows
 }
 
-/// Something on this node is due and has not been done.
+/// Returns whether a test on this node is due and has not run.
 pub fn is_overdue(facts: &Facts, record: &NodeRecord) -> bool {
     facts.due_of(record).any(|(_, _, due)| due == Due::Now)
 }

@@ -1,4 +1,4 @@
-//! Everything that fails now, over all nodes.
+//! All open findings of all nodes.
 
 use serde::Serialize;
 
@@ -8,11 +8,11 @@ use crate::{
     snapshot::NodeRecord,
 };
 
-/// A failing finding and the node it stands against.
+/// A failing finding and its node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FindingRow {
     pub node: NodeName,
-    /// Not known of a node that is gone.
+    /// Unknown for a node that is gone.
     pub pool: Option<PoolName>,
     pub life: &'static str,
     pub case: Option<CaseId>,
@@ -20,7 +20,7 @@ pub struct FindingRow {
     pub finding: FindingView,
 }
 
-/// Open findings of the nodes that are wanted: the worst first, then the oldest.
+/// Returns the open findings of the selected nodes: worst first, then oldest.
 pub fn findings(facts: &Facts, wanted: impl Fn(&NodeRecord) -> bool) -> Vec<FindingRow> {
     let mut rows: Vec<FindingRow> = Vec::new();
     for (record, here) in facts.nodes().filter(|(record, _)| wanted(record)) {

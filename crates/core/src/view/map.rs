@@ -1,7 +1,8 @@
-//! The fleet at a glance: one short row per node, made for ten thousand of them.
+//! The fleet map: one short row per node, designed for ten thousand nodes.
 //!
-//! Words that repeat stand once, in the lists at the top, and rows have their places. There is no present moment in it: the same
-//! cluster gives the same bytes, so that whoever has them need not fetch them again.
+//! Repeated words are stored once, in the lists at the top, and rows refer to them by index. The map contains no
+//! current time: the same cluster gives the same bytes, so that a client with the present version need not fetch it
+//! again.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +18,10 @@ use crate::{
     time::Timestamp,
 };
 
-/// The words that rows have places in, and the rows.
+/// The word lists that rows refer to, and the rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FleetMap {
-    /// What stands where in a row.
+    /// The names of a row's columns, in order.
     pub columns: [&'static str; 9],
     pub pools: Vec<String>,
     pub racks: Vec<String>,
@@ -32,7 +33,7 @@ pub struct FleetMap {
     pub nodes: Vec<MapRow>,
 }
 
-/// Places in the lists of the map; `None` where nothing is known.
+/// Indexes into the lists of the map; `None` if unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MapRow {
     pub node: NodeName,
@@ -42,16 +43,16 @@ pub struct MapRow {
     pub health: u32,
     pub life: u32,
     pub used: u32,
-    /// The moment since which everything that applies has been tested, in minutes since 1970. `None`: something never was.
+    /// The time since which every applicable test has a settling result, in minutes since 1970. `None`: one never had.
     pub validated: Option<i64>,
     /// Of the worst open finding.
     pub severity: Option<u32>,
 }
 
-/// What stands where in a row.
+/// The names of a row's columns, in order.
 const COLUMNS: [&str; 9] = ["node", "pool", "rack", "sku", "health", "life", "use", "validated", "severity"];
 
-/// A list and not an object: ten thousand times the names of nine fields would be most of what is sent.
+/// Serialised as a list: in an object, ten thousand repetitions of nine field names would be most of the data.
 impl Serialize for MapRow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut row = serializer.serialize_tuple(COLUMNS.len())?;
@@ -68,7 +69,7 @@ impl Serialize for MapRow {
     }
 }
 
-/// Words in the order in which they first came.
+/// Words in the order of their first occurrence.
 #[derive(Debug, Default)]
 struct Words {
     places: BTreeMap<String, u32>,
@@ -91,14 +92,14 @@ fn place_of<T: PartialEq>(all: &[T], one: &T) -> u32 {
     all.iter().position(|known| known == one).and_then(|place| u32::try_from(place).ok()).unwrap_or(u32::MAX)
 }
 
-/// Every node by name. The rack of a node is what stands in its name before the last `rack_before`.
+/// Builds the map, sorted by name. The rack of a node is the part of its name before the last `rack_before`.
 pub fn fleet_map(facts: &Facts, rack_before: Option<&str>) -> FleetMap {
     let (mut pools, mut racks, mut skus) = (Words::default(), Words::default(), Words::default());
     let mut nodes = Vec::with_capacity(facts.snapshot.nodes.len() + facts.gone.len());
     for (record, here) in facts.nodes() {
         let name = &record.node.name;
         let rack = rack_before.and_then(|mark| name.as_str().rsplit_once(mark)).map(|(rack, _)| rack);
-        // Of a node that is gone nobody can say anything.
+        // The health of a node that is gone is unknown.
         let health = if here { Shown::status_of(&facts.snapshot, record) } else { Status::Unknown };
         let worst = record.findings.iter().map(|open| open.finding.severity).max();
         nodes.push(MapRow {
@@ -126,7 +127,7 @@ pub fn fleet_map(facts: &Facts, rack_before: Option<&str>) -> FleetMap {
     }
 }
 
-/// The oldest of the newest results that say something, over the tests that are run regularly.
+/// Returns the oldest of the newest settling results of the routine tests.
 fn validated(facts: &Facts, record: &NodeRecord) -> Option<Timestamp> {
     let mut oldest = None;
     for (_, known, _) in facts.due_of(record) {

@@ -1,4 +1,4 @@
-//! One line per node.
+//! One row per node.
 
 use serde::Serialize;
 
@@ -13,13 +13,13 @@ use crate::{
 };
 
 coded! {
-    /// Who has the node, in one word.
+    /// The occupancy of a node in one word.
     pub enum Use {
         Free => "free",
         Busy => "busy",
-        /// Nobody could say. It is never taken for free.
+        /// Could not be determined. Never treated as free.
         Unknown => "unknown",
-        /// The cluster does not name it any more.
+        /// The cluster no longer lists it.
         Gone => "gone",
     }
 }
@@ -28,16 +28,16 @@ coded! {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NodeRow {
     pub node: NodeName,
-    /// Not known of a node that is gone.
+    /// Unknown for a node that is gone.
     pub pool: Option<PoolName>,
     pub life: &'static str,
-    /// `None`: since it is known.
+    /// `None`: since it has been known.
     pub since: Option<Timestamp>,
     pub used: Use,
-    /// By whom, or why nobody knows.
+    /// The user of the node, or why it is unknown.
     pub used_text: Option<String>,
     pub tests: Vec<TestCell>,
-    /// Open failing findings.
+    /// Number of open failing findings.
     pub findings: u32,
     pub worst: Option<Severity>,
     pub case: Option<CaseId>,
@@ -48,7 +48,7 @@ pub struct NodeRow {
     pub passed_over: Option<NotChosen>,
 }
 
-/// A reason as a code and as words.
+/// A reason as a code and as text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NotChosen {
     pub code: &'static str,
@@ -56,23 +56,23 @@ pub struct NotChosen {
     pub since: Timestamp,
 }
 
-/// One test in a node's line.
+/// One test in a node's row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TestCell {
     pub test: TestId,
     pub standing: Standing,
-    /// The newest result of any kind.
+    /// Time of the newest result of any kind.
     pub at: Option<Timestamp>,
 }
 
-/// The rows of these nodes, in the order given. Names that nobody knows are left out.
+/// Returns the rows of these nodes, sorted by name. Unknown names are omitted.
 pub fn node_rows(facts: &Facts, names: &[NodeName]) -> Vec<NodeRow> {
     let wanted: std::collections::BTreeSet<&NodeName> = names.iter().collect();
     let chosen = facts.nodes().filter(|(record, _)| wanted.contains(&record.node.name));
     chosen.map(|(record, here)| node_row(facts, record, here)).collect()
 }
 
-/// One node's row.
+/// Returns one node's row.
 pub fn node_row(facts: &Facts, record: &NodeRecord, here: bool) -> NodeRow {
     let (used, used_text) = used(record, here);
     let tests = facts.tests_of(record).map(|(test, known)| TestCell {
@@ -100,7 +100,7 @@ pub fn node_row(facts: &Facts, record: &NodeRecord, here: bool) -> NodeRow {
     }
 }
 
-/// The last reason for passing the node over, unless a run occupies it by now.
+/// Returns the last reason for passing the node over, unless a run occupies it by now.
 pub(super) fn not_chosen(facts: &Facts, record: &NodeRecord, here: bool) -> Option<NotChosen> {
     if !here || facts.run_on(&record.node.name).is_some() {
         return None;

@@ -1,4 +1,4 @@
-//! What the store says of a time.
+//! The contents of the store for a period of time.
 
 use crate::{
     case::{Case, CaseState},
@@ -8,12 +8,12 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// What the store says of a time.
+/// Runs, results and cases of a period of time.
 #[derive(Debug, Clone, Default)]
 pub struct Period {
     /// Runs that were planned, active or ended in it.
     pub runs: Vec<RunFacts>,
-    /// Results of every test.
+    /// Results of all tests.
     pub results: Vec<Tested>,
     /// Cases that were opened or closed in it, and those still open.
     pub cases: Vec<Case>,
@@ -28,7 +28,7 @@ pub struct Tested {
     pub at: Timestamp,
 }
 
-/// A run with its moments.
+/// A run with its start and end.
 #[derive(Debug, Clone)]
 pub struct RunFacts {
     pub run: Run,
@@ -43,7 +43,7 @@ pub(super) const fn closed_at(case: &Case) -> Option<Timestamp> {
     }
 }
 
-/// The part of a run's node-time that lies within the period.
+/// Returns the part of a run's node time that is within the period.
 pub(super) fn spent(facts: &RunFacts, since: Timestamp, until: Timestamp) -> Span {
     let Some(started) = facts.started else { return Span::ZERO };
     let ended = facts.ended.unwrap_or(until).min(until);

@@ -1,4 +1,4 @@
-//! A plan as rows: what would be done and why, and for every other node, why not.
+//! A plan as rows: the actions and their reasons, and for every other node why it was passed over.
 
 use serde::Serialize;
 
@@ -16,18 +16,18 @@ pub struct PlanView {
     pub passed_over: Vec<PassedRow>,
 }
 
-/// An action in one line.
+/// One action.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ActionRow {
     pub action: &'static str,
-    /// As a host list. `None`: it is not about nodes.
+    /// As a host list. `None`: the action is not about nodes.
     pub nodes: Option<String>,
     pub what: String,
     pub code: ReasonCode,
     pub why: String,
 }
 
-/// A node that nothing would be done about.
+/// A node that was passed over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PassedRow {
     pub node: NodeName,
@@ -35,7 +35,7 @@ pub struct PassedRow {
     pub why: String,
 }
 
-/// The whole plan, with those of the nodes passed over that are wanted.
+/// Returns the whole plan, with the passed-over nodes that `wanted` selects.
 pub fn plan_view(plan: &Plan, wanted: impl Fn(&NodeName) -> bool) -> PlanView {
     let passed_over = plan.passed_over.iter().filter(|(name, _)| wanted(name)).map(|(name, reason)| PassedRow {
         node: name.clone(),
@@ -45,7 +45,7 @@ pub fn plan_view(plan: &Plan, wanted: impl Fn(&NodeName) -> bool) -> PlanView {
     PlanView { actions: plan.actions.iter().map(action_row).collect(), passed_over: passed_over.collect() }
 }
 
-/// One line for an action.
+/// Returns one action as a row.
 pub fn action_row(action: &Because<Action>) -> ActionRow {
     let (name, nodes, what) = describe(&action.what);
     ActionRow { action: name, nodes, what, code: action.code.clone(), why: action.text.clone() }

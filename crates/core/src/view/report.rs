@@ -1,4 +1,4 @@
-//! What happened over a time: the daily summary.
+//! The summary of a period of time, such as a day.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,21 +24,21 @@ pub struct ReportView {
     pub since: Timestamp,
     pub until: Timestamp,
     pub nodes: u32,
-    /// Jobs that were decided on.
+    /// Jobs that were planned.
     pub queued: u32,
     /// Jobs that started.
     pub run: u32,
     pub completed: u32,
-    /// Started and brought no full result, by reason.
+    /// Jobs that started without a complete result, by reason.
     pub incomplete: Vec<Count>,
-    /// Never started, by reason.
+    /// Jobs that never started, by reason.
     pub not_started: Vec<Count>,
-    /// Nodes that were not chosen when last planned, by reason.
+    /// Nodes that were passed over by the last plan, by reason.
     pub skipped: Vec<Count>,
     pub results: Vec<ResultsRow>,
     pub busy: u32,
     pub unknown: u32,
-    /// Nodes on which something is due.
+    /// Nodes with a due test.
     pub overdue: Vec<NodeName>,
     pub coverage: Vec<CoverageRow>,
     pub faults: Vec<FaultRow>,
@@ -48,20 +48,20 @@ pub struct ReportView {
     pub cases_closed: u32,
     pub cases_open: u32,
     pub node_hours: f64,
-    /// Node-hours of validation for each case that was opened. `None`: none was.
+    /// Validation node-hours per opened case. `None`: no case was opened.
     pub node_hours_per_fault: Option<f64>,
-    /// The time cut into pieces of one length, for plots.
+    /// The period in slots of equal length, for plots.
     pub slots: Vec<Slot>,
 }
 
-/// How many, of a code.
+/// The count of one reason code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Count {
     pub code: &'static str,
     pub count: u32,
 }
 
-/// Results of one test over the time.
+/// Results of one test in the period.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ResultsRow {
     pub test: TestId,
@@ -84,7 +84,7 @@ pub struct FaultRow {
     pub open: bool,
 }
 
-/// The summary of `[since, now)`.
+/// Builds the summary of `[since, now)`.
 pub fn report(facts: &Facts, period: &Period, since: Timestamp) -> ReportView {
     let until = facts.now;
     let inside = |at: Timestamp| at >= since && at < until;
@@ -133,7 +133,7 @@ const fn end_of(run: &Run) -> Option<&RunEnd> {
     }
 }
 
-/// The most frequent first.
+/// Counts codes, most frequent first.
 fn counts(codes: impl Iterator<Item = &'static str>) -> Vec<Count> {
     let mut by_code: BTreeMap<&'static str, u32> = BTreeMap::new();
     for code in codes {

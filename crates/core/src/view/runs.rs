@@ -1,4 +1,4 @@
-//! Runs, as people ask for them: what was tested where, why, how far it is, and how it ended.
+//! Runs: what was tested where and why, the progress and the outcome.
 
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ pub struct RunView {
     pub limit: Span,
 }
 
-/// What one test of a run said of one node.
+/// The result of one test of a run on one node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OutcomeView {
     pub node: NodeName,
@@ -41,7 +41,7 @@ pub struct OutcomeView {
     pub took: Span,
 }
 
-/// One run.
+/// Returns the view of one run.
 pub fn run_view(facts: &RunFacts) -> RunView {
     let run = &facts.run;
     let (state, end) = match &run.state {
@@ -65,7 +65,7 @@ pub fn run_view(facts: &RunFacts) -> RunView {
     }
 }
 
-/// What came out of a run so far; a run that has not ended has said nothing.
+/// Returns the results of a run; none before it has ended.
 pub fn outcomes(facts: &RunFacts) -> Vec<OutcomeView> {
     let report = match &facts.run.state {
         RunState::Ended(RunEnd::Completed(report)) => Some(report),

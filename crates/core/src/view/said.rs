@@ -1,8 +1,8 @@
-//! Moments and counts as people say them, the same in every sentence.
+//! Formatting of times and counts, the same in every sentence.
 
 use crate::time::Timestamp;
 
-/// A moment to the second, in UTC.
+/// Formats a time to the second, in UTC.
 pub fn clock(at: Timestamp) -> String {
     let text = at.to_string();
     match text.split_once('T') {
@@ -11,17 +11,17 @@ pub fn clock(at: Timestamp) -> String {
     }
 }
 
-/// Node-hours, to a tenth.
+/// Formats node-hours to a tenth.
 pub fn hours(hours: f64) -> String {
     format!("{hours:.1}")
 }
 
-/// One decimal place; `-` where there is nothing to count.
+/// Formats with one decimal place; `-` if there is no value.
 pub fn percent(percent: Option<f64>) -> String {
     percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.1} %"))
 }
 
-/// `1 node`, `2 nodes`.
+/// Formats a count with its noun: `1 node`, `2 nodes`.
 pub fn plural(count: usize, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }

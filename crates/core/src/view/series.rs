@@ -1,4 +1,4 @@
-//! A time cut into pieces of one length: what a plot of it shows.
+//! A period divided into slots of equal length, for plots.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// What happened in one piece of the time.
+/// What happened in one slot.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Slot {
     pub at: Timestamp,
@@ -20,12 +20,12 @@ pub struct Slot {
     pub node_hours: f64,
 }
 
-/// More bars than this are no picture any more.
+/// Largest number of slots that a plot can show.
 const MOST: i64 = 120;
-/// Lengths that people think in.
+/// Natural slot lengths.
 const LENGTHS: [Span; 4] = [Span::hours(1), Span::hours(6), Span::days(1), Span::days(7)];
 
-/// Pieces of the shortest length that gives no more than a plot can show.
+/// Divides the period into slots of the shortest length that gives at most `MOST` of them.
 pub(super) fn slots(period: &Period, since: Timestamp, until: Timestamp) -> Vec<Slot> {
     let whole = until.since(since).millis();
     let length = LENGTHS.into_iter().find(|length| whole.div_euclid(length.millis()) < MOST);

@@ -1,4 +1,4 @@
-//! How one figure is spread over many nodes, and which of them stand apart.
+//! The distribution of one metric over many nodes, and its outliers.
 
 use serde::Serialize;
 
@@ -6,11 +6,11 @@ use crate::{classify::median, ids::NodeName};
 
 /// Bars of the histogram.
 const BARS: usize = 32;
-/// Nodes that are named.
+/// Largest number of outliers listed.
 const MOST_OUTLIERS: usize = 50;
-/// So many spreads from the middle, one stands apart: of ten thousand healthy nodes about one does by chance.
+/// Deviations from the median that make an outlier: about one of ten thousand healthy nodes is one by chance.
 const APART: f64 = 4.0;
-/// Makes the median of distances comparable with a standard deviation.
+/// Scales a median absolute deviation to a standard deviation.
 const OF_NORMAL: f64 = 1.4826;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -23,13 +23,14 @@ pub struct Spread {
     pub p75: f64,
     pub p95: f64,
     pub most: f64,
-    /// The median distance from the median, times 1.4826.
+    /// The median absolute deviation from the median, times 1.4826.
     pub deviation: f64,
-    /// From `least` to `most` in equal steps; one bar where all are equal.
+    /// From `least` to `most` in equal steps; one bar if all values are equal.
     pub bars: Vec<u32>,
-    /// More than four deviations from the median, the farthest first. None while all but a few are equal.
+    /// Values more than four deviations from the median, farthest first. None if more than half of the values are
+    /// equal.
     pub outliers: Vec<Outlier>,
-    /// Outliers beyond those.
+    /// Number of outliers beyond those.
     pub more_outliers: usize,
 }
 
@@ -37,12 +38,12 @@ pub struct Spread {
 pub struct Outlier {
     pub node: NodeName,
     pub value: f64,
-    /// In deviations from the median; below it, it is negative.
+    /// In deviations from the median; negative below it.
     pub deviations: f64,
 }
 
 impl Spread {
-    /// `None`: there is not one value to look at.
+    /// Computes the distribution of the finite values. `None`: there are none.
     pub fn of(values: &[(NodeName, f64)]) -> Option<Self> {
         let mut sorted: Vec<f64> = values.iter().map(|(_, value)| *value).filter(|value| value.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -80,7 +81,7 @@ impl Spread {
     }
 }
 
-/// The smallest value that at least so many percent do not exceed.
+/// Returns the smallest value that at least `percent` percent of the values do not exceed.
 fn quantile(sorted: &[f64], percent: usize) -> f64 {
     let place = (sorted.len() * percent).div_ceil(100).max(1) - 1;
     sorted[place.min(sorted.len() - 1)]

@@ -1,4 +1,4 @@
-//! The newest result of one test on one node, and when the test is next wanted.
+//! The newest result of one test on one node, and when the test is next due.
 
 use serde::Serialize;
 
@@ -21,24 +21,24 @@ pub struct Latest {
     pub run: Option<RunId>,
     /// The newest pass or fail.
     pub conclusive: Option<(Verdict, Timestamp)>,
-    /// Results since then that said nothing.
+    /// Inconclusive results since then.
     pub misses: u32,
 }
 
-/// When a test is next wanted.
+/// When a test is next due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum Due {
-    /// It never ran, or its time has come.
+    /// It never ran, or it is due.
     Now,
-    /// The last result still holds.
+    /// The last result is still valid.
     At { at: Timestamp },
-    /// The last result said nothing; it is tried again then.
+    /// The last result was inconclusive; the test is retried then.
     Retry { at: Timestamp, misses: u32 },
 }
 
 impl Due {
-    /// As the planner has it.
+    /// Computes the due time in the same way as the planner.
     pub fn of(snapshot: &Snapshot, node: &NodeRecord, test: &TestPolicy, known: &TestRecord, now: Timestamp) -> Self {
         match plan::due_at(snapshot, node, test, known) {
             at if at <= now => Self::Now,
@@ -48,7 +48,7 @@ impl Due {
     }
 }
 
-/// Whether the newest pass or fail is young enough to count.
+/// Returns whether the newest pass or fail is within the cut-off.
 pub(super) fn is_covered(known: &TestRecord, test: &TestPolicy, now: Timestamp) -> bool {
     known.judged().is_some_and(|at| now.since(at) <= test.cutoff)
 }

@@ -1,4 +1,4 @@
-//! The state of the whole: is somebody at work, what is in the way, how much has been looked at.
+//! The overall status: leadership, open problems and coverage.
 
 use serde::Serialize;
 
@@ -12,15 +12,15 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// What the store says beside the nodes.
+/// Data from the store that is not about nodes.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
     pub last_cycle: Option<CycleView>,
-    /// Who leads, until when.
+    /// The leading controller and the end of its lease.
     pub leader: Option<(String, Timestamp)>,
-    /// Documents that were turned away, ever.
+    /// Documents rejected so far.
     pub rejected: u64,
-    /// Node-time of validation since midnight UTC.
+    /// Validation node time since midnight UTC.
     pub spent_today: Span,
 }
 
@@ -30,19 +30,19 @@ pub struct StatusView {
     pub mode: Mode,
     pub leader: LeaderView,
     pub last_cycle: Option<CycleView>,
-    /// When the cluster was last seen.
+    /// When the cluster was last observed.
     pub seen: Option<Timestamp>,
     pub nodes: NodeCounts,
     pub running: RunCounts,
     pub breaker: BreakerView,
     pub pauses: Vec<Pause>,
-    /// What operators asked for and has not been seen to.
+    /// Operators' requests that are not completed.
     pub requests: usize,
     pub silent: SilentView,
     pub coverage: Vec<CoverageRow>,
     pub rejected: u64,
     pub spent_today_hours: f64,
-    /// What wants attention, each one line with the way out. Empty: nothing does.
+    /// Problems that need attention, one line each with the remedy. Empty: none.
     pub troubles: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ pub enum LeaderView {
         by: String,
         until: Timestamp,
     },
-    /// It said nothing for longer than its lease.
+    /// The controller did not renew its lease.
     Lost {
         by: String,
         since: Timestamp,
@@ -67,7 +67,7 @@ pub struct CycleView {
     pub took: Option<Span>,
     pub actions: u32,
     pub submitted: u32,
-    /// What kept it from seeing or doing everything.
+    /// What kept the cycle from observing or doing everything.
     pub trouble: Option<String>,
 }
 
@@ -77,11 +77,11 @@ pub struct NodeCounts {
     pub free: u32,
     pub busy: u32,
     pub unknown: u32,
-    /// Known to the store, named by the cluster no more.
+    /// Known to the store, but no longer listed by the cluster.
     pub gone: u32,
-    /// Something is due on them.
+    /// Nodes with a due test.
     pub overdue: u32,
-    /// By the word of their life; all words are there.
+    /// By state; all states are present.
     pub lives: Vec<(&'static str, u32)>,
 }
 
@@ -90,7 +90,7 @@ pub struct RunCounts {
     pub planned: u32,
     pub pending: u32,
     pub running: u32,
-    /// At a time, over the whole cluster.
+    /// Concurrent runs allowed in the whole cluster.
     pub limit: u32,
 }
 
@@ -107,7 +107,7 @@ pub struct BreakerView {
     pub state: BreakerState,
     pub since: Option<Timestamp>,
     pub why: Option<String>,
-    /// Taken out by us within the last hour.
+    /// Taken out by the controller within the last hour.
     pub taken_out: Vec<(NodeName, Timestamp)>,
     pub nodes_per_hour: u32,
     pub percent_of_pool: f64,
@@ -115,14 +115,14 @@ pub struct BreakerView {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct SilentView {
-    /// Nodes whose agent speaks, or should.
+    /// Nodes from which an agent is expected to report.
     pub agents: u32,
     pub silent: Vec<NodeName>,
-    /// So many at once that the fault is ours.
+    /// So many are silent that the fault is Cluster Doctor's.
     pub incident: bool,
 }
 
-/// The state of the whole.
+/// Builds the overall status.
 pub fn status(facts: &Facts, ledger: &Ledger) -> StatusView {
     let snapshot = &facts.snapshot;
     let mut view = StatusView {
@@ -205,7 +205,8 @@ fn breaker(facts: &Facts) -> BreakerView {
 
 fn silent(facts: &Facts) -> SilentView {
     let policy = &facts.snapshot.policy.agents;
-    // Silence is judged at the moment of looking: that nobody looks for an hour makes no agent silent.
+    // Silence is evaluated at the time of the last observation: a controller that stops observing makes no agent
+    // silent.
     let looked = facts.seen.unwrap_or(facts.now);
     let mut view = SilentView::default();
     for record in &facts.snapshot.nodes {
@@ -221,7 +222,7 @@ fn silent(facts: &Facts) -> SilentView {
     view
 }
 
-/// What wants attention, the most urgent first.
+/// Returns the problems that need attention, most urgent first.
 fn troubles(view: &StatusView) -> Vec<String> {
     let mut lines = Vec::new();
     match &view.leader {

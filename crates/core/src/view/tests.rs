@@ -1,4 +1,4 @@
-//! Small tables: facts in, views out.
+//! Table tests of the views.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,7 +31,7 @@ fn days(days: i64) -> Timestamp {
     NOW.minus(Span::days(days))
 }
 
-/// `storage` is good for a week, `dl` for three days and only in pool `gpu`.
+/// `storage` is valid for a week, `dl` for three days and only in pool `gpu`.
 fn tests() -> Vec<TestPolicy> {
     let test = |id: &str, cutoff: i64, pools: Option<Vec<PoolName>>| TestPolicy {
         id: test_id(id),
@@ -108,7 +108,7 @@ impl Facts {
         self.snapshot.nodes.last_mut().unwrap()
     }
 
-    /// A result on the node named last. Results are given oldest first.
+    /// Adds a result to the node added last. Results are given oldest first.
     fn result(mut self, test: &str, verdict: Verdict, at: Timestamp) -> Self {
         let place = self.snapshot.tests.iter().position(|known| known.id.as_str() == test).unwrap();
         self.last().records[place].add(verdict, at);
@@ -397,7 +397,7 @@ fn a_report_counts_what_was_queued_run_and_skipped_and_what_it_cost() {
     let result = |verdict, at| Tested { test: test_id("storage"), node: name("a"), verdict, at };
     let period = Period {
         runs: vec![
-            // It began before the time and ended inside: one hour of it counts.
+            // It began before the period and ended inside: one hour of it counts.
             run(hour(26), Some(hour(25)), Some(hour(23)), completed.clone()),
             run(hour(10), Some(hour(9)), Some(hour(8)), completed),
             run(hour(7), Some(hour(7)), Some(hour(6)), cut),
@@ -451,7 +451,7 @@ fn every_view_is_json() {
     assert!(serde_json::to_string(&report(&facts, &Period::default(), days(1))).is_ok());
 }
 
-/// How often a key appears below the top level.
+/// Counts how often a key appears below the top level.
 fn nested(json: &serde_json::Value, key: &str) -> usize {
     fn count(value: &serde_json::Value, key: &str) -> usize {
         match value {

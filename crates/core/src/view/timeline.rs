@@ -1,4 +1,4 @@
-//! What happened to one node, in order: results, boots, steps, operators' acts, and what the doctor decided.
+//! The history of one node: results, boots, steps, operators' actions and the controller's decisions.
 
 use std::collections::BTreeMap;
 
@@ -13,23 +13,23 @@ use crate::{
 };
 
 coded! {
-    /// What kind of thing happened.
+    /// The kind of an entry.
     pub enum Happening {
-        /// A run brought results.
+        /// A run delivered results.
         Results => "results",
-        /// The machine was started.
+        /// The machine booted.
         Boot => "boot",
-        /// Somebody asked for something, or the doctor decided or did something.
+        /// An operator's request, or a decision or action of the controller.
         Act => "act",
     }
 }
 
-/// One thing that happened.
+/// One entry of the history.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Moment {
     pub at: Timestamp,
     pub kind: Happening,
-    /// In one word: of results the worst verdict, of acts what was done, of boots the boot's id.
+    /// One word: the worst verdict of results, the action, or the boot id.
     pub what: String,
     pub text: String,
     pub by: Option<String>,
@@ -46,17 +46,17 @@ pub struct ResultFacts {
     pub verdict: Verdict,
 }
 
-/// What a run's evidence tells of the machine's start.
+/// A boot as recorded in a run's evidence.
 #[derive(Debug, Clone)]
 pub struct BootFacts {
-    /// When the node said so, by its own clock.
+    /// When the node reported it, by its own clock.
     pub seen: Timestamp,
     pub boot: String,
-    /// For how long it had been up then.
+    /// The uptime at that moment.
     pub up: Option<Span>,
 }
 
-/// Newest first. Boots are told where they changed, oldest `boots` first or not.
+/// Returns the history, newest first. A boot appears once, where the boot id changes; `boots` may be in any order.
 pub fn timeline(audit: Vec<AuditLine>, results: &[ResultFacts], mut boots: Vec<BootFacts>) -> Vec<Moment> {
     let mut moments: Vec<Moment> = audit.into_iter().map(act).collect();
     moments.extend(by_run(results));
@@ -92,7 +92,7 @@ fn started(boot: &BootFacts) -> Moment {
     Moment { at, kind: Happening::Boot, what: boot.boot.clone(), text, by: None, code: None, run: None }
 }
 
-/// One line for each run, and for each result without one.
+/// Returns one entry for each run, and for each result without a run.
 fn by_run(results: &[ResultFacts]) -> Vec<Moment> {
     let mut runs: BTreeMap<(Option<RunId>, Option<usize>), Vec<&ResultFacts>> = BTreeMap::new();
     for (place, result) in results.iter().enumerate() {
@@ -115,7 +115,7 @@ fn by_run(results: &[ResultFacts]) -> Vec<Moment> {
     moments.collect()
 }
 
-/// A failure outweighs everything; not knowing outweighs a pass.
+/// Returns the worst verdict: fail, then inconclusive, then pass.
 fn worst(results: &[&ResultFacts]) -> Option<Verdict> {
     let order = [Verdict::Fail, Verdict::Inconclusive, Verdict::Pass, Verdict::NotApplicable];
     order.into_iter().find(|verdict| results.iter().any(|result| result.verdict == *verdict))

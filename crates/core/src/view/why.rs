@@ -1,5 +1,5 @@
-//! Everything about one node, in the order in which a person asks: where it stands, what is wrong, what was looked at,
-//! why nothing happens now, what was done, what to do.
+//! Everything about one node, in the order of an operator's questions: its state, what is wrong, what was tested, why
+//! nothing happens now, what was done, what to do.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +12,18 @@ use crate::{
     ids::{NodeName, TestId},
 };
 
-/// What the store says of one node beside the facts.
+/// Data from the store about one node, in addition to the facts.
 #[derive(Debug, Clone, Default)]
 pub struct Kept {
     /// The newest results of its tests.
     pub latest: BTreeMap<TestId, Latest>,
     /// The case that it belongs to.
     pub case: Option<Case>,
-    /// The newest lines first.
+    /// Newest first.
     pub audit: Vec<AuditLine>,
 }
 
-/// All about one node; `None` if nobody knows it.
+/// Returns everything about one node; `None` if it is unknown.
 pub fn why(facts: &Facts, name: &NodeName, kept: Kept) -> Option<WhyView> {
     let (record, here) = facts.node(name)?;
     let tests = facts.due_of(record).map(|(test, known, due)| TestLine {

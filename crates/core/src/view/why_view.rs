@@ -1,4 +1,4 @@
-//! The structures that tell all about one node, in the order in which a person asks.
+//! The structures of the node explanation, in the order of an operator's questions.
 
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ pub struct WhyView {
     #[serde(flatten)]
     pub row: NodeRow,
     pub at: Timestamp,
-    /// One sentence: where it stands and because of what.
+    /// One sentence: the state and its cause.
     pub headline: String,
     #[serde(rename = "life_state")]
     pub life: Life,
@@ -31,12 +31,12 @@ pub struct WhyView {
     pub case: Option<CaseView>,
     #[serde(rename = "open_findings")]
     pub findings: Vec<FindingView>,
-    /// User work that failed here lately, the newest first. It says nothing by itself.
+    /// User work that recently failed on the node, newest first. It is not evidence by itself.
     pub failed_work: Vec<FailedWork>,
     #[serde(rename = "test_lines")]
     pub tests: Vec<TestLine>,
     pub audit: Vec<AuditLine>,
-    /// What to do next, each one line.
+    /// Next steps, one line each.
     pub next: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ pub struct CaseView {
     pub rung: Rung,
     pub open: bool,
     pub waits_for_person: bool,
-    /// What its examination says should become of the node.
+    /// The recommendation of the examination.
     pub advice: Option<Advice>,
     /// User work that had failed on the node when the case was opened.
     pub failed_work: Vec<FailedWork>,
@@ -78,7 +78,7 @@ pub struct FindingView {
     pub run: Option<RunId>,
     pub first_seen: Timestamp,
     pub last_seen: Timestamp,
-    /// Failing results in a row, of so many that it takes.
+    /// Consecutive failing results; `confirm` of them are needed.
     pub times: u32,
     pub confirm: u32,
     pub confirmed: bool,
@@ -93,7 +93,7 @@ pub struct TestLine {
     pub due: Due,
 }
 
-/// One line of the audit trail, as the store gives it.
+/// One line of the audit log, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditLine {
     pub at: Timestamp,

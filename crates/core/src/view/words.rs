@@ -1,4 +1,4 @@
-//! Codes in words. The matches are exhaustive, so a new reason cannot be forgotten here.
+//! Texts for codes. The matches are exhaustive, so that a new reason cannot be forgotten.
 
 use crate::{
     finding::Evidence,
@@ -7,7 +7,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// A code, what it means and what to do about it.
+/// A code, its meaning and what to do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meaning {
     pub code: &'static str,
@@ -53,7 +53,7 @@ pub const PASSED_OVER: [Meaning; 14] = [
     meaning("budget-spent", "today's validation node-hours are spent", "nothing, or raise `limits.node_hours_per_day`"),
 ];
 
-/// The stable code, as in JSON.
+/// Returns the stable code, as in JSON.
 pub const fn passed_over_code(reason: &PassedOver) -> &'static str {
     match reason {
         PassedOver::Busy { .. } => "busy",
@@ -73,7 +73,7 @@ pub const fn passed_over_code(reason: &PassedOver) -> &'static str {
     }
 }
 
-/// One line for a person.
+/// Returns one line for people.
 pub fn passed_over_text(reason: &PassedOver) -> String {
     match reason {
         PassedOver::Busy { by } => format!("in use by {by}"),
@@ -94,13 +94,13 @@ pub fn passed_over_text(reason: &PassedOver) -> String {
     }
 }
 
-/// A moment to the second: more would be noise in a sentence.
+/// Formats a time to the second: more digits would be noise in a sentence.
 fn clock(at: Timestamp) -> String {
     let whole = Timestamp::from_secs(at.secs()).to_string();
     if matches!(at, Timestamp::MIN | Timestamp::MAX) { at.to_string() } else { whole }
 }
 
-/// What a finding rests on.
+/// Formats the evidence of a finding.
 pub fn evidence(evidence: &Evidence) -> String {
     match evidence {
         Evidence::Measured { metric, value, limit } => format!("{metric} = {value}, limit {limit}"),
@@ -110,7 +110,7 @@ pub fn evidence(evidence: &Evidence) -> String {
     }
 }
 
-/// How far a run is, and since when.
+/// Returns the state of a run, and since when.
 pub(super) const fn run_state(run: &Run) -> (&'static str, Timestamp) {
     match &run.state {
         RunState::Planned => ("planned", run.planned),
@@ -120,7 +120,7 @@ pub(super) const fn run_state(run: &Run) -> (&'static str, Timestamp) {
     }
 }
 
-/// How a run ended: a word and the reason's code.
+/// Returns how a run ended: a word and the reason code.
 pub const fn run_end(end: &RunEnd) -> (&'static str, Option<&'static str>) {
     match end {
         RunEnd::Completed(_) => ("completed", None),

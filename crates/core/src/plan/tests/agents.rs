@@ -1,9 +1,9 @@
-//! Silent agents: a few make their nodes suspect, many are one incident of ours.
+//! Silent agents: a few make their nodes suspect, many are one incident of Cluster Doctor.
 
 use super::cluster::{Cluster, NOW, Spans, acting, bad, busy, cluster, free, name, unhealthy_mark};
 use crate::{case::Rung, finding::Severity, lifecycle::Life, snapshot::Asked};
 
-/// `silent` of `of` agents have not been heard for twenty minutes.
+/// `silent` of `of` agents have not reported for twenty minutes.
 fn agents(silent: usize, of: usize) -> Cluster {
     (0..of).fold(cluster(), |cluster, n| {
         let ago = if n < silent { 20.minutes() } else { 1.minutes() };

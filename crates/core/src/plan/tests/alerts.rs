@@ -1,4 +1,4 @@
-//! What people are told of a plan: one note for each case and change of state, and nothing of what did not change.
+//! Notes of a plan: one for each case that changes, and none for what did not change.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
     time::Span,
 };
 
-/// What this cluster's next plan tells, after which a minute passes.
+/// Returns the notes of the cluster's next plan, after which a minute passes.
 fn told(cluster: &mut Cluster, muted: &BTreeMap<CaseId, Mute>) -> Vec<Note> {
     let notes = alert::notes(&cluster.snapshot, &cluster.plan().actions, muted);
     cluster.cycle();

@@ -1,4 +1,4 @@
-//! The circuit breaker: shares of a pool, nodes an hour, said once, closed by a person.
+//! The circuit breaker: shares of a pool, nodes per hour, reported once, closed by an operator.
 
 use super::cluster::{Cluster, NOW, NodeFixture, Spans, acting, bad, busy, free, name};
 use crate::{

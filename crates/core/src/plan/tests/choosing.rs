@@ -1,4 +1,4 @@
-//! Which nodes are tested, in which order, and what is said of those that are not.
+//! Which nodes are tested, in which order, and the reasons of those that are not.
 
 use super::{
     super::PassedOver,

@@ -1,4 +1,4 @@
-//! Fixtures as verbs: a cluster of nodes as a test wants them, on a Sunday morning.
+//! Fixtures as verbs: builds a cluster for a test, on a Sunday morning.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::{
 /// 2026-11-15, a Sunday, at eight in the morning.
 pub(super) const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
 
-/// `5.minutes()`, as a person says it.
+/// Durations written as `5.minutes()`.
 pub(super) trait Spans {
     fn minutes(self) -> Span;
     fn hours(self) -> Span;
@@ -62,7 +62,7 @@ pub(super) fn board(serial: &str) -> HardwareId {
     HardwareId::new(&format!("board-{serial}")).unwrap()
 }
 
-/// A test that is good for a week and takes ten minutes, twenty at most.
+/// A test with results valid for a week; it takes ten minutes, twenty at most.
 pub(super) fn test(id: &str) -> TestPolicy {
     TestPolicy {
         id: test_id(id),
@@ -101,18 +101,18 @@ pub(super) fn bad(check: &str, severity: Severity) -> OpenFinding {
     }
 }
 
-/// A finding that one failing result does not yet prove.
+/// A finding that needs a second failing result.
 pub(super) fn unconfirmed(check: &str, severity: Severity) -> OpenFinding {
     let mut open = bad(check, severity);
     open.finding.confirm = 2;
     open
 }
 
-/// One node, with what a test says of it.
+/// A node as a test describes it.
 #[derive(Debug, Clone)]
 pub(super) struct NodeFixture {
     record: NodeRecord,
-    /// Test (all, if none is named), verdict, how long ago.
+    /// Test (all, if none is named), verdict, age.
     past: Vec<(Option<TestId>, Verdict, Span)>,
     pub(super) case: Option<Case>,
 }
@@ -197,7 +197,7 @@ impl NodeFixture {
         self.life(Life::Suspect)
     }
 
-    /// Its life is as it is for this long.
+    /// Its state has been the present one for this long.
     pub(super) fn since(mut self, ago: Span) -> Self {
         self.record.since = NOW.minus(ago);
         self
@@ -223,7 +223,7 @@ impl NodeFixture {
         self
     }
 
-    /// Out of service with a case, in a cluster that has no marks.
+    /// Out of service with a case, in a cluster without marks.
     pub(super) fn excluded(mut self, severity: Severity, rung: Rung) -> Self {
         let case = case_of(&self.record, severity, rung);
         self.record.case = Some(case.id);
@@ -263,7 +263,7 @@ impl NodeFixture {
         self
     }
 
-    /// Work of so many owners, each of whom had bad luck here only, failed that long ago.
+    /// Work of this many owners, which failed nowhere else, failed here that long ago.
     pub(super) fn user_work_failed(mut self, owners: u16, ago: Span) -> Self {
         let work = |owner: u16| FailedWork {
             id: Label::new(&format!("{}-{owner}", self.record.node.name)),
@@ -282,7 +282,7 @@ impl NodeFixture {
         self
     }
 
-    /// Out of service with a case open at this rung, marked by us an hour ago.
+    /// Out of service with a case open at this escalation level, marked by us an hour ago.
     pub(super) fn out(mut self, severity: Severity, rung: Rung) -> Self {
         let mut case = case_of(&self.record, severity, rung);
         case.steps.push(done(StepKind::Mark, rung, 1.hours()));
@@ -323,7 +323,7 @@ impl NodeFixture {
     }
 }
 
-/// An open case of this node. Its number is the name's.
+/// An open case of this node. Its number derives from the name.
 pub(super) fn case_of(record: &NodeRecord, severity: Severity, rung: Rung) -> Case {
     let number = record.node.name.as_str().bytes().fold(0_u64, |sum, byte| (sum * 251 + u64::from(byte)) % (1 << 48));
     let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id()).or_else(|| record.hardware.clone());
@@ -343,7 +343,7 @@ pub(super) fn case_of(record: &NodeRecord, severity: Severity, rung: Rung) -> Ca
     }
 }
 
-/// A case of this machine that ended well, that long ago.
+/// A case of this machine that ended with its return, that long ago.
 pub(super) fn returned(serial: &str, rung: Rung, did: StepKind, ago: Span) -> Case {
     let mut case = case_of(&free("elsewhere").machine(serial).record, Severity::Reset, rung);
     case.steps.push(done(did, rung, ago));
@@ -360,7 +360,7 @@ pub(super) fn done(what: StepKind, rung: Rung, ago: Span) -> Step {
     step(what, rung, StepState::Done, ago)
 }
 
-/// A run on a node, as the backend sees its job.
+/// A run on a node, with this state of its job.
 pub(super) fn run(node: &str, tests: &[&str], seen: JobSeen) -> ActiveRun {
     let tests = tests.iter().map(|id| test_id(id)).collect();
     let started = match &seen {
@@ -392,7 +392,7 @@ pub(super) fn run(node: &str, tests: &[&str], seen: JobSeen) -> ActiveRun {
     }
 }
 
-/// The id of the run that `run` makes for a node.
+/// The id of the run that `run` creates for a node.
 pub(super) fn run_of(node: &str) -> RunId {
     RunId::from_number(node.bytes().fold(7_u64, |sum, byte| (sum * 251 + u64::from(byte)) % (1 << 48)))
 }
@@ -409,7 +409,7 @@ pub(super) fn running(ago: Span) -> JobSeen {
     JobSeen::Running { job: job(), since: NOW.minus(ago) }
 }
 
-/// A cluster under test. `cycle` plans, carries the plan out and lets a minute pass.
+/// A cluster under test. `cycle` plans, executes the plan and lets a minute pass.
 #[derive(Debug, Clone)]
 pub(super) struct Cluster {
     pub(super) snapshot: Snapshot,
@@ -438,7 +438,7 @@ pub(super) fn cluster() -> Cluster {
     Cluster { snapshot, ids: IdSource::new(1), nodes: Vec::new() }
 }
 
-/// A cluster in which we may do everything ourselves.
+/// A cluster in which the controller may take every step but eviction.
 pub(super) fn acting() -> Cluster {
     cluster().policy(|policy| {
         policy.mode = Mode::Act;
@@ -452,7 +452,7 @@ impl Cluster {
         self.assemble()
     }
 
-    /// `count` free and fresh nodes, so that a pool is large enough for the breaker.
+    /// `count` busy and fresh nodes, so that a pool is large enough for the breaker.
     pub(super) fn fillers(mut self, count: usize) -> Self {
         self.nodes.extend((0..count).map(|n| busy(&format!("z{n:04}")).fresh()));
         self.assemble()
@@ -478,7 +478,7 @@ impl Cluster {
         self
     }
 
-    /// The newest run has been cancelled that long ago.
+    /// The newest run was cancelled that long ago.
     pub(super) fn cancelling(mut self, why: crate::run::CancelWhy, ago: Span) -> Self {
         let run = self.snapshot.runs.last_mut().expect("a run to cancel");
         run.cancelling = Some(Cancelling { why, since: NOW.minus(ago) });
@@ -533,12 +533,12 @@ impl Cluster {
         plan(&self.snapshot, &mut self.ids.clone())
     }
 
-    /// What the plan does, one line for each action.
+    /// Returns the actions of the plan, one line each.
     pub(super) fn lines(&self) -> Vec<String> {
         lines::of(&self.plan())
     }
 
-    /// Only what it submits: `n1 dl+storage`.
+    /// Returns only the submitted runs: `n1 dl+storage`.
     pub(super) fn chosen(&self) -> Vec<String> {
         lines::submitted(&self.plan())
     }
@@ -548,7 +548,7 @@ impl Cluster {
         self.plan().passed_over.into_iter().find(|(node, _)| *node == name).map(|(_, why)| why)
     }
 
-    /// Plans, carries the plan out, and a minute passes.
+    /// Plans, executes the plan, and lets a minute pass.
     pub(super) fn cycle(&mut self) -> Vec<String> {
         let plan = plan(&self.snapshot, &mut self.ids);
         model::carry_out(&mut self.snapshot, &plan.actions);
@@ -560,13 +560,13 @@ impl Cluster {
         self.snapshot.at = self.snapshot.at.plus(span);
     }
 
-    /// The run on this node ends with one result for all its tests.
+    /// Ends the run on this node with one result for all its tests.
     pub(super) fn ends(&mut self, node: &str, verdict: Verdict) {
         model::finish(&mut self.snapshot, &name(node), |_| verdict);
     }
 }
 
-/// The remedy does not matter to the planner; a test of its own says so.
+/// The planner ignores the remedy; a separate test verifies that.
 pub(super) fn with_remedy(mut open: OpenFinding, remedy: Remedy) -> OpenFinding {
     open.finding.remedy = remedy;
     open

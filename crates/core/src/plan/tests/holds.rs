@@ -1,4 +1,4 @@
-//! Hands off: holds, other people's marks, our marks removed, marks this store does not know.
+//! Holds, foreign marks, removed marks of ours, and marks that this store does not know.
 
 use super::{
     super::PassedOver,

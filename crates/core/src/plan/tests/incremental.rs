@@ -1,4 +1,4 @@
-//! The planner that remembers says what planning from scratch says, whatever happened in between.
+//! The incremental planner gives the same plans as planning from scratch, whatever happened in between.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{ids::NodeName, snapshot::Snapshot};
 
-/// Tells the planner what is different in the snapshot, as a shell would.
+/// Passes the differences of the snapshot to the planner, as the engine does.
 fn tell(planner: &mut Planner, snapshot: &Snapshot) {
     for (place, record) in snapshot.nodes.iter().enumerate() {
         let known = &planner.snapshot().nodes[place];
@@ -39,7 +39,7 @@ fn tell(planner: &mut Planner, snapshot: &Snapshot) {
     });
 }
 
-/// Plans both ways, compares, and carries the plan out.
+/// Plans both ways, compares, and executes the plan.
 fn cycle(planner: &mut Planner, cluster: &mut Cluster, told: &mut BTreeMap<NodeName, PassedOver>) {
     let mut ids = cluster.ids.clone();
     let fresh = plan(&cluster.snapshot, &mut cluster.ids);
@@ -50,7 +50,7 @@ fn cycle(planner: &mut Planner, cluster: &mut Cluster, told: &mut BTreeMap<NodeN
         let node = &record.node.name;
         assert_eq!(planner.reason(node).as_ref(), reasons.get(node), "{node}");
     }
-    // Whoever keeps only what changed knows as much.
+    // Accumulated changes give the same reasons.
     told.extend(grown.passed_over);
     for (node, why) in &reasons {
         assert_eq!(told.get(node), Some(why), "{node}");

@@ -1,4 +1,5 @@
-//! The ladder: reset, reboot, quarantine, replace or a person; evidence first; what was tried is remembered.
+//! Escalation: reset, reboot, quarantine, replacement, hand-over; evidence is saved first; earlier remedies are
+//! remembered.
 
 use super::cluster::{Cluster, NOW, Spans, acting, bad, board, busy, case_of, done, free, returned, step, unknown};
 use crate::{
@@ -13,7 +14,7 @@ fn lone(node: super::cluster::NodeFixture) -> Cluster {
     acting().fillers(20).node(node)
 }
 
-/// Cycles until the proof runs, then ends it so.
+/// Cycles until the proving run starts, then ends it with this verdict.
 fn prove(cluster: &mut Cluster, verdict: Verdict) -> Vec<String> {
     let mut lines = Vec::new();
     for _ in 0..8 {
@@ -179,7 +180,7 @@ fn a_node_that_does_not_answer_can_be_rebooted_but_not_reset() {
     assert_eq!(out(Severity::Reboot, Rung::Reboot).lines(), ["step a reboot: case", "move a repairing: case"]);
 }
 
-/// Found by the kill test: a node that nobody could reach was drained and booted at once, under a user's job.
+/// Found by the kill test: an unreachable node was drained and immediately rebooted while a user's job was on it.
 #[test]
 fn a_node_that_never_was_seen_empty_is_not_disturbed_while_it_does_not_answer() {
     for (severity, rung) in [(Severity::Reboot, Rung::Reboot), (Severity::Isolate, Rung::Replace)] {

@@ -1,4 +1,4 @@
-//! Jobs at a time, per pool, per test, per mount; the daily budget; windows and pauses.
+//! Concurrent jobs in total, per pool, per test and per mount; the daily budget; windows and pauses.
 
 use super::{
     super::PassedOver,
@@ -106,7 +106,7 @@ fn the_daily_budget_counts_what_was_spent_what_runs_and_what_is_planned() {
     let spent = cluster.clone().with(|snapshot| snapshot.spent = 51.minutes());
     assert!(spent.chosen().is_empty());
     assert_eq!(spent.passed_over("a0"), Some(PassedOver::BudgetSpent));
-    // One that has run for 40 minutes has spent those, and one that is pending will spend its usual ten.
+    // A run that started 40 minutes ago counts with those, a pending run with its usual ten.
     let cluster = cluster.run(run("a0", &["dl"], running(40.minutes()))).run(run("a1", &["dl"], pending(1.minutes())));
     assert_eq!(cluster.chosen(), ["a2 dl"]);
 }

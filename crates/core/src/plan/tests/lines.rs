@@ -1,4 +1,4 @@
-//! Actions as lines of text, with the reason's code at the end: `submit n1 dl: stale`.
+//! Actions as lines of text, with the reason code at the end: `submit n1 dl: stale`.
 
 use super::super::{Action, Conclusion, Notice, Plan};
 use crate::{

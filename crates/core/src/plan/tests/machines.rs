@@ -1,4 +1,4 @@
-//! Machines behind names: known, exchanged, renamed; a case follows its machine.
+//! Machines behind node names: identified, exchanged, renamed; a case follows its machine.
 
 use super::cluster::{Cluster, NodeFixture, Spans, acting, bad, board, done, free, name, unknown};
 use crate::{
@@ -11,7 +11,7 @@ fn lone(node: NodeFixture) -> Cluster {
     acting().fillers(20).node(node)
 }
 
-/// Out of service, waiting for a person, as machine J1.
+/// Out of service, waiting for an operator, as machine J1.
 fn out(node: &str) -> NodeFixture {
     free(node)
         .fresh()

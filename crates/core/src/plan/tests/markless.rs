@@ -1,5 +1,5 @@
-//! Clusters that cannot keep users off a node: it is left out of what we offer, proved past the cluster where there is such a way, and
-//! replaced, by us or by hand.
+//! Clusters that cannot keep users off a node: the node is excluded from what we offer, proved past the cluster if
+//! there is a path, and replaced, by the controller or by hand.
 
 use super::cluster::{Cluster, NodeFixture, Spans, acting, bad, busy, free, running, unknown};
 use crate::{
@@ -51,7 +51,7 @@ fn what_the_cluster_cannot_do_is_passed_over_on_the_way_to_what_it_can() {
 fn a_node_with_users_on_it_waits_until_they_have_gone() {
     let mut cluster = lone(busy("a").fresh().found(bad("dl", Severity::Isolate)));
     assert_eq!(cycles(&mut cluster, 4), ["open a replace: confirmed", "move a quarantined: confirmed"]);
-    // It does not answer: nobody can say that they have gone.
+    // It does not answer: users may still be on it.
     cluster.record("a").node.occupancy = Occupancy::Unknown { why: "no answer".into() };
     assert_eq!(cycles(&mut cluster, 3), [""; 0]);
     cluster.record("a").node.apart = Some(Apart { vacant: true, ..Apart::default() }.into());
@@ -68,7 +68,7 @@ fn what_only_people_replace_is_handed_to_them_with_what_to_do() {
     assert_eq!(cluster.cycle(), ["open a replace: confirmed", "move a quarantined: confirmed"]);
     assert_eq!(cluster.lines(), ["step a hand-over: handed-over", "move a out: handed-over"]);
     assert!(cluster.plan().actions.iter().all(|action| action.text == "take it out of `hosts`"));
-    // A reset is theirs too: nobody climbs past it to a replacement that is not ours.
+    // The reset is left to an operator too: the case does not escalate to a replacement that the controller cannot do.
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)).apart(by_hand));
     assert_eq!(cycles(&mut cluster, 4).last().unwrap(), "propose a reset: not-allowed");
 }
@@ -89,7 +89,7 @@ fn a_proof_goes_past_the_cluster_to_a_node_of_a_case_and_to_no_other() {
     assert!(lone(out().apart(aside())).lines().contains(&"submit a dl: proof".to_owned()));
     let held = out().apart(aside()).held("ann", None);
     assert!(!lone(held).lines().contains(&"submit a dl: proof".to_owned()));
-    // Nothing is open against these: they are never tested that way, however stale.
+    // These have no case: they are never tested past the cluster, however stale.
     for stale in [unknown("a").stale(30.days()), unknown("a").suspect().found(bad("dl", Severity::Monitor))] {
         assert!(!lone(stale.apart(aside())).lines().iter().any(|line| line.starts_with("submit")));
     }

@@ -1,7 +1,7 @@
 //! Tests of the planner: table tests by topic, then properties over random clusters.
 //!
-//! `cluster` has the fixtures, `model` carries plans out on a snapshot as store and executor would, `lines` writes
-//! actions down so that a test reads like a scenario.
+//! `cluster` has the fixtures, `model` applies plans to a snapshot as store and executor would, `lines` formats actions
+//! so that a test reads like a scenario.
 
 mod agents;
 mod alerts;

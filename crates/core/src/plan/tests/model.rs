@@ -1,5 +1,5 @@
-//! The world in small: carries a plan out on a snapshot, as the store writes it down and a well-behaved backend does
-//! it. Deliberately plain, so that a wrong plan shows as a wrong world.
+//! A model of store and backend: applies a plan to a snapshot as the store records it and a well-behaved backend
+//! executes it. Deliberately simple, so that a wrong plan shows as a wrong state.
 
 use super::super::{Action, Conclusion, Notice};
 use crate::{
@@ -73,7 +73,7 @@ fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
             let Asked::Together { trials, .. } = &mut request.what else { panic!("{request:?} has no trials") };
             trials.push(*run);
         }
-        // What is found is in the hands of whoever keeps findings.
+        // The store keeps such findings; the model has none.
         Action::Name { .. } => {}
         Action::Tidy { node, .. } => {
             record(snapshot, node).node.marks.ours.retain(|mark| mark.kind != MarkKind::Maintenance);
@@ -82,7 +82,7 @@ fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
     }
 }
 
-/// The backend takes the job.
+/// The backend accepts the job.
 fn accept(snapshot: &mut Snapshot, run: RunId) {
     let at = snapshot.at;
     let active = active(snapshot, run);
@@ -171,7 +171,7 @@ fn effect(record: &mut NodeRecord, step: StepKind, case: CaseId) {
     }
 }
 
-/// The run is over without its result.
+/// The run ends without its result.
 fn conclude(snapshot: &mut Snapshot, run: RunId, end: Conclusion) {
     let (at, retry) = (snapshot.at, snapshot.policy.retry.clone());
     let place = snapshot.runs.iter().position(|active| active.run.id == run).unwrap();
@@ -229,7 +229,7 @@ pub(super) fn finish(snapshot: &mut Snapshot, name: &NodeName, verdict: impl Fn(
     }
 }
 
-/// The job of this node's run is seen executing.
+/// The job of this run is seen executing.
 pub(super) fn start(snapshot: &mut Snapshot, run: RunId) {
     let at = snapshot.at;
     let active = active(snapshot, run);

@@ -1,4 +1,4 @@
-//! From doubt to a case: modes, permissions, confirmation, worsening.
+//! From suspicion to a case: modes, permissions, confirmation, worsening.
 
 use super::cluster::{Cluster, NOW, Spans, acting, bad, busy, cluster, free, unconfirmed, with_remedy};
 use crate::{
@@ -113,7 +113,7 @@ fn a_proposal_whose_node_is_marked_goes_on() {
 fn nothing_is_marked_any_more_once_the_mode_is_observe() {
     let mut cluster = found(Mode::Act, Severity::Reset);
     cluster.cycle();
-    // The mark never arrived.
+    // The mark was never set.
     cluster.record("a").node.marks.ours.clear();
     let case = &mut cluster.snapshot.cases[0];
     case.steps[0].state = crate::case::StepState::Intended;

@@ -1,4 +1,4 @@
-//! The proof before a return: pass, fail, nothing; release by an operator.
+//! Proving runs before a return: pass, fail, no result; release by an operator.
 
 use super::cluster::{Cluster, Spans, acting, bad, cluster, done, free, name, pool, test, unconfirmed, unknown};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     snapshot::Asked,
 };
 
-/// A node that was reset and is being proved.
+/// A node that was reset and has a proving run.
 fn proving() -> Cluster {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)));
     for _ in 0..4 {
@@ -103,7 +103,7 @@ fn a_proof_needs_at_least_one_pass_and_every_required_test() {
 #[test]
 fn results_from_before_the_proof_prove_nothing() {
     let mut cluster = proving();
-    // The run is gone without a row of its own; the pass of an hour ago is still on record.
+    // The run is gone without a row; the pass of an hour ago is still on record.
     cluster.snapshot.runs.clear();
     cluster.record("a").findings.clear();
     assert_eq!(cluster.lines(), ["move a quarantined: proof-empty"]);
@@ -247,7 +247,7 @@ fn a_mark_of_ours_is_taken_away_even_where_marking_is_no_longer_allowed() {
     assert_eq!(cluster.lines(), ["step a unmark: case"]);
 }
 
-/// Handed to a person, who gives it back.
+/// Handed over to an operator, who releases it.
 fn released() -> Cluster {
     let node = free("a").fresh().out(Severity::Isolate, Rung::Replace).life(Life::Out);
     acting()

@@ -1,4 +1,4 @@
-//! What is true of every plan, over random clusters and random sequences of things that happen to them.
+//! Properties of every plan, over random clusters and random sequences of events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// Everything that must hold for a plan on a snapshot.
+/// Checks all properties of a plan on a snapshot.
 fn check(snapshot: &Snapshot, plan: &Plan) {
     every_node_is_accounted_for_once(snapshot, plan);
     runs_go_only_where_they_may(snapshot, plan);
@@ -45,7 +45,7 @@ fn find<'a>(snapshot: &'a Snapshot, name: &NodeName) -> &'a NodeRecord {
     snapshot.nodes.iter().find(|record| record.node.name == *name).expect("plans name nodes of the snapshot")
 }
 
-/// The nodes that an action is about. A case is its node's, or the one's to which this plan takes it.
+/// Returns the nodes that an action is about. A case belongs to its node, or to the node that this plan moves it to.
 fn named(snapshot: &Snapshot, plan: &Plan, action: &Action) -> Vec<NodeName> {
     let of_case = |id: &CaseId| {
         let followed = plan.actions.iter().find_map(|action| match &action.what {
@@ -119,7 +119,7 @@ fn runs_go_only_where_they_may(snapshot: &Snapshot, plan: &Plan) {
     }
 }
 
-/// Runs that count: all but those that could not be cancelled for a quarter of an hour.
+/// Runs that count against the limits: all but those that could not be cancelled for a quarter of an hour.
 fn counted(snapshot: &Snapshot) -> impl Iterator<Item = &ActiveRun> {
     snapshot
         .runs
@@ -172,7 +172,7 @@ fn is_automatic(code: &str) -> bool {
     matches!(code, "confirmed" | "now-allowed")
 }
 
-/// Nodes that the plan takes out by itself.
+/// Nodes that the plan takes out automatically.
 fn taken_out<'a>(snapshot: &'a Snapshot, plan: &'a Plan) -> Vec<&'a NodeRecord> {
     let moves = plan.actions.iter().filter_map(|action| match &action.what {
         Action::Move { node, to: Life::Quarantined, .. } if is_automatic(action.code.as_str()) => Some(node),
@@ -213,7 +213,7 @@ fn the_breaker_holds(snapshot: &Snapshot, plan: &Plan) {
     }
 }
 
-/// Where a node that is due stands in the queue, worked out anew: suspects, then where user work failed, then the
+/// Computes the queue position of a due node independently: suspects, then nodes on which user work failed, then the
 /// stalest, then by name.
 fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, i32, Timestamp, NodeName) {
     let retry = &snapshot.policy.retry;
@@ -291,7 +291,7 @@ fn moves_are_legal(snapshot: &Snapshot, plan: &Plan) {
     }
 }
 
-/// Inconclusive results, silence and doubt open no case; only a failure that was confirmed does.
+/// Inconclusive results, silence and suspicion open no case; only a confirmed failure does.
 fn only_confirmed_trouble_takes_out(snapshot: &Snapshot, plan: &Plan) {
     for record in taken_out(snapshot, plan) {
         let sure = record.findings.iter().any(|open| {
@@ -363,7 +363,7 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
     }
 }
 
-/// Plans, checks, and carries the plan out.
+/// Plans, checks, and executes the plan.
 fn cycle(cluster: &mut Cluster) -> Plan {
     let plan = plan(&cluster.snapshot, &mut cluster.ids);
     check(&cluster.snapshot, &plan);
@@ -371,7 +371,7 @@ fn cycle(cluster: &mut Cluster) -> Plan {
     plan
 }
 
-/// After a plan was carried out: no node has two runs, and no node is out for a reason that nobody has.
+/// After a plan was executed: no node has two runs, and every node that is out has a reason.
 fn check_world(snapshot: &Snapshot) {
     let mut busy = BTreeSet::new();
     for active in &snapshot.runs {
@@ -492,7 +492,7 @@ proptest! {
             let case = cluster.snapshot.cases.iter().find(|case| Some(case.id) == record.case);
             let explained = match record.life {
                 Life::InService | Life::Suspect => true,
-                // Handed over, waiting for another machine, or somebody's hand was on its mark.
+                // Handed over, waiting for another machine, or its mark was changed by another party.
                 _ => case.is_some_and(|case| {
                     case.waits_for_person() || case.ever_done(StepKind::Replace) || matches!(record.life, Life::Held { .. })
                 }),
@@ -502,7 +502,7 @@ proptest! {
     }
 }
 
-/// From here on nothing goes wrong and nobody intervenes.
+/// From here on there are no faults and no interventions.
 fn heal(cluster: &mut Cluster) {
     let snapshot = &mut cluster.snapshot;
     snapshot.at = long_after(snapshot.at);

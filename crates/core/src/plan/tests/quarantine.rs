@@ -1,5 +1,5 @@
-//! A node that an operator puts into quarantine: out at once, emptied, examined, and then his to decide about; and user
-//! work that is asked to leave.
+//! A node that an operator quarantines: out of service immediately, emptied, examined, and then left to the operator's
+//! decision; and eviction of user work.
 
 use super::cluster::{Cluster, NodeFixture, Spans, acting, bad, busy, cluster, free, name, test_id};
 use crate::{
@@ -14,7 +14,7 @@ fn asked(evict: bool) -> Asked {
     Asked::Quarantine { node: name("a"), evict }
 }
 
-/// A cluster that may do nothing by itself but mark, of which an operator wants `a` examined.
+/// A cluster that may only mark automatically, in which an operator wants `a` examined.
 fn examined(node: NodeFixture, evict: bool) -> Cluster {
     let cluster = cluster().fillers(20).node(node).asks(asked(evict));
     cluster.policy(|policy| policy.repair.examine = vec![test_id("dl")])
@@ -76,7 +76,7 @@ fn what_the_examination_advises_follows_what_it_found() {
         (Verdict::Fail, found(Severity::Isolate), Advice::Replace),
         (Verdict::Inconclusive, None, Advice::ExamineAgain),
         (Verdict::NotApplicable, None, Advice::ExamineAgain),
-        // Something to watch does not stand for what could not be tested.
+        // A finding that only needs watching does not replace the missing test.
         (Verdict::Inconclusive, found(Severity::Monitor), Advice::ExamineAgain),
     ] {
         let mut cluster = examined(free("a").fresh(), false);

@@ -1,4 +1,4 @@
-//! Random clusters whose parts agree with each other, and random things that happen to them.
+//! Random consistent clusters, and random events.
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
@@ -23,7 +23,7 @@ use crate::{
 const TESTS: [&str; 3] = ["dl", "nccl", "storage"];
 const POOLS: [&str; 2] = ["gpu", "other"];
 
-/// Three tests, of which one has a limit, one a mount and one a pool of its own.
+/// Three tests: one with a limit, one with a mount, one with a pool of its own.
 fn tests() -> Vec<TestPolicy> {
     let [dl, mut nccl, mut storage] = TESTS.map(test);
     nccl.at_once = Some(2);
@@ -172,7 +172,7 @@ fn a_wish(nodes: usize) -> impl Strategy<Value = Asked> {
     })
 }
 
-/// A cluster in the middle of its work: lives, cases, marks, runs and results that could be so together.
+/// A cluster in operation: states, cases, marks, runs and results that are consistent with each other.
 pub(super) fn a_cluster() -> impl Strategy<Value = Cluster> {
     (1_usize..10).prop_flat_map(|count| {
         let nodes: Vec<_> = (0..count).map(|n| a_node(n).boxed()).collect();
@@ -205,7 +205,7 @@ pub(super) fn a_cluster() -> impl Strategy<Value = Cluster> {
     })
 }
 
-/// A healthy cluster at its beginning, in which everything is allowed.
+/// A new, healthy cluster in which everything is allowed.
 pub(super) fn a_young_cluster() -> impl Strategy<Value = Cluster> {
     (2_usize..9, any::<bool>()).prop_map(|(count, small_steps)| {
         let cluster = super::cluster::acting().tests(tests()).caps(Caps::ALL).policy(|policy| {
@@ -217,7 +217,7 @@ pub(super) fn a_young_cluster() -> impl Strategy<Value = Cluster> {
     })
 }
 
-/// Something that happens between two plans.
+/// An event between two plans.
 #[derive(Debug, Clone)]
 pub(super) enum Happening {
     Wait(Span),
@@ -274,7 +274,7 @@ pub(super) fn a_happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-/// Lets it happen. What cannot (a job that is not there, a node that is not) does not.
+/// Applies the event. An impossible one (about a job or node that does not exist) has no effect.
 pub(super) fn happen(cluster: &mut Cluster, happening: &Happening) {
     use Happening as H;
     let snapshot = &mut cluster.snapshot;
@@ -373,7 +373,7 @@ fn job_happens(snapshot: &mut Snapshot, n: usize, happening: &Happening) {
     }
 }
 
-/// Later than everything that the fixtures have in them.
+/// Later than every time in the fixtures.
 pub(super) fn long_after(at: Timestamp) -> Timestamp {
     at.plus(60.days())
 }

@@ -1,4 +1,4 @@
-//! What operators ask for: tests, quarantine, withdrawal.
+//! Operators' requests: tests, quarantine, withdrawal.
 
 use super::cluster::{
     Cluster, NOW, NodeFixture, Spans, acting, bad, busy, cluster, free, job, name, pending, pool, run, run_of, running,

@@ -1,4 +1,4 @@
-//! Running work: what is cancelled, what is over, and how it ends.
+//! Running work: what is cancelled, what has ended, and how.
 
 use super::{
     super::{Action, Conclusion},
@@ -26,7 +26,7 @@ fn on_a(seen: JobSeen) -> Cluster {
     cluster().node(free("a")).run(run("a", &["dl"], seen))
 }
 
-/// Submitted, and the backend has not known the job for so long.
+/// Submitted, and unknown to the backend for this long.
 fn absent(state: RunState, started: Option<Timestamp>, since: Span) -> Cluster {
     let mut active = run("a", &["dl"], JobSeen::Absent);
     active.run.state = state;

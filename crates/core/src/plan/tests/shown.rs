@@ -1,4 +1,4 @@
-//! What a node bears for everybody to see.
+//! The status that is published on a node.
 
 use super::cluster::{NodeFixture, Spans, bad, cluster, free, test, unconfirmed};
 use crate::{
@@ -26,7 +26,7 @@ fn a_node_passes_only_if_every_test_that_should_be_fresh_has_passed() {
         (of(NotApplicable, NotApplicable), Status::Unknown),
         (of(Pass, Inconclusive), Status::Unknown),
         (free("a").result("dl", Pass, 1.hours()).result("nccl", Pass, 8.days()), Status::Unknown),
-        // Once is doubt, and confirmed is bad.
+        // A first failure gives unknown, a confirmed one gives fail.
         (of(Pass, Fail).found(unconfirmed("nccl", Severity::Isolate)), Status::Unknown),
         (of(Pass, Fail).found(bad("nccl", Severity::Monitor)), Status::Fail),
         (of(Pass, Pass).out(Severity::Reset, Rung::Reset), Status::Fail),

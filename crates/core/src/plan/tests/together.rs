@@ -1,4 +1,4 @@
-//! A test over several nodes, and who is named when it fails.
+//! A test over several nodes, and fault localisation when it fails.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ fn asked(nodes: &[&str]) -> Asked {
     Asked::Together { nodes, test: test_id(TEST), trials: Vec::new() }
 }
 
-/// Nodes `a` to `d`, which are asked for, and `g1` to `g4`, which are known to be good.
+/// Nodes `a` to `d`, which are requested, and `g1` to `g4`, which are known to be good.
 fn eight() -> Cluster {
     let mut cluster = cluster().tests(vec![test("dl"), ring()]);
     for node in ["a", "b", "c", "d", "g1", "g2", "g3", "g4"] {
@@ -37,7 +37,8 @@ fn eight() -> Cluster {
     cluster.asks(asked(&["a", "b", "c", "d"]))
 }
 
-/// Plays until the request is answered. What is named comes back, with the answer at the end, and how many trials it took.
+/// Runs until the request is completed. Returns the attributed faults with the conclusion at the end, and the number of
+/// trials.
 fn played(mut cluster: Cluster, world: impl Fn(&[NodeName]) -> TrialSaid) -> (Vec<String>, usize) {
     let (mut named, mut trials) = (Vec::new(), 0);
     for _ in 0..50 {
@@ -68,7 +69,7 @@ fn fails_with(bad: &[&str], over: &[NodeName]) -> TrialSaid {
     if over.iter().any(|node| bad.contains(&node.as_str())) { TrialSaid::Failed } else { TrialSaid::Passed }
 }
 
-/// The way between two nodes is bad: it fails whoever has both.
+/// The path between two nodes is bad: every trial with both of them fails.
 fn fails_between(one: &str, other: &str, over: &[NodeName]) -> TrialSaid {
     let has = |name: &str| over.iter().any(|node| node.as_str() == name);
     if has(one) && has(other) { TrialSaid::Failed } else { TrialSaid::Passed }
@@ -108,7 +109,7 @@ fn what_only_all_of_them_show_is_said_so() {
 
 #[test]
 fn a_node_that_was_thought_good_and_is_not_takes_the_blame_itself() {
-    // `a` is bad, and so is the way of everybody with `g1`, whom the others met first.
+    // All nodes together fail, and so does every pair with `g1`, which is among the first partners.
     let (said, _) = played(eight(), |over| {
         let has = |name: &str| over.iter().any(|node| node.as_str() == name);
         if over.len() > 2 || has("g1") { TrialSaid::Failed } else { TrialSaid::Passed }
@@ -158,7 +159,7 @@ fn what_fails_for_everybody_is_nobodys_fault() {
 fn who_is_known_to_be_at_fault_is_named_although_nobody_is_left_to_try_another_with() {
     let nodes = ["a", "b", "g1", "g2"].into_iter();
     let few = nodes.fold(cluster().tests(vec![test("dl"), ring()]), |cluster, node| cluster.node(free(node).fresh()));
-    // `a` fails with both. `b` fails with one, and with the other it was that one.
+    // `a` fails with both. `b` fails with `g2`, and with `g1` the fault was attributed to `g1`.
     let (said, _) = played(few.asks(asked(&["a", "b"])), |over| {
         let has = |name: &str| over.iter().any(|node| node.as_str() == name);
         if has("b") && has("g1") { TrialSaid::Named(vec![name("g1")]) } else { TrialSaid::Failed }
