@@ -1,4 +1,4 @@
-//! Agents as people and programs see them: whether each is heard, and in what it differs from this controller.
+//! Views of the node agents: whether each one reports, and how it differs from this controller.
 
 use std::collections::BTreeMap;
 
@@ -15,23 +15,23 @@ use doctor_store::{
 };
 use serde::Serialize;
 
-/// An agent that was ever enrolled or vouched for.
+/// An agent that was ever enrolled, or accepted through a token review.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AgentView {
     pub node: NodeName,
     pub state: AgentState,
     pub speaks_by: SpeaksBy,
-    /// Or first vouched for.
+    /// Time of enrolment, or of the first token review.
     pub enrolled: Timestamp,
     pub revoked: Option<Timestamp>,
-    /// Up to a minute behind.
+    /// Up to a minute old.
     pub heard: Option<Timestamp>,
     pub program: Option<String>,
     pub schema: Option<String>,
     pub policy: Option<u32>,
-    /// How far its clock was ahead of ours when it last spoke.
+    /// How far its clock was ahead of the controller's when it last reported.
     pub clock_ahead_ms: Option<i64>,
-    /// In what it differs from the controller.
+    /// Differences from the controller.
     pub skew: Vec<String>,
 }
 
@@ -57,10 +57,10 @@ impl AgentState {
     }
 }
 
-/// The way of a report, and a little.
+/// Tolerated clock difference in milliseconds; it includes the transit time of a report.
 const CLOCK_TOLERANCE: i64 = 5_000;
 
-/// Every agent that was ever enrolled or vouched for, by node.
+/// Returns every agent that was ever enrolled or accepted through a token review, by node.
 ///
 /// # Errors
 /// If the store fails.
@@ -70,7 +70,7 @@ pub fn views(store: &Store, facts: &Facts) -> Result<Vec<AgentView>, StoreError>
     Ok(store.agents()?.into_iter().map(view).collect())
 }
 
-/// Silence is judged at the moment of looking: that nobody looks for an hour makes no agent silent.
+/// Silence is evaluated at the time of the last observation: a controller that stops observing makes no agent silent.
 fn looked(facts: &Facts) -> Timestamp {
     facts.seen.unwrap_or(facts.now)
 }
@@ -122,16 +122,16 @@ fn heard_at(heard: Timestamp, looked: Timestamp, silent_after: Span) -> AgentSta
     if looked.since(heard) > silent_after { AgentState::Silent } else { AgentState::Reports }
 }
 
-/// A node's agent, in short.
+/// A short view of a node's agent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct AgentBrief {
     pub state: AgentState,
-    /// Whether it has not been heard for too long, or never.
+    /// Whether it has not reported for too long, or never.
     pub silent: bool,
     pub heard: Option<Timestamp>,
-    /// What it runs; `None`: it did not say, or its cluster speaks for it.
+    /// Its program version; `None`: not reported, or its cluster reports for it.
     pub program: Option<String>,
-    /// In what it differs from the controller.
+    /// Differences from the controller.
     pub skew: Vec<String>,
 }
 
@@ -142,7 +142,7 @@ impl AgentBrief {
     }
 }
 
-/// The agents of all nodes that have one, in short: those of the store, and those that the cluster itself hears.
+/// Returns the short views of all nodes with an agent: those in the store, and those that report through the cluster.
 ///
 /// # Errors
 /// If the store fails.

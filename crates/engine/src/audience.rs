@@ -1,6 +1,7 @@
-//! Between the engine and whoever shows the cluster to people: after each cycle the engine leaves what it saw, and goes on.
+//! The snapshot feed: after each cycle the engine publishes its snapshot to the threads that serve people, and
+//! continues.
 //!
-//! Only the newest is kept. Whoever is slow misses what lay in between and not what is; the engine waits for nobody.
+//! Only the newest snapshot is kept. A slow reader misses intermediate ones; the engine never waits for a reader.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -15,13 +16,13 @@ use crate::settings::Settings;
 #[derive(Debug, Clone)]
 pub struct Seen {
     pub snapshot: Snapshot,
-    /// Nodes of which the store knows more since the cycle acted.
+    /// Nodes that the cycle's actions have changed in the store.
     pub behind: Vec<NodeName>,
-    /// By what it was judged.
+    /// The settings of that cycle.
     pub settings: Settings,
 }
 
-/// Where it is left.
+/// The feed itself.
 #[derive(Debug, Default)]
 pub struct Audience {
     inside: Mutex<Inside>,
@@ -34,12 +35,12 @@ struct Inside {
     closed: bool,
 }
 
-/// What there is to know.
+/// A message of the feed.
 #[derive(Debug)]
 pub enum News {
-    /// This process leads, and saw this.
+    /// This process leads, and observed this.
     Seen(Box<Seen>),
-    /// This process does not lead (any more): the store knows.
+    /// This process does not lead (any more): read the store.
     AskTheStore,
 }
 
@@ -62,7 +63,7 @@ impl Audience {
         self.bell.notify_all();
     }
 
-    /// Nobody listens any more.
+    /// Closes the feed: there are no readers any more.
     pub fn close(&self) {
         self.lock().closed = true;
         self.bell.notify_all();
@@ -72,7 +73,7 @@ impl Audience {
         self.lock().closed
     }
 
-    /// Waits for news, at most this long. `None`: there is none, or it is closed.
+    /// Waits for a message, at most this long. `None`: there is none, or the feed is closed.
     pub fn wait(&self, most: Duration) -> Option<News> {
         let quiet = |inside: &mut Inside| inside.waiting.is_none() && !inside.closed;
         let waited = self.bell.wait_timeout_while(self.lock(), most, quiet);

@@ -1,17 +1,17 @@
-//! One cycle, a straight line: observe, plan, commit, act, record, publish.
+//! The control loop. One cycle is a straight line: observe, plan, commit, act, record, publish.
 //!
-//! What it gives: whatever the last cycle left half done, this one repairs, because it looks at the world and at the
-//! written intentions and never at what it remembers having done. A controller killed at any instant loses nothing:
-//! intent is in the store before its effect, effects are idempotent by id, and results wait on the share.
+//! Guarantee. A cycle completes whatever the last one left unfinished, because it reads the cluster and the recorded
+//! intents, never its own memory of what it did. A controller killed at any instant loses nothing: each intent is in
+//! the store before its effect, effects are idempotent by id, and results wait on the share.
 //!
 //! Principles. The cycle decides nothing: [`doctor_core::plan`] does, from a snapshot. Anything that could not be
-//! observed is `Unknown` in it, never absent. Each effect may fail alone. What the planner needs is kept in memory and
-//! brought up to date by what changed, so that a quiet cycle over ten thousand nodes costs next to nothing; the memory
-//! is only ever a copy of the store and of the backend's last answer, and is thrown away when either cannot be trusted.
+//! observed is `Unknown` in it, never absent. Each effect may fail on its own. The planner's input is kept in memory
+//! and updated by what changed, so that a quiet cycle over ten thousand nodes costs next to nothing; this memory is
+//! only a copy of the store and of the backend's last response, and is discarded when either cannot be trusted.
 //!
-//! Ways rejected. An event-driven controller with a queue per node: its state is spread over queues that die with the
-//! process, and the order of effects depends on timing. A cycle that acts while it decides: it cannot be replayed, and
-//! one slow call delays every decision behind it.
+//! Rejected alternatives. An event-driven controller with a queue per node: its state is spread over queues that are
+//! lost with the process, and the order of effects depends on timing. A cycle that acts while it decides: it cannot be
+//! replayed, and one slow call delays every decision behind it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,7 +52,7 @@ use crate::{
 
 #[derive(Debug, thiserror::Error)]
 pub enum CycleError {
-    /// Another controller leads; this one stays passive and may ask again.
+    /// Another controller leads; this one stays passive and may try again.
     #[error("another controller leads: {by} until {until}")]
     Passive { by: String, until: Timestamp },
     #[error(transparent)]
@@ -67,11 +67,11 @@ pub struct Engine {
     memory: Memory,
     boards: Boards,
     publisher: Publisher,
-    /// What stays wrong from cycle to cycle, as whoever drives the engine knows it.
+    /// A persistent problem that the caller reports.
     remark: Option<String>,
-    /// Who is told of changes, and of which.
+    /// Notification routes by receiver.
     routes: Vec<(String, Route)>,
-    /// Whoever is shown the cluster after each cycle.
+    /// The snapshot feed for readers in this process.
     audience: Option<Arc<Audience>>,
 }
 
@@ -81,7 +81,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// A cycle in which nothing happened is written down this seldom, so that its age can be told.
+/// Maximum interval between recorded cycles: an idle cycle is recorded this often, so that its age is known.
 const HEARTBEAT: Span = Span::minutes(10);
 
 impl Engine {
@@ -109,30 +109,29 @@ impl Engine {
         &self.parts.settings
     }
 
-    /// Exchanges the whole configuration between two cycles.
+    /// Replaces the whole configuration between two cycles.
     pub fn set_settings(&mut self, settings: Settings) {
         self.parts.settings = settings;
         self.memory.forget();
     }
 
-    /// Something that is wrong until it is taken back, such as a configuration file that cannot be used. It is a
-    /// trouble of every cycle.
+    /// Sets a persistent problem, such as an unusable configuration file. Every cycle reports it until it is cleared.
     pub fn set_remark(&mut self, remark: Option<String>) {
         self.remark = remark;
     }
 
-    /// Who is told of what from the next cycle on, by receiver. Messages are written with the plan; delivering them is
-    /// somebody else's work.
+    /// Sets the notification routes used from the next cycle, by receiver. The engine stores messages together with the
+    /// plan; a delivery worker sends them.
     pub fn set_routes(&mut self, routes: Vec<(String, Route)>) {
         self.routes = routes;
     }
 
-    /// Shows the cluster to these after each cycle from now on.
+    /// Publishes a snapshot to this feed after each cycle.
     pub fn set_audience(&mut self, audience: Arc<Audience>) {
         self.audience = Some(audience);
     }
 
-    /// Forgets what is too old, in the store and on the share. Does nothing while another controller leads.
+    /// Deletes expired data in the store and on the share. Does nothing while another controller leads.
     ///
     /// # Errors
     /// If the store fails.
@@ -155,7 +154,7 @@ impl Engine {
     /// Runs one cycle.
     ///
     /// # Errors
-    /// If another controller leads, or the store fails. A backend that fails is no error: nodes are `Unknown` then.
+    /// If another controller leads, or the store fails. A failing backend is not an error: nodes become `Unknown`.
     pub fn cycle(&mut self) -> Result<CycleReport, CycleError> {
         let span = span!(
             "cycle",
@@ -177,7 +176,7 @@ impl Engine {
         });
         tell(&span, &outcome);
         if let Err(CycleError::Store(error)) = &outcome {
-            // The memory is a copy of a store that may have moved on.
+            // The memory is a copy of a store that may have changed.
             self.memory.forget();
             if error.is_lease_lost() {
                 self.lease = None;
@@ -186,7 +185,7 @@ impl Engine {
         outcome
     }
 
-    /// A controller that does not lead knows no more than the store does, and that everybody can read.
+    /// A controller that does not lead knows no more than the store, which every process can read.
     fn show_audience(&self, leads: bool) {
         let Some(audience) = &self.audience else { return };
         match self.memory.snapshot().filter(|_| leads) {
@@ -195,12 +194,13 @@ impl Engine {
         }
     }
 
-    /// Which nodes the breaker would let go now, for those who cannot wait for a cycle; `None`: this controller does not know.
+    /// Returns the nodes that the breaker would allow to be taken out now, for callers that cannot wait for a cycle.
+    /// `None`: this controller does not know.
     pub fn may_be_taken_out(&self) -> Option<TakeOut> {
         self.lease.as_ref().and_then(|_| self.memory.may_be_taken_out())
     }
 
-    /// Gives the lease back, so that the next controller need not wait.
+    /// Publishes a last time and releases the lease, so that the next controller need not wait.
     ///
     /// # Errors
     /// If the store fails.
@@ -270,7 +270,7 @@ impl Engine {
         Ok(report)
     }
 
-    /// Intent before effect, in one transaction.
+    /// Records intents before their effects, in one transaction.
     fn commit(&mut self, lease: &Lease, now: Timestamp, plan: &Plan) -> Result<CycleId, StoreError> {
         let mut keys = BTreeMap::new();
         for action in &plan.actions {
@@ -296,14 +296,14 @@ impl Engine {
         Ok(cycle)
     }
 
-    /// What this plan changes that somebody wants to hear of.
+    /// Returns the messages about this plan, addressed to their receivers.
     fn told(&self, actions: &[Because<Action>]) -> Result<Vec<Addressed>, StoreError> {
         let Some(snapshot) = self.memory.snapshot().filter(|_| !self.routes.is_empty()) else { return Ok(Vec::new()) };
         let notes = alert::notes(snapshot, actions, &self.parts.store.mutes()?);
         Ok(outbox::addressed(&self.routes, &notes))
     }
 
-    /// What the rules make of the nodes that trials of several have named.
+    /// Classifies the nodes to which trials over several nodes attributed a fault.
     fn named(&self, actions: &[Because<Action>], now: Timestamp) -> Vec<Vec<Finding>> {
         let named = actions.iter().filter_map(|action| match &action.what {
             Action::Name { test, peer, .. } => {
@@ -318,7 +318,7 @@ impl Engine {
         named.collect()
     }
 
-    /// What is known of the nodes, on the nodes. What has just been decided is seen in the next cycle.
+    /// Writes the status of nodes to the nodes. A decision of this cycle appears in the next one.
     fn show(&mut self, lease: &Lease) -> Result<Vec<String>, StoreError> {
         let changed = self.memory.take_changed();
         match changed {
@@ -356,7 +356,7 @@ impl Engine {
     }
 }
 
-/// What became of a cycle, for its span.
+/// Records the outcome of a cycle in its span.
 fn tell(span: &tracing::Span, outcome: &Result<CycleReport, CycleError>) {
     match outcome {
         Ok(report) => {

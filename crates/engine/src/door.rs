@@ -1,5 +1,5 @@
-//! What waits at the door of [`crate::ingest`] each cycle: documents with the backend's answer, documents on the share,
-//! agents' messages. All that is good is kept in one transaction; the rest goes to `rejected/` with its reason.
+//! Collects the results of each cycle: documents from the backend's response, documents on the share, and agents'
+//! messages. Valid ones are stored in one transaction; the others go to `rejected/` with the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,18 +27,18 @@ use crate::{
     share::{Found, Share},
 };
 
-/// Where a document came from, to know what to do with it when it is turned away.
+/// The source of a document, which determines what happens to it when it is rejected.
 enum Source {
     Output { bytes: Vec<u8> },
     File(std::path::PathBuf),
 }
 
-/// Documents that a backend keeps offering although they were turned away. They are turned away, and counted, once.
+/// Rejected documents that a backend keeps returning. Each is rejected, and counted, once.
 #[derive(Debug, Default)]
 pub(crate) struct TurnedAway(BTreeSet<(RunId, u64)>);
 
 impl TurnedAway {
-    /// Whether this one is new here.
+    /// Returns whether this document was not rejected before.
     fn is_new(&self, run: RunId, bytes: &[u8]) -> bool {
         !self.0.contains(&(run, fingerprint(bytes)))
     }
@@ -47,7 +47,7 @@ impl TurnedAway {
         self.0.insert((run, fingerprint(bytes)));
     }
 
-    /// Runs that are over offer nothing any more.
+    /// Drops the documents of a run that is over.
     pub(crate) fn forget(&mut self, run: RunId) {
         self.0.retain(|(other, _)| *other != run);
     }
@@ -60,14 +60,14 @@ fn fingerprint(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// What is known when documents come in.
+/// The context in which documents are classified.
 pub(crate) struct Known<'a> {
     pub(crate) runs: &'a [StoredRun],
     pub(crate) polled: &'a BTreeMap<RunId, PolledJob>,
-    /// The cluster now, by name, and as it was last seen.
+    /// The cluster as observed now, by name, and as of the last cycle.
     pub(crate) seen: &'a [SeenNode],
     pub(crate) snapshot: Option<&'a Snapshot>,
-    /// Events that have had their answer.
+    /// Acknowledged events.
     pub(crate) settled: &'a BTreeMap<NodeName, Vec<Settled>>,
     pub(crate) now: Timestamp,
 }
@@ -88,7 +88,7 @@ impl<'a> Known<'a> {
         self.settled.get(node).cloned().unwrap_or_default()
     }
 
-    /// Who is of which type, by name.
+    /// Returns the nodes of each machine type, by name.
     fn of_type(&self) -> BTreeMap<Sku, Vec<NodeName>> {
         let mut types: BTreeMap<Sku, Vec<NodeName>> = BTreeMap::new();
         for node in self.seen.iter().map(|seen| &seen.node) {
@@ -99,13 +99,13 @@ impl<'a> Known<'a> {
         types
     }
 
-    /// The type of a node's machine. A node that has just left the cluster is still the machine that it was.
+    /// Returns the machine type of a node. A node that has just left the cluster keeps its last known type.
     fn sku(&self, node: &NodeName) -> Option<&'a Sku> {
         self.now(node).or_else(|| self.last(node))?.sku.as_ref()
     }
 }
 
-/// Takes in everything that waits. Returns the nodes of which the store now knows more.
+/// Processes everything that is waiting. Returns the nodes whose stored data changed.
 pub(crate) fn take_in(
     parts: &mut Parts,
     lease: &Lease,
@@ -128,7 +128,7 @@ pub(crate) fn take_in(
 type Good = Vec<(JudgedResult, Source)>;
 type Bad = Vec<(RunId, Rejection, Source)>;
 
-/// Opens and judges every document that waits: what is good, and what is turned away.
+/// Opens and classifies every waiting document: the valid ones, and the rejected ones.
 fn open_all(
     parts: &Parts,
     known: &Known<'_>,
@@ -138,7 +138,7 @@ fn open_all(
     let Known { runs, polled, now, .. } = *known;
     let settled = |node: &NodeName| known.settled_of(node);
     let (mut good, mut bad) = (Good::new(), Bad::new());
-    // A hundred thousand names are not sorted for nobody.
+    // Sorting a hundred thousand names is skipped if no rule compares with peers.
     let none_wanted = Wanted::of_all(&parts.settings.rules).peers.is_empty();
     let of_type = if none_wanted { BTreeMap::new() } else { known.of_type() };
     let mut reader = PastReader::new(&parts.store, &parts.settings, of_type);
@@ -202,7 +202,7 @@ fn keep(
                 report.results += 1;
                 touched.push(result.node);
             }
-            // A file stays where its run left it while the run is active; it is the same file as last time.
+            // A file stays on the share while its run is active; it is the same file as in the last cycle.
             Accepted::Duplicate if matches!(source, Source::File(_)) => {}
             Accepted::Duplicate => bad.push((name, Rejection::Duplicate, source)),
             Accepted::UnknownRun => bad.push((name, Rejection::UnknownRun, source)),
@@ -247,8 +247,8 @@ fn agents(
     let mut turned_away = 0;
     for inbox in &mut parts.inboxes {
         let mut seen_to = Vec::new();
-        // A name that was not planned with yet may be that of a machine with a past: the planner says whose it is, and
-        // then its agent is listened to. Until then its messages wait.
+        // A new name may belong to a machine with a history: the planner identifies the machine first, and until then
+        // the messages of its agent wait.
         for message in inbox.waiting().into_iter().filter(|message| known.last(&message.node).is_some()) {
             seen_to.push(message.number);
             let sku = known.sku(&message.node);

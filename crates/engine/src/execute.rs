@@ -1,8 +1,8 @@
-//! Carries out what was decided, and decides nothing.
+//! Executes a plan, and decides nothing.
 //!
-//! Every effect was written down before. Right before each one the lease is read again: a controller that was paused
-//! for an hour finds out here that another one leads. An effect that may or may not have happened is left as it
-//! stands; the next cycle asks the backend, and asks again with the same id.
+//! Every effect was recorded before. Right before each one the lease is read again: a controller that was suspended for
+//! an hour finds out here that another one leads. An effect that may or may not have happened is left as it is; the
+//! next cycle queries the backend and repeats the request with the same id.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,7 @@ use crate::{
     spans::{span, within},
 };
 
-/// What carrying out a plan needs.
+/// The dependencies of executing a plan.
 #[derive(Clone, Copy)]
 pub struct Executor<'a> {
     pub backend: &'a dyn Backend,
@@ -42,9 +42,9 @@ pub struct Executor<'a> {
     pub clock: &'a dyn Clock,
     pub lease: &'a Lease,
     pub settings: &'a Settings,
-    /// Where the hand-off of a case is kept before a step that destroys what its node knew.
+    /// Where the support bundle of a case is kept before a step that destroys evidence.
     pub share: Option<&'a Share>,
-    /// Effects at a time. One keeps a simulation in order.
+    /// Number of concurrent effects. With one, a simulation stays deterministic.
     pub workers: usize,
 }
 
@@ -54,18 +54,19 @@ impl std::fmt::Debug for Executor<'_> {
     }
 }
 
-/// A node that reports for longer is repaired without, and no step waits for a third of its deadline.
+/// Longest wait for a node's own report before a destructive step, which then proceeds without it. At most a third of
+/// the step's deadline is spent on it.
 const REPORT_WITHIN: Span = Span::minutes(6);
 
-/// It belongs to a run, and to no case.
+/// Belongs to a run, and to no case.
 const MAINTENANCE: OurMark = OurMark { kind: MarkKind::Maintenance, case: None };
 
-/// One effect on the cluster, with all it needs.
+/// One effect on the cluster, with everything it needs.
 #[derive(Debug)]
 enum Work {
     Submit(JobRequest),
     Cancel(RunId),
-    /// The maintenance mark of a run that is over.
+    /// Removes the maintenance mark of a run that is over.
     Tidy(OpId, NodeName),
     Change {
         case: CaseId,
@@ -73,20 +74,20 @@ enum Work {
         node: NodeName,
         changes: Vec<Change>,
         ground: Ground,
-        /// After it, what the node knew is gone.
+        /// The escalation level, if the change destroys evidence on the node.
         destroys: Option<Rung>,
     },
 }
 
 impl Executor<'_> {
-    /// Carries out all actions. Each may fail alone; what failed is returned as one line each.
+    /// Executes all actions. Each may fail on its own; failures are returned as one line each.
     ///
-    /// Several hands take them in the order of the plan and finish them in any. That is right because a plan has at most one step
-    /// for a node, and each hand keeps for its own what order there must be: the lease, the effect, the record of it. All intents
-    /// were written before the first hand begins.
+    /// Workers take actions in plan order and may finish out of order. That is safe: a plan has at most one step per
+    /// node, and each worker performs lease check, effect and record in sequence. All intents were recorded before the
+    /// first worker starts.
     ///
     /// # Errors
-    /// Only if the store fails or the lease is lost: then nothing more may be done.
+    /// Only if the store fails or the lease is lost: nothing more may be done then.
     pub fn execute(
         &self,
         actions: &[Because<Action>],
@@ -142,7 +143,7 @@ impl Executor<'_> {
                     StepKind::Reset => vec![Change::Reset],
                     StepKind::Reboot => vec![Change::Reboot],
                     StepKind::Replace => vec![Change::Replace],
-                    // Done when it was written, or by the run that goes with it.
+                    // Completed when it was recorded, or by the run that belongs to it.
                     StepKind::KeepEvidence
                     | StepKind::Prove
                     | StepKind::Examine
@@ -174,7 +175,7 @@ impl Executor<'_> {
         }
     }
 
-    /// Does one thing. A line comes back if it did not go well.
+    /// Performs one effect. Returns a line if it failed.
     fn perform(&self, work: &Work) -> Result<Option<String>, StoreError> {
         self.store.still_ours(self.lease, self.clock.now())?;
         match work {
@@ -206,8 +207,8 @@ impl Executor<'_> {
         }
     }
 
-    /// What the step would destroy is put where it cannot, with what the node has to say. `false`, while the node is still at that,
-    /// and a line, if it did not go well: then the step waits, and is asked for again in the next cycle.
+    /// Saves the evidence that the step would destroy, including the node's own report. Returns `false` while the node
+    /// is still working on the report. On an error the step waits and is requested again in the next cycle.
     fn put_evidence_away(&self, case: CaseId, rung: Rung, op: OpId, node: &NodeName) -> Result<bool, String> {
         let Some(share) = self.share.filter(|share| !handoff::is_kept(share, case, rung)) else { return Ok(true) };
         let span = span!(
@@ -256,15 +257,15 @@ impl Executor<'_> {
         }
     }
 
-    /// Puts the maintenance mark on the nodes of a run whose tests want that, before anything starts there. That it is taken away
-    /// again is the planner's care, also when this process is gone.
+    /// Sets the maintenance mark on the nodes of a run whose tests need it, before anything starts there. The planner
+    /// removes it, also if this process is gone.
     fn reserve(&self, job: &JobRequest) -> Result<(), BackendError> {
         let (policy, tests) = (&self.settings.policy, &self.settings.tests);
         let may = policy.mode != Mode::Observe && policy.allow.mark && self.backend.caps().mark;
         let wants = || tests.iter().any(|test| test.maintenance && job.tests.contains(&test.id));
         if may && wants() {
             for node in job.nodes.iter() {
-                // A run is submitted once, and so is this.
+                // A run is submitted once, and so is the mark: both share the number.
                 let op = OpId::from_number(job.run.number());
                 let change = NodeOp { op, what: Change::Mark(MAINTENANCE) };
                 within(&self.change_span(node, &change), || self.backend.apply(node, &change))?;
@@ -302,7 +303,8 @@ impl Executor<'_> {
                 Ok(None)
             }
             Err(error) => {
-                // What may have happened, or may work later, stays intended and is asked again with the same id.
+                // An effect that may have happened, or may succeed later, stays intended and is requested again with
+                // the same id.
                 if error.effect == Effect::NoneGiveUp {
                     self.store.record_step(self.lease, case, op, Err(&error.text), self.clock.now())?;
                 }
@@ -316,7 +318,7 @@ fn rung_of(snapshot: &Snapshot, case: CaseId) -> Option<Rung> {
     snapshot.cases.iter().find(|known| known.id == case).map(|case| case.rung)
 }
 
-/// What people are told about it: the worst of what was found.
+/// Returns the reason for people: the worst finding.
 fn ground(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> Ground {
     let record = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok();
     let findings = record.map_or(&[][..], |place| &snapshot.nodes[place].findings);
@@ -332,7 +334,7 @@ fn ground(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> Ground {
     }
 }
 
-/// The marks of ours that say `unhealthy` or `maintenance`; a cordon is lifted by undraining.
+/// Returns our `unhealthy` and `maintenance` marks; a cordon is removed by undraining.
 fn our_marks(snapshot: &Snapshot, node: &NodeName) -> Vec<OurMark> {
     let record = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok();
     let marks = record.map(|place| &snapshot.nodes[place].node.marks.ours);

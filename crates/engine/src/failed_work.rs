@@ -1,7 +1,7 @@
-//! User work that failed: asked of the cluster each cycle, kept in the store, and weighed for the planner.
+//! Failed user work: queried from the cluster each cycle, kept in the store, and weighed for the planner.
 //!
-//! The cluster may tell the same again; the store keeps it once. What was kept is read back after a restart, so that a
-//! controller that begins anew knows what the one before it was told.
+//! The cluster may report the same failure repeatedly; the store keeps it once. Stored failures are read back after a
+//! restart, so that a new controller knows what the previous one learned.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,32 +23,33 @@ use crate::{
     spans::{span, within},
 };
 
-/// The cluster is asked for a little more than is new: it may learn late how work ended.
+/// Each query overlaps the previous one by this much: the cluster may learn late how work ended.
 const OVERLAP: Span = Span::minutes(10);
 
-/// So many new failures are taken in with one cycle, the newest.
+/// Largest number of new failures stored per cycle, the newest ones.
 const AT_ONCE: usize = 2000;
 
-/// So much is remembered and weighed, the newest. Where more fails within the window, it is not the nodes.
+/// Largest number of failures kept and weighed, the newest ones. With more failures in the window, the nodes are not
+/// the cause.
 const MOST_KNOWN: usize = 10_000;
 
-/// What failed lately, by node.
+/// Recent failures by node.
 pub(crate) type ByNode = BTreeMap<NodeName, Arc<FailedHere>>;
 
-/// By its name and where it failed.
+/// By work id and node.
 type Known = BTreeMap<(Label, NodeName), FailedWork>;
 
-/// What the cycle remembers of it.
+/// Recent failures, kept between cycles.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
-    /// Everything within the window; `None`: to be read from the store.
+    /// All failures within the window; `None`: to be read from the store.
     known: Option<Known>,
     asked: Option<Timestamp>,
     pub(crate) by_node: ByNode,
 }
 
 impl Failures {
-    /// Asks the cluster, keeps what is new, and weighs what is left within the window.
+    /// Queries the cluster, stores new failures, and weighs those within the window.
     pub(crate) fn update(
         &mut self,
         parts: &Parts,
@@ -95,13 +96,13 @@ impl Failures {
         if self.by_node.is_empty() { None } else { self.by_node.get(node).cloned() }
     }
 
-    /// The store knows better: it is read again.
+    /// Discards the copy; the next update reads the store again.
     pub(crate) fn forget(&mut self) {
         self.known = None;
     }
 }
 
-/// What failed lately, as somebody who only looks sees it.
+/// Returns the recent failures for a process that does not lead.
 ///
 /// # Errors
 /// If the store fails.
@@ -117,7 +118,7 @@ fn keyed(failed: Vec<(NodeName, FailedWork)>) -> Known {
     failed.into_iter().map(|(node, work)| ((work.id.clone(), node), work)).collect()
 }
 
-/// So much of it, the newest; of one moment, the first by name.
+/// Keeps the newest `most` failures; among those of the same moment, the first by name.
 fn newest(mut known: Known, most: usize) -> Known {
     if known.len() > most {
         let mut moments: Vec<Timestamp> = known.values().map(|work| work.at).collect();
@@ -133,13 +134,14 @@ fn newest(mut known: Known, most: usize) -> Known {
     known
 }
 
-/// What is older than all that could be remembered is not new when it is told again.
+/// Returns the time before which failures were dropped for lack of room: they are not new when reported again.
 fn forgotten_before(known: &Known, most: usize) -> Timestamp {
     let oldest = known.values().map(|work| work.at).min().filter(|_| known.len() >= most);
     oldest.map_or(Timestamp::MIN, |oldest| oldest.plus(Span::from_millis(1)))
 }
 
-/// Of what was told: what is not known yet, on nodes that there are, the newest. Work over many nodes says nothing.
+/// Returns the reported failures that are not known yet, on existing nodes, newest first. Work over many nodes is
+/// ignored.
 fn news(
     known: &Known,
     told: Vec<SeenFailure>,
@@ -151,7 +153,7 @@ fn news(
     let mut new = Known::new();
     for SeenFailure { mut work, nodes } in told {
         let nodes: BTreeSet<NodeName> = nodes.into_iter().collect();
-        // A cluster whose clock is ahead of ours does not tell of what is to come.
+        // A cluster whose clock is ahead must not report failures in the future.
         work.at = work.at.min(now);
         if work.at < begin || nodes.len() > MOST_NODES {
             continue;
@@ -164,7 +166,7 @@ fn news(
         }
     }
     let mut new: Vec<_> = new.into_iter().map(|((_, node), work)| (node, work)).collect();
-    // The sort is stable: what failed at one moment stays in the order of its names.
+    // The sort is stable: failures of the same moment stay sorted by name.
     new.sort_by_key(|(_, work)| std::cmp::Reverse(work.at));
     new.truncate(AT_ONCE);
     new

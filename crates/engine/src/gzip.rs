@@ -1,16 +1,15 @@
-//! The gzip form of an answer, made once and sent to everybody who can read it.
+//! Gzip encoding of a response, computed once for all clients that accept it.
 
 use miniz_oxide::deflate::compress_to_vec;
 
-/// Good enough: a second of thought would save a hundredth.
+/// Higher levels take much longer and save about one percent.
 const LEVEL: u8 = 6;
 
-/// RFC 1952: a header without a name or time, the deflated bytes, their checksum and length.
+/// Encodes as RFC 1952: a header without name or time, the deflated bytes, their checksum and length.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut packed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     packed.extend(compress_to_vec(bytes, LEVEL));
     packed.extend(checksum(bytes).to_le_bytes());
-    // Modulo 2^32, as the format says.
     #[expect(clippy::cast_possible_truncation, reason = "the format keeps the lowest 32 bits")]
     packed.extend((bytes.len() as u32).to_le_bytes());
     packed

@@ -1,30 +1,30 @@
-//! Messages of agents on their way into the engine.
+//! The interface through which agents' messages reach the engine.
 
 use doctor_checks::document::RunKey;
 use doctor_core::{ids::NodeName, time::Timestamp};
 use doctor_store::records::AgentHeard;
 
-/// An agent's message as it came in, with the key its node was enrolled with.
+/// An agent's message as received, with the key of its node's enrolment.
 #[derive(Debug, Clone)]
 pub struct AgentMessage {
-    /// Names it when it is acknowledged.
+    /// Identifies the message in an acknowledgement.
     pub number: u64,
     pub node: NodeName,
     pub key: RunKey,
     pub bytes: Vec<u8>,
 }
 
-/// Where agents' messages wait until they have been kept: a controller that dies in between finds them again.
+/// Holds agents' messages until they are stored: a controller that restarts in between finds them again.
 pub trait Inbox: Send {
     fn waiting(&mut self) -> Vec<AgentMessage>;
-    /// These have been seen to, one way or the other.
+    /// These were processed, accepted or not.
     fn acknowledge(&mut self, numbers: &[u64]);
-    /// When this node's agent was last heard, where messages come this way and not with the cluster's own answer. Of an
-    /// agent that never spoke: since when it should.
+    /// Returns when this node's agent last reported, if messages arrive here and not in the cluster's own response. For
+    /// an agent that never reported: since when it is expected to.
     fn heard(&self, _node: &NodeName) -> Option<Timestamp> {
         None
     }
-    /// What was heard of agents and is worth writing down now.
+    /// Returns the agents' last reports that should be stored now.
     fn take_heard(&mut self, _now: Timestamp) -> Vec<(NodeName, AgentHeard)> {
         Vec::new()
     }

@@ -1,8 +1,8 @@
-//! The one door for results: whatever comes in is verified, understood and judged here, in this order.
+//! Validation and classification of all incoming results, in this order: verify, parse, classify.
 //!
-//! A document reaches the door from the shared directory or with a job's output. Nothing of it is believed before its
-//! signature fits the one-time key of a run that is active; then it must speak for one of that run's nodes and answer
-//! only what was asked. The verdict is found here, from the raw evidence; the node's opinion is not asked for.
+//! A document arrives through the shared directory or with a job's output. Nothing in it is trusted before its
+//! signature matches the one-time key of an active run; then it must be for one of that run's nodes and contain only
+//! requested tests. The controller derives the verdict from the raw evidence; a node's own verdict is not used.
 
 use std::collections::BTreeMap;
 
@@ -20,18 +20,18 @@ use doctor_store::records::{AgentFindings, JudgedResult, StoredRun};
 
 use crate::{rejection::Rejection, settings::Settings};
 
-/// What is known of the past of a result: of which node, which test, by the node's clock.
+/// Returns the baselines for a result of this node and test, dated by the node's clock.
 pub type PastOf<'a> = dyn FnMut(&NodeName, &TestEvidence) -> Past + 'a;
 
-/// Where nothing of the past is known but when the look was.
+/// Returns baselines with only the time of the observation known.
 pub fn no_past(_: &NodeName, evidence: &TestEvidence) -> Past {
     Past::at(evidence.ended)
 }
 
-/// Opens a run's document and judges every test in it.
+/// Opens a run's document and classifies every test in it.
 ///
 /// # Errors
-/// With the reason for turning it away.
+/// With the reason for the rejection.
 pub fn open_document(
     settings: &Settings,
     run: &StoredRun,
@@ -91,22 +91,22 @@ fn outcome(document: &Document, evidence: &TestEvidence, judgement: Judgement, r
         verdict: judgement.verdict,
         reason: judgement.reason,
         at: received,
-        // By the node's own clock, which may run backwards: a length is at least zero.
+        // By the node's own clock, which may run backwards: a duration is at least zero.
         took: evidence.ended.since(evidence.started).min(Span::days(7)),
         findings: judgement.findings,
     }
 }
 
-/// By what a node's evidence is judged.
+/// What a node's evidence is classified with.
 #[derive(Debug, Clone, Copy)]
 pub struct By<'a> {
     pub settings: &'a Settings,
     pub sku: Option<&'a Sku>,
-    /// Events of this node that have had their answer: an old event never fails it twice.
+    /// Acknowledged events of this node: an old event never fails it twice.
     pub settled: &'a [Settled],
 }
 
-/// Interprets and judges the evidence of one check. `up` is how long its machine had been up.
+/// Interprets and classifies the evidence of one check. `up` is the uptime of its machine.
 pub fn judge(by: By<'_>, evidence: &TestEvidence, past: &Past, up: Option<Span>) -> Judgement {
     let By { settings, sku, settled } = by;
     let Some(check) = settings.catalogue.get(&evidence.test) else {
@@ -128,10 +128,10 @@ pub fn judge(by: By<'_>, evidence: &TestEvidence, past: &Past, up: Option<Span>)
     classify::after_boot(judgement, up, settings.policy.agents.boot_grace)
 }
 
-/// Opens what an agent sent of its own accord. Its key is the node's.
+/// Opens an unsolicited report of an agent, signed with the node's key.
 ///
 /// # Errors
-/// With the reason for turning it away.
+/// With the reason for the rejection.
 pub fn open_report(
     by: By<'_>,
     node: &NodeName,
@@ -145,9 +145,9 @@ pub fn open_report(
     }
     let mut by_check: BTreeMap<TestId, Vec<Finding>> = BTreeMap::new();
     for evidence in &report.checks {
-        // Reports of agents are not kept as evidence: their rules know the moment, and no earlier results.
+        // Agents' reports are not kept as evidence: their rules know the time, but no earlier results.
         let judgement = judge(by, evidence, &Past::at(evidence.ended), report.up);
-        // What says nothing clears nothing.
+        // An inconclusive result clears no finding.
         if judgement.verdict.is_conclusive() {
             by_check.insert(evidence.test.clone(), judgement.findings);
         }

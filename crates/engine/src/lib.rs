@@ -1,4 +1,4 @@
-//! The control loop: everything between `doctor-core`'s judgement and the outside world.
+//! The engine: the control loop between the pure logic of `doctor-core` and the outside world.
 
 pub mod agents;
 pub mod audience;

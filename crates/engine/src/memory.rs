@@ -1,17 +1,18 @@
-//! How a controller uses its heap while it waits.
+//! Heap settings of a controller, to keep its memory small between cycles.
 //!
-//! It reads a cluster's nodes and pods in pages and throws most of each page away; the first cycle makes what later ones only
-//! change.
+//! A cycle reads the cluster's nodes and pods in pages and discards most of each page; the first cycle allocates what
+//! later ones only update.
 
 use doctor_host::memory;
 
-/// Before any other thread is there.
+/// Uses one heap for all threads and returns allocations above 128 KiB directly to the system. Must be called before
+/// any other thread starts.
 pub fn be_frugal() {
     memory::one_heap();
     memory::return_from(128 << 10);
 }
 
-/// Returns free heap to the system, before a while of waiting.
+/// Returns free heap to the system. Called before an idle period.
 pub fn rest() {
     memory::give_back();
 }

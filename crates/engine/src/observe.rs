@@ -1,6 +1,6 @@
-//! Observing: the backend's answer, the results that came in, and the store, made into one snapshot.
+//! Observation: builds one snapshot from the backend's response, new results and the store.
 //!
-//! [`Memory`] is the planner with its snapshot, brought up to date by what changed since the last cycle.
+//! [`Memory`] is the planner with its snapshot, updated by what changed since the last cycle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,7 +35,7 @@ use crate::{
 
 const DAY: i64 = 86_400_000;
 
-/// What is known, kept between cycles.
+/// State kept between cycles.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     planner: Option<Planner>,
@@ -43,17 +43,17 @@ pub(crate) struct Memory {
     /// Since when the backend has not known a run's job.
     absent: BTreeMap<RunId, Timestamp>,
     turned_away: TurnedAway,
-    /// Logs that came along with jobs and were kept.
+    /// Logs that arrived with jobs and were saved.
     logged: BTreeSet<(RunId, NodeName)>,
     failures: Failures,
-    /// Events that have had their answer, by node.
+    /// Acknowledged events, by node.
     settled: BTreeMap<NodeName, Vec<Settled>>,
-    /// Nodes of which the planner learnt something since they were last asked for; `None`: all of them.
+    /// Nodes changed in the planner since the last call of [`Self::take_changed`]; `None`: all of them.
     changed: Option<Vec<NodeName>>,
-    /// Nodes of which the store knows more than the planner.
+    /// Nodes with newer data in the store than in the planner.
     dirty: BTreeSet<NodeName>,
     stale: Stale,
-    /// Grows when somebody else wrote to the store.
+    /// A counter that grows when another process writes to the store.
     operators: Option<u64>,
     day: Option<i64>,
     written: Option<Timestamp>,
@@ -70,7 +70,7 @@ struct Stale {
 }
 
 impl Memory {
-    /// Everything is read anew in the next cycle.
+    /// Discards everything; the next cycle reads it again.
     pub(crate) fn forget(&mut self) {
         *self = Self { written: self.written, ..Self::default() };
     }
@@ -83,17 +83,17 @@ impl Memory {
         self.planner.as_mut().map(|planner| planner.plan(now, ids))
     }
 
-    /// Who may be taken out by somebody else; `None`: nothing is known of the cluster.
+    /// Returns the nodes that another program may take out; `None`: the cluster was not observed yet.
     pub(crate) fn may_be_taken_out(&self) -> Option<TakeOut> {
         self.planner.as_ref().map(Planner::may_be_taken_out)
     }
 
-    /// Nodes of which the store knows more than the snapshot.
+    /// Returns the nodes with newer data in the store than in the snapshot.
     pub(crate) fn behind(&self) -> Vec<NodeName> {
         self.dirty.iter().cloned().collect()
     }
 
-    /// Nodes that are not as they were; `None`: nobody knows which.
+    /// Returns the nodes that changed since the last call; `None`: any node may have.
     pub(crate) fn take_changed(&mut self) -> Option<Vec<NodeName>> {
         self.changed.replace(Vec::new())
     }
@@ -134,8 +134,8 @@ impl Memory {
             self.settled = parts.store.settled_events()?;
             self.stale.settled = false;
         }
-        // The machines first: a result is judged by what a machine of its type is expected to reach. While none was ever
-        // seen, results wait where they lie.
+        // Nodes first: a result is classified by its machine type. Until the cluster has been observed once, results
+        // stay where they are.
         let troubles = report.troubles.len();
         let Some(mut seen) = self.look(parts, report) else { return Ok(()) };
         recall(&parts.store, &*parts.backend, self.snapshot(), &mut seen)?;
@@ -144,7 +144,7 @@ impl Memory {
         self.keep_logs(parts, report);
         self.take_in(parts, lease, &seen, &polled, report)?;
         self.note_progress(parts, lease, &polled)?;
-        // A cluster that does not answer is not asked for more in the same breath.
+        // Skip the failed-work query if the snapshot failed.
         if answers {
             self.failures.update(parts, lease, &seen, report)?;
         }
@@ -152,7 +152,7 @@ impl Memory {
         self.update_rest(parts, &polled)
     }
 
-    /// Commands of operators are written by other processes; after one, nothing remembered is trusted.
+    /// Operators' commands are written by other processes; after one, nothing in memory is trusted.
     fn notice_operators(&mut self, parts: &Parts) -> Result<(), StoreError> {
         let operators = parts.store.operator_changes()?;
         if self.operators.is_some_and(|known| known != operators) {
@@ -183,7 +183,7 @@ impl Memory {
         }
     }
 
-    /// Logs that came along with what became of jobs, before their runs end with their results.
+    /// Saves logs that arrived with jobs, before their runs end with their results.
     fn keep_logs(&mut self, parts: &Parts, report: &mut CycleReport) {
         let Some(share) = &parts.share else { return };
         self.logged.retain(|(run, _)| self.runs.iter().any(|stored| stored.run.id == *run));
@@ -199,7 +199,7 @@ impl Memory {
         }
     }
 
-    /// Results first: what they say is part of what is planned on.
+    /// Collects results first, because the plan depends on them.
     fn take_in(
         &mut self,
         parts: &mut Parts,
@@ -221,7 +221,7 @@ impl Memory {
         Ok(())
     }
 
-    /// What the backend says about jobs is written down once: that it has them, that they started.
+    /// Records the progress of jobs once: that the backend has them, and that they started.
     fn note_progress(
         &mut self,
         parts: &Parts,
@@ -257,7 +257,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The backend's nodes by name. An outage makes every known node `Unknown`, and none disappear.
+    /// Returns the backend's nodes by name. An outage makes every known node `Unknown`; none disappear.
     fn look(&self, parts: &Parts, report: &mut CycleReport) -> Option<Vec<SeenNode>> {
         let span = span!("backend.snapshot", otel.kind = "client", backend = parts.backend.name(), failed = Empty);
         match within(&span, || parts.backend.snapshot()) {
@@ -395,7 +395,7 @@ impl Memory {
         self.update_trials(parts)
     }
 
-    /// What the trials said that requests wait for.
+    /// Loads the results of the trials that requests wait for.
     fn update_trials(&mut self, parts: &Parts) -> Result<(), StoreError> {
         let Some(planner) = self.planner.as_mut() else { return Ok(()) };
         let asked = planner.snapshot().requests.iter().flat_map(|request| match &request.what {
@@ -412,7 +412,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes note of what a commit changed in the store.
+    /// Updates the memory for what a commit changed in the store.
     pub(crate) fn committed(&mut self, actions: &[Because<Action>], keys: &BTreeMap<RunId, RunKey>) {
         for action in actions {
             match &action.what {
@@ -465,7 +465,7 @@ impl Memory {
     }
 }
 
-/// Agents that report here are heard here, whatever the cluster says of them.
+/// Applies the report times of agents that report to this controller, in addition to the cluster's.
 fn hear(inboxes: &[Box<dyn Inbox>], seen: &mut [SeenNode]) {
     for inbox in inboxes {
         for seen in seen.iter_mut() {

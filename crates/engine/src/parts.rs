@@ -1,4 +1,4 @@
-//! What the engine is built from: its backend, store, clock, share and settings.
+//! The dependencies of the engine: backend, store, clock, share and settings.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use doctor_store::Store;
 
 use crate::{inbox::Inbox, settings::Settings, share::Share};
 
-/// Where the random bits of one-time keys come from: the system, or a seed.
+/// Source of the random bits of one-time keys: the system, or a seed.
 pub type KeySource = Box<dyn FnMut() -> [u8; 32] + Send>;
 
-/// What the engine is built from.
+/// The dependencies of the engine.
 pub struct Parts {
     pub backend: Arc<dyn Backend>,
     pub store: Store,
@@ -20,12 +20,12 @@ pub struct Parts {
     pub settings: Settings,
     pub inboxes: Vec<Box<dyn Inbox>>,
     pub keys: KeySource,
-    /// Spreads ids; random in production, the seed in a simulation.
+    /// Spreads ids: random in production, the seed in a simulation.
     pub salt: u64,
-    /// Who leads, in the lease.
+    /// The holder's name in the lease.
     pub holder: String,
     pub lease: Span,
-    /// Effects at a time.
+    /// Number of concurrent effects.
     pub workers: usize,
     /// How often the free-node list and the published copy are refreshed.
     pub publish_every: Span,

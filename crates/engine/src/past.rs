@@ -1,8 +1,8 @@
-//! What judging may know of the past: a node's own earlier results, and the newest ones of others of its type.
+//! Baselines for classification: a node's own earlier results, and the newest results of other nodes of its type.
 //!
-//! Both are read from the evidence that is kept, and only where a rule in force asks for them. What was read once is
-//! remembered, so that a hundred results of one cycle ask for their peers once. Evidence that is gone, cut, or of a
-//! check that reads other probes today is not known; nothing is guessed in its place.
+//! Both are read from stored evidence, and only if a rule in force refers to them. Values are cached, so that a hundred
+//! results in one cycle load their peers once. Evidence that was deleted or truncated, or is of a check that reads
+//! other probes today, counts as unknown; nothing is guessed in its place.
 
 use std::collections::BTreeMap;
 
@@ -20,26 +20,26 @@ use doctor_store::{
 
 use crate::settings::Settings;
 
-/// Of each node, when its results came in, and of which run those are that say something; newest first.
+/// By node: when results came in, with the run of each conclusive one; newest first.
 type Results = BTreeMap<NodeName, Vec<(Timestamp, Option<RunId>)>>;
 
-/// Metrics of one result; none if it cannot be read any more.
+/// Metrics of one result; none if it can no longer be read.
 type Values = Vec<Metric>;
 
-/// Reads the past where rules ask for it.
+/// Loads the baselines that rules refer to.
 #[derive(Debug)]
 pub struct PastReader<'a> {
     store: &'a Store,
     settings: &'a Settings,
-    /// Other nodes by their type, as the cluster has them now.
+    /// Nodes by type, as the cluster has them now.
     of_type: BTreeMap<Sku, Vec<NodeName>>,
-    /// By test and node: results, newest first. Where it is given, nothing else is asked.
+    /// By test and node: results, newest first. If it is given, the store's history is not queried.
     history: Option<BTreeMap<TestId, Results>>,
     latest: Option<Vec<LatestRow>>,
     read: BTreeMap<(RunId, NodeName, TestId), Values>,
 }
 
-/// Whose result is judged.
+/// Identifies the result that is classified.
 #[derive(Debug, Clone, Copy)]
 pub struct Of<'a> {
     pub node: &'a NodeName,
@@ -47,17 +47,17 @@ pub struct Of<'a> {
     pub test: &'a TestId,
     /// By the node's clock.
     pub at: Timestamp,
-    /// Only what came in before this: a result that is judged again knows no more than it did then.
+    /// Only results from before this moment count: reclassifying a result uses what was known then.
     pub before: Timestamp,
 }
 
 impl<'a> PastReader<'a> {
-    /// `of_type` names the nodes of each type in their order.
+    /// `of_type` lists the nodes of each type, sorted by name.
     pub fn new(store: &'a Store, settings: &'a Settings, of_type: BTreeMap<Sku, Vec<NodeName>>) -> Self {
         Self { store, settings, of_type, history: None, latest: None, read: BTreeMap::new() }
     }
 
-    /// With results that were read already: what is judged is old, and so must be what it is compared with.
+    /// Uses results that were already loaded: an old result must be compared with results of its time.
     #[must_use]
     pub fn with_history(mut self, rows: &[HistoryRow]) -> Self {
         let mut history: BTreeMap<TestId, Results> = BTreeMap::new();
@@ -72,7 +72,7 @@ impl<'a> PastReader<'a> {
         self
     }
 
-    /// All that the rules want to know for this result.
+    /// Returns all baselines that the rules need for this result.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -164,7 +164,7 @@ impl<'a> PastReader<'a> {
     }
 }
 
-/// Some results say nothing, so a few more are looked through.
+/// Some results are inconclusive, so twice as many are examined.
 const fn looked_through(most: usize) -> usize {
     most.saturating_mul(2)
 }

@@ -1,8 +1,9 @@
-//! What a process that does not lead can know: the store, and the cluster as the last cycle saw it or as it is now.
+//! The cluster state for a process that does not lead: the store, combined with the cluster as the last cycle observed
+//! it or as it is now.
 //!
-//! Nothing here writes, takes the lease or touches the cluster. The leader leaves what it saw in the store
-//! ([`Cluster`]), together with the policy and the tests that are in force there: whoever reads it on another machine,
-//! with other files, shows what the leader judges by and not what he would.
+//! Nothing here writes, takes the lease or changes the cluster. The leader stores what it observed ([`Cluster`])
+//! together with its policy and tests: a reader on another machine, with other configuration files, shows what the
+//! leader uses.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +30,7 @@ use crate::{
 
 const DAY: i64 = 86_400_000;
 
-/// The facts that people are shown: the store now, the cluster as it was last seen.
+/// Returns the facts for views: the store now, combined with the cluster as last observed.
 ///
 /// # Errors
 /// If the store fails.
@@ -42,8 +43,8 @@ pub fn facts(store: &Store, seen: Option<Timestamp>, cluster: Cluster, now: Time
     Ok(Facts { now, seen, gone: gone.collect(), reasons: reasons(store)?, snapshot })
 }
 
-/// The same of a cluster that this process has just seen itself. What a cycle has just done is in the store and not in its
-/// snapshot: that is brought up to date.
+/// Returns the facts for a cluster that this process has just observed. The snapshot is updated with what the cycle has
+/// written to the store since.
 ///
 /// # Errors
 /// If the store fails.
@@ -60,7 +61,7 @@ pub fn facts_of(store: &Store, seen: Seen) -> Result<Facts, StoreError> {
     Ok(Facts { now, seen, gone: gone.collect(), reasons: reasons(store)?, snapshot })
 }
 
-/// What the store knows more.
+/// Updates a snapshot from the store.
 fn catch_up(store: &Store, snapshot: &mut Snapshot, behind: &[NodeName]) -> Result<(), StoreError> {
     let stored = if behind.is_empty() { BTreeMap::new() } else { store.load_nodes_named(behind)? };
     let (tests, never) = (snapshot.tests.clone(), Records::never(snapshot.tests.len()));
@@ -73,7 +74,7 @@ fn catch_up(store: &Store, snapshot: &mut Snapshot, behind: &[NodeName]) -> Resu
     let runs = active(&store.active_runs()?, &BTreeMap::new(), &BTreeMap::new());
     let mut polled: BTreeMap<RunId, ActiveRun> =
         std::mem::take(&mut snapshot.runs).into_iter().map(|active| (active.run.id, active)).collect();
-    // What the backend said of a job is known to the cycle alone.
+    // Only the cycle knows what the backend reported about a job.
     let known = |active: ActiveRun| match polled.remove(&active.run.id) {
         Some(seen) => ActiveRun { seen: seen.seen, absent_since: seen.absent_since, ..active },
         None => active,
@@ -93,7 +94,7 @@ fn reasons(store: &Store) -> Result<BTreeMap<NodeName, PassedBy>, StoreError> {
     Ok(rows.map(|row| (row.node, PassedBy { since: row.since, reason: row.reason })).collect())
 }
 
-/// What the store says of one node beside the facts, with so many lines of the audit trail.
+/// Returns the store's data about one node, with at most `audit` lines of the audit log.
 ///
 /// # Errors
 /// If the store fails.
@@ -114,7 +115,7 @@ pub fn kept(store: &Store, facts: &Facts, node: &NodeName, audit: u32) -> Result
     })
 }
 
-/// What the store says beside the nodes.
+/// Returns the store's data that is not about nodes.
 ///
 /// # Errors
 /// If the store fails.
@@ -135,7 +136,7 @@ pub fn ledger(store: &Store, now: Timestamp) -> Result<Ledger, StoreError> {
     })
 }
 
-/// The snapshot a cycle would plan from if it ran now. Asks the cluster; changes nothing.
+/// Returns the snapshot that a cycle would plan from now. Queries the cluster; changes nothing.
 ///
 /// # Errors
 /// If the store or the cluster does not answer.

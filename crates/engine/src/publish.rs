@@ -1,5 +1,5 @@
-//! What a cycle leaves for others to read: the free-node list, the seed's database, and a picture of the cluster in the
-//! store, each replaced as a whole.
+//! Publishes the results of a cycle: the free-node list, the seed's database, and the cluster state in the store. Each
+//! is replaced as a whole.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,7 @@ use doctor_store::{Lease, StoreError};
 
 use crate::{observe::Memory, parts::Parts, snapshot};
 
-/// Whoever looks at the picture does so in real time, whatever the clock of the cluster says: a simulated month that
-/// takes seconds leaves few of them.
+/// Measured in real time, because readers live in real time: a simulated month that takes seconds stores few copies.
 const PICTURE_EVERY: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
@@ -28,7 +27,7 @@ impl Publisher {
         Self { every, last: None, list: String::new(), pictured: None }
     }
 
-    /// Troubles here are told and never stop a cycle: nobody's node is worse for an old list.
+    /// Failures here are reported and never stop a cycle: an outdated list harms no node.
     pub(crate) fn publish(&mut self, parts: &Parts, memory: &Memory, now: Timestamp, troubles: &mut Vec<String>) {
         if self.last.is_none_or(|last| now.since(last) >= self.every) {
             self.publish_now(parts, memory, now, troubles);
@@ -38,7 +37,7 @@ impl Publisher {
     pub(crate) fn publish_now(&mut self, parts: &Parts, memory: &Memory, now: Timestamp, troubles: &mut Vec<String>) {
         let (Some(share), Some(snapshot)) = (&parts.share, memory.snapshot()) else { return };
         self.list.clear();
-        // Not every cluster keeps users off what is out of service; the list does.
+        // Not every cluster keeps users off nodes that are out of service; the list does.
         let offered = |record: &&NodeRecord| record.node.occupancy.is_free() && !record.life.is_out();
         for record in snapshot.nodes.iter().filter(offered) {
             self.list.push_str(record.node.name.as_str());
@@ -57,7 +56,7 @@ impl Publisher {
         self.last = Some(now);
     }
 
-    /// Leaves a picture of the cluster for processes that do not lead, if the last one is too old.
+    /// Stores the cluster state for processes that do not lead, if the last copy is too old.
     pub(crate) fn picture_if_due(
         &mut self,
         parts: &Parts,

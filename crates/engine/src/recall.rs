@@ -1,4 +1,4 @@
-//! What nodes that are silent bear, by what is known of them.
+//! Mark recovery: restores the marks of nodes that did not report them, from the last snapshot and the case log.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,11 +16,11 @@ use doctor_store::{Store, StoreError};
 
 use crate::snapshot;
 
-/// A mark that was set this long before the cluster was last seen may not show in what was seen.
+/// A mark that was set up to this long before the last observation may be missing from it.
 const SHOWS_WITHIN: Span = Span::minutes(2);
 
-/// Marks of nodes that have not told them, as they were last seen, and what our own steps did to them since. None at all would say that
-/// somebody has taken ours away, or theirs.
+/// Restores the marks of nodes that did not report them: as last observed, updated by our own steps since. Without
+/// marks, such a node would look as if another party had removed them.
 pub(crate) fn recall(
     store: &Store,
     backend: &dyn Backend,
@@ -49,9 +49,9 @@ fn place(snapshot: &Snapshot, name: &NodeName) -> Option<usize> {
     snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).ok()
 }
 
-/// The marks of all nodes, by what the store has of them.
+/// Returns the marks of all nodes according to the store.
 fn remembered(store: &Store) -> Result<BTreeMap<NodeName, Marks>, StoreError> {
-    // What another version left and this one does not understand is as good as nothing.
+    // State from another version that this one cannot parse counts as missing.
     let (at, rows) = match snapshot::last_seen(store) {
         Ok(Some((at, cluster))) => (at, cluster.nodes),
         Ok(None) | Err(_) => (Timestamp::MIN, Vec::new()),

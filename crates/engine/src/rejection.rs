@@ -3,7 +3,7 @@
 use doctor_checks::document::BadDocument;
 use doctor_core::ids::{NodeName, RunId, TestId};
 
-/// Why a document was turned away.
+/// Why a document was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
     #[error(transparent)]

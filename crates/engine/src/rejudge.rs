@@ -1,7 +1,7 @@
-//! Kept evidence judged again by other rules: what would differ. Nothing is changed by it.
+//! Reclassifies stored evidence with other rules and reports the differences. Nothing is changed.
 //!
-//! Each result is judged with what was known when it came in, so that a rule about peers or the past gives the answer
-//! that it would have given then.
+//! Each result is classified with what was known when it came in, so that a rule about peers or earlier results decides
+//! as it would have then.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,33 +26,33 @@ use crate::{
     settings::Settings,
 };
 
-/// So far before the first result are earlier ones looked for, where rules ask for them.
+/// How far before the first result earlier ones are loaded, if rules refer to them.
 const FURTHER_BACK: Span = Span::days(30);
 
-/// Which results to judge again.
+/// Selects the results to reclassify.
 #[derive(Debug, Clone)]
 pub struct Scope {
     /// None: all.
     pub nodes: Option<BTreeSet<NodeName>>,
     pub since: Timestamp,
-    /// The type of each machine, as the cluster was last seen.
+    /// The type of each machine, as of the last observation.
     pub types: BTreeMap<NodeName, Sku>,
 }
 
-/// What came of it.
+/// The result of a reclassification.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Rejudged {
-    /// Results that were judged again.
+    /// Results that were reclassified.
     pub judged: u64,
-    /// Of those, how many have the verdict, reason and severity that they had.
+    /// Of those, how many keep their verdict, reason and severity.
     pub same: u64,
     /// Newest first.
     pub differs: Vec<Difference>,
-    /// Results that could not be judged again, by why.
+    /// Results that could not be reclassified, by reason.
     pub passed_over: BTreeMap<&'static str, u64>,
 }
 
-/// One result that would be another.
+/// One result that would change.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     pub node: NodeName,
@@ -61,11 +61,11 @@ pub struct Difference {
     pub run: RunId,
     pub old: Said,
     pub new: Said,
-    /// What the new judgement rests on, for people.
+    /// The evidence for the new verdict, for people.
     pub text: String,
 }
 
-/// What a judgement says.
+/// A verdict with its reason and severity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Said {
     pub verdict: Verdict,
@@ -80,7 +80,7 @@ impl Said {
     }
 }
 
-/// Judges again by these settings.
+/// Reclassifies with these settings.
 ///
 /// # Errors
 /// If the store cannot be read.
@@ -96,7 +96,7 @@ pub fn rejudge(store: &Store, settings: &Settings, scope: &Scope) -> Result<Reju
     let reader = PastReader::new(store, settings, of_type).with_history(&rows);
     let settled = store.settled_events()?;
     let mut judge = Judge { settings, scope, reader, settled, rejudged: Rejudged::default() };
-    // One document has the results of many tests: rows of one run and node follow each other.
+    // One document has the results of many tests: rows of one run and node are adjacent.
     let mut open: Option<(RunId, NodeName, Result<Document, &'static str>)> = None;
     let in_scope =
         |row: &&HistoryRow| row.at >= scope.since && scope.nodes.as_ref().is_none_or(|nodes| nodes.contains(&row.node));
@@ -126,12 +126,12 @@ fn kept(store: &Store, run: RunId, node: &NodeName) -> Result<Result<Document, &
     })
 }
 
-/// Judging in progress.
+/// A reclassification in progress.
 struct Judge<'a> {
     settings: &'a Settings,
     scope: &'a Scope,
     reader: PastReader<'a>,
-    /// Events that have had their answer by now.
+    /// Events that are acknowledged by now.
     settled: BTreeMap<NodeName, Vec<Settled>>,
     rejudged: Rejudged,
 }
@@ -159,7 +159,7 @@ impl Judge<'_> {
         };
         let old = Said { verdict: row.verdict, reason: row.reason.clone(), severity: row.severity };
         let (new, text) = judge(&[]);
-        // When its events had their answer is not kept, so both are tried: before that moment, and after.
+        // The time of acknowledgement is not stored, so both are tried: with and without acknowledged events.
         let settled = self.settled.get(&row.node).map_or(&[][..], Vec::as_slice);
         self.rejudged.judged += 1;
         if old == new || (!settled.is_empty() && old == judge(settled).0) {

@@ -1,8 +1,8 @@
-//! What one cycle did, for its log line and for whoever drives the engine.
+//! The summary of one cycle, for its log line and for the caller of the engine.
 
 use doctor_core::{plan::Action, reason::Because, time::Timestamp};
 
-/// What a cycle did, for one log line.
+/// The summary of one cycle, for one log line.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CycleReport {
     pub at: Option<Timestamp>,
@@ -12,6 +12,6 @@ pub struct CycleReport {
     pub actions: Vec<Because<Action>>,
     pub results: usize,
     pub rejected: usize,
-    /// What could not be seen or done. Each is one line.
+    /// What could not be observed or done, one line each.
     pub troubles: Vec<String>,
 }

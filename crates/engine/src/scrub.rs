@@ -1,9 +1,9 @@
-//! Takes secrets out of text that nodes wrote, before it leaves the controller: what somebody exported on a command line, put
-//! into an address or printed by mistake.
+//! Redacts secrets in text from nodes before it leaves the controller: values exported on a command line, embedded in a
+//! URL or printed by mistake.
 //!
-//! It goes by form, line by line: a value after a name that speaks of a secret (`token=…`, `"password": "…"`,
-//! `Authorization: Bearer …`), a user's part of an address (`https://ann:pw@host`), words that begin like well-known
-//! credentials, and the lines of a private key. What has no such form cannot be known for a secret.
+//! It matches patterns line by line: a value after a name that indicates a secret (`token=…`, `"password": "…"`,
+//! `Authorization: Bearer …`), the user part of a URL (`https://ann:pw@host`), words with the prefix of a well-known
+//! credential, and the lines of a private key. A secret without such a pattern is not recognised.
 
 use std::borrow::Cow;
 
@@ -11,10 +11,10 @@ use doctor_store::access::TOKEN_PREFIX;
 
 use serde_json::Value;
 
-/// Stands where a secret stood.
+/// Replaces a secret.
 pub const REMOVED: &str = "[removed]";
 
-/// A name that has one of these in it, `_` and `-` left out, has a secret for its value.
+/// A name that contains one of these, ignoring `_` and `-`, has a secret as its value.
 const NAMES: [&str; 12] = [
     "token",
     "secret",
@@ -29,13 +29,13 @@ const NAMES: [&str; 12] = [
     "privatekey",
     "authorization",
 ];
-/// The same of a name that is one of these: within others they mean something else.
+/// Names that must match as a whole: within other names they mean something else.
 const WHOLE_NAMES: [&str; 2] = ["sig", "cookie"];
-/// What is said before a secret in a header.
+/// Authentication schemes, followed by a secret in a header.
 const SCHEMES: [&str; 2] = ["bearer ", "basic "];
-/// All that follows it on its line is a secret.
+/// Everything after it on the line is a secret.
 const COOKIE: &str = "cookie:";
-/// Words that are credentials by how they begin, and how long they are at least.
+/// Prefixes of well-known credentials, with their minimum length.
 const PREFIXES: [(&str, usize); 10] = [
     (TOKEN_PREFIX, 40),
     ("AKIA", 16),
@@ -49,15 +49,15 @@ const PREFIXES: [(&str, usize); 10] = [
     ("eyJ", 40),
 ];
 
-/// What a name or a credential within a word may stand behind.
+/// Separators that a name or a credential within a word may follow.
 const SIGNS: [char; 6] = ['=', ':', '#', '/', '@', '|'];
 
-/// The text without what looks like a secret.
+/// Returns the text without anything that looks like a secret.
 pub fn scrub(text: &str) -> Cow<'_, str> {
     scrub_after("", text)
 }
 
-/// The same of text that comes after other text, which may end within a private key.
+/// Redacts text that follows other text, which may end inside a private key.
 pub fn scrub_after<'a>(before: &str, text: &'a str) -> Cow<'a, str> {
     let mut clean = String::new();
     let mut changed = false;
@@ -88,7 +88,7 @@ fn ends_key(line: &str) -> bool {
     line.contains("-----END ") && line.contains("PRIVATE KEY-----")
 }
 
-/// Every text in a document, and the value of every field whose name speaks of a secret.
+/// Redacts every string in a document, and the value of every field whose name indicates a secret.
 pub fn scrub_json(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -106,7 +106,7 @@ pub fn scrub_json(value: &mut Value) {
     }
 }
 
-/// Whatever lies under a secret's name.
+/// Removes everything under the name of a secret.
 fn remove(value: &mut Value) {
     match value {
         Value::String(text) if text.is_empty() => {}
@@ -117,12 +117,12 @@ fn remove(value: &mut Value) {
     }
 }
 
-/// Text of a JSON document that was cut, as it reads: a line that is written as `\n` is one.
+/// Unescapes a truncated JSON text for display: `\n` becomes a line break.
 pub fn unescaped(cut: &str) -> String {
     cut.replace("\\n", "\n").replace("\\\"", "\"")
 }
 
-/// Without control characters, which a terminal would follow.
+/// Replaces control characters, which a terminal would interpret.
 pub fn harmless(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
@@ -133,7 +133,7 @@ fn squeezed(name: &str) -> String {
 
 fn speaks_of_secret(name: &str) -> bool {
     let lower = name.to_ascii_lowercase().replace('-', "_");
-    // A count of tokens, or the file that holds one, is none.
+    // A count of tokens, or the path of a file with one, is not a secret.
     let harmless = ["_file", "_path", "_count", "tokens"].iter().any(|end| lower.ends_with(end));
     let name = squeezed(name);
     !harmless && (NAMES.iter().any(|word| name.contains(word)) || WHOLE_NAMES.contains(&name.as_str()))
@@ -179,16 +179,16 @@ const fn is_gap(c: char) -> bool {
     c.is_whitespace() || matches!(c, '"' | '\'' | ',' | ';' | '&' | '?' | '(' | ')' | '{' | '}')
 }
 
-/// What the next word is.
+/// What the next word may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Anything,
-    /// A name was said that speaks of a secret: the sign between it and its value, or something else.
+    /// After a name that indicates a secret: the separator before its value, or something else.
     Sign,
     Secret,
 }
 
-/// One word: `name=value`, a name or a scheme before its value, an address, or just a word.
+/// Redacts one word: `name=value`, a name or a scheme before its value, a URL, or a plain word.
 fn scrub_word<'a>(word: &'a str, next: &mut Next) -> Cow<'a, str> {
     let expected = std::mem::replace(next, Next::Anything);
     if word.is_empty() {
@@ -204,7 +204,7 @@ fn scrub_word<'a>(word: &'a str, next: &mut Next) -> Cow<'a, str> {
         return Cow::Borrowed(word);
     }
     let word = without_user(word);
-    // `--env=HF_TOKEN=…`, `https://host/#access_token=…`: each name in it may be a secret's.
+    // `--env=HF_TOKEN=…`, `https://host/#access_token=…`: each name in the word may be that of a secret.
     let mut start = 0;
     let signs = word.match_indices(SIGNS).chain([(word.len(), "")]).map(|(place, sign)| (place, sign.chars().next()));
     for (place, sign) in signs.collect::<Vec<_>>() {
@@ -232,7 +232,7 @@ fn scrub_word<'a>(word: &'a str, next: &mut Next) -> Cow<'a, str> {
     word
 }
 
-/// An address without the user's part.
+/// Returns a URL without its user part.
 fn without_user(word: &str) -> Cow<'_, str> {
     let Some((before, after)) = word.split_once("://") else { return Cow::Borrowed(word) };
     let user = after.split(['/', '#']).next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the engine judges and plans by: one consistent set, exchanged as a whole when the configuration changes.
+//! The settings of the engine: one consistent set, replaced as a whole when the configuration changes.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use doctor_core::{
     profile::Profiles,
 };
 
-/// The suite for nodes that an operator wants examined, where the policy names no other tests.
+/// The suite for nodes that an operator quarantines, if the policy lists no tests.
 const QUARANTINE: &str = "quarantine";
 
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub policy: Arc<Policy>,
-    /// What the planner may plan, in the order of names.
+    /// The tests that the planner may plan, sorted by name.
     pub tests: Arc<[TestPolicy]>,
-    /// In the order of their checks.
+    /// Sorted by check.
     pub rules: Arc<[Rule]>,
     pub profiles: Arc<Profiles>,
     pub catalogue: Arc<Catalogue>,
 }
 
-/// A configuration that reads well and still cannot be used.
+/// A configuration that parses but cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BadSettings {
     #[error("the rules of a check do not parse: {0}")]
@@ -41,22 +41,24 @@ pub enum BadSettings {
 }
 
 impl Settings {
-    /// The same checks and profiles under another policy. Commands that a policy names as checks are its own.
+    /// Returns the same checks and profiles under another policy. Site checks are taken from the new policy.
     ///
     /// # Errors
-    /// If the policy names what is not there.
+    /// If the policy names something that does not exist.
     pub fn with_policy(&self, policy: Policy) -> Result<Self, BadSettings> {
         let own = doctor_checks::site::site_checks(&policy);
         Self::new(policy, self.catalogue.with_checks(own), (*self.profiles).clone())
     }
 
+    /// Validates a policy and combines it with checks and profiles.
+    ///
     /// # Errors
-    /// If the policy names what is not there.
+    /// If the policy names something that does not exist.
     pub fn new(mut policy: Policy, catalogue: Catalogue, profiles: Profiles) -> Result<Self, BadSettings> {
         let catalogue = catalogue.under(&policy);
         let known = || catalogue.iter().map(|check| check.spec.id).collect::<Vec<_>>().join(", ");
         check_names(&policy, &catalogue, &known)?;
-        // The planner knows tests only.
+        // The planner knows tests, but no suites.
         policy.repair.proving = catalogue.named(&policy.repair.proving);
         policy.repair.examine = match policy.repair.examine.as_slice() {
             [] => catalogue.suites().get(QUARANTINE).map_or_else(Vec::new, |suite| suite.tests.clone()),
@@ -80,12 +82,12 @@ impl Settings {
         })
     }
 
-    /// Whether a test runs on several nodes at once.
+    /// Returns whether a test runs on several nodes together.
     pub fn is_together(&self, test: &CheckId) -> bool {
         self.tests.iter().any(|policy| policy.together && policy.id == *test)
     }
 
-    /// The rules of one check. There are hundreds of others, and a result is judged by its own alone.
+    /// Returns the rules of one check, so that classification need not scan the hundreds of others.
     pub fn rules_of(&self, check: &CheckId) -> &[Rule] {
         let first = self.rules.partition_point(|rule| rule.check < *check);
         let count = self.rules[first..].partition_point(|rule| rule.check == *check);
@@ -93,7 +95,7 @@ impl Settings {
     }
 }
 
-/// Forms, suites and the proof name what is there.
+/// Checks that variants, suites, `repair.proving` and `repair.examine` name existing tests.
 fn check_names(policy: &Policy, catalogue: &Catalogue, known: &dyn Fn() -> String) -> Result<(), BadSettings> {
     for (id, settings) in &policy.tests {
         if let Some(of) = settings.of.as_ref().filter(|of| catalogue.form_of(id) != Some(*of)) {

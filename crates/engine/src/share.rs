@@ -1,10 +1,10 @@
-//! The shared directory: where jobs leave logs and results, and where the site finds the free-node list and the
-//! published copy.
+//! The shared directory: jobs write logs and results to it, and the site reads the free-node list and the published
+//! copy from it.
 //!
 //! Layout: `<data>/<test>/<node>/<test>_<node>_<epoch>.log`, a result document `.json` beside the log of the run's
-//! first test, `<data>/metadata/` for what we publish, `<data>/rejected/` for what we turned away. The directory is
-//! written by nodes, and nodes are not trusted: no link is followed on the way to a file, only plain files of active
-//! runs are opened, and no more than a document's length is read.
+//! first test, `<data>/metadata/` for published files, `<data>/rejected/` for rejected documents. Nodes write to the
+//! directory and are not trusted: no link is followed on the way to a file, only plain files of active runs are opened,
+//! and at most the maximum length of a document is read.
 
 use std::{
     fs::{self, File},
@@ -23,7 +23,7 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
 
 use crate::rejection::Rejection;
 
-/// A share that cannot be used. It says what to do in the same line.
+/// An unusable share. The message includes what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} {}: {source}: {hint}", path.display())]
 pub struct ShareError {
@@ -51,7 +51,7 @@ pub struct Share {
     root: PathBuf,
 }
 
-/// What lies where a result is expected.
+/// What was found at the path of a result.
 #[derive(Debug)]
 pub enum Found {
     Nothing,
@@ -60,19 +60,19 @@ pub enum Found {
 }
 
 impl Share {
-    /// The directory must exist: making it would hide that a mount is missing.
+    /// Opens the shared directory. It must exist: creating it would hide a missing mount.
     ///
     /// # Errors
-    /// If it is not there or not a directory.
+    /// If it does not exist or is not a directory.
     pub fn open(root: &Path) -> Result<Self, ShareError> {
         let share = Self { root: root.to_owned() };
         share.check().map(|()| share)
     }
 
-    /// Whether the directory is (still) there: a mount may go missing while the controller runs.
+    /// Checks that the directory (still) exists: a mount may disappear while the controller runs.
     ///
     /// # Errors
-    /// If it is not there or not a directory.
+    /// If it does not exist or is not a directory.
     pub fn check(&self) -> Result<(), ShareError> {
         let fail = |error| ShareError::new("opening the shared directory", &self.root, error);
         match fs::metadata(&self.root).map_err(fail)?.is_dir() {
@@ -85,17 +85,17 @@ impl Share {
         &self.root
     }
 
-    /// The log of one test of a run on one node, below the shared directory.
+    /// Returns the path of the log of one test of a run on one node, relative to the shared directory.
     pub fn log_path(test: &TestId, node: &NodeName, planned: Timestamp) -> PathBuf {
         job_file::log_path(test, node, planned)
     }
 
-    /// The result document of a run on one node, below the shared directory.
+    /// Returns the path of the result document of a run on one node, relative to the shared directory.
     pub fn document_path(run: &Run, node: &NodeName) -> PathBuf {
         Self::log_path(run.tests.first(), node, run.planned).with_extension("json")
     }
 
-    /// Reads the result of a run on one node, if it is there.
+    /// Reads the result of a run on one node, if it exists.
     ///
     /// # Errors
     /// If the share itself cannot be read; a bad document is not an error but [`Found::Bad`].
@@ -104,7 +104,7 @@ impl Share {
         let file = match self.open_plainly(path) {
             Ok(file) => file,
             Err(rustix::io::Errno::NOENT) => return Ok(Found::Nothing),
-            // A link where a directory or file should be.
+            // A link in place of a directory or file.
             Err(rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR) => return Ok(Found::Bad(Rejection::NotAFile)),
             Err(error) => return Err(fail(error.into())),
         };
@@ -141,19 +141,19 @@ impl Share {
     /// Opens component by component without following any link.
     fn open_plainly(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
         let dir = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
-        // The root itself is the operator's word and may be a link.
+        // The root is set by the operator and may be a link.
         let mut at = rustix::fs::open(&self.root, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let mut parts = path.components().peekable();
         while let Some(part) = parts.next() {
             let Component::Normal(name) = part else { return Err(rustix::io::Errno::LOOP) };
-            // A pipe would block for ever; NONBLOCK makes opening it return.
+            // Opening a pipe would block for ever; NONBLOCK makes it return.
             let file = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             at = openat(&at, name, if parts.peek().is_some() { dir } else { file }, Mode::empty())?;
         }
         Ok(at)
     }
 
-    /// Moves a document that was turned away to `rejected/`, with the reason beside it.
+    /// Moves a rejected document to `rejected/`, with the reason beside it.
     ///
     /// # Errors
     /// If `rejected/` cannot be written.
@@ -162,18 +162,18 @@ impl Share {
         let to = self.rejected(&format!("{}_{name}", at.millis()), why)?;
         let from = self.root.join(path);
         match fs::rename(&from, &to) {
-            // Somebody was faster; the reason is kept all the same.
+            // The file is already gone; the reason is kept all the same.
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ShareError::new("rejecting", &from, error)),
             _ => Ok(()),
         }
     }
 
-    /// Keeps the bytes of a document that came with a job's output and was turned away.
+    /// Saves the bytes of a rejected document that came with a job's output.
     ///
     /// # Errors
     /// If `rejected/` cannot be written.
     pub fn reject_bytes(&self, name: &str, bytes: &[u8], why: &Rejection, at: Timestamp) -> Result<(), ShareError> {
-        /// Enough to see what it was.
+        /// Enough to recognise it.
         const KEPT: usize = 64 << 10;
         let to = self.rejected(&format!("{}_{name}.json", at.millis()), why)?;
         fs::write(&to, &bytes[..bytes.len().min(KEPT)]).map_err(|e| ShareError::new("rejecting", &to, e))
@@ -188,7 +188,7 @@ impl Share {
         Ok(to)
     }
 
-    /// Writes a file of `metadata/` so that readers see the old one or the new one, never half of one.
+    /// Writes a file of `metadata/` atomically: readers see the old or the new content, never a part.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -197,18 +197,18 @@ impl Share {
         write_atomically(&path, content).map_err(|e| ShareError::new("writing", &path, e))
     }
 
-    /// Where a file of `metadata/` belongs; the directory is there afterwards.
+    /// Returns the path of a file of `metadata/`, and creates the directory.
     ///
     /// # Errors
-    /// If the directory cannot be made.
+    /// If the directory cannot be created.
     pub fn metadata_path(&self, name: &str) -> Result<PathBuf, ShareError> {
         let dir = self.root.join("metadata");
         fs::create_dir_all(&dir).map_err(|e| ShareError::new("making", &dir, e))?;
         Ok(dir.join(name))
     }
 
-    /// Keeps the log of a run on one node that came with a job's output: each line in the log of its test, those about the job
-    /// in the first.
+    /// Saves the log of a run on one node that came with a job's output: each line in the log of its test, other lines
+    /// in the log of the first test.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -229,16 +229,16 @@ impl Share {
         Ok(())
     }
 
-    /// Removes logs and documents that have outlived their time.
+    /// Removes an expired log and its document.
     pub fn remove(&self, test: &TestId, node: &NodeName, planned: Timestamp) {
         let log = self.root.join(Self::log_path(test, node, planned));
-        // What is gone already is what was wanted.
+        // A missing file is not an error here.
         let _ = fs::remove_file(log.with_extension("json"));
         let _ = fs::remove_file(log);
     }
 }
 
-/// To a temporary name in the same directory, flushed, then renamed.
+/// Writes to a temporary name in the same directory, syncs, then renames.
 pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}.tmp", std::process::id()));

@@ -1,8 +1,8 @@
-//! Keeps what is written on the nodes themselves up to what is known of them.
+//! Keeps the status that is published on the nodes up to date.
 //!
-//! Level, not edge: what a node bears is compared with what it should bear, so nothing is lost with a controller and nothing is
-//! written while nothing changes. A node is looked at when something about it changed, and all of them now and then, because a
-//! result also grows old by itself.
+//! Level-triggered: the published status of a node is compared with the desired one, so that nothing is lost with a
+//! controller and nothing is written while nothing changes. A node is compared when its data changed, and all nodes
+//! periodically, because results also become stale with time.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -19,9 +19,9 @@ use doctor_core::{
 };
 use doctor_store::{Lease, Store, StoreError};
 
-/// So often every node is looked at.
+/// How often every node is compared.
 const ALL_EVERY: Span = Span::minutes(10);
-/// So many are written in one cycle: the next one goes on.
+/// Nodes written per cycle; the next cycle continues.
 const MOST: usize = 500;
 
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ pub(crate) struct Boards {
     all_at: Option<Timestamp>,
 }
 
-/// What writing needs.
+/// The dependencies of writing.
 pub(crate) struct Writing<'a> {
     pub(crate) backend: &'a dyn Backend,
     pub(crate) store: &'a Store,
@@ -40,27 +40,27 @@ pub(crate) struct Writing<'a> {
 }
 
 impl Boards {
-    /// Something about this node is not as it was.
+    /// Marks a node as changed.
     pub(crate) fn changed(&mut self, node: &NodeName) {
         self.changed.insert(node.clone());
     }
 
-    /// Nothing is known of what changed.
+    /// Marks all nodes as changed.
     pub(crate) fn all_changed(&mut self) {
         self.all_at = None;
     }
 
-    /// Brings the nodes up to date. What could not be written is said, and tried again.
+    /// Updates the published status. Failed writes are returned, and retried in the next cycle.
     ///
     /// # Errors
     /// Only if the store fails or the lease is lost.
     pub(crate) fn write(&mut self, snapshot: &Snapshot, writing: &Writing<'_>) -> Result<Vec<String>, StoreError> {
-        // Who only observes leaves nothing on nodes.
+        // In mode `observe`, nothing is written to nodes.
         let board = writing.backend.board().filter(|_| snapshot.policy.mode != Mode::Observe);
         let Some(board) = board else { return Ok(Vec::new()) };
         let all = self.all_at.is_none_or(|last| snapshot.at.since(last) >= ALL_EVERY);
-        // What is written later is made later, and what many are to bear is there once: all of a large cluster at once would be more
-        // than everything else in memory.
+        // A status is built only if it is written in this cycle, and equal ones are shared: all of a large cluster
+        // together would use more memory than everything else.
         let (mut work, mut rest, mut texts) = (Vec::new(), BTreeSet::new(), HashMap::new());
         for record in &snapshot.nodes {
             let name = &record.node.name;
@@ -92,7 +92,7 @@ impl Boards {
     }
 }
 
-/// The same that another node is to bear, or this.
+/// Returns the shared copy of an equal status, or stores this one.
 fn once(texts: &mut HashMap<u64, Arc<ToShow>>, wanted: ToShow) -> Arc<ToShow> {
     match texts.get(&wanted.number) {
         Some(known) if **known == wanted => Arc::clone(known),
@@ -104,13 +104,13 @@ fn once(texts: &mut HashMap<u64, Arc<ToShow>>, wanted: ToShow) -> Arc<ToShow> {
     }
 }
 
-/// Writes them, several at a time. Back come what went wrong, once for each kind, and the nodes it happened to.
+/// Writes several nodes concurrently. Returns the first error with the number of other failures, and the failed nodes.
 fn write_all(
     board: &dyn Board,
     work: &[(NodeName, Arc<ToShow>)],
     writing: &Writing<'_>,
 ) -> Result<(Vec<String>, Vec<NodeName>), StoreError> {
-    // One look at the lease for all of them: they say what is, and decide nothing.
+    // One lease check for all: a status reports facts and decides nothing.
     if !work.is_empty() {
         writing.store.still_ours(writing.lease, writing.clock.now())?;
     }

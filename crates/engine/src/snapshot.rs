@@ -1,5 +1,5 @@
-//! A snapshot from its sources: a node as the cluster shows it and the store knows it, the runs that are active, and the state of
-//! the cluster that the leader leaves in the store for processes that do not lead.
+//! Builds a snapshot from its sources: a node as the cluster reports it and the store knows it, the active runs, and
+//! the cluster state that the leader stores for processes that do not lead.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::settings::Settings;
 
-/// A cluster as a cycle saw it, and by what it was judged.
+/// A cluster as a cycle observed it, with the policy and tests of that cycle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cluster {
     pub backend: String,
@@ -32,7 +32,7 @@ pub struct Cluster {
     pub nodes: Vec<ClusterRow>,
 }
 
-/// A node as a cycle saw it. Which machine it is, the store knows.
+/// A node as a cycle observed it. Its hardware identity is in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterRow {
     pub node: NodeName,
@@ -46,8 +46,8 @@ pub struct ClusterRow {
     pub heard: Option<Timestamp>,
 }
 
-/// What a snapshot says of the cluster, as [`last_seen`] reads it. Written without a copy of the nodes: there may be thousands,
-/// and this is done all the time.
+/// Serialises the cluster part of a snapshot in the form that [`last_seen`] reads. It borrows the nodes instead of
+/// copying them: there may be thousands, and this runs continually.
 pub(crate) fn written<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl Serialize + 'a {
     Written {
         backend,
@@ -95,7 +95,7 @@ impl Serialize for Rows<'_> {
 }
 
 impl Cluster {
-    /// A cluster that no cycle has seen yet, and by what it would be judged.
+    /// A cluster that no cycle has observed yet.
     pub fn unseen(settings: &Settings) -> Self {
         Self {
             backend: String::new(),
@@ -122,10 +122,10 @@ impl ClusterRow {
     }
 }
 
-/// What the last cycle saw, and when. `None`: no cycle has left anything.
+/// Returns what the last cycle observed, and when. `None`: no cycle has stored anything.
 ///
 /// # Errors
-/// If the store fails, or holds what this program does not understand.
+/// If the store fails, or its content cannot be parsed by this version.
 pub fn last_seen(store: &Store) -> Result<Option<(Timestamp, Cluster)>, StoreError> {
     let Some((at, bytes)) = store.cluster()? else { return Ok(None) };
     let cluster = serde_json::from_slice(&bytes)
@@ -133,7 +133,7 @@ pub fn last_seen(store: &Store) -> Result<Option<(Timestamp, Cluster)>, StoreErr
     Ok(Some((at, cluster)))
 }
 
-/// A job of ours that this store does not know (an empty store, another controller) occupies its node all the same.
+/// A job of ours that this store does not know (an empty store, another controller) occupies its node too.
 pub(crate) fn mark_strangers(runs: &[StoredRun], seen: &mut [SeenNode]) {
     for seen in seen.iter_mut().filter(|seen| !seen.jobs.is_empty() && seen.node.occupancy.is_free()) {
         let known = |run: &RunId| runs.iter().any(|stored| stored.run.id == *run);
@@ -162,7 +162,7 @@ pub(crate) fn active(
         .collect()
 }
 
-/// A node as it is seen and stored; `never` is for one of which no test is known, so that all such have it in common.
+/// Builds a node's record. `never` is shared by all nodes without a test result.
 pub(crate) fn record(
     tests: &[TestPolicy],
     never: &Records,

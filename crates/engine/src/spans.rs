@@ -1,5 +1,5 @@
-//! Spans of a cycle, a call to the cluster and a request to the API. While no collector is configured, a span costs one comparison.
-//! Their export is in `doctor-notify`.
+//! Tracing spans of a cycle, a call to the cluster and an API request. Without a collector, a span costs one
+//! comparison. The exporter is in `doctor-notify`.
 
 use std::{
     fmt::Display,
@@ -11,18 +11,18 @@ pub use tracing;
 
 use crate::scrub::scrub;
 
-/// What spans of ours are known by. Log lines do not show them.
+/// The target of our spans. Log lines do not show them.
 pub const TARGET: &str = "doctor_trace";
 
-/// A span of ours. `otel.kind` ("client", "server") says on which side of a call it is, `failed` that it went wrong and how,
-/// `traceparent` what it belongs to elsewhere.
+/// Creates one of our spans. `otel.kind` ("client", "server") is the side of the call, `failed` the error, and
+/// `traceparent` the parent span in another process.
 #[macro_export]
 macro_rules! span {
     ($($rest:tt)*) => { $crate::spans::tracing::info_span!(target: $crate::spans::TARGET, $($rest)*) };
 }
 pub use crate::span;
 
-/// Does the work within the span, which has a field `failed` for its error.
+/// Runs the work within the span and records its error in the field `failed`.
 pub fn within<T, E: Display>(span: &tracing::Span, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let outcome = span.in_scope(work);
     if let Err(error) = &outcome {
@@ -31,14 +31,14 @@ pub fn within<T, E: Display>(span: &tracing::Span, work: impl FnOnce() -> Result
     outcome
 }
 
-/// The span's work went wrong.
+/// Records that the span's work failed.
 pub fn failed(span: &tracing::Span, error: &impl Display) {
     if !span.is_disabled() {
         span.record("failed", &*scrub(&error.to_string()));
     }
 }
 
-/// What became of spans, since this process began.
+/// Counters of spans since the process started.
 #[derive(Debug, Default)]
 pub struct Counts {
     exported: AtomicU64,
@@ -46,12 +46,12 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Taken by the collector.
+    /// Spans accepted by the collector.
     pub fn exported(&self) -> u64 {
         self.exported.load(Ordering::Relaxed)
     }
 
-    /// Lost: the queue was full, or the collector refused them.
+    /// Spans lost: the queue was full, or the collector rejected them.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }

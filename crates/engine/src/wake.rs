@@ -1,11 +1,11 @@
-//! A bell between threads: whoever waits for the next cycle is woken when something has come in.
+//! The cycle trigger: wakes the thread that waits for the next cycle when new input arrives.
 
 use std::{
     sync::{Condvar, Mutex, PoisonError},
     time::Duration,
 };
 
-/// Rings once for any number of callers.
+/// Any number of calls to `ring` cause one wake-up.
 #[derive(Debug, Default)]
 pub struct Wake {
     rung: Mutex<bool>,
@@ -18,7 +18,7 @@ impl Wake {
         self.bell.notify_all();
     }
 
-    /// Waits for the bell, at most this long. True if it rang since the last call.
+    /// Waits for a call to `ring`, at most this long. Returns whether there was one since the last call.
     pub fn wait(&self, most: Duration) -> bool {
         let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut rung, _) =

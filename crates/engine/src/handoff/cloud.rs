@@ -1,14 +1,14 @@
-//! What clouds ask for when a machine is handed back, as far as it is known here.
+//! The fields that clouds require when a machine is reported as faulty, as far as they are known.
 //!
 //! Azure's Guest Health Reporting takes an impact category and the physical host; AWS and Google take an instance and a
-//! description in words. Which category a finding belongs to follows azurehpc-health-checks' own list, as of 2026-11.
+//! description. The mapping of findings to categories follows the list of azurehpc-health-checks, as of 2026-11.
 
 use doctor_core::{case::Case, finding::Finding};
 use serde_json::{Value, json};
 
 use super::Machine;
 
-/// Reasons and checks with a category of their own; the first that fits. A trailing `*` stands for any ending.
+/// Reasons and checks with a category of their own; the first match wins. A trailing `*` matches any suffix.
 const CATEGORIES: [(&str, &str); 26] = [
     ("xid-79", "XID79FallenOffBus"),
     ("xid-48", "XID48DoubleBitECC"),
@@ -38,7 +38,7 @@ const CATEGORIES: [(&str, &str); 26] = [
     ("collective*", "IBPerformance"),
 ];
 
-/// `told` is what the machine's cloud calls it, as the machine says.
+/// Builds the fields. `told` is the cloud instance as reported by the machine.
 pub(super) fn fields(case: &Case, machine: Option<&Machine>, told: Option<&Value>) -> Value {
     let worst = case.findings.iter().max_by_key(|finding| finding.severity);
     let described = machine.map(|machine| &machine.described);

@@ -1,4 +1,4 @@
-//! Which firmware the machine runs: from the report that was taken on it, or from what its checks read last.
+//! Firmware versions of the machine: from the report that was taken on it, or from the newest check results.
 
 use doctor_checks::{
     document::Document,
@@ -7,12 +7,12 @@ use doctor_checks::{
 };
 use serde_json::{Map, Value, json};
 
-/// Checks whose evidence tells versions.
+/// Checks whose evidence contains versions.
 const CHECKS: [&str; 2] = ["gpu-versions", "ib-firmware"];
-/// A file of an RDMA adapter, and what it tells.
+/// Files of an RDMA adapter, and the field that each provides.
 const ADAPTER: [(&str, &str); 2] = [("/fw_ver", "firmware"), ("/board_id", "board")];
 
-/// From the newest documents that tell, which come first. The form is that of `doctor-node report`.
+/// Collects versions from documents, which must be sorted newest first. The format is that of `doctor-node report`.
 pub(super) fn read<'a>(documents: impl Iterator<Item = &'a Document>) -> Value {
     let mut told = json!({});
     let mut missing: Vec<&str> = CHECKS.to_vec();
@@ -54,7 +54,7 @@ fn gpu(gpu: &Gpu) -> Value {
     fields.chain([("bus".to_owned(), gpu.bus.as_str().into())]).collect::<Map<_, _>>().into()
 }
 
-/// For people, a line each.
+/// Formats the versions for people, one line each.
 pub(super) fn lines(told: &Value) -> Vec<String> {
     let word = |value: &Value| value.as_str().unwrap_or("not known").to_owned();
     let mut lines = Vec::new();

@@ -1,8 +1,8 @@
-//! The hand-off of a case to whoever repairs the machine: one archive with what a vendor or a cloud asks for.
+//! The support bundle of a case: one archive with what a vendor or a cloud requires for a repair.
 //!
-//! It is made before a step that destroys what the node knew (reset, reboot, replacement), so that it is there when somebody
-//! asks for it weeks later, and by `doctor bundle` at any time. Everything that nodes or people wrote is scrubbed of what looks
-//! like a secret, and everything has a limit. What the vendor's own tool wrote on the node goes in as it is.
+//! It is created before a step that destroys evidence on the node (reset, reboot, replacement), so that it is available
+//! weeks later, and by `doctor bundle` at any time. All text from nodes and people is redacted, and every part has a
+//! size limit. A file that the vendor's own tool wrote on the node is included unchanged.
 
 mod cloud;
 mod firmware;
@@ -34,11 +34,11 @@ use crate::{
     share::{Share, ShareError, write_atomically},
 };
 
-/// Of one log, the last so many bytes: a run that went wrong says so at its end.
+/// Bytes kept of one log, from its end: a failed run reports the failure there.
 const LOG: u64 = 4 << 20;
-/// Of all logs and documents together.
+/// Bytes kept of all logs and documents together.
 const ALL: usize = 48 << 20;
-/// The newest runs on the node, and how long before the case they may have been.
+/// The newest runs on the node that are included, and how long before the case they may have been.
 const RUNS: usize = 20;
 const BEFORE: Span = Span::days(3);
 
@@ -63,21 +63,21 @@ pub struct Part {
     pub bytes: Vec<u8>,
 }
 
-/// A machine that bore the name of the case's node.
+/// A machine that had the name of the case's node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Machine {
     pub id: HardwareId,
     pub first_seen: Timestamp,
     pub last_seen: Timestamp,
-    /// Whether it is the case's.
+    /// Whether it is the machine of the case.
     pub of_the_case: bool,
     pub described: Hardware,
 }
 
-/// What was taken on the node itself, or why nothing was.
+/// The report taken on the node itself, or why there is none.
 pub type FromNode = Result<Report, String>;
 
-/// The archive, as `.tar.gz`. `more` is what the caller has to add.
+/// Creates the archive, as `.tar.gz`. `more` holds additional files from the caller.
 ///
 /// # Errors
 /// If the store or the share cannot be read.
@@ -95,20 +95,20 @@ pub fn archive(
     Ok(gzip(&tar::tar(&folder, &parts, case.opened)))
 }
 
-/// Where the archive of a case is kept: one for each rung of the ladder.
+/// Returns the path of a case's archive: one for each escalation level.
 fn place(share: &Share, case: CaseId, rung: Rung) -> PathBuf {
     share.root().join("handoff").join(format!("{case}-{rung}.tar.gz"))
 }
 
-/// Whether what a step of this rung destroys was put away already.
+/// Returns whether the archive for this escalation level was already saved.
 pub fn is_kept(share: &Share, case: CaseId, rung: Rung) -> bool {
     place(share, case, rung).exists()
 }
 
-/// Keeps an archive of the case on the share: what a step destroys is in there.
+/// Saves an archive of the case on the share, before a step destroys evidence.
 ///
 /// # Errors
-/// If it cannot be made or written.
+/// If it cannot be created or written.
 pub fn keep(
     store: &Store,
     share: &Share,
@@ -124,7 +124,7 @@ pub fn keep(
     Ok(path)
 }
 
-/// Removes kept archives of cases that were opened before then. What cannot be removed now is tried again next time.
+/// Removes archives of cases that were opened before then. A failed removal is retried next time.
 pub fn forget(share: &Share, before: Timestamp) {
     let Ok(entries) = fs::read_dir(share.root().join("handoff")) else { return };
     for entry in entries.flatten() {
@@ -176,7 +176,7 @@ fn parts(store: &Store, share: Option<&Share>, case: &Case, from_node: &FromNode
         json("audit.json", &store.audit(500, Some(node))?)?,
     ];
     if let Ok(Report { file: Some(file), .. }) = from_node {
-        // Its name is from a node.
+        // The file name comes from a node, so only known names are used.
         let known = reports::FILES.iter().find(|known| **known == file.name);
         let name = format!("node/{}", known.unwrap_or(&"file"));
         parts.push(Part { name, bytes: file.bytes.clone() });
@@ -188,7 +188,7 @@ fn parts(store: &Store, share: Option<&Share>, case: &Case, from_node: &FromNode
     Ok(parts)
 }
 
-/// The documents and logs of one run, as far as there is room.
+/// Adds the documents and logs of one run, as far as the size limit allows.
 fn add_run(
     store: &Store,
     share: Option<&Share>,
@@ -216,7 +216,7 @@ fn add_run(
         let length = log.metadata().map_or(0, |meta| meta.len());
         let read =
             log.seek(SeekFrom::Start(length.saturating_sub(LOG))).and_then(|_| log.take(LOG).read_to_end(&mut bytes));
-        // A log that cannot be read is one that is not there; the rest is worth having.
+        // An unreadable log is treated as missing; the rest of the archive is still useful.
         if read.is_ok() {
             add(format!("logs/{name}"), &bytes);
         }
@@ -230,7 +230,7 @@ fn json(name: &str, value: &impl Serialize) -> Result<Part, HandoffError> {
     Ok(Part { name: name.to_owned(), bytes: serde_json::to_vec_pretty(&value)? })
 }
 
-/// One page that says what is wrong with which machine, and what was tried.
+/// Returns a one-page summary: what is wrong with which machine, and what was tried.
 fn summary(case: &Case, machines: &[Machine], from_node: &FromNode, read: &Value) -> String {
     let mut lines = vec![format!("# Case {} on {}", case.id, case.node), String::new()];
     let state = match &case.state {

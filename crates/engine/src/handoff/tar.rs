@@ -1,14 +1,14 @@
-//! A tar archive of a few files in memory, in the form that every tar reads (POSIX ustar).
+//! A tar archive of a few files in memory, in the format that every tar reads (POSIX ustar).
 
 use doctor_core::time::Timestamp;
 
 use super::Part;
 
 const BLOCK: usize = 512;
-/// What a name may have in this form; ours are far shorter, and one that is not is cut.
+/// Maximum length of a name in this format; ours are far shorter, and a longer one is truncated.
 const NAME: usize = 100;
 
-/// Every file below one folder.
+/// Archives all files below one folder.
 pub(super) fn tar(folder: &str, parts: &[Part], at: Timestamp) -> Vec<u8> {
     let mut archive = Vec::new();
     for part in parts {
@@ -16,7 +16,7 @@ pub(super) fn tar(folder: &str, parts: &[Part], at: Timestamp) -> Vec<u8> {
         archive.extend(&part.bytes);
         archive.resize(archive.len().next_multiple_of(BLOCK), 0);
     }
-    // Two empty blocks are the end.
+    // Two empty blocks mark the end.
     archive.resize(archive.len() + 2 * BLOCK, 0);
     archive
 }
@@ -34,7 +34,7 @@ fn header(name: &str, size: usize, at: Timestamp) -> [u8; BLOCK] {
     put(116, b"0000000\0");
     put(124, format!("{size:011o}\0").as_bytes());
     put(136, format!("{:011o}\0", at.secs().max(0)).as_bytes());
-    // The checksum is counted as if it were spaces.
+    // The checksum is computed with its own field filled with spaces.
     put(148, b"        ");
     put(156, b"0");
     put(257, b"ustar\x0000");

@@ -1,8 +1,8 @@
-//! What operators may order: what would come of it, in words, and how it is written down. The command line and the API both come
-//! through here, so that the same order means the same, whoever carries it.
+//! Operator commands: what a command would do, in words, and how it is recorded. The CLI and the API share this module,
+//! so that a command means the same in both.
 //!
-//! An order is prepared from what is known and changes nothing; what is prepared is then carried out, or not. Carrying it out
-//! writes into the store what the controller's next cycles see to.
+//! Preparing a command reads the facts and changes nothing; the prepared command is then executed or discarded.
+//! Executing it writes to the store, and the controller acts on it in its next cycles.
 
 mod nodes;
 
@@ -18,15 +18,15 @@ use doctor_core::{
 };
 use doctor_store::{ApiCall, Orders, Store, StoreError};
 
-/// What somebody wants done.
+/// A command of an operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
-    /// Tests before anything that is merely due. No tests: all that are run regularly.
+    /// Runs tests before anything that is merely due. No tests: all routine tests.
     Test {
         nodes: Vec<Selector>,
         tests: Vec<TestId>,
     },
-    /// One run over all these nodes, and who is at fault if it fails. No test: `collective`.
+    /// One run over all these nodes, with fault localisation if it fails. No test: `collective`.
     Together {
         nodes: Vec<Selector>,
         test: Option<String>,
@@ -36,11 +36,11 @@ pub enum Order {
         nodes: Vec<Selector>,
         until: Option<Timestamp>,
     },
-    /// Ends a hold, and proves a node that was out of service before users get it.
+    /// Ends a hold. A node that was out of service is tested before users get it.
     Release {
         nodes: Vec<Selector>,
     },
-    /// Out of service on a person's judgement, and examined.
+    /// Takes nodes out of service by an operator's decision, and examines them.
     Quarantine {
         nodes: Vec<Selector>,
         evict: bool,
@@ -53,11 +53,11 @@ pub enum Order {
     Resume {
         pool: Option<PoolName>,
     },
-    /// Nodes may be taken out again.
+    /// Allows nodes to be taken out again.
     CloseBreaker,
 }
 
-/// An order that cannot be followed.
+/// A command that cannot be executed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadOrder {
     #[error("no {what} `{name}`")]
@@ -66,25 +66,25 @@ pub enum BadOrder {
     Usage(String),
 }
 
-/// What would come of an order.
+/// What a command would do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prepared {
     /// One sentence in the future tense.
     pub plan: String,
-    /// One line for each thing that would change.
+    /// One line for each change.
     pub changes: Vec<String>,
     /// One sentence in the past tense.
     pub done: String,
     /// What to do next.
     pub next: String,
-    /// The nodes it is about; none where it is about more than nodes.
+    /// The nodes that it affects; none if it is not about nodes.
     pub nodes: Vec<NodeName>,
     writes: Vec<Write>,
-    /// What the plan rests on. If that is not so any more when it is carried out, it is not carried out.
+    /// Preconditions: if one no longer holds, the command is not executed.
     rests_on: Vec<Rests>,
 }
 
-/// Something that was so when an order was prepared.
+/// A precondition recorded when a command was prepared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Rests {
     Node { node: NodeName, life: Life, hold: Option<Hold> },
@@ -107,7 +107,7 @@ impl Rests {
     }
 }
 
-/// Whose order it is, why, and when it was given.
+/// The operator, the reason and the time of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     pub by: String,
@@ -115,7 +115,7 @@ pub struct Signature {
     pub at: Timestamp,
 }
 
-/// One thing that is written down.
+/// One change to the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Write {
     Request(Asked),
@@ -127,15 +127,15 @@ enum Write {
 }
 
 impl Order {
-    /// Whether it can only be prepared by who knows which tests there are.
+    /// Returns whether preparing the command requires the catalogue of tests.
     pub const fn names_tests(&self) -> bool {
         matches!(self, Self::Test { .. } | Self::Together { .. })
     }
 
-    /// What would come of it now, at `facts.now`.
+    /// Returns what the command would do at `facts.now`.
     ///
     /// # Errors
-    /// If it names what nobody knows, or contradicts itself.
+    /// If it names something unknown, or contradicts itself.
     pub fn prepare(&self, facts: &Facts, catalogue: &Catalogue) -> Result<Prepared, BadOrder> {
         match self {
             Self::Test { nodes, tests } => nodes::test(facts, catalogue, nodes, tests),
@@ -151,18 +151,18 @@ impl Order {
 }
 
 impl Prepared {
-    /// Writes it down for the controller: all of it or nothing.
+    /// Records the command for the controller, all of it or nothing.
     ///
     /// # Errors
-    /// If the store fails, or what was planned on has changed since ([`StoreError::Changed`]).
+    /// If the store fails, or a precondition no longer holds ([`StoreError::Changed`]).
     pub fn carry_out(&self, store: &Store, signed: &Signature) -> Result<(), StoreError> {
         self.write(store, signed, None)
     }
 
-    /// The same, with a line about the call that brought it.
+    /// Like [`Self::carry_out`], and records the API call.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Self::carry_out`].
     pub fn carry_out_for(&self, call: &ApiCall, store: &Store, signed: &Signature) -> Result<(), StoreError> {
         self.write(store, signed, Some(call))
     }
@@ -199,10 +199,10 @@ impl Write {
     }
 }
 
-/// The nodes that these selectors mean. A name that nobody knows is a slip, not an empty answer.
+/// Returns the nodes that these selectors match. An unknown name is an error, not an empty result.
 ///
 /// # Errors
-/// With the first selector that means nothing, and some of what is known.
+/// With the first selector that matches nothing, and some of the known names.
 pub fn pick(facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeName>, BadOrder> {
     let unknown = |name: String| {
         let mut names = facts.select(&[]);
@@ -229,10 +229,10 @@ pub fn pick(facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeName>, BadO
     Ok(facts.select(selectors))
 }
 
-/// A length from now, or a moment that lies ahead.
+/// Parses a duration from now, or a time in the future.
 ///
 /// # Errors
-/// If it is neither, or over.
+/// If it is neither, or in the past.
 pub fn moment(text: &str, now: Timestamp) -> Result<Timestamp, BadOrder> {
     let at = text.parse::<Span>().map(|span| now.plus(span)).or_else(|_| text.parse::<Timestamp>());
     let short: String = text.chars().take(64).collect();
@@ -252,7 +252,7 @@ fn place(pool: Option<&PoolName>) -> String {
 fn pause(facts: &Facts, pool: Option<&PoolName>, length: Option<Span>) -> Prepared {
     let until = length.map(|length| facts.now.plus(length));
     let how_long = until.map_or_else(|| "until resumed".to_owned(), |until| format!("until {} UTC", clock(until)));
-    // A length and no moment: what is shown is what is confirmed, and a person takes a while to read it.
+    // A duration instead of a time: the operator confirms this text, and needs a while to read it.
     let length = length.map_or_else(|| "until resumed".to_owned(), |length| format!("for {length}"));
     let rests_on = vec![pause_of(facts, pool)];
     let before = paused(facts, pool)

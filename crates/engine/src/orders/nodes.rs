@@ -1,5 +1,5 @@
-//! Orders about nodes: test, hold, release, quarantine. Each is told node by node, with what is in its way there: a hold, a repair,
-//! that the cluster has the node no more.
+//! Commands about nodes: test, hold, release, quarantine. Each is described node by node, with what prevents it there:
+//! a hold, a repair, or that the cluster no longer lists the node.
 
 use doctor_checks::Catalogue;
 use doctor_core::{
@@ -16,13 +16,13 @@ use doctor_core::{
 
 use super::{BadOrder, Prepared, Rests, Write, pick};
 
-/// The nodes that are meant, and what is known of them.
+/// The selected nodes and their records.
 struct Meant<'a> {
     facts: &'a Facts,
     nodes: Vec<(&'a NodeRecord, bool)>,
 }
 
-/// What would come of an order for one node: in words, and as it is written down.
+/// The effect of a command on one node: in words, and as changes to the store.
 struct Fate {
     words: String,
     writes: Vec<Write>,
@@ -59,17 +59,17 @@ impl<'a> Meant<'a> {
         plural(self.nodes.len(), "node")
     }
 
-    /// A node to put into an example.
+    /// Returns a node name for an example.
     fn example(&self) -> &str {
         self.nodes.first().map_or("NODE", |(record, _)| record.node.name.as_str())
     }
 
-    /// Who holds a node now, and why.
+    /// Returns who holds a node now, and why.
     fn held(&self, record: &NodeRecord) -> Option<String> {
         record.hold_at(self.facts.now).map(|hold| format!("held by {} ({})", hold.by, hold.why))
     }
 
-    /// What would come of it for each node. Where nothing would, for none of them, that is no order.
+    /// Collects the effect on each node. An error if there is none and the cluster lists none of the nodes.
     fn each(&self, fate: impl Fn(&NodeRecord, bool) -> Fate) -> Result<(Vec<String>, Vec<Write>), BadOrder> {
         let (mut changes, mut writes) = (Vec::with_capacity(self.nodes.len()), Vec::new());
         for (record, here) in &self.nodes {
@@ -83,7 +83,7 @@ impl<'a> Meant<'a> {
         Ok((changes, writes))
     }
 
-    /// What all this is true of.
+    /// Returns the preconditions of the command.
     fn rests_on(&self) -> Vec<Rests> {
         let rests = |(record, _): &(&NodeRecord, bool)| Rests::Node {
             node: record.node.name.clone(),
@@ -137,7 +137,7 @@ pub(super) fn test(
     })
 }
 
-/// One run over several nodes, and who is at fault if it fails.
+/// Prepares one run over several nodes, with fault localisation if it fails.
 pub(super) fn together(
     facts: &Facts,
     catalogue: &Catalogue,
@@ -235,7 +235,7 @@ pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<Prepared,
     })
 }
 
-/// Whether something is open that only an event told of, and that no case will see to.
+/// Returns whether a finding is open that rests on an event only and belongs to no case.
 fn tells_of_events(record: &NodeRecord) -> bool {
     let event = |evidence: &Evidence| matches!(evidence, Evidence::Event { known_by: Some(_), .. });
     record.case.is_none() && record.findings.iter().any(|open| event(&open.finding.evidence))
