@@ -166,8 +166,7 @@ pub struct AgentPolicy {
 pub struct UserWork {
     /// Work that failed longer ago is ignored.
     pub window: Span,
-    /// Number of owners, with work that failed on this node and nowhere else, from which the node's tests are due
-    /// immediately. 0: never.
+    /// If work of this many owners failed on a node and nowhere else, its tests are due immediately. 0: never.
     pub retest: f64,
 }
 
