@@ -115,7 +115,7 @@ impl Weight {
     pub const ONE_OWNER: Self = Self(1000);
 
     /// Converts from the unit of the policy, owners.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to what fits")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the range of u16")]
     pub fn of_owners(owners: f64) -> Self {
         Self((owners * f64::from(Self::ONE_OWNER.0)).clamp(0.0, f64::from(u16::MAX)) as u16)
     }

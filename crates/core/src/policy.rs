@@ -117,7 +117,7 @@ pub struct BreakerLimits {
 
 impl BreakerLimits {
     /// Returns how many of `total` nodes may be out. At least one, or a pool of five could never lose a node.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count is a small count")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a u32 fits in a u32")]
     pub fn most_out(&self, total: u32) -> u32 {
         ((f64::from(total) * self.percent_of_pool / 100.0).floor().max(0.0) as u32).max(1)
     }

@@ -78,7 +78,7 @@ pub struct ShownFinding {
     pub confirmed: bool,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 const fn is_nothing(count: &u32) -> bool {
     *count == 0
 }

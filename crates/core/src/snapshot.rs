@@ -277,7 +277,7 @@ pub struct Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
 pub enum Asked {
-    /// Run these tests as soon as the node is free. No tests: all that apply.
+    /// Run these tests as soon as the node is free. No tests: all routine tests that apply.
     Test {
         node: NodeName,
         tests: Vec<TestId>,

@@ -20,7 +20,7 @@ const TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut n = 0;
     while n < 256 {
-        #[expect(clippy::cast_possible_truncation, reason = "it is below 256")]
+        #[expect(clippy::cast_possible_truncation, reason = "n is below 256")]
         let mut value = n as u32;
         let mut bit = 0;
         while bit < 8 {

@@ -117,7 +117,7 @@ fn remove(value: &mut Value) {
     }
 }
 
-/// Unescapes a truncated JSON text for display: `\n` becomes a line break.
+/// Unescapes `\n` and `\"` in a truncated JSON text, so that it can be redacted line by line.
 pub fn unescaped(cut: &str) -> String {
     cut.replace("\\n", "\n").replace("\\\"", "\"")
 }

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p doctor-core --example plan_speed [NODES [TESTS]]`
 
-#![expect(clippy::disallowed_methods, reason = "this measures time; it is no part of the pure crate")]
+#![expect(clippy::disallowed_methods, reason = "this measures time and is not part of the pure crate")]
 
 mod fleet;
 

@@ -19,7 +19,7 @@ pub struct Imported {
     pub skipped: Vec<Skipped>,
 }
 
-/// A line that was not understood.
+/// A line that was not imported, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skipped {
     /// Counted from one.

@@ -87,7 +87,7 @@ fn quantile(sorted: &[f64], percent: usize) -> f64 {
     sorted[place.min(sorted.len() - 1)]
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between nothing and the last bar")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between zero and the last bar")]
 fn bars(sorted: &[f64], least: f64, most: f64) -> Vec<u32> {
     let width = (most - least) / BARS as f64;
     if width <= 0.0 || !width.is_finite() {
