@@ -105,7 +105,7 @@ pub enum Action {
         step: StepKind,
         op: OpId,
     },
-    /// A step that took effect by other means, or whose deadline has passed.
+    /// Completes (`done`) or fails a step without executing it: it took effect by other means, or its deadline has passed.
     Settle {
         case: CaseId,
         op: OpId,
