@@ -49,7 +49,7 @@ struct Written {
 }
 
 impl Catalogue {
-    /// The built-in suites, as `doctor config init` and the guide show them.
+    /// The text of the built-in suites, with comments.
     pub const SUITES_TEXT: &'static str = include_str!("suites.toml");
 
     pub fn new(checks: impl IntoIterator<Item = Check>) -> Self {

@@ -3,7 +3,7 @@
 //! What it does: runs `dcgmi diag` of DCGM, 3.x or 4.x, at a level from 1 to 4, and reads each result by GPU and error.
 //! Level 1 checks libraries and settings (30 s), 2 adds memory and PCIe (2 to 10 min), 3 stress and power (15 min), 4
 //! memory patterns and pulses (45 min to 2 h 15). If no host engine is running, the test starts one and stops it
-//! afterwards. The suite `sweep` runs it at level 2, `quarantine` at level 4 as the test `dcgm-4`; to run it by hand,
+//! afterwards. The suite `sweep` runs it at level 2, `quarantine` at level 4 as the test `dcgm-level-4`; to run it by hand,
 //! use `doctor-node test dcgm --level 2`.
 //!
 //! From level 2 on it loads the GPUs. It first checks that they are free: a process on a GPU (`gpus-free`) or a GPU

@@ -159,7 +159,7 @@ fn percentages(entity: &Entity, space: &FileSystemSpace) -> [Metric; 2] {
 }
 
 /// Returns 0 if `whole` is 0: a file system without a size, or with inodes on demand, has no such limit to reach.
-#[expect(clippy::cast_precision_loss, reason = "a percentage does not need the last of 2^53 bytes")]
+#[expect(clippy::cast_precision_loss, reason = "a percentage does not need more than 53 bits")]
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
 }

@@ -136,7 +136,7 @@ fn read(text: &str) -> Result<Vec<Metric>, String> {
 }
 
 /// Parses `MemTotal:  24682416 kB` to bytes; a line without a unit is a count.
-#[expect(clippy::cast_precision_loss, reason = "2^53 bytes of memory are not there yet")]
+#[expect(clippy::cast_precision_loss, reason = "no machine has 2^53 bytes of memory")]
 fn field(line: &str, name: &str) -> Option<f64> {
     let rest = line.strip_prefix(name)?.strip_prefix(':')?;
     let mut words = rest.split_ascii_whitespace();
