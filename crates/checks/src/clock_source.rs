@@ -7,9 +7,10 @@
 //! often (NCCL, profilers, anything that logs) slow down considerably, one node delays the whole job, and nothing else
 //! looks wrong.
 //!
-//! What to do: `doctor why NODE` names the clock source. The kernel log shows why it changed (`clocksource: timekeeping
-//! watchdog on CPU…`); firmware and hypervisor settings are the usual cause. A reboot restores the fast clock source
-//! until the cause recurs. The finding `clock-source-slow` is `monitor`: the node computes correctly.
+//! What to do: `doctor why NODE` names the clock source. The kernel log shows why it changed
+//! (`clocksource: timekeeping watchdog on CPU…`); firmware and hypervisor settings are the usual cause. A reboot
+//! restores the fast clock source until the cause recurs. The finding `clock-source-slow` is `monitor`: the node
+//! computes correctly.
 //!
 //! Parameters: `accept`, a list of further clock sources that this site accepts.
 

@@ -5,8 +5,8 @@
 //! Why it matters: the kernel takes a core offline after too many machine checks, and virtual machine tools may leave
 //! processors offline. The remaining processors do all the work.
 //!
-//! What to do: `cpu-offline` is `monitor`: `lscpu` shows which ones. `dmesg | grep -i 'mce\|smpboot'` shows why; `echo
-//! 1 > /sys/devices/system/cpu/cpuN/online` brings one back. After machine checks, have the processor inspected.
+//! What to do: `cpu-offline` is `monitor`: `lscpu` shows which ones. `dmesg | grep -i 'mce\|smpboot'` shows why;
+//! `echo 1 > /sys/devices/system/cpu/cpuN/online` brings one back. After machine checks, have the processor inspected.
 //!
 //! Where SMT is disabled (see `/sys/devices/system/cpu/smt/control`), the second threads are offline on purpose and are
 //! not reported.

@@ -32,8 +32,8 @@
 //!
 //! Parameters, below `[tests.dcgm.params]` in the policy or by `doctor-node test dcgm --set NAME=VALUE`:
 //! - `level`, 1 to 4, by default 2; `--level N` on the command line does the same.
-//! - `skip`, DCGM tests not to run, such as `["pulse_test"]`; `may_skip`, tests that DCGM may skip, by default `["eud",
-//!   "cpu_eud"]`, which have to be installed separately.
+//! - `skip`, DCGM tests not to run, such as `["pulse_test"]`; `may_skip`, tests that DCGM may skip, by default
+//!   `["eud", "cpu_eud"]`, which have to be installed separately.
 //! - `parameters` of DCGM's tests, such as `["memory.minimum_allocation_percentage=90"]`.
 //! - `program`, by default `"dcgmi"`, a name or path; `nv-hostengine` is searched for next to it, then by name.
 //! - `address` of the host engine, by default `"127.0.0.1:5555"`; or `"unix:///run/nv-hostengine.sock"`. If nothing

@@ -5,8 +5,8 @@
 //! with every number checked against known sums; deep-learning layers forward and backward, compared bit for bit on
 //! every multiprocessor and against formulas in double precision; copies to and from the host, within the GPU and
 //! between GPUs, with the received data compared; then load until the temperature is stable. It takes about 4 s cold
-//! and 15 to 25 s warm. It runs when it is named (`doctor-node test dl`), and with the suites that include it (`doctor
-//! explain suites`).
+//! and 15 to 25 s warm. It runs when it is named (`doctor-node test dl`), and with the suites that include it
+//! (`doctor explain suites`).
 //!
 //! Each run first plants errors in the GPU's memory: a lost value, a flipped bit, a NaN, and one that is the same in
 //! every repeat. If the comparison misses one, the run is inconclusive: a comparison that cannot find errors proves

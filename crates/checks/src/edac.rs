@@ -5,8 +5,8 @@
 //! Why it matters: corrected errors at an increasing rate end in an uncorrected one, which kills a process or the node.
 //! An uncorrected error loses data in memory, and whatever used it may be wrong.
 //!
-//! What to do: `doctor why NODE` names the module; `ras-mc-ctl --summary`, `ipmitool sel list` and `dmidecode -t
-//! memory` help to find its slot.
+//! What to do: `doctor why NODE` names the module; `ras-mc-ctl --summary`, `ipmitool sel list` and
+//! `dmidecode -t memory` help to find its slot.
 //! - `memory-uncorrected` is `reboot`: an error within the last hour. The firmware maps bad memory out at the next
 //!   boot; if it recurs, replace the module.
 //! - `memory-corrected` is `monitor`: more than 100 corrected errors within the hour. Plan to replace the module.

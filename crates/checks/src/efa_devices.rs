@@ -8,8 +8,8 @@
 //!
 //! What to do: `lspci -d 1d0f:` and `ibv_devices` on the node show the adapters and the RDMA devices. Both findings are
 //! `reboot`, confirmed by a second failure.
-//! - `efa-not-bound`: the adapter is on the bus and no driver is bound to it, or it has no RDMA device. Check `dmesg |
-//!   grep efa`; a reboot (on AWS a stop and start) usually cures it, otherwise return the instance.
+//! - `efa-not-bound`: the adapter is on the bus and no driver is bound to it, or it has no RDMA device. Check
+//!   `dmesg | grep efa`; a reboot (on AWS a stop and start) usually cures it, otherwise return the instance.
 //! - `efa-module-missing`: run `modprobe efa`; if that fails, the EFA installer did not build the module for this
 //!   kernel.
 //!

@@ -6,10 +6,10 @@
 //! on any GPU of the node (`cudaErrorSystemNotReady`, error 802); if it died later, the node runs until the next GPU
 //! reset and then fails. One site did not notice for 20 days, because nothing monitored it.
 //!
-//! What to do: `fabric-manager-down` is `reboot`, confirmed by a second failure. Before that, try `systemctl restart
-//! nvidia-fabricmanager` on a drained node and read `/var/log/fabricmanager.log`. The usual cause is a version mismatch
-//! with the driver: both must have exactly the same version (`nv-fabricmanager --version`, `nvidia-smi`). AWS's suite
-//! recommends a reset; a reset does not start a service.
+//! What to do: `fabric-manager-down` is `reboot`, confirmed by a second failure. Before that, try
+//! `systemctl restart nvidia-fabricmanager` on a drained node and read `/var/log/fabricmanager.log`. The usual cause is
+//! a version mismatch with the driver: both must have exactly the same version (`nv-fabricmanager --version`,
+//! `nvidia-smi`). AWS's suite recommends a reset; a reset does not start a service.
 //!
 //! Not applicable where there is no NVSwitch in `/dev`: PCIe boards, NVLink bridges, GB200 trays (their switches are in
 //! other trays), B200 machines and virtual machines whose host keeps the switches. `gpu-fabric` reports the fabric

@@ -7,8 +7,8 @@
 //! one job after the other.
 //!
 //! What to do: `sram-threshold` is `isolate`: keep the node out of service, run the field diagnostic and request a
-//! return; this flag is NVIDIA's own criterion (DCGM error 118). A reset does not clear it. `nvidia-smi -q -d ECC -i
-//! BUS` shows the unit (`SRAM L2`, `SRAM SM`, …).
+//! return; this flag is NVIDIA's own criterion (DCGM error 118). A reset does not clear it.
+//! `nvidia-smi -q -d ECC -i BUS` shows the unit (`SRAM L2`, `SRAM SM`, …).
 //!
 //! The number alone is shown without a limit: every board has single errors caused by cosmic rays. Not applicable where
 //! the driver has no such flag (older drivers, GPUs before Ampere): `gpu-ecc-volatile` still detects each error.

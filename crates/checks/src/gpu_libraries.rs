@@ -7,9 +7,9 @@
 //! and healthy; every container that mounts them fails with a message about some other file.
 //!
 //! What to do: `library-broken` is `isolate`: no job can use the GPUs, and neither a reset nor a reboot restores the
-//! files. Reinstall the driver's packages (`apt install --reinstall libnvidia-compute-VERSION`, `dnf reinstall
-//! nvidia-driver-cuda-libs`), check the disk that they were written to (`disk-space`), or reimage the node. If only a
-//! link is dangling, `ldconfig` cures it.
+//! files. Reinstall the driver's packages (`apt install --reinstall libnvidia-compute-VERSION`,
+//! `dnf reinstall nvidia-driver-cuda-libs`), check the disk that they were written to (`disk-space`), or reimage the
+//! node. If only a link is dangling, `ldconfig` cures it.
 //!
 //! Not applicable without a GPU, or where the libraries are elsewhere and the driver answers through them.
 

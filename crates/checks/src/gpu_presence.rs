@@ -7,8 +7,8 @@
 //! Why it matters: a GPU that fell off the bus or that the driver abandoned is missing from every list that users see.
 //! A job that needs eight waits forever or fails when NCCL counts its peers.
 //!
-//! What to do: `doctor why NODE` names the GPU by its bus id. `lspci -s BUS` shows whether the bus still answers (`rev
-//! ff` means it does not), `journalctl -k -g "NVRM.*BUS"` why the driver abandoned it.
+//! What to do: `doctor why NODE` names the GPU by its bus id. `lspci -s BUS` shows whether the bus still answers
+//! (`rev ff` means it does not), `journalctl -k -g "NVRM.*BUS"` why the driver abandoned it.
 //! - `gpu-lost` is `reboot`: the driver had it and it fell off the bus (Xid 79). NVIDIA advises a restart, and the
 //!   field diagnostic if it recurs; run `nvidia-bug-report.sh` first, the restart destroys the evidence.
 //! - `gpu-not-driven` is `reboot`: it is on the bus and the driver does not have it. Often its initialisation failed
@@ -17,8 +17,8 @@
 //! - `gpu-needs-reset` is `reset`: the driver refuses work until `nvidia-smi --gpu-reset -i BUS`.
 //! - `gpu-power-missing` is `isolate`: its power cable is not connected, which no restart cures.
 //! - `gpu-interrupt` is `reboot`: the kernel delivers no interrupts for it.
-//! - `gpu-device-missing` is `reboot`, confirmed by a second failure: there is no device file for it. `nvidia-modprobe
-//!   -c MINOR` creates it immediately.
+//! - `gpu-device-missing` is `reboot`, confirmed by a second failure: there is no device file for it.
+//!   `nvidia-modprobe -c MINOR` creates it immediately.
 //!
 //! `gpu-count` reports a GPU that is not even on the bus, using the machine profile. Not applicable without an NVIDIA
 //! GPU on the bus.

@@ -7,8 +7,8 @@
 //! Why it matters: the next job finds part of the GPU's memory taken and fails with an out-of-memory error, on a GPU
 //! that looks idle. Users cannot free the memory.
 //!
-//! What to do: `nvidia-smi --query-compute-apps=pid,used_memory,gpu_bus_id --format=csv` lists them; `fuser -v
-//! /dev/nvidia*` shows which processes hold the device.
+//! What to do: `nvidia-smi --query-compute-apps=pid,used_memory,gpu_bus_id --format=csv` lists them;
+//! `fuser -v /dev/nvidia*` shows which processes hold the device.
 //! - `gpu-process-ghost` is `reset`, confirmed by a second failure: the driver kept the context of a process that is
 //!   gone. Drain the node and reset the GPU.
 //! - `gpu-process-zombie` is `reboot`, confirmed by a second failure: the process has ended and cannot be reaped, most

@@ -7,8 +7,8 @@
 //! that an update fixed elsewhere remain on this one GPU. A node with another driver than the rest of the cluster fails
 //! containers built for it.
 //!
-//! What to do: all findings are `monitor`; the GPU works. `nvidia-smi --query-gpu=pci.bus_id,vbios_version,inforom.img
-//! --format=csv` lists the versions.
+//! What to do: all findings are `monitor`; the GPU works.
+//! `nvidia-smi --query-gpu=pci.bus_id,vbios_version,inforom.img --format=csv` lists the versions.
 //! - `vbios-differs`, `inforom-differs`: one GPU differs from its neighbours. Ask the vendor for the firmware update.
 //! - `vbios-unexpected`, `driver-unexpected`: not the configured version. A driver that is installed but not yet loaded
 //!   by a reboot shows up here too.

@@ -27,8 +27,8 @@
 //! severities: a single link drop may be the switch's fault (`port-flaps` of `ib-flaps` reports repeated ones), and a
 //! receiver that is not ready is most often a crashed job.
 //!
-//! Parameters: `limits`, other limits by counter name in the unit of the table: `limits = { symbol_error = 1000,
-//! port_xmit_discards = 5000 }`.
+//! Parameters: `limits`, other limits by counter name in the unit of the table:
+//! `limits = { symbol_error = 1000, port_xmit_discards = 5000 }`.
 //!
 //! Not applicable where there is no RDMA device or none has these counters (EFA).
 

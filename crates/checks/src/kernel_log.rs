@@ -154,8 +154,8 @@ fn memory_hardware(text: &str) -> Option<Sign> {
     Some(("memory-uncorrected", Entity::new(EntityKind::Dimm, dimm)))
 }
 
-/// Matches `pcieport 0000:80:01.1: AER: Uncorrected (Fatal) error received: 0000:81:00.0` and `nvme 0000:01:00.0: PCIe
-/// Bus Error: severity=Uncorrected (Fatal), type=…`, the latter with `AER: ` on newer kernels.
+/// Matches `pcieport 0000:80:01.1: AER: Uncorrected (Fatal) error received: 0000:81:00.0` and
+/// `nvme 0000:01:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=…`, the latter with `AER: ` on newer kernels.
 fn pcie(text: &str) -> Option<Sign> {
     let received = text.contains(": AER: ") && text.contains("Uncorrected (") && text.contains(" error received");
     let told = text.contains("PCIe Bus Error: severity=Uncorrected");
@@ -191,8 +191,8 @@ fn is_image(device: &str) -> bool {
     device.is_empty() || device.starts_with("loop")
 }
 
-/// Matches `EXT4-fs error (device sda1): …`, `EXT4-fs (sda1): Remounting filesystem read-only`, `XFS (dm-0): Corruption
-/// …`, `BTRFS info (device sdb1: state E): forced readonly`.
+/// Matches `EXT4-fs error (device sda1): …`, `EXT4-fs (sda1): Remounting filesystem read-only`,
+/// `XFS (dm-0): Corruption …`, `BTRFS info (device sdb1: state E): forced readonly`.
 fn file_system(text: &str) -> Option<Sign> {
     const DAMAGE: [&str; 8] = [
         "read-only",

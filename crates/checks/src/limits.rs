@@ -2,14 +2,14 @@
 //!
 //! What it does: reads the number of open files and of threads as a percentage of what the kernel allows.
 //!
-//! Why it matters: when either is exhausted no program can start: `Too many open files in system`, `fork: Resource
-//! temporarily unavailable`, also for the service that should clean up.
+//! Why it matters: when either is exhausted no program can start: `Too many open files in system`,
+//! `fork: Resource temporarily unavailable`, also for the service that should clean up.
 //!
 //! What to do: find the process that uses them and restart it.
-//! - `files-many` (80 %, `monitor`), `files-full` (95 %, `reboot`, confirmed by a second failure): `lsof | awk '{print
-//!   $1}' | sort | uniq -c | sort -n | tail`; `sysctl fs.file-max` raises the limit.
-//! - `threads-many` (80 %, `monitor`), `threads-full` (95 %, `reboot`, confirmed by a second failure): `ps -eo
-//!   nlwp,pid,cmd --sort nlwp | tail`; `sysctl kernel.pid_max` and `kernel.threads-max` raise the limit.
+//! - `files-many` (80 %, `monitor`), `files-full` (95 %, `reboot`, confirmed by a second failure):
+//!   `lsof | awk '{print $1}' | sort | uniq -c | sort -n | tail`; `sysctl fs.file-max` raises the limit.
+//! - `threads-many` (80 %, `monitor`), `threads-full` (95 %, `reboot`, confirmed by a second failure):
+//!   `ps -eo nlwp,pid,cmd --sort nlwp | tail`; `sysctl kernel.pid_max` and `kernel.threads-max` raise the limit.
 
 use doctor_core::observation::{Entity, Metric, Observation, Unit};
 

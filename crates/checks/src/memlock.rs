@@ -2,8 +2,8 @@
 //!
 //! What it does: on a machine with an RDMA device, reads the locked-memory limit of this program (/proc/self/limits).
 //!
-//! Why it matters: RDMA pins the memory that it sends from. Under a small limit NCCL and MPI fail at start with `Cannot
-//! allocate memory` from `ibv_reg_mr`, or a library silently falls back to TCP.
+//! Why it matters: RDMA pins the memory that it sends from. Under a small limit NCCL and MPI fail at start with
+//! `Cannot allocate memory` from `ibv_reg_mr`, or a library silently falls back to TCP.
 //!
 //! What to do: `memlock-small` is `monitor`. The limit is that of the process that ran this check: under Slurm's health
 //! hook slurmd's, which its jobs inherit; for the agent that of its unit. Set `LimitMEMLOCK=infinity` in the unit

@@ -10,10 +10,10 @@
 //! What to do: all findings but the first are `monitor`.
 //! - `memory-small` is `isolate`: less memory than the machine profile expects. Look for a disabled DIMM in the service
 //!   processor's log and in `dmidecode -t memory`; a reboot rarely restores it.
-//! - `memory-low`, confirmed by a second failure: less than a tenth is available on a free node. Check `ls -l
-//!   /dev/shm`, `slabtop` and `ipcs -m`; a reboot always cures it.
-//! - `hugepages-left`: more than half of memory is reserved as huge pages. Release the unused ones: `sysctl
-//!   vm.nr_hugepages=0`.
+//! - `memory-low`, confirmed by a second failure: less than a tenth is available on a free node. Check
+//!   `ls -l /dev/shm`, `slabtop` and `ipcs -m`; a reboot always cures it.
+//! - `hugepages-left`: more than half of memory is reserved as huge pages. Release the unused ones:
+//!   `sysctl vm.nr_hugepages=0`.
 //! - `swap-used`, confirmed by a second failure: more than half of swap is in use on a free node; swapped-out programs
 //!   will be slow.
 //!

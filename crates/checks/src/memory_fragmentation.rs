@@ -6,9 +6,9 @@
 //! Why it matters: huge pages, RDMA registrations and driver buffers need large blocks. On a node whose free memory is
 //! fragmented, drivers fail to start and the kernel stalls programs while it compacts memory.
 //!
-//! What to do: `memory-fragmented` is `monitor`, confirmed by three failures: less than one percent. `echo 1 >
-//! /proc/sys/vm/compact_memory` compacts memory, more so after `echo 3 > /proc/sys/vm/drop_caches`; a reboot always
-//! cures it.
+//! What to do: `memory-fragmented` is `monitor`, confirmed by three failures: less than one percent.
+//! `echo 1 > /proc/sys/vm/compact_memory` compacts memory, more so after `echo 3 > /proc/sys/vm/drop_caches`; a reboot
+//! always cures it.
 
 use std::collections::BTreeMap;
 

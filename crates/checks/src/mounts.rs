@@ -17,8 +17,9 @@
 //!   or the network is at fault. Processes on it cannot be killed; `umount -f -l PATH` may free them, otherwise a
 //!   reboot.
 //!
-//! Parameters: `mounts`, a list of paths or of tables: `mounts = ["/scratch", { path = "/data", type = "nfs4", options
-//! = ["rw"] }]`. Without it, only local file systems of /etc/fstab are checked.
+//! Parameters: `mounts`, a list of paths or of tables:
+//! `mounts = ["/scratch", { path = "/data", type = "nfs4", options = ["rw"] }]`. Without it, only local file systems of
+//! /etc/fstab are checked.
 
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
 

@@ -4,8 +4,8 @@
 //! is broken, many versions continue over sockets, and an all-reduce that should leave the machine may stay in its
 //! memory. So the log must name every connection, each with the requested transport; otherwise no value is reported.
 //!
-//! Known formats range from 2.4 (`Ring 00 : 12[41000] -> 11[2d000] via P2P/IPC`) to 2.32 (`Channel 00/0 : 0[0] -> 1[1]
-//! [send] via NET/IB/0/GDRDMA`), with and without a time before the host name.
+//! Known formats range from 2.4 (`Ring 00 : 12[41000] -> 11[2d000] via P2P/IPC`) to 2.32
+//! (`Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA`), with and without a time before the host name.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -12,8 +12,8 @@
 //!   does not count). Check cable, transceiver and switch.
 //! - `network-errors`: more than 10 errors per second. A bad cable (`rx_crc_errors`), or a ring buffer that is too
 //!   small.
-//! - `network-slow`, confirmed by a second failure: the link is slower than that of an identical adapter here: `ethtool
-//!   INTERFACE` shows what the other side offers.
+//! - `network-slow`, confirmed by a second failure: the link is slower than that of an identical adapter here:
+//!   `ethtool INTERFACE` shows what the other side offers.
 //!
 //! Virtual interfaces (bridges, pods, lo) are ignored. Not applicable where there is no physical one.
 

@@ -8,8 +8,8 @@
 //! its neighbour. Only the expected number shows it.
 //!
 //! What to do: `nvlink-count` is `reset`: drain the node and reset its GPUs together with the fabric manager running.
-//! `nvidia-smi nvlink -s` shows the links. If no link of any GPU is up, check the fabric manager first: `systemctl
-//! status nvidia-fabricmanager`.
+//! `nvidia-smi nvlink -s` shows the links. If no link of any GPU is up, check the fabric manager first:
+//! `systemctl status nvidia-fabricmanager`.
 //!
 //! Without a profile the verdict is inconclusive (`no-limit`). Not applicable where no GPU has NVLink.
 

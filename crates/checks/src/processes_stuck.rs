@@ -6,8 +6,8 @@
 //! Why it matters: such a process cannot be killed, not even by root. It keeps its memory, its GPU and its mount; the
 //! scheduler cannot end the job, and the next one finds the GPU in use.
 //!
-//! What to do: `ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /D/'` shows where they wait; as root also `cat
-//! /proc/PID/stack`.
+//! What to do: `ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /D/'` shows where they wait; as root also
+//! `cat /proc/PID/stack`.
 //! - `nvidia-stuck` is `reboot`: a process waits inside NVIDIA's driver, or one of NVIDIA's own programs hangs. Only a
 //!   reboot frees the GPU; look for an Xid in the kernel log (`gpu-xid`).
 //! - `processes-stuck` is `monitor`: most often a file server that does not answer (`mounts`) or a failing disk

@@ -26,9 +26,9 @@
 //!
 //! Without any setting, the test detects errors, wrong bytes, stalls, and rates below those of one hard disk: a mount
 //! without these passes, as no more is known of it. With further results, its own history becomes a limit. If all
-//! mounts of this test should reach certain numbers, add them to the profile below `[expect]`, such as `randread_iops =
-//! 50000`. A rule with `below_percent_of_peers` compares with other nodes of the type; it is not among the default
-//! rules because it takes all mounts of a node together, which is right only where there is one.
+//! mounts of this test should reach certain numbers, add them to the profile below `[expect]`, such as
+//! `randread_iops = 50000`. A rule with `below_percent_of_peers` compares with other nodes of the type; it is not among
+//! the default rules because it takes all mounts of a node together, which is right only where there is one.
 //!
 //! Latencies (`_p50`, `_p99`, `_p999`) are recorded without limits: they follow from the queue depth. Where a file
 //! system rejects direct I/O, `storage_direct` is 0 and the numbers are those of the page cache. Without fio (3.0 or

@@ -34,7 +34,7 @@ pub struct StorageOrder {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
-    /// A mount point. If nothing is mounted there the test fails: it would measure another disk.
+    /// A mount point. If nothing is mounted there, the test reports that instead of measuring another disk.
     Mount(String),
     /// Any directory.
     Directory(String),

@@ -7,8 +7,8 @@
 //!
 //! What to do: run `chronyc tracking` or `timedatectl timesync-status` on the node. Both findings are `monitor`,
 //! confirmed by a second failure.
-//! - `clock-not-kept`: no NTP or PTP daemon synchronises the clock, or it has no reachable source. Run `systemctl
-//!   restart chronyd`; check that the time servers are reachable (UDP port 123).
+//! - `clock-not-kept`: no NTP or PTP daemon synchronises the clock, or it has no reachable source. Run
+//!   `systemctl restart chronyd`; check that the time servers are reachable (UDP port 123).
 //! - `clock-off`: the clock is more than a tenth of a second off and is being corrected.
 //!
 //! The controller compares the node's clock with its own at each report.
