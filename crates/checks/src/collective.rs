@@ -36,6 +36,8 @@
 //! - `link-slow` is `monitor`, confirmed by a second failure: in the ring exchange each GPU sends to the next one while
 //!   it receives from the previous one, and this link carries less than 70 % of the median of the others. It is the
 //!   link that slows the all-reduce.
+//! - `collective-named` and `collective-pair` are `monitor`: after a failed multi-node run, trials in pairs show that this
+//!   node fails with two good nodes, or that the path between two nodes is at fault.
 //! - `no-gpu-direct` is `monitor`: network adapters do not access GPU memory directly; see `peermem`.
 //!
 //! Inconclusive without a GPU, its driver or NCCL; not applicable on nodes with one GPU, where no data would move.

@@ -1,7 +1,7 @@
 //! net-link: are the node's network interfaces stable and at full speed?
 //!
-//! What it does: for each physical interface, reads how often its carrier changed and how many errors it counted in the
-//! last hour, and compares its speed with that of identical adapters on this node.
+//! What it does: for each physical interface, reads how often its carrier changed within the last hour and its error rate
+//! over the last ten minutes, and compares its speed with that of identical adapters on this node.
 //!
 //! Why it matters: the ordinary network carries storage, the scheduler and the start of every job. A bad cable or a
 //! port that negotiated a tenth of its speed shows as slow storage, lost heartbeats and jobs that time out.
