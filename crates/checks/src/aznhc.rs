@@ -1,25 +1,26 @@
-//! aznhc: what do Azure's own health checks say?
+//! aznhc: does the node pass Azure's own health checks?
 //!
 //! What it does: runs AzNHC's `run-health-checks.sh` where it is installed, as on Azure's HPC images, and reads the
-//! fault codes that it prints. AzNHC starts a container that measures GPU bandwidth, NCCL and InfiniBand: it occupies the
-//! node for minutes. So it runs when it is named (`doctor-node test aznhc`), or in validation runs where the policy says
-//! `[tests.aznhc] enabled = true`.
+//! fault codes that it prints. AzNHC starts a container that measures GPU bandwidth, NCCL and InfiniBand, and occupies
+//! the node for minutes. The test therefore runs when it is named (`doctor-node test aznhc`), or in validation runs
+//! where the policy sets `[tests.aznhc] enabled = true`.
 //!
-//! Why it matters: Azure asks for AzNHC's fault code when a machine is handed back, and its limits are Azure's own for
+//! Why it matters: Azure requires AzNHC's fault code when a machine is returned, and AzNHC uses Azure's own limits for
 //! each machine type.
 //!
-//! What to do: AzNHC's log is beside its program, in `health.log`; the line with the code tells what was measured. What our
-//! own checks say of the same part is the second opinion.
-//! - `nhc-2008`, `nhc-2018`, `nhc-2019`, `nhc-2023`, `nhc-2005` and `nhc-2010` are `isolate`: infoROM, memory beyond repair, a
-//!   disk that is missing, a link that goes up and down, or Azure's "a person has to look". Hand the machine back.
-//! - `nhc-2007`, `nhc-2011`, `nhc-2014` and `nhc-2016` are `reset`: GPU memory or an NVLink that a reset brings back.
-//! - the other codes of machines are `reboot`, those of heat, of the processor and of contained errors `monitor`.
+//! What to do: AzNHC writes its log to `health.log` next to its program; the line with the code shows what was
+//! measured. Compare it with the results of our own checks of the same component.
+//! - `nhc-2008`, `nhc-2018`, `nhc-2019`, `nhc-2023`, `nhc-2005` and `nhc-2010` are `isolate`: infoROM, memory beyond
+//!   repair, a missing disk, a flapping link, or Azure's "a person has to look". Return the machine.
+//! - `nhc-2007`, `nhc-2011`, `nhc-2014` and `nhc-2016` are `reset`: GPU memory or an NVLink that a reset recovers.
+//! - Codes for heat, the processor and contained errors are `monitor`; all others are `reboot`.
 //! - `nhc-failed` is `monitor`: a check without a code, or with one that is not in Azure's dictionary.
 //!
-//! `NHCNA` means that a check of AzNHC could not run: inconclusive, and no other fault is hidden by it. Not applicable where
-//! AzNHC is not installed or does not know this machine type, for which it ends with 0 without having looked.
+//! `NHCNA` means that one of AzNHC's checks could not run: the result is inconclusive, and other faults are still
+//! reported. Not applicable where AzNHC is not installed or does not support this machine type; in that case it exits
+//! with 0 without having checked anything.
 //!
-//! Parameters: `program`, where `run-health-checks.sh` is.
+//! Parameters: `program`, the path of `run-health-checks.sh`.
 
 use doctor_core::{
     observation::{FailureKind, Observation},
@@ -37,8 +38,8 @@ use crate::{
 const SPEC: Spec =
     Spec::deep("aznhc", "what Azure's own health checks say", Span::minutes(5), Span::minutes(20)).opt_in();
 
-// Fault codes are AzNHC's; their severities follow what our own checks say of the same faults. A failed check without a
-// code may be a site's own, and only the site knows what that proves.
+// The fault codes are AzNHC's; their severities follow those of our own checks for the same faults. A failed check
+// without a code may be site-specific, and only the site knows what it proves.
 const RULES: &str = r#"
 rules = [
   { id = "aznhc-failed", check = "aznhc", event = "nhc-failed", reason = "nhc-failed", severity = "monitor", text = "{value}" },
@@ -70,10 +71,10 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("aznhc.rs")), rules: RULES, probes, interpret };
 
-/// Where Azure's HPC images have it.
+/// The program's path on Azure's HPC images.
 const PROGRAM: &str = "/opt/azurehpc/test/azurehpc-health-checks/run-health-checks.sh";
 
-/// NHC gives itself 500 s for all checks; the container may have to be fetched before.
+/// NHC limits itself to 500 s for all checks; the container image may have to be pulled first.
 const TIMEOUT: Span = Span::minutes(15);
 
 fn program(params: &Params) -> Result<String, Observation> {
@@ -83,8 +84,8 @@ fn program(params: &Params) -> Result<String, Observation> {
 fn probes(params: &Params) -> Vec<Probe> {
     let Ok(program) = program(params) else { return Vec::new() };
     let folder = program.rsplit_once('/').map_or(".", |(folder, _)| folder);
-    // All checks, because it would stop at the first that fails; the log where it is looked for, because it would write
-    // into the current directory.
+    // `-a` runs all checks: without it NHC stops at the first failure. `-o` sets the log's path: without it NHC writes
+    // to the current directory.
     let args = ["-a".to_owned(), "-o".to_owned(), format!("{folder}/health.log")].to_vec();
     vec![Probe::Exec { program, args, timeout: TIMEOUT }]
 }

@@ -1,23 +1,26 @@
-//! How a result document travels where job and controller share no directory: with what the cluster keeps of a container anyway.
+//! Transports a result document through a container's log and termination message, where job and controller share no
+//! directory.
 //!
-//! Packed (deflate, then base64) it goes to the container's log, between two lines that nothing else there can be, and into the
-//! message that a container may leave of its end, of which Kubernetes keeps 4096 bytes. What does not fit there is replaced by
-//! the number of lines that it has in the log. The log comes first: a message is there only when all else is.
+//! The document is packed (deflate, then base64). The job prints it to the container's log between two marker lines
+//! that nothing else in the log can contain, then writes it as the termination message, of which Kubernetes keeps 4096
+//! bytes. If it does not fit there, the message holds the number of lines that the document has in the log. The log is
+//! written first, so a message implies that the log is complete.
 //!
-//! Nothing here is trusted: what was unpacked is verified like any other document, and no more is unpacked than a document may have.
+//! Nothing here is trusted: an unpacked document is verified like any other, and unpacking stops at the size limit of a
+//! document.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use miniz_oxide::{deflate::compress_to_vec, inflate::decompress_to_vec_with_limit};
 
 use crate::document::MAX_DOCUMENT_BYTES;
 
-/// What Kubernetes keeps of a container's last words.
+/// The bytes that Kubernetes keeps of a container's termination message.
 pub const MESSAGE_BYTES: usize = 4096;
 
-/// A container's log is cut where it has ten megabytes; a result that is nearly as long is not carried.
+/// The limit of a packed document. Container logs are rotated at ten megabytes, so a longer document may be cut.
 pub const MOST_PACKED: usize = 8 << 20;
 
-/// Of the text in a log: no runtime breaks lines of this length.
+/// Characters per line in the log. No container runtime splits lines of this length.
 const LINE: usize = 4000;
 
 const BEGIN: &str = "-----BEGIN DOCTOR RESULT-----";
@@ -25,14 +28,14 @@ const END: &str = "-----END DOCTOR RESULT-----";
 const HERE: &str = "doctor-carried-1 ";
 const IN_LOG: &str = "doctor-in-log-1 ";
 
-/// Of zlib's ten: beyond this it takes much longer and gains little.
+/// The deflate level, of 0 to 10. Higher levels take much longer and save little.
 const EFFORT: u8 = 8;
 
-/// A document, packed.
+/// A packed document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packed(String);
 
-/// Why a document cannot be carried, or what came is none.
+/// Why a document cannot be packed, found or unpacked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadCarried {
     #[error("the result has {bytes} bytes when packed, and at most {MOST_PACKED} are carried by a log")]
@@ -45,19 +48,21 @@ pub enum BadCarried {
     Unreadable(String),
 }
 
-/// What the message of a container's end says.
+/// The content of a container's termination message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Told {
     Document(Vec<u8>),
-    /// It is in the log, in so many lines, the two around it included.
+    /// The document is in the log and takes this many lines, including both marker lines.
     InLog {
         lines: usize,
     },
 }
 
 impl Packed {
+    /// Packs a document.
+    ///
     /// # Errors
-    /// If it is too long even so.
+    /// If the packed document exceeds [`MOST_PACKED`].
     pub fn of(document: &[u8]) -> Result<Self, BadCarried> {
         let text = STANDARD.encode(compress_to_vec(document, EFFORT));
         if text.len() > MOST_PACKED {
@@ -66,7 +71,7 @@ impl Packed {
         Ok(Self(text))
     }
 
-    /// What is printed into the log, line by line.
+    /// Returns the lines to print to the log, including both marker lines.
     pub fn for_log(&self) -> String {
         let mut log = String::with_capacity(self.0.len() + self.0.len() / LINE + 80);
         for line in self.lines() {
@@ -77,22 +82,22 @@ impl Packed {
     }
 
     fn lines(&self) -> impl Iterator<Item = &str> {
-        // Base64 is ASCII: it can be cut anywhere.
+        // Base64 is ASCII, so it can be split at any byte.
         let body = self.0.as_bytes().chunks(LINE).filter_map(|line| std::str::from_utf8(line).ok());
         [BEGIN].into_iter().chain(body).chain([END])
     }
 
-    /// What the container leaves as its message.
+    /// Returns the termination message: the document if it fits, otherwise its number of lines in the log.
     pub fn for_message(&self) -> String {
         let whole = format!("{HERE}{}", self.0);
         if whole.len() <= MESSAGE_BYTES { whole } else { format!("{IN_LOG}{}", self.lines().count()) }
     }
 }
 
-/// Reads the message of a container's end.
+/// Parses a container's termination message.
 ///
 /// # Errors
-/// If it is about something else, or was cut.
+/// If it contains no result, or was truncated.
 pub fn read_message(message: &str) -> Result<Told, BadCarried> {
     let message = message.trim();
     if let Some(packed) = message.strip_prefix(HERE) {
@@ -103,17 +108,17 @@ pub fn read_message(message: &str) -> Result<Told, BadCarried> {
     lines.filter(|lines| *lines <= most).map(|lines| Told::InLog { lines }).ok_or(BadCarried::NoMessage)
 }
 
-/// The last whole document of a log, and the log without it.
+/// Returns the last document in a log.
 ///
 /// # Errors
-/// If there is none.
+/// If the log has no complete document, or it cannot be unpacked.
 pub fn read_log(log: &str) -> Result<Vec<u8>, BadCarried> {
     let (_, result) = split_log(log);
     let packed: String = result.ok_or(BadCarried::NotInLog)?.lines().collect();
     unpack(packed.as_bytes())
 }
 
-/// What people read of a log, and the packed document in it.
+/// Splits a log into the human-readable text and the packed document after it.
 pub fn split_log(log: &str) -> (&str, Option<&str>) {
     let Some((before, after)) =
         log.rsplit_once(BEGIN).filter(|(before, _)| before.is_empty() || before.ends_with('\n'))

@@ -1,7 +1,8 @@
-//! The checks in force, with the site's settings laid over: what the planner, the classifier and the pages use.
+//! The checks and suites in force: the built-in ones with the policy's settings applied. The planner, the classifier
+//! and the documentation pages use it.
 //!
-//! A test may have a second name with parameters of its own (`of`), such as a longer form for nodes in quarantine. Its
-//! results are its own; its page and its rules are those of the test that it is a form of.
+//! The policy can define a variant of a test under a second name with its own parameters (`of`), such as a longer run
+//! for quarantined nodes. A variant has its own results; it shares the page and the rules of its base test.
 
 use std::{
     borrow::Cow,
@@ -33,13 +34,13 @@ pub struct Catalogue {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Suite {
     pub tests: Vec<TestId>,
-    /// How old a result may be before the controller runs the test again by itself. `None`: only when asked.
+    /// How old a result may become before the controller reruns the test. `None`: only on request.
     pub every: Option<Span>,
-    /// Whether its nodes bear our maintenance mark while its tests run.
+    /// Whether the controller sets its maintenance mark on the nodes while the suite's tests run.
     pub maintenance: bool,
 }
 
-/// Suites and forms that every installation has: `suites.toml`, in the form of the policy file.
+/// The built-in suites and variants of `suites.toml`, which has the format of the policy file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -48,7 +49,7 @@ struct Written {
 }
 
 impl Catalogue {
-    /// The suites of this program, as `doctor config init` and the guide show them.
+    /// The text of the built-in suites, with comments.
     pub const SUITES_TEXT: &'static str = include_str!("suites.toml");
 
     pub fn new(checks: impl IntoIterator<Item = Check>) -> Self {
@@ -58,15 +59,15 @@ impl Catalogue {
         Self { checks, ..Self::default() }
     }
 
-    /// All checks built into this program.
+    /// All checks built into this program, without suites.
     pub fn built_in() -> Self {
         Self::new(crate::CHECKS.iter().copied())
     }
 
-    /// Those, the suites, and what this site's policy adds: commands as checks of its own, forms and suites.
+    /// The built-in checks and suites with the policy's additions: site checks (commands), variants and suites.
     ///
     /// # Panics
-    /// If the suites compiled into this program do not read; a test reads them.
+    /// If the compiled-in suites do not parse, which a unit test rules out.
     pub fn with_site_checks(policy: &Policy) -> Self {
         let checks = crate::CHECKS.iter().copied().chain(crate::site::site_checks(policy));
         static OURS: LazyLock<Written> =
@@ -76,7 +77,7 @@ impl Catalogue {
         catalogue.under(policy)
     }
 
-    /// The same with the forms and suites of a policy laid over.
+    /// Applies the policy's variants and suites.
     #[must_use]
     pub fn under(mut self, policy: &Policy) -> Self {
         self.lay(&policy.suites, &policy.tests);
@@ -85,7 +86,7 @@ impl Catalogue {
 
     fn lay(&mut self, suites: &BTreeMap<TestId, SuiteSettings>, tests: &BTreeMap<TestId, TestSettings>) {
         for (id, settings) in tests {
-            // A form of what is not there, or of another form, is told where settings are checked.
+            // Skip a variant of an unknown test or of another variant: the validation of the settings reports it.
             let base = settings.of.as_ref().filter(|of| !self.forms.contains_key(*of)).and_then(|of| self.get(of));
             if let Some(form) = base.map(|base| form_of(base, id)) {
                 self.checks.retain(|check| check.spec.id != form.spec.id);
@@ -104,7 +105,7 @@ impl Catalogue {
         }
     }
 
-    /// The same with these checks in it.
+    /// Returns the catalogue with these checks added.
     #[must_use]
     pub fn with_checks(&self, more: impl IntoIterator<Item = Check>) -> Self {
         let checks = Self::new(self.checks.iter().copied().chain(more)).checks;
@@ -119,7 +120,7 @@ impl Catalogue {
         self.checks.iter().find(|check| check.spec.id == id.as_str())
     }
 
-    /// What this test is a form of.
+    /// Returns the base test if this test is a variant.
     pub fn form_of(&self, id: &CheckId) -> Option<&CheckId> {
         self.forms.get(id)?.of.as_ref()
     }
@@ -128,7 +129,7 @@ impl Catalogue {
         &self.suites
     }
 
-    /// Tests by name, where a suite stands for its tests and `quick` for all that only read. Each comes once.
+    /// Expands names to tests: a suite to its tests, and `quick` to all checks that only read. Removes duplicates.
     pub fn named(&self, names: &[TestId]) -> Vec<TestId> {
         let mut all: Vec<TestId> = Vec::new();
         for name in names {
@@ -151,7 +152,8 @@ impl Catalogue {
         quick.filter_map(|check| TestId::new(check.spec.id).ok()).collect()
     }
 
-    /// Parameters of a check under this policy. A form has those of its test, with its own laid over.
+    /// Returns the parameters of a check under this policy. A variant inherits those of its base test and overrides
+    /// them with its own.
     pub fn params<'a>(&self, policy: &'a Policy, id: &CheckId) -> Cow<'a, Params> {
         let site = |id: &CheckId| policy.tests.get(id).map(|settings| &settings.params);
         let Some(form) = self.forms.get(id) else {
@@ -161,13 +163,14 @@ impl Catalogue {
         Cow::Owned(layers.into_iter().flatten().flat_map(Params::clone).collect())
     }
 
-    /// What the planner may plan, in the order of names.
+    /// Returns the tests that the planner may schedule, ordered by name.
     pub fn tests(&self, policy: &Policy) -> Vec<TestPolicy> {
         let ids = self.checks.iter().filter_map(|check| Some((CheckId::new(check.spec.id).ok()?, check)));
         ids.filter_map(|(id, check)| self.test(policy, id, check)).collect()
     }
 
-    /// One of them, if the policy lets it run: by itself, or because a suite or the proof of a repaired node names it.
+    /// Returns the test if the policy lets it run: routinely, or because a suite or the requalification of a repaired
+    /// node names it.
     fn test(&self, policy: &Policy, id: CheckId, check: &Check) -> Option<TestPolicy> {
         let spec = &check.spec;
         let params = self.params(policy, &id);
@@ -196,10 +199,10 @@ impl Catalogue {
         })
     }
 
-    /// The rules in force, check by check.
+    /// Returns the rules in force, check by check.
     ///
     /// # Errors
-    /// If a check's own rules do not parse, which its tests would have shown.
+    /// If a check's built-in rules do not parse, which unit tests rule out.
     pub fn rules(&self, policy: &Policy) -> Result<Vec<Rule>, toml::de::Error> {
         let book = self.rule_book(policy);
         let mut rules = Vec::new();
@@ -209,14 +212,15 @@ impl Catalogue {
         Ok(rules)
     }
 
-    /// The rules in force, for whoever needs those of some checks only: reading all of them takes milliseconds.
+    /// Gives access to the rules per check, for callers that need a few checks only: parsing all rules takes
+    /// milliseconds.
     pub fn rule_book<'a>(&'a self, policy: &'a Policy) -> RuleBook<'a> {
         RuleBook { catalogue: self, policy }
     }
 }
 
-/// The rules of each check: its own, with the policy's laid over by id. A form's are its test's under names of their own,
-/// `FORM-RULE`.
+/// The rules of each check: the built-in ones, overridden by the policy's rules with the same id. A variant's rules are
+/// those of its base test, renamed `VARIANT-RULE`.
 #[derive(Debug)]
 pub struct RuleBook<'a> {
     catalogue: &'a Catalogue,
@@ -224,16 +228,19 @@ pub struct RuleBook<'a> {
 }
 
 impl RuleBook<'_> {
+    /// Returns the rules of one check.
+    ///
     /// # Errors
-    /// If the check's own rules do not parse, which its tests would have shown.
+    /// If the check's built-in rules do not parse, which unit tests rule out.
     pub fn of(&self, check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
         self.read(check, &default_rules::all)
     }
 
-    /// Those that can say anything about what was seen: most of a check's rules may be about events that were not.
+    /// Returns the rules that can match this observation. Most of a check's rules may be about events that did not
+    /// occur.
     ///
     /// # Errors
-    /// If the check's own rules do not parse, which its tests would have shown.
+    /// If the check's built-in rules do not parse, which unit tests rule out.
     pub fn about(&self, check: &Check, seen: &Observation) -> Result<Vec<Rule>, toml::de::Error> {
         match seen {
             Observation::Measured { events, .. } => self.read(check, &|check| default_rules::about(check, events)),
@@ -253,17 +260,17 @@ impl RuleBook<'_> {
         };
         let site = self.policy.rules.iter();
         let added = site.clone().filter(|rule| rule.check.as_str() == check.spec.id);
-        // A rule of the policy with the id of one of ours stands in its place, also where it is about another check.
+        // A policy rule replaces the built-in rule with the same id, even if it is about another check.
         let kept = own.into_iter().filter(|own| !site.clone().any(|rule| rule.id == own.id));
         Ok(kept.chain(added.cloned()).collect())
     }
 }
 
-/// All checks that only read.
+/// The implicit suite of all checks that only read.
 const QUICK_SUITE: &str = "quick";
 
-/// The same check under another name. It runs when it is named, or where a suite has it run regularly. As a site's own
-/// checks, it is made once and kept.
+/// Returns the check under another name. The variant runs when it is named, or where a suite runs it regularly. The
+/// leaked id is cached, as for site checks, so that it leaks only once.
 fn form_of(base: &Check, id: &CheckId) -> Check {
     static MADE: Mutex<BTreeMap<(CheckId, &'static str), Check>> = Mutex::new(BTreeMap::new());
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);

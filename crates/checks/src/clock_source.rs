@@ -1,17 +1,18 @@
-//! clock-source: does the kernel tell the time from a fast clock?
+//! clock-source: does the kernel use a fast clock source?
 //!
-//! What it does: reads which clock the kernel uses, and which ones it could use.
+//! What it does: reads the kernel's current and available clock sources.
 //!
-//! Why it matters: when the kernel finds the processor's own counter unsteady, it falls back to a clock on the board
-//! (`hpet`, `acpi_pm`). Each look at the time then takes microseconds instead of nanoseconds. Programs that measure
-//! themselves (NCCL, profilers, anything that logs) slow down by a lot, one node holds up the whole job, and nothing
-//! else looks wrong.
+//! Why it matters: when the kernel finds the processor's time-stamp counter unstable, it falls back to a clock on the
+//! board (`hpet`, `acpi_pm`). Reading the time then takes microseconds instead of nanoseconds. Programs that read it
+//! often (NCCL, profilers, anything that logs) slow down considerably, one node delays the whole job, and nothing else
+//! looks wrong.
 //!
-//! What to do: `doctor why NODE` names the clock. The kernel's log says why it changed (`clocksource: timekeeping
-//! watchdog on CPU…`); firmware and hypervisor settings are the usual cause. A reboot brings the fast clock back until
-//! the cause returns. The finding `clock-source-slow` is `monitor`: the node computes correctly.
+//! What to do: `doctor why NODE` names the clock source. The kernel log shows why it changed
+//! (`clocksource: timekeeping watchdog on CPU…`); firmware and hypervisor settings are the usual cause. A reboot
+//! restores the fast clock source until the cause recurs. The finding `clock-source-slow` is `monitor`: the node
+//! computes correctly.
 //!
-//! Parameters: `accept`, a list of further clocks that this site is content with.
+//! Parameters: `accept`, a list of further clock sources that this site accepts.
 
 use doctor_core::{
     observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure},
@@ -37,7 +38,7 @@ text = "{value}"
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("clock_source.rs")), rules: RULES, probes, interpret };
 
-/// Clocks that a program reads without entering the kernel: of x86, of ARM, of POWER, and of four hypervisors.
+/// Clock sources that a program reads without entering the kernel: of x86, Arm and POWER, and of three hypervisors.
 const FAST: [&str; 6] = ["tsc", "arch_sys_counter", "timebase", "kvm-clock", "hyperv_clocksource_tsc_page", "xen"];
 
 fn probes(_: &Params) -> Vec<Probe> {

@@ -1,50 +1,61 @@
-//! collective: do the GPUs add up together what they should, as fast as they should, by the way that they should?
+//! collective: do the GPUs compute correct all-reduce sums, at full speed, over the intended path?
 //!
-//! What it does: an all-reduce over all GPUs of the node with NCCL (libnccl.so.2, 2.14 or newer, loaded when the test runs;
-//! no CUDA, no MPI, no Python), from 1 MiB to 16 GiB. The numbers are such that every sum is exact and never zero, and each
-//! element of each size is compared on the GPU, on every GPU, before and after time is taken. The bus bandwidth of the
-//! largest size is what is judged, in bytes a second (460 GB/s is 460e9), as nccl-tests computes it; the time is that of the
-//! slowest GPU. It takes about half a minute. The suite `standard` runs it through the network cards, as the test
-//! `collective-loopback`; by hand it is `doctor-node test collective`.
+//! What it does: runs an all-reduce over all GPUs of the node with NCCL (libnccl.so.2, 2.14 or newer, loaded when the
+//! test runs; no CUDA toolkit, MPI or Python), from 1 MiB to 16 GiB. The input is chosen so that every sum is exact and
+//! never zero. Every GPU compares each element of each size on the GPU, before and after the timed runs. The test
+//! evaluates the bus bandwidth of the largest size in bytes per second (460 GB/s is 460e9), as nccl-tests computes it;
+//! the time is that of the slowest GPU. It takes about half a minute. The suite `standard` runs it through the network
+//! adapters, as the test `collective-loopback`; to run it by hand, use `doctor-node test collective`.
 //!
-//! Three ways: `mode = "nvlink"` stays inside the node; `mode = "loopback"` switches off every way inside, so that the data of
-//! one node leaves by its network cards and comes back; `mode = "nodes"` goes over the GPUs of several nodes. Which way each
-//! connection really took is read from NCCL's own log. If one took another (sockets instead of InfiniBand, the host's
-//! memory, NVLink in a loop-back), there is no figure: the result is inconclusive and says which.
+//! There are three modes: `mode = "nvlink"` stays inside the node; `mode = "loopback"` disables all paths inside the
+//! node, so that the data leaves through the node's network adapters and comes back; `mode = "nodes"` spans the GPUs of
+//! several nodes. NCCL's log shows which path each connection took. If one took another path (sockets instead of
+//! InfiniBand, host memory, NVLink in a loopback), no value is reported: the result is inconclusive and names the path.
 //!
-//! Each run begins with errors planted in what is compared: a zero, a turned bit, a NaN, the lost share of one rank. If one
-//! is not found, the run is inconclusive: a test that cannot see proves nothing.
+//! Each run first plants errors in the data to be compared: a zero, a flipped bit, a NaN, the missing share of one
+//! rank. If the comparison misses one, the run is inconclusive: a comparison that cannot find errors proves nothing.
 //!
-//! Then the GPUs pass a message around, each to the next: of three or more, a link that is slower than the others is named.
+//! Then the GPUs exchange messages in a ring: with three or more GPUs, the test names a link that is slower than the
+//! others.
 //!
-//! Why it matters: training waits for its slowest link in every step, and a sum that is wrong on one of eight GPUs spoils all
-//! of them without a word in any log. Neither shows when each GPU is tested by itself.
+//! Why it matters: training waits for its slowest link in every step, and a wrong sum on one of eight GPUs corrupts the
+//! result of all of them without a line in any log. Testing each GPU alone finds neither.
 //!
-//! What to do: `doctor log RUN` has the table of sizes, the wrong elements and NCCL's log.
-//! - `collective-wrong` is `isolate`: sums were not what they must be. The text says on which GPUs, and whose share is missing
-//!   where that explains it. Look at `nvlink-errors`, `gpu-xid` and `pcie-aer`; run `dl` to see whether a GPU is wrong alone.
-//! - `gpu-failed` is `reboot`: the driver gave a GPU up in the middle of the test. Its Xid is in the kernel's log.
-//! - `collective-hung` is `monitor`, seen twice: a message was not through within `stall`. It was ended.
-//! - `collective-slow` is `monitor`, seen twice: less than 95 % of the machine type's profile (`nccl_busbw_bytes_per_s`,
-//!   `nccl_ib_loopback_busbw_bytes_per_s`, `nccl_nodes_busbw_bytes_per_s`), less than 93 % of the median of this node's own last
-//!   results (not for several nodes: the others are not always the same), or less than any such machine reaches. Inside a
-//!   node look at `nvlink-state` and `gpu-clocks`; through the network at `ib-rate`, `ib-counters` and `pcie-link`.
-//! - `link-slow` is `monitor`, seen twice: after the sums each GPU sends to the next one while it receives from the one before,
-//!   and this link carries less than 70 % of the median of the others. It is where a slow sum is lost.
-//! - `no-gpu-direct` is `monitor`: network cards do not reach the GPUs' memory by themselves; see `peermem`.
+//! What to do: `doctor log RUN` shows the table of sizes, the wrong elements and NCCL's log.
+//! - `collective-wrong` is `isolate`: sums were wrong. The text names the GPUs, and the rank whose share is missing if
+//!   that explains the error. Check `nvlink-errors`, `gpu-xid` and `pcie-aer`; run `dl` to see whether a GPU computes
+//!   wrong results on its own.
+//! - `gpu-failed` is `reboot`: the driver lost a GPU during the test. Its Xid is in the kernel log.
+//! - `collective-hung` is `monitor`, confirmed by a second failure: a message did not complete within `stall`. The test
+//!   was stopped.
+//! - `collective-slow` is `monitor`, confirmed by a second failure: less than 95 % of the machine profile
+//!   (`nccl_busbw_bytes_per_s`, `nccl_ib_loopback_busbw_bytes_per_s`, `nccl_nodes_busbw_bytes_per_s`), less than 93 %
+//!   of the median of this node's own last results (not for several nodes, because the other nodes vary), or less than
+//!   any such machine reaches. For a single node check `nvlink-state` and `gpu-clocks`; for the network check
+//!   `ib-rate`, `ib-counters` and `pcie-link`.
+//! - `link-slow` is `monitor`, confirmed by a second failure: in the ring exchange each GPU sends to the next one while
+//!   it receives from the previous one, and this link carries less than 70 % of the median of the others. It is the
+//!   link that slows the all-reduce.
+//! - `collective-named` and `collective-pair` are `monitor`: after a failed multi-node run, trials in pairs show that this
+//!   node fails with two good nodes, or that the path between two nodes is at fault.
+//! - `no-gpu-direct` is `monitor`: network adapters do not access GPU memory directly; see `peermem`.
 //!
-//! Inconclusive without a GPU, its driver or NCCL; not applicable where there is one GPU, as nothing would move.
+//! Inconclusive without a GPU, its driver or NCCL; not applicable on nodes with one GPU, where no data would move.
 //!
 //! Parameters, below `[tests.collective.params]` in the policy or by `doctor-node test collective --set NAME=VALUE`:
-//! - `mode`, by default `"nvlink"`; `least` and `most`, by default `"1MiB"` and `"16GiB"`: at most a third of free GPU memory.
-//! - `net`, by default `"IB"`, the network as NCCL calls it, such as `"AWS Libfabric"`; `hca`, as `NCCL_IB_HCA` takes it.
-//! - `shared_memory = true` for machines whose GPUs cannot reach each other.
-//! - `library`, the path of libnccl, such as that in a PyTorch wheel; the variable DOCTOR_NCCL says the same.
-//! - `nccl_tests = ["/opt/nccl-tests/build/all_reduce_perf"]` uses NVIDIA's program instead, for one node; with a launcher before
-//!   it (`["mpirun", "-np", "8", "…"]`) each process gets one GPU.
-//! - `stall`, by default `"60s"`; `timeout` of the whole, by default `"10m"`.
-//! - For `nodes`: `rank`, `nodes`, `address`, `names`, `secret_file`, where the launcher's environment does not say them, and
-//!   `gather`, by default `"2m"`, how long the nodes wait for each other. The guide has examples for Kubernetes, Slurm and SSH.
+//! - `mode`, by default `"nvlink"`; `least` and `most`, by default `"1MiB"` and `"16GiB"`: at most a third of free GPU
+//!   memory.
+//! - `net`, by default `"IB"`, the network's name in NCCL, such as `"AWS Libfabric"`; `hca`, in the format of
+//!   `NCCL_IB_HCA`.
+//! - `shared_memory = true` for machines whose GPUs have no peer access.
+//! - `library`, the path of libnccl, such as the one in a PyTorch wheel; the environment variable DOCTOR_NCCL has the
+//!   same effect.
+//! - `nccl_tests = ["/opt/nccl-tests/build/all_reduce_perf"]` uses NVIDIA's program instead, for one node; with a
+//!   launcher before it (`["mpirun", "-np", "8", "…"]`) each process gets one GPU.
+//! - `stall`, by default `"60s"`; `timeout` of the whole test, by default `"10m"`.
+//! - For `nodes`: `rank`, `nodes`, `address`, `names` and `secret_file`, where the launcher's environment does not set
+//!   them, and `gather`, by default `"2m"`, how long the nodes wait for each other. The guide has examples for
+//!   Kubernetes, Slurm and SSH.
 
 use doctor_core::{
     observation::{FailureKind, Observation, ProbeFailure, Why},
@@ -115,7 +126,7 @@ const MOST: u64 = 16 << 30;
 const GATHER: Span = Span::minutes(2);
 const STALL: Span = Span::from_secs(60);
 const TIMEOUT: Span = Span::minutes(10);
-/// For ending what hangs, and for the last words.
+/// Time to kill what hangs and to write the report.
 const AROUND_THE_TEST: Span = Span::from_secs(30);
 
 const PARAMETERS: [(&str, &str); 16] = [
@@ -202,7 +213,8 @@ fn job(params: &Params) -> Result<Job, Observation> {
 fn probes(params: &Params) -> Vec<Probe> {
     let Ok(order) = order(params) else { return Vec::new() };
     let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
-    // The test keeps its own time. This is only for one that does not come back although it kills what hangs.
+    // The test enforces its own timeout. This one applies only if the test does not return even after killing what
+    // hangs.
     let timeout = Span::from_millis(order.timeout.millis() + AROUND_THE_TEST.millis());
     vec![Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
 }
@@ -292,7 +304,7 @@ mod tests {
         });
         assert_eq!(judged("", None, gpus(1.0)), ["not-applicable one-gpu"]);
         assert_eq!(judged("", None, gpus(8.0)), ["inconclusive empty"]);
-        // The figure of another way than the one that was asked for is none.
+        // The bandwidth of a mode other than the configured one does not count.
         assert_eq!(judged("mode = 'loopback'", None, measured(Mode::Nvlink, 475.0, Vec::new())), ["inconclusive empty"]);
         let missing = ProbeFailure::new(FailureKind::Missing, "libnccl.so.2 cannot be loaded");
         assert_eq!(judged("", None, ProbeOutput::Failed(missing)), ["inconclusive missing"]);

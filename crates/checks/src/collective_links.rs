@@ -1,12 +1,14 @@
-//! The links between the ranks of a collective test: each GPU has sent to the next one, and received from the one before.
+//! The rates of the links between the ranks of a collective test, measured in a ring: each GPU sends to the next and
+//! receives from the previous one.
 //!
-//! A sum is as slow as its slowest link, and says not which that is. This does, where there are others to compare with.
+//! An all-reduce is as slow as its slowest link but does not show which link that is. The ring exchange does, if there
+//! are other links to compare with.
 
 use doctor_core::observation::{Entity, EntityKind, Metric, Unit};
 
 use crate::collective_ranks::{GpuReport, NodeReport};
 
-/// One direction of the ring: the rank that sends, the one that receives, and bytes a second.
+/// One direction of a link in the ring: the sending rank, the receiving rank, and the rate in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link<'a> {
     pub from: End<'a>,
@@ -14,16 +16,17 @@ pub struct Link<'a> {
     pub rate: f64,
 }
 
-/// One end: a GPU, and the node that it is of.
+/// One end of a link: a GPU and its node.
 pub type End<'a> = (&'a NodeReport, &'a GpuReport);
 
-/// The links of the ring, by the rank that sends. Both ends of a slow link are held up by it, and each end by its other link,
-/// too: what the faster end took is the most that the link can have taken.
+/// Returns the links of the ring, in the order of the sending ranks; none for fewer than three. A slow link delays both
+/// of its ends, but each end is also delayed by its other link, so the time of the faster end is an upper bound of the
+/// link's time.
 pub fn links(nodes: &[NodeReport]) -> Vec<Link<'_>> {
     let all: Vec<_> = nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu))).collect();
     let pairs = all.iter().enumerate().map(|(place, from)| (*from, all[(place + 1) % all.len()]));
     let links: Option<Vec<_>> = pairs.map(|(from, to)| Link::between(from, to)).collect();
-    // In a ring of two, both ends have the same two links.
+    // In a ring of two, both ends share the same two links.
     links.filter(|links| links.len() > 2).unwrap_or_default()
 }
 
@@ -44,7 +47,8 @@ impl<'a> Link<'a> {
     }
 }
 
-/// The links on which this node sends, each against the median of its kind: inside a node, and between nodes.
+/// Returns the rate of each link on which this node sends, and its percentage of the median of the links of the same
+/// kind (inside a node, or between nodes).
 pub(crate) fn metrics(nodes: &[NodeReport], own: usize) -> Vec<Metric> {
     let links = links(nodes);
     let median = |inside: bool| {
@@ -91,7 +95,7 @@ mod tests {
     #[test]
     fn a_slow_link_is_named_by_both_of_its_ends() {
         let mut nodes = job(2, 4);
-        // The link from rank 1 to rank 2 holds both up.
+        // The link from rank 1 to rank 2 delays both.
         for rank in [1, 2] {
             nodes[0].gpus[rank].exchange.as_mut().unwrap().seconds = 4e-3;
         }

@@ -1,13 +1,14 @@
-//! What the collective test is told to do: which way the data shall go, how much of it, with whom and for how long.
+//! Parameters of one collective test: the path of the data, the message sizes, the nodes of the job and the time
+//! limits.
 //!
-//! The check writes the order, the test on the node reads it; it stands in the evidence as the probe's argument. What is
-//! different on each node of a job (its rank, the address of the first one) may be in it, and comes from the launcher's
-//! environment where it is not. A secret is never in it.
+//! The check writes them and the test on the node reads them; the evidence records them as the probe's argument. Values
+//! that differ from node to node (the rank, the address of the first node) are optional: the launcher's environment
+//! supplies those that are missing. A secret is never part of the parameters.
 
 use doctor_core::time::Span;
 use serde::{Deserialize, Serialize};
 
-/// One test.
+/// The parameters of one test.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectiveOrder {
@@ -15,43 +16,43 @@ pub struct CollectiveOrder {
     /// Bytes of the smallest and of the largest message.
     pub least: u64,
     pub most: u64,
-    /// The network that data must take where it takes one, as NCCL calls it.
+    /// NCCL's name of the network that the data must use, in the modes that use one.
     pub net: String,
-    /// Which of its devices, as `NCCL_IB_HCA` takes it.
+    /// Which devices of the network to use, in the format of `NCCL_IB_HCA`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hca: Option<String>,
-    /// Whether data may go through the host's memory inside a node that has no peer access.
+    /// Whether data may go through host memory inside a node without peer access.
     #[serde(default)]
     pub shared_memory: bool,
-    /// libnccl, where it is not found by its name.
+    /// The path of libnccl, if the loader does not find it by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub library: Option<String>,
-    /// `all_reduce_perf` and what starts it, where that is to be used instead of our own ranks.
+    /// The command line of `all_reduce_perf` including its launcher, if it replaces our own ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nccl_tests: Vec<String>,
     #[serde(default, skip_serializing_if = "Job::is_empty")]
     pub job: Job,
     /// How long the nodes of a job wait for each other.
     pub gather: Span,
-    /// One message may take so long with all its repeats; a collective that takes longer hangs.
+    /// How long all repeats of one message size may take; a collective that takes longer counts as hung.
     pub stall: Span,
-    /// The whole test.
+    /// How long the whole test may take.
     pub timeout: Span,
 }
 
-/// A job of several nodes, as far as the order says it.
+/// A job of several nodes, as far as the policy describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
-    /// Which of the nodes this is, counted from 0.
+    /// The rank of this node, counted from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<u32>,
-    /// Where the first node listens.
+    /// The address at which the first node listens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// What the nodes are called, in the order of their ranks: a host list.
+    /// The names of the nodes as a host list, in the order of their ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<String>,
     /// A file with the secret that the nodes of the job share.
@@ -65,13 +66,13 @@ impl Job {
     }
 }
 
-/// Which way the data shall go.
+/// The path that the data must take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Between the GPUs of one node, by NVLink or what it has instead.
+    /// Between the GPUs of one node, over NVLink or the interconnect it has instead.
     Nvlink,
-    /// Between the GPUs of one node, out by its network cards and in again.
+    /// Between the GPUs of one node, out through its network adapters and back in.
     Loopback,
     /// Between the GPUs of several nodes.
     Nodes,
@@ -92,7 +93,7 @@ impl Mode {
         Self::ALL.iter().copied().find(|mode| mode.code() == code)
     }
 
-    /// The metric that its bus bandwidth is kept under; profiles say the same name.
+    /// Returns the name of the bus bandwidth metric, which is also its name in profiles.
     pub const fn metric(self) -> &'static str {
         match self {
             Self::Nvlink => "nccl_busbw_bytes_per_s",
@@ -102,19 +103,20 @@ impl Mode {
     }
 }
 
-/// The metric that says how many GPUs took part, in all nodes together.
+/// The metric that counts the participating GPUs of all nodes.
 pub const GPUS: &str = "collective_gpus";
 
-/// From one size to the next.
+/// The ratio of consecutive message sizes.
 const STEP: u64 = 4;
-/// What all repeats of one size together move, where that is not too few or too many repeats.
+/// The bytes that all repeats of one size move together, within the limits on the number of repeats.
 const BYTES_A_SIZE: u64 = 64 << 30;
 const REPEATS: std::ops::RangeInclusive<u64> = 4..=50;
 
 impl CollectiveOrder {
-    /// The messages in bytes, ascending. The largest is `most`, or what the smallest memory among the GPUs has room for.
+    /// Returns the message sizes in bytes, ascending. The largest is `most`, or `room` if the smallest GPU memory has
+    /// no more.
     pub fn sizes(&self, room: u64) -> Vec<u64> {
-        // Whole vectors of sixteen bytes.
+        // Sizes are whole vectors of 16 bytes.
         let most = self.most.min(room) / 16 * 16;
         let mut sizes = Vec::new();
         let mut size = most;
@@ -126,7 +128,7 @@ impl CollectiveOrder {
         sizes
     }
 
-    /// How often a message of this size is sent while time is taken. The same on every node.
+    /// Returns how often a message of this size is sent in the timed run. The number is the same on every node.
     pub fn repeats(bytes: u64) -> u32 {
         (BYTES_A_SIZE / bytes.max(1)).clamp(*REPEATS.start(), *REPEATS.end()) as u32
     }

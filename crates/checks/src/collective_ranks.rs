@@ -1,33 +1,33 @@
-//! The reports that the ranks of a collective test bring home: one for each node, with one for each of its GPUs.
+//! The report formats of a collective test: one report per node, with one report for each of its GPUs.
 
 use serde::{Deserialize, Serialize};
 
-/// One GPU of the job, in the order of ranks.
+/// The report of one GPU of the job, in rank order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuReport {
     pub rank: u32,
-    /// Its address on the bus.
+    /// The PCI address of the GPU.
     pub gpu: String,
-    /// As far as it came.
+    /// The sizes that completed.
     pub sizes: Vec<SizeReport>,
-    /// What it sent to the next rank, while it received from the one before.
+    /// The message sent to the next rank while receiving from the previous one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exchange: Option<SizeReport>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub broken: Option<Broken>,
 }
 
-/// One size on one GPU.
+/// The result of one message size on one GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SizeReport {
     pub bytes: u64,
-    /// One of them.
+    /// The time of one repeat.
     pub seconds: f64,
-    /// Elements that are not the sum.
+    /// The number of elements that differ from the expected sum.
     pub wrong: u64,
-    /// The first of them.
+    /// The first wrong elements.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub listed: Vec<WrongElement>,
 }
@@ -36,29 +36,29 @@ pub struct SizeReport {
 #[serde(deny_unknown_fields)]
 pub struct WrongElement {
     pub place: u64,
-    /// As the bits of a float.
+    /// The bits of an `f32`.
     pub expected: u32,
     pub got: u32,
-    /// The rank whose share is exactly what is missing.
+    /// The rank whose share equals exactly the missing amount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<u32>,
 }
 
-/// Why a GPU did not come to the end.
+/// Why a GPU did not finish the test.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "how", content = "text")]
 pub enum Broken {
-    /// A message was not through in time.
+    /// A message did not complete in time.
     Hung(String),
-    /// The driver gave the GPU up.
+    /// The driver lost the GPU.
     Gpu(String),
-    /// A library refused.
+    /// A library call failed.
     Failed(String),
-    /// It lost another rank, whose own word says more.
+    /// The connection to another rank was lost; that rank's own report is more specific.
     Lost(String),
-    /// Planted errors were not found.
+    /// The comparison missed planted errors.
     Blind(String),
-    /// Somebody else's trouble ended it.
+    /// The coordinator stopped the rank because of a failure elsewhere.
     Stopped,
 }
 
@@ -71,13 +71,13 @@ impl Broken {
     }
 }
 
-/// One node of the job, in the order of ranks.
+/// The report of one node of the job, in rank order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeReport {
     pub node: String,
     pub gpus: Vec<GpuReport>,
-    /// Why its figures are not of what was asked, by its NCCL's log.
+    /// Why its values are not those of the requested path, according to NCCL's log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other_way: Option<String>,
 }

@@ -1,7 +1,7 @@
-//! What the reports of the ranks of a collective test say about a node.
+//! Derives a node's measurements from the reports of all ranks of a collective test.
 //!
-//! Every node of a job gets the reports of all, and judges for itself: a rank that computes wrongly is the fault of its own
-//! node, and the others must not be blamed for having added up with it.
+//! Every node of a job receives the reports of all nodes and evaluates its own part: a rank that computes wrong results
+//! is a fault of its node, and the other nodes must not be blamed for summing up its data.
 
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
 
@@ -13,13 +13,14 @@ use crate::{
     nccl_log::Paths,
 };
 
-/// Bus bandwidth of an all-reduce: what each link carries, whatever the number of ranks.
+/// Returns the bus bandwidth of an all-reduce in bytes per second: the rate per link, independent of the number of
+/// ranks.
 pub fn bus_bandwidth(bytes: u64, seconds: f64, ranks: usize) -> f64 {
     let ranks = ranks as f64;
     bytes as f64 / seconds * 2.0 * (ranks - 1.0) / ranks
 }
 
-/// One line of the table of sizes: bytes, seconds of the slowest rank, bus bandwidth, wrong elements.
+/// Returns the rows of the table of sizes: bytes, seconds of the slowest rank, bus bandwidth, wrong elements.
 pub fn table(nodes: &[NodeReport]) -> Vec<(u64, f64, f64, u64)> {
     let gpus: Vec<_> = nodes.iter().flat_map(|node| &node.gpus).collect();
     let complete = gpus.iter().map(|gpu| gpu.sizes.len()).min().unwrap_or_default();
@@ -33,7 +34,7 @@ pub fn table(nodes: &[NodeReport]) -> Vec<(u64, f64, f64, u64)> {
         .collect()
 }
 
-/// What the reports of all nodes say about the one at this place.
+/// Returns the measurements of the node at index `own`, from the reports of all nodes.
 pub fn measurements(mode: Mode, nodes: &[NodeReport], own: usize, paths: Option<Paths>, nccl: u32) -> Measurements {
     let mut said = Measurements::default();
     let node = Entity::node;
@@ -52,7 +53,7 @@ pub fn measurements(mode: Mode, nodes: &[NodeReport], own: usize, paths: Option<
             said.unread.push(ProbeFailure::new(FailureKind::Failed, of_node(nodes, report, why)));
         }
     }
-    // A figure of another way, or of sums that nobody finished, is none.
+    // A bandwidth over another path, or of an unfinished all-reduce, does not count.
     if let (Some(paths), Some((bytes, seconds, bandwidth, _)), true) =
         (paths, table(nodes).last().copied(), said.unread.is_empty())
         && seconds > 0.0
@@ -76,7 +77,7 @@ enum Told {
     Unread(ProbeFailure),
 }
 
-/// Whoever is named is enough: those that were only stopped say nothing of their own.
+/// Returns why ranks did not finish. Ranks that were only stopped because of another rank's failure are left out.
 fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
     let mut told = Vec::new();
     let mut hung: Option<(&NodeReport, &String)> = None;
@@ -101,8 +102,8 @@ fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
             }
         }
     }
-    // All ranks hang together; who began it is known only if somebody has said something else. What took another way may
-    // only have been slow.
+    // All ranks hang together, so the origin is known only if a rank reports another failure. Traffic on another path
+    // may only have been slow.
     let astray = nodes.iter().any(|node| node.other_way.is_some());
     if let Some((report, text)) = hung.filter(|_| told.is_empty() && !astray) {
         told.push(Told::Event(Event::seen("collective-hung", Entity::node(), of_node(nodes, report, text))));
@@ -117,7 +118,7 @@ fn of_node(nodes: &[NodeReport], report: &NodeReport, text: &str) -> String {
     if nodes.len() == 1 { text.to_owned() } else { format!("node {}: {text}", report.node) }
 }
 
-/// Who is to blame for sums that are wrong.
+/// Attributes wrong sums to a rank.
 struct Wrongs<'a> {
     nodes: &'a [NodeReport],
     own: usize,
@@ -133,7 +134,7 @@ impl Wrongs<'_> {
         if bad.is_empty() {
             return;
         }
-        // If every rank got the same wrong sum, it was wrong before it was handed out.
+        // If every rank got wrong sums, they were wrong before they were distributed.
         if bad.len() < gpus.len() {
             let here = bad.iter().filter(|gpu| own.iter().any(|mine| mine.rank == gpu.rank));
             said.events.extend(here.map(|gpu| {
@@ -178,7 +179,7 @@ fn wrong(gpu: &GpuReport) -> u64 {
     gpu.sizes.iter().chain(&gpu.exchange).map(|size| size.wrong).sum()
 }
 
-/// The rank whose share is missing in every element that is listed.
+/// Returns the rank whose share is missing in all listed elements.
 fn blamed(gpus: &[&GpuReport]) -> Option<u32> {
     let listed = || gpus.iter().flat_map(|gpu| &gpu.sizes).flat_map(|size| &size.listed);
     let rank = listed().next()?.lost?;

@@ -1,8 +1,8 @@
-//! What the health checks of other systems look at, and where it is looked at here; or why it is not.
+//! Maps what the health checks of other systems cover to the checks here, or gives the reason why there is none.
 //!
-//! The rows are those of our survey of twelve systems (November 2026). A test holds that every check named here exists.
+//! The rows come from our survey of twelve systems (November 2026). A test verifies that every check named here exists.
 
-/// One thing that somebody checks.
+/// One item that another system checks.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
     pub area: &'static str,
@@ -12,9 +12,9 @@ pub struct Row {
 
 #[derive(Debug, Clone, Copy)]
 pub enum Here {
-    /// By these checks.
+    /// Covered by these checks.
     Checked(&'static [&'static str]),
-    /// By a test that occupies the node, or by the controller; or by nobody, and why.
+    /// Not covered by a check: the reason, or the test or controller function that covers it.
     Not(&'static str),
 }
 
@@ -33,7 +33,7 @@ const NET: &str = "InfiniBand, RoCE, EFA, TCP";
 const DISK: &str = "Storage";
 const HOST: &str = "Processor, memory, system, services";
 
-/// In the order of the survey.
+/// The rows, in the order of the survey.
 pub static COVERAGE: &[Row] = &[
     row(GPU, "number of GPUs", Checked(&["gpu-count", "gpu-presence"])),
     row(GPU, "driver and tools usable", Checked(&["gpu-driver", "gpu-presence", "gpu-inforom"])),

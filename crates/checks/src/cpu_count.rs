@@ -1,17 +1,17 @@
-//! cpu-count: are all processors of this machine type there?
+//! cpu-count: are all processors of this machine type present?
 //!
-//! What it does: counts sockets, cores and hardware threads as the kernel sees them and holds them against the machine
-//! type's profile.
+//! What it does: counts the sockets, cores and hardware threads that the kernel reports and compares them with the
+//! machine profile.
 //!
-//! Why it matters: firmware that lost a socket or a core complex at boot leaves a machine that works with less. Jobs
-//! that bind processes to cores fail or run two on one; memory of the missing socket is missing too.
+//! Why it matters: if firmware loses a socket or a core complex at boot, the machine keeps running with less. Jobs that
+//! bind processes to cores fail or run two processes on one core; the memory of the missing socket is missing too.
 //!
-//! What to do: `cpu-count-wrong` is `isolate`: `lscpu` shows what is there. Look for `nosmt`, `maxcpus=` or `nr_cpus=`
-//! in `/proc/cmdline` and for a changed SMT setting in the firmware before suspecting hardware; `cpu-online` tells of
-//! those that are only switched off.
+//! What to do: `cpu-count-wrong` is `isolate`: `lscpu` shows what is present. Before suspecting hardware, look for
+//! `nosmt`, `maxcpus=` or `nr_cpus=` in `/proc/cmdline` and for a changed SMT setting in the firmware; `cpu-online`
+//! reports processors that are only offline.
 //!
-//! Without `cpu_sockets`, `cpu_cores` and `cpu_threads` in the profile nobody knows the right numbers, and the verdict
-//! is inconclusive.
+//! Without `cpu_sockets`, `cpu_cores` and `cpu_threads` in the profile there is nothing to compare with, and the
+//! verdict is inconclusive.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-// It changes with a boot, and there are two files for each processor.
+// The counts change only with a boot, and the check reads two files per processor.
 const SPEC: Spec = Spec::quick("cpu-count", "sockets, cores and threads").every(Span::hours(1));
 
 const RULES: &str = r#"
@@ -64,7 +64,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     Ok(Observation::measured(metrics, Vec::new()))
 }
 
-/// A count of which one part could not be read is no count.
+/// Fails if one file cannot be read: an incomplete count is not a count.
 fn texts(output: Option<&ProbeOutput>) -> Result<Vec<&str>, Observation> {
     let texts = files(output)?.iter().map(|file| file.text.as_deref().map(str::trim));
     let texts: Vec<&str> = texts.collect::<Result<_, _>>().map_err(|failure| Observation::CouldNot(failure.clone()))?;
@@ -81,7 +81,7 @@ mod tests {
     use crate::{files::tests::found, judged::judged_with};
     use doctor_core::{ids::Sku, profile::Profile};
 
-    /// Threads with their socket and their siblings. Made by hand.
+    /// Threads with their socket and siblings. Made by hand.
     fn look(expected: Option<[f64; 3]>, threads: &[(&str, &str)]) -> Vec<String> {
         let names = ["cpu_sockets", "cpu_cores", "cpu_threads"].map(str::to_owned);
         let expect = expected.map(|numbers| names.into_iter().zip(numbers).collect()).unwrap_or_default();

@@ -1,17 +1,17 @@
 //! cpu-governor: may the processors run at full speed?
 //!
-//! What it does: reads the frequency governor of each group of processors.
+//! What it does: reads the frequency governor of each cpufreq policy (group of processors).
 //!
-//! Why it matters: under a governor that saves power, a core that feeds a GPU wakes slowly. Launch latency and network
-//! handling suffer, on this node only, and every job that spans it waits.
+//! Why it matters: under a power-saving governor, a core that feeds a GPU wakes slowly. Launch latency and network
+//! processing suffer on this node only, and every job that spans the node waits for it.
 //!
-//! What to do: `governor-slow` is `monitor`: `cpupower frequency-set -g performance` now, and in the site's boot
+//! What to do: `governor-slow` is `monitor`: run `cpupower frequency-set -g performance`, and set it in the site's boot
 //! configuration. `cpupower frequency-info` shows what the driver offers.
 //!
-//! Parameters: `accept`, the governors that this site is content with, `["performance"]` by default. Some sites are
-//! content with `schedutil`, or with `powersave` of intel_pstate.
+//! Parameters: `accept`, the governors that this site accepts, `["performance"]` by default. Some sites accept
+//! `schedutil`, or `powersave` of intel_pstate.
 //!
-//! Not applicable where the kernel does not set frequencies, as on most virtual machines.
+//! Not applicable where the kernel does not control frequencies, as on most virtual machines.
 
 use std::collections::BTreeMap;
 

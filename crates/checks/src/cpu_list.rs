@@ -1,6 +1,6 @@
-//! Lists of processors as the kernel writes them: `0-3,8,10-11`.
+//! Parses the kernel's processor lists, such as `0-3,8,10-11`.
 
-/// How many processors a list names. An empty list names none. `None` if it is no list.
+/// Returns the number of processors in a list; an empty list has none. Returns `None` if the text is not a list.
 pub fn count(text: &str) -> Option<u64> {
     let text = text.trim();
     if text.is_empty() {

@@ -1,16 +1,15 @@
-//! cpu-online: are processors switched off?
+//! cpu-online: are processors offline?
 //!
 //! What it does: compares the processors that are present with those that are online.
 //!
-//! Why it matters: the kernel takes a core out of service after too many machine checks, and tools of virtual machines
-//! switch processors off and forget them. What is left does the work of all.
+//! Why it matters: the kernel takes a core offline after too many machine checks, and virtual machine tools may leave
+//! processors offline. The remaining processors do all the work.
 //!
-//! What to do: `cpu-offline` is `monitor`: `lscpu` shows which ones. `dmesg | grep -i 'mce\|smpboot'` says why;
-//! `echo 1 > /sys/devices/system/cpu/cpuN/online` switches one on again. After machine checks have the processor
-//! looked at.
+//! What to do: `cpu-offline` is `monitor`: `lscpu` shows which ones. `dmesg | grep -i 'mce\|smpboot'` shows why;
+//! `echo 1 > /sys/devices/system/cpu/cpuN/online` brings one back. After machine checks, have the processor inspected.
 //!
-//! Where hyper-threading is switched off (`/sys/devices/system/cpu/smt/control` says so), the second threads are meant
-//! to be offline and are not told.
+//! Where SMT is disabled (see `/sys/devices/system/cpu/smt/control`), the second threads are offline on purpose and are
+//! not reported.
 
 use doctor_core::observation::{Entity, Event, Metric, Observation};
 
@@ -57,11 +56,11 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     if present == 0 || online == 0 {
         return Err(Observation::CouldNot(unreadable(FILES[0], "no processor")));
     }
-    // Kernels without such a file have nothing of the kind.
+    // Kernels without this file have no isolated processors.
     let isolated = number(2).unwrap_or(0);
     let smt = text(outputs.get(3)).map_or("", str::trim);
     let offline = present.saturating_sub(online);
-    // Without hyper-threading every second thread is off, and no more.
+    // With SMT disabled, every second thread is offline, and no more.
     let meant = if matches!(smt, "off" | "forceoff") { present / 2 } else { 0 };
     let event = (offline > meant).then(|| {
         let text = format!("{} of {present} processors are switched off", offline - meant);

@@ -1,15 +1,15 @@
-//! cpu-throttle: do the processors slow down because they are too hot?
+//! cpu-throttle: do the processors throttle because they are too hot?
 //!
-//! What it does: reads how often each processor package throttled itself within the last hour.
+//! What it does: reads how often each processor package throttled within the last hour.
 //!
-//! Why it matters: a failed fan, a loose heat sink or warm air makes one node slow, and with it each job that it is
-//! in. Memory and GPUs near it suffer next.
+//! Why it matters: a failed fan, a loose heat sink or warm air slows one node, and with it every job that includes the
+//! node. Memory and GPUs near the processor suffer next.
 //!
 //! What to do: `cpu-throttled` is `monitor`: `ipmitool sdr type fan` and `ipmitool sdr type temperature` show fans and
-//! sensors; compare with a neighbour in the rack. Single events under full load are usual, more than sixty an hour are
+//! sensors; compare with a neighbour in the rack. Single events under full load are usual; more than sixty per hour are
 //! not.
 //!
-//! Not applicable where processors do not count this (AMD, ARM, virtual machines).
+//! Not applicable where processors do not count throttling (AMD, Arm, virtual machines).
 
 use doctor_core::{
     observation::{Entity, Look, Metric, Observation, Unit},
@@ -36,7 +36,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("cpu_throttle.rs")), rules: RULES, probes, interpret };
 
-/// Every processor shows the counter of its package.
+/// Every processor exposes the counter of its package.
 const COUNTER: &str = "/sys/devices/system/cpu/cpu*/thermal_throttle/package_throttle_count";
 
 fn probes(_: &Params) -> Vec<Probe> {
@@ -55,7 +55,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             (Some(growth), _) => worst = Some(worst.unwrap_or(0.0).max(growth.in_an_hour())),
             (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
             (None, Err(failure)) => look.could_not(failure),
-            // A processor that was switched off since shows nothing; `cpu-online` tells of it.
+            // A processor that went offline since has no value; `cpu-online` reports it.
             (None, Ok(None)) => {}
         }
     }

@@ -1,5 +1,5 @@
-//! The credential of a node's agent: which node it speaks for, the key that proves it, and to whom. `doctor agent enroll`
-//! writes it, `doctor-node agent` reads it.
+//! The credential of a node's agent: its node, its key and the controller's address. `doctor agent enroll` writes it,
+//! `doctor-node agent` reads it.
 
 use doctor_core::{
     ids::NodeName,
@@ -9,28 +9,30 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::document::RunKey;
 
-/// One node's right to report.
+/// The credential with which one node's agent reports.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Credential {
     pub node: NodeName,
     #[serde(deserialize_with = "key")]
     pub key: RunKey,
-    /// Where the controller listens, as `http://HOST:PORT`.
+    /// The controller's address, as `http://HOST:PORT`.
     pub controller: Option<String>,
 }
 
-/// The text itself is a secret and is not quoted.
+/// Parses the key. The error does not quote the text, which is secret.
 fn key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RunKey, D::Error> {
     let text = String::deserialize(deserializer)?;
     RunKey::from_hex(&text).ok_or_else(|| de::Error::custom("`key` is not 64 hexadecimal digits"))
 }
 
 impl Credential {
+    /// Parses the credential file.
+    ///
     /// # Errors
-    /// With the place of the mistake, and without the key.
+    /// If the file is malformed. The error has the line number and never contains the key.
     pub fn read(text: &str) -> Result<Self, BadText> {
-        // A complaint quotes its line, and that line may be the key's.
+        // The parser's error quotes its line, which may contain the key.
         toml_text::read(text, &[]).map_err(|error: BadText| {
             let line = error.line().map_or_else(String::new, |line| format!("line {line}: "));
             let wanted = "expected `node`, `key` and `controller`, as `doctor agent enroll` writes them";
@@ -38,7 +40,7 @@ impl Credential {
         })
     }
 
-    /// The file's text.
+    /// Returns the content of the credential file.
     pub fn text(&self) -> String {
         let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
         let controller =

@@ -1,40 +1,45 @@
-//! dcgm: what does NVIDIA's own diagnosis say of the GPUs?
+//! dcgm: do the GPUs pass NVIDIA's own diagnostic?
 //!
-//! What it does: runs `dcgmi diag` of DCGM, 3.x or 4.x, at a level from 1 to 4, and reads each result by GPU and error. 1 looks at
-//! libraries and settings (30 s), 2 adds memory and PCIe (2 to 10 min), 3 stress and power (15 min), 4 memory patterns
-//! and pulses (45 min to 2 h 15). Where no host engine runs, one is started for the time of the test. The suite `sweep` runs it at
-//! level 2, `quarantine` at level 4 as the test `dcgm-4`; by hand it is `doctor-node test dcgm --level 2`.
+//! What it does: runs `dcgmi diag` of DCGM, 3.x or 4.x, at a level from 1 to 4, and reads each result by GPU and error.
+//! Level 1 checks libraries and settings (30 s), 2 adds memory and PCIe (2 to 10 min), 3 stress and power (15 min), 4
+//! memory patterns and pulses (45 min to 2 h 15). If no host engine is running, the test starts one and stops it
+//! afterwards. The suite `sweep` runs it at level 2, `quarantine` at level 4 as the test `dcgm-level-4`; to run it by hand,
+//! use `doctor-node test dcgm --level 2`.
 //!
-//! From level 2 on it loads the GPUs. Before that it looks: a process on a GPU (`gpus-free`) or a GPU divided by MIG
-//! (`mig-off`) makes it inconclusive, because the diagnosis would fail there for reasons that are not the hardware's.
+//! From level 2 on it loads the GPUs. It first checks that they are free: a process on a GPU (`gpus-free`) or a GPU
+//! partitioned by MIG (`mig-off`) makes the result inconclusive, because the diagnostic would fail for reasons other
+//! than the hardware.
 //!
-//! Why it matters: NVIDIA's support and every cloud ask for this diagnosis before they exchange a GPU, and its memory test
-//! finds cells that no counter has seen yet.
+//! Why it matters: NVIDIA's support and every cloud provider require this diagnostic before they replace a GPU, and its
+//! memory test finds bad cells before any counter shows them.
 //!
-//! What to do: `doctor log RUN` has DCGM's whole answer; `doctor explain dcgm NUMBER` says what an error means. Each error has
-//! its own finding, `dcgm-NUMBER`, with the severity of that table, as long as DCGM rates it the same; else DCGM's word counts:
-//! - `dcgm-isolate` is `isolate`: hardware that DCGM wants out of service. Keep the log for the support case.
-//! - `dcgm-triage` is `reboot`: boot, and test again; what comes back is handed over. `dcgm-unrated` likewise: a test failed and
-//!   nothing says how bad that is, as DCGM up to 3.1 never does.
+//! What to do: `doctor log RUN` shows DCGM's complete output; `doctor explain dcgm NUMBER` explains an error. Each
+//! error has its own finding, `dcgm-NUMBER`, with the severity of our table, as long as DCGM rates it the same;
+//! otherwise DCGM's rating applies:
+//! - `dcgm-isolate` is `isolate`: hardware that DCGM recommends to take out of service. Keep the log for the support
+//!   case.
+//! - `dcgm-triage` is `reboot`: reboot and test again; if the error recurs, open a support case. `dcgm-unrated`
+//!   likewise: a test failed without a severity, as in all versions up to DCGM 3.1.
 //! - `dcgm-reset` is `reset`: the GPU works again after a reset.
 //! - `dcgm-monitor`, `dcgm-config` and `dcgm-warned` are `monitor`: a setting, or a test that passed with a warning.
 //!
-//! What DCGM skips, does not run or leaves out has not passed: the rest is told, and the verdict is inconclusive. Level 2 has to
-//! bring `memory` and `pcie`, level 3 also `diagnostic`, `targeted_stress` and `targeted_power`, level 4 also `memtest` and
-//! `pulse_test`. DCGM skips some on GPUs that it does not know; if that is so on your machines, name them in `may_skip`. An
-//! exit code that is not 0 without a failed result is inconclusive too, and so is a diagnosis that takes too long. Without
-//! `dcgmi` it is inconclusive (`missing`). Not applicable where there is no GPU.
+//! A test that DCGM skips, does not run or omits has not passed: the other results are reported, and the verdict is
+//! inconclusive. Level 2 requires results of `memory` and `pcie`, level 3 also of `diagnostic`, `targeted_stress` and
+//! `targeted_power`, level 4 also of `memtest` and `pulse_test`. DCGM skips some tests on GPUs that it does not know;
+//! if it does so on your machines, list them in `may_skip`. A non-zero exit code without a failed result is
+//! inconclusive too, and so is a diagnostic that times out. Without `dcgmi` it is inconclusive (`missing`). Not
+//! applicable where there is no GPU.
 //!
 //! Parameters, below `[tests.dcgm.params]` in the policy or by `doctor-node test dcgm --set NAME=VALUE`:
 //! - `level`, 1 to 4, by default 2; `--level N` on the command line does the same.
-//! - `skip`, tests of DCGM that shall not run, such as `["pulse_test"]`; `may_skip`, those that DCGM may skip, by default
+//! - `skip`, DCGM tests not to run, such as `["pulse_test"]`; `may_skip`, tests that DCGM may skip, by default
 //!   `["eud", "cpu_eud"]`, which have to be installed separately.
 //! - `parameters` of DCGM's tests, such as `["memory.minimum_allocation_percentage=90"]`.
-//! - `program`, by default `"dcgmi"`, by name or path; `nv-hostengine` is looked for beside it, then by its name.
-//! - `address` of the host engine, by default `"127.0.0.1:5555"`; or `"unix:///run/nv-hostengine.sock"`. Where nothing listens
-//!   there, ours does during the test.
-//! - `timeout` of the diagnosis, by default 5 min, 30 min, 1 h and 3 h for the four levels. The limit of the run is longer in any
-//!   case, so that the test itself can say that it took too long.
+//! - `program`, by default `"dcgmi"`, a name or path; `nv-hostengine` is searched for next to it, then by name.
+//! - `address` of the host engine, by default `"127.0.0.1:5555"`; or `"unix:///run/nv-hostengine.sock"`. If nothing
+//!   listens there, the test starts a host engine at this address.
+//! - `timeout` of the diagnostic, by default 5 min, 30 min, 1 h and 3 h for the four levels. The limit of the run is
+//!   always longer, so that the test itself can report the timeout.
 
 use doctor_core::{
     observation::{FailureKind, Observation},
@@ -50,7 +55,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-/// What each level takes on eight GPUs, by its number.
+/// The usual duration of each level on eight GPUs.
 const USUAL: &[Span] = &[Span::from_secs(30), Span::minutes(10), Span::minutes(20), Span::minutes(90)];
 
 const SPEC: Spec =
@@ -61,7 +66,7 @@ const SPEC: Spec =
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("dcgm.rs")), rules: dcgm_diag::RULES, probes, interpret };
 
-/// Looking at the GPUs, starting a host engine and ending it again.
+/// Time to query the GPUs and to start and stop a host engine.
 const AROUND_THE_DIAGNOSIS: Span = Span::minutes(5);
 
 const PARAMETERS: [(&str, &str); 7] = [
@@ -74,10 +79,10 @@ const PARAMETERS: [(&str, &str); 7] = [
     ("timeout", "timeout = \"30m\""),
 ];
 
-/// What the site asked for.
+/// The configured test.
 struct Asked {
     order: DcgmOrder,
-    /// What DCGM may leave out, by its canonical name.
+    /// Tests that DCGM may skip, by canonical name.
     excused: Vec<String>,
 }
 
@@ -102,7 +107,7 @@ fn asked(params: &Params) -> Result<Asked, Observation> {
     let skip = names("skip")?.unwrap_or_default();
     let mut excused = names("may_skip")?.unwrap_or_else(|| vec!["eud".to_owned(), "cpu_eud".to_owned()]);
     let mut parameters = settings::words(params, "parameters", example("parameters"))?.unwrap_or_default();
-    // DCGM reads several from one argument, with semicolons between them.
+    // DCGM reads several settings from one argument, separated by semicolons.
     let is_setting = |text: &String| {
         let name = text.split_once('=').map_or("", |(name, _)| name);
         name.contains('.') && !text.contains(';') && !text.starts_with('-')
@@ -126,7 +131,7 @@ fn asked(params: &Params) -> Result<Asked, Observation> {
     Ok(Asked { order, excused })
 }
 
-/// The GPUs too: DCGM tells them by number, everything else by their place on the bus.
+/// Also queries the GPUs: DCGM identifies them by index, everything else by PCI address.
 fn probes(params: &Params) -> Vec<Probe> {
     let Ok(Asked { order, .. }) = asked(params) else { return Vec::new() };
     let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
@@ -147,7 +152,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
         (diagnosis, gpus) => {
             let scope = Scope { promised: order.level.promises(), excused: &excused };
-            // A driver that does not answer names no GPU; what DCGM says of them by number is no less true.
+            // If the driver does not answer, no GPU has a name; DCGM's results by index are still valid.
             dcgm_diag::interpret(diagnosis, gpus.unwrap_or_default(), scope)
         }
     }

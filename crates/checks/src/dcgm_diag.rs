@@ -1,9 +1,10 @@
-//! Reads what `dcgmi diag -j` prints, in each of the three shapes that DCGM has had.
+//! Parses the output of `dcgmi diag -j`, in each of DCGM's three formats.
 //!
-//! Up to 3.1 a warning is one text and nothing says how bad it is; from 3.2 on each has a number and a severity; from 4.0
-//! on results are told by entity under another name at the root. Whatever the shape: a test that was skipped, did not run or
-//! is not there has not passed, a list without results is not healthy, a severity that nobody knows is not harmless, and a
-//! later pass takes back no earlier failure. The exit code alone fails nothing, but one that is not 0 lets nothing pass.
+//! Up to 3.1 a warning is plain text without a severity; from 3.2 on each warning has a number and a severity; from 4.0
+//! on the root has another name and results are grouped by entity. In all formats: a test that was skipped, did not run
+//! or is missing has not passed, an empty list of results is not healthy, an unknown severity is not harmless, and a
+//! later pass does not cancel an earlier failure. The exit code alone fails no test, but a non-zero exit code prevents
+//! a pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,16 +25,16 @@ use crate::{
 /// Default rules of the check that uses [`interpret`].
 pub const RULES: &str = include_str!("tables/dcgm_rules.toml");
 
-/// What a diagnosis was asked for, so that what it left out is missed. Tests by their [`canonical`] names.
+/// The expected results of a diagnostic, to detect missing ones. Tests are given by [`canonical`] name.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Scope<'a> {
-    /// Those that must have a result.
+    /// Tests that must have a result.
     pub promised: &'a [&'a str],
-    /// Those that may be left out.
+    /// Tests that may be missing.
     pub excused: &'a [String],
 }
 
-/// `gpus` are those of the machine, so that a GPU is told by its bus id here as everywhere; DCGM counts as NVML does.
+/// Interprets a diagnostic. `gpus` are the machine's GPUs, which map DCGM's indices (the same as NVML's) to bus ids.
 pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu], scope: Scope<'_>) -> Observation {
     let (text, exit, stderr) = match output {
         Some(ProbeOutput::Ran { exit, stdout, stderr }) => (stdout, *exit, stderr.as_str()),
@@ -64,11 +65,12 @@ fn could_not(kind: FailureKind, text: impl Into<String>) -> Observation {
     Observation::CouldNot(ProbeFailure::new(kind, text))
 }
 
-/// The first JSON object that is about a diagnosis; text may stand before and behind it. None where an object breaks off:
-/// a whole one inside it is a part of the diagnosis and would pass for all of it.
+/// Returns the first JSON object that holds a diagnostic; other text may precede and follow it. Returns `None` if an
+/// object is truncated: a complete object inside it is only part of the diagnostic and must not be taken for all of it.
 fn document(text: &str) -> Option<Value> {
     const ROOTS: [&str; 4] = ["DCGM Diagnostic", "DCGM GPU Diagnostic", CATEGORIES, RUNTIME_ERROR];
-    // Nobody prints so many braces before the answer; without a limit, a hostile text would be read over and over.
+    // Limits the attempts: real output never has so many braces before the diagnostic, and hostile text could cause
+    // quadratic work.
     for (at, _) in text.match_indices('{').take(64) {
         match serde_json::Deserializer::from_str(&text[at..]).into_iter::<Value>().next()? {
             Ok(value) if ROOTS.iter().any(|key| value.get(key).is_some()) => return Some(value),
@@ -84,7 +86,7 @@ const RUNTIME_ERROR: &str = "runtime_error";
 
 fn without_document(text: &str, exit: Option<i32>, stderr: &str) -> Observation {
     if exit != Some(0) {
-        // `Error: unable to establish a connection to the specified host` comes on either stream.
+        // `Error: unable to establish a connection to the specified host` appears on either stream.
         let said = if stderr.trim().is_empty() { text } else { stderr };
         return Observation::CouldNot(ended_badly(exit, said));
     }
@@ -108,16 +110,16 @@ struct Reading<'a> {
     look: Look,
     tally: Tally,
     events: BTreeMap<(ReasonCode, Entity), Vec<String>>,
-    /// Tests with a result that says how it went.
+    /// Tests with a pass, warning or failure.
     ran: BTreeSet<String>,
-    /// Parts of which such a result tells.
+    /// Entities with such a result.
     parts: BTreeSet<Entity>,
-    /// Tests that were skipped, each with where and, if it was told, why.
+    /// Skipped tests, with the entities and, if given, the reason.
     skipped: BTreeMap<String, (BTreeSet<Entity>, Option<String>)>,
 }
 
 impl Reading<'_> {
-    /// Finds the lists of tests wherever this version puts them: at the root's name, or under each of several iterations.
+    /// Finds the lists of tests wherever this version puts them: below the root, or in each of several iterations.
     fn walk(&mut self, value: &Value, depth: u32) {
         let fields: Vec<(&str, &Value)> = match value {
             Value::Object(fields) => fields.iter().map(|(name, value)| (name.as_str(), value)).collect(),
@@ -143,7 +145,7 @@ impl Reading<'_> {
         for result in results {
             self.result(name, result);
         }
-        // The summary repeats the results. Where there are none it is all there is, and a failure in it alone counts too.
+        // The summary repeats the results. It counts if there are no results, or if it alone has a failure.
         let summary = &test["test_summary"];
         let failed = |result: &Value| status(result) == Some(Status::Fail);
         if results.is_empty() && summary.get("status").is_some() || failed(summary) && !results.iter().any(failed) {
@@ -202,14 +204,14 @@ impl Reading<'_> {
         let text: String = text.chars().take(400).collect();
         for entity in self.entities(result) {
             let texts = self.events.entry((code.clone(), entity)).or_default();
-            // One GPU with thousands of bad cells is one finding with some examples.
+            // One GPU with thousands of bad cells is one finding with a few examples.
             if texts.len() < 3 && !texts.contains(&text) {
                 texts.push(text.clone());
             }
         }
     }
 
-    /// Which parts a result is about. Older versions write numbers as text, and several at once.
+    /// Returns the entities of a result. Older versions write ids as text, several in one string.
     fn entities(&self, result: &Value) -> Vec<Entity> {
         let group = result["entity_group"].as_str().unwrap_or("GPU");
         let ids = ["entity_id", "gpu_id", "gpu_ids"].iter().find_map(|key| match &result[key] {
@@ -231,7 +233,7 @@ impl Reading<'_> {
         if all.is_empty() { vec![Entity::node()] } else { all }
     }
 
-    /// What was asked for and left out has not passed.
+    /// Reports expected results that are missing: they have not passed.
     fn miss(&mut self, scope: Scope<'_>) {
         let excused = |name: &str| scope.excused.iter().any(|other| other == name);
         for (name, (parts, why)) in self.skipped.iter().filter(|(name, _)| !excused(name)) {
@@ -241,13 +243,13 @@ impl Reading<'_> {
             self.look.could_not(ProbeFailure::new(FailureKind::Empty, text));
         }
         let has_result = |name: &str| self.ran.contains(name) || self.skipped.contains_key(name);
-        // A diagnosis that has nothing at all says so in one word.
+        // A diagnostic without any result is reported once, by `conclude`.
         let is_about_something = !self.ran.is_empty() || !self.skipped.is_empty();
         for name in scope.promised.iter().filter(|name| is_about_something && !has_result(name) && !excused(name)) {
             let text = format!("{name} belongs to this level and has no result");
             self.look.could_not(ProbeFailure::new(FailureKind::Empty, text));
         }
-        // The checks of libraries and settings name no GPU at all up to 3.3.
+        // Up to 3.3, the tests of libraries and settings name no GPU.
         let names_gpus = self.parts.iter().any(|part| part.kind == EntityKind::Gpu);
         for gpu in self.gpus.iter().map(Gpu::entity).filter(|gpu| names_gpus && !self.parts.contains(gpu)) {
             let text = format!("{gpu} has no result, and others have");
@@ -255,7 +257,7 @@ impl Reading<'_> {
         }
     }
 
-    /// A program that ended badly without telling of a failure has not finished what it was asked.
+    /// Reports a non-zero exit code without a failed result: the diagnostic did not finish.
     fn doubt(&mut self, exit: Option<i32>, stderr: &str) {
         if exit != Some(0) && self.tally.failed == 0 {
             let ProbeFailure { kind, text } = ended_badly(exit, stderr);
@@ -305,12 +307,13 @@ fn status(result: &Value) -> Option<Status> {
 struct Warning {
     text: String,
     id: Option<u32>,
-    /// As it is written; what the number means depends on nothing but itself from DCGM 3.2 on.
+    /// The severity number as printed. From DCGM 3.2 on, its scale is the same in every version.
     severity: Option<u64>,
 }
 
 impl Warning {
-    /// A number of the table, as long as the result agrees with the table on how bad it is; else the result's own word.
+    /// Returns the table's code for this error if the result agrees with the table's severity, otherwise a code for the
+    /// result's own severity.
     fn code(&self) -> ReasonCode {
         let row = self.id.filter(|id| *id != 0).and_then(tables::dcgm_error);
         let own = self.severity.and_then(DcgmSeverity::from_number);
@@ -342,7 +345,7 @@ fn by_number(n: u32) -> ReasonCode {
     ReasonCode::new(&format!("dcgm-{n}")).unwrap_or(ReasonCode::fixed("dcgm-unrated"))
 }
 
-/// Up to 3.1 one text; later a list of objects, whose text deployment tests write under another key.
+/// Parses the warnings: up to 3.1 one text, later a list of objects; deployment tests use another key for the text.
 fn warnings(result: &Value) -> Vec<Warning> {
     let warning = |value: &Value| {
         let text = ["warning", "warnings"].iter().find_map(|key| value.get(key)).unwrap_or(value);
@@ -399,7 +402,7 @@ mod tests {
 
     #[test]
     fn each_shape_is_read_with_its_own_scale() {
-        // No severity in this shape: neither harmless nor a reason to send a board back.
+        // This format has no severity: the error is neither harmless nor a reason to return a board.
         assert_eq!(
             ran(226, include_str!("../fixtures/dcgm/v3.1-fail.json")),
             ["fail dcgm-unrated reboot gpu:0000:18:00.0", "fail dcgm-unrated reboot gpu:0000:19:00.0"]
@@ -408,7 +411,7 @@ mod tests {
             ran(226, include_str!("../fixtures/dcgm/v3.3-fail.json")),
             ["fail dcgm-30 reboot gpu:0000:19:00.0", "fail dcgm-29 monitor node"]
         );
-        // 4.1 still isolates for error 80, which newer ones reset: the result's own word counts.
+        // 4.1 still isolates for error 80, which newer versions reset: the result's own severity applies.
         assert_eq!(
             ran(226, include_str!("../fixtures/dcgm/v4.1-fail.json")),
             ["fail dcgm-52 isolate gpu:0000:19:00.0", "fail dcgm-isolate isolate gpu:0000:18:00.0"]

@@ -1,28 +1,29 @@
-//! dcgm-health: what do DCGM's health watches say?
+//! dcgm-health: do DCGM's health watches report incidents?
 //!
-//! What it does: where DCGM is installed and its host engine runs (`nv-hostengine`), asks the engine for the incidents of its
-//! health watches: PCIe, NVLink, memory, infoROM, temperature and power of every GPU. Only the engine that runs is asked;
-//! none is started, and no test is run. Where nobody has switched the watches on, this check does, and they stay on: they
-//! cost the engine a reading of some counters every half minute.
+//! What it does: where DCGM is installed and its host engine runs (`nv-hostengine`), queries the engine for the
+//! incidents of its health watches: PCIe, NVLink, memory, infoROM, temperature and power of every GPU. The check uses
+//! the running engine only; it starts neither an engine nor a test. If the watches are off, the check switches them on,
+//! and they stay on: they cost the engine a reading of some counters every half minute.
 //!
-//! Why it matters: DCGM sees rates that no single look shows, such as PCIe replays and NVLink errors per minute, and its
-//! error is what NVIDIA's support asks for. Most other checks look at the same parts from another side: where both find a
-//! fault, it is certain.
+//! Why it matters: DCGM sees rates that a single reading does not show, such as PCIe replays and NVLink errors per
+//! minute, and NVIDIA's support asks for its error number. Most other checks examine the same components by other
+//! means: a fault that both find is certain.
 //!
-//! What to do: `dcgmi health -g 0 -c` shows the same, and `doctor explain dcgm NUMBER` what the error means. What an error
-//! is rated here is the table's word for it:
-//! - `dcgm-isolate` is `isolate`: hardware that DCGM wants out of service. Run `dcgmi diag -r 3` on the drained node for the
-//!   support case.
-//! - `dcgm-triage` is `reboot`: boot, and look again; what comes back is handed over. `dcgm-unrated` likewise: an error that
-//!   this version does not know.
+//! What to do: `dcgmi health -g 0 -c` shows the same incidents, and `doctor explain dcgm NUMBER` explains the error.
+//! The severity of an error comes from our table:
+//! - `dcgm-isolate` is `isolate`: hardware that DCGM recommends to take out of service. Run `dcgmi diag -r 3` on the
+//!   drained node for the support case.
+//! - `dcgm-triage` is `reboot`: reboot and check again; if the error recurs, open a support case. `dcgm-unrated`
+//!   likewise: an error that this version does not know.
 //! - `dcgm-reset` is `reset`: the GPU works again after a reset.
-//! - `dcgm-monitor` and `dcgm-warned` are `monitor`: a setting, or a warning of a watch. That IMEX is not well is such a
-//!   warning whatever DCGM calls it, because DCGM says so also where nobody uses it; `imex` knows where it is used.
+//! - `dcgm-monitor` and `dcgm-warned` are `monitor`: a setting, or a warning of a watch. An unhealthy IMEX is always a
+//!   warning, whatever DCGM calls it, because DCGM reports it even where IMEX is not used; the check `imex` knows where
+//!   it is used.
 //!
-//! Not applicable where DCGM's library is not installed, or where nothing listens at the engine's address. Inconclusive where
-//! the engine does not answer as it should, and at the look that switched the watches on.
+//! Not applicable where DCGM's library is not installed, or where nothing listens at the engine's address. Inconclusive
+//! if the engine's answer cannot be used, and for the first check after the watches were switched on.
 //!
-//! Parameters: `address`, of the host engine, by default `"127.0.0.1:5555"`.
+//! Parameters: `address` of the host engine, by default `"127.0.0.1:5555"`.
 
 use std::collections::BTreeMap;
 
@@ -66,10 +67,10 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("dcgm_health.rs")), rules: RULES, probes, interpret };
 
-/// Where `nv-hostengine` listens unless it is told otherwise.
+/// The default address of `nv-hostengine`.
 const ADDRESS: &str = "127.0.0.1:5555";
 
-/// Numbers of DCGM.
+/// DCGM's constants.
 const FAIL: u32 = 20;
 const KIND_GPU: u32 = 1;
 const KIND_SWITCH: u32 = 3;
@@ -118,7 +119,7 @@ fn told(answer: &Answer) -> Observation {
     for incident in &answer.incidents {
         let texts = events.entry((code(incident), entity(incident, &answer.gpus))).or_default();
         let text = describe(incident);
-        // DCGM has an incident for each link of a GPU; some examples do.
+        // DCGM reports an incident for each link of a GPU; a few examples suffice.
         if texts.len() < 3 && !texts.contains(&text) {
             texts.push(text);
         }
@@ -135,7 +136,8 @@ fn told(answer: &Answer) -> Observation {
     look.or(Observation::measured(Vec::new(), Vec::new()))
 }
 
-/// How bad an incident is: what the table says of its error, and no more than a warning where the watch says so.
+/// Returns the event code of an incident: the table's severity of its error, but a warning if the watch itself only
+/// warns.
 fn code(incident: &Incident) -> &'static str {
     if incident.health < FAIL || incident.error == IMEX_UNHEALTHY {
         return "dcgm-warned";
@@ -175,7 +177,7 @@ mod tests {
     use crate::judged::judged;
     use proptest::prelude::*;
 
-    // Made by hand, the words after DCGM 4.
+    // Made by hand, worded like DCGM 4.
     fn look(lines: &str) -> Vec<String> {
         let text = format!("watched 0x1d3\ngpu 0 0000:18:00.0\ngpu 1 0000:28:00.0\n{lines}");
         judged(&CHECK, &[ProbeOutput::Text(text)])

@@ -1,37 +1,38 @@
-//! What the DCGM test is told to do: how deep DCGM should look, where its engine is, how long it may take. And the four
-//! levels, with what each of them promises.
+//! Parameters of one DCGM test: the level, the engine's address and the time limit; and the four levels with the tests
+//! that each must run.
 //!
-//! The check writes the order, the test on the node reads it; it stands in the evidence as the probe's argument.
+//! The check writes the parameters and the test on the node reads them; the evidence records them as the probe's
+//! argument.
 
 use doctor_core::time::Span;
 use serde::{Deserialize, Serialize};
 
-/// One diagnosis.
+/// The parameters of one diagnostic.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DcgmOrder {
     pub level: Level,
     /// `dcgmi`, by name or path.
     pub program: String,
-    /// Of the host engine: `HOST:PORT` or `unix://PATH`.
+    /// The host engine's address: `HOST:PORT` or `unix://PATH`.
     pub address: String,
-    /// For DCGM's own tests: `pcie.test_pinned=false`.
+    /// Parameters of DCGM's tests, such as `pcie.test_pinned=false`.
     pub parameters: Vec<String>,
-    /// How long the diagnosis itself may take.
+    /// How long the diagnostic itself may take.
     pub timeout: Span,
 }
 
-/// How deep DCGM looks: `dcgmi diag -r LEVEL`.
+/// The level of a diagnostic: `dcgmi diag -r LEVEL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum Level {
-    /// Libraries, permissions, settings. Seconds, and no load.
+    /// Libraries, permissions, settings. Takes seconds and causes no load.
     One,
-    /// And memory and PCIe of each GPU.
+    /// Also memory and PCIe of each GPU.
     Two,
-    /// And power, stress and the diagnosis proper.
+    /// Also power, stress and the `diagnostic` test.
     Three,
-    /// And memory patterns, pulses of power, and NVIDIA's own field diagnosis where it is installed.
+    /// Also memory patterns, power pulses, and NVIDIA's Extended Utility Diagnostics (EUD) where they are installed.
     Four,
 }
 
@@ -47,8 +48,7 @@ impl Level {
         }
     }
 
-    /// How long it may take unless the site says otherwise. On eight GPUs level 2 was seen to take 10 and level 4 135
-    /// minutes.
+    /// Returns the default time limit. On eight GPUs, level 2 has taken 10 minutes and level 4 135 minutes.
     pub const fn timeout(self) -> Span {
         match self {
             Self::One => Span::minutes(5),
@@ -58,7 +58,7 @@ impl Level {
         }
     }
 
-    /// DCGM's tests that every version runs at this level. One of them without a result was left out.
+    /// Returns the tests that every version of DCGM runs at this level. If one has no result, DCGM left it out.
     pub const fn promises(self) -> &'static [&'static str] {
         const DEEPEST: &[&str] =
             &["memory", "pcie", "diagnostic", "targeted_stress", "targeted_power", "memtest", "pulse_test"];
@@ -70,8 +70,8 @@ impl Level {
         }
     }
 
-    /// Whether it loads the GPUs: then nobody else may use them, and none may be divided by MIG, or the diagnosis fails
-    /// for reasons that are not the hardware's.
+    /// Returns whether the level loads the GPUs. If so, no other process may use them and none may be partitioned by
+    /// MIG, or the diagnostic fails for reasons other than the hardware.
     pub const fn loads_gpus(self) -> bool {
         !matches!(self, Self::One)
     }
@@ -94,7 +94,7 @@ impl TryFrom<u8> for Level {
     }
 }
 
-/// One name for a test of DCGM, whichever version wrote it: `GPU Memory` of 3.x is `memory` of 4.x.
+/// Returns a version-independent name of a DCGM test: `GPU Memory` of 3.x is `memory` of 4.x.
 pub fn canonical(name: &str) -> String {
     let name = name.trim().to_ascii_lowercase().replace(' ', "_");
     match name.as_str() {

@@ -1,31 +1,31 @@
-//! Reads the table that `dcgmi diag` prints for people: what logs of a diagnosis hold where nobody asked for JSON.
+//! Parses the human-readable table of `dcgmi diag`, found in logs of a diagnostic that did not use JSON.
 //!
-//! Up to 3.3 a row has a test and its result (`Pass`, `Pass - All`, `Fail - GPU 3`); from 4.0 on the result of each GPU has a row of
-//! its own without a name (`GPU0: Pass`), below `-v` also words about it. A row whose second cell is none of these words says
-//! nothing about a test. Where nothing passed nothing is healthy, and what was skipped has not passed.
+//! Up to 3.3 a row has a test and its result (`Pass`, `Pass - All`, `Fail - GPU 3`); from 4.0 on the result of each GPU
+//! has a row without a name (`GPU0: Pass`), and with `-v` further rows with explanations. A row whose second cell is no
+//! known result is ignored. A table without a pass is not healthy, and a skipped test has not passed.
 
-/// What a table says.
+/// The content of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DcgmTable {
-    /// Results, of whatever test and GPU.
+    /// The number of passed results, over all tests and GPUs.
     pub passed: usize,
-    /// Of those, tests of the hardware: memory, links, or a load. The rest only looks at what is installed.
+    /// Of those, results of hardware tests: memory, links or load. The others only inspect the installation.
     pub of_hardware: usize,
     pub skipped: usize,
-    /// Tests that failed or warned, each with its result in DCGM's words.
+    /// Tests that failed or warned, each with DCGM's wording of the result.
     pub failed: Vec<String>,
     pub warned: Vec<String>,
     /// Tests that did not run.
     pub not_run: Vec<String>,
 }
 
-/// Of a test and its result, for people.
+/// Length limit of a test with its result, in characters.
 const KEPT_CHARACTERS: usize = 120;
-/// A table with more failures says no more with all of them.
+/// The number of failures kept per list; more add no information.
 const KEPT_FAILURES: usize = 64;
 
 impl DcgmTable {
-    /// Whatever else stands around the rows.
+    /// Parses the rows and ignores all other text.
     pub fn read(text: &str) -> Self {
         let mut table = Self::default();
         let mut test = "";
@@ -57,7 +57,7 @@ impl DcgmTable {
     }
 }
 
-/// By DCGM's names of its tests, of all generations.
+/// Matches DCGM's test names of all versions.
 fn is_of_hardware(test: &str) -> bool {
     let test = test.to_ascii_lowercase().replace(['_', '-'], " ");
     let names = ["memory", "pcie", "diagnostic", "stress", "power", "bandwidth", "nccl", "nvlink"];
@@ -76,13 +76,13 @@ enum Word {
 const WORDS: [(&str, Word); 5] =
     [("Pass", Word::Pass), ("Skip", Word::Skip), ("Warn", Word::Warn), ("Fail", Word::Fail), ("Not Run", Word::NotRun)];
 
-/// `| name | result |`; lines of dashes and headings are none.
+/// Parses `| name | result |`. Returns `None` for separators and headings.
 fn row(line: &str) -> Option<(&str, &str)> {
     let (name, result) = line.trim().strip_prefix('|')?.strip_suffix('|')?.split_once('|')?;
     (!result.contains('|')).then_some((name.trim(), result.trim()))
 }
 
-/// The result, before which a GPU may stand, and after which more may be told.
+/// Parses a result, with an optional GPU before it and text after it.
 fn word(result: &str) -> Option<Word> {
     let result = match result.split_once(':') {
         Some((gpu, rest)) if is_entity(gpu) => rest.trim_start(),
@@ -95,7 +95,7 @@ fn word(result: &str) -> Option<Word> {
     Some(*found)
 }
 
-/// `GPU0`, `CPU1`, `NVSWITCH2`.
+/// Matches `GPU0`, `CPU1`, `NVSWITCH2`.
 fn is_entity(text: &str) -> bool {
     let letters = text.bytes().take_while(u8::is_ascii_alphabetic).count();
     letters > 0 && letters < text.len() && text.bytes().skip(letters).all(|byte| byte.is_ascii_digit())
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Both were made by hand after what DCGM's documentation and its users show of 3.3 and 4.4.
+    /// Both were made by hand after examples of 3.3 and 4.4 in DCGM's documentation and users' reports.
     const OLD: &str = "\
 Successfully ran diagnostic for group.
 +---------------------------+------------------------------------------------+

@@ -1,4 +1,4 @@
-//! What DCGM's health watches say, as lines that a person can read in the evidence:
+//! A text format for the state of DCGM's health watches, readable in the evidence:
 //!
 //! ```text
 //! watched 0x1d3
@@ -6,25 +6,25 @@
 //! incident 1 0 0x10 20 4 Detected 1 volatile double-bit ECC error(s) in GPU 0
 //! ```
 //!
-//! An incident has the kind and the number of its entity, the watched system, how bad the watch calls it, the number of
-//! DCGM's error, and its words. `engine none` stands alone where nothing listens at the engine's address; `cut` says that
-//! there were more incidents than DCGM hands over.
+//! An incident has the kind and number of its entity, the watched system, the watch's severity, DCGM's error number and
+//! the text. `engine none` is the only line if nothing listens at the engine's address; `cut` means that there were
+//! more incidents than DCGM returns.
 
 use std::fmt::Write as _;
 
-/// One look at the watches.
+/// One reading of the watches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Watch {
-    /// Nobody listens where the host engine would.
+    /// Nothing listens at the host engine's address.
     NoEngine,
     Asked(Answer),
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// The systems that were watched before this look, a bit for each. None: they were switched on by it.
+    /// The systems that were watched before this reading, one bit each. Zero: this reading switched the watches on.
     pub watched: u32,
-    /// DCGM's number and the bus id of each GPU in the group; the latter is empty where DCGM does not tell.
+    /// DCGM's number and the bus id of each GPU in the group; the bus id is empty if DCGM does not report it.
     pub gpus: Vec<(u32, String)>,
     pub incidents: Vec<Incident>,
     pub cut: bool,
@@ -32,7 +32,7 @@ pub struct Answer {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Incident {
-    /// As DCGM counts kinds of entity: 1 is a GPU, 3 an NVSwitch.
+    /// DCGM's kind of entity: 1 is a GPU, 3 an NVSwitch.
     pub kind: u32,
     pub entity: u32,
     pub system: u32,
@@ -62,8 +62,10 @@ impl Watch {
         out
     }
 
+    /// Parses the text format.
+    ///
     /// # Errors
-    /// With the first line that is none of these; the whole text where it says nothing.
+    /// Returns the first invalid line, or the start of the text if it has no `watched` line.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.trim() == NO_ENGINE {
             return Ok(Self::NoEngine);

@@ -1,7 +1,7 @@
-//! The rules that a check brings along, read from the text in its file when they are needed.
+//! The default rules of a check, parsed on demand from the text in its file.
 //!
-//! Reading those of all checks takes two milliseconds. A table of errors has two hundred rules about events, and on a good day
-//! none of them was seen; so those that can say nothing are left as text.
+//! Parsing those of all checks takes two milliseconds. A table of errors has two hundred rules about events, and
+//! usually none of the events occurred; rules that cannot match are therefore not deserialised.
 
 use doctor_core::{observation::Event, policy::Rule};
 use serde::{Deserialize as _, de::Error as _};
@@ -9,14 +9,14 @@ use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
 
 use crate::spec::Check;
 
-/// Every rule of the check.
+/// Returns every rule of the check.
 pub(crate) fn all(check: &Check) -> Result<Vec<Rule>, Error> {
     read(check.rules, |_| true)
 }
 
-/// The rules that can say anything about these events, and all about numbers.
+/// Returns the rules about metrics, and those that can match these events.
 pub(crate) fn about(check: &Check, events: &[Event]) -> Result<Vec<Rule>, Error> {
-    // One rule about events tells that they are judged at all, also where none was seen.
+    // The first rule about events is always kept: it shows that the check's events have rules even if none occurred.
     let mut any = false;
     read(check.rules, |code| {
         code.is_none_or(|code| {
@@ -25,7 +25,7 @@ pub(crate) fn about(check: &Check, events: &[Event]) -> Result<Vec<Rule>, Error>
     })
 }
 
-/// The rules that are wanted, by the code of the event that each is about.
+/// Parses the rules for which `wanted` returns true, given the rule's event code.
 fn read(text: &str, mut wanted: impl FnMut(Option<&str>) -> bool) -> Result<Vec<Rule>, Error> {
     let Some(rules) = DeTable::parse(text)?.into_inner().remove("rules") else { return Ok(Vec::new()) };
     let DeValue::Array(rules) = rules.into_inner() else { return Err(Error::custom("`rules` is no list")) };

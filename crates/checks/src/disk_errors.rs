@@ -2,14 +2,14 @@
 //!
 //! What it does: reads how many commands each such disk failed within the last hour.
 //!
-//! Why it matters: a disk that fails commands is repeated by the kernel until it answers, which makes everything on it
-//! slow before it fails for good.
+//! Why it matters: the kernel repeats failed commands until the disk answers, so everything on the disk is slow before
+//! it fails for good.
 //!
-//! What to do: `disk-errors` is `monitor`: more than ten failed commands in the hour. `dmesg | grep DISK` and
-//! `smartctl -a /dev/DISK` say whether the disk or its cable is bad. A few failed commands are usual where a tool asks
-//! for something that the disk does not know.
+//! What to do: `disk-errors` is `monitor`: more than ten failed commands within the hour. `dmesg | grep DISK` and
+//! `smartctl -a /dev/DISK` show whether the disk or its cable is bad. A few failed commands are usual when a tool sends
+//! a command that the disk does not support.
 //!
-//! NVMe disks are the question of `nvme-state` and `nvme-health`. Not applicable where there is no SCSI or SATA disk.
+//! `nvme-state` and `nvme-health` cover NVMe disks. Not applicable where there is no SCSI or SATA disk.
 
 use doctor_core::{
     observation::{Entity, EntityKind, Look, Metric, Observation, Unit},
@@ -56,14 +56,14 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             }
             (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
             (None, Err(failure)) => look.could_not(failure),
-            // The disk was taken out.
+            // The disk was removed.
             (None, Ok(None)) => {}
         }
     }
     look.or(not_applicable("no-disk", "there is no SCSI or SATA disk"))
 }
 
-/// `0x1f`, as the kernel writes these.
+/// Parses the kernel's format, such as `0x1f`.
 fn hexadecimal(text: &str) -> Option<f64> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok().map(f64::from)
 }

@@ -1,20 +1,20 @@
-//! disk-space: is there room left on the file systems that matter?
+//! disk-space: do the important file systems have space left?
 //!
-//! What it does: asks each mount in `mounts` how much of its space and of its inodes is used. Space is counted as
-//! df(1) counts it: the reserve of root is not free.
+//! What it does: reads how much of the space and of the inodes of each mount in `mounts` is used. Space is counted like
+//! df(1): root's reserve is not free.
 //!
-//! Why it matters: a full file system fails jobs late and in odd ways (a checkpoint that is cut, a container that
-//! does not start), and a full root file system takes the node's own services with it. Inodes run out while space is
-//! left when something leaves millions of small files behind.
+//! Why it matters: a full file system fails jobs late and in unexpected ways (a truncated checkpoint, a container that
+//! does not start), and a full root file system affects the node's own services. Inodes run out before space does when
+//! something leaves millions of small files behind.
 //!
 //! What to do: `doctor why NODE` names the mount. Look for old containers, core dumps, logs and scratch files there
 //! (`du -x -d 2 MOUNT`, `df -i MOUNT`). No restart cures a full disk, so every finding is `monitor`: it is shown and
-//! the node stays in service. A site where a full scratch disk must keep jobs away raises `disk-space-used` in its
-//! policy.
+//! the node stays in service. A site where a full scratch disk must keep jobs away raises the severity of
+//! `disk-space-used` in its policy.
 //!
 //! - `disk-full`, `inodes-full`: over the limit, 90 % by default.
-//! - `mount-missing`: nothing is mounted there. Without this, an unmounted /data would be judged by the space of /.
-//! - `mount-hangs`: the mount did not answer in time; twice in a row before it counts.
+//! - `mount-missing`: nothing is mounted there. Without this, an unmounted /data would be reported with the space of /.
+//! - `mount-hangs`, confirmed by a second failure: the mount did not answer in time.
 //!
 //! Parameters: `mounts`, a list of paths, by default `["/"]`.
 
@@ -83,7 +83,8 @@ text = "{entity} does not answer: {value}"
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("disk_space.rs")), rules: RULES, probes, interpret };
 
-/// A setting that is no list of paths gives no mount at all, and that is said; it does not fall back to the default.
+/// Returns the configured mounts. An invalid setting returns none, which is reported; it does not fall back to the
+/// default.
 fn mounts(params: &Params) -> Vec<String> {
     match params.get("mounts") {
         None => vec!["/".to_owned()],
@@ -94,7 +95,7 @@ fn mounts(params: &Params) -> Vec<String> {
     }
 }
 
-/// First the list of mounts, then each one's space.
+/// First the list of mounts, then the space of each.
 fn probes(params: &Params) -> Vec<Probe> {
     let list = Probe::Read { path: "/proc/mounts".to_owned() };
     std::iter::once(list).chain(mounts(params).into_iter().map(|path| Probe::StatFs { path })).collect()
@@ -157,8 +158,8 @@ fn percentages(entity: &Entity, space: &FileSystemSpace) -> [Metric; 2] {
     ]
 }
 
-/// Of nothing, nothing is used: a file system without a size or with inodes on demand has no such limit to reach.
-#[expect(clippy::cast_precision_loss, reason = "a percentage does not need the last of 2^53 bytes")]
+/// Returns 0 if `whole` is 0: a file system without a size, or with inodes on demand, has no such limit to reach.
+#[expect(clippy::cast_precision_loss, reason = "a percentage does not need more than 53 bits")]
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
 }
@@ -167,7 +168,7 @@ fn mount_points(table: &str) -> Vec<String> {
     table.lines().filter_map(|line| line.split(' ').nth(1)).map(unescape).collect()
 }
 
-/// Space, tab, newline and backslash stand as three octal digits in /proc/mounts.
+/// Decodes space, tab, newline and backslash, which /proc/mounts writes as three octal digits.
 fn unescape(text: &str) -> String {
     let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     codes.iter().fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))

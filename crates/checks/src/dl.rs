@@ -1,35 +1,41 @@
-//! dl: do the GPUs compute what they should, as fast as they should, also when they are warm?
+//! dl: do the GPUs compute correct results at full speed, also when warm?
 //!
-//! What it does: on every GPU at the same time, with kernels of its own that need NVIDIA's driver (525 or newer) and no
-//! CUDA: patterns over all memory that is free; matrix products in bf16, fp16, tf32, fp32, int8 and, on Hopper, fp8, of
-//! which every number is checked against known sums; layers of deep learning forward and backward, by their exact bits
-//! on every multiprocessor and against formulas in double precision; copies to and from the host, within the GPU and
-//! between GPUs, with what arrives compared; then load until the temperature stands still. About 4 s cold and 15 to 25 s
-//! warm. It runs when it is named (`doctor-node test dl`), and with the suites that have it (`doctor explain suites`).
+//! What it does: tests all GPUs at the same time with its own kernels, which need NVIDIA's driver (525 or newer) and no
+//! CUDA toolkit: patterns over all free memory; matrix products in bf16, fp16, tf32, fp32, int8 and, on Hopper, fp8,
+//! with every number checked against known sums; deep-learning layers forward and backward, compared bit for bit on
+//! every multiprocessor and against formulas in double precision; copies to and from the host, within the GPU and
+//! between GPUs, with the received data compared; then load until the temperature is stable. It takes about 4 s cold
+//! and 15 to 25 s warm. It runs when it is named (`doctor-node test dl`), and with the suites that include it
+//! (`doctor explain suites`).
 //!
-//! Each run begins with errors planted in the GPU's memory: a lost value, a turned bit, a NaN, and one that is the same in
-//! every repeat. If one of them is not found, the run is inconclusive: a test that cannot see proves nothing.
+//! Each run first plants errors in the GPU's memory: a lost value, a flipped bit, a NaN, and one that is the same in
+//! every repeat. If the comparison misses one, the run is inconclusive: a comparison that cannot find errors proves
+//! nothing.
 //!
-//! Why it matters: a GPU that computes wrongly spoils a training run without a word in any log. One in a thousand does,
-//! and some only when they are warm.
+//! Why it matters: a GPU that computes wrong results corrupts a training run without a line in any log. One in a
+//! thousand does, and some only when they are warm.
 //!
-//! What to do: `doctor log RUN` names the place: the address and the bits, or the row, the column and the multiprocessor.
-//! - `memory-wrong` is `isolate`: a word was not what was written although ECC saw nothing. Replace the GPU.
-//! - `product-wrong` and `layer-wrong` are `isolate`: a unit computes wrongly. The same multiprocessor in several runs is
-//!   a defect of that unit; keep the log for the vendor and replace the GPU.
-//! - `copy-wrong` is `isolate`: data changed on PCIe or NVLink. Look at `gpu-pcie-replay`, `pcie-aer` and `nvlink-errors`.
-//! - `gpu-failed` is `reboot`: the driver gave the GPU up in the middle of the test. Its Xid is in the kernel's log.
-//! - `multiprocessor-slow` is `monitor`, seen twice: one takes 15 % longer than the others.
-//! - `gpu-slow` is `monitor`, seen twice: a rate below 93 % of what the machine type's profile expects, or of the median
-//!   of this node's own last results (five at least), or below what the smallest such GPU reaches. `gpu-hot` is `monitor`, seen twice: the hardware slowed down for
-//!   heat or by the power brake during more than a tenth of the load. Look at fans, filters and power supplies.
-//! - `memory-not-tested` is `monitor`: less than 98 % of the free memory could be had.
+//! What to do: `doctor log RUN` shows the location: the address and the bits, or the row, the column and the
+//! multiprocessor.
+//! - `memory-wrong` is `isolate`: a word differs from what was written although ECC found no error. Replace the GPU.
+//! - `product-wrong` and `layer-wrong` are `isolate`: a unit computes wrong results. The same multiprocessor in several
+//!   runs indicates a defect of that unit; keep the log for the vendor and replace the GPU.
+//! - `copy-wrong` is `isolate`: data changed on PCIe or NVLink. Check `gpu-pcie-replay`, `pcie-aer` and
+//!   `nvlink-errors`.
+//! - `gpu-failed` is `reboot`: the driver lost the GPU during the test. Its Xid is in the kernel log.
+//! - `multiprocessor-slow` is `monitor`, confirmed by a second failure: one takes 15 % longer than the others.
+//! - `multiprocessor-missed` is `monitor`: multiprocessors did not run every layer.
+//! - `gpu-slow` is `monitor`, confirmed by a second failure: a rate below 93 % of the machine profile, below 93 % of
+//!   the median of this node's own last results (at least five), or below what the smallest such GPU reaches.
+//! - `gpu-hot` is `monitor`, confirmed by a second failure: thermal slowdown or the power brake was active during more
+//!   than a tenth of the load. Check fans, filters and power supplies.
+//! - `memory-not-tested` is `monitor`: less than 98 % of the free memory could be allocated.
 //!
-//! Without a GPU or without its driver it is inconclusive.
+//! Inconclusive without a GPU or its driver.
 //!
-//! Parameters: `heat`, how long the load may last, by default `"20s"`, `"0s"` for the cold test alone; `inject`, one of `"zero"`,
-//! `"bit-flip"`, `"not-a-number"` or `"repeated"`, plants such an error into every product to try what follows from it; `trials = 10000`
-//! plants as many errors of each kind after the test and counts those that are found.
+//! Parameters: `heat`, how long the load may last, by default `"20s"`, `"0s"` for the cold test alone; `inject`, one of
+//! `"zero"`, `"bit-flip"`, `"not-a-number"` or `"repeated"`, plants such an error in every product to try out the
+//! consequences; `trials = 10000` plants that many errors of each kind after the test and counts those that are found.
 
 use doctor_core::{observation::Observation, time::Span};
 
@@ -74,7 +80,7 @@ rules = [
     };
 }
 
-// The floors are well below the smallest GPU that the kernels are for: what is under them is broken, whatever it is.
+// The floors are well below the smallest GPU that the kernels support: a GPU below them is broken, whatever its model.
 const RULES: &str = rules![
     "gemm_bf16_flop_per_s" floor "1e13",
     "gemm_bf16_warm_flop_per_s" floor "1e13",
@@ -95,7 +101,7 @@ pub(crate) const CHECK: Check =
 
 const HEAT: Span = Span::from_secs(20);
 
-/// Beside the load: opening eight GPUs without persistence mode takes the longest.
+/// Time besides the load: opening eight GPUs without persistence mode takes the longest.
 const TIMEOUT: Span = Span::minutes(5);
 
 struct Order {

@@ -1,8 +1,8 @@
-//! The result document: what a run leaves on the shared directory, signed with the run's one-time key. And the report
-//! of a node's agent, which is made in the same way with the node's own key.
+//! The signed documents of a node: the result of a run, signed with the run's one-time key, and the report of the
+//! node's agent, signed with the node's key.
 //!
-//! On the wire it is one line with the MAC of everything after the first newline, then the JSON body. The body is
-//! verified byte by byte as it was written: nothing is parsed that was not signed.
+//! On the wire, a document is one line with the MAC of everything after the first newline, then the JSON body. The MAC
+//! is verified over the received bytes before anything is parsed.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -20,26 +20,26 @@ use doctor_core::{
 
 use crate::probe::{Probe, ProbeOutput};
 
-/// Larger ones are refused before they are read. Evidence is capped well below this by the runner.
+/// The size limit of a document. Larger ones are rejected unread; the runner caps evidence well below this limit.
 pub const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
 
-/// The raw results of a run on one node. No verdict: that is the controller's to find.
+/// The raw results of a run on one node, without a verdict: the controller classifies them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Document {
     pub run: RunId,
     pub node: NodeName,
     pub hardware: Hardware,
-    /// By the node's clock.
+    /// According to the node's clock.
     pub started: Timestamp,
     pub ended: Timestamp,
     pub tests: Vec<TestEvidence>,
-    /// How long the machine had been up when the first test began, if it could say.
+    /// The machine's uptime when the first test began, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up: Option<Span>,
 }
 
-/// What the probes of one test brought, in their order.
+/// The outputs of one test's probes, in the order of the probes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TestEvidence {
@@ -49,7 +49,7 @@ pub struct TestEvidence {
     pub probes: Vec<(Probe, ProbeOutput)>,
 }
 
-/// What a built-in test prints: numbers and events, already named. The shape is the same for all of them.
+/// The output format of all built-in tests: named metrics and events.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measurements {
@@ -57,16 +57,16 @@ pub struct Measurements {
     pub metrics: Vec<Metric>,
     #[serde(default)]
     pub events: Vec<Event>,
-    /// Parts that it could not look at beside those it could.
+    /// Parts that the test could not measure, in addition to those it could.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unread: Vec<ProbeFailure>,
 }
 
-/// A run's one-time key, known to the controller and handed to the job.
+/// A run's one-time key, known to the controller and passed to the job.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RunKey([u8; 32]);
 
-/// Keeps keys that are made from tokens apart from anything else that somebody may make from them.
+/// Domain separation: keys derived here from tokens differ from anything else derived from the same tokens.
 const OF_TOKEN: [u8; 32] = *b"doctor-report: key from a token ";
 
 impl RunKey {
@@ -74,8 +74,8 @@ impl RunKey {
         Self(bytes)
     }
 
-    /// The key of an agent that speaks with a token of its cluster: who has the token has the key. So a report has one form,
-    /// whatever vouches for it, and a token need not be kept to recognise it.
+    /// Derives the key of an agent that authenticates with a token of its cluster. Reports thus have one format for
+    /// both kinds of credentials, and recognising a token does not require storing it.
     pub fn of_token(token: &str) -> Self {
         Self(Self(OF_TOKEN).mac(token.as_bytes()).finalize().into_bytes().into())
     }
@@ -84,7 +84,7 @@ impl RunKey {
         hex::encode(&self.0)
     }
 
-    /// What the nodes of a run over several know each other by. It does not tell the key.
+    /// Returns the shared secret of the nodes of a multi-node run. The key cannot be derived from it.
     pub fn rendezvous(&self) -> String {
         Self(self.mac(b"rendezvous").finalize().into_bytes().into()).to_hex()
     }
@@ -93,12 +93,12 @@ impl RunKey {
         hex::decode(text)?.try_into().ok().map(Self)
     }
 
-    /// What of these bytes only who has the key can say, in hexadecimal.
+    /// Returns the MAC of these bytes in hexadecimal.
     pub(crate) fn signature(&self, body: &[u8]) -> String {
         hex::encode(&self.mac(body).finalize().into_bytes())
     }
 
-    /// Whether this is the signature of these bytes, in the same time whatever is wrong with it.
+    /// Returns whether this is the MAC of these bytes. The comparison takes constant time.
     pub(crate) fn is_signature(&self, body: &[u8], signature: &str) -> bool {
         Self::from_hex(signature).is_some_and(|told| self.mac(body).verify_slice(&told.0).is_ok())
     }
@@ -116,7 +116,7 @@ impl fmt::Debug for RunKey {
     }
 }
 
-/// Why bytes are not the result of a run.
+/// Why bytes are not a valid document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadDocument {
     #[error("it is {bytes} bytes long, at most {MAX_DOCUMENT_BYTES} are read")]
@@ -136,30 +136,30 @@ pub enum BadDocument {
 }
 
 const HEADER: &str = "doctor-result-1 ";
-/// Another first word than a result's: the one never passes for the other, even under one key.
+/// Differs from a result's header, so that neither can be used as the other, even under one key.
 const REPORT_HEADER: &str = "doctor-report-1 ";
 
 impl Document {
-    /// The signed bytes to write.
+    /// Returns the signed document.
     ///
     /// # Errors
-    /// If a metric is not a number JSON can hold.
+    /// If a metric is not a number that JSON can represent.
     pub fn sign(&self, key: &RunKey) -> Result<Vec<u8>, serde_json::Error> {
         Ok(seal(HEADER, &serde_json::to_vec(self)?, key))
     }
 
-    /// Reads and verifies.
+    /// Verifies and parses a document.
     ///
     /// # Errors
-    /// For anything that was not signed, whole, with this key.
+    /// If the bytes are not a complete document signed with this key.
     pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, BadDocument> {
         parse(verified(HEADER, bytes, key)?)
     }
 
-    /// Reads one that was verified when it came in and was kept since: its run's key is gone with the run.
+    /// Parses a stored document, which was verified on receipt. Its key no longer exists: it is deleted with the run.
     ///
     /// # Errors
-    /// For anything that is not whole.
+    /// If the document is incomplete or malformed.
     pub fn open_kept(bytes: &[u8]) -> Result<Self, BadDocument> {
         let rest = bytes.strip_prefix(HEADER.as_bytes()).ok_or(BadDocument::NoSignature)?;
         let body = rest.get(65..).ok_or(BadDocument::NoSignature)?;
@@ -167,42 +167,42 @@ impl Document {
     }
 }
 
-/// What a node's agent says without being asked: the newest evidence of each check whose answer has changed.
-/// A check that is not in it has nothing new to say; one without any is a sign of life and no more.
+/// An agent's report: the newest evidence of each check whose output has changed. A check that is not included is
+/// unchanged; a report without checks is a heartbeat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentReport {
     pub node: NodeName,
     pub hardware: Hardware,
-    /// Grows with every report of this node, so that one that was kept and sent again is recognised.
+    /// Increases with every report of this node, so that a replayed report is recognised.
     pub number: u64,
-    /// By the node's clock.
+    /// According to the node's clock.
     pub at: Timestamp,
-    /// How long the machine had been up then, if it could say.
+    /// The machine's uptime at that time, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up: Option<Span>,
     pub checks: Vec<TestEvidence>,
     #[serde(default)]
     pub versions: Versions,
-    /// Reports that were made before this one and will never come.
+    /// Earlier reports that were dropped and will never arrive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped: Option<Dropped>,
 }
 
-/// By what a report was made, and what waits behind it. A controller that knows less of this passes over the rest.
+/// The versions that produced a report, and its backlog. Controllers ignore fields that they do not know.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versions {
-    /// Of the node's program; empty if it does not say.
+    /// The version of the node's program; empty if not given.
     pub program: String,
     pub schema: Schema,
-    /// Of the policy that the agent goes by.
+    /// The version of the policy in force on the agent.
     pub policy: u32,
-    /// Reports that still wait on the node for this one to be taken.
+    /// Reports queued on the node behind this one.
     #[serde(default)]
     pub waiting: u32,
 }
 
-/// The form of reports. A controller reads its own and the one before.
+/// The schema version of reports. A controller reads its own version and the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Schema {
     pub major: u16,
@@ -210,13 +210,13 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// What this program writes.
+    /// The version that this program writes.
     pub const KNOWN: Self = Self { major: 1, minor: 1 };
-    /// The oldest that it still reads.
+    /// The oldest version that it reads.
     pub const OLDEST: Self = Self { major: 1, minor: 0 };
 }
 
-/// Of a report that does not say: they did not before 1.1.
+/// The version of a report that does not give one, as before 1.1.
 impl Default for Schema {
     fn default() -> Self {
         Self { major: 1, minor: 0 }
@@ -254,20 +254,20 @@ impl<'de> Deserialize<'de> for Schema {
     }
 }
 
-/// What an agent had to throw away while nobody took its reports.
+/// What an agent dropped while the controller accepted no reports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dropped {
     pub reports: u64,
-    /// In how many of them each check spoke.
+    /// The number of dropped reports that included each check.
     pub checks: BTreeMap<TestId, u64>,
-    /// By the node's clock: the first and the last of them.
+    /// The times of the first and the last dropped report, according to the node's clock.
     pub from: Timestamp,
     pub to: Timestamp,
 }
 
 impl Dropped {
-    /// One more, or several that were added up before.
+    /// Adds one dropped report, or a sum of several.
     pub fn add(&mut self, other: &Self) {
         self.reports = self.reports.saturating_add(other.reports);
         for (check, times) in &other.checks {
@@ -280,18 +280,18 @@ impl Dropped {
 }
 
 impl AgentReport {
-    /// The signed bytes to send, with the key that this node was enrolled with.
+    /// Returns the report signed with the key with which this node was enrolled.
     ///
     /// # Errors
-    /// If a metric is not a number JSON can hold.
+    /// If a metric is not a number that JSON can represent.
     pub fn sign(&self, key: &RunKey) -> Result<Vec<u8>, serde_json::Error> {
         Ok(seal(REPORT_HEADER, &serde_json::to_vec(self)?, key))
     }
 
-    /// Reads and verifies. The caller has still to compare the node with the one whose key this is.
+    /// Verifies and parses a report. The caller must compare its node with the owner of the key.
     ///
     /// # Errors
-    /// For anything that was not signed, whole, with this key, or is of a form that this program does not read.
+    /// If the bytes are not a complete report signed with this key, or have an unsupported schema version.
     pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, BadDocument> {
         #[derive(Default, Deserialize)]
         struct Said {
@@ -304,7 +304,7 @@ impl AgentReport {
             schema: Schema,
         }
         let body = verified(REPORT_HEADER, bytes, key)?;
-        // Its form first: a newer one has fields that would only be called unknown.
+        // Parse the schema version first: the fields of a newer version would only be reported as unknown.
         let said: Said = parse(body)?;
         let (found, older, known) = (said.versions.schema, Schema::OLDEST, Schema::KNOWN);
         if found > known {
@@ -316,7 +316,7 @@ impl AgentReport {
         parse(body)
     }
 
-    /// Nothing but a sign of life.
+    /// Returns whether the report is only a heartbeat.
     pub const fn is_heartbeat(&self) -> bool {
         self.checks.is_empty() && self.dropped.is_none()
     }
@@ -334,7 +334,7 @@ fn seal(header: &str, body: &[u8], key: &RunKey) -> Vec<u8> {
     bytes
 }
 
-/// The body, if it was signed with this key.
+/// Returns the body if it was signed with this key.
 fn verified<'a>(header: &str, bytes: &'a [u8], key: &RunKey) -> Result<&'a [u8], BadDocument> {
     if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
         return Err(BadDocument::TooLong { bytes: bytes.len() as u64 });
@@ -343,7 +343,7 @@ fn verified<'a>(header: &str, bytes: &'a [u8], key: &RunKey) -> Result<&'a [u8],
     let (signature, body) = rest.split_at_checked(64).ok_or(BadDocument::NoSignature)?;
     let body = body.strip_prefix(b"\n").ok_or(BadDocument::NoSignature)?;
     let signature = std::str::from_utf8(signature).ok().and_then(RunKey::from_hex).ok_or(BadDocument::NoSignature)?;
-    // Compared in constant time by the library.
+    // The library compares in constant time.
     key.mac(body).verify_slice(&signature.0).map_err(|_| BadDocument::WrongSignature)?;
     Ok(body)
 }
@@ -416,7 +416,7 @@ mod tests {
         assert_eq!(AgentReport::open(&bytes, &RunKey::new([2; 32])), Err(BadDocument::WrongSignature));
     }
 
-    /// A report as JSON with its schema changed, and something in it that nobody knows yet.
+    /// A report as JSON with another schema version and an unknown field.
     fn of_schema(schema: &str) -> Vec<u8> {
         let mut body = serde_json::to_value(report()).unwrap();
         body["versions"]["schema"] = schema.into();

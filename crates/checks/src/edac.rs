@@ -1,19 +1,18 @@
-//! edac: does main memory give errors?
+//! edac: does main memory have errors?
 //!
-//! What it does: reads how many corrected and uncorrected errors each memory module gave, and how many within the last
-//! hour.
+//! What it does: reads how many corrected and uncorrected errors each memory module had within the last hour.
 //!
-//! Why it matters: corrected errors that come ever faster end in an uncorrected one, which kills a process or the
-//! node. After an uncorrected error data in memory was lost, and what used it may be wrong.
+//! Why it matters: corrected errors at an increasing rate end in an uncorrected one, which kills a process or the node.
+//! An uncorrected error loses data in memory, and whatever used it may be wrong.
 //!
 //! What to do: `doctor why NODE` names the module; `ras-mc-ctl --summary`, `ipmitool sel list` and
 //! `dmidecode -t memory` help to find its slot.
-//! - `memory-uncorrected` is `reboot`: within the last hour. The firmware maps bad memory out at the next boot; if it
-//!   returns, exchange the module.
-//! - `memory-corrected` is `monitor`: more than 100 corrected errors within the hour. Plan to exchange the module.
+//! - `memory-uncorrected` is `reboot`: an error within the last hour. The firmware maps bad memory out at the next
+//!   boot; if it recurs, replace the module.
+//! - `memory-corrected` is `monitor`: more than 100 corrected errors within the hour. Plan to replace the module.
 //!
-//! Not applicable where the kernel watches no memory controller: on most virtual machines, or without the driver for
-//! this processor (`modprobe i10nm_edac`, `amd64_edac`). Nobody counts memory errors there.
+//! Not applicable where the kernel monitors no memory controller: on most virtual machines, or without the driver for
+//! this processor (`modprobe i10nm_edac`, `amd64_edac`). Memory errors are not counted there.
 
 use doctor_core::{
     observation::{Entity, EntityKind, Event, Look, Metric, Observation},
@@ -41,7 +40,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("edac.rs")), rules: RULES, probes, interpret };
 
-/// By module where the driver knows them, and by controller for what it could not place.
+/// Per module where the driver knows them, and per controller for errors that it could not attribute.
 const CORRECTED: [&str; 3] = [
     "/sys/devices/system/edac/mc/mc*/dimm*/dimm_ce_count",
     "/sys/devices/system/edac/mc/mc*/rank*/dimm_ce_count",
@@ -54,9 +53,9 @@ const UNCORRECTED: [&str; 3] = [
 ];
 const LABELS: [&str; 2] =
     ["/sys/devices/system/edac/mc/mc*/dimm*/dimm_label", "/sys/devices/system/edac/mc/mc*/rank*/dimm_label"];
-/// More corrected errors than this within an hour are many.
+/// The limit of corrected errors per hour.
 const MANY: f64 = 100.0;
-/// One error of a long past, shared out over the time since the boot, is none.
+/// The limit of uncorrected errors per hour. A single old error, averaged over the uptime, stays below it.
 const ANY: f64 = 0.5;
 
 fn probes(_: &Params) -> Vec<Probe> {
@@ -105,7 +104,7 @@ fn in_an_hour(series: &Series<'_>, look: &mut Look) -> Option<f64> {
     None
 }
 
-/// By the label of the board's maker, else by where the driver has it.
+/// Returns the module by its board label, or else by its location in the driver.
 fn module(pattern: &str, path: &str, labels: &[&[FileText]; 2]) -> Entity {
     let place = match parts(pattern, path) {
         Some([controller, slot]) => {
@@ -131,7 +130,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    /// Looks at corrected and uncorrected errors of one module. Made by hand.
+    /// Corrected and uncorrected errors of one module at each reading. Made by hand.
     fn look(each: &[(&str, &str)]) -> Vec<String> {
         let folder = "/sys/devices/system/edac/mc/mc0/dimm3";
         let (ce, ue, label) =

@@ -1,17 +1,17 @@
-//! efa-count: are there as many EFA adapters as this instance type has?
+//! efa-count: does the node have as many EFA adapters as its instance type?
 //!
-//! What it does: counts Amazon's EFA adapters on the PCI bus that have their driver, and holds the number against the
-//! machine type's profile (p5 and p5e 32, p5en 16, p4d 4, p6-b200 8).
+//! What it does: counts Amazon's EFA adapters on the PCI bus that are bound to their driver, and compares the number
+//! with the machine profile (p5 and p5e 32, p5en 16, p4d 4, p6-b200 8).
 //!
-//! Why it matters: an adapter that is missing costs its share of the bandwidth, and the job that spans this instance
-//! goes at its pace.
+//! Why it matters: a missing adapter costs its share of the bandwidth, and a job that spans this instance runs at its
+//! pace.
 //!
-//! What to do: `efa-count-wrong` is `isolate`. Compare `lspci -d 1d0f:` with the instance's type, and with how the
-//! instance was launched: interfaces of type EFA are given at launch, and a launch template may simply have fewer. If
-//! the template is right, stop and start or replace the instance.
+//! What to do: `efa-count-wrong` is `isolate`, confirmed by a second failure. Compare `lspci -d 1d0f:` with the
+//! instance type, and with how the instance was launched: interfaces of type EFA are defined at launch, and a launch
+//! template may have fewer. If the template is right, stop and start or replace the instance.
 //!
-//! Without `efa_devices` in the profile nobody knows the right number, and the verdict is inconclusive. So it is where
-//! the adapters may still be on their way, in the first ten minutes after a boot.
+//! Inconclusive without `efa_devices` in the profile, because there is nothing to compare with, and while adapters may
+//! still be initialising, in the first ten minutes after a boot.
 
 use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, ProbeFailure};
 

@@ -1,18 +1,18 @@
-//! efa-counters: does EFA drop or repeat traffic?
+//! efa-counters: does EFA drop or retransmit traffic?
 //!
 //! What it does: reads how many packets each EFA adapter dropped and how often a peer did not answer in time, over the
 //! last ten minutes.
 //!
-//! Why it matters: EFA repeats what was lost, so that nothing fails and everything waits. An adapter that drops more
-//! than its neighbours holds up the whole job.
+//! Why it matters: EFA retransmits lost packets, so nothing fails and everything waits. An adapter that drops more than
+//! its neighbours delays the whole job.
 //!
 //! What to do: both findings are `monitor`; `rdma -p statistic show` on the node shows all counters.
-//! - `efa-timeouts`: more than one time-out a second. If only this node has them, its adapter or its placement is bad:
+//! - `efa-timeouts`: more than one timeout per second. If only this node has them, its adapter or its placement is bad:
 //!   stop and start the instance. If all nodes of a job have them, look for one that hangs: they all wait for it.
-//! - `efa-drops`: more than 100 dropped packets a second. The receiver is too slow; look at the load of the processors
-//!   and at `memlock`.
+//! - `efa-drops`: more than 100 dropped packets per second. The receiver is too slow; check the processor load and
+//!   `memlock`.
 //!
-//! Not applicable where no RDMA device counts these, which only EFA does.
+//! Not applicable where no RDMA device has these counters, which only EFA has.
 
 use doctor_core::{
     observation::{Event, Look, Metric, Observation, Unit},
@@ -41,7 +41,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("efa_counters.rs")), rules: RULES, probes, interpret };
 
-/// One counter of an adapter, and how much of it is too much in a second.
+/// A counter of an adapter and its limit per second.
 pub(crate) struct Counter {
     pub(crate) pattern: &'static str,
     metric: &'static str,
@@ -92,7 +92,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
                 }
                 (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
                 (None, Err(failure)) => look.could_not(failure),
-                // The adapter is gone; `efa-count` tells of it.
+                // The adapter is gone; `efa-count` reports it.
                 (None, Ok(None)) => {}
             }
         }
@@ -106,7 +106,7 @@ mod tests {
     use crate::{files::tests::looks, judged::judged};
     use proptest::prelude::*;
 
-    /// Time-outs and drops at looks five minutes apart. Made by hand after the driver's names.
+    /// Timeouts and drops at readings five minutes apart. Made by hand with the driver's names.
     fn look(each: &[(&str, &str)]) -> Vec<String> {
         let of = |counter: &Counter, value: fn(&(&str, &str)) -> String| {
             let path = counter.pattern.replacen('*', "rdmap79s0", 1).replacen('*', "1", 1);

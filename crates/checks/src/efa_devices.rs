@@ -1,22 +1,22 @@
 //! efa-devices: is every EFA adapter on the bus usable?
 //!
-//! What it does: finds Amazon's EFA adapters on the PCI bus and looks whether each has its driver and an RDMA device,
-//! and whether the kernel modules `efa` and `ib_uverbs` are there.
+//! What it does: finds Amazon's EFA adapters on the PCI bus and checks that each has its driver and an RDMA device, and
+//! that the kernel modules `efa` and `ib_uverbs` are loaded.
 //!
-//! Why it matters: NCCL uses the EFA adapters that it finds. With some missing, jobs on this instance run with a part
-//! of the bandwidth, or fall back to TCP, and say nothing.
+//! Why it matters: NCCL uses the EFA adapters that it finds. If some are missing, jobs on this instance run with part
+//! of the bandwidth or fall back to TCP, without an error message.
 //!
-//! What to do: `lspci -d 1d0f:` and `ibv_devices` on the node show both sides.
-//! - `efa-not-bound` is `reboot`: the adapter is on the bus and no driver has taken it, or it has no RDMA device. Look
-//!   at `dmesg | grep efa`; a boot (on AWS a stop and start) usually cures it, else hand the instance back.
-//! - `efa-module-missing` is `reboot`: `modprobe efa` now; if that fails, the EFA installer did not build the module
-//!   for this kernel.
+//! What to do: `lspci -d 1d0f:` and `ibv_devices` on the node show the adapters and the RDMA devices. Both findings are
+//! `reboot`, confirmed by a second failure.
+//! - `efa-not-bound`: the adapter is on the bus and no driver is bound to it, or it has no RDMA device. Check
+//!   `dmesg | grep efa`; a reboot (on AWS a stop and start) usually cures it, otherwise return the instance.
+//! - `efa-module-missing`: run `modprobe efa`; if that fails, the EFA installer did not build the module for this
+//!   kernel.
 //!
-//! During the first ten minutes after a boot, adapters that are not ready (usual on p5en) make the verdict
-//! inconclusive and not a fault; the agent looks again at its next round and the fault needs two looks. Waiting within
-//! the check instead, as others do, would make every look at a booting p5en take as long, and a job's prolog with it,
-//! and would still end in a false alarm for an adapter that needs longer. Not applicable where there is no EFA adapter. The right number is the question of
-//! `efa-count`.
+//! During the first ten minutes after a boot, adapters that are not ready (usual on p5en) make the verdict inconclusive
+//! instead of failed; the agent checks again at its next interval. Waiting within the check, as other tools do, would
+//! block every check of a booting p5en, and a job's prolog, for as long, and would still raise a false alarm for an
+//! adapter that needs longer. Not applicable where there is no EFA adapter. `efa-count` checks the number.
 
 use doctor_core::observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
 
@@ -43,7 +43,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("efa_devices.rs")), rules: RULES, probes, interpret };
 
-/// Adapters may take so long after a boot.
+/// How long adapters may take to initialise after a boot.
 const GRACE_SECONDS: f64 = 600.0;
 
 fn probes(_: &Params) -> Vec<Probe> {
@@ -106,7 +106,7 @@ mod tests {
     use crate::{files::tests::found, judged::judged, pci::tests::uevent};
     use proptest::prelude::*;
 
-    /// Two adapters with these drivers, the first of which has its RDMA device. Made by hand.
+    /// Two adapters with these drivers; the first has its RDMA device. Made by hand.
     fn look(drivers: &[Option<&str>], rdma: usize, modules: &[&str], uptime: &str) -> Vec<String> {
         let path = |n: usize| format!("/sys/bus/pci/devices/0000:0{n}:00.0/uevent");
         let files: Vec<_> =

@@ -1,16 +1,16 @@
-//! efa-provider: can programs reach the EFA adapters?
+//! efa-provider: can programs use the EFA adapters?
 //!
-//! What it does: on a machine with EFA adapters, looks for libfabric where Amazon's installer puts it, and for one
-//! device node in /dev/infiniband for each adapter.
+//! What it does: on a machine with EFA adapters, looks for libfabric in the directories of Amazon's installer, and for
+//! one device node in /dev/infiniband for each adapter.
 //!
-//! Why it matters: the adapter, its driver and its RDMA device may all be well, and a program still finds no provider
-//! `efa` and falls back to TCP.
+//! Why it matters: even if the adapter, its driver and its RDMA device are healthy, a program may find no `efa`
+//! provider and fall back to TCP.
 //!
 //! What to do:
-//! - `uverbs-missing` is `reboot`: fewer `/dev/infiniband/uverbs*` than adapters. `modprobe ib_uverbs`,
-//!   `udevadm trigger`; a boot brings them back.
-//! - `libfabric-missing` is `monitor`: run the EFA installer, then `fi_info -p efa` must list the adapters. Where all
-//!   jobs bring it in their containers the host needs none: set `library = false`.
+//! - `uverbs-missing` is `reboot`, confirmed by a second failure: fewer `/dev/infiniband/uverbs*` than adapters. Try
+//!   `modprobe ib_uverbs` and `udevadm trigger`; a reboot restores them.
+//! - `libfabric-missing` is `monitor`: run the EFA installer, then `fi_info -p efa` must list the adapters. If all jobs
+//!   have it in their containers, the host needs none: set `library = false`.
 //!
 //! Parameters: `library`, whether the host should have libfabric, `true` by default. Not applicable without EFA.
 

@@ -1,38 +1,41 @@
-//! fabric: does every port of the fast network move data, as fast as its link, and without errors?
+//! fabric: does every port of the high-speed network move data at its link rate and without errors?
 //!
-//! What it does: on each InfiniBand and RoCE port that is up, one after the other, runs `ib_write_bw` of perftest as server and
-//! client on this node: messages of 8 MiB for 5 s, through the adapter and back. On each EFA adapter `fi_pingpong` of libfabric,
-//! with its short cut through shared memory switched off. The error counters of the port are read before and after. It takes
-//! about 8 s for each port. The suites `standard`, `sweep` and `quarantine` run it; by hand it is `doctor-node test fabric`.
+//! What it does: tests each active InfiniBand and RoCE port in turn with `ib_write_bw` of perftest, as server and
+//! client on this node: messages of 8 MiB for 5 s, through the adapter and back. Tests each EFA adapter with
+//! `fi_pingpong` of libfabric, with its shared-memory path disabled. Reads the error counters of the port before and
+//! after. It takes about 8 s per port. The suites `standard`, `sweep` and `quarantine` run it; to run it by hand, use
+//! `doctor-node test fabric`.
 //!
-//! Each run begins with a device that does not exist. If the program gives a result for that, it does not use the device it is
-//! told, so that the others' results prove nothing: inconclusive.
+//! Each run first tests a device that does not exist. If the program reports a result for it, the program ignores its
+//! device argument and no other result can be trusted: inconclusive.
 //!
-//! Why it matters: a port that is up and at its full rate may still be slow, for the PCIe link behind it or the firmware in it.
-//! One of eight such ports slows down every collective of every job on the node.
+//! Why it matters: a port that is up and at its full rate may still be slow, because of its PCIe link or its firmware.
+//! One of eight such ports slows every collective of every job on the node.
 //!
-//! What to do: `doctor log RUN` has each port's result; `doctor why NODE` compares.
-//! - `loopback-failed` is `reboot`, seen twice: messages did not arrive. If it comes back after a boot, the adapter is bad.
-//! - `loopback-slow` is `reboot`, seen twice: less than three quarters of the link's rate, less than the profile's
-//!   `ib_write_bits_per_s`, less than 85 % of this port's own median (five results at least); for EFA less than 20 Gbit/s. Look at
-//!   `pcie-link`, `pcie-acs` and the node's settings for the IOMMU, then at the adapter.
-//! - `loopback-odd` is `monitor`, seen twice: below 90 % of the median of this node's other ports of the same kind (two others at
-//!   least).
-//! - `loopback-stalled` is `monitor`, seen twice: nothing came back in time. On EFA look at the security group first: it must let
-//!   the instance talk to itself.
-//! - `symbol-errors`, `link-downed` and the other findings of `ib-counters` and `efa-counters`, with their severities: that counter
-//!   grew under load by more than those checks allow for the time. Those of the cable itself (`symbol-errors`,
-//!   `link-recoveries`) must be seen twice.
+//! What to do: `doctor log RUN` shows each port's result; `doctor why NODE` compares them.
+//! - `loopback-failed` is `reboot`, confirmed by a second failure: messages did not arrive. If it recurs after a
+//!   reboot, the adapter is bad.
+//! - `loopback-slow` is `reboot`, confirmed by a second failure: less than three quarters of the link's rate, less than
+//!   the profile's `ib_write_bits_per_s`, less than 85 % of this port's own median (at least five results); for EFA
+//!   less than 20 Gbit/s. Check `pcie-link`, `pcie-acs` and the node's IOMMU settings, then the adapter.
+//! - `loopback-odd` is `monitor`, confirmed by a second failure: below 90 % of the median of this node's other ports of
+//!   the same kind (at least two others).
+//! - `loopback-stalled` is `monitor`, confirmed by a second failure: no answer in time. On EFA, check the security
+//!   group first: it must allow the instance to talk to itself.
+//! - `symbol-errors`, `link-downed` and the other findings of `ib-counters` and `efa-counters`, with their severities:
+//!   the counter grew under load by more than those checks allow for the time. Errors of the cable itself
+//!   (`symbol-errors`, `link-recoveries`) are confirmed by a second failure.
 //!
-//! The load goes through the adapter and not over the cable: the switch and the cable are `ib-counters`' and the collective
-//! test's to find. A port that is down is not tested, `ib-ports` tells of it; its rate is judged by `ib-rate`. Where a node has
-//! InfiniBand, its Ethernet ports are not tested unless they are named. Without the programs (packages `perftest` and
-//! `libfabric-bin`; on AWS, `/opt/amazon/efa/bin`) it is inconclusive (`missing`). Not applicable where there is no RDMA device.
+//! The load goes through the adapter and not over the cable: `ib-counters` and the collective test find faults of the
+//! switch and the cable. A port that is down is not tested, `ib-ports` reports it; `ib-rate` checks its rate. On a node
+//! with InfiniBand, Ethernet ports are not tested unless they are named. Without the programs (packages `perftest` and
+//! `libfabric-bin`; on AWS, `/opt/amazon/efa/bin`) it is inconclusive (`missing`). Not applicable where there is no
+//! RDMA device.
 //!
 //! Parameters, below `[tests.fabric.params]` in the policy or by `doctor-node test fabric --set NAME=VALUE`:
 //! - `devices`, a list such as `["mlx5_0"]`, by default all.
-//! - `duration` of the load on each port, by default `"5s"`, in whole seconds, 3 at least; `stall`, by default `"30s"`: how long a
-//!   port may take beyond that; `timeout` after which no further port is begun, by default `"15m"`.
+//! - `duration` of the load on each port, by default `"5s"`, in whole seconds, at least 3; `stall`, by default `"30s"`:
+//!   how long a port may take beyond that; `timeout`, by default `"15m"`, after which no further port is started.
 //! - `gid_index`, for RoCE.
 //! - `ib_write_bw` and `fi_pingpong`, names or paths of the programs.
 
@@ -84,8 +87,8 @@ rules = [
     };
 }
 
-// Severities are those of `ib-counters` and `efa-counters`; a test holds them together. A few errors of a cable within seconds may
-// be chance where hours of them are not, so those are looked for once more.
+// The severities are those of `ib-counters` and `efa-counters`; a test keeps them equal. A few cable errors within
+// seconds may be chance where hours of them are not, so those need a second failure.
 const RULES: &str = rules![
     "symbol-errors" "isolate" "2",
     "buffer-overruns" "isolate" "1",
@@ -105,11 +108,11 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("fabric.rs")), rules: RULES, probes, interpret };
 
 const DURATION: Span = Span::from_secs(5);
-/// Of each second at the beginning and at the end perftest counts nothing; one is left.
+/// perftest ignores the first and the last second; one is left.
 const LEAST_DURATION: Span = Span::from_secs(3);
 const STALL: Span = Span::from_secs(30);
 const TIMEOUT: Span = Span::minutes(15);
-/// For the negative controls, and for the last words.
+/// Time for the negative controls and for writing the report.
 const AROUND_THE_TEST: Span = Span::minutes(2);
 
 const PARAMETERS: [(&str, &str); 7] = [
@@ -155,7 +158,7 @@ fn order(params: &Params) -> Result<FabricOrder, Observation> {
     })
 }
 
-/// The ports too: where there is none, nobody needs the programs.
+/// Also lists the ports: a node without ports does not need the programs.
 fn probes(params: &Params) -> Vec<Probe> {
     let Ok(order) = order(params) else { return Vec::new() };
     let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
@@ -201,7 +204,7 @@ mod tests {
         judged_with(&CHECK, &params(settings), profile, &[state(), output])
     }
 
-    /// A port of 400 Gbit/s that moved so much of it.
+    /// A port of 400 Gbit/s that moved this share of its rate.
     fn moved(share: f64) -> Vec<Metric> {
         let port = crate::rdma::port_entity("mlx5_0", "1");
         vec![

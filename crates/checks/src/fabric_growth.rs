@@ -1,5 +1,5 @@
-//! By how much the error counters of a port grew while it was under load: the counters and limits of `ib-counters` and
-//! `efa-counters`, over the seconds of a test instead of the minutes between two looks.
+//! The growth of a port's error counters under load: the counters and limits of `ib-counters` and `efa-counters`, over
+//! the seconds of a test instead of the minutes between two readings.
 
 use doctor_core::observation::{Event, ProbeFailure};
 
@@ -11,7 +11,7 @@ use crate::{
     rdma::port_entity,
 };
 
-/// One counter as it is judged here.
+/// A counter with its limit per second.
 struct Counter {
     pattern: String,
     name: &'static str,
@@ -38,13 +38,13 @@ fn counters() -> impl Iterator<Item = Counter> {
     of_ports.chain(of_efa)
 }
 
-/// The files that hold the counters of this port, those that it has not among them.
+/// Returns the paths of all counters of this port, including those that it does not have.
 pub fn paths(device: &str, port: &str) -> Vec<String> {
     counters().map(|counter| counter.pattern.replacen('*', device, 1).replacen('*', port, 1)).collect()
 }
 
-/// What is to be said of counters that were read before and after so many seconds of load. One that is there only once, or
-/// that the port does not keep, has not grown; one that cannot be read is told as such.
+/// Compares counters read before and after this many seconds of load. A counter that is missing in one of the readings,
+/// or that the port does not support, has not grown; one that cannot be read is returned as a failure.
 pub fn grew(before: &[FileText], after: &[FileText], seconds: f64) -> (Vec<Event>, Vec<ProbeFailure>) {
     let (mut events, mut unread) = (Vec::new(), Vec::new());
     for counter in counters() {
@@ -53,7 +53,7 @@ pub fn grew(before: &[FileText], after: &[FileText], seconds: f64) -> (Vec<Event
             let earlier = before.iter().find(|earlier| earlier.path == file.path);
             match (earlier.map(reading), reading(file)) {
                 (Some(Ok(Some(earlier))), Ok(Some(now))) => {
-                    // One that fell began anew in between.
+                    // A counter that decreased was reset in between.
                     let growth = if now < earlier { now } else { now - earlier };
                     if growth > counter.most_per_second * seconds.max(1.0) {
                         let text = format!("{} grew by {growth} within {seconds:.1} s under load", counter.name);
@@ -69,7 +69,7 @@ pub fn grew(before: &[FileText], after: &[FileText], seconds: f64) -> (Vec<Event
     (events, unread)
 }
 
-/// `None`: the port does not count this.
+/// Returns `None` if the port does not support the counter.
 fn reading(file: &FileText) -> Result<Option<f64>, ProbeFailure> {
     let text = file.text.as_ref().map_err(Clone::clone)?.trim();
     match text.parse::<u64>() {

@@ -2,18 +2,18 @@
 //!
 //! What it does: where `/dev` has NVSwitches (`nvidia-nvswitch0`, …), looks for the process `nv-fabricmanager`.
 //!
-//! Why it matters: on HGX machines the fabric manager sets the routes between GPUs. Without it CUDA does not start on
-//! any GPU of the node (`cudaErrorSystemNotReady`, error 802), or, if it died later, the node goes on until the next
-//! GPU reset and then fails. One site did not notice for 20 days, because nothing watched it.
+//! Why it matters: on HGX machines the fabric manager sets up the routes between GPUs. Without it CUDA does not start
+//! on any GPU of the node (`cudaErrorSystemNotReady`, error 802); if it died later, the node runs until the next GPU
+//! reset and then fails. One site did not notice for 20 days, because nothing monitored it.
 //!
-//! What to do: `fabric-manager-down` is `reboot`, twice in a row. Before that, try `systemctl restart
-//! nvidia-fabricmanager` on a drained node and read `/var/log/fabricmanager.log`. The usual cause is a version that
-//! differs from the driver's: both must be of the very same version (`nv-fabricmanager --version`, `nvidia-smi`).
-//! AWS's suite calls it a reset; a reset does not start a service.
+//! What to do: `fabric-manager-down` is `reboot`, confirmed by a second failure. Before that, try
+//! `systemctl restart nvidia-fabricmanager` on a drained node and read `/var/log/fabricmanager.log`. The usual cause is
+//! a version mismatch with the driver: both must have exactly the same version (`nv-fabricmanager --version`,
+//! `nvidia-smi`). AWS's suite recommends a reset; a reset does not start a service.
 //!
-//! Not applicable where there is no NVSwitch in `/dev`: PCIe boards, NVLink bridges, GB200 trays (their switches are
-//! in other trays), B200 machines and virtual machines whose host keeps the switches. What the fabric did for each GPU
-//! is told by `gpu-fabric`.
+//! Not applicable where there is no NVSwitch in `/dev`: PCIe boards, NVLink bridges, GB200 trays (their switches are in
+//! other trays), B200 machines and virtual machines whose host keeps the switches. `gpu-fabric` reports the fabric
+//! state of each GPU.
 
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, Observation, ProbeFailure};
 
@@ -80,7 +80,7 @@ mod tests {
         dev(&["null", "nvidia0", "nvidia-nvswitch0", "nvidia-nvswitch1", "nvidia-nvswitchctl"])
     }
 
-    // NVSentinel #883: down for 20 days, seen by nobody.
+    // NVSentinel #883: down for 20 days without being noticed.
     #[test]
     fn a_fabric_manager_that_does_not_run_is_found() {
         let up = running(&[process(900, "nv-fabricmanage", 'S')]);

@@ -1,5 +1,5 @@
-//! How checks read what [`Probe::Glob`](crate::probe::Probe::Glob) and [`Probe::Sampled`](crate::probe::Probe::Sampled)
-//! bring: many small files, by the parts of their paths that the pattern left open, and over time.
+//! Helpers for checks that read many small files, from [`Probe::Glob`](crate::probe::Probe::Glob) and
+//! [`Probe::Sampled`](crate::probe::Probe::Sampled): by the wildcard parts of their paths, and over time.
 
 use doctor_core::{
     observation::{FailureKind, Observation, ProbeFailure},
@@ -8,8 +8,10 @@ use doctor_core::{
 
 use crate::probe::{FileText, ProbeOutput, Sample};
 
+/// Returns the files of a [`Probe::Glob`](crate::probe::Probe::Glob).
+///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn files(output: Option<&ProbeOutput>) -> Result<&[FileText], Observation> {
     match output {
         Some(ProbeOutput::Files(files)) => Ok(files),
@@ -17,8 +19,10 @@ pub fn files(output: Option<&ProbeOutput>) -> Result<&[FileText], Observation> {
     }
 }
 
+/// Returns the history of each file of a [`Probe::Sampled`](crate::probe::Probe::Sampled).
+///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn samples(output: Option<&ProbeOutput>) -> Result<Vec<Series<'_>>, Observation> {
     match output {
         Some(ProbeOutput::Samples(samples)) => Ok(series(samples)),
@@ -33,10 +37,10 @@ fn no_files(output: Option<&ProbeOutput>) -> Observation {
     })
 }
 
-/// The names in a directory. One that is not there holds nothing, and that is known.
+/// Returns the names in a directory. A missing directory is empty.
 ///
 /// # Errors
-/// With the failure that the check should tell.
+/// Returns the failure that the check should report.
 pub fn names(output: Option<&ProbeOutput>) -> Result<&[String], ProbeFailure> {
     match output {
         Some(ProbeOutput::Names(names)) => Ok(names),
@@ -46,10 +50,10 @@ pub fn names(output: Option<&ProbeOutput>) -> Result<&[String], ProbeFailure> {
     }
 }
 
-/// Links, each with where it leads.
+/// Returns symbolic links with their targets.
 ///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn links(output: Option<&ProbeOutput>) -> Result<&[(String, String)], Observation> {
     match output {
         Some(ProbeOutput::Links(links)) => Ok(links),
@@ -57,10 +61,10 @@ pub fn links(output: Option<&ProbeOutput>) -> Result<&[(String, String)], Observ
     }
 }
 
-/// The text of a file probe.
+/// Returns the text of a file probe.
 ///
 /// # Errors
-/// With the failure that the check should tell.
+/// Returns the failure that the check should report.
 pub fn text(output: Option<&ProbeOutput>) -> Result<&str, ProbeFailure> {
     match output {
         Some(ProbeOutput::Text(text)) => Ok(text),
@@ -69,13 +73,13 @@ pub fn text(output: Option<&ProbeOutput>) -> Result<&str, ProbeFailure> {
     }
 }
 
-/// A text that is not what its file should hold.
+/// Returns the failure for a file with unexpected content.
 pub fn unreadable(path: &str, text: &str) -> ProbeFailure {
     let text: String = text.trim().chars().take(40).collect();
     ProbeFailure::new(FailureKind::Unparseable, format!("{path} says `{text}`"))
 }
 
-/// The parts of a path that stand where the pattern has a `*`. `None` if the path does not fit.
+/// Returns the parts of a path that match each `*` of the pattern, or `None` if the path does not match.
 ///
 /// `wild("/sys/class/net/*/mtu", "/sys/class/net/eth0/mtu")` is `["eth0"]`.
 pub fn wild<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
@@ -83,7 +87,7 @@ pub fn wild<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
     let (mut pattern, mut rest, mut found) = (pattern, path, Vec::new());
     while let Some(star) = pattern.bytes().position(|byte| byte == b'*') {
         rest = rest.strip_prefix(&pattern[..star])?;
-        // It stands for a part of one name, and what follows it in the pattern ends that name.
+        // A `*` matches within one path component; the rest of the pattern's component must end the name.
         let after = &pattern[star + 1..];
         let ((end, below), (name, tail)) = (after.split_at(name_ends(after)), rest.split_at(name_ends(rest)));
         found.push(name.strip_suffix(end)?);
@@ -92,18 +96,18 @@ pub fn wild<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
     (pattern == rest).then_some(found)
 }
 
-/// The same where it is known how many places the pattern leaves open.
+/// Like [`wild`], for a known number of wildcards.
 pub fn parts<'a, const N: usize>(pattern: &str, path: &'a str) -> Option<[&'a str; N]> {
     wild(pattern, path)?.try_into().ok()
 }
 
-/// One file over time. `None` where it was not there or could not be read.
+/// The history of one file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series<'a> {
     pub path: &'a str,
-    /// Oldest first, one for each look; the last is now.
+    /// Oldest first, one point per reading; the last is the current one.
     pub points: Vec<Point<'a>>,
-    /// Why it cannot be read now, though it is there.
+    /// Why the file exists but cannot be read now.
     pub failure: Option<&'a ProbeFailure>,
 }
 
@@ -114,7 +118,7 @@ pub struct Point<'a> {
     pub text: Option<&'a str>,
 }
 
-/// By how much a counter grew, and over how long.
+/// The growth of a counter and the time it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Growth {
     pub by: f64,
@@ -130,36 +134,38 @@ impl Growth {
         self.per_hour() / 3600.0
     }
 
-    /// How many there were in the last hour. Looked at for less than that, as many as were seen: one drop in five
-    /// minutes is one, not twelve an hour. Looked at for longer, the hourly share: what happened last month is over.
+    /// Returns the number of events in the last hour. If observed for less than an hour, the number seen: one event in
+    /// five minutes is one, not twelve per hour. If observed for longer, the hourly average: last month's events are
+    /// over.
     pub fn in_an_hour(self) -> f64 {
         self.by * 3_600_000.0 / self.over.millis().max(3_600_000) as f64
     }
 }
 
 impl Series<'_> {
-    /// As it is now, if it is there and could be read.
+    /// Returns the current text, if the file exists and can be read.
     pub fn now(&self) -> Option<&str> {
         self.points.last()?.text.map(str::trim)
     }
 
-    /// As it is now; `None` if it is not there any more.
+    /// Returns the current text, or `None` if the file no longer exists.
     ///
     /// # Errors
-    /// Why it could not be read.
+    /// If the file exists but cannot be read.
     pub fn reading(&self) -> Result<Option<&str>, ProbeFailure> {
         self.failure.map_or_else(|| Ok(self.now()), |failure| Err(failure.clone()))
     }
 
-    /// What a counter gained within the last `within`. A counter that fell began anew in between, with a boot or a
-    /// reset of the device. Where there was no earlier look, it has been growing since the boot at most.
-    /// `None` if it is no number now.
+    /// Returns the growth of a counter within the last `within`. A decrease means that the counter was reset, by a
+    /// reboot or a device reset. Without an earlier reading, the counter has grown since the boot at most. Returns
+    /// `None` if the current text is not a number.
     pub fn growth(&self, within: Span) -> Option<Growth> {
         self.growth_of(within, |text| text.parse().ok())
     }
 
-    /// The same of a counter that a boot itself moves, such as the changes of a link that comes up: what it held at
-    /// the first look of this boot is not held against anybody, unless the machine has been up for an hour or more.
+    /// Like [`growth`](Self::growth), for a counter that a boot itself increases, such as the state changes of a link
+    /// that comes up: the value at the first reading of this boot does not count, unless the machine has been up for an
+    /// hour or more.
     pub fn growth_since_boot(&self, within: Span) -> Option<Growth> {
         let last = self.points.last()?;
         let booted = last.at.minus(last.up);
@@ -170,7 +176,7 @@ impl Series<'_> {
         Some(if is_young { Growth { by: 0.0, ..growth } } else { growth })
     }
 
-    /// The same of a counter that stands somewhere in the text or is not written in decimal.
+    /// Like [`growth`](Self::growth), for a counter that is embedded in text or not decimal.
     pub fn growth_of(&self, within: Span, read: impl Fn(&str) -> Option<f64>) -> Option<Growth> {
         let number = |point: &Point<'_>| read(point.text?.trim()).filter(|n| n.is_finite() && *n >= 0.0);
         let last = self.points.last()?;
@@ -192,7 +198,7 @@ impl Series<'_> {
     }
 }
 
-/// Each file's own story. Files that are gone by now are told too.
+/// Returns the history of each file, including files that no longer exist.
 fn series(samples: &[Sample]) -> Vec<Series<'_>> {
     let mut all: std::collections::BTreeMap<&str, Series<'_>> = std::collections::BTreeMap::new();
     for (place, sample) in samples.iter().enumerate() {
@@ -227,13 +233,13 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Files as one look finds them.
+    /// Files as found by one reading.
     pub(crate) fn found(files: &[(&str, &str)]) -> ProbeOutput {
         ProbeOutput::Files(files.iter().map(|(path, text)| file(path, text)).collect())
     }
 
-    /// Looks five minutes apart, the last one now, on a machine that has been up for ten days. Each look lists every
-    /// file; what did not change is left out as the runner would.
+    /// Readings five minutes apart, the last one now, on a machine with an uptime of ten days. Each reading lists every
+    /// file; unchanged files are omitted, as by the runner.
     pub(crate) fn looks(each: &[&[(&str, &str)]]) -> ProbeOutput {
         let mut samples: Vec<Sample> = Vec::new();
         for (n, files) in each.iter().enumerate() {
@@ -279,7 +285,7 @@ pub(crate) mod tests {
         let ProbeOutput::Samples(mut looked) = looks(&[&[("/c", "1")], &[("/c", "4")], &[("/c", "5")]]) else {
             panic!("samples")
         };
-        // Booted between the first look and the second.
+        // Booted between the first reading and the second.
         (looked[1].up, looked[2].up) = (Span::minutes(1), Span::minutes(6));
         let of = |samples: Vec<Sample>| {
             let output = ProbeOutput::Samples(samples);

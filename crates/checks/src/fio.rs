@@ -1,35 +1,35 @@
-//! Reads what `fio --output-format=json` prints: one pass, all its jobs together.
+//! Parses the output of `fio --output-format=json`: one fio run, with all its jobs combined.
 //!
-//! Remarks of fio may stand before the JSON on the same stream. Since version 3 the shape has only grown: fields that
-//! are not needed are not looked at. Version 2 gave other units to the same names, so it is refused. What is missing or
-//! no number is an error, never a zero: a pass that nobody could read has not been slow.
+//! fio may print remarks before the JSON on the same stream. Since version 3 the format has only been extended: unused
+//! fields are ignored. Version 2 used other units for the same names and is rejected. A missing or invalid number is an
+//! error, never zero: an unreadable result is not a slow one.
 
 use serde::Deserialize;
 
 use crate::measurements::MAX_MEASUREMENTS_BYTES;
 
-/// One pass.
+/// The result of one fio run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FioRun {
     /// Such as `fio-3.33`.
     pub version: String,
-    /// The errno with which the first job that failed did so; 0 if none did.
+    /// The errno of the first failed job; 0 if none failed.
     pub error: i32,
     pub read: Side,
     pub write: Side,
 }
 
-/// What was read, or what was written.
+/// The result for reading or for writing.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Side {
     pub bytes: u64,
     pub bytes_per_second: f64,
     pub per_second: f64,
-    /// None: nothing was timed.
+    /// `None` if no operation was timed.
     pub latency: Option<Latency>,
 }
 
-/// Seconds from submission to completion that this share of all operations kept. Of several jobs, the worst.
+/// Percentiles of the completion latency in seconds. For several jobs, the maximum of each.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Latency {
     pub p50: f64,
@@ -37,7 +37,7 @@ pub struct Latency {
     pub p999: f64,
 }
 
-/// Why a text is not the result of a pass.
+/// Why a text is not the result of a fio run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadFio {
     #[error("fio printed {0} bytes, at most {MAX_MEASUREMENTS_BYTES} are read")]
@@ -91,10 +91,10 @@ struct Percentiles {
     p999: f64,
 }
 
-/// Reads one pass.
+/// Parses the result of one fio run.
 ///
 /// # Errors
-/// For everything that is not the whole result of fio 3.
+/// If the text is not a complete result of fio 3 or newer.
 pub fn parse(text: &str) -> Result<FioRun, BadFio> {
     if text.len() > MAX_MEASUREMENTS_BYTES {
         return Err(BadFio::TooLong(text.len()));
@@ -103,7 +103,7 @@ pub fn parse(text: &str) -> Result<FioRun, BadFio> {
     let mut values = serde_json::Deserializer::from_str(&text[begin..]).into_iter::<serde_json::Value>();
     let malformed = |error: serde_json::Error| BadFio::Malformed(error.to_string());
     let value = values.next().ok_or(BadFio::NoJobs)?.map_err(malformed)?;
-    // Before the rest is read: an old version would only look malformed.
+    // Check the version first: an old version would only be reported as malformed.
     let version = value.get("fio version").and_then(|version| version.as_str()).unwrap_or_default();
     if !is_known(version) {
         return Err(BadFio::OldVersion(version.chars().take(40).collect()));
@@ -125,12 +125,12 @@ pub fn parse(text: &str) -> Result<FioRun, BadFio> {
     Ok(run)
 }
 
-/// fio's remarks are whole lines, and its JSON begins one.
+/// fio's remarks are whole lines, and its JSON starts a line.
 fn json_in(text: &str) -> Option<usize> {
     if text.starts_with('{') { Some(0) } else { text.find("\n{").map(|line_end| line_end + 1) }
 }
 
-/// `fio-3.33`, `fio-3.16-29-g0a1b`, and whatever comes after 3.
+/// Accepts `fio-3.33`, `fio-3.16-29-g0a1b`, and later major versions.
 fn is_known(version: &str) -> bool {
     let major = version.strip_prefix("fio-").and_then(|rest| rest.split(['.', '-']).next());
     major.and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major >= 3)
@@ -163,7 +163,7 @@ impl Direction {
 }
 
 impl Side {
-    /// Of jobs that ran at the same time.
+    /// Combines the results of jobs that ran at the same time.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let latency = match (self.latency, other.latency) {

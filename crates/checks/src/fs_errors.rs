@@ -1,18 +1,18 @@
-//! fs-errors: has a local file system found itself damaged?
+//! fs-errors: has a local file system recorded corruption?
 //!
-//! What it does: reads how many errors each ext4 file system has recorded, and those of each disk of a btrfs one, and
+//! What it does: reads how many errors each ext4 file system, and each disk of a btrfs file system, has recorded, and
 //! whether the number grew within the last day.
 //!
-//! Why it matters: ext4 counts an error each time it meets a structure that cannot be right. The number stays on the
-//! disk until the file system is checked, also across boots: a node that was "cured" by a boot shows it here.
+//! Why it matters: ext4 counts an error each time it finds an inconsistent structure. The count stays on the disk until
+//! the file system is checked, also across reboots: a node that was "cured" by a reboot still shows it here.
 //!
-//! What to do: `dmesg | grep -i ext4` and `tune2fs -l /dev/DISK | grep -i error` say what and when.
-//! - `file-system-errors-grow` is `reboot`: new errors within the day. Boot with a forced check (`fsck.mode=force`);
-//!   if they come back, the disk or the memory is bad.
-//! - `file-system-errors` is `monitor`: errors of an earlier time were never repaired. Check it at the next boot.
+//! What to do: `dmesg | grep -i ext4` and `tune2fs -l /dev/DISK | grep -i error` show what happened and when.
+//! - `file-system-errors-grow` is `reboot`: new errors within the day. Boot with a forced check (`fsck.mode=force`); if
+//!   they recur, the disk or the memory is bad.
+//! - `file-system-errors` is `monitor`: older errors were never repaired. Check the file system at the next boot.
 //!
-//! xfs keeps no such number: it shuts down and says so in the kernel's log (`kernel-log`, `mounts`). Not applicable
-//! where no file system keeps one.
+//! xfs has no such counter: it shuts down and logs this in the kernel log (`kernel-log`, `mounts`). Not applicable
+//! where no file system has one.
 
 use doctor_core::{
     observation::{Entity, EntityKind, Event, Look, Metric, Observation},
@@ -68,7 +68,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     Ok(look.or(not_applicable("no-counter", "no file system here counts its errors")))
 }
 
-/// Plain, or lines of which each ends in a number: `write_errs 0`.
+/// Sums the counters: a plain number, or lines that each end in a number, such as `write_errs 0`.
 fn sum(text: &str) -> Option<f64> {
     let numbers = text.lines().map(|line| line.split_ascii_whitespace().next_back()?.parse::<f64>().ok());
     numbers.sum::<Option<f64>>().filter(|_| !text.trim().is_empty())
@@ -77,7 +77,7 @@ fn sum(text: &str) -> Option<f64> {
 fn tell(disk: String, series: &Series<'_>, when: Option<u64>, look: &mut Look) {
     let now = match series.reading() {
         Ok(Some(now)) => now,
-        // Unmounted since: what is not mounted has no errors to tell.
+        // The file system has been unmounted and has no errors to report.
         Ok(None) => return,
         Err(failure) => return look.could_not(failure),
     };
@@ -87,7 +87,7 @@ fn tell(disk: String, series: &Series<'_>, when: Option<u64>, look: &mut Look) {
     };
     let entity = Entity::new(EntityKind::Disk, disk);
     look.metric(Metric::count("file_system_errors", entity.clone(), count));
-    // The number outlives a boot, so a first look has nothing to compare with.
+    // The count survives a reboot, so the first reading has nothing to compare with.
     let looks = series.points.iter().filter(|point| point.text.is_some()).count();
     let grown = if looks > 1 { series.growth_of(DAY, sum).map_or(0.0, |growth| growth.by) } else { 0.0 };
     if grown > 0.0 {

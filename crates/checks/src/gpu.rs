@@ -1,11 +1,11 @@
-//! What NVIDIA's driver says of the GPUs of a machine, by name, and how checks read it.
+//! Access to the GPU fields that NVIDIA's driver reports, by name.
 //!
-//! A check asks for fields by name ([`crate::probe::Probe::Gpu`]); the runner knows which call of NVML brings each, and
-//! takes the same names from `nvidia-smi` where the library cannot be used. A field that a GPU does not have is not the
-//! same as one that could not be read, and neither is a number.
+//! A check requests fields by name ([`crate::probe::Probe::Gpu`]). The runner maps each name to an NVML call, or reads
+//! it from `nvidia-smi` if the library cannot be used. A field that a GPU does not support differs from one that could
+//! not be read, and neither is a number.
 //!
 //! Names follow `nvidia-smi --help-query-gpu` where it has one. `*` in a name stands for every link: `nvlink.*.state`
-//! brings `nvlink.0.state`, `nvlink.1.state`, and so on.
+//! returns `nvlink.0.state`, `nvlink.1.state`, and so on.
 
 use doctor_core::{
     observation::{FailureKind, Look, Observation, ProbeFailure, Why},
@@ -15,11 +15,11 @@ use doctor_core::{
 pub use crate::gpu_answer::{Driver, Gpu, GpuAnswer, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, Reading};
 use crate::probe::ProbeOutput;
 
-/// The GPUs in a probe's output; or what to say where there are none to look at. A check begins with this.
+/// Returns the GPUs of a probe's output. A GPU check starts with this.
 ///
 /// # Errors
-/// With the observation that the check should return: not applicable on a machine without an NVIDIA GPU, could not
-/// look where the driver does not answer or knows no GPU although the bus has some.
+/// Returns the observation that the check should return: not applicable on a machine without an NVIDIA GPU; could not
+/// run if the driver does not answer, or lists no GPU although the bus has some.
 pub fn gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation> {
     let could_not = |kind, text: String| Observation::CouldNot(ProbeFailure::new(kind, text));
     let answer = match output {
@@ -40,7 +40,7 @@ pub fn gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation> {
     Ok(&answer.gpus)
 }
 
-/// Why one of these fields could not be read from a GPU that has it. `None`: it has none of them.
+/// Returns why one of these fields could not be read, or `None` if each was read or is not supported.
 pub fn unread(gpu: &Gpu, fields: &[&str]) -> Option<ProbeFailure> {
     let because = |kind, text: String| ProbeFailure::new(kind, format!("{}: {text}", gpu.entity()));
     fields.iter().find_map(|field| match gpu.get(field) {
@@ -50,8 +50,8 @@ pub fn unread(gpu: &Gpu, fields: &[&str]) -> Option<ProbeFailure> {
     })
 }
 
-/// Looks at one GPU after the other. `see` puts what it finds into the look, and nothing for a GPU that has no such
-/// thing; `nothing` says what it means if no GPU has.
+/// Calls `see` for each GPU, to add its metrics and events; for a GPU without the feature, `see` adds nothing. If no
+/// GPU has the feature, the result is not applicable with the text `nothing`.
 pub fn each(output: Option<&ProbeOutput>, nothing: &str, mut see: impl FnMut(&Gpu, &mut Look)) -> Observation {
     let gpus = match gpus(output) {
         Ok(gpus) => gpus,
@@ -64,7 +64,7 @@ pub fn each(output: Option<&ProbeOutput>, nothing: &str, mut see: impl FnMut(&Gp
     look.or(not_applicable("not-supported", nothing))
 }
 
-/// A number of a GPU that has it. That it could not be read is told to `look`.
+/// Returns a numeric field if the GPU supports it. Records a failure to read it in `look`.
 pub fn read_number(gpu: &Gpu, field: &str, look: &mut Look) -> Option<f64> {
     match gpu.get(field) {
         Some(Reading::Number(value)) => Some(*value),
@@ -81,7 +81,7 @@ pub fn read_number(gpu: &Gpu, field: &str, look: &mut Look) -> Option<f64> {
     }
 }
 
-/// The same for a text. An empty one says nothing.
+/// Like [`read_number`], for text. Empty text counts as unreadable.
 pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut Look) -> Option<&'a str> {
     match gpu.get(field) {
         Some(Reading::Text(text)) if !text.trim().is_empty() => Some(text.trim()),
@@ -100,8 +100,8 @@ pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut Look) -> Option<&'a s
     }
 }
 
-/// The same for a numbered family: every number that it has. Where the family itself would not tell, the runner puts
-/// the failure under the name that was asked for, `nvlink.*.state`.
+/// Like [`read_number`], for all members of a numbered family. If the family itself cannot be read, the runner records
+/// the failure under the requested name, `nvlink.*.state`.
 pub fn read_numbered(gpu: &Gpu, family: &str, what: &str, look: &mut Look) -> Vec<(u32, f64)> {
     let asked = format!("{family}.*.{what}");
     if matches!(gpu.get(&asked), Some(Reading::Failed { .. })) {
@@ -114,18 +114,18 @@ pub fn read_numbered(gpu: &Gpu, family: &str, what: &str, look: &mut Look) -> Ve
     gpu.numbered(family, what).filter_map(&mut read).collect()
 }
 
-/// What a check says on a machine that has nothing of its kind.
+/// The observation of a GPU check on a machine without GPUs.
 pub fn no_gpu() -> Observation {
     not_applicable("no-gpu", "there is no NVIDIA GPU on the PCI bus")
 }
 
-/// A fixed reason for having nothing to look at.
+/// Returns a "not applicable" observation with a fixed reason.
 pub fn not_applicable(code: &'static str, text: impl Into<String>) -> Observation {
     Observation::NotApplicable(Why { code: ReasonCode::fixed(code), text: text.into() })
 }
 
-/// The same part of the bus, however it is written: `00000000:18:00.0`, `0000:18:00.0`, `0000:18:00`, `PCI:0000:18:00`.
-/// As the kernel writes it, in lower case. `None` if it is no bus id.
+/// Normalises a PCI bus id to the kernel's lower-case form. Accepts `00000000:18:00.0`, `0000:18:00.0`, `0000:18:00`
+/// and `PCI:0000:18:00`. Returns `None` if the text is not a bus id.
 pub fn bus_id(text: &str) -> Option<String> {
     let text = text.trim().strip_prefix("PCI:").unwrap_or(text.trim());
     let mut parts = text.split(':');
@@ -147,7 +147,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// An answer as NVML would give it: one list of fields for each GPU.
+    /// An answer like NVML's: one list of fields for each GPU.
     pub(crate) fn answer(gpus: &[&[(&str, Reading)]]) -> ProbeOutput {
         let bus = |index: usize| format!("0000:{:02x}:00.0", 0x18 + index);
         let gpu = |(index, fields): (usize, &&[(&str, Reading)])| Gpu {
@@ -162,7 +162,7 @@ pub(crate) mod tests {
         })
     }
 
-    /// What every machine without a GPU says.
+    /// The answer on a machine without a GPU.
     pub(crate) fn none() -> ProbeOutput {
         let missing = ProbeFailure::new(FailureKind::Missing, "libnvidia-ml.so.1: not found");
         ProbeOutput::Gpus(GpuAnswer { on_pci: Vec::new(), driver: Err(missing), gpus: Vec::new() })
@@ -176,12 +176,12 @@ pub(crate) mod tests {
         Reading::Text(text.to_owned())
     }
 
-    /// What every call says of a GPU that has fallen off the bus.
+    /// The result of every call for a GPU that has fallen off the bus.
     pub(crate) fn lost() -> Reading {
         Reading::Failed { code: NVML_GPU_IS_LOST, text: "GPU is lost".to_owned() }
     }
 
-    /// Two GPUs on the bus and a driver that says this instead of an answer.
+    /// Two GPUs on the bus and a driver that fails with this error.
     pub(crate) fn deaf(kind: FailureKind, text: &str) -> ProbeOutput {
         ProbeOutput::Gpus(GpuAnswer {
             on_pci: vec!["0000:18:00.0".to_owned(), "0000:19:00.0".to_owned()],

@@ -1,28 +1,28 @@
-//! The answer of NVIDIA's driver about the GPUs of a machine: which there are, and each field by its name.
+//! The answer of NVIDIA's driver to a query: the machine's GPUs and the requested fields of each.
 
 use doctor_core::observation::{Entity, EntityKind, ProbeFailure};
 use serde::{Deserialize, Serialize};
 
-/// The answer to one question about all GPUs.
+/// The answer to one query about all GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuAnswer {
-    /// NVIDIA GPUs on the PCI bus, by bus id as the kernel writes it (`0000:18:00.0`), whatever the driver says.
+    /// NVIDIA GPUs on the PCI bus, by bus id in the kernel's format (`0000:18:00.0`), independent of the driver.
     pub on_pci: Vec<String>,
-    /// Why the driver could not be asked at all, if it could not.
+    /// The driver, or why it could not be queried.
     pub driver: Result<Driver, ProbeFailure>,
-    /// Those that the driver knows, in its order.
+    /// The GPUs that the driver lists, in its order.
     pub gpus: Vec<Gpu>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Driver {
-    /// `570.124.06`
+    /// Such as `570.124.06`.
     pub version: String,
-    /// `12.8`
+    /// Such as `12.8`.
     pub cuda: Option<String>,
-    /// Who was asked: `nvml` or `nvidia-smi`.
+    /// The interface that answered: `nvml` or `nvidia-smi`.
     pub asked: String,
 }
 
@@ -30,33 +30,34 @@ pub struct Driver {
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
     pub index: u32,
-    /// As the kernel writes it: `0000:18:00.0`. Empty if even that could not be read.
+    /// In the kernel's format: `0000:18:00.0`. Empty if it could not be read.
     pub bus: String,
-    /// In the order in which they were asked for, links in the order of their numbers.
+    /// In the requested order, links in numerical order.
     pub fields: Vec<(String, Reading)>,
 }
 
-/// What became of one field.
+/// The result of reading one field.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reading {
     Number(f64),
     Text(String),
-    /// This GPU or this driver has no such thing.
+    /// This GPU or this driver does not support the field.
     NotSupported,
-    /// It has, and would not tell. The code is NVML's, such as 15 for a GPU that is lost.
+    /// Reading the field failed. The code is NVML's, such as 15 for a GPU that is lost.
     Failed {
         code: u32,
         text: String,
     },
 }
 
-/// NVML's codes that say something about the GPU and not about the question.
+/// NVML's error codes that describe the GPU's state and not the query.
 pub const NVML_GPU_IS_LOST: u32 = 15;
 pub const NVML_RESET_REQUIRED: u32 = 16;
 
 impl Gpu {
-    /// Parts are named by bus id, which kernel log, PCI and NVML agree on; indices change when a GPU is lost.
+    /// Returns the entity, named by bus id: kernel log, PCI and NVML agree on it, while indices change when a GPU is
+    /// lost.
     pub fn entity(&self) -> Entity {
         Entity::new(EntityKind::Gpu, if self.bus.is_empty() { self.index.to_string() } else { self.bus.clone() })
     }
@@ -79,7 +80,7 @@ impl Gpu {
         }
     }
 
-    /// Every field of a numbered family with its number: `links("nvlink", "state")` for `nvlink.*.state`.
+    /// Returns every field of a numbered family with its number: `numbered("nvlink", "state")` for `nvlink.*.state`.
     pub fn numbered<'a>(&'a self, family: &'a str, what: &'a str) -> impl Iterator<Item = (u32, &'a Reading)> {
         self.fields.iter().filter_map(move |(name, reading)| {
             let (number, rest) = name.strip_prefix(family)?.strip_prefix('.')?.split_once('.')?;

@@ -1,17 +1,18 @@
-//! gpu-clocks: may each GPU run as fast as it was built to?
+//! gpu-clocks: may each GPU run at its full clock rate?
 //!
-//! What it does: compares each GPU's application clocks with their defaults, and its highest clocks with those of GPUs
+//! What it does: compares each GPU's application clocks with their defaults, and its maximum clocks with those of GPUs
 //! of the same model in this node.
 //!
-//! Why it matters: clocks that somebody lowered for a benchmark and forgot, or a board with another limit than its
-//! neighbours, slow every job that spans them. The GPU is well and says so.
+//! Why it matters: clocks that were lowered for a benchmark and forgotten, or a board with another limit than its
+//! neighbours, slow every job that spans them. The GPU reports no error.
 //!
-//! What to do: both findings are `monitor`. `nvidia-smi -q -d CLOCK -i BUS` shows all of them.
-//! - `clocks-lowered`: `nvidia-smi -i BUS -rac` puts application clocks back; `nvidia-smi -i BUS -rgc` and `-rmc` take
-//!   locked clocks away.
-//! - `clocks-differ`: the highest clock is not that of its neighbours. Compare VBIOS (`gpu-versions`); ask the vendor.
+//! What to do: both findings are `monitor`. `nvidia-smi -q -d CLOCK -i BUS` shows all clocks.
+//! - `clocks-lowered`: `nvidia-smi -i BUS -rac` resets application clocks; `nvidia-smi -i BUS -rgc` and `-rmc` remove
+//!   locked clocks.
+//! - `clocks-differ`: the maximum clock differs from that of its neighbours. Compare VBIOS versions (`gpu-versions`);
+//!   ask the vendor.
 //!
-//! Not applicable where GPUs tell no clocks.
+//! Not applicable where GPUs report no clocks.
 
 use doctor_core::observation::{Event, Look, Metric, Observation, Unit};
 
@@ -39,7 +40,7 @@ pub(crate) const CHECK: Check =
 const NAME: &str = "name";
 const MAX_SM: &str = "clocks.max.sm";
 const MAX_MEMORY: &str = "clocks.max.mem";
-/// What is set, what is usual, and how to call it.
+/// The current setting, its default, and a name for messages.
 const APPLICATION: [(&str, &str, &str); 2] = [
     ("clocks.applications.graphics", "clocks.default_applications.graphics", "graphics"),
     ("clocks.applications.memory", "clocks.default_applications.memory", "memory"),
@@ -76,7 +77,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     look.or(not_applicable("not-supported", "no GPU here tells its clocks"))
 }
 
-/// Newer drivers have no application clocks any more.
+/// Newer drivers have no application clocks.
 fn lowered(gpu: &Gpu, look: &mut Look) {
     for (set, usual, what) in APPLICATION {
         let (set, usual) = (read_number(gpu, set, look), read_number(gpu, usual, look));
@@ -106,7 +107,7 @@ mod tests {
         FIELDS.into_iter().zip([t(name)].into_iter().chain(values.map(n))).collect()
     }
 
-    /// As an H200 says, driver 580.159.04, 2026-11-15.
+    /// Values of an H200, driver 580.159.04, 2026-11-15.
     fn h200() -> Vec<(&'static str, Reading)> {
         gpu("NVIDIA H200", [1980.0, 3201.0, 1980.0, 1980.0, 3201.0, 3201.0])
     }
@@ -133,7 +134,7 @@ mod tests {
         assert_eq!(look(&[h200(), gone]), ["inconclusive failed"]);
         let silent: Vec<_> = FIELDS.into_iter().map(|field| (field, Reading::NotSupported)).collect();
         assert_eq!(look(&[silent]), ["not-applicable not-supported"]);
-        // A newer driver: no application clocks.
+        // A newer driver, without application clocks.
         let mut newer = h200();
         newer[3..].iter_mut().for_each(|(_, reading)| *reading = Reading::NotSupported);
         assert_eq!(look(&[newer]), ["pass within-limits"]);

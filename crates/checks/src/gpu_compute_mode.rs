@@ -1,15 +1,15 @@
 //! gpu-compute-mode: may programs compute on each GPU?
 //!
-//! What it does: reads each GPU's compute mode: open to all programs, to one at a time, or to none.
+//! What it does: reads each GPU's compute mode: open to all processes, to one at a time, or to none.
 //!
-//! Why it matters: a GPU whose mode was set to `Prohibited` or `Exclusive_Process` for a test and forgotten refuses
-//! the second process, or every one (`CUDA-capable device(s) is/are busy or unavailable`), while all its figures are
-//! well.
+//! Why it matters: a GPU whose mode was set to `Prohibited` or `Exclusive_Process` for a test and not reset refuses the
+//! second process, or every process (`CUDA-capable device(s) is/are busy or unavailable`), while all its readings look
+//! healthy.
 //!
-//! What to do: `compute-mode` is `monitor`. `nvidia-smi -i BUS -c DEFAULT` opens it again.
+//! What to do: `compute-mode` is `monitor`. `nvidia-smi -i BUS -c DEFAULT` resets it.
 //!
-//! Parameters: `mode`, `"default"` (built in), `"exclusive-process"` or `"prohibited"`, for a site that sets another
-//! one on purpose. Not applicable where GPUs have no such mode.
+//! Parameters: `mode`, `"default"` (the default), `"exclusive-process"` or `"prohibited"`, for a site that sets another
+//! mode on purpose. Not applicable where GPUs have no such mode.
 
 use doctor_core::observation::{Event, FailureKind, Metric, Observation, ProbeFailure};
 
@@ -34,7 +34,7 @@ pub(crate) const CHECK: Check =
 
 const MODE: &str = "compute_mode";
 
-/// By NVML's number. The second has not been in use for a decade.
+/// Indexed by NVML's number. The second has not been in use for a decade.
 const MODES: [&str; 4] = ["default", "exclusive-thread", "prohibited", "exclusive-process"];
 
 fn probes(_: &Params) -> Vec<Probe> {

@@ -1,20 +1,20 @@
-//! gpu-count: are there as many GPUs as this machine type has?
+//! gpu-count: does the node have as many GPUs as its machine type?
 //!
-//! What it does: counts the GPUs that the PCI bus or the driver knows of and holds the number against the machine
-//! type's profile. Whether each of them can be used is for `gpu-presence`; a GPU is counted here also when it is ill,
-//! or when the driver does not answer at all.
+//! What it does: counts the GPUs that the PCI bus or the driver lists and compares the number with the machine profile.
+//! A GPU counts even if it is faulty, or if the driver does not answer; `gpu-presence` checks whether each is usable.
 //!
-//! Why it matters: a GPU that is dead enough is on no bus and in no list; nothing but the number shows it. A job that
-//! asks for the whole node then waits for ever.
+//! Why it matters: a GPU that has failed completely is on no bus and in no list; only the count shows it. A job that
+//! requests the whole node then waits forever.
 //!
-//! What to do: `gpu-count` is `reboot`: a GPU that fell off the bus often comes back with a boot, which is what NVIDIA
-//! advises for Xid 79. If the number is still wrong afterwards the case goes on to replacement. `lspci -d 10de: -nn`
-//! shows what the bus has; `journalctl -k -b -1 -g "fallen off the bus"` shows the moment it was lost.
+//! What to do: `gpu-count` is `reboot`: a GPU that fell off the bus often returns after a reboot, which NVIDIA advises
+//! for Xid 79. If the number is still wrong afterwards, the case escalates to replacement. `lspci -d 10de: -nn` shows
+//! the devices on the bus; `journalctl -k -b -1 -g "fallen off the bus"` shows when the GPU was lost.
 //!
-//! Without a profile for this machine type the number cannot be judged and the check says so (`no-limit`); it does not
-//! pass. `doctor-node profile learn` writes a profile from a healthy node; a rule `gpu-count` with `below = 8` in the
-//! policy does without one. A machine with NVIDIA's library but without a GPU is counted too: it may have lost them
-//! all. Set `gpu_count = 0` in the profile of such machines. Not applicable where neither GPU nor library is there.
+//! Without a profile for this machine type there is nothing to compare with, and the verdict is inconclusive
+//! (`no-limit`). `doctor-node profile learn` writes a profile from a healthy node; alternatively, a rule `gpu-count`
+//! with `below = 8` in the policy needs no profile. A machine with NVIDIA's library but without a GPU is counted too,
+//! because it may have lost all of them: set `gpu_count = 0` in the profile of such machines. Not applicable where
+//! there is neither GPU nor library.
 
 use std::collections::BTreeSet;
 
@@ -55,9 +55,9 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let place = |text: &String| bus_id(text).unwrap_or_else(|| text.clone());
     let mut there: BTreeSet<String> = answer.on_pci.iter().map(place).collect();
     there.extend(answer.gpus.iter().map(|gpu| place(&gpu.entity().id)));
-    // A GPU that could not tell its place is one of those on the bus.
+    // A GPU that could not report its bus id is one of those on the bus.
     let count = there.len().min(answer.on_pci.len().max(answer.gpus.len()));
-    // The library without a GPU: its kernel module does not load without one, so all of them may be gone.
+    // The library without a GPU: its kernel module does not load without one, so all of them may be lost.
     if count == 0 && !has_library {
         return no_gpu();
     }

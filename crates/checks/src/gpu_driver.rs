@@ -1,22 +1,22 @@
 //! gpu-driver: does NVIDIA's driver answer?
 //!
-//! What it does: asks the driver through its library (NVML), and looks whether the kernel has the driver loaded
-//! (`/proc/driver/nvidia/gpus`). What each GPU says is for other checks.
+//! What it does: queries the driver through its library (NVML), and checks whether the kernel module is loaded
+//! (`/proc/driver/nvidia/gpus`). Other checks evaluate what each GPU reports.
 //!
-//! Why it matters: when the driver does not answer, no job can use a GPU, and no other check can see anything: a node
-//! whose driver hangs looks quiet, not ill. A driver that hangs also holds every process that touches it.
+//! Why it matters: when the driver does not answer, no job can use a GPU and no other check sees anything: a node whose
+//! driver hangs looks quiet, not faulty. A hung driver also blocks every process that calls it.
 //!
-//! What to do: log in and run `timeout 20 nvidia-smi`; `journalctl -k -g NVRM` says why.
-//! - `driver-hung` is `reboot`, twice in a row: the driver did not answer in time. Its callers are stuck in the kernel
-//!   and cannot be killed (`ps -eo pid,stat,wchan:30,comm | grep ' D'`); only a boot frees them.
-//! - `driver-mismatch` is `reboot`: the library was upgraded and the kernel still has the old module loaded. On a
-//!   drained node `rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia` does as well.
-//! - `driver-not-loaded` is `reboot`: GPUs are on the bus and the module is not loaded. If it stays so after a boot,
-//!   it was not built for this kernel (`dkms status`, `modprobe -v nvidia`), or `nouveau` has taken the GPUs
-//!   (`lsmod`).
+//! What to do: log in and run `timeout 20 nvidia-smi`; `journalctl -k -g NVRM` shows why.
+//! - `driver-hung` is `reboot`, confirmed by a second failure: the driver did not answer in time. Its callers are stuck
+//!   in the kernel and cannot be killed (`ps -eo pid,stat,wchan:30,comm | grep ' D'`); only a reboot frees them.
+//! - `driver-mismatch` is `reboot`: the library was upgraded while the kernel still has the old module loaded. On a
+//!   drained node, `rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia` works as well.
+//! - `driver-not-loaded` is `reboot`: GPUs are on the bus and the module is not loaded. If this persists after a
+//!   reboot, the module was not built for this kernel (`dkms status`, `modprobe -v nvidia`), or `nouveau` has claimed
+//!   the GPUs (`lsmod`).
 //!
-//! Inconclusive, and never a pass, where the library is not installed, where this program may not ask, or where the
-//! driver says something else. Not applicable without an NVIDIA GPU on the bus.
+//! Inconclusive, and never a pass, where the library is not installed, where this program lacks permission, or where
+//! the driver returns another error. Not applicable without an NVIDIA GPU on the bus.
 
 use doctor_core::observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure};
 
@@ -51,7 +51,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let is_absent = matches!(outputs.get(1), Some(ProbeOutput::Failed(f)) if f.kind == FailureKind::Missing);
     let answer = match outputs.first() {
         Some(ProbeOutput::Gpus(answer)) => answer,
-        // The bus could not be asked either, but a driver that is loaded and silent hangs.
+        // The bus could not be read either, but a driver that is loaded and does not answer hangs.
         Some(ProbeOutput::Failed(failure)) if loaded && hangs(failure.kind) => return hung(failure),
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
         _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "no answer about GPUs")),
@@ -81,7 +81,7 @@ const fn hangs(kind: FailureKind) -> bool {
     matches!(kind, FailureKind::TimedOut | FailureKind::Abandoned)
 }
 
-/// NVML's words and those of nvidia-smi, in whatever case.
+/// Matches the error texts of NVML and nvidia-smi, ignoring case.
 fn says(failure: &ProbeFailure, words: &str) -> bool {
     failure.text.to_ascii_lowercase().contains(words)
 }

@@ -1,18 +1,18 @@
-//! gpu-ecc-corrected: does a GPU correct more memory errors than is usual?
+//! gpu-ecc-corrected: does a GPU correct unusually many memory errors?
 //!
-//! What it does: reads each GPU's corrected ECC errors since the driver was loaded or the GPU was reset, of SRAM and
-//! of DRAM.
+//! What it does: reads each GPU's corrected ECC errors of SRAM and DRAM since the driver was loaded or the GPU was
+//! reset.
 //!
-//! Why it matters: corrected errors harm no job; that is what ECC is for. Very many of them on one GPU announce errors
-//! that will not be corrected, and cost a little bandwidth.
+//! Why it matters: corrected errors harm no job; that is what ECC is for. Very many of them on one GPU precede
+//! uncorrectable errors, and cost some bandwidth.
 //!
-//! What to do: nothing at once, both findings are `monitor`. Watch `gpu-row-remap` and `gpu-ecc-volatile` of the same
-//! GPU; give the number to the vendor when one of those fails. The limits are those of Azure's node health check.
+//! What to do: no immediate action, both findings are `monitor`. Watch `gpu-row-remap` and `gpu-ecc-volatile` of the
+//! same GPU; give the number to the vendor when one of those fails. The limits are those of Azure's node health check.
 //! - `ecc-corrected-sram`: more than 10,000.
 //! - `ecc-corrected-dram`: more than 20,000,000.
 //!
-//! What the board counted before its last reset is not judged: a bad day last month does not fail the node today. Not
-//! applicable where no GPU tells SRAM from DRAM (before Ampere) or ECC is off.
+//! Errors before the last reset do not count: a bad day last month does not fail the node today. Not applicable where
+//! no GPU distinguishes SRAM from DRAM (before Ampere) or ECC is off.
 
 use doctor_core::observation::{Metric, Observation};
 
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(look(&[[n(0.0), n(2e7 + 1.0)]]), ["fail ecc-corrected-dram monitor gpu:0000:18:00.0"]);
     }
 
-    // The counts of the board's life are not even asked for.
+    // The check does not read the lifetime counters.
     #[test]
     fn a_counter_of_last_month_does_not_fail_today() {
         let asked = probes(&Params::new());

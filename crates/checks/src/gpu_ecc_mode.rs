@@ -1,16 +1,17 @@
-//! gpu-ecc-mode: is ECC on where GPUs have it?
+//! gpu-ecc-mode: is ECC enabled where GPUs support it?
 //!
 //! What it does: reads whether each GPU uses error correction now and after its next reset.
 //!
-//! Why it matters: without ECC a flipped bit is neither corrected nor counted. The job goes on with wrong numbers, and
-//! every other check of GPU memory sees nothing.
+//! Why it matters: without ECC a flipped bit is neither corrected nor counted. The job continues with wrong numbers,
+//! and every other check of GPU memory sees nothing.
 //!
 //! What to do: both findings are `monitor`; the GPU works.
-//! - `ecc-mode-wrong`: ECC is off (or on, where this site wants it off). `nvidia-smi -i BUS --ecc-config=1` and a
-//!   reset on a drained node. DCGM calls it a matter of configuration too.
-//! - `ecc-mode-pending`: somebody changed the mode and the GPU was not reset since; it will come up changed.
+//! - `ecc-mode-wrong`: ECC is off (or on, where this site wants it off). Run `nvidia-smi -i BUS --ecc-config=1` and
+//!   reset the GPU on a drained node. DCGM also classifies this as a configuration error.
+//! - `ecc-mode-pending`: the mode was changed and the GPU has not been reset since; the change takes effect at the next
+//!   reset.
 //!
-//! Parameters: `mode`, `"on"` (built in) or `"off"`. Not applicable where no GPU has ECC.
+//! Parameters: `mode`, `"on"` (the default) or `"off"`. Not applicable where no GPU has ECC.
 
 use doctor_core::observation::{Event, Metric, Observation};
 

@@ -1,17 +1,17 @@
 //! gpu-ecc-sram: has the on-chip memory of a GPU had more errors than NVIDIA accepts?
 //!
-//! What it does: reads the flag that the driver raises when uncorrected errors of SRAM (caches, registers, shared
-//! memory) passed NVIDIA's threshold over the life of the board, and their number.
+//! What it does: reads the flag that the driver sets when the uncorrected errors of SRAM (caches, registers, shared
+//! memory) exceed NVIDIA's threshold over the lifetime of the board, and their number.
 //!
-//! Why it matters: DRAM has spare rows, SRAM has not. A cell that keeps failing can not be taken out of use, and ends
+//! Why it matters: DRAM has spare rows, SRAM has not. A cell that keeps failing cannot be taken out of use, and ends
 //! one job after the other.
 //!
-//! What to do: `sram-threshold` is `isolate`: keep the node out, run the field diagnostic and open a return; this flag
-//! is NVIDIA's own criterion (DCGM error 118). A reset does not clear it. `nvidia-smi -q -d ECC -i BUS` tells the unit
-//! (`SRAM L2`, `SRAM SM`, …).
+//! What to do: `sram-threshold` is `isolate`: keep the node out of service, run the field diagnostic and request a
+//! return; this flag is NVIDIA's own criterion (DCGM error 118). A reset does not clear it.
+//! `nvidia-smi -q -d ECC -i BUS` shows the unit (`SRAM L2`, `SRAM SM`, …).
 //!
-//! The number alone is shown and not judged: single errors by cosmic rays are in every board's life. Not applicable
-//! where the driver has no such flag (older drivers, GPUs before Ampere): `gpu-ecc-volatile` still sees each error.
+//! The number alone is shown without a limit: every board has single errors caused by cosmic rays. Not applicable where
+//! the driver has no such flag (older drivers, GPUs before Ampere): `gpu-ecc-volatile` still detects each error.
 
 use doctor_core::observation::{Event, Metric, Observation};
 
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn the_flag_decides_and_an_old_error_does_not() {
-        // The first as an H200 says, driver 580.159.04, 2026-11-15; the others made by hand.
+        // The first is from an H200, driver 580.159.04, 2026-11-15; the others are made by hand.
         assert_eq!(look(&[[n(0.0), n(0.0)]]), ["pass within-limits"]);
         assert_eq!(look(&[[n(0.0), n(2.0)]]), ["pass within-limits"]);
         assert_eq!(look(&[[n(0.0), n(0.0)], [n(1.0), n(9.0)]]), ["fail sram-threshold isolate gpu:0000:19:00.0"]);

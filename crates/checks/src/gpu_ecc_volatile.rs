@@ -1,17 +1,17 @@
-//! gpu-ecc-volatile: has a GPU met memory errors that it could not correct, since it was last reset?
+//! gpu-ecc-volatile: has a GPU had uncorrectable memory errors since its last reset?
 //!
 //! What it does: reads each GPU's count of uncorrected ECC errors since the driver was loaded or the GPU was reset.
 //!
-//! Why it matters: an uncorrected error means that some program read wrong data. The driver ends that program, and on
+//! Why it matters: after an uncorrected error a program has read wrong data. The driver ends that program, and on
 //! Ampere and newer takes the memory out of use (`gpu-row-remap`), but the repair is only complete after a reset.
 //!
-//! What to do: `ecc-uncorrected` is `reset`: drain the node and run `nvidia-smi --gpu-reset -i BUS`. The count begins
-//! anew then, so an error of the past fails nobody for ever; if it comes back within days, the case goes on to
-//! replacement. `nvidia-smi -q -d ECC,ROW_REMAPPER -i BUS` tells SRAM from DRAM. NVIDIA's DCGM calls this error
-//! `isolate`, its catalogue of Xids (48, 94, 95) says reset; the reset comes first here.
+//! What to do: `ecc-uncorrected` is `reset`: drain the node and run `nvidia-smi --gpu-reset -i BUS`. This clears the
+//! count, so an old error does not fail the node forever; if it recurs within days, the case escalates to replacement.
+//! `nvidia-smi -q -d ECC,ROW_REMAPPER -i BUS` distinguishes SRAM from DRAM. NVIDIA's DCGM rates this error `isolate`,
+//! its Xid catalogue (48, 94, 95) recommends a reset; here the reset comes first.
 //!
-//! Errors of the whole life of the board are not judged here: see `gpu-ecc-sram` and `gpu-row-remap`. Not applicable
-//! where no GPU has ECC, or where it is switched off (`gpu-ecc-mode` tells that).
+//! Errors over the lifetime of the board are covered by `gpu-ecc-sram` and `gpu-row-remap`. Not applicable where no GPU
+//! has ECC, or where it is disabled (`gpu-ecc-mode` reports that).
 
 use doctor_core::observation::{Event, Metric, Observation};
 
@@ -46,7 +46,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         let Some(total) = read_number(gpu, TOTAL, look) else { return };
         look.metric(Metric::count("ecc_uncorrected_volatile", gpu.entity(), total));
         if total > 0.0 {
-            // Where they were is worth telling and not worth failing for: some drivers give the sum only.
+            // The breakdown is informative but not required: some drivers report only the sum.
             let parts = PARTS.iter().filter_map(|(field, name)| Some(format!("{name} {}", gpu.number(field)?)));
             let parts = parts.collect::<Vec<_>>().join(", ");
             let place = if parts.is_empty() { String::new() } else { format!(" ({parts})") };
@@ -81,7 +81,7 @@ mod tests {
         let well = || gpu(n(0.0), n(0.0), n(0.0));
         assert_eq!(look(&[well(), well()]), ["pass within-limits"]);
         assert_eq!(look(&[well(), gpu(n(3.0), n(1.0), n(2.0))]), ["fail ecc-uncorrected reset gpu:0000:19:00.0"]);
-        // A driver that gives the sum only.
+        // A driver that reports only the sum.
         let sum = gpu(n(3.0), Reading::NotSupported, Reading::NotSupported);
         assert_eq!(look(&[sum]), ["fail ecc-uncorrected reset gpu:0000:18:00.0"]);
     }

@@ -1,22 +1,21 @@
-//! gpu-fabric: has each GPU found its place in the NVLink fabric?
+//! gpu-fabric: is each GPU registered with the NVLink fabric?
 //!
 //! What it does: on GPUs that register with a fabric (Hopper and newer behind NVSwitch), reads whether registration
-//! was done and succeeded, and what the driver says of the fabric's health: bandwidth, routes, configuration.
+//! completed and succeeded, and the driver's report of the fabric's health: bandwidth, routes, configuration.
 //!
-//! Why it matters: a GPU that is not registered cannot run CUDA at all on such machines (error 802, "system not yet
-//! initialized"); one whose routes are ill is slow or dies in the next collective.
+//! Why it matters: on such machines an unregistered GPU cannot run CUDA at all (error 802, "system not yet
+//! initialized"); one with unhealthy routes is slow or fails in the next collective.
 //!
-//! What to do: `nvidia-smi -q -i BUS`, section Fabric, and the fabric manager's log (`/var/log/fabricmanager.log`; on
-//! GB200 that of the switch trays).
-//! - `fabric-not-ready` is `reset`, twice in a row: registration did not begin or does not end. Look at
-//!   `fabric-manager` first: without it nothing registers.
+//! What to do: see `nvidia-smi -q -i BUS`, section Fabric, and the fabric manager's log (`/var/log/fabricmanager.log`;
+//! on GB200 that of the switch trays).
+//! - `fabric-not-ready` is `reset`, confirmed by a second failure: registration did not start or does not complete.
+//!   Check `fabric-manager` first: without it nothing registers.
 //! - `fabric-failed` is `reset`: registration ended with an error.
-//! - `fabric-degraded` is `monitor`: less bandwidth than usual, or a route is being repaired.
-//! - `fabric-unhealthy` is `reset`: a route is broken, or the configuration is wrong (the text says which: no
-//!   partition, too few NVLinks, another chassis).
+//! - `fabric-degraded` is `monitor`: reduced bandwidth, or a route or a timed-out access is being recovered.
+//! - `fabric-unhealthy` is `reset`: a route is broken, or the configuration is wrong (the text shows how: no partition,
+//!   too few NVLinks, another chassis).
 //!
-//! Not applicable where GPUs register with no fabric (PCIe boards, A100, virtual machines that keep it from the
-//! guest).
+//! Not applicable where GPUs register with no fabric (PCIe boards, A100, virtual machines that hide it from the guest).
 
 use doctor_core::observation::{Event, FailureKind, Look, Metric, Observation, ProbeFailure};
 
@@ -90,8 +89,8 @@ fn registered(gpu: &Gpu, look: &mut Look) {
     }
 }
 
-/// The parts of NVML's `healthMask`: two bits each (0 not known, 1 yes, 2 no), and four for the configuration (0 not
-/// known, 1 right, else what is wrong).
+/// Decodes NVML's `healthMask`: fields of two bits (0 unknown, 1 yes, 2 no), and four bits for the configuration (0
+/// unknown, 1 right, others are errors).
 fn health(gpu: &Gpu, mask: u32) -> Vec<Event> {
     let is = |shift: u32| mask >> shift & 0x3 == 1;
     let seen = |code, text: &str| Event::seen(code, gpu.entity(), text);
@@ -134,7 +133,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    /// Everything "no", configuration right: what a healthy GB200 says.
+    /// All "no", configuration right: the mask of a healthy GB200.
     const HEALTHY: u32 = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8;
 
     fn look(gpus: &[[Reading; 3]]) -> Vec<String> {
@@ -151,7 +150,7 @@ mod tests {
     #[test]
     fn each_trouble_is_found_on_its_gpu() {
         assert_eq!(look(&[with(HEALTHY), with(0)]), ["pass within-limits"]);
-        // Hopper has no health to tell.
+        // Hopper reports no health mask.
         assert_eq!(look(&[[n(3.0), n(0.0), Reading::NotSupported]]), ["pass within-limits"]);
         for (gpu, line) in [
             ([n(1.0), n(0.0), n(0.0)], "fail fabric-not-ready reset gpu:0000:19:00.0"),
@@ -168,7 +167,7 @@ mod tests {
     #[test]
     fn a_gpu_without_a_fabric_is_not_one_that_would_not_tell() {
         assert_eq!(look(&[[n(0.0), n(0.0), n(0.0)]]), ["not-applicable not-supported"]);
-        // As an H200 in a virtual machine says, driver 580.159.04, 2026-11-15: N/A for all.
+        // An H200 in a virtual machine, driver 580.159.04, 2026-11-15: N/A for all.
         let none_at_all = [Reading::NotSupported, Reading::NotSupported, Reading::NotSupported];
         assert_eq!(look(&[none_at_all]), ["not-applicable not-supported"]);
         assert_eq!(look(&[with(HEALTHY), [lost(), lost(), lost()]]), ["inconclusive failed"]);

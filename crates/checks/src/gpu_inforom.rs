@@ -1,13 +1,14 @@
-//! gpu-inforom: is the small memory with each GPU's settings and history intact?
+//! gpu-inforom: is the memory with each GPU's settings and history intact?
 //!
-//! What it does: asks the driver to check the sum over each GPU's infoROM.
+//! What it does: has the driver verify the checksum of each GPU's infoROM.
 //!
 //! Why it matters: the infoROM holds the ECC mode, the list of bad memory rows and the board's identity. When it is
-//! corrupt, bad rows come back into use and the counters of errors mean nothing.
+//! corrupt, bad rows are used again and the error counters are meaningless.
 //!
-//! What to do: `inforom-corrupt` is `isolate`: keep the node out. `nvidia-smi -q -i BUS` warns of it (`infoROM is
-//! corrupted at gpu`). A power cycle (not only a boot) cures a part of them; the rest go back to the vendor, who alone
-//! can write it anew. Azure reports such machines as `HpcInforomCorruption`, DCGM asks for triage (error 9).
+//! What to do: `inforom-corrupt` is `isolate`: keep the node out of service. `nvidia-smi -q -i BUS` shows a warning
+//! (`infoROM is corrupted at gpu`). A power cycle (not only a reboot) cures some of them; return the others to the
+//! vendor, who alone can rewrite it. Azure reports such machines as `HpcInforomCorruption`, DCGM asks for triage (error
+//! 9).
 //!
 //! Not applicable where GPUs have no infoROM (consumer boards, virtual GPUs).
 
@@ -33,7 +34,7 @@ pub(crate) const CHECK: Check =
 
 const VALID: &str = "inforom.valid";
 
-/// NVML's own word for it, which it gives instead of an answer.
+/// NVML's error code for a corrupt infoROM, returned instead of a value.
 const NVML_CORRUPTED_INFOROM: u32 = 14;
 
 fn probes(_: &Params) -> Vec<Probe> {

@@ -1,17 +1,17 @@
-//! gpu-libraries: are the driver's libraries whole?
+//! gpu-libraries: are the driver's libraries intact?
 //!
-//! What it does: looks at the first bytes of every `libcuda.so.*` and `libnvidia-*.so.*` in the usual places. Each
-//! must be a program file (ELF), not an empty file and not a link that leads nowhere.
+//! What it does: reads the first bytes of every `libcuda.so.*` and `libnvidia-*.so.*` in the usual directories. Each
+//! must be an ELF file, not an empty file and not a dangling link.
 //!
-//! Why it matters: an installation that was cut short, or a full disk, leaves libraries of zero bytes. The driver is
-//! loaded and healthy; every container that mounts them fails with a message about some other file.
+//! Why it matters: an interrupted installation, or a full disk, leaves libraries of zero bytes. The driver is loaded
+//! and healthy; every container that mounts them fails with a message about some other file.
 //!
-//! What to do: `library-broken` is `isolate`: no job can use the GPUs, and neither a reset nor a boot writes the files
-//! anew. Install the driver's packages again (`apt install --reinstall libnvidia-compute-VERSION`, `dnf reinstall
-//! nvidia-driver-cuda-libs`), look at the disk that they were written to (`disk-space`), or make the node anew from
-//! its image. A dangling link alone is cured by `ldconfig`.
+//! What to do: `library-broken` is `isolate`: no job can use the GPUs, and neither a reset nor a reboot restores the
+//! files. Reinstall the driver's packages (`apt install --reinstall libnvidia-compute-VERSION`,
+//! `dnf reinstall nvidia-driver-cuda-libs`), check the disk that they were written to (`disk-space`), or reimage the
+//! node. If only a link is dangling, `ldconfig` cures it.
 //!
-//! Not applicable without a GPU, or where the libraries are kept elsewhere and the driver answers through them.
+//! Not applicable without a GPU, or where the libraries are elsewhere and the driver answers through them.
 
 use doctor_core::{
     observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
@@ -36,7 +36,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("gpu_libraries.rs")), rules: RULES, probes, interpret };
 
-/// Where Debian and Ubuntu, Red Hat and SUSE, and the container of the GPU operator put them.
+/// The directories of Debian and Ubuntu, of Red Hat and SUSE, and of the GPU operator's container.
 pub const PLACES: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -58,7 +58,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let Some((driver, lists)) = outputs.split_first() else {
         return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "nothing was looked at"));
     };
-    // A driver that does not answer may do so because of these files: they are looked at all the same.
+    // A driver that does not answer may do so because of these files: check them all the same.
     let silent = match gpus(Some(driver)) {
         Ok(_) => None,
         Err(Observation::CouldNot(failure)) => Some(failure),
@@ -95,13 +95,13 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     ))
 }
 
-/// What is wrong with a library, if anything.
+/// Returns the fault of a library, if any.
 fn fault(file: &FileText) -> Result<Option<&'static str>, ProbeFailure> {
     match &file.text {
         Ok(bytes) if bytes.trim().eq_ignore_ascii_case(ELF) => Ok(None),
         Ok(bytes) if bytes.trim().is_empty() => Ok(Some("is empty")),
         Ok(_) => Ok(Some("is no library")),
-        // It was found by name and could not be opened: a link to a file that is not there.
+        // The name was listed but the file could not be opened: a dangling link.
         Err(failure) if failure.kind == FailureKind::Missing => Ok(Some("leads nowhere")),
         Err(failure) => Err(failure.clone()),
     }

@@ -1,16 +1,15 @@
-//! gpu-memory-size: has each GPU the memory that its model has?
+//! gpu-memory-size: does each GPU have the memory size of its model?
 //!
-//! What it does: reads each GPU's memory and holds it against the machine type's profile.
+//! What it does: reads each GPU's memory size and compares it with the machine profile.
 //!
-//! Why it matters: a board of another model that came with a repair, or one that started with a part of its memory
-//! switched off, looks like its neighbours until a job needs the last gigabytes.
+//! Why it matters: a board of another model installed in a repair, or one that started with part of its memory
+//! disabled, looks like its neighbours until a job needs the last gigabytes.
 //!
-//! What to do: `gpu-memory-small` is `isolate`: under 98 % of the profile's. `nvidia-smi -q -d MEMORY -i BUS` and the
-//! product name tell which of the two it is; the board goes back to the vendor. With MIG, ECC on GDDR boards, or a
-//! larger reserve of a new driver the number changes a little, which the 2 % allow for.
+//! What to do: `gpu-memory-small` is `isolate`: less than 98 % of the profile's size. `nvidia-smi -q -d MEMORY -i BUS`
+//! and the product name show which of the two it is; return the board to the vendor. MIG, ECC on GDDR boards, or a
+//! larger reserve of a new driver change the size slightly, which the 2 % allow for.
 //!
-//! Without a profile the size cannot be judged and the check says so (`no-limit`). Not applicable where the GPU uses
-//! the host's memory.
+//! Without a profile the verdict is inconclusive (`no-limit`). Not applicable where the GPU uses the host's memory.
 
 use doctor_core::observation::{Metric, Observation, Unit};
 

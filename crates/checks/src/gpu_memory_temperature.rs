@@ -2,15 +2,15 @@
 //!
 //! What it does: reads the temperature of each GPU's HBM.
 //!
-//! Why it matters: HBM sits in stacks beside the chip and can be much hotter than it. Above its limit it makes errors,
-//! and the hardware slows the whole GPU down although the chip itself is cool.
+//! Why it matters: HBM is stacked next to the chip and can be much hotter than it. Above its limit it has errors, and
+//! the hardware throttles the whole GPU although the chip itself is cool.
 //!
-//! What to do: `gpu-memory-hot` is `monitor`, twice in a row: above 95 degrees, the highest that NVIDIA allows for the
-//! memory of A100 and H100 (`nvidia-smi -q -d TEMPERATURE`, "Memory Max Operating Temp" where the driver still prints
-//! it). Look at the cooling as for `gpu-temperature`. For boards with another limit put a rule with the id
-//! `gpu-memory-temperature` into the policy.
+//! What to do: `gpu-memory-hot` is `monitor`, confirmed by a second failure: above 95 degrees, the maximum that NVIDIA
+//! allows for the memory of A100 and H100 (`nvidia-smi -q -d TEMPERATURE`, "Memory Max Operating Temp" where the driver
+//! still prints it). Check the cooling as for `gpu-temperature`. For boards with another limit, add a rule with the id
+//! `gpu-memory-temperature` to the policy.
 //!
-//! Not applicable where no GPU tells it: GDDR boards such as L4 and L40 have no such sensor.
+//! Not applicable where no GPU reports it: GDDR boards such as L4 and L40 have no such sensor.
 
 use doctor_core::observation::{Metric, Observation, Unit};
 
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn hot_memory_is_found_and_memory_without_a_sensor_is_not_cool() {
-        // The first as an H200 says, driver 580.159.04, 2026-11-15.
+        // The first is from an H200, driver 580.159.04, 2026-11-15.
         assert_eq!(look(&[n(40.0), n(95.0)]), ["pass within-limits"]);
         assert_eq!(look(&[n(40.0), n(96.0)]), ["fail gpu-memory-hot monitor gpu:0000:19:00.0"]);
         assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);

@@ -1,18 +1,19 @@
-//! gpu-mig: are GPUs divided, or not divided, as this site wants?
+//! gpu-mig: are GPUs partitioned (MIG) as this site wants?
 //!
-//! What it does: reads each GPU's MIG mode as it is now and as it will be after a reset.
+//! What it does: reads each GPU's MIG mode now and after its next reset.
 //!
-//! Why it matters: a GPU left in MIG mode has no NVLink and shows no whole device: jobs for whole GPUs do not start on
-//! it, and the deep tests (DCGM level 3 and 4, NCCL) cannot run. A change that waits for a reset surprises whoever
-//! boots the node next.
+//! Why it matters: a GPU left in MIG mode has no NVLink and no whole device: jobs for whole GPUs do not start on it,
+//! and the deep tests (DCGM level 3 and 4, NCCL) cannot run. A pending change takes effect unexpectedly at the next
+//! reboot.
 //!
-//! What to do: all findings are `monitor`; the GPU is well.
-//! - `mig-mode`: not the mode of the parameter. `nvidia-smi -i BUS -mig 0` (or `1`) on a drained node, then a reset.
-//! - `mig-mixed`: without the parameter: some GPUs of the node are divided and others are not.
-//! - `mig-pending`: the mode was changed and the GPU was not reset since.
+//! What to do: all findings are `monitor`; the GPU is healthy.
+//! - `mig-mode`: differs from the parameter. Run `nvidia-smi -i BUS -mig 0` (or `1`) on a drained node, then reset the
+//!   GPU.
+//! - `mig-mixed`: without the parameter, some GPUs of the node are partitioned and others are not.
+//! - `mig-pending`: the mode was changed and the GPU has not been reset since.
 //!
-//! Parameters: `mode`, `"off"`, `"on"` or `"mixed"`. Without it all GPUs of a node should be alike. Not applicable
-//! where no GPU can be divided.
+//! Parameters: `mode`, `"off"`, `"on"` or `"mixed"`. Without it, all GPUs of a node must have the same mode. Not
+//! applicable where no GPU supports MIG.
 
 use doctor_core::observation::{Entity, Event, Look, Metric, Observation};
 
@@ -87,7 +88,7 @@ const fn word(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// Whether it is divided now.
+/// Returns whether MIG is on.
 fn mode(gpu: &Gpu, look: &mut Look) -> Option<bool> {
     let (current, pending) = (read_number(gpu, CURRENT, look), read_number(gpu, PENDING, look));
     let (on, will_be) = (current? != 0.0, pending? != 0.0);

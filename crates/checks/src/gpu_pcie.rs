@@ -1,19 +1,19 @@
-//! gpu-pcie: has each GPU the full width and speed of its PCIe slot?
+//! gpu-pcie: does each GPU have the full width and speed of its PCIe slot?
 //!
-//! What it does: holds each GPU's PCIe link against the best that GPU and slot can do together. The width is judged
-//! always, the generation only while the GPU works (P0 and not idle): an idle GPU lowers it to save power, and that is
-//! no fault.
+//! What it does: compares each GPU's PCIe link with the maximum that GPU and slot support. The width is always checked,
+//! the generation only while the GPU is busy (P0 and not idle): an idle GPU lowers it to save power, which is not a
+//! fault.
 //!
-//! Why it matters: a slot that came up with 8 lanes instead of 16 halves what the GPU can load and what it can send to
-//! the network card. Training runs, slower than on every other node, and no log says why.
+//! Why it matters: a slot that trained at 8 lanes instead of 16 halves the GPU's bandwidth to the host and to the
+//! network adapter. Training runs slower than on every other node, and no log shows why.
 //!
-//! What to do: `lspci -vv -s BUS | grep LnkSta` shows the same from the bus (`downgraded`); look at the bridges above
-//! it too (`lspci -t`).
-//! - `pcie-width` is `reboot`, twice in a row: the link is trained anew at boot. If it comes back narrow, the board
-//!   wants to be reseated or replaced: hand it over.
-//! - `pcie-generation` is `reboot`, twice in a row: the same for its speed under load.
+//! What to do: `lspci -vv -s BUS | grep LnkSta` shows the link from the bus (`downgraded`); check the bridges above it
+//! too (`lspci -t`).
+//! - `pcie-width` is `reboot`, confirmed by a second failure: the link is retrained at boot. If it is still narrow, the
+//!   board must be reseated or replaced: open a repair case.
+//! - `pcie-generation` is `reboot`, confirmed by a second failure: the same for its speed under load.
 //!
-//! Not applicable where GPUs have no PCIe link to tell of (some virtual machines, Grace boards).
+//! Not applicable where GPUs report no PCIe link (some virtual machines, Grace boards).
 
 use doctor_core::observation::{Event, Look, Metric, Observation};
 
@@ -65,13 +65,13 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     })
 }
 
-/// What it is and what it could be. A zero says that there is no such link.
+/// Returns the current and the maximum value. Zero means that there is no such link.
 fn pair(gpu: &Gpu, fields: [&str; 2], look: &mut Look) -> Option<[f64; 2]> {
     let [current, best] = fields.map(|field| read_number(gpu, field, look));
     Some([current.filter(|value| *value > 0.0)?, best.filter(|value| *value > 0.0)?])
 }
 
-/// Whether it is at full clocks and busy. Where that is not known it is not held against the GPU.
+/// Returns whether the GPU is at full clocks and busy. Unknown counts as no, in the GPU's favour.
 fn works(gpu: &Gpu) -> bool {
     gpu.number(STATE) == Some(0.0) && gpu.number(LOAD).is_some_and(|percent| percent > 0.0)
 }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_narrow_link_is_found_and_an_idle_slow_one_is_not() {
-        // As an H200 says at rest, driver 580.159.04, 2026-11-15: full generation also when idle.
+        // An idle H200, driver 580.159.04, 2026-11-15: full generation also when idle.
         let well = gpu([16.0, 16.0, 5.0, 5.0, 0.0, 0.0]);
         assert_eq!(look(std::slice::from_ref(&well)), ["pass within-limits"]);
         let narrow = gpu([8.0, 16.0, 5.0, 5.0, 0.0, 0.0]);

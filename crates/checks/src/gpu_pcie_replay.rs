@@ -1,18 +1,17 @@
-//! gpu-pcie-replay: must GPUs send much of their PCIe traffic twice?
+//! gpu-pcie-replay: do GPUs retransmit many PCIe packets?
 //!
-//! What it does: reads how often each GPU's PCIe link had to send a packet again, and makes a rate of it over the time
-//! since the boot.
+//! What it does: reads how often each GPU's PCIe link retransmitted a packet, as a rate over the time since the boot.
 //!
-//! Why it matters: a replay repairs a bit that was hurt on the way. A few are nothing. Many come from a bad contact, a
-//! riser or a retimer; transfers become slow, and one day the GPU falls off the bus.
+//! Why it matters: a replay repairs a corrupted packet. A few are harmless. Many come from a bad contact, a riser or a
+//! retimer; transfers become slow, and eventually the GPU falls off the bus.
 //!
-//! What to do: `pcie-replays` is `isolate`: more than 480 an hour, DCGM's limit of 8 a minute (error 3, isolate). Hand
-//! the machine over: the board or its riser wants to be reseated or replaced. `nvidia-smi -q -i BUS` shows the counter
-//! under PCI, `pcie-aer` what the bus itself saw.
+//! What to do: `pcie-replays` is `isolate`: more than 480 per hour, DCGM's limit of 8 per minute (error 3, isolate).
+//! Open a repair case: the board or its riser must be reseated or replaced. `nvidia-smi -q -i BUS` shows the counter
+//! under PCI, `pcie-aer` the errors that the bus itself reported.
 //!
-//! The rate is over the whole time since the boot, so that a bad hour last month does not mark the node today; it also
-//! means that on a machine that has been up for long a new fault shows late here, and first in `pcie-aer`. Not
-//! applicable where no GPU counts replays.
+//! The rate covers the whole time since the boot, so that a bad hour last month does not fail the node today; on a
+//! machine with a long uptime a new fault therefore shows late here, and first in `pcie-aer`. Not applicable where no
+//! GPU counts replays.
 
 use doctor_core::observation::{Metric, Observation, Unit};
 

@@ -1,13 +1,13 @@
-//! gpu-persistence: does the driver stay loaded for each GPU between jobs?
+//! gpu-persistence: does the driver keep each GPU initialised between jobs?
 //!
 //! What it does: reads each GPU's persistence mode.
 //!
-//! Why it matters: without it the driver lets go of a GPU when the last program ends and starts it anew for the next
-//! one. Each job then waits seconds for its GPUs, settings such as clocks and power limits are lost in between, and
-//! errors while starting hit users instead of us.
+//! Why it matters: without it the driver shuts a GPU down when the last program ends and initialises it again for the
+//! next one. Each job then waits seconds for its GPUs, settings such as clocks and power limits are lost in between,
+//! and initialisation errors hit users first.
 //!
-//! What to do: `persistence-off` is `monitor`. `systemctl enable --now nvidia-persistenced` is the lasting way,
-//! `nvidia-smi -pm 1` holds until the next boot. DCGM calls it a matter of configuration (error 29).
+//! What to do: `persistence-off` is `monitor`. `systemctl enable --now nvidia-persistenced` sets it permanently,
+//! `nvidia-smi -pm 1` until the next boot. DCGM classifies it as a configuration error (error 29).
 //!
 //! Not applicable where a GPU has no such mode.
 

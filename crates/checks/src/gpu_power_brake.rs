@@ -1,17 +1,17 @@
-//! gpu-power-brake: does the machine brake its GPUs because its power supply cannot follow?
+//! gpu-power-brake: does the machine throttle its GPUs because its power supply is insufficient?
 //!
-//! What it does: reads the reasons for each GPU's clocks and looks for the power brake (bit 0x80): a wire by which the
-//! chassis tells the GPUs to draw less at once.
+//! What it does: reads each GPU's clock event reasons and looks for the power brake (bit 0x80): a signal by which the
+//! chassis makes the GPUs reduce their power immediately.
 //!
-//! Why it matters: the brake cuts clocks to a fraction. It is pulled when a power supply failed or was unplugged, when
-//! the rack's power is capped, or when a board is broken; and mostly for all GPUs of a node together.
+//! Why it matters: the brake cuts clocks to a fraction. It is asserted when a power supply failed or was unplugged,
+//! when the rack's power is capped, or when a board is broken; usually for all GPUs of a node together.
 //!
-//! What to do: `power-brake` is `monitor`, twice in a row: results stay correct. Look at the power supplies in the
-//! machine's management controller (`ipmitool sdr type "Power Supply"`, `ipmitool sel list`) and at the rack's feeds.
-//! One GPU alone that brakes: its board; hand it over. The soft power cap (bit 0x4) under full load is normal and
-//! counts nowhere.
+//! What to do: `power-brake` is `monitor`, confirmed by a second failure: results stay correct. Check the power
+//! supplies in the machine's management controller (`ipmitool sdr type "Power Supply"`, `ipmitool sel list`) and the
+//! rack's feeds. If a single GPU brakes, its board is at fault: open a repair case. The software power cap (bit 0x4) is
+//! normal under full load and does not count.
 //!
-//! Not applicable where no GPU tells the reasons for its clocks.
+//! Not applicable where no GPU reports clock event reasons.
 
 use doctor_core::observation::{Event, Metric, Observation};
 

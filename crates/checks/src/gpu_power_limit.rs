@@ -1,16 +1,15 @@
-//! gpu-power-limit: may each GPU draw the power that it was built for?
+//! gpu-power-limit: may each GPU draw its rated power?
 //!
-//! What it does: compares each GPU's power limit with its default, or with the limit that this site wants.
+//! What it does: compares each GPU's power limit with its default, or with the limit that this site configures.
 //!
-//! Why it matters: a limit that somebody lowered for a test and forgot makes one GPU slower than its neighbours, at
-//! full load only. Every job that spans it waits for it.
+//! Why it matters: a limit that was lowered for a test and not reset makes one GPU slower than its neighbours, at full
+//! load only. Every job that spans it waits for it.
 //!
-//! What to do: `power-limit-low` (and with `watts` also `power-limit-high`) is `monitor`. `nvidia-smi -i BUS -pl
-//! WATTS` sets it until the driver is loaded again; `nvidia-smi -q -d POWER -i BUS` shows limit, default and what is
-//! allowed. A limit that returns by itself comes from the chassis (`ipmitool dcmi power get_limit`) or from a script
-//! at boot.
+//! What to do: `power-limit-low` (and with `watts` also `power-limit-high`) is `monitor`. `nvidia-smi -i BUS -pl WATTS`
+//! sets it until the driver is reloaded; `nvidia-smi -q -d POWER -i BUS` shows the limit, the default and the allowed
+//! range. A limit that keeps returning comes from the chassis (`ipmitool dcmi power get_limit`) or from a boot script.
 //!
-//! Parameters: `watts`, the limit that this site sets on purpose. A GPU above it is found too. Not applicable where
+//! Parameters: `watts`, the limit that this site sets on purpose; a GPU above it is reported too. Not applicable where
 //! GPUs have no power limit.
 
 use doctor_core::observation::{Event, Metric, Observation, Unit};
@@ -39,7 +38,7 @@ pub(crate) const CHECK: Check =
 const LIMIT: &str = "power.limit";
 const DEFAULT: &str = "power.default_limit";
 
-/// Limits are set in whole watts and told in thousandths.
+/// Limits are set in whole watts and reported in milliwatts.
 const NOISE: f64 = 1.0;
 
 fn probes(_: &Params) -> Vec<Probe> {
@@ -85,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_limit_below_the_default_is_found_unless_the_site_wants_it() {
-        // The first as an H200 says, driver 580.159.04, 2026-11-15.
+        // The first is from an H200, driver 580.159.04, 2026-11-15.
         let well = [n(700.0), n(700.0)];
         assert_eq!(look("", std::slice::from_ref(&well)), ["pass within-limits"]);
         let low = [n(500.0), n(700.0)];

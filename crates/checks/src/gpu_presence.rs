@@ -1,28 +1,27 @@
-//! gpu-presence: does the driver have every GPU that is on the PCI bus, and can each be used?
+//! gpu-presence: does the driver have every GPU on the PCI bus, and is each usable?
 //!
-//! What it does: holds three lists against each other: the NVIDIA GPUs that the kernel found on the PCI bus, those
-//! that the driver knows, and the device files `/dev/nvidia0`, `/dev/nvidia1`, … that programs open. Asks each GPU for
-//! its name, and looks at how it refuses if it does. A GPU that is handed to a virtual machine (`vfio-pci`) is left
-//! out.
+//! What it does: compares three lists: the NVIDIA GPUs that the kernel found on the PCI bus, those that the driver
+//! lists, and the device files `/dev/nvidia0`, `/dev/nvidia1`, … that programs open. Queries each GPU's name and
+//! evaluates the error if the query fails. A GPU passed through to a virtual machine (`vfio-pci`) is ignored.
 //!
-//! Why it matters: a GPU that fell off the bus or that the driver gave up is simply missing from every list that users
-//! see. A job that wants eight waits for ever or dies when NCCL counts its peers.
+//! Why it matters: a GPU that fell off the bus or that the driver abandoned is missing from every list that users see.
+//! A job that needs eight waits forever or fails when NCCL counts its peers.
 //!
-//! What to do: `doctor why NODE` names the GPU by its bus id. `lspci -s BUS` shows whether the bus still answers (`rev
-//! ff` means it does not), `journalctl -k -g "NVRM.*BUS"` says why the driver gave it up.
-//! - `gpu-lost` is `reboot`: the driver had it and it fell off the bus (Xid 79). NVIDIA says restart, and the field
-//!   diagnostic if it happens again; collect `nvidia-bug-report.sh` first, the restart destroys the evidence.
-//! - `gpu-not-driven` is `reboot`: it is on the bus and the driver does not have it. Often it failed to start
-//!   (`RmInitAdapter failed` in the log). If a boot does not bring it back, hand the machine over.
-//! - `gpu-off-bus` is `reboot`: the driver has it and the bus does not show it any more.
+//! What to do: `doctor why NODE` names the GPU by its bus id. `lspci -s BUS` shows whether the bus still answers
+//! (`rev ff` means it does not), `journalctl -k -g "NVRM.*BUS"` why the driver abandoned it.
+//! - `gpu-lost` is `reboot`: the driver had it and it fell off the bus (Xid 79). NVIDIA advises a restart, and the
+//!   field diagnostic if it recurs; run `nvidia-bug-report.sh` first, the restart destroys the evidence.
+//! - `gpu-not-driven` is `reboot`: it is on the bus and the driver does not have it. Often its initialisation failed
+//!   (`RmInitAdapter failed` in the log). If a reboot does not cure it, open a repair case.
+//! - `gpu-off-bus` is `reboot`: the driver has it and it is no longer on the bus.
 //! - `gpu-needs-reset` is `reset`: the driver refuses work until `nvidia-smi --gpu-reset -i BUS`.
-//! - `gpu-power-missing` is `isolate`: its power cable is not connected. No restart plugs it in.
-//! - `gpu-interrupt` is `reboot`: the kernel delivers it no interrupts.
-//! - `gpu-device-missing` is `reboot`, twice in a row: there is no device file for it. `nvidia-modprobe -c MINOR`
-//!   makes it at once.
+//! - `gpu-power-missing` is `isolate`: its power cable is not connected, which no restart cures.
+//! - `gpu-interrupt` is `reboot`: the kernel delivers no interrupts for it.
+//! - `gpu-device-missing` is `reboot`, confirmed by a second failure: there is no device file for it.
+//!   `nvidia-modprobe -c MINOR` creates it immediately.
 //!
-//! A missing GPU that is not even on the bus shows in `gpu-count`, by the machine's profile. Not applicable without an
-//! NVIDIA GPU on the bus.
+//! `gpu-count` reports a GPU that is not even on the bus, using the machine profile. Not applicable without an NVIDIA
+//! GPU on the bus.
 
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
 
@@ -58,7 +57,7 @@ pub(crate) const CHECK: Check =
 
 const FIELDS: [&str; 3] = ["name", "uuid", "minor_number"];
 
-/// NVML's other codes that say something about the GPU.
+/// NVML's other error codes that describe the GPU's state.
 const NVML_POWER: u32 = 8;
 const NVML_INTERRUPT: u32 = 11;
 
@@ -76,13 +75,13 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     if answer.on_pci.is_empty() && answer.gpus.is_empty() {
         return no_gpu();
     }
-    // Without a driver no GPU is driven; that is told once, by gpu-driver, and not once for each GPU.
+    // Without a driver no GPU is driven; gpu-driver reports that once, instead of once per GPU here.
     if let Err(failure) = &answer.driver {
         return Observation::CouldNot(failure.clone());
     }
     let guests = match outputs.get(2) {
         Some(ProbeOutput::Names(names)) => names.iter().filter_map(|name| bus_id(name)).collect(),
-        // No such driver: nothing is handed to guests.
+        // The driver does not exist: no GPU is passed through.
         Some(ProbeOutput::Failed(failure)) if failure.kind == FailureKind::Missing => Vec::new(),
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
         _ => return could_not(FailureKind::Unparseable, "the devices of vfio-pci are no list"),
@@ -104,7 +103,7 @@ fn could_not(kind: FailureKind, text: &str) -> Observation {
     Observation::CouldNot(ProbeFailure::new(kind, text))
 }
 
-/// Bus against driver.
+/// Compares the bus with the driver.
 fn compare(answer: &GpuAnswer, guests: &[String], look: &mut Look) {
     let same = |text: &String| bus_id(text).unwrap_or_else(|| text.clone());
     let on_pci: Vec<String> = answer.on_pci.iter().map(same).filter(|bus| !guests.contains(bus)).collect();
@@ -113,12 +112,12 @@ fn compare(answer: &GpuAnswer, guests: &[String], look: &mut Look) {
     let count = |list: &[String]| list.len() as f64;
     look.metric(Metric::count("gpus_on_pci", Entity::node(), count(&on_pci)));
     look.metric(Metric::count("gpus_in_driver", Entity::node(), count(&driven)));
-    // A GPU that would not even tell its place may be any of those that seem to be missing.
+    // A GPU that does not even report its bus id may be any of those that seem to be missing.
     for bus in on_pci.iter().filter(|bus| !nameless && !driven.contains(bus)) {
         let entity = Entity::new(EntityKind::Gpu, bus.clone());
         look.event(Event::seen("gpu-not-driven", entity, "it is on the PCI bus and the driver does not have it"));
     }
-    // One that refuses is told by how it refuses.
+    // A GPU whose queries fail is reported by its error instead.
     let answers = |gpu: &&Gpu| !gpu.fields.iter().any(|(_, reading)| matches!(reading, Reading::Failed { .. }));
     for gpu in answer.gpus.iter().filter(answers) {
         let bus = same(&gpu.bus);
@@ -129,7 +128,7 @@ fn compare(answer: &GpuAnswer, guests: &[String], look: &mut Look) {
     }
 }
 
-/// How a GPU refuses, if it does. The worst first: one cause makes every field fail.
+/// Reports a GPU's error, if any. The worst error counts: one cause makes every field fail.
 fn refusal(gpu: &Gpu, look: &mut Look) {
     let said = |wanted: u32| {
         gpu.fields.iter().find_map(|(_, reading)| match reading {
@@ -180,7 +179,7 @@ mod tests {
         FIELDS.map(|field| (field, Reading::Failed { code, text: "no".to_owned() })).to_vec()
     }
 
-    /// The GPUs as the driver has them, with what else there is on the bus.
+    /// The driver's GPUs, and further ones on the bus.
     fn look(gpus: &[Vec<(&str, Reading)>], also_on_pci: &[&str], guests: &ProbeOutput) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
         let ProbeOutput::Gpus(mut answer) = answer(&gpus) else { panic!("gpus") };

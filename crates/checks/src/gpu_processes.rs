@@ -1,19 +1,19 @@
 //! gpu-processes: do dead processes still hold a GPU?
 //!
-//! What it does: compares the processes that the driver lists for each GPU with those of the machine. One that the
-//! machine does not have any more, or has only as a zombie, is dead and still holds GPU memory. Living processes are a
-//! user's business and are counted, not judged.
+//! What it does: compares the processes that the driver lists for each GPU with those of the machine. A process that no
+//! longer exists, or exists only as a zombie, is dead and still holds GPU memory. Live processes belong to users: they
+//! are counted without a limit.
 //!
-//! Why it matters: the next job finds part of the GPU's memory taken and dies for lack of it, on a GPU that looks
-//! idle. Nothing that a user can do frees it.
+//! Why it matters: the next job finds part of the GPU's memory taken and fails with an out-of-memory error, on a GPU
+//! that looks idle. Users cannot free the memory.
 //!
-//! What to do: `nvidia-smi --query-compute-apps=pid,used_memory,gpu_bus_id --format=csv` lists them; `fuser -v
-//! /dev/nvidia*` shows who holds the device.
-//! - `gpu-process-ghost` is `reset`, twice in a row: the driver kept the context of a process that is gone. Drain the
-//!   node and reset the GPU.
-//! - `gpu-process-zombie` is `reboot`, twice in a row: the process has ended and cannot be cleared away, most often
-//!   because one of its threads is stuck in the driver. If its parent (`ps -o ppid= -p PID`) is alive and merely
-//!   careless, ending the parent is enough.
+//! What to do: `nvidia-smi --query-compute-apps=pid,used_memory,gpu_bus_id --format=csv` lists them;
+//! `fuser -v /dev/nvidia*` shows which processes hold the device.
+//! - `gpu-process-ghost` is `reset`, confirmed by a second failure: the driver kept the context of a process that is
+//!   gone. Drain the node and reset the GPU.
+//! - `gpu-process-zombie` is `reboot`, confirmed by a second failure: the process has ended and cannot be reaped, most
+//!   often because one of its threads is stuck in the driver. If its parent (`ps -o ppid= -p PID`) is alive and merely
+//!   does not reap it, ending the parent is enough.
 //!
 //! Inconclusive in a container that does not see the machine's processes. Not applicable without a GPU, or where the
 //! driver lists no processes.
@@ -41,7 +41,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("gpu_processes.rs")), rules: RULES, probes, interpret };
 
-/// The driver first: a process that begins in between is in the second list and cannot seem dead.
+/// The driver first: a process that starts in between is in the second list and cannot seem dead.
 fn probes(_: &Params) -> Vec<Probe> {
     vec![Probe::gpu(&["process.*.pid", "process.*.memory"]), Probe::Processes]
 }

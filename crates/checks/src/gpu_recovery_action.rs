@@ -1,17 +1,17 @@
-//! gpu-recovery-action: does the driver itself ask for a reset or a boot?
+//! gpu-recovery-action: does the driver itself request a reset or a reboot?
 //!
 //! What it does: reads each GPU's recovery action, which the driver sets after a fault that it cannot repair alone.
 //!
-//! Why it matters: it is the driver's own verdict (kernel log: Xid 154), more certain than any table of Xids. Until it
-//! is done, new work on the GPU fails or runs at reduced capacity.
+//! Why it matters: it is the driver's own verdict (kernel log: Xid 154), more certain than any table of Xids. Until the
+//! action is taken, new work on the GPU fails or runs at reduced capacity.
 //!
-//! What to do: what it says, on a drained node. `nvidia-smi -q -i BUS | grep "Recovery Action"` shows it.
+//! What to do: take the requested action on a drained node. `nvidia-smi -q -i BUS | grep "Recovery Action"` shows it.
 //! - `recovery-reset` is `reset`: `nvidia-smi --gpu-reset -i BUS`.
 //! - `recovery-reboot` is `reboot`.
-//! - `recovery-drain` is `reset`: traffic to other GPUs must end first, so drain the node; then the reset.
+//! - `recovery-drain` is `reset`: traffic to other GPUs must end first, so drain the node; then reset the GPU.
 //! - `recovery-drain-reset` is `reset`: the GPU works at reduced capacity; let the jobs end, then reset it.
 //!
-//! Not applicable where the driver is too old to tell or the GPU has no such thing.
+//! Not applicable where the driver is too old or the GPU does not support it.
 
 use doctor_core::observation::{Event, FailureKind, Metric, Observation, ProbeFailure};
 

@@ -1,18 +1,18 @@
-//! gpu-retired-pages: has an older GPU taken too many pages of its memory out of use?
+//! gpu-retired-pages: has an older GPU retired too many memory pages?
 //!
 //! What it does: on GPUs before Ampere, reads how many pages were retired after single-bit and double-bit errors, and
-//! whether a page waits to be.
+//! whether a retirement is pending.
 //!
-//! Why it matters: these GPUs have no spare rows; a bad page is left unused from the next reset on. Until then it is
-//! in use. The list has room for 64 pages, and a board that fills it is failing.
+//! Why it matters: these GPUs have no spare rows; a bad page is retired at the next reset, and is in use until then.
+//! The list has room for 64 pages, and a board that fills it is failing.
 //!
 //! What to do: `nvidia-smi -q -d PAGE_RETIREMENT -i BUS` shows the list.
-//! - `page-retirement-pending` is `reset`: drain the node and reset the GPU (or boot the node where it cannot be
+//! - `page-retirement-pending` is `reset`: drain the node and reset the GPU (or reboot the node where it cannot be
 //!   reset).
-//! - `retired-pages-many` is `isolate`: 60 pages or more, which is NVIDIA's reason to take the board back.
+//! - `retired-pages-many` is `isolate`: 60 pages or more, NVIDIA's criterion for returning the board.
 //!
-//! A page that was retired is repaired, so a few of them are nothing (AWS's suite isolates a node for a single one).
-//! Not applicable on Ampere and newer, whatever the driver says there: see `gpu-row-remap`.
+//! A retired page is repaired, so a few of them are harmless (AWS's suite isolates a node for a single one). Not
+//! applicable on Ampere and newer, whatever the driver reports there: see `gpu-row-remap`.
 
 use doctor_core::observation::{Event, Metric, Observation};
 
@@ -37,7 +37,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("gpu_retired_pages.rs")), rules: RULES, probes, interpret };
 
-/// `nvmlDeviceArchitecture_t` of the first architecture that exchanges rows instead.
+/// `nvmlDeviceArchitecture_t` of the first architecture that remaps rows instead.
 const AMPERE: f64 = 7.0;
 
 const ARCHITECTURE: &str = "architecture";

@@ -1,17 +1,19 @@
-//! gpu-row-remap: has GPU memory rows that must be, or could not be, exchanged for spare ones?
+//! gpu-row-remap: does GPU memory have rows that must be, or could not be, remapped to spare ones?
 //!
-//! What it does: asks the driver for each GPU's row remapping: rows exchanged after corrected and after uncorrected
-//! errors, whether an exchange waits for a reset, and whether one has failed.
+//! What it does: reads each GPU's row remapping state from the driver: rows remapped after corrected and after
+//! uncorrected errors, whether a remapping is pending until a reset, and whether one has failed.
 //!
-//! Why it matters: from Ampere on, a row of HBM that gave an uncorrectable error is replaced by a spare one at the next
-//! reset. Until then the bad row is still in use, and the next job may meet it. When a bank has no spare rows left the
-//! exchange fails, and that memory stays bad: NVIDIA accepts this as a reason to return the board.
+//! Why it matters: from Ampere on, a row of HBM with an uncorrectable error is replaced by a spare one at the next
+//! reset. Until then the bad row is still in use, and the next job may hit it. When a bank has no spare rows left the
+//! remapping fails, and that memory stays bad: NVIDIA accepts this as a reason to return the board.
 //!
 //! What to do: `doctor why NODE` names the GPU.
-//! - `row-remap-pending` is `reset`: drain the node and reset the GPU (`nvidia-smi --gpu-reset -i BUS`); the row is
-//!   exchanged then.
-//! - `row-remap-failed` is `isolate`: keep the node out, run the vendor's field diagnostic and open a return.
-//! - `row-remap-many` is `monitor`: more rows were exchanged than is usual. The board works; expect more.
+//! - `row-remap-pending` is `reset`: drain the node and reset the GPU (`nvidia-smi --gpu-reset -i BUS`), which remaps
+//!   the row.
+//! - `row-remap-failed` is `isolate`: keep the node out of service, run the vendor's field diagnostic and request a
+//!   return.
+//! - `row-remap-many` is `monitor`: more than 512 rows were remapped after uncorrectable errors. The board works;
+//!   expect more.
 //!
 //! Not applicable where the GPU is older than Ampere (see `gpu-retired-pages`) or has no ECC memory.
 

@@ -1,16 +1,17 @@
-//! gpu-temperature: how far is each GPU from being too hot?
+//! gpu-temperature: how close is each GPU to thermal throttling?
 //!
-//! What it does: reads each GPU's margin to the temperature at which it is slowed down (`T.Limit`); on drivers that do
-//! not tell it, the difference between its slowdown temperature and its temperature now.
+//! What it does: reads each GPU's margin to the temperature at which it throttles (`T.Limit`); on drivers that do not
+//! report it, the difference between its slowdown temperature and its current temperature.
 //!
-//! Why it matters: at a margin of zero the clocks go down, and a little later the GPU switches itself off. Degrees
-//! alone say little: 85 is much for one board and usual for another; the margin is the same for all.
+//! Why it matters: at a margin of zero the clocks drop, and a little later the GPU shuts down. The temperature alone
+//! says little: 85 degrees is high for one board and usual for another; the margin is comparable for all.
 //!
-//! What to do: `gpu-hot` is `monitor`, twice in a row: fewer than 3 degrees are left. Look at inlet temperature, fans
-//! and filters, and at the GPU's neighbours: all hot is the room or the chassis, one hot is its heat sink. `nvidia-smi
-//! -q -d TEMPERATURE -i BUS`. `gpu-throttle` tells whether clocks are already held down.
+//! What to do: `gpu-hot` is `monitor`, confirmed by a second failure: fewer than 3 degrees are left. Check the inlet
+//! temperature, fans and filters, and the GPU's neighbours: if all are hot, the cause is the room or the chassis; if
+//! one is hot, its heat sink. `nvidia-smi -q -d TEMPERATURE -i BUS` shows the sensors. `gpu-throttle` shows whether
+//! clocks are already reduced.
 //!
-//! Not applicable where GPUs tell neither margin nor limit.
+//! Not applicable where GPUs report neither margin nor limit.
 
 use doctor_core::observation::{Look, Metric, Observation, Unit};
 
@@ -22,7 +23,7 @@ use crate::{
 
 const SPEC: Spec = Spec::quick("gpu-temperature", "how far GPUs are from being too hot");
 
-// At 0 the slowdown begins. The sensor tells whole degrees and boards swing by one or two under steady load.
+// Throttling begins at 0. The sensor reports whole degrees, and boards vary by one or two under steady load.
 const RULES: &str = r#"
 rules = [
   { id = "gpu-temperature-margin", check = "gpu-temperature", metric = "temperature_margin_celsius", below = 3.0,
@@ -57,7 +58,7 @@ fn margin(gpu: &Gpu, look: &mut Look) -> Option<f64> {
     let (now, limit) = (read_number(gpu, NOW, look), read_number(gpu, SLOWDOWN, look));
     match (now, limit) {
         (Some(now), Some(limit)) => Some(limit - now),
-        // Neither way is open; if that is because the driver would not tell the margin, it is said.
+        // Neither is available; this records a failure to read the margin, if there was one.
         _ => read_number(gpu, MARGIN, look),
     }
 }
@@ -82,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_gpu_near_its_limit_is_found() {
-        // The first as an H200 says, driver 580.159.04, 2026-11-15.
+        // The first is from an H200, driver 580.159.04, 2026-11-15.
         let cool = [n(47.0), n(40.0), Reading::NotSupported];
         assert_eq!(look(std::slice::from_ref(&cool)), ["pass within-limits"]);
         let hot = [n(2.0), n(85.0), Reading::NotSupported];

@@ -1,22 +1,22 @@
-//! gpu-throttle: does the hardware hold a GPU's clocks down?
+//! gpu-throttle: does the hardware throttle a GPU's clocks?
 //!
-//! What it does: reads the driver's reasons for the clocks of each GPU as they are now. Two of them count here: HW
-//! slowdown (bit 0x8) and HW thermal slowdown (0x40). The power brake (0x80) has its own check, `gpu-power-brake`. The
-//! others are normal: idle, application clocks, the power cap under full load, sync boost, and the driver's own gentle
-//! thermal steps.
+//! What it does: reads the driver's current clock event reasons of each GPU. Two of them count here: HW slowdown (bit
+//! 0x8) and HW thermal slowdown (0x40). The power brake (0x80) has its own check, `gpu-power-brake`. The others are
+//! normal: idle, application clocks, the power cap under full load, sync boost, and the driver's gradual software
+//! thermal slowdown.
 //!
-//! Why it matters: a hardware slowdown halves the clocks or worse. One such GPU makes every job that spans it as slow
-//! as itself, and nothing fails.
+//! Why it matters: a hardware slowdown halves the clocks or worse. One such GPU slows every job that spans it to its
+//! own pace, and nothing fails.
 //!
-//! What to do: both findings are `monitor`, twice in a row: the node computes correctly, and NVIDIA's DCGM says the
-//! same.
-//! - `thermal-slowdown`: the GPU or its memory is too hot. Look at fans, filters, the inlet temperature and the
-//!   neighbours; `nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i BUS`. One hot GPU among cool ones: thermal paste or a
-//!   loose heat sink, so hand it over.
-//! - `hw-slowdown`: neither heat nor the power brake explains it: power delivery of the board.
+//! What to do: both findings are `monitor`, confirmed by a second failure: the node computes correctly, and NVIDIA's
+//! DCGM rates it the same.
+//! - `thermal-slowdown`: the GPU or its memory is too hot. Check fans, filters, the inlet temperature and the
+//!   neighbours; `nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i BUS`. One hot GPU among cool ones has bad thermal paste
+//!   or a loose heat sink: open a repair case.
+//! - `hw-slowdown`: explained neither by heat nor by the power brake: power delivery of the board.
 //!
-//! A site that wants such nodes out of service raises these rules to `isolate`. Not applicable where no GPU tells its
-//! reasons.
+//! A site that wants such nodes out of service raises these rules to `isolate`. Not applicable where no GPU reports
+//! clock event reasons.
 
 use doctor_core::observation::{Event, Metric, Observation};
 
@@ -97,7 +97,7 @@ mod tests {
         }
         assert_eq!(look(&[n(1.0), n(f64::from(0x48))]), ["fail thermal-slowdown monitor gpu:0000:19:00.0"]);
         assert_eq!(look(&[n(f64::from(0x8))]), ["fail hw-slowdown monitor gpu:0000:18:00.0"]);
-        // The brake is told by its own check.
+        // The power brake has its own check.
         assert_eq!(look(&[n(f64::from(0x88))]), ["pass within-limits"]);
     }
 

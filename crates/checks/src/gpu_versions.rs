@@ -1,20 +1,20 @@
-//! gpu-versions: do driver and firmware of all GPUs agree, with each other and with what this site wants?
+//! gpu-versions: do the driver and firmware versions of all GPUs agree, with each other and with the site's settings?
 //!
 //! What it does: compares VBIOS and infoROM image between GPUs of the same model and part number, and the driver and
 //! the VBIOS with the versions in the parameters.
 //!
-//! Why it matters: a board that was exchanged often comes with another VBIOS. It clocks and reports a little
-//! differently, and errors that a fix has cured elsewhere stay on this one GPU. A node with another driver than the
-//! rest of the cluster fails containers built for it.
+//! Why it matters: a replaced board often has another VBIOS. It clocks and reports slightly differently, and errors
+//! that an update fixed elsewhere remain on this one GPU. A node with another driver than the rest of the cluster fails
+//! containers built for it.
 //!
-//! What to do: all findings are `monitor`; the GPU works. `nvidia-smi --query-gpu=pci.bus_id,vbios_version,inforom.img
-//! --format=csv` lists them.
-//! - `vbios-differs`, `inforom-differs`: one GPU is not like its neighbours. Ask the vendor for the firmware update.
-//! - `vbios-unexpected`, `driver-unexpected`: not the version that this site wants. A driver that was installed and
-//!   not yet booted into shows so too.
+//! What to do: all findings are `monitor`; the GPU works.
+//! `nvidia-smi --query-gpu=pci.bus_id,vbios_version,inforom.img --format=csv` lists the versions.
+//! - `vbios-differs`, `inforom-differs`: one GPU differs from its neighbours. Ask the vendor for the firmware update.
+//! - `vbios-unexpected`, `driver-unexpected`: not the configured version. A driver that is installed but not yet loaded
+//!   by a reboot shows up here too.
 //!
-//! Parameters: `driver`, such as `"570.124.06"`; `vbios`, such as `"96.00.A5.00.1A"`. Without them only the GPUs of
-//! the node are compared with each other.
+//! Parameters: `driver`, such as `"570.124.06"`; `vbios`, such as `"96.00.A5.00.1A"`. Without them only the GPUs of the
+//! node are compared with each other.
 
 use doctor_core::observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
 
@@ -80,7 +80,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         let text = format!("its VBIOS is {}, this site wants {}", part.value, wanted_vbios.unwrap_or_default());
         look.event(Event::seen("vbios-unexpected", part.entity.clone(), text));
     }
-    // What is not as the site wants is told already.
+    // Deviations from the configured version are already reported.
     if wanted_vbios.is_none() {
         differing(&vbios, "vbios-differs", "VBIOS", &mut look);
     }
@@ -96,7 +96,7 @@ fn wanted<'a>(params: &'a Params, name: &str, example: &str) -> Result<Option<&'
     }
 }
 
-/// One of the versions of each GPU that has it. GPUs are of a kind by model and part number.
+/// Returns one version field of each GPU that has it. GPUs are grouped by model and part number.
 fn parts(gpus: &[Gpu], field: &str, look: &mut Look) -> Vec<Part> {
     let kind = |gpu: &Gpu| format!("{} {}", gpu.text(NAME).unwrap_or_default(), gpu.text(PART).unwrap_or_default());
     let part = |gpu: &Gpu| {
@@ -128,7 +128,7 @@ mod tests {
         [(NAME, t(name)), (PART, t("692-2G520-0282-001")), (VBIOS, t(vbios)), (INFOROM, t(inforom))]
     }
 
-    /// As an H200 says, driver 580.159.04, 2026-11-15.
+    /// Values of an H200, driver 580.159.04, 2026-11-15.
     fn h200() -> [(&'static str, Reading); 4] {
         gpu("NVIDIA H200", "96.00.A5.00.1A", "G520.0282.02.02")
     }
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(look("", &[h200(), other, h200()]), ["fail vbios-differs monitor gpu:0000:19:00.0"]);
         let other = gpu("NVIDIA H200", "96.00.A5.00.1A", "G520.0200.00.01");
         assert_eq!(look("", &[h200(), h200(), other]), ["fail inforom-differs monitor gpu:0000:1a:00.0"]);
-        // Another model has another firmware.
+        // Another model has other firmware.
         assert_eq!(look("", &[h200(), gpu("NVIDIA L4", "95.04.3D.00.01", "G193.0200.00.02")]), ["pass within-limits"]);
     }
 

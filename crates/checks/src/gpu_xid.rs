@@ -1,32 +1,33 @@
-//! gpu-xid: which errors has NVIDIA's driver written to the kernel's log?
+//! gpu-xid: which errors has NVIDIA's driver written to the kernel log?
 //!
-//! What it does: reads the Xids of this boot from the kernel's log, at most `within` old, and weighs them as NVIDIA's
-//! catalogue does. Many records of one number on one GPU are one finding. Records belong together:
-//! - Xid 154 is the driver's own verdict on a GPU. It wins over the table for an Xid that came within a minute of it. When
-//!   the driver later says that nothing is needed any more, what a reset cures is over.
-//! - Xid 48 with 63, 64, 94, 95, 171 or 172 is one memory fault, told by the worst of them.
+//! What it does: reads the Xids of this boot from the kernel log, at most `within` old, and classifies them like
+//! NVIDIA's catalogue. Many records of one number on one GPU are one finding. Related records are combined:
+//! - Xid 154 is the driver's own verdict on a GPU. It overrides the table for an Xid within a minute of it. When the
+//!   driver later reports that no action is needed, faults that a reset cures are over.
+//! - Xid 48 with 63, 64, 94, 95, 171 or 172 is one memory fault, reported as the worst of them.
 //! - Xid 74 within a minute of a fatal SXid is the switch's fault (`nvswitch-sxid`), not that of eight GPUs.
 //! - Xid 144 to 150 are decoded by unit and registers.
-//! - Xid 43 and 45 follow other errors, and Xid 13, 31 and many others are mistakes of programs: they are counted, and no
-//!   node is blamed for them.
-//! - After Xid 79 nothing else that the GPU says is worth knowing.
+//! - Xid 43 and 45 follow other errors, and Xid 13, 31 and many others are errors of programs: they are counted, and do
+//!   not fail the node.
+//! - Records of a GPU after its Xid 79 are consequences and are only counted.
 //!
-//! Why it matters: this is the first place where a GPU tells that it is broken, often while it still computes.
+//! Why it matters: this is the first place where a GPU reports that it is broken, often while it still computes.
 //!
-//! What to do: `doctor why NODE` shows the newest line of each; `doctor explain xid N` shows what NVIDIA says about a
-//! number, what others do, and which of our rules judges it.
-//! - `xid-79` is `reboot`: the GPU does not answer on PCIe any more. NVIDIA, AWS, gpud and NVSentinel boot the node;
-//!   Azure's runbook reports the node without it. Collect `nvidia-bug-report.sh` first; if it comes back, hand it over.
-//! - `xid-48`, `xid-62`, `xid-64`, `xid-74`, `xid-95`, `xid-109`, `xid-119`, `xid-120`, `xid-140`, `xid-143` and others are
-//!   `reset`: drain the node, then `nvidia-smi --gpu-reset -i BUS`; on NVLink machines all GPUs at once.
-//! - `xid-64-reboot`, `xid-95-reboot` are `reboot`: the same on an A100 (95: without MIG), or where the kind is not known.
-//! - `xid-154-reset`, `xid-154-drain` are `reset`, `xid-154-reboot` is `reboot`: what the driver itself asks for.
-//! - `xid-54` is `isolate`: the board has no auxiliary power. Look at the cables.
-//! - `xid-63`, `xid-92`, `xid-94`, `xid-74-minor`, `xid-144-minor` to `xid-150-minor` and others are `monitor`: NVIDIA does
-//!   nothing at once. A waiting exchange of memory is judged by `gpu-row-remap`.
-//! - `xid-13-repeated`, `xid-31-repeated` are `monitor`: one place of one GPU fails again and again, at least three
-//!   (13) or five (31) times with minutes between. It may be the hardware: run the vendor's diagnostic.
-//! - `xid-other` is `monitor`: a number that the table does not know.
+//! What to do: `doctor why NODE` shows the newest line of each; `doctor explain xid N` shows what NVIDIA advises for a
+//! number, what other systems do, and which of our rules applies.
+//! - `xid-79` is `reboot`: the GPU no longer answers on PCIe. NVIDIA, AWS, gpud and NVSentinel reboot the node; Azure's
+//!   runbook reports the node without a reboot. Run `nvidia-bug-report.sh` first; if it recurs, open a repair case.
+//! - `xid-48`, `xid-62`, `xid-64`, `xid-74`, `xid-95`, `xid-109`, `xid-119`, `xid-120`, `xid-140`, `xid-143` and others
+//!   are `reset`: drain the node, then `nvidia-smi --gpu-reset -i BUS`; on NVLink machines reset all GPUs together.
+//! - `xid-64-reboot`, `xid-95-reboot` are `reboot`: the same on an A100 (95: without MIG), or where the model is
+//!   unknown.
+//! - `xid-154-reset`, `xid-154-drain` are `reset`, `xid-154-reboot` is `reboot`: the action that the driver requests.
+//! - `xid-54` is `isolate`: the board has no auxiliary power. Check the cables.
+//! - `xid-63`, `xid-92`, `xid-94`, `xid-74-minor`, `xid-144-minor` to `xid-150-minor` and others are `monitor`: NVIDIA
+//!   advises no immediate action. `gpu-row-remap` reports a pending row remapping.
+//! - `xid-13-repeated`, `xid-31-repeated` are `monitor`: the same location on one GPU fails repeatedly, at least three
+//!   (13) or five (31) times, minutes apart. It may be the hardware: run the vendor's diagnostic.
+//! - `xid-other` is `monitor`: a number that is not in the table.
 //!
 //! Not applicable where there is no NVIDIA GPU on the PCI bus and the log has no Xid.
 //!
@@ -62,9 +63,9 @@ pub(crate) const CHECK: Check = Check {
     interpret,
 };
 
-/// Records this close tell of one thing.
+/// Records at most this far apart have one cause.
 const TOGETHER: Span = Span::minutes(1);
-/// Mistakes of programs this far apart are two.
+/// Program errors further apart than this are separate incidents.
 const AGAIN: Span = Span::minutes(3);
 
 fn probes(_: &Params) -> Vec<Probe> {
@@ -100,7 +101,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     conclude(&log, &gpus, &machine)
 }
 
-/// What is known of the machine beside its log. What is not known is taken for the worse.
+/// What is known of the machine besides its log. For unknown values the worse case is assumed.
 struct Machine<'a> {
     answer: Option<&'a GpuAnswer>,
     uvm: bool,
@@ -124,7 +125,7 @@ impl<'a> Machine<'a> {
         self.answer.is_some_and(|answer| answer.on_pci.len() > 1)
     }
 
-    /// Whether it is, or may be, an A100; and whether that is known to be cut into parts (MIG).
+    /// Returns whether the GPU is, or may be, an A100, and whether it is known to be in MIG mode.
     fn a100_and_mig(&self, gpu: &Entity) -> (bool, bool) {
         let gpu = self.answer.and_then(|answer| answer.gpus.iter().find(|one| one.entity() == *gpu));
         let name = gpu.and_then(|gpu| gpu.text("name"));
@@ -133,7 +134,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// One record and what became of it.
+/// One record and its classification.
 struct Seen<'a> {
     xid: XidRecord<'a>,
     fate: Fate,
@@ -143,13 +144,13 @@ struct Seen<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Fate {
     Judged(ReasonCode, Severity),
-    /// A mistake of a program, or nothing to act on.
+    /// An error of a program, or not actionable.
     Counted,
-    /// Follows something else that is told.
+    /// A consequence of another fault that is reported.
     FollowUp,
-    /// The switch is to blame.
+    /// Caused by a switch.
     OfSwitch,
-    /// The driver says that it is over.
+    /// The driver reports that the fault is over.
     Recovered,
 }
 
@@ -201,7 +202,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// An event of this code, with the severity that the tables give it.
+/// Returns the fate for this event code, with its severity from the tables.
 fn judged_as(code: &str) -> Option<Fate> {
     let variant = tables::XIDS.variants.iter().find(|variant| variant.code.as_str() == code);
     let severity = match variant {
@@ -211,7 +212,7 @@ fn judged_as(code: &str) -> Option<Fate> {
     Some(Fate::Judged(ReasonCode::new(code).ok()?, severity))
 }
 
-/// Numbers for people: `63, 94`.
+/// Formats numbers for messages: `63, 94`.
 fn list(numbers: &BTreeSet<u16>) -> String {
     numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -231,7 +232,7 @@ fn blame_switches(xids: &mut [Seen<'_>], broken: &[SxidRecord<'_>]) {
     }
 }
 
-/// Xid 162 says that what 163 told is over.
+/// Xid 162 reports that the state of Xid 163 is over.
 fn power_smoothing(xids: &mut [Seen<'_>]) {
     let Some(back) = xids.iter().rposition(|seen| seen.xid.number == 162) else { return };
     for seen in xids[..back].iter_mut().filter(|seen| seen.xid.number == 163) {
@@ -239,7 +240,8 @@ fn power_smoothing(xids: &mut [Seen<'_>]) {
     }
 }
 
-/// What tells of memory within a minute of each other is one fault: the worst of it speaks, and of equals Xid 48.
+/// Combines memory records within a minute of each other into one fault: the worst is reported, and among equals Xid
+/// 48.
 fn one_memory_fault(xids: &mut [Seen<'_>]) {
     const MEMORY: [u16; 7] = [48, 63, 64, 94, 95, 171, 172];
     let of_memory: Vec<usize> = (0..xids.len()).filter(|&at| MEMORY.contains(&xids[at].xid.number)).collect();
@@ -260,7 +262,7 @@ fn one_memory_fault(xids: &mut [Seen<'_>]) {
     }
 }
 
-/// Xid 154 and what it is about.
+/// Combines Xid 154 with the records that caused it.
 fn drivers_verdict(xids: &mut [Seen<'_>]) {
     for at in 0..xids.len() {
         if xids[at].xid.number != 154 || xids[at].fate != Fate::Counted {
@@ -334,7 +336,7 @@ fn conclude(log: &Log<'_>, gpus: &BTreeMap<Entity, Vec<Seen<'_>>>, machine: &Mac
     Observation::measured(metrics, bursts.events(log))
 }
 
-/// Xids 13 of a part of the GPU that fails again and again.
+/// Returns the Xid 13 records of locations that fail repeatedly.
 fn again_in_one_place<'a, 'b>(xids: &'b [Seen<'a>]) -> Vec<&'b Seen<'a>> {
     let mut places: BTreeMap<(u16, u16), Vec<&Seen<'_>>> = BTreeMap::new();
     for seen in xids.iter().filter(|seen| seen.xid.number == 13) {
@@ -345,7 +347,7 @@ fn again_in_one_place<'a, 'b>(xids: &'b [Seen<'a>]) -> Vec<&'b Seen<'a>> {
     places.into_values().filter(|seen| incidents(seen) >= 3).flatten().collect()
 }
 
-/// Bursts with minutes between them.
+/// Counts bursts that are minutes apart.
 fn incidents(seen: &[&Seen<'_>]) -> usize {
     seen.chunk_by(|a, b| a.xid.record.apart(&b.xid.record) <= AGAIN).count()
 }

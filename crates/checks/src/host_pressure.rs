@@ -1,18 +1,18 @@
 //! host-pressure: do programs on this node wait for memory or disks?
 //!
-//! What it does: reads from /proc/pressure which share of the last five minutes all programs that wanted to run stood
-//! still, waiting for memory or for disks.
+//! What it does: reads from /proc/pressure for which share of the last five minutes all runnable programs were stalled,
+//! waiting for memory or for disks.
 //!
-//! Why it matters: a node that thrashes answers to everything and finishes nothing. Load and free memory look
-//! ordinary; the pressure does not.
+//! Why it matters: a node that thrashes answers everything and finishes nothing. Load and free memory look normal; the
+//! pressure does not.
 //!
-//! What to do: `cat /proc/pressure/*`, `vmstat 1` and `iotop` on the node. Both findings are `monitor`, seen three
-//! times.
+//! What to do: run `cat /proc/pressure/*`, `vmstat 1` and `iotop` on the node. Both findings are `monitor`, confirmed
+//! by three failures.
 //! - `memory-pressure`: more than 10 % of the time lost to reclaiming memory. Look for leaks as in `memory`.
-//! - `disk-pressure`: more than 50 % of the time lost to waiting for disks. Look at `disk-errors`, `nvme-state`,
+//! - `disk-pressure`: more than 50 % of the time lost to waiting for disks. Check `disk-errors`, `nvme-state`,
 //!   `mounts`.
 //!
-//! Not applicable where the kernel does not measure it (`psi=1` on its command line switches it on).
+//! Not applicable where the kernel does not measure it (`psi=1` on its command line enables it).
 
 use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, Unit};
 
@@ -61,7 +61,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     look.or(not_applicable("not-measured", "this kernel does not measure pressure"))
 }
 
-/// `full avg10=0.00 avg60=0.00 avg300=1.25 total=0`
+/// Parses `full avg10=0.00 avg60=0.00 avg300=1.25 total=0`.
 fn stall(text: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("full "))?;
     let value: f64 = line.split_ascii_whitespace().find_map(|word| word.strip_prefix("avg300="))?.parse().ok()?;

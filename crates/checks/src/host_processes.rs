@@ -1,21 +1,23 @@
-//! The processes of the whole machine, and the certainty that it is the whole machine.
+//! The processes of the whole machine, verified not to be those of a container.
 //!
-//! In a container with its own process numbers, every process of the host seems to be missing. A check that asks "does
-//! this run?" or "is this gone?" must not ask there.
+//! In a container with its own PID namespace, every process of the host seems to be missing. A check that asks "is this
+//! running?" or "is this gone?" must not draw conclusions there.
 
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
 use crate::probe::{ProbeOutput, Process};
 
+/// Returns the machine's processes.
+///
 /// # Errors
-/// With the failure that the check should tell: no list, or one of a container only.
+/// Returns the failure that the check should report: no list, or only that of a container.
 pub fn host_processes(output: Option<&ProbeOutput>) -> Result<&[Process], ProbeFailure> {
     let processes = match output {
         Some(ProbeOutput::Processes(processes)) => processes,
         Some(ProbeOutput::Failed(failure)) => return Err(failure.clone()),
         _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is no list of processes")),
     };
-    // The kernel's own thread that starts all others is process 2 of the machine and of no container.
+    // kthreadd, which starts all other kernel threads, is process 2 of the machine and of no container.
     if processes.iter().any(|process| process.pid == 2 && process.name == "kthreadd") {
         return Ok(processes);
     }
@@ -23,7 +25,7 @@ pub fn host_processes(output: Option<&ProbeOutput>) -> Result<&[Process], ProbeF
     Err(ProbeFailure::new(FailureKind::Denied, text))
 }
 
-/// Whether a process of this name runs. The kernel keeps 15 bytes of a name.
+/// Returns whether a process of this name is running. The kernel keeps 15 bytes of a name.
 pub fn runs(processes: &[Process], name: &str) -> bool {
     let kept = name.get(..15).unwrap_or(name);
     processes.iter().any(|process| process.name == kept && !matches!(process.state, 'Z' | 'X'))
@@ -38,7 +40,7 @@ pub(crate) mod tests {
         Process { pid, parent: 1, user: 0, name: name.to_owned(), state, age: Span::hours(1), waits_in: None }
     }
 
-    /// A machine with its kernel threads and these.
+    /// A machine with its kernel threads and these processes.
     pub(crate) fn running(processes: &[Process]) -> ProbeOutput {
         let own = [process(1, "systemd", 'S'), process(2, "kthreadd", 'S')];
         ProbeOutput::Processes(own.into_iter().chain(processes.iter().cloned()).collect())

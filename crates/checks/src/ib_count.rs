@@ -1,16 +1,16 @@
-//! ib-count: are there as many fast ports as this machine type has?
+//! ib-count: does the node have as many high-speed ports as its machine type?
 //!
-//! What it does: counts the InfiniBand ports that are up, or the RoCE ports where no port is InfiniBand, and holds the
-//! number against the machine type's profile. EFA has its own count, `efa-count`.
+//! What it does: counts the active InfiniBand ports, or the active RoCE ports if no port is InfiniBand, and compares
+//! the number with the machine profile. EFA has its own check, `efa-count`.
 //!
-//! Why it matters: an adapter that fell off the bus leaves no trace among those that are left. Only somebody who knows
-//! how many there should be can miss one.
+//! Why it matters: an adapter that fell off the bus leaves no trace among the others. Only the expected number shows
+//! that one is missing.
 //!
-//! What to do: `ib-count-wrong` is `isolate`. `ibstat -l` and `lspci -d 15b3:` on the node: an adapter that lspci
-//! shows and ibstat does not has lost its driver (`dmesg | grep mlx5`), one that lspci does not show is gone from the
-//! bus and wants a power cycle or a hand. `ib-ports` says which port is down.
+//! What to do: `ib-count-wrong` is `isolate`, confirmed by a second failure. Run `ibstat -l` and `lspci -d 15b3:` on
+//! the node: an adapter that lspci shows and ibstat does not has lost its driver (`dmesg | grep mlx5`); one that lspci
+//! does not show has dropped off the bus and needs a power cycle or a repair. `ib-ports` shows which port is down.
 //!
-//! Without `fabric_ports_active` in the profile nobody knows the right number, and the verdict is inconclusive.
+//! Without `fabric_ports_active` in the profile there is nothing to compare with, and the verdict is inconclusive.
 
 use doctor_core::observation::{Entity, Look, Metric, Observation};
 
@@ -44,7 +44,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let layers = files(outputs.get(1))?;
-    // None at all is a number too: a machine that should have eight and has none is not one without.
+    // Zero is a number too: a machine that should have eight ports and has none is not one without ports.
     let ports = match ports(outputs.first()) {
         Err(Observation::NotApplicable(_)) => Vec::new(),
         other => other?,

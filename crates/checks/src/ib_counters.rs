@@ -1,36 +1,36 @@
-//! ib-counters: do errors of the fast network's ports grow?
+//! ib-counters: are the error counters of high-speed network ports growing?
 //!
-//! What it does: reads the error counters of every InfiniBand and RoCE port and by how much each grew: within the last
-//! ten minutes for limits per second, within the last hour for the others. What a counter held before that is over and
-//! is not judged; a counter that fell began anew with a boot or a reset.
+//! What it does: reads the error counters of every InfiniBand and RoCE port and how much each grew: within the last ten
+//! minutes for limits per second, within the last hour for the others. Earlier values do not count; a counter that
+//! decreased was reset by a reboot or a device reset.
 //!
-//! Why it matters: a bad cable or transceiver shows here days before the link drops. Errors on the link are repeated
-//! by the hardware, so that jobs become slow long before anything fails.
+//! Why it matters: a bad cable or transceiver shows here days before the link drops. The hardware retransmits after
+//! link errors, so jobs become slow long before anything fails.
 //!
 //! What to do: `doctor why NODE` names port, counter and rate; `mlxlink -d DEVICE -m -c` shows the module and its
-//! signal. Clean, reseat or exchange the cable first, then the switch's port, then the adapter.
+//! signal. Clean, reseat or replace the cable first, then the switch's port, then the adapter.
 //!
 //! | finding | counter | limit | severity |
 //! |---|---|---|---|
-//! | `symbol-errors` | symbol_error | 120 an hour | isolate |
+//! | `symbol-errors` | symbol_error | 120 per hour | isolate |
 //! | `buffer-overruns` | excessive_buffer_overrun_errors | any | isolate |
 //! | `link-integrity-errors` | local_link_integrity_errors | any | isolate |
 //! | `link-downed` | link_downed | any | monitor |
 //! | `rnr-retries` | rnr_nak_retry_err | any | monitor |
-//! | `link-recoveries` | link_error_recovery | 300 an hour | monitor |
-//! | `receive-errors` | port_rcv_errors | 10 a second | monitor |
-//! | `ack-timeouts` | local_ack_timeout_err | 1 a second | monitor |
-//! | `send-discards` | port_xmit_discards | 100 a second | monitor |
-//! | `slow-restarts` | roce_slow_restart | 10 a second | monitor |
+//! | `link-recoveries` | link_error_recovery | 300 per hour | monitor |
+//! | `receive-errors` | port_rcv_errors | 10 per second | monitor |
+//! | `ack-timeouts` | local_ack_timeout_err | 1 per second | monitor |
+//! | `send-discards` | port_xmit_discards | 100 per second | monitor |
+//! | `slow-restarts` | roce_slow_restart | 10 per second | monitor |
 //!
-//! The limits are those of NVIDIA's NVSentinel (its 5 recoveries a minute as 300 an hour), with two milder severities:
-//! one drop of a link may be the switch's (repeated ones are `port-flaps` of `ib-flaps`), and a receiver that is not
-//! ready is most often a job that crashed.
+//! The limits are those of NVIDIA's NVSentinel (its 5 recoveries per minute as 300 per hour), with two milder
+//! severities: a single link drop may be the switch's fault (`port-flaps` of `ib-flaps` reports repeated ones), and a
+//! receiver that is not ready is most often a crashed job.
 //!
-//! Parameters: `limits`, other limits by the counter's name in the unit of the table:
+//! Parameters: `limits`, other limits by counter name in the unit of the table:
 //! `limits = { symbol_error = 1000, port_xmit_discards = 5000 }`.
 //!
-//! Not applicable where there is no RDMA device or none of them counts these (EFA).
+//! Not applicable where there is no RDMA device or none has these counters (EFA).
 
 use doctor_core::{
     observation::{Event, Look, Metric, Observation, Unit},
@@ -76,7 +76,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("ib_counters.rs")), rules: RULES, probes, interpret };
 
-/// Over which time a limit counts.
+/// The unit of time of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Per {
     Second,
@@ -99,7 +99,7 @@ impl Per {
     }
 }
 
-/// One counter of a port, and how much of it is too much.
+/// A counter of a port and its limit.
 pub(crate) struct Counter {
     pub(crate) name: &'static str,
     pub(crate) code: &'static str,
@@ -112,8 +112,8 @@ const fn counter(name: &'static str, code: &'static str, most: f64, per: Per, is
     Counter { name, code, most, per, is_of_link }
 }
 
-/// Counters of the link lie in `counters`, those of the transport in `hw_counters`. "Any" is more than a half in an
-/// hour, so that one event of a long past shared out over the time since the boot is none.
+/// Link counters are in `counters`, transport counters in `hw_counters`. "Any" is more than 0.5 per hour, so that one
+/// old event averaged over the time since the boot does not count.
 pub(crate) const COUNTERS: [Counter; 10] = [
     counter("symbol_error", "symbol-errors", 120.0, Per::Hour, true),
     counter("excessive_buffer_overrun_errors", "buffer-overruns", 0.5, Per::Hour, true),
@@ -176,7 +176,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
                 (None, Ok(Some(text))) if text.starts_with("N/A") => {}
                 (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
                 (None, Err(failure)) => look.could_not(failure),
-                // A port that is gone is told by `ib-ports`.
+                // `ib-ports` reports a port that is gone.
                 (None, Ok(None)) => {}
             }
         }
@@ -204,7 +204,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    /// One counter of one port over looks five minutes apart; every other counter stays where it is.
+    /// One counter of one port over readings five minutes apart; the other counters do not change.
     fn look(name: &str, values: &[&str]) -> Vec<String> {
         judged(&CHECK, &outputs(name, values))
     }

@@ -1,17 +1,17 @@
-//! ib-firmware: do equal network adapters run the same firmware?
+//! ib-firmware: do identical network adapters run the same firmware?
 //!
-//! What it does: reads kind of board and firmware of each RDMA adapter and compares those of one kind.
+//! What it does: reads the board type and firmware of each RDMA adapter and compares those of the same type.
 //!
-//! Why it matters: an adapter that was exchanged in a repair brings the firmware of the shelf. It works, and behaves
-//! unlike its seven neighbours under congestion, which nobody finds for weeks.
+//! Why it matters: an adapter that was replaced in a repair has the firmware of the spare part. It works, but behaves
+//! unlike its seven neighbours under congestion, which can go unnoticed for weeks.
 //!
-//! What to do: `firmware-differs` is `monitor`. `mlxfwmanager --query` shows the versions and whether an update waits;
-//! bring the adapter to the version of the others (`mlxfwmanager -u -d BUS`, then a boot). Where the site wants one
-//! version everywhere, name it in `firmware`: any other is then found too.
+//! What to do: `firmware-differs` is `monitor`. `mlxfwmanager --query` shows the versions and available updates; bring
+//! the adapter to the version of the others (`mlxfwmanager -u -d BUS`, then reboot). If the site requires one version
+//! everywhere, set it in `firmware`: any other version is then reported too.
 //!
-//! Parameters: `firmware`, accepted versions by kind of board: `firmware = { MT_0000000838 = ["28.39.1002"] }`.
+//! Parameters: `firmware`, accepted versions by board type: `firmware = { MT_0000000838 = ["28.39.1002"] }`.
 //!
-//! Not applicable where no RDMA adapter tells a firmware version (EFA does not).
+//! Not applicable where no RDMA adapter reports a firmware version (EFA does not).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,7 +66,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             }
             (Err(failure), _) => look.could_not(failure.clone()),
             (_, Err(failure)) => look.could_not(failure),
-            // EFA and other adapters without a board have no firmware to compare.
+            // EFA and other adapters without a board id have no firmware to compare.
             (Ok(_), Ok(_)) => {}
         }
     }
@@ -83,7 +83,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     Ok(look.or(not_applicable("no-rdma", "no RDMA adapter here tells a firmware version")))
 }
 
-/// The newer one where two are equally common: they compare as text, and any answer is good enough to point at one.
+/// On a tie, returns the version that compares greater as text; either choice is good enough to point at a difference.
 fn most_common<'a>(adapters: &[(&str, &'a str)]) -> &'a str {
     let count = |version: &str| adapters.iter().filter(|(_, other)| *other == version).count();
     adapters.iter().map(|(_, version)| *version).max_by_key(|version| (count(version), *version)).unwrap_or("")

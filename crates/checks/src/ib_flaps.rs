@@ -1,20 +1,20 @@
-//! ib-flaps: has a port of the fast network dropped, or does it come and go?
+//! ib-flaps: has a high-speed network port dropped, or is it flapping?
 //!
-//! What it does: looks at each port's state over the last twelve hours together with how often its link went down
-//! (`link_downed`), which also counts drops between two looks.
+//! What it does: evaluates each port's state over the last twelve hours together with how often its link went down
+//! (`link_downed`), which also counts drops between two readings.
 //!
-//! Why it matters: a link that drops for some seconds kills the job that uses it, and at the next look it is up again.
-//! Only its past shows it.
+//! Why it matters: a link that drops for a few seconds kills the job that uses it, and is up again at the next check.
+//! Only its history shows it.
 //!
 //! What to do: `doctor why NODE` names the port and the number.
 //! - `port-dropped` is `isolate`: the port was up, has been down for four minutes or more and did not try to come back
-//!   (its count of drops stands still); told until ten minutes after it returned. Look at cable, transceiver and the
-//!   switch's port.
-//! - `port-flaps` is `isolate`: the link went down and came back three times or more within twelve hours. Exchange the
-//!   cable; if many nodes of one switch say so, it is the switch.
+//!   (its drop counter did not change); reported until ten minutes after it returned. Check the cable, the transceiver
+//!   and the switch's port.
+//! - `port-flaps` is `isolate`: the link went down and came back three times or more within twelve hours. Replace the
+//!   cable; if many nodes of one switch report it, the switch is at fault.
 //!
-//! gpud counts a return only if the link was down for 25 seconds; looks five minutes apart do not show that, so each
-//! drop counts here. The finding ends by itself when twelve hours have passed without a third drop, or with a boot.
+//! gpud counts a return only if the link was down for 25 seconds; readings five minutes apart do not show that, so each
+//! drop counts here. The finding ends when twelve hours have passed without a third drop, or with a reboot.
 //!
 //! Not applicable where there is no RDMA device.
 
@@ -46,9 +46,9 @@ pub(crate) const CHECK: Check =
 
 const DOWNED: &str = "/sys/class/infiniband/*/ports/*/counters/link_downed";
 const WINDOW: Span = Span::hours(12);
-/// Down for so long without a try to return is dropped.
+/// A port that is down for this long without trying to return has dropped.
 const DROPPED_AFTER: Span = Span::minutes(4);
-/// A drop is told for so long after the port is back.
+/// How long a drop is reported after the port is back.
 const TOLD_FOR: Span = Span::minutes(10);
 
 fn probes(_: &Params) -> Vec<Probe> {
@@ -93,15 +93,15 @@ fn is_up(text: Option<&str>) -> bool {
     text.and_then(state_word) == Some("ACTIVE")
 }
 
-/// The looks of this boot: a port that was down because the machine was is not one that dropped.
+/// Returns the readings of this boot: a port that was down because the machine was down has not dropped.
 fn since_boot<'a>(series: &Series<'a>) -> Series<'a> {
     let booted = series.points.last().map(|last| last.at.minus(last.up));
     let points = series.points.iter().filter(|point| Some(point.at) >= booted).copied().collect();
     Series { points, ..*series }
 }
 
-/// How often the link came back. The last drop of a port that is down now has not come back. A first look has no
-/// past, and what was counted before it has no time.
+/// Returns how often the link came back. The last drop of a port that is down now has not come back. The first reading
+/// has no history, and drops counted before it have no known time.
 fn returns(state: &Series<'_>, count: Option<&Series<'_>>) -> f64 {
     let seen = state.points.windows(2).filter(|two| !is_up(two[0].text) && is_up(two[1].text)).count() as f64;
     let counted = count
@@ -109,14 +109,14 @@ fn returns(state: &Series<'_>, count: Option<&Series<'_>>) -> f64 {
         .and_then(|series| series.growth(WINDOW))
         .map_or(0.0, |growth| growth.by);
     let is_down = !is_up(state.points.last().and_then(|point| point.text));
-    // A port that comes up for the first time returns from nothing.
+    // A port that comes up for the first time has not returned.
     let began_down = state.points.first().is_some_and(|point| !is_up(point.text));
     let seen = if began_down { seen - 1.0 } else { seen };
     let counted = if is_down { counted - 1.0 } else { counted };
     seen.max(counted).max(0.0)
 }
 
-/// The latest stretch of looks at which the port was down, after one at which it was up.
+/// Describes the latest stretch of readings in which the port was down, after one in which it was up.
 fn drop_of(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<String> {
     let points = &state.points;
     let last_down = points.iter().rposition(|point| !is_up(point.text))?;
@@ -124,7 +124,7 @@ fn drop_of(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<String> {
     let (from, to) = (points[last_up + 1].at, points[last_down].at);
     let long = to.since(from);
     let now = points.last()?.at;
-    // As it stood then: looks at which a counter did not move are not all kept.
+    // The value at that time: not all readings of an unchanged counter are kept.
     let value = |at| count?.points.iter().rfind(|point| point.at <= at)?.text;
     let stands_still = value(from) == value(to);
     let told = last_down + 1 == points.len() || now.since(points[last_down + 1].at) <= TOLD_FOR;
@@ -144,7 +144,7 @@ mod tests {
     const PORT: &str = "/sys/class/infiniband/mlx5_0/ports/1/state";
     const COUNT: &str = "/sys/class/infiniband/mlx5_0/ports/1/counters/link_downed";
 
-    /// Looks five minutes apart: `+` up or `-` down, and the count of drops.
+    /// Readings five minutes apart: `+` up or `-` down, and the drop counter.
     fn look(each: &[(char, &str)]) -> Vec<String> {
         let state = |up: char| if up == '+' { "4: ACTIVE\n" } else { "1: DOWN\n" };
         let states: Vec<_> = each.iter().map(|(up, _)| [(PORT, state(*up))]).collect();

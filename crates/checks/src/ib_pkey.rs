@@ -1,16 +1,16 @@
-//! ib-pkey: is every InfiniBand port in the partitions that it should be in?
+//! ib-pkey: is every InfiniBand port in the required partitions?
 //!
-//! What it does: reads the partition keys of each InfiniBand port and looks for those that the site names.
+//! What it does: reads the partition keys of each InfiniBand port and looks for those that the site requires.
 //!
-//! Why it matters: a port outside of its tenant's partition is up, passes every local test, and cannot talk to the
-//! other nodes of the job. On shared fabrics the subnet manager may forget a node that was replaced.
+//! Why it matters: a port outside its tenant's partition is up, passes every local test, and cannot reach the other
+//! nodes of the job. On shared fabrics the subnet manager may omit a node that was replaced.
 //!
-//! What to do: `pkey-missing` is `isolate`: have the subnet manager's partition configuration looked at (on Azure the
-//! host: report the node); a boot of the node rarely helps. `cat /sys/class/infiniband/DEVICE/ports/1/pkeys/*` shows
-//! what is there.
+//! What to do: `pkey-missing` is `isolate`: check the subnet manager's partition configuration (on Azure the host's:
+//! report the node); a reboot of the node rarely helps. `cat /sys/class/infiniband/DEVICE/ports/1/pkeys/*` shows the
+//! current keys.
 //!
 //! Parameters: `pkeys`, the keys that every InfiniBand port must have: `pkeys = ["0x8001"]`. The highest bit is full
-//! membership, so 0x8001 and 0x0001 are not the same. Not applicable where none is named or no port is InfiniBand.
+//! membership, so 0x8001 and 0x0001 differ. Not applicable where none is set or no port is InfiniBand.
 
 use doctor_core::{
     observation::{Event, FailureKind, Look, Metric, Observation, ProbeFailure},
@@ -42,7 +42,7 @@ pub(crate) const CHECK: Check =
 const PKEYS: &str = "/sys/class/infiniband/*/ports/*/pkeys/*";
 const EXAMPLE: &str = "pkeys = [\"0x8001\"]";
 
-/// Without a key to look for there is no need to read them all.
+/// Without required keys there is no need to read them all.
 fn probes(params: &Params) -> Vec<Probe> {
     let keys = params.contains_key("pkeys").then(|| Probe::glob(PKEYS));
     std::iter::once(Probe::glob(LINK_LAYER)).chain(keys).collect()

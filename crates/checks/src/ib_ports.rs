@@ -1,21 +1,23 @@
 //! ib-ports: is every InfiniBand, RoCE or EFA port up?
 //!
-//! What it does: reads the state of each port of each RDMA device, and what it was in the last day.
+//! What it does: reads the state of each port of each RDMA device, now and over the last day.
 //!
 //! Why it matters: a job on many nodes waits for the slowest link. With one of eight ports down, NCCL either fails at
-//! start or sends everything over the rest, and all nodes of the job are slow because of this one.
+//! start or sends everything over the others, and all nodes of the job are slow because of this one.
 //!
-//! What to do: `doctor why NODE` names the port; `ibstat DEVICE` (or `rdma link`) on the node shows it.
-//! - `port-down` is `isolate`: a port that worked today, or that `ports` names, has no link, twice in a row. Look
-//!   whether the switch's port is up and the cable is seated (`mlxlink -d DEVICE -c`), reseat or exchange the cable,
-//!   then look at the adapter.
-//! - `port-not-configured` is `isolate`: the link is up, but no subnet manager has given it an address (state `INIT`
-//!   or `ARMED`). If many nodes say so at once it is the subnet manager, not the nodes: look there first (`sminfo`).
-//! - `port-unused` is `monitor`: a port without a link that was not seen up in the last day and that nobody named.
-//!   Usually a storage or spare port without a cable. Name the wanted ports in `ports` and it is not told any more.
+//! What to do: `doctor why NODE` names the port; `ibstat DEVICE` (or `rdma link`) on the node shows it. All findings
+//! are confirmed by a second failure.
+//! - `port-down` is `isolate`: a port that worked within the last day, or that `ports` names, has no link. Check that
+//!   the switch's port is up and the cable is seated (`mlxlink -d DEVICE -c`), reseat or replace the cable, then check
+//!   the adapter.
+//! - `port-not-configured` is `isolate`: the link is up, but no subnet manager has given it an address (state `INIT` or
+//!   `ARMED`). If many nodes report it together, the subnet manager is at fault, not the nodes: check it first
+//!   (`sminfo`).
+//! - `port-unused` is `monitor`: a port without a link that was not up in the last day and is not named. Usually a
+//!   storage or spare port without a cable. Name the required ports in `ports` to silence it.
 //!
-//! Parameters: `ports`, a list of devices or ports such as `["mlx5_0", "mlx5_4/1"]`: these must be up, others are not
-//! looked at. One that is named and not there is `port-missing`, `isolate`.
+//! Parameters: `ports`, a list of devices or ports such as `["mlx5_0", "mlx5_4/1"]`: these must be up, others are
+//! ignored. One that is named and does not exist is `port-missing`, `isolate`.
 //!
 //! Not applicable where there is no RDMA device.
 
@@ -99,7 +101,7 @@ fn ids<'a>(series: &Series<'a>) -> Option<(&'a str, &'a str)> {
     }
 }
 
-/// Whether `mlx5_0` or `mlx5_0/1` means this port.
+/// Returns whether `mlx5_0` or `mlx5_0/1` means this port.
 fn is(wanted: &str, (device, port): (&str, &str)) -> bool {
     match wanted.split_once('/') {
         Some((name, number)) => name == device && number == port,

@@ -1,19 +1,19 @@
-//! ib-rate: does every port of the fast network run at its full rate?
+//! ib-rate: does every high-speed network port run at its full rate?
 //!
-//! What it does: reads the rate of each port that is up and holds it against the best one of the same kind of adapter
-//! on this node, and the best of all against the machine type's profile.
+//! What it does: reads the rate of each active port and compares it with the best port of the same kind of adapter on
+//! this node, and the best of all with the machine profile.
 //!
-//! Why it matters: a cable with one bad lane trains at half or a quarter of its rate and stays up. Nothing reports an
-//! error; every job that crosses it is slow.
+//! Why it matters: a cable with one bad lane trains at half or a quarter of its rate and stays up. No error is
+//! reported; every job that uses it is slow.
 //!
-//! What to do: `doctor why NODE` names the port; `ibstat DEVICE` shows its rate and `mlxlink -d DEVICE -m -c` the
-//! lanes and the module.
-//! - `port-slow` is `isolate`: this port is slower than its like. Reseat or exchange cable and transceiver, then try
-//!   another port of the switch; if it stays slow there the adapter is bad.
-//! - `fabric-slow` is `isolate`: even the best port is slower than the profile's `fabric_rate_bits`. Look whether the
-//!   switch's speed was set by hand, and whether the node is what its profile says.
+//! What to do: `doctor why NODE` names the port; `ibstat DEVICE` shows its rate and `mlxlink -d DEVICE -m -c` the lanes
+//! and the module. Both findings are `isolate`, confirmed by a second failure.
+//! - `port-slow`: this port is slower than others of its kind. Reseat or replace cable and transceiver, then try
+//!   another port of the switch; if it stays slow, the adapter is bad.
+//! - `fabric-slow`: even the best port is slower than the profile's `fabric_rate_bits`. Check whether the switch's
+//!   speed was set by hand, and whether the node matches its profile.
 //!
-//! Ports that are down are not judged here: `ib-ports` does. Not applicable where there is no RDMA device.
+//! Ports that are down are covered by `ib-ports`. Not applicable where there is no RDMA device.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ use crate::{
 
 const SPEC: Spec = Spec::quick("ib-rate", "rate of each port of the fast network");
 
-// No link of this kind was ever slower than one lane of SDR: without a profile, that floor is the limit of the node.
+// No such link was ever slower than one lane of SDR: without a profile, that is the lower limit of the node.
 const RULES: &str = r#"
 rules = [
   { id = "ib-rate-port", check = "ib-rate", metric = "percent_of_best_port", below = 100.0, reason = "port-slow",
@@ -102,7 +102,7 @@ mod tests {
     use doctor_core::{ids::Sku, profile::Profile};
     use proptest::prelude::*;
 
-    /// Ports by device name: type, state, rate. Made by hand after peers' captures.
+    /// Ports by device name: type, state, rate. Made by hand after other projects' captures.
     fn outputs(ports: &[(&str, &str, &str, &str)]) -> [ProbeOutput; 4] {
         let path = |pattern: &str, device: &str| pattern.replacen('*', device, 1).replacen('*', "1", 1);
         let all = |pattern: &str, text: fn(&(&str, &str, &str, &str)) -> String| {

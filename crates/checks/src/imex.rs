@@ -4,17 +4,17 @@
 //! set), looks for the process `nvidia-imex`.
 //!
 //! Why it matters: on GB200 and GB300 racks, IMEX lets GPUs of different nodes map each other's memory over NVLink. If
-//! it is down on one node, jobs that span nodes fail when they begin (`cuMemImportFromShareableHandle`), with an error
-//! that names neither the node nor the service.
+//! it is down on one node, multi-node jobs fail at start (`cuMemImportFromShareableHandle`), with an error that names
+//! neither the node nor the service.
 //!
-//! What to do: `imex-down` is `reboot`, twice in a row. `systemctl restart nvidia-imex` does it without one;
-//! `nvidia-imex-ctl -N` shows the whole domain, `/var/log/nvidia-imex.log` the cause. All nodes of a domain need the
-//! same list of nodes.
+//! What to do: `imex-down` is `reboot`, confirmed by a second failure. `systemctl restart nvidia-imex` cures it without
+//! a reboot; `nvidia-imex-ctl -N` shows the whole domain, `/var/log/nvidia-imex.log` the cause. All nodes of a domain
+//! need the same list of nodes.
 //!
 //! Parameters: `required = true` expects the service also without that file, `required = false` never expects it. Not
-//! applicable where IMEX is not configured: most machines have the package and do not use it, and a service that
-//! nobody uses is no fault (DCGM called such nodes ill for 13 days). Domains that Kubernetes makes on demand are not
-//! seen here.
+//! applicable where IMEX is not configured: most machines have the package and do not use it, and an unused service is
+//! not a fault (DCGM reported such nodes as unhealthy for 13 days). Domains that Kubernetes creates on demand are not
+//! covered.
 
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, Observation};
 
@@ -73,7 +73,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     Observation::measured(vec![metric], down.into_iter().collect())
 }
 
-/// Lines that name a node: neither empty nor a comment.
+/// Counts the lines that name a node: neither empty nor a comment.
 fn nodes(config: &str) -> usize {
     config.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).count()
 }
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(judged_with(&CHECK, &required(true), None, &[missing, up]), ["pass within-limits"]);
     }
 
-    // aicr #2641, DCGM #308: an alarm of 13 days about a service that nobody used.
+    // aicr #2641, DCGM #308: an alarm of 13 days about an unused service.
     #[test]
     fn imex_where_it_is_unused_never_fails() {
         for unused in [config(""), config("# 10.0.0.1\n\n"), failed(FailureKind::Missing)] {

@@ -1,15 +1,17 @@
-//! job-ends: did users' jobs die here of signals that broken hardware sends?
+//! job-ends: were users' jobs killed here by signals that faulty hardware causes?
 //!
-//! What it does: reads what Slurm's epilog has noted of jobs that failed on this node within the last day
-//! (`doctor-node hook epilog`). Each is kept as evidence: how it ended, when, whose it was.
+//! What it does: reads the records of Slurm's epilog about jobs that failed on this node within the last day
+//! (`doctor-node hook epilog`). Each is kept as evidence: how it ended, when, and which user's it was.
 //!
-//! Why it matters: a job that fails is its user's affair nearly always. Jobs of several users that die of a bus error or an
-//! abort on one node have that node in common.
+//! Why it matters: a failed job is nearly always the user's own problem. If jobs of several users die of a bus error or
+//! an abort on one node, they have that node in common.
 //!
-//! What to do: `jobs-died` is `monitor`: jobs of three or more users died by one of the signals ill, abrt, bus, fpe and segv within
-//! the day. It is a reason to test the node (`doctor test NODE --suite standard`), and no verdict on it.
+//! What to do: `jobs-died` is `monitor`: within the day, jobs of three or more users were killed by one of the signals
+//! ILL, ABRT, BUS, FPE and SEGV. It is a reason to test the node (`doctor test NODE --suite standard`), not a verdict
+//! on it.
 //!
-//! `directory` says where the epilog notes them, if its `state` is not the usual one. Not applicable where none is noted.
+//! Parameters: `directory`, where the epilog writes its records, if its `state` is not the default. Not applicable
+//! where there are no records.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +43,7 @@ pub(crate) const CHECK: Check =
 const DIRECTORY: &str = "/var/lib/cluster-doctor/hook/jobs";
 const EXAMPLE: &str = "\"/var/lib/cluster-doctor/hook/jobs\"";
 
-/// Ill, abrt, bus, fpe, segv.
+/// ILL, ABRT, BUS, FPE, SEGV.
 const OF_HARDWARE: [u8; 5] = [4, 6, 7, 8, 11];
 
 fn directory(params: &Params) -> Result<String, Observation> {
@@ -63,7 +65,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     for file in noted {
         let text = match &file.text {
             Ok(text) => text,
-            // It was of a day ago, and went while we looked.
+            // The record was a day old and was removed while the probe ran.
             Err(ProbeFailure { kind: FailureKind::Missing, .. }) => continue,
             Err(failure) => {
                 look.could_not(failure.clone());
@@ -88,12 +90,12 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     Ok(look.or(not_applicable("no-job-ends", "no failed job is noted here any more")))
 }
 
-/// What the epilog noted, line by line: `job 17`, `user ann`, `ended 2026-11-15T00:00:00Z`, `batch 0:6`, `step 0:0`.
+/// A record of the epilog, line by line: `job 17`, `user ann`, `ended 2026-11-15T00:00:00Z`, `batch 0:6`, `step 0:0`.
 struct End<'a> {
     job: &'a str,
     user: &'a str,
     at: Timestamp,
-    /// Code and signal, of the batch script and of the worst step.
+    /// Exit code and signal, of the batch script and of the worst step.
     ends: [(u8, u8); 2],
 }
 
@@ -108,7 +110,7 @@ impl<'a> End<'a> {
         Some(Self { job: line("job")?, user: line("user")?, at: line("ended")?.parse().ok()?, ends })
     }
 
-    /// The first signal that ended it, also as a shell tells of it.
+    /// Returns the first signal that ended the job, also from a shell's exit code above 128.
     fn signal(&self) -> Option<u8> {
         self.ends.iter().find_map(|(code, signal)| match signal {
             0 => code.checked_sub(128).filter(|signal| (1..=64).contains(signal)),
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
     use crate::{files::tests::found, judged::judged};
 
-    // Made by hand, in the form that `doctor-node hook epilog` writes.
+    // Made by hand, in the format of `doctor-node hook epilog`.
     fn noted(job: u32, user: &str, batch: &str, step: &str) -> (String, String) {
         let text = format!("job {job}\nuser {user}\nended 2026-11-15T00:00:00Z\nbatch {batch}\nstep {step}\n");
         (format!("{DIRECTORY}/{job}"), text)

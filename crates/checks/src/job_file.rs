@@ -1,8 +1,9 @@
-//! What a job on this machine says of itself in a file, so that whoever started it may die and be replaced.
+//! The file in which a job on this machine records its process and its end, so that the process that started it may die
+//! and be replaced.
 //!
-//! The file appears whole or not at all, and only for the first who makes it: it is the claim on the run. A second
-//! process for the same run finds it and goes away; a controller that cancels a job before it began makes the file
-//! itself, and the job that comes late finds that nothing is wanted of it any more.
+//! The file appears atomically, and only the first process can create it: it is the claim on the run. A second process
+//! for the same run finds it and exits. A controller that cancels a job before it starts creates the file itself, and
+//! the job that starts late finds that it is not wanted.
 
 use std::path::PathBuf;
 
@@ -17,18 +18,18 @@ use doctor_core::{
 #[serde(deny_unknown_fields)]
 pub struct JobFile {
     pub run: RunId,
-    /// `None`: cancelled before it began.
+    /// `None`: cancelled before it started.
     pub process: Option<JobProcess>,
     pub ended: Option<JobEnded>,
 }
 
-/// The process, such that it cannot be taken for another one.
+/// Identifies the process uniquely, also after its pid is reused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobProcess {
     pub pid: u32,
     pub start_ticks: u64,
-    /// Ticks count from boot, so they mean nothing in another one.
+    /// Ticks count from the boot, so they are only valid within one.
     pub boot_id: String,
     pub started: Timestamp,
 }
@@ -37,28 +38,28 @@ pub struct JobProcess {
 #[serde(deny_unknown_fields)]
 pub struct JobEnded {
     pub at: Timestamp,
-    /// `None`: it did not say; somebody else noted that it was gone.
+    /// `None`: the job recorded no exit code; another process found it gone.
     pub exit: Option<u8>,
 }
 
-/// Exit codes of `doctor-node job`. They say how the job went; what the tests found is in the result document.
+/// Exit codes of `doctor-node job`. They describe how the job ran; the result document has the test results.
 pub mod exit {
     /// Every test ran and the result document was written.
     pub const DONE: u8 = 0;
     /// The result document could not be written.
     pub const NO_DOCUMENT: u8 = 1;
-    /// The job could not begin: a bad argument, an unreadable key or policy.
+    /// The job could not start: a bad argument, an unreadable key or policy.
     pub const NOT_BEGUN: u8 = 2;
-    /// Another process has this run, or it was cancelled before it began.
+    /// Another process has claimed this run, or it was cancelled before it started.
     pub const NOT_WANTED: u8 = 3;
-    /// Over its time limit; what had finished was written. As timeout(1) has it.
+    /// The time limit was exceeded; finished tests were written. The same code as timeout(1).
     pub const OVER_LIMIT: u8 = 124;
-    /// Told to stop; what had finished was written. As a shell would say it: 128 and SIGTERM.
+    /// The job was terminated; finished tests were written. The shell's code for SIGTERM, 128 + 15.
     pub const STOPPED: u8 = 143;
 }
 
-/// The log of one test of a run on one node, below the shared directory. The run's result document stands beside the log
-/// of its first test, with `.json` in the place of `.log`.
+/// Returns the path of the log of one test of a run on one node, relative to the shared directory. The run's result
+/// document is next to the log of its first test, with `.json` instead of `.log`.
 pub fn log_path(test: &TestId, node: &NodeName, planned: Timestamp) -> PathBuf {
     let name = format!("{test}_{node}_{}.log", planned.secs());
     [test.as_str(), node.as_str(), &name].iter().collect()

@@ -1,4 +1,4 @@
-//! For tests of checks: what the default rules make of some output, in words that fit on a line.
+//! A test helper that applies a check's default rules to probe outputs and formats the result as lines.
 
 use doctor_core::{classify::judge, ids::CheckId, policy::Policy, profile::Profile};
 
@@ -8,7 +8,7 @@ use crate::{
     spec::{Check, Params},
 };
 
-/// `fail REASON SEVERITY ENTITY` for each finding, worst first; or one line `VERDICT REASON`.
+/// Returns `fail REASON SEVERITY ENTITY` for each finding, worst first, or a single line `VERDICT REASON`.
 pub(crate) fn judged(check: &Check, outputs: &[ProbeOutput]) -> Vec<String> {
     judged_with(check, &Params::new(), None, outputs)
 }

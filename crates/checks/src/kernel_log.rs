@@ -1,30 +1,29 @@
-//! kernel-log: what has the kernel complained about?
+//! kernel-log: which problems has the kernel logged?
 //!
-//! What it does: reads the kernel's log of this boot and looks for records that tell of broken memory, processors, disks,
-//! file systems or PCIe, or of a kernel in trouble. Only records that the kernel itself wrote count; programs can write
-//! there too. Records older than `within` are left out. What GPUs, NVSwitches and network cards write is read by
-//! `gpu-xid`, `nvswitch-sxid` and `nic-log`.
+//! What it does: reads the kernel log of this boot and looks for records that indicate broken memory, processors,
+//! disks, file systems or PCIe, or a kernel in trouble. Only records that the kernel itself wrote count; programs can
+//! write there too. Records older than `within` are ignored. `gpu-xid`, `nvswitch-sxid` and `nic-log` read the records
+//! of GPUs, NVSwitches and network adapters.
 //!
 //! Why it matters: most hardware faults are in this log hours or days before a job is slow or wrong because of them.
 //!
-//! What to do: `doctor why NODE` shows the newest line of each kind and how often it came; `dmesg -T` shows what was
-//! around it.
-//! - `machine-check`, `memory-uncorrected` are `reboot`: the processor or the memory controller met an error that it could
-//!   not correct. A boot lets the firmware map out or repair the memory; if it comes back, the part is bad.
-//! - `file-system-error` is `reboot`: ext4, XFS or btrfs found damage or went read-only. A boot brings the check that
-//!   repairs it; look at the disk first.
-//! - `kernel-oops`, `hard-lockup` are `reboot`: the kernel is damaged; only a boot makes it whole.
+//! What to do: `doctor why NODE` shows the newest line of each kind and its count; `dmesg -T` shows the context.
+//! - `machine-check`, `memory-uncorrected` are `reboot`: the processor or the memory controller reported an
+//!   uncorrectable error. A reboot lets the firmware map out or repair the memory; if it recurs, the part is bad.
+//! - `file-system-error` is `reboot`: ext4, XFS or btrfs found damage or went read-only. A reboot runs the check that
+//!   repairs it; check the disk first.
+//! - `kernel-oops`, `hard-lockup` are `reboot`: the kernel's state is corrupt; only a reboot restores it.
 //! - `disk-error`, `nvme-timeout` are `monitor`: a disk or its link failed to read or write, or did not answer in time.
 //!   See `smartctl -x /dev/NAME`, `nvme smart-log /dev/NAME`, `nvme error-log /dev/NAME`.
-//! - `raid-degraded` is `monitor`: an array lost a disk. See `cat /proc/mdstat`; the data is one fault from being lost.
-//! - `nfs-not-responding` is `monitor`: a file server does not answer, and the kernel has not said since that it is back.
-//!   Programs on that mount hang. Look at the server and the path to it, then at other nodes.
-//! - `pcie-error` is `monitor`: a device reported an error on its link that was not corrected. See `lspci -vv -s BUS`.
-//! - `hung-task`, `soft-lockup`, `rcu-stall` are `monitor`: something waits or spins too long, usually behind storage or a
-//!   device that does not answer.
-//! - `netdevice-stuck` is `monitor`: a network device cannot be removed because something still holds it; containers
-//!   cannot start or stop. Only a boot ends it.
-//! - `oom-kill` is `monitor`: memory ran out for the whole node. Jobs that met only their own limit are not counted.
+//! - `raid-degraded` is `monitor`: an array lost a disk. See `cat /proc/mdstat`; one more fault loses the data.
+//! - `nfs-not-responding` is `monitor`: a file server does not answer, and the kernel has not logged since that it is
+//!   back. Programs on that mount hang. Check the server and the path to it, then other nodes.
+//! - `pcie-error` is `monitor`: a device reported an uncorrected error on its link. See `lspci -vv -s BUS`.
+//! - `hung-task`, `soft-lockup`, `rcu-stall` are `monitor`: a task waits or spins too long, usually because of storage
+//!   or a device that does not answer.
+//! - `netdevice-stuck` is `monitor`: a network device cannot be removed because it is still referenced; containers
+//!   cannot start or stop. Only a reboot ends it.
+//! - `oom-kill` is `monitor`: memory ran out for the whole node. Jobs that hit only their own limit are not counted.
 //!
 //! Parameters: `within`, by default `"7d"`.
 
@@ -43,7 +42,7 @@ use crate::{
 
 const SPEC: Spec = Spec::quick("kernel-log", "errors in the kernel's log");
 
-/// `reboot` where a boot is what repairs or resets the part, `monitor` where the record alone does not prove the node bad.
+/// `reboot` where a reboot repairs or resets the part, `monitor` where the record alone does not prove the node bad.
 const RULES: &str = r#"
 rules = [
   { id = "kernel-log-machine-check", check = "kernel-log", event = "machine-check", reason = "machine-check",
@@ -92,7 +91,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Err(instead) => return instead,
     };
     let mut bursts = Bursts::default();
-    // Servers that do not answer, until the kernel says that they do.
+    // Servers that do not answer, until the kernel logs that they do.
     let mut silent: BTreeMap<&str, Vec<&Record<'_>>> = BTreeMap::new();
     for record in log.recent() {
         match file_server(record.text) {
@@ -115,7 +114,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     Observation::measured(vec![log.read()], bursts.events(&log))
 }
 
-/// What a record is a sign of.
+/// The event code and the entity of a record.
 type Sign = (&'static str, Entity);
 
 fn recognise(text: &str) -> Option<Sign> {
@@ -127,7 +126,7 @@ fn recognise(text: &str) -> Option<Sign> {
         .or_else(|| PHRASES.iter().find(|(phrase, _)| text.contains(phrase)).map(|(_, code)| (*code, Entity::node())))
 }
 
-/// Phrases of the kernel's source that stand for themselves.
+/// Phrases of the kernel's source that are sufficient by themselves.
 const PHRASES: &[(&str, &str)] = &[
     ("hard LOCKUP", "hard-lockup"),
     ("soft lockup", "soft-lockup"),
@@ -137,7 +136,7 @@ const PHRASES: &[(&str, &str)] = &[
     ("BUG: unable to handle", "kernel-oops"),
     ("Oops: ", "kernel-oops"),
     (" blocked for more than ", "hung-task"),
-    // The cgroup's own form begins with `Memory cgroup`: a job that met its own limit is no fault of the node.
+    // The cgroup's message starts with `Memory cgroup`: a job that hit its own limit is not a fault of the node.
     ("Out of memory: Kill", "oom-kill"),
 ];
 
@@ -155,7 +154,7 @@ fn memory_hardware(text: &str) -> Option<Sign> {
     Some(("memory-uncorrected", Entity::new(EntityKind::Dimm, dimm)))
 }
 
-/// `pcieport 0000:80:01.1: AER: Uncorrected (Fatal) error received: 0000:81:00.0` and
+/// Matches `pcieport 0000:80:01.1: AER: Uncorrected (Fatal) error received: 0000:81:00.0` and
 /// `nvme 0000:01:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=…`, the latter with `AER: ` on newer kernels.
 fn pcie(text: &str) -> Option<Sign> {
     let received = text.contains(": AER: ") && text.contains("Uncorrected (") && text.contains(" error received");
@@ -182,18 +181,18 @@ fn disk(text: &str) -> Option<Sign> {
     let markers = ["I/O error, dev ", "Buffer I/O error on dev ", "medium error, dev "];
     let rest = markers.iter().find_map(|marker| text.split_once(marker))?.1;
     let name = rest.split([',', ' ']).next()?;
-    // A drive without a medium in it complains at each look.
+    // A drive without a medium logs an error at each access.
     let removable = name.starts_with("fd") || name.starts_with("sr");
     (!removable && !is_image(name)).then(|| ("disk-error", Entity::new(EntityKind::Disk, name)))
 }
 
-/// A loop device is a file that somebody mounted; what is wrong with it says nothing about the node.
+/// A loop device is a mounted file; its errors say nothing about the node.
 fn is_image(device: &str) -> bool {
     device.is_empty() || device.starts_with("loop")
 }
 
-/// `EXT4-fs error (device sda1): …`, `EXT4-fs (sda1): Remounting filesystem read-only`, `XFS (dm-0): Corruption …`,
-/// `BTRFS info (device sdb1: state E): forced readonly`
+/// Matches `EXT4-fs error (device sda1): …`, `EXT4-fs (sda1): Remounting filesystem read-only`,
+/// `XFS (dm-0): Corruption …`, `BTRFS info (device sdb1: state E): forced readonly`.
 fn file_system(text: &str) -> Option<Sign> {
     const DAMAGE: [&str; 8] = [
         "read-only",
@@ -217,14 +216,14 @@ fn file_system(text: &str) -> Option<Sign> {
     (!is_image(device)).then(|| ("file-system-error", Entity::new(EntityKind::Disk, device)))
 }
 
-/// `unregister_netdevice: waiting for eth0 to become free. Usage count = 1`
+/// Matches `unregister_netdevice: waiting for eth0 to become free. Usage count = 1`.
 fn net_device(text: &str) -> Option<Sign> {
     let name = text.strip_prefix("unregister_netdevice: waiting for ")?.split(' ').next()?;
     Some(("netdevice-stuck", Entity::new(EntityKind::Nic, name)))
 }
 
-/// `nfs: server filer1 not responding, still trying` and, later, `nfs: server filer1 OK`: which one, and whether it is
-/// back.
+/// Returns the server of `nfs: server filer1 not responding, still trying` or, later, `nfs: server filer1 OK`, and
+/// whether it is back.
 fn file_server(text: &str) -> Option<(&str, bool)> {
     let (server, what) = text.strip_prefix("nfs: server ")?.split_once(' ')?;
     match what.trim_end() {

@@ -1,16 +1,16 @@
-//! kernel-modules: are the kernel modules loaded that this site needs?
+//! kernel-modules: are the kernel modules that this site needs loaded?
 //!
-//! What it does: looks for each module that the site names among those that are loaded or built in.
+//! What it does: looks for each configured module among those that are loaded or built in.
 //!
 //! Why it matters: after a kernel update, modules that are built on the node (GPUDirect's `nvidia_peermem`, `gdrdrv`,
-//! file systems) are the ones that are missing. Jobs run all the same, over a slower way.
+//! file systems) are the ones that are missing. Jobs still run, over a slower path.
 //!
-//! What to do: `module-missing` is `reboot`, seen twice: `modprobe MODULE` says why it is not there. If it is not
-//! built for the running kernel (`uname -r`, `dkms status`), build it; if the kernel is not the one that it was built
-//! for, boot.
+//! What to do: `module-missing` is `reboot`, confirmed by a second failure: `modprobe MODULE` shows why it is missing.
+//! If it is not built for the running kernel (`uname -r`, `dkms status`), build it; if another kernel than the intended
+//! one is running, reboot.
 //!
-//! Parameters: `modules`, such as `modules = ["nvidia_peermem", "gdrdrv"]`. Not applicable where none is named.
-//! One that is built into the kernel and has no parameters is not listed there and cannot be named.
+//! Parameters: `modules`, such as `modules = ["nvidia_peermem", "gdrdrv"]`. Not applicable where none is configured. A
+//! module that is built into the kernel and has no parameters is not listed by the kernel and cannot be checked.
 
 use doctor_core::observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure};
 
@@ -50,7 +50,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     if loaded.is_empty() {
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/sys/module lists no module")));
     }
-    // The kernel writes an underscore where people may write a hyphen.
+    // The kernel writes an underscore where users may write a hyphen.
     let missing: Vec<_> = wanted.iter().filter(|name| !loaded.contains(&name.replace('-', "_"))).collect();
     let event = |name: &&String| {
         Event::seen("module-missing", Entity::node(), format!("the kernel module {name} is not loaded"))

@@ -1,14 +1,13 @@
-//! kernel-settings: is the kernel set as this site wants it?
+//! kernel-settings: does the kernel have the settings that this site wants?
 //!
-//! What it does: compares settings of the kernel (sysctl) and words of its command line with those that the site
-//! names.
+//! What it does: compares kernel settings (sysctl) and words of the kernel command line with the configured ones.
 //!
-//! Why it matters: buffer sizes, huge pages, NUMA balancing and IOMMU settings decide about the last tenth of
-//! performance, and about whether GPUDirect works at all. A node that was installed by another image has other ones.
+//! Why it matters: buffer sizes, huge pages, NUMA balancing and IOMMU settings determine the last tenth of performance,
+//! and whether GPUDirect works at all. A node that was installed from another image has other settings.
 //!
 //! What to do: every finding is `monitor`.
-//! - `setting-wrong`: `sysctl -w NAME=VALUE` now, and in /etc/sysctl.d for the next boot.
-//! - `cmdline-wrong`: a word is missing in `/proc/cmdline`: add it in the boot loader's configuration, then boot.
+//! - `setting-wrong`: run `sysctl -w NAME=VALUE`, and set it in /etc/sysctl.d for the next boot.
+//! - `cmdline-wrong`: a word is missing in `/proc/cmdline`: add it to the boot loader's configuration, then reboot.
 //!
 //! Parameters: `sysctl`, such as `sysctl = { "kernel.numa_balancing" = 0, "net.core.rmem_max" = 16777216 }`, and
 //! `cmdline`, such as `cmdline = ["iommu=pt"]`. Not applicable where neither is set.
@@ -39,8 +38,8 @@ pub(crate) const CHECK: Check =
 
 const SYSCTL: &str = "sysctl = { \"kernel.numa_balancing\" = 0 }";
 
-/// Name and wanted value, in the order of names. `None` if it is not so written; a name that would lead out of
-/// /proc/sys is none.
+/// Returns names and wanted values, ordered by name. Returns `None` if the setting is malformed or a name would lead
+/// out of /proc/sys.
 fn wanted(params: &Params) -> Option<Vec<(String, String)>> {
     let Some(table) = params.get("sysctl") else { return Some(Vec::new()) };
     let one = |(name, value): (&String, &toml::Value)| {
@@ -57,7 +56,7 @@ fn wanted(params: &Params) -> Option<Vec<(String, String)>> {
     Some(all)
 }
 
-/// As sysctl(8): dots stand between parts, unless the name has slashes already (interfaces with dots in their name).
+/// Like sysctl(8): dots separate parts, unless the name contains slashes (interfaces with dots in their name).
 fn path(name: &str) -> String {
     let name = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
     format!("/proc/sys/{name}")
@@ -109,7 +108,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
 }
 
-/// Settings of several numbers stand with tabs between them.
+/// Compares word by word: the kernel separates the numbers of one setting with tabs.
 fn same(own: &str, wanted: &str) -> bool {
     own.split_ascii_whitespace().eq(wanted.split_ascii_whitespace())
 }

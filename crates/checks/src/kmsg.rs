@@ -1,8 +1,8 @@
-//! Records of the kernel log, and how a burst of them becomes one event.
+//! Parses kernel log records and combines bursts of them into single events.
 //!
-//! Every check that reads the log asks for the same three things ([`probes`]), so that the runner reads them once. Only
-//! records that the kernel itself wrote count; programs can write there too. An event is known by the boot and the
-//! number of its newest record: told again, it is still the same one.
+//! Every check that reads the log requests the same three probes ([`probes`]), so that the runner reads them once. Only
+//! records that the kernel itself wrote count; programs can write there too. The key of an event is the boot id and the
+//! sequence number of its newest record: reported again, it is recognised as the same event.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +18,10 @@ use crate::{
     spec::Params,
 };
 
-/// Runs come a day apart or later; what happened between two of them must still be seen.
+/// Runs are a day or more apart; events between two of them must not be missed.
 const WITHIN: Span = Span::days(7);
 
-/// The outputs of these stand first among a check's own.
+/// The probes of the kernel log. A check puts them before its own probes.
 pub fn probes() -> [Probe; 3] {
     [Probe::Kmsg, Probe::read("/proc/uptime"), Probe::read("/proc/sys/kernel/random/boot_id")]
 }
@@ -30,27 +30,27 @@ pub fn probes() -> [Probe; 3] {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
     pub from_kernel: bool,
-    /// Counts records since boot.
+    /// The number of the record since the boot.
     pub sequence: u64,
-    /// Since boot.
+    /// Microseconds since the boot.
     pub micros: u64,
     pub text: &'a str,
 }
 
 impl<'a> Record<'a> {
-    /// Lines that begin with a space belong to the record before and say nothing to us.
+    /// Parses a line. Returns `None` for continuation lines, which start with a space and are not needed.
     pub fn parse(line: &'a str) -> Option<Self> {
         let (head, text) = line.split_once(';')?;
         let mut fields = head.split(',');
         let priority: u32 = fields.next()?.parse().ok()?;
         let sequence = fields.next()?.parse().ok()?;
         let micros = fields.next()?.parse().ok()?;
-        // The low three bits are the level, the rest is the facility: 0 is the kernel, and the kernel lets nobody
-        // else write as 0.
+        // The low three bits are the level, the rest is the facility: 0 is the kernel, and the kernel allows no program
+        // to write as 0.
         Some(Self { from_kernel: priority >> 3 == 0, sequence, micros, text })
     }
 
-    /// How far apart two records are.
+    /// Returns the time between two records.
     pub fn apart(&self, other: &Self) -> Span {
         span(self.micros.abs_diff(other.micros))
     }
@@ -63,17 +63,20 @@ fn span(micros: u64) -> Span {
 /// The log of this boot.
 #[derive(Debug, Clone)]
 pub struct Log<'a> {
-    /// Every record that was read, the oldest first.
+    /// All records, oldest first.
     records: Vec<Record<'a>>,
-    /// Where it could be read.
+    /// The boot id, if it could be read.
     boot: Option<&'a str>,
-    /// Microseconds since boot.
+    /// Microseconds since the boot.
     now: u64,
     oldest: u64,
 }
 
+/// Parses the outputs of [`probes`].
+///
 /// # Errors
-/// With the observation that the check should return where the log, the uptime or the parameter `within` cannot be read.
+/// Returns the observation that the check should return if the log, the uptime or the parameter `within` cannot be
+/// read.
 pub fn log<'a>(params: &Params, outputs: &'a [ProbeOutput]) -> Result<Log<'a>, Observation> {
     let could_not = |kind, text: &str| Observation::CouldNot(ProbeFailure::new(kind, text));
     let all = text(outputs.first()).map_err(Observation::CouldNot)?;
@@ -96,7 +99,7 @@ pub fn log<'a>(params: &Params, outputs: &'a [ProbeOutput]) -> Result<Log<'a>, O
         return Err(could_not(FailureKind::Unparseable, "no line of the kernel log has the form `6,1,0,-;text`"));
     }
     let window = u64::try_from(within.millis()).unwrap_or(0).saturating_mul(1000);
-    // Without the boot's name an event has no key and may be told twice; it is still seen.
+    // Without the boot id an event has no key and may be reported twice, but it is still detected.
     let boot = text(outputs.get(2)).ok().map(str::trim).filter(|id| is_boot_id(id));
     Ok(Log { records, boot, now, oldest: now.saturating_sub(window) })
 }
@@ -113,23 +116,23 @@ fn is_boot_id(text: &str) -> bool {
 }
 
 impl<'a> Log<'a> {
-    /// What the kernel wrote within the window, the oldest first.
+    /// Returns the kernel's records within the window, oldest first.
     pub fn recent(&self) -> impl Iterator<Item = &Record<'a>> {
         self.records.iter().filter(|record| record.from_kernel && record.micros >= self.oldest)
     }
 
-    /// How long ago the kernel wrote it.
+    /// Returns the age of a record.
     pub fn age(&self, record: &Record<'_>) -> Span {
         span(self.now.saturating_sub(record.micros))
     }
 
-    /// How many records were read: the sign that the log was looked at.
+    /// Returns the number of records, as evidence that the log was read.
     pub fn read(&self) -> Metric {
         Metric::count("records", Entity::node(), self.records.len() as f64)
     }
 }
 
-/// Records of one kind about one part.
+/// Records of one kind about one entity.
 #[derive(Debug, Clone)]
 struct Burst<'a> {
     times: u64,
@@ -137,7 +140,7 @@ struct Burst<'a> {
     notes: BTreeSet<String>,
 }
 
-/// Many records, few events: one for each kind and part.
+/// Combines records into one event per kind and entity.
 #[derive(Debug, Clone, Default)]
 pub struct Bursts<'a>(BTreeMap<(ReasonCode, Entity), Burst<'a>>);
 
@@ -146,7 +149,7 @@ impl<'a> Bursts<'a> {
         self.see_with(code, entity, record, None);
     }
 
-    /// A note stands in front of the record's own words, once however often it is given.
+    /// Adds a record with a note. Notes precede the record's text, each once.
     pub fn see_with(&mut self, code: ReasonCode, entity: Entity, record: &Record<'a>, note: Option<String>) {
         let new = || Burst { times: 0, newest: *record, notes: BTreeSet::new() };
         let burst = self.0.entry((code, entity)).or_insert_with(new);
@@ -157,7 +160,7 @@ impl<'a> Bursts<'a> {
         burst.notes.extend(note);
     }
 
-    /// Takes back what was seen of one kind about one part before `record`.
+    /// Removes the records of one kind about one entity that precede `record`.
     pub fn forget(&mut self, code: &ReasonCode, entity: &Entity, record: &Record<'_>) {
         let key = (code.clone(), entity.clone());
         if self.0.get(&key).is_some_and(|burst| burst.newest.micros <= record.micros) {
@@ -169,7 +172,7 @@ impl<'a> Bursts<'a> {
         let event = |((code, entity), burst): ((ReasonCode, Entity), Burst<'_>)| Event {
             code,
             entity,
-            // The log counts from boot by a clock that stands still while the machine sleeps: no time of day.
+            // The log's clock counts from the boot and stops while the machine sleeps, so it gives no wall-clock time.
             at: None,
             text: burst.describe(log.now),
             key: log.boot.map(|boot| format!("{boot}:{}", burst.newest.sequence)),
@@ -195,8 +198,8 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A boot's name, and outputs of [`probes`] for lines of text a second apart that end ten seconds ago on a machine
-    /// that has been up for ten days.
+    /// A boot id, and outputs of [`probes`] for lines a second apart that end ten seconds ago on a machine with an
+    /// uptime of ten days.
     pub(crate) const BOOT: &str = "0e2b6d54-7f3a-4a56-9d43-0f4f4d5d1c11";
 
     pub(crate) fn logged(lines: &[&str]) -> Vec<ProbeOutput> {
@@ -206,7 +209,7 @@ pub(crate) mod tests {
         at_seconds(&spaced)
     }
 
-    /// The same with the second of each line.
+    /// Like `logged`, with the second of each line.
     pub(crate) fn at_seconds(lines: &[(u64, &str)]) -> Vec<ProbeOutput> {
         let mut text = "6,1,0,-;Linux version 6.8.0\n".to_owned();
         for (n, (seconds, line)) in lines.iter().enumerate() {

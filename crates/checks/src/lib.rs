@@ -1,8 +1,8 @@
-//! One file per check.
+//! The built-in checks, one file per check, and the pure code that they share.
 //!
-//! A check says which probes it wants ([`probe`]), understands what they brought ([`Check::interpret`]), and brings
-//! the rules by which that is judged. It never reads anything itself, so every one of them is tested on captured
-//! output. The word in [`CHECKS`] is all that registers it.
+//! A check lists the probes that it needs ([`probe`]), interprets their output ([`Check::interpret`]) and carries the
+//! default rules that classify the result. It performs no I/O, so each check is tested on captured output. Adding a
+//! check means adding its file and its name to [`CHECKS`].
 
 pub mod carried;
 pub mod catalogue;
@@ -59,11 +59,11 @@ pub use gpu_libraries::PLACES as LIBRARY_PLACES;
 pub use measurements::interpret_measurements;
 pub use spec::{Check, Depth, Params, Spec, page_of};
 
-/// The visible list. A new check is its file and its word here.
+/// Declares the module of each check and collects the checks into `CHECKS`.
 macro_rules! checks {
     ($($name:ident),* $(,)?) => {
         $(mod $name;)*
-        /// Every check that this program knows.
+        /// All checks built into this program.
         pub static CHECKS: &[Check] = &[$($name::CHECK),*];
     };
 }

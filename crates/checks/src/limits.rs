@@ -1,15 +1,15 @@
-//! limits: do the kernel's tables of files and processes run full?
+//! limits: is the kernel close to its limits on open files and threads?
 //!
-//! What it does: reads how many files are open and how many threads there are, as a share of what the kernel allows.
+//! What it does: reads the number of open files and of threads as a percentage of what the kernel allows.
 //!
-//! Why it matters: when either is used up nothing starts any more: `Too many open files in system`,
+//! Why it matters: when either is exhausted no program can start: `Too many open files in system`,
 //! `fork: Resource temporarily unavailable`, also for the service that should clean up.
 //!
-//! What to do: find who uses them and restart it.
-//! - `files-many` (80 %, `monitor`), `files-full` (95 %, `reboot`):
+//! What to do: find the process that uses them and restart it.
+//! - `files-many` (80 %, `monitor`), `files-full` (95 %, `reboot`, confirmed by a second failure):
 //!   `lsof | awk '{print $1}' | sort | uniq -c | sort -n | tail`; `sysctl fs.file-max` raises the limit.
-//! - `threads-many` (80 %, `monitor`), `threads-full` (95 %, `reboot`): `ps -eo nlwp,pid,cmd --sort nlwp | tail`;
-//!   `sysctl kernel.pid_max` and `kernel.threads-max` raise the limit.
+//! - `threads-many` (80 %, `monitor`), `threads-full` (95 %, `reboot`, confirmed by a second failure):
+//!   `ps -eo nlwp,pid,cmd --sort nlwp | tail`; `sysctl kernel.pid_max` and `kernel.threads-max` raise the limit.
 
 use doctor_core::observation::{Entity, Metric, Observation, Unit};
 
@@ -73,19 +73,19 @@ fn number(text: &str) -> Option<f64> {
     text.trim().parse::<u64>().ok().map(|number| number as f64)
 }
 
-/// A limit of none would be no limit.
+/// Parses a limit; zero is invalid.
 fn plain(text: &str) -> Option<(f64, f64)> {
     number(text).filter(|limit| *limit > 0.0).map(|limit| (limit, 0.0))
 }
 
-/// `522 0 2465610`: open, unused, most.
+/// Parses `522 0 2465610`: open, unused, maximum.
 fn files(text: &str) -> Option<(f64, f64)> {
     let mut words = text.split_ascii_whitespace();
     let (open, unused, most) = (number(words.next()?)?, number(words.next()?)?, number(words.next()?)?);
     (most > 0.0).then_some(((open - unused).max(0.0), most))
 }
 
-/// `1.28 3.54 3.39 3/100 13212`: three running of a hundred threads.
+/// Parses `1.28 3.54 3.39 3/100 13212`: three running of a hundred threads.
 fn threads(text: &str) -> Option<(f64, f64)> {
     let (running, all) = text.split_ascii_whitespace().nth(3)?.split_once('/')?;
     Some((number(all)?, number(running)?))

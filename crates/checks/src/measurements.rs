@@ -1,17 +1,18 @@
-//! Reads what a test prints about itself: one JSON object of metrics and events, the [`Measurements`] document.
+//! Parses the output of a test that measures by itself: one JSON object of metrics and events, the [`Measurements`]
+//! document.
 //!
-//! The shape is the same for every test that measures for itself, built in or brought by a site, so that a new one
-//! needs no parser. Nothing that is missing, cut, empty or not a number comes out of here as a measurement.
+//! All such tests use this format, built in or provided by a site, so a new test needs no parser. Output that is
+//! missing, truncated, empty or not a number is never returned as a measurement.
 
 use doctor_core::observation::{FailureKind, Observation, ProbeFailure};
 
 use crate::{document::Measurements, probe::ProbeOutput, spec::Params};
 
-/// Far above what any test reports; a program that prints more has gone astray.
+/// Far above what any test reports; a program that prints more is faulty.
 pub const MAX_MEASUREMENTS_BYTES: usize = 4 << 20;
 
-/// A check's `interpret` for probes that print [`Measurements`]. What several probes brought is put together; if one
-/// of them brought nothing, the whole is nothing: half a measurement must not pass for a healthy one.
+/// A check's `interpret` function for probes that print [`Measurements`]. The results of several probes are combined;
+/// if one failed, the whole observation fails: a partial measurement must not pass for a healthy one.
 pub fn interpret_measurements(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let mut all = Measurements::default();
     for output in outputs {
@@ -63,7 +64,7 @@ fn parse(text: &str) -> Result<Measurements, ProbeFailure> {
     }
 }
 
-/// A program's own account of why it failed, in one line.
+/// Returns the failure of a program, with the last line of its standard error.
 pub fn ended_badly(exit: Option<i32>, stderr: &str) -> ProbeFailure {
     let said: String =
         stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("").chars().take(200).collect();

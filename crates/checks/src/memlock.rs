@@ -1,15 +1,14 @@
-//! memlock: may programs here pin enough memory for RDMA?
+//! memlock: may programs lock enough memory for RDMA?
 //!
-//! What it does: on a machine with an RDMA device, reads the limit on locked memory of this program
-//! (/proc/self/limits).
+//! What it does: on a machine with an RDMA device, reads the locked-memory limit of this program (/proc/self/limits).
 //!
 //! Why it matters: RDMA pins the memory that it sends from. Under a small limit NCCL and MPI fail at start with
-//! `Cannot allocate memory` from `ibv_reg_mr`, or a library quietly takes TCP.
+//! `Cannot allocate memory` from `ibv_reg_mr`, or a library silently falls back to TCP.
 //!
-//! What to do: `memlock-small` is `monitor`. The limit is that of the process that ran this check: under Slurm's
-//! health hook that is slurmd's, which its jobs inherit; of the agent it is the unit's. Set `LimitMEMLOCK=infinity` in
-//! the unit (`systemctl edit slurmd`, containerd likewise), `* - memlock unlimited` in /etc/security/limits.d for
-//! logins, and restart the service.
+//! What to do: `memlock-small` is `monitor`. The limit is that of the process that ran this check: under Slurm's health
+//! hook slurmd's, which its jobs inherit; for the agent that of its unit. Set `LimitMEMLOCK=infinity` in the unit
+//! (`systemctl edit slurmd`, containerd likewise), `* - memlock unlimited` in /etc/security/limits.d for logins, and
+//! restart the service.
 //!
 //! Not applicable where there is no RDMA device.
 
@@ -24,7 +23,7 @@ use crate::{
 
 const SPEC: Spec = Spec::quick("memlock", "limit on locked memory");
 
-// 16 GiB, as AWS asks for EFA.
+// 16 GiB, which AWS recommends for EFA.
 const RULES: &str = r#"
 rules = [
   { id = "memlock-small", check = "memlock", metric = "memlock_bytes", below = 17179869184.0, reason = "memlock-small",
@@ -57,7 +56,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     }
 }
 
-/// No limit is as much as there can be.
+/// Returns the soft limit in bytes; `unlimited` is the largest number.
 fn soft_limit(text: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     match line.split_ascii_whitespace().next()? {

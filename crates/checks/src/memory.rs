@@ -1,22 +1,24 @@
-//! memory: is all of the memory there, and is it free to use?
+//! memory: is all memory present and available?
 //!
-//! What it does: reads /proc/meminfo for the size of memory, the share that a new job could get, swap in use, and
-//! huge pages that stay reserved.
+//! What it does: reads /proc/meminfo for the size of memory, the share that a new job could get, swap in use, and huge
+//! pages that stay reserved.
 //!
-//! Why it matters: a DIMM that dropped out at boot makes a machine that looks well and fails large jobs. Memory that
-//! nobody uses any more but that never came back (a leak in a driver, files in /dev/shm, huge pages of a job that
-//! crashed) starves the next job in the same way. The check runs on free nodes, so little should be in use.
+//! Why it matters: a machine that lost a DIMM at boot looks healthy and fails large jobs. Memory that is no longer used
+//! but was never released (a driver's leak, files in /dev/shm, huge pages of a crashed job) starves the next job in the
+//! same way. The check runs on free nodes, so little should be in use.
 //!
-//! What to do:
-//! - `memory-small`: less memory than the machine type's profile expects. Look for a disabled DIMM in the service
-//!   processor's log and in `dmidecode -t memory`; the next boot rarely brings it back, so the node is isolated.
-//! - `memory-low`: less than a tenth is available on a free node. Look at `ls -l /dev/shm`, `slabtop` and `ipcs -m`; a
-//!   reboot cures it for certain.
-//! - `hugepages-left`: more than half of memory is reserved as huge pages. Give back what nobody uses:
+//! What to do: all findings but the first are `monitor`.
+//! - `memory-small` is `isolate`: less memory than the machine profile expects. Look for a disabled DIMM in the service
+//!   processor's log and in `dmidecode -t memory`; a reboot rarely restores it.
+//! - `memory-low`, confirmed by a second failure: less than a tenth is available on a free node. Check
+//!   `ls -l /dev/shm`, `slabtop` and `ipcs -m`; a reboot always cures it.
+//! - `hugepages-left`: more than half of memory is reserved as huge pages. Release the unused ones:
 //!   `sysctl vm.nr_hugepages=0`.
-//! - `swap-used`: more than half of swap is in use on a free node; something was pushed out and will be slow.
+//! - `swap-used`, confirmed by a second failure: more than half of swap is in use on a free node; swapped-out programs
+//!   will be slow.
 //!
-//! Without a profile the size is held against a floor only: set `mem_total_bytes` in the profile to learn of one DIMM.
+//! Without a profile the size is compared with a fixed minimum only: set `mem_total_bytes` in the profile to detect the
+//! loss of one DIMM.
 
 use doctor_core::{
     observation::{Entity, FailureKind, Metric, Observation, ProbeFailure, Unit},
@@ -114,7 +116,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn read(text: &str) -> Result<Vec<Metric>, String> {
     let find = |name: &str| text.lines().find_map(|line| field(line, name));
     let need = |name: &str| find(name).ok_or_else(|| format!("/proc/meminfo has no {name}"));
-    // A kernel built without huge pages or swap leaves those lines out: then there are none.
+    // A kernel built without huge pages or swap omits these lines: there are none.
     let or_none = |name: &str| find(name).unwrap_or(0.0);
     let total = need("MemTotal")?;
     if total <= 0.0 {
@@ -133,8 +135,8 @@ fn read(text: &str) -> Result<Vec<Metric>, String> {
     ])
 }
 
-/// `MemTotal:  24682416 kB` in bytes; a line without a unit is a count.
-#[expect(clippy::cast_precision_loss, reason = "2^53 bytes of memory are not there yet")]
+/// Parses `MemTotal:  24682416 kB` to bytes; a line without a unit is a count.
+#[expect(clippy::cast_precision_loss, reason = "no machine has 2^53 bytes of memory")]
 fn field(line: &str, name: &str) -> Option<f64> {
     let rest = line.strip_prefix(name)?.strip_prefix(':')?;
     let mut words = rest.split_ascii_whitespace();

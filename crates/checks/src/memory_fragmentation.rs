@@ -1,14 +1,14 @@
-//! memory-fragmentation: can the kernel still give out memory in large pieces?
+//! memory-fragmentation: can the kernel still allocate large contiguous blocks?
 //!
-//! What it does: reads from /proc/buddyinfo how much of the free memory of each NUMA node lies in pieces of 2 MiB or
-//! more; the worst one counts.
+//! What it does: reads from /proc/buddyinfo how much of the free memory of each NUMA node is in blocks of 2 MiB or
+//! more; the worst node counts.
 //!
-//! Why it matters: huge pages, RDMA registrations and driver buffers want large pieces. On a node where free memory is
-//! all crumbs, drivers fail to start and the kernel stops programs while it tidies up.
+//! Why it matters: huge pages, RDMA registrations and driver buffers need large blocks. On a node whose free memory is
+//! fragmented, drivers fail to start and the kernel stalls programs while it compacts memory.
 //!
-//! What to do: `memory-fragmented` is `monitor`, seen three times: less than one percent.
-//! `echo 1 > /proc/sys/vm/compact_memory` tidies up, after `echo 3 > /proc/sys/vm/drop_caches` more of it; a boot does
-//! for certain.
+//! What to do: `memory-fragmented` is `monitor`, confirmed by three failures: less than one percent.
+//! `echo 1 > /proc/sys/vm/compact_memory` compacts memory, more so after `echo 3 > /proc/sys/vm/drop_caches`; a reboot
+//! always cures it.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("memory_fragmentation.rs")), rules: RULES, probes, interpret };
 
-/// 2^9 pages of 4 KiB are 2 MiB. With larger pages a piece of this order is larger still.
+/// 2^9 pages of 4 KiB are 2 MiB. With larger pages a block of this order is larger still.
 const LARGE: usize = 9;
 
 fn probes(_: &Params) -> Vec<Probe> {
@@ -64,8 +64,8 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     look.or(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/proc/buddyinfo shows no free memory")))
 }
 
-/// `Node 0, zone   Normal   3997   2576 …`: free pieces of one page, of two, of four, and so on. Node, and pages in
-/// large pieces and in all.
+/// Parses `Node 0, zone   Normal   3997   2576 …`: free blocks of one page, of two, of four, and so on. Returns the
+/// node, the pages in large blocks and all free pages.
 fn zone(line: &str) -> Option<(&str, f64, f64)> {
     let (node, rest) = line.strip_prefix("Node ")?.split_once(',')?;
     let mut words = rest.split_ascii_whitespace();

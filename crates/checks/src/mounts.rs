@@ -1,24 +1,25 @@
-//! mounts: is every file system mounted that should be, and writable?
+//! mounts: are all required file systems mounted and writable?
 //!
-//! What it does: compares /proc/mounts with the mounts that the site names and with /etc/fstab, and asks each named
-//! mount for its size, which shows whether it answers at all.
+//! What it does: compares /proc/mounts with the configured mounts and with /etc/fstab, and calls statfs on each
+//! configured mount to see whether it answers.
 //!
-//! Why it matters: a job that writes to /data where /data is not mounted fills the root disk; one that meets a hung
-//! mount can never be killed. A local file system that found itself damaged turns read-only and everything on the node
-//! fails a little later.
+//! Why it matters: a job that writes to /data while /data is not mounted fills the root disk; a process on a hung mount
+//! cannot be killed. A local file system that detects damage becomes read-only, and everything on the node fails a
+//! little later.
 //!
-//! What to do: `findmnt PATH` and `dmesg` on the node.
-//! - `mount-missing` is `reboot`, seen twice: nothing is mounted at a path that the site names. `mount PATH` may do.
-//! - `mount-wrong` is `monitor`: another type of file system is mounted there, or an option that the site names is
-//!   missing.
-//! - `mount-read-only` is `reboot`: it should be writable (named so, or by /etc/fstab) and is not. The kernel's log
-//!   says why (`Remounting filesystem read-only`); a boot checks it (`fsck`). If it returns the disk is bad.
-//! - `mount-hangs` is `monitor`, seen twice: no answer in time. If many nodes say so it is the server or the network.
-//!   Processes on it cannot be killed; `umount -f -l PATH` may free them, else a boot.
+//! What to do: run `findmnt PATH` and `dmesg` on the node.
+//! - `mount-missing` is `reboot`, confirmed by a second failure: nothing is mounted at a configured path. `mount PATH`
+//!   may cure it.
+//! - `mount-wrong` is `monitor`: another type of file system is mounted there, or a configured option is missing.
+//! - `mount-read-only` is `reboot`: it should be writable (as configured, or by /etc/fstab) and is not. The kernel log
+//!   shows why (`Remounting filesystem read-only`); a reboot checks it (`fsck`). If it recurs the disk is bad.
+//! - `mount-hangs` is `monitor`, confirmed by a second failure: no answer in time. If many nodes report it, the server
+//!   or the network is at fault. Processes on it cannot be killed; `umount -f -l PATH` may free them, otherwise a
+//!   reboot.
 //!
 //! Parameters: `mounts`, a list of paths or of tables:
-//! `mounts = ["/scratch", { path = "/data", type = "nfs4", options = ["rw"] }]`. Without it, only local file systems
-//! of /etc/fstab are looked at.
+//! `mounts = ["/scratch", { path = "/data", type = "nfs4", options = ["rw"] }]`. Without it, only local file systems of
+//! /etc/fstab are checked.
 
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
 
@@ -48,10 +49,10 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("mounts.rs")), rules: RULES, probes, interpret };
 
 const EXAMPLE: &str = "mounts = [\"/scratch\", { path = \"/data\", type = \"nfs4\", options = [\"rw\"] }]";
-/// File systems on a disk of this machine.
+/// File systems on local disks.
 const LOCAL: [&str; 5] = ["ext2", "ext3", "ext4", "xfs", "btrfs"];
 
-/// A mount that the site names.
+/// A configured mount.
 #[derive(Debug, PartialEq)]
 struct Wanted {
     path: String,
@@ -86,14 +87,15 @@ fn probes(params: &Params) -> Vec<Probe> {
     [Probe::read("/proc/mounts"), Probe::read("/etc/fstab")].into_iter().chain(paths).collect()
 }
 
-/// A line of /proc/mounts or /etc/fstab: what, where, type, options.
+/// A line of /proc/mounts or /etc/fstab: device, path, type, options.
 struct Line<'a> {
     path: String,
     kind: &'a str,
     options: Vec<&'a str>,
 }
 
-/// Space, tab, newline and backslash stand as three octal digits. The last line for a path is the one that is seen.
+/// Parses the lines and decodes space, tab, newline and backslash, written as three octal digits. The last line for a
+/// path is the visible mount.
 fn lines(table: &str) -> impl Iterator<Item = Line<'_>> {
     table.lines().filter(|line| !line.trim_start().starts_with('#')).filter_map(|line| {
         let mut words = line.split_ascii_whitespace().skip(1);
@@ -128,7 +130,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     }
     let fstab = match text(outputs.get(1)) {
         Ok(fstab) => fstab,
-        // An image without an fstab promises nothing.
+        // An image without an fstab has no expectations.
         Err(failure) if failure.kind == FailureKind::Missing => "",
         Err(failure) => {
             look.could_not(failure);

@@ -1,26 +1,26 @@
-//! Reads what NCCL says about itself (`NCCL_DEBUG=INFO`): by which way each of its connections goes.
+//! Parses NCCL's log (`NCCL_DEBUG=INFO`) for the transport of each connection.
 //!
-//! A figure means nothing without it. NCCL takes whatever works: told to use InfiniBand on a machine where that is broken,
-//! many versions go on over sockets, and an all-reduce that should leave the machine may stay in its memory. So the log
-//! has to name every connection, each by the way that was asked for; of anything else there is no figure.
+//! A bandwidth is meaningless without it. NCCL uses whatever works: configured for InfiniBand on a machine where that
+//! is broken, many versions continue over sockets, and an all-reduce that should leave the machine may stay in its
+//! memory. So the log must name every connection, each with the requested transport; otherwise no value is reported.
 //!
-//! Forms that are known, from 2.4 (`Ring 00 : 12[41000] -> 11[2d000] via P2P/IPC`) to 2.32 (`Channel 00/0 : 0[0] -> 1[1]
-//! [send] via NET/IB/0/GDRDMA`), with and without a time before the host's name.
+//! Known formats range from 2.4 (`Ring 00 : 12[41000] -> 11[2d000] via P2P/IPC`) to 2.32
+//! (`Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA`), with and without a time before the host name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::collective_order::Mode;
 
-/// By which way one connection goes.
+/// The transport of one connection.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// From GPU to GPU, by NVLink or PCIe.
+    /// From GPU to GPU, over NVLink or PCIe.
     Peer,
-    /// Through the host's memory.
+    /// Through host memory.
     SharedMemory,
-    /// Through a network of this name, and whether the card reaches the GPU's memory by itself.
+    /// Through the network of this name, and whether the adapter accesses GPU memory directly.
     Network { net: String, gpu_direct: bool },
-    /// One that this program does not know.
+    /// A transport that this program does not know.
     Other(String),
 }
 
@@ -49,27 +49,27 @@ impl Way {
     }
 }
 
-/// What a log says, line by line.
+/// The content of a log, read line by line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NcclLog {
-    /// How many connections go which way.
+    /// The number of connections per transport.
     pub ways: BTreeMap<Way, u64>,
     /// Ranks that send and that receive through a network.
     senders: BTreeSet<u32>,
     receivers: BTreeSet<u32>,
-    /// What NCCL warned of, the first ones.
+    /// NCCL's first warnings.
     pub warnings: Vec<String>,
-    /// A connection that could not be read, as it stood there.
+    /// The first connection that could not be parsed, verbatim.
     unread: Option<String>,
 }
 
-/// A warning is one line; of thousands the first say enough.
+/// A warning is one line; the first ones suffice.
 const KEPT_WARNINGS: usize = 8;
 const KEPT_CHARACTERS: usize = 300;
-/// No job has as many ranks; a number beyond it is a line that was cut.
+/// No job has this many ranks; a larger number comes from a truncated line.
 const MOST_RANKS: u32 = 1 << 20;
 
-/// A connection's line, understood.
+/// A parsed connection.
 struct Connection {
     from: u32,
     to: u32,
@@ -85,7 +85,7 @@ impl NcclLog {
         log
     }
 
-    /// Takes in the next line. What is none of NCCL's is passed over.
+    /// Parses the next line. Lines that are not NCCL's are ignored.
     pub fn hear(&mut self, line: &str) {
         if let Some((_, said)) = line.split_once(" NCCL WARN ") {
             if self.warnings.len() < KEPT_WARNINGS && !said.trim().is_empty() {
@@ -114,10 +114,10 @@ impl NcclLog {
         *self.ways.entry(way).or_default() += 1;
     }
 
-    /// Whether the data went the way that was asked for.
+    /// Checks that the data took the requested path.
     ///
     /// # Errors
-    /// With the reason why the figures are of something else, or of nobody knows what.
+    /// Returns why the measurements belong to another path, or to an unknown one.
     pub fn judge(&self, asked: &Asked<'_>) -> Result<Paths, NotAsAsked> {
         if let Some(line) = &self.unread {
             return Err(NotAsAsked::Unread { line: line.clone() });
@@ -136,7 +136,7 @@ impl NcclLog {
         let missing = match asked.mode {
             Mode::Nvlink => None,
             Mode::Loopback => silent(&self.senders).or_else(|| silent(&self.receivers)),
-            // Inside a node only some of the ranks speak to other nodes.
+            // Only some of a node's ranks communicate with other nodes.
             Mode::Nodes if self.senders.is_empty() || self.receivers.is_empty() => Some(asked.ranks.start),
             Mode::Nodes => None,
         };
@@ -165,13 +165,13 @@ fn connection(ends: &str, way: &str) -> Option<Connection> {
     };
     let (from, to) = match ends.split_once("->") {
         Some((from, to)) => (rank(from)?, rank(to)?),
-        // A collective network has one end here, the other in a switch.
+        // A connection of a collective network has one end here and the other in a switch.
         None => (rank(ends)?, rank(ends)?),
     };
     Some(Connection { from, to, sends, receives, way: Way::of(way.trim()) })
 }
 
-/// What the log is to show.
+/// The expected content of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked<'a> {
     pub mode: Mode,
@@ -192,7 +192,7 @@ impl Asked<'_> {
         }
     }
 
-    /// Plugins for InfiniBand call themselves IBext and the like, with a version behind.
+    /// InfiniBand plugins use names such as IBext, followed by a version.
     fn is_net(&self, net: &str) -> bool {
         net.eq_ignore_ascii_case(self.net) || self.net.eq_ignore_ascii_case("IB") && net.starts_with("IB")
     }
@@ -205,16 +205,16 @@ impl Asked<'_> {
     }
 }
 
-/// How the data went, where it went as asked.
+/// The connections of a run that took the requested path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paths {
     pub all: u64,
     pub network: u64,
-    /// Of those, the ones that take a detour over the host's memory.
+    /// Of those, the ones that go through host memory.
     pub without_gpu_direct: u64,
 }
 
-/// Why a figure would not be of what was asked.
+/// Why a measurement would not be of the requested path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotAsAsked {
     #[error("NCCL's log names no connection, so nobody can say which way the data went")]

@@ -1,29 +1,29 @@
-//! Reads what `all_reduce_perf` of NVIDIA's nccl-tests prints: both forms of its table, and its JSON.
+//! Parses the output of `all_reduce_perf` of NVIDIA's nccl-tests: both formats of its table, and its JSON.
 //!
-//! Columns are found by the names in the table's head, because versions have added some: `root`, `#wrong` instead of
-//! `error`, quantiles and times of day. A line counts only where it has exactly the columns of the head, so lines of
-//! NCCL's own between them do no harm. A table without its head, without a row or without the verdict on the values at its
-//! end is none: half a run must not pass for a whole one.
+//! Columns are found by name in the table's header, because versions have added some: `root`, `#wrong` instead of
+//! `error`, quantiles and times of day. A line counts only if it has exactly the columns of the header, so NCCL's own
+//! lines in between do no harm. A table without its header, without a row or without the final verdict on the values is
+//! rejected: an incomplete run must not pass for a complete one.
 
 use serde::Deserialize;
 
-/// A whole run.
+/// A complete run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NcclTests {
-    /// In the order in which they ran. At least one.
+    /// In the order in which they ran. Never empty.
     pub rows: Vec<Row>,
-    /// Values that were not what they should be, in all rows together.
+    /// The number of wrong values in all rows.
     pub wrong: u64,
 }
 
 impl NcclTests {
-    /// The row that counts: an average over all sizes would be one of the small ones.
+    /// Returns the row of the largest size. An average over all sizes would be dominated by the small ones.
     pub fn largest(&self) -> &Row {
         self.rows.iter().max_by_key(|row| row.bytes).expect("a run has at least one row")
     }
 
-    /// The bandwidth of the largest size, in bytes a second: where it ran several times (`-N`), the one in the middle, as the
-    /// first of them is often slow.
+    /// Returns the bandwidth of the largest size in bytes per second. If it ran several times (`-N`), the median,
+    /// because the first one is often slow.
     pub fn bus_bandwidth(&self) -> f64 {
         let most = self.largest().bytes;
         let mut all: Vec<f64> = self.rows.iter().filter(|row| row.bytes == most).map(|row| row.bus_bandwidth).collect();
@@ -32,12 +32,12 @@ impl NcclTests {
     }
 }
 
-/// One size, out of place.
+/// The out-of-place result of one size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Row {
     pub bytes: u64,
     pub seconds: f64,
-    /// Bytes a second, not GB.
+    /// Bytes per second, not GB.
     pub bus_bandwidth: f64,
 }
 
@@ -53,7 +53,7 @@ pub enum BadNcclTests {
     Json(String),
 }
 
-/// What it prints when a call of NCCL or CUDA fails.
+/// The messages for a failed NCCL or CUDA call.
 const FAILURES: [&str; 6] = [
     "Test NCCL failure",
     "Test CUDA failure",
@@ -65,8 +65,10 @@ const FAILURES: [&str; 6] = [
 const OUT_OF_BOUNDS: &str = "Out of bounds values :";
 const KEPT_CHARACTERS: usize = 300;
 
+/// Parses the output.
+///
 /// # Errors
-/// For anything that is not a whole run whose values were compared.
+/// If it is not a complete run whose values were compared.
 pub fn parse(text: &str) -> Result<NcclTests, BadNcclTests> {
     let failed = text.lines().find(|line| FAILURES.iter().any(|mark| line.contains(mark)));
     if let Some(line) = failed {
@@ -95,12 +97,12 @@ fn of_table(text: &str) -> Result<NcclTests, BadNcclTests> {
     match (head, said) {
         (None, _) => Err(BadNcclTests::NoTable("it has no table of sizes and bandwidths")),
         (_, None) => Err(BadNcclTests::NoTable("it ends before it says whether the values are right")),
-        // Both are of the same values. One line must not hide what the other says.
+        // Both count the same values. The larger one applies, so that neither line hides an error in the other.
         (Some(_), Some(said)) => Ok(NcclTests { rows, wrong: said.max(marked) }),
     }
 }
 
-/// `0 OK`, `12 FAILED`.
+/// Parses `0 OK` and `12 FAILED`.
 fn out_of_bounds(verdict: &str) -> Option<u64> {
     let mut words = verdict.split_whitespace();
     let count = words.next()?.parse::<u64>().ok()?;
@@ -111,12 +113,12 @@ fn out_of_bounds(verdict: &str) -> Option<u64> {
     }
 }
 
-/// Where the columns are.
+/// The positions of the columns.
 struct Head {
     columns: usize,
     time: usize,
     bus_bandwidth: usize,
-    /// Both of them; an old table has none.
+    /// Both `#wrong` columns; an old table has none.
     wrong: Vec<usize>,
     error: Option<usize>,
 }
@@ -135,7 +137,7 @@ impl Head {
         })
     }
 
-    /// The row, and how many of its values are wrong. `None`: the line is none.
+    /// Returns the row and its number of wrong values, or `None` if the line is not a row.
     fn row(&self, line: &str) -> Option<(Row, Result<u64, BadNcclTests>)> {
         let words: Vec<_> = line.split_whitespace().collect();
         if words.len() != self.columns {
@@ -150,7 +152,7 @@ impl Head {
         };
         let compared = |place: &usize| words[*place].parse::<u64>().map_err(|_| BadNcclTests::NotCompared);
         let wrong = match self.error {
-            // How far off is the tool's to judge, in its last line.
+            // The tool itself evaluates the deviation, in its last line.
             Some(place) => number(place).map(|_| 0).ok_or(BadNcclTests::NotCompared),
             None if self.wrong.is_empty() => Err(BadNcclTests::NotCompared),
             None => self.wrong.iter().map(compared).try_fold(0u64, |all, one| Ok(all.saturating_add(one?))),

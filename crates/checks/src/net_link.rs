@@ -1,20 +1,21 @@
-//! net-link: are the node's network interfaces steady and at full speed?
+//! net-link: are the node's network interfaces stable and at full speed?
 //!
-//! What it does: for each physical interface, reads how often its carrier changed and how many errors it counted in
-//! the last hour, and its speed against that of equal adapters on this node.
+//! What it does: for each physical interface, reads how often its carrier changed within the last hour and its error rate
+//! over the last ten minutes, and compares its speed with that of identical adapters on this node.
 //!
 //! Why it matters: the ordinary network carries storage, the scheduler and the start of every job. A bad cable or a
 //! port that negotiated a tenth of its speed shows as slow storage, lost heartbeats and jobs that time out.
 //!
 //! What to do: `ethtool INTERFACE` and `ethtool -S INTERFACE` show the link and the kind of errors. Every finding is
-//! `monitor`: the node works, look before it gets worse.
-//! - `carrier-flaps`: the link went away and came back more than twice within the hour (the first time after a boot
-//!   does not count). Cable, transceiver, switch.
-//! - `network-errors`: more than 10 errors a second. A cable (`rx_crc_errors`), or a ring that is too small.
-//! - `network-slow`: the link is slower than that of an equal adapter here: `ethtool INTERFACE` shows what the other
-//!   side offers.
+//! `monitor`: the node works; act before it gets worse.
+//! - `carrier-flaps`: the link went down and came back more than twice within the hour (the first time after a boot
+//!   does not count). Check cable, transceiver and switch.
+//! - `network-errors`: more than 10 errors per second. A bad cable (`rx_crc_errors`), or a ring buffer that is too
+//!   small.
+//! - `network-slow`, confirmed by a second failure: the link is slower than that of an identical adapter here:
+//!   `ethtool INTERFACE` shows what the other side offers.
 //!
-//! Interfaces without hardware behind them (bridges, pods, lo) are not looked at. Not applicable where there is none.
+//! Virtual interfaces (bridges, pods, lo) are ignored. Not applicable where there is no physical one.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +47,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("net_link.rs")), rules: RULES, probes, interpret };
 
-/// Only an interface with hardware behind it has a device.
+/// Only a physical interface has a device.
 const DEVICE: &str = "/sys/class/net/*/device/uevent";
 const SPEED: &str = "/sys/class/net/*/speed";
 const CHANGES: &str = "/sys/class/net/*/carrier_changes";
@@ -103,15 +104,15 @@ fn of<'a, 'b>(all: &'b [Series<'a>], pattern: &str, name: &str) -> Option<&'b Se
     all.iter().find(|series| parts(pattern, series.path) == Some([name]))
 }
 
-/// In bits per second. The kernel refuses to tell it for a link that is down, and says -1 where there is no such
-/// thing (InfiniBand, most virtual adapters): neither is slow.
+/// Returns the speed in bits per second. The kernel returns an error for a link that is down, and -1 where there is no
+/// speed (InfiniBand, most virtual adapters): neither counts as slow.
 fn speed(all: &[FileText], name: &str) -> Option<f64> {
     let file = all.iter().find(|file| parts(SPEED, &file.path) == Some([name]))?;
     let speed: f64 = file.text.as_deref().ok()?.trim().parse().ok()?;
     (speed.is_finite() && speed > 0.0).then_some(speed * 1e6)
 }
 
-/// Driver and identity: what is written in the same way is the same kind of adapter.
+/// Returns driver and identity: adapters with the same text are of the same kind.
 fn kind(device: &FileText) -> String {
     let text = device.text.as_deref().unwrap_or("");
     let lines =
@@ -128,7 +129,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    /// Two adapters of one kind; the second with this speed, and these looks at carrier changes and errors.
+    /// Two adapters of one kind; the second with this speed, and these readings of carrier changes and errors.
     fn look(speed: &str, changes: [&str; 2], errors: [&str; 2]) -> Vec<String> {
         let uevent = "DRIVER=mlx5_core\nPCI_ID=15B3:101D\nPCI_SLOT_NAME=0000:3b:00.0\n";
         let of = |name: &str, values: [&str; 2]| {

@@ -1,10 +1,10 @@
-//! Reads what Node Health Check (NHC) and Azure's health checks (AzNHC) print.
+//! Parses the output of Node Health Check (NHC) and of Azure's health checks (AzNHC).
 //!
-//! Both stop, or go on, after lines such as `ERROR:  nhc:  Health check failed:  check_x:  text`; without a log file (`-l -`)
-//! the same line comes without what stands before `Health`. AzNHC adds a fault code, of which `NHCNA` says that the check
-//! itself could not run: that is no verdict on the node. NHC is silent when all is well, and just as silent when it has no
-//! configuration or none for this host, so silence is not taken for health: run it as `nhc -v -l -`, and it tells what it
-//! ran. AzNHC ends with 0 on machines that it does not support; that is not health either.
+//! Both stop, or continue, after lines such as `ERROR:  nhc:  Health check failed:  check_x:  text`; without a log file
+//! (`-l -`) the line starts with `Health`. AzNHC adds a fault code, of which `NHCNA` means that the check itself could
+//! not run: that is no verdict on the node. NHC prints nothing when all is well, and also when it has no configuration
+//! or none for this host, so silence is not health: run it as `nhc -v -l -` to make it list its checks. AzNHC exits
+//! with 0 on machines that it does not support; that is not health either.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use doctor_core::{
 
 use crate::{gpu::not_applicable, measurements::ended_badly, probe::ProbeOutput};
 
-/// What AzNHC's codes stand for, by Azure's fault dictionary. 2006 is not used.
+/// AzNHC's codes and their meaning, from Azure's fault dictionary. 2006 is not used.
 pub const FAULTS: &[(u16, &str)] = &[
     (2001, "a fault without a kind of its own"),
     (2002, "an InfiniBand device is missing"),
@@ -41,7 +41,7 @@ pub const FAULTS: &[(u16, &str)] = &[
     (2023, "an NVMe disk is missing"),
 ];
 
-/// What a run of `nhc` or of AzNHC's `run-health-checks.sh` says about the node.
+/// Interprets a run of `nhc` or of AzNHC's `run-health-checks.sh`.
 pub fn interpret(output: Option<&ProbeOutput>) -> Observation {
     let could_not = |kind, text: &str| Observation::CouldNot(ProbeFailure::new(kind, text));
     let (exit, stdout, stderr) = match output {
@@ -56,7 +56,7 @@ pub fn interpret(output: Option<&ProbeOutput>) -> Observation {
         match Said::read(said) {
             Said::Fault(code, text) => {
                 let texts = failures.entry(code).or_default();
-                // The same line comes on both streams, and once more in the summary.
+                // The same line is printed on both streams, and again in the summary.
                 if !texts.contains(&text) {
                     texts.push(text);
                 }
@@ -74,8 +74,8 @@ pub fn interpret(output: Option<&ProbeOutput>) -> Observation {
     look.or(nothing_said(exit, stdout, stderr))
 }
 
-/// Whether it says that it checked something. NHC 1.4 ends with `completed successfully` also after no check at all; 1.5
-/// adds how many there were.
+/// Returns whether the output shows that something was checked. NHC 1.4 ends with `completed successfully` even after
+/// no check at all; 1.5 adds their number.
 fn has_checked(stdout: &str, stderr: &str) -> bool {
     let lines = || stdout.lines().chain(stderr.lines());
     let some_passed = |line: &str| {
@@ -83,17 +83,17 @@ fn has_checked(stdout: &str, stderr: &str) -> bool {
             line.split_once("Node Health Check completed successfully; ").and_then(|(_, rest)| rest.split_once(' '));
         count.is_some_and(|(count, rest)| rest.starts_with("passed") && count.parse().is_ok_and(|count: u32| count > 0))
     };
-    // AzNHC has a list of checks for this kind of machine, and went through it.
+    // AzNHC has a list of checks for this machine type and completed it.
     let azure = lines().any(|line| line.starts_with("Running health checks for Standard_"))
         && lines().any(|line| line.trim() == "Health checks completed with exit code: 0.");
     let says = |line: &str| {
-        // The last is how AzNHC tells of each check in its log.
+        // The last is the format of AzNHC's log.
         ["Running check ", "Running check:", "nhc:  Health check passed:"].iter().any(|sign| line.contains(sign))
     };
     azure || lines().any(|line| says(line) || some_passed(line))
 }
 
-/// There is neither a failure nor a sign that anything was checked.
+/// Returns the observation if there is neither a failure nor a sign that anything was checked.
 fn nothing_said(exit: Option<i32>, stdout: &str, stderr: &str) -> Observation {
     let lines = || stdout.lines().chain(stderr.lines());
     if let Some(line) = lines().find(|line| line.contains("not supported")) {
@@ -109,8 +109,8 @@ fn nothing_said(exit: Option<i32>, stdout: &str, stderr: &str) -> Observation {
     })
 }
 
-/// What stands behind `Health check failed:`. Before it there may be a time, `ERROR:  nhc:`, `ERROR` from a run in the
-/// background, `NHC:` in a node's reason in Slurm, or nothing.
+/// Returns the text after `Health check failed:`. It may be preceded by a time, `ERROR:  nhc:`, `ERROR` from a run in
+/// the background, `NHC:` in a node's reason in Slurm, or nothing.
 fn failed_line(line: &str) -> Option<&str> {
     line.split_once("Health check failed:").map(|(_, said)| said.trim())
 }
@@ -123,7 +123,7 @@ enum Said {
 impl Said {
     fn read(said: &str) -> Self {
         let text: String = said.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect();
-        // NHC reports its own troubles as failed checks too. They say nothing about what was to be looked at.
+        // NHC also reports its own errors as failed checks. They say nothing about the node.
         const OWN: [(&str, FailureKind); 5] = [
             ("Script timed out", FailureKind::TimedOut),
             ("Watchdog timer unable to terminate", FailureKind::TimedOut),
@@ -163,7 +163,7 @@ mod tests {
         judged(&CHECK, &[output])
     }
 
-    /// A failing line as AzNHC prints it.
+    /// A failure line in AzNHC's format.
     fn azure(text: &str) -> String {
         format!("ERROR:  nhc:  Health check failed:  {text}\n")
     }

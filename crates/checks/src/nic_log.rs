@@ -1,25 +1,26 @@
-//! nic-log: what have the network cards complained about in the kernel's log?
+//! nic-log: which errors of network adapters are in the kernel log?
 //!
-//! What it does: reads what the driver of NVIDIA's network cards (`mlx5_core`) wrote to the kernel's log of this boot, at
-//! most `within` old. Many records of one kind about one card are one finding, however many there are.
+//! What it does: reads the records of the driver of NVIDIA's network adapters (`mlx5_core`) in the kernel log of this
+//! boot, at most `within` old. All records of one kind about one adapter are one finding.
 //!
-//! Why it matters: a card whose firmware has stopped answering still looks up in `ibstat` for a while, and takes every job
-//! with it that uses the fabric.
+//! Why it matters: an adapter whose firmware has stopped answering still looks up in `ibstat` for a while, and fails
+//! every job that uses the fabric.
 //!
-//! What to do: `doctor why NODE` names the card; `mlxfwmanager`, `mlxlink -d BUS` and `dmesg | grep mlx5` show more.
-//! - `nic-dead` is `isolate`: the card reports a hardware error that it cannot recover from.
+//! What to do: `doctor why NODE` names the adapter; `mlxfwmanager`, `mlxlink -d BUS` and `dmesg | grep mlx5` show more.
+//! - `nic-dead` is `isolate`: the adapter reports an unrecoverable hardware error.
 //! - `nic-command-timeout`, `nic-health-lost` are `reboot`: the firmware does not answer commands, or its heartbeat has
-//!   stopped. A boot starts it anew; if it comes back, the card or its slot is bad. NVSentinel replaces the machine for
+//!   stopped. A reboot restarts it; if it recurs, the adapter or its slot is bad. NVSentinel replaces the machine for
 //!   these three.
-//! - `nic-send-timeout` is `monitor`: a queue did not send for seconds. Once is a hiccup; often is the link or the firmware.
-//! - `nic-slot-power` is `monitor`: the slot gives less power than the card wants. Look at the riser and the firmware's
-//!   power settings.
-//! - `nic-module-hot` is `monitor`: a cable or transceiver is too hot. Look at the airflow.
-//! - `nic-module-unplugged` is `monitor`: a cable was taken out and has not been put back.
-//! - `nic-register-refused` is `monitor`: the firmware refuses a register that something asks for again and again, usually
-//!   a monitoring tool of another version than the firmware. Harmless in itself.
+//! - `nic-send-timeout` is `monitor`: a queue did not send for seconds. Once is harmless; repeatedly is the link or the
+//!   firmware.
+//! - `nic-slot-power` is `monitor`: the slot provides less power than the adapter requires. Check the riser and the
+//!   firmware's power settings.
+//! - `nic-module-hot` is `monitor`: a cable or transceiver is too hot. Check the airflow.
+//! - `nic-module-unplugged` is `monitor`: a cable was unplugged and has not been plugged in again.
+//! - `nic-register-refused` is `monitor`: the firmware rejects a register that is requested repeatedly, usually by a
+//!   monitoring tool of another version than the firmware. Harmless in itself.
 //!
-//! Not applicable where no device is run by `mlx5_core` and the log has no record of it.
+//! Not applicable where no device uses `mlx5_core` and the log has no record of it.
 //!
 //! Parameters: `within`, by default `"7d"`.
 
@@ -102,15 +103,15 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     Observation::measured(vec![log.read()], bursts.events(&log))
 }
 
-/// Beside its devices, a driver's directory has a link to its module.
+/// Besides its devices, a driver's directory has a link to its module.
 fn is_device(path: &str) -> bool {
     path.rsplit('/').next().is_some_and(|name| bus_id(name).is_some())
 }
 
-/// How cards are called, by their place on the bus.
+/// The names of adapters by PCI address.
 struct Names {
     rdma: BTreeMap<String, String>,
-    /// Place on the bus by network interface.
+    /// PCI address by network interface.
     net: BTreeMap<String, String>,
 }
 
@@ -129,7 +130,7 @@ impl Names {
         Self { rdma: links(4, RDMA).map(|(name, bus)| (bus, name)).collect(), net: links(5, NET).collect() }
     }
 
-    /// By its RDMA name where it has one, as other checks call it; else by what the record calls it.
+    /// Returns the adapter by its RDMA name, as in other checks, or else by its PCI address or the name in the record.
     fn card(&self, device: &str) -> Entity {
         let bus = bus_id(device).or_else(|| self.net.get(device).cloned());
         let name = bus.as_ref().and_then(|bus| self.rdma.get(bus)).or(bus.as_ref());
@@ -140,11 +141,11 @@ impl Names {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sign {
     Trouble(&'static str),
-    /// A cable is back.
+    /// A cable was plugged in again.
     PluggedIn,
 }
 
-/// Phrases of the driver's source, the graver first.
+/// Phrases of the driver's source, the more severe first.
 const PHRASES: &[(&str, Sign)] = &[
     ("unrecoverable hardware error", Sign::Trouble("nic-dead")),
     ("Will cause a leak of a command resource", Sign::Trouble("nic-command-timeout")),
@@ -156,7 +157,7 @@ const PHRASES: &[(&str, Sign)] = &[
     ("Cable plugged", Sign::PluggedIn),
 ];
 
-/// Which card, and what it tells.
+/// Returns the adapter and the meaning of a record.
 fn recognise(text: &str) -> Option<(&str, Sign)> {
     let timed_out = text.contains("NETDEV WATCHDOG: ") && text.contains("transmit queue") && text.contains("timed out");
     // `NETDEV WATCHDOG: ens1 (mlx5_core): transmit queue 3 timed out`

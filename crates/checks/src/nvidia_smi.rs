@@ -1,7 +1,7 @@
-//! Reads `nvidia-smi -q -x`, for a machine whose management library cannot be loaded while its driver works.
+//! Parses `nvidia-smi -q -x`, for a machine whose management library cannot be loaded while its driver works.
 //!
-//! The fields get the names and units that NVML's have ([`crate::gpu`]), so that no check knows who was asked. What
-//! nvidia-smi does not tell is a failure to read, never a part that is not there: a check that needs it is inconclusive.
+//! Fields get the names and units of NVML ([`crate::gpu`]), so that checks do not depend on the source. A field that
+//! nvidia-smi does not report is a failure to read, never "not supported": a check that needs it is inconclusive.
 
 use doctor_core::observation::{FailureKind, ProbeFailure};
 use quick_xml::{
@@ -12,16 +12,16 @@ use quick_xml::{
 
 use crate::gpu::{Driver, Gpu, GpuAnswer, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, Reading, bus_id};
 
-/// NVML's number for an error without a kind, which nvidia-smi shows as a word.
+/// NVML's code for an unknown error; nvidia-smi reports errors as words only.
 const UNKNOWN_ERROR: u32 = 999;
 
-/// Deeper than any version of the log goes.
+/// Deeper than the nesting of any version of the log.
 const MOST_DEPTH: usize = 16;
 
-/// What a log of nvidia-smi says in these fields. `on_pci` is what the bus says.
+/// Reads these fields from nvidia-smi's log. `on_pci` lists the GPUs on the PCI bus.
 ///
 /// # Errors
-/// If it is not a whole log.
+/// If the log is incomplete.
 pub fn read(log: &str, fields: &[String], on_pci: Vec<String>) -> Result<GpuAnswer, ProbeFailure> {
     let bad = |what: &str| ProbeFailure::new(FailureKind::Unparseable, format!("nvidia-smi -q -x: {what}"));
     let log = Log::parse(log).ok_or_else(|| bad("the log is not complete"))?;
@@ -47,7 +47,7 @@ pub fn read(log: &str, fields: &[String], on_pci: Vec<String>) -> Result<GpuAnsw
     Ok(GpuAnswer { on_pci, driver: Ok(driver), gpus })
 }
 
-/// The log, flat: the path of names above each text.
+/// The log as a flat list: each text with the path of its elements.
 #[derive(Default)]
 struct Log {
     own: Vec<(String, String)>,
@@ -57,15 +57,16 @@ struct Log {
 struct Card {
     id: String,
     texts: Vec<(String, String)>,
-    /// An empty list of processes has no text, and is not the same as none.
+    /// Whether there is a list of processes: an empty list has no text but differs from a missing one.
     lists_processes: bool,
 }
 
 impl Log {
-    /// `None` if it does not end as it began. The log has elements and texts, and attributes only of `gpu`.
+    /// Parses the log. Returns `None` if it is not well formed. The log consists of elements and texts, with attributes
+    /// only on `gpu`.
     fn parse(text: &str) -> Option<Self> {
         let mut reader = Reader::from_str(text);
-        // The names of processes are not ours, and nvidia-smi may write them as they are.
+        // Process names are arbitrary, and nvidia-smi may write them unescaped.
         reader.config_mut().allow_dangling_amp = true;
         let (mut log, mut ended) = (Self::default(), false);
         let (mut open, mut said) = (Vec::new(), String::new());
@@ -83,7 +84,7 @@ impl Log {
                     (open.len() <= MOST_DEPTH).then_some(())?;
                     log.begin(&open, &tag);
                 }
-                // That the names agree is the reader's to check.
+                // The reader verifies that the names match.
                 Event::End(_) => {
                     open.pop()?;
                     ended = open.is_empty();
@@ -127,7 +128,7 @@ fn names(open: &[String]) -> Vec<&str> {
     open.iter().map(String::as_str).collect()
 }
 
-/// What `&name;` stands for. One that XML does not know stays as it is written.
+/// Resolves `&name;`. An unknown entity is kept verbatim.
 fn referred(name: &BytesRef<'_>) -> String {
     let written = name.xml10_content();
     match (name.resolve_char_ref(), resolve_xml_entity(&written)) {
@@ -138,18 +139,18 @@ fn referred(name: &BytesRef<'_>) -> String {
 }
 
 impl Card {
-    /// The text at this path; or what stands in the place of the whole branch, such as `N/A`.
+    /// Returns the text at this path, or the text that replaces the whole branch, such as `N/A`.
     fn text(&self, path: &str) -> Option<&str> {
         let above = |known: &str| path.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         self.texts.iter().find(|(known, _)| above(known)).map(|(_, text)| text.as_str())
     }
 
-    /// The first of these paths that is there: names change with the version.
+    /// Returns the first of these paths that exists: names change between versions.
     fn first(&self, paths: &[&str]) -> Option<&str> {
         paths.iter().find_map(|path| self.text(path))
     }
 
-    /// One field; or each of a numbered family.
+    /// Returns one field, or all members of a numbered family.
     fn field(&self, name: &str) -> Vec<(String, Reading)> {
         if let Some(what) = name.strip_prefix("process.*.") {
             return self.processes(what);
@@ -171,7 +172,7 @@ impl Card {
         if let (None, Some(instead)) = (all("pid").next(), self.text("processes")) {
             return vec![(asked, words(instead))];
         }
-        // `C` and `C+G` compute; what only draws is not asked for.
+        // `C` and `C+G` are compute processes; graphics-only processes are not requested.
         let computing = all(name).zip(all("type")).filter(|(_, kind)| kind.contains('C'));
         computing.enumerate().map(|(n, (text, _))| (format!("process.{n}.{what}"), number(text))).collect()
     }
@@ -192,7 +193,7 @@ impl Card {
         }
     }
 
-    /// Bits by NVML's numbers. The names were changed with driver 535.
+    /// Returns the mask with NVML's bits. The names changed with driver 535.
     fn clock_reasons(&self) -> Option<Reading> {
         const BITS: [(&str, f64); 9] = [
             ("gpu_idle", 1.0),
@@ -218,7 +219,7 @@ impl Card {
         Some(Reading::Number(mask))
     }
 
-    /// `uncorrected.volatile.sram`
+    /// Parses names such as `uncorrected.volatile.sram`.
     fn ecc_errors(&self, rest: &str) -> Option<Reading> {
         let mut parts = rest.split('.');
         let (kind, since, place) = (parts.next()?, parts.next()?, parts.next()?);
@@ -236,7 +237,7 @@ impl Card {
             let path = format!("ecc_errors/{since}/{name}");
             let each = match self.text(&path) {
                 Some(text) => vec![text],
-                // Newer drivers tell uncorrectable errors of SRAM by how they were noticed.
+                // Newer drivers split uncorrectable SRAM errors by how they were detected.
                 None => vec![self.text(&format!("{path}_parity"))?, self.text(&format!("{path}_secded"))?],
             };
             for text in each {
@@ -254,7 +255,7 @@ fn not_told(name: &str) -> Reading {
     Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi does not tell {name}") }
 }
 
-/// A text, or what nvidia-smi writes in the place of one.
+/// Returns a text, or the reading for one of nvidia-smi's placeholders.
 fn words(text: &str) -> Reading {
     let plain = text.trim_matches(['[', ']']);
     let failed = |code| Reading::Failed { code, text: format!("nvidia-smi says: {plain}") };
@@ -267,12 +268,12 @@ fn words(text: &str) -> Reading {
     }
 }
 
-/// A number with its unit, in the unit that NVML has.
+/// Parses a number with its unit and converts it to NVML's unit.
 fn number(text: &str) -> Reading {
     let Reading::Text(text) = words(text) else { return words(text) };
     let (digits, unit) = text.split_once(' ').unwrap_or((&text, ""));
     let digits = digits.trim_start_matches('P').trim_end_matches('x');
-    // Words such as `inf` and `nan` would be numbers to the parser.
+    // Rejects `inf` and `nan`, which the parser accepts.
     let value = digits.parse::<f64>().ok().filter(|value| value.is_finite());
     match (value, unit) {
         (Some(value), "MiB") => Reading::Number(value * 1_048_576.0),
@@ -281,7 +282,7 @@ fn number(text: &str) -> Reading {
     }
 }
 
-/// A word that NVML has as a number. One that is not known is not told.
+/// Maps a word to NVML's number. Returns `None` for an unknown word.
 fn choice(text: &str, of: &[(&str, f64)]) -> Option<Reading> {
     match words(text) {
         Reading::Text(word) => of.iter().find(|(known, _)| *known == word).map(|(_, number)| Reading::Number(*number)),
@@ -340,7 +341,7 @@ const NUMBERS: &[(&str, &[&str])] = &[
 const ON_OFF: &[(&str, f64)] = &[("Disabled", 0.0), ("Enabled", 1.0)];
 const YES_NO: &[(&str, f64)] = &[("No", 0.0), ("Yes", 1.0)];
 
-/// Words, with NVML's numbers for them.
+/// A field, its paths, and words with NVML's numbers.
 type Choice = (&'static str, &'static [&'static str], &'static [(&'static str, f64)]);
 
 const CHOICES: &[Choice] = &[

@@ -1,18 +1,17 @@
-//! nvlink-count: has each GPU as many NVLinks in use as its machine type has?
+//! nvlink-count: does each GPU have as many NVLinks as its machine type?
 //!
-//! What it does: counts the NVLinks of each GPU and holds the number against the machine type's profile (12 on an A100
-//! with NVSwitch, 18 on H100, H200 and B200). A link that is down beside others that are up is told by `nvlink-state`
-//! and is counted here; where not one link of the machine is up, none is.
+//! What it does: counts the NVLinks of each GPU and compares the number with the machine profile (12 on an A100 with
+//! NVSwitch, 18 on H100, H200 and B200). A link that is down next to others that are up counts here, and `nvlink-state`
+//! reports it; if no link of the machine is up, the count is zero.
 //!
-//! Why it matters: where every link of a machine is down, or the driver does not show some at all, no GPU looks worse
-//! than its neighbour. Only the expected number shows it.
+//! Why it matters: if every link of a machine is down, or the driver does not list some at all, no GPU looks worse than
+//! its neighbour. Only the expected number shows it.
 //!
 //! What to do: `nvlink-count` is `reset`: drain the node and reset its GPUs together with the fabric manager running.
-//! `nvidia-smi nvlink -s` shows the links. If no link of any GPU is up, look at the fabric manager first: `systemctl
-//! status nvidia-fabricmanager`.
+//! `nvidia-smi nvlink -s` shows the links. If no link of any GPU is up, check the fabric manager first:
+//! `systemctl status nvidia-fabricmanager`.
 //!
-//! Without a profile the number cannot be judged and the check says so (`no-limit`). Not applicable where no GPU has
-//! NVLink.
+//! Without a profile the verdict is inconclusive (`no-limit`). Not applicable where no GPU has NVLink.
 
 use doctor_core::observation::{Metric, Observation};
 
@@ -45,7 +44,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         .is_ok_and(|gpus| gpus.iter().any(|gpu| gpu.numbered("nvlink", "state").any(|(_, reading)| is_up(reading))));
     each(outputs.first(), "no GPU here has NVLink", |gpu, look| {
         let states = read_numbered(gpu, "nvlink", "state", look);
-        // Where a link would not tell there is no count.
+        // If a link could not be read there is no count.
         if !states.is_empty() && states.len() == has_links(gpu) {
             let count = if any_up { states.len() } else { 0 };
             look.metric(Metric::count("nvlink_count", gpu.entity(), count as f64));

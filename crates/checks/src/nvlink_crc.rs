@@ -1,17 +1,16 @@
-//! nvlink-crc: is the data on NVLinks often hurt on the way?
+//! nvlink-crc: is data often corrupted on NVLinks?
 //!
-//! What it does: reads the CRC errors of each NVLink (of flits and of data) and makes a rate of them over the time
-//! since the boot.
+//! What it does: reads the CRC errors of each NVLink (of flits and of data) as a rate over the time since the boot.
 //!
-//! Why it matters: every packet that fails its sum is sent again. Very many of them mean a bad connector or a board
-//! with a bad transmitter: bandwidth goes, and then the link.
+//! Why it matters: every packet with a CRC error is retransmitted. Very many of them indicate a bad connector or a bad
+//! transmitter: bandwidth drops first, then the link.
 //!
-//! What to do: `nvlink-crc` is `isolate`: more than 100 a second, which DCGM does not accept either (error 70,
-//! isolate). Hand the machine over; a reset moves the problem only. `nvidia-smi nvlink -e -i BUS` shows the counters;
-//! the same number on the other end of the link (`nvidia-smi nvlink -R`) tells cable or switch from board.
+//! What to do: `nvlink-crc` is `isolate`: more than 100 per second, which DCGM does not accept either (error 70,
+//! isolate). Open a repair case; a reset does not cure it. `nvidia-smi nvlink -e -i BUS` shows the counters; comparing
+//! the number at the other end of the link (`nvidia-smi nvlink -R`) distinguishes cable or switch from board.
 //!
-//! Single errors are nothing and are not told. The counters begin anew with a reset of the GPU. Not applicable where
-//! no GPU has NVLink or counts these.
+//! Single errors are harmless and not reported. A reset of the GPU clears the counters. Not applicable where no GPU has
+//! NVLink or these counters.
 
 use doctor_core::observation::Observation;
 
@@ -23,7 +22,7 @@ use crate::{
 
 const SPEC: Spec = Spec::quick("nvlink-crc", "CRC errors of NVLinks");
 
-// 100 a second is 360,000 an hour.
+// 100 per second is 360,000 per hour.
 const RULES: &str = r#"
 rules = [
   { id = "nvlink-crc", check = "nvlink-crc", metric = "nvlink_crc_errors_per_hour", above = 360000.0,
@@ -66,7 +65,7 @@ mod tests {
         assert_eq!(look(n(0.0), n(0.0)), ["pass within-limits"]);
         assert_eq!(look(n(3.6e6), n(0.0)), ["pass within-limits"]);
         assert_eq!(look(n(3.6e6), n(1.0)), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
-        // A GPU that counts one kind only.
+        // A GPU that has only one of the counters.
         assert_eq!(look(n(3.7e6), Reading::NotSupported), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
     }
 

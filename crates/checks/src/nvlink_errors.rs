@@ -1,18 +1,18 @@
-//! nvlink-errors: must NVLinks send their traffic twice, or find themselves again?
+//! nvlink-errors: do NVLinks retransmit data or retrain while in use?
 //!
-//! What it does: reads how often each NVLink had to send something again (replay) or to be trained anew while in use
-//! (recovery), and makes a rate of it over the time since the boot. CRC errors are for `nvlink-crc`.
+//! What it does: reads how often each NVLink retransmitted data (replay) or was retrained while in use (recovery), as a
+//! rate over the time since the boot. `nvlink-crc` covers CRC errors.
 //!
-//! Why it matters: an error on a link is repaired by sending again, so a bad connector shows first as a job that is a
-//! little slow, then as a link that goes down in the middle of one.
+//! Why it matters: link errors are repaired by retransmission, so a bad connector first shows as a slightly slow job,
+//! then as a link that goes down during one.
 //!
-//! What to do: `nvlink-errors` is `monitor`: more than one replay or recovery an hour. `nvidia-smi nvlink -e -i BUS`
-//! shows the counters. If `nvlink-state` finds the same GPU, or NCCL tests slow down, reset the GPUs; if it comes
-//! back, hand the machine over.
+//! What to do: `nvlink-errors` is `monitor`: more than one replay or recovery per hour. `nvidia-smi nvlink -e -i BUS`
+//! shows the counters. If `nvlink-state` reports the same GPU, or NCCL tests slow down, reset the GPUs; if it recurs,
+//! open a repair case.
 //!
-//! AWS's suite warns of the first error for ever; here an hour's worth must come each hour, so that one bad moment
-//! last month does not mark the node. The counters begin anew with a reset of the GPU. Not applicable where no GPU has
-//! NVLink or counts these.
+//! AWS's suite warns of the first error forever; here the average over the uptime counts, so that one bad moment last
+//! month does not fail the node. A reset of the GPU clears the counters. Not applicable where no GPU has NVLink or
+//! these counters.
 
 use doctor_core::observation::{Entity, EntityKind, Look, Metric, Observation, Unit};
 
@@ -46,13 +46,13 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     per_hour(outputs, "nvlink_retries_per_hour", &RETRIES)
 }
 
-/// What to ask for to make a rate of these counters.
+/// Returns the probes for the rate of these counters.
 pub(crate) fn counted(counters: &[&str]) -> Vec<Probe> {
     let fields = counters.iter().map(|what| format!("nvlink.*.{what}")).collect();
     vec![Probe::Gpu { fields }, Probe::read(uptime::PATH)]
 }
 
-/// The sum of these counters of each link, as errors an hour since the boot.
+/// Returns the sum of these counters of each link, as errors per hour since the boot.
 pub(crate) fn per_hour(outputs: &[ProbeOutput], name: &str, counters: &[&str]) -> Observation {
     let hours = hours_up(outputs.get(1));
     each(outputs.first(), "no GPU here counts errors of NVLinks", |gpu, look| match &hours {
@@ -61,8 +61,8 @@ pub(crate) fn per_hour(outputs: &[ProbeOutput], name: &str, counters: &[&str]) -
     })
 }
 
-/// One number for each link that has errors, or one for the GPU that has none: eight GPUs have 144 links, and what is
-/// zero on all of them needs no 144 lines.
+/// Adds one metric for each link with errors, or one for the GPU if there are none: eight GPUs have 144 links, which
+/// need no 144 zeros.
 fn rates(gpu: &Gpu, name: &str, counters: &[&str], hours: f64, look: &mut Look) {
     let mut sums: std::collections::BTreeMap<u32, f64> = std::collections::BTreeMap::new();
     for what in counters {
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn a_counter_of_last_month_does_not_fail_today() {
         assert_eq!(look("2592000 1", with(0, 500.0)), ["pass within-limits"]);
-        // One replay in the first minute of a boot is no rate.
+        // One replay in the first minute after a boot is not a rate.
         assert_eq!(look("30 1", with(0, 1.0)), ["pass within-limits"]);
     }
 

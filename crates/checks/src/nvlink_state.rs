@@ -1,23 +1,22 @@
 //! nvlink-state: is every NVLink of every GPU up?
 //!
-//! What it does: reads the state of each NVLink of each GPU. A link that is down is found on every GPU that has a link
-//! up, and on a GPU that has none while its neighbours have.
+//! What it does: reads the state of each NVLink of each GPU. It reports links that are down on a GPU with other links
+//! up, and a GPU without any link up while its neighbours have some.
 //!
-//! Why it matters: NCCL takes the slowest path of all. One link of eighteen costs a few percent of every collective; a
+//! Why it matters: NCCL is as fast as the slowest path. One link of eighteen costs a few percent of every collective; a
 //! GPU without any sends its traffic over PCIe at a tenth of the speed, or the job fails at start.
 //!
 //! What to do: `nvidia-smi nvlink -s -i BUS` shows the links, the kernel log the cause (Xid 74, SXid of the switch).
 //! - `nvlink-down` is `reset`: drain the node and reset its GPUs together (`nvidia-smi --gpu-reset`, with the fabric
-//!   manager running): links are trained anew then. A link that stays down is a board, a connector or a switch; the
-//!   case goes on to replacement.
-//! - `nvlink-down-all` is `reset`: each GPU has equally many links down, so it is the switch or the bridge that they
-//!   share and no GPU; told once. `journalctl -k -g SXid` names the switch. If a reset of all GPUs does not bring the
-//!   links back, hand the machine over and keep the boards.
+//!   manager running), which retrains the links. A link that stays down indicates a bad board, connector or switch; the
+//!   case escalates to replacement.
+//! - `nvlink-down-all` is `reset`: each GPU has equally many links down, so the shared switch or bridge is at fault and
+//!   no GPU; reported once. `journalctl -k -g SXid` names the switch. If a reset of all GPUs does not restore the
+//!   links, open a repair case for the machine and keep the boards.
 //!
-//! Parameters: `links`, how many links each GPU should have up. Set it for boards with fewer bridges than sockets;
-//! GPUs without any link up are found then too. Not applicable where GPUs have no NVLink, or, without `links`, where
-//! not one link of the machine is up, as on PCIe boards without bridges; `nvlink-count` holds that against the
-//! profile.
+//! Parameters: `links`, how many links each GPU should have up. Set it for boards with fewer bridges than sockets; GPUs
+//! without any link up are then reported too. Not applicable where GPUs have no NVLink, or, without `links`, where no
+//! link of the machine is up, as on PCIe boards without bridges; `nvlink-count` compares that with the profile.
 
 use doctor_core::observation::{Entity, Event, Look, Metric, Observation};
 
@@ -107,7 +106,7 @@ mod tests {
         judged::{judged, judged_with},
     };
 
-    /// Links in a row: `1` up, `0` down, `-` not there, `x` would not tell.
+    /// Links in a row: `1` up, `0` down, `-` absent, `x` unreadable.
     fn gpu(links: &str) -> Vec<(String, Reading)> {
         let reading = |state| match state {
             '1' => n(1.0),
@@ -142,7 +141,7 @@ mod tests {
         assert_eq!(look(&none, &["11--", "11--"]), ["pass within-limits"]);
     }
 
-    // Which numbers a switch's links have differs from GPU to GPU.
+    // The link numbers of a switch differ from GPU to GPU.
     #[test]
     fn a_dead_switch_is_one_finding_and_blames_no_gpu() {
         let line = ["fail nvlink-down-all reset node"];

@@ -1,20 +1,20 @@
-//! nvlink-topology: does NVLink lead from every GPU to every other?
+//! nvlink-topology: does NVLink connect every GPU with every other?
 //!
-//! What it does: on machines whose NVLinks go to switches, asks the driver for each pair of GPUs whether they reach
-//! each other by NVLink (what `nvidia-smi topo -p2p n` shows).
+//! What it does: on machines whose NVLinks go to switches, queries the driver for each pair of GPUs whether NVLink
+//! connects them (as `nvidia-smi topo -p2p n` shows).
 //!
 //! Why it matters: behind a switch every GPU reaches every other. A pair without a path falls back to PCIe and the
 //! whole job runs at a tenth of its speed; nothing fails.
 //!
 //! What to do: `nvidia-smi topo -p2p n` and `nvidia-smi topo -m` show the matrix.
-//! - `nvlink-no-path` is `reset`: the GPU that explains most of the missing pairs is named. Reset all GPUs of the node
-//!   together with the fabric manager running; its log (`/var/log/fabricmanager.log`) says which routes it could not
-//!   set. What stays is hardware and the case goes on. AWS's suite isolates at once.
-//! - `nvlink-no-paths` is `reset`: no pair at all is connected. The fabric manager did not do its work: see
+//! - `nvlink-no-path` is `reset`: names the GPU that explains most of the missing pairs. Reset all GPUs of the node
+//!   together with the fabric manager running; its log (`/var/log/fabricmanager.log`) shows which routes it could not
+//!   set up. If pairs stay missing the hardware is at fault and the case escalates. AWS's suite isolates immediately.
+//! - `nvlink-no-paths` is `reset`: no pair at all is connected. The fabric manager did not configure the fabric: see
 //!   `fabric-manager` and `gpu-fabric`.
 //!
 //! Not applicable with fewer than two GPUs, with MIG (which has no NVLink by design), or where NVLinks go from GPU to
-//! GPU: bridged boards connect pairs only, and that is how they are built.
+//! GPU: bridged boards connect pairs only, by design.
 
 use std::collections::BTreeSet;
 
@@ -81,19 +81,19 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     look.or(not_applicable("no-nvlink-switch", "no two GPUs here are connected by an NVLink switch"))
 }
 
-/// Whether NVLinks lead from it to a switch, and it has whole use of them.
+/// Returns whether NVLinks connect the GPU to a switch and MIG is off.
 fn is_switched(gpu: &Gpu, look: &mut Look) -> bool {
     let switched = read_numbered(gpu, "nvlink", "remote_kind", look).iter().any(|(_, kind)| *kind == TO_SWITCH);
     switched && read_number(gpu, MIG, look).unwrap_or(0.0) == 0.0
 }
 
-/// The fewest GPUs that explain all missing pairs, each with those it cannot reach: one GPU that lost its links makes a
-/// gap for each of its neighbours, and they are well.
+/// Reports the fewest GPUs that explain all missing pairs, each with those it cannot reach: a GPU that lost its links
+/// leaves a gap with each of its healthy neighbours.
 fn blame(gpus: &[&Gpu], mut missing: BTreeSet<(u32, u32)>) -> Vec<Event> {
     let mut events = Vec::new();
     while !missing.is_empty() {
         let gaps = |index: u32| missing.iter().filter(|(a, b)| *a == index || *b == index).count();
-        // Of equals the first in the driver's order.
+        // Among equals, the first in the driver's order.
         let Some(worst) = gpus.iter().rev().max_by_key(|gpu| gaps(gpu.index)) else { break };
         let mine: Vec<(u32, u32)> =
             missing.iter().copied().filter(|(a, b)| *a == worst.index || *b == worst.index).collect();
@@ -122,7 +122,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    /// GPUs behind a switch (`kind` 2) or bridged (0), all pairs connected but these.
+    /// GPUs behind a switch (`kind` 2) or bridged (0), with all pairs but these connected.
     fn machine(count: u32, kind: f64, missing: &[(u32, u32)], mig: f64) -> ProbeOutput {
         let gpu = |index: u32| {
             let mut fields = vec![("nvlink.0.remote_kind".to_owned(), n(kind)), (MIG.to_owned(), n(mig))];

@@ -1,14 +1,14 @@
-//! nvme-count: are there as many NVMe disks as this machine type has?
+//! nvme-count: does the node have as many NVMe disks as its machine type?
 //!
-//! What it does: counts the NVMe controllers and holds the number against the machine type's profile.
+//! What it does: counts the NVMe controllers and compares the number with the machine profile.
 //!
-//! Why it matters: a disk that dropped off the bus is missed by nobody until the scratch array does not assemble, or
-//! is smaller than jobs expect.
+//! Why it matters: a disk that dropped off the bus goes unnoticed until the scratch array does not assemble, or is
+//! smaller than jobs expect.
 //!
-//! What to do: `nvme-count-wrong` is `isolate`: `lspci -d ::0108` shows which slot is empty. Power the machine off and
-//! on once, then have the disk and its backplane looked at. On clouds, hand the instance back.
+//! What to do: `nvme-count-wrong` is `isolate`, confirmed by a second failure: `lspci -d ::0108` shows which slot is
+//! empty. Power-cycle the machine once, then have the disk and its backplane inspected. On clouds, return the instance.
 //!
-//! Without `nvme_disks` in the profile nobody knows the right number, and the verdict is inconclusive.
+//! Without `nvme_disks` in the profile there is nothing to compare with, and the verdict is inconclusive.
 
 use doctor_core::observation::{Entity, Metric, Observation};
 
@@ -36,7 +36,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    // None at all is a number too: the kernel has not met any.
+    // Zero is a number too: the kernel has found none.
     let count = match names(outputs.first()) {
         Ok(names) => names.iter().filter(|name| name.starts_with("nvme")).count(),
         Err(failure) => return Observation::CouldNot(failure),

@@ -1,23 +1,24 @@
-//! nvme-health: what do the NVMe disks say of themselves?
+//! nvme-health: do the NVMe disks report problems?
 //!
-//! What it does: runs `nvme smart-log` for each NVMe controller that is there, hourly, and reads its critical warnings,
-//! spare blocks, wear, and the errors of its medium.
+//! What it does: runs `nvme smart-log` hourly for each NVMe controller present, and reads its critical warnings, spare
+//! blocks, wear and media errors.
 //!
-//! Why it matters: an NVMe disk announces its end: spare blocks run out, it turns read-only, or it says that it is not
-//! reliable any more. The file system notices later, in the middle of a job.
+//! Why it matters: an NVMe disk announces its failure: spare blocks run out, it becomes read-only, or it reports that
+//! it is no longer reliable. The file system notices later, during a job.
 //!
-//! What to do: `nvme smart-log /dev/DISK` and `nvme error-log /dev/DISK` show it all.
-//! - `nvme-failing` is `isolate`: the disk says that it is not reliable, read-only, or that the backup of its cache
-//!   failed. Exchange it.
-//! - `nvme-spare-low` is `isolate`: fewer spare blocks than the maker's own limit.
-//! - `nvme-hot` is `monitor`: the disk is beyond its temperature limit now. Look at fans and air flow.
-//! - `nvme-media-errors` is `monitor`: the disk could not give back what was written to it, so often since it was made.
-//!   The count never falls: exchange the disk at the next occasion, or accept what it has with a rule
-//!   `nvme-health-media` of your own that has a higher limit.
-//! - `nvme-worn` is `monitor`: the maker's estimate of its life is used up. It works; plan to exchange it.
+//! What to do: `nvme smart-log /dev/DISK` and `nvme error-log /dev/DISK` show the details.
+//! - `nvme-failing` is `isolate`: the disk reports that it is unreliable or read-only, or that its volatile memory
+//!   backup failed. Replace it.
+//! - `nvme-spare-low` is `isolate`: fewer spare blocks than the vendor's threshold.
+//! - `nvme-hot` is `monitor`, confirmed by a second failure: the disk exceeds its temperature limit. Check fans and air
+//!   flow.
+//! - `nvme-media-errors` is `monitor`: the number of times in its lifetime that the disk could not return data written
+//!   to it. The count never decreases: replace the disk at the next opportunity, or accept the count with your own rule
+//!   `nvme-health-media` and a higher limit.
+//! - `nvme-worn` is `monitor`: the vendor's estimate of its lifetime is used up. It works; plan to replace it.
 //!
-//! Parameters: `disks`, the controllers to ask, `["nvme0", …, "nvme31"]` by default. One that is there and not named is
-//! told as not looked at. Not applicable where there is none; inconclusive without the program `nvme`.
+//! Parameters: `disks`, the controllers to query, `["nvme0", …, "nvme31"]` by default. One that is present and not
+//! listed is reported as not checked. Not applicable where there is none; inconclusive without the program `nvme`.
 
 use doctor_core::{
     observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure, Unit},
@@ -52,7 +53,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("nvme_health.rs")), rules: RULES, probes, interpret };
 
-/// More than any machine has. One that is not there costs nothing.
+/// More than any machine has. One that does not exist costs nothing.
 const MOST_DISKS: usize = 32;
 
 fn disks(params: &Params) -> Result<Vec<String>, Observation> {
@@ -60,7 +61,7 @@ fn disks(params: &Params) -> Result<Vec<String>, Observation> {
     Ok(named.unwrap_or_else(|| (0..MOST_DISKS).map(|n| format!("nvme{n}")).collect()))
 }
 
-/// A name that is not a plain word would be read as an option or a path elsewhere.
+/// Rejects names that could be read as an option or another path.
 fn is_plain(name: &str) -> bool {
     name.starts_with("nvme") && name.chars().all(|c| c.is_ascii_alphanumeric())
 }
@@ -132,7 +133,7 @@ fn log(output: Option<&ProbeOutput>) -> Result<Log, ProbeFailure> {
     })
 }
 
-/// Versions differ: a number, a number as text, or an object with the number as `value`.
+/// Parses a number. Depending on the version it is a number, text, or an object with a `value`.
 fn number(value: Option<&serde_json::Value>) -> Option<f64> {
     let value = value?;
     let number = value.as_f64().or_else(|| value.as_str()?.parse().ok()).or_else(|| value.get("value")?.as_f64());

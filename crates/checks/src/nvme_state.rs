@@ -2,15 +2,15 @@
 //!
 //! What it does: reads the state of each NVMe controller.
 //!
-//! Why it matters: a controller that the kernel gave up (`dead`) takes its data with it; file systems on it hang or
-//! fail at the next access, often in the middle of a job.
+//! Why it matters: when the kernel abandons a controller (`dead`), its data is inaccessible; file systems on it hang or
+//! fail at the next access, often during a job.
 //!
-//! What to do: `dmesg | grep nvme` says what happened; `nvme list` shows what is left.
-//! - `nvme-dead` is `isolate`: the kernel gave the controller up. A power cycle may bring it back once; exchange it.
-//! - `nvme-not-live` is `monitor`, seen twice: it is being reset or reconnected. Fabrics (TCP, RDMA) do so when the
-//!   storage server is away.
+//! What to do: `dmesg | grep nvme` shows what happened; `nvme list` shows the remaining disks.
+//! - `nvme-dead` is `isolate`: the kernel abandoned the controller. A power cycle may restore it once; replace it.
+//! - `nvme-not-live` is `monitor`, confirmed by a second failure: it is being reset or reconnected. Fabrics (TCP, RDMA)
+//!   do so when the storage server is unreachable.
 //!
-//! Not applicable where there is no NVMe controller; whether one is missing is the question of `nvme-count`.
+//! Not applicable where there is no NVMe controller; `nvme-count` checks whether one is missing.
 
 use doctor_core::observation::{Entity, EntityKind, Event, Look, Metric, Observation};
 

@@ -1,18 +1,18 @@
-//! nvswitch: are there as many NVSwitches as this machine type has?
+//! nvswitch: does the node have as many NVSwitches as its machine type?
 //!
-//! What it does: counts the NVSwitches in `/dev` (`nvidia-nvswitch0`, …) and holds the number against the machine
-//! type's profile (6 on an HGX A100, 4 on HGX H100 and H200).
+//! What it does: counts the NVSwitches in `/dev` (`nvidia-nvswitch0`, …) and compares the number with the machine
+//! profile (6 on an HGX A100, 4 on HGX H100 and H200).
 //!
-//! Why it matters: a switch that is gone takes the same links from all GPUs. Each GPU looks like its neighbour, and
-//! all are slow.
+//! Why it matters: a missing switch removes the same links from all GPUs. Each GPU looks like its neighbour, and all
+//! are slow.
 //!
-//! What to do: `nvswitch-count` is `reboot`: a switch that the driver lost comes back with a boot or not at all; then
-//! the case goes on to replacement of the machine. `lspci -d 10de: | grep -i bridge` shows what the bus has,
-//! `journalctl -k -g nvswitch` why the driver gave one up (SXid).
+//! What to do: `nvswitch-count` is `reboot`: a switch that the driver lost returns after a reboot or not at all; then
+//! the case escalates to replacement of the machine. `lspci -d 10de: | grep -i bridge` shows the devices on the bus,
+//! `journalctl -k -g nvswitch` why the driver lost one (SXid).
 //!
-//! Without a profile the number cannot be judged and the check says so (`no-limit`). Where the switches are not this
-//! machine's to see (B200, GB200 trays, virtual machines), the profile's `nvswitch_count` is 0. Not applicable where
-//! neither `/dev` nor any GPU's NVLink knows of a switch.
+//! Without a profile the verdict is inconclusive (`no-limit`). Where this machine cannot see the switches (B200, GB200
+//! trays, virtual machines), the profile's `nvswitch_count` is 0. Not applicable where neither `/dev` nor any GPU's
+//! NVLink shows a switch.
 
 use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, ProbeFailure};
 
@@ -42,7 +42,7 @@ fn probes(_: &Params) -> Vec<Probe> {
     vec![Probe::List { path: "/dev".to_owned() }, Probe::gpu(&["nvlink.*.remote_kind"])]
 }
 
-/// The NVSwitches among the names of `/dev`. `nvidia-nvswitchctl` is none.
+/// Returns the NVSwitches among the names of `/dev`. `nvidia-nvswitchctl` is not one.
 pub(crate) fn switches(names: &[String]) -> impl Iterator<Item = &str> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     names.iter().map(String::as_str).filter(move |name| name.strip_prefix("nvidia-nvswitch").is_some_and(is_number))
@@ -58,7 +58,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     if count > 0 {
         return Observation::measured(vec![found], Vec::new());
     }
-    // None in /dev: the GPUs know whether there should be some.
+    // None in /dev: the GPUs' links show whether there should be some.
     let gpus = match gpus(outputs.get(1)) {
         Ok(gpus) => gpus,
         Err(instead) => return instead,

@@ -1,25 +1,25 @@
 //! nvswitch-sxid: which errors have the NVSwitches reported?
 //!
-//! What it does: reads the SXids of this boot from the kernel's log, at most `within` old. Each number is weighed by
-//! NVIDIA's guide; where the record calls itself fatal or not fatal and the guide has it otherwise, the record wins. Many
-//! records of one number on one switch are one finding. Corrected errors and links that were trained again are counted.
+//! What it does: reads the SXids of this boot from the kernel log, at most `within` old. Each number is classified by
+//! NVIDIA's guide; where the record calls itself fatal or non-fatal and the guide differs, the record applies. Many
+//! records of one number on one switch are one finding. Corrected errors and retrained links are only counted.
 //!
-//! Why it matters: every GPU of the machine talks to the others through these switches. A fatal error there shows as
-//! Xid 74 and 45 on several GPUs at once, none of which is at fault.
+//! Why it matters: all GPUs of the machine communicate through these switches. A fatal error there shows as Xid 74 and
+//! 45 on several GPUs together, none of which is at fault.
 //!
-//! What to do: `doctor why NODE` names the switch; `doctor explain sxid N` tells what the number means.
-//! - `sxid-N` is `reboot` for the fatal ones (11001 to 24007): NVIDIA restarts the machine, which resets the port. The same
-//!   number again on the same port: hand the machine over, a switch or its baseboard is bad.
-//! - `sxid-10003`, `sxid-19084` are `reset`: all GPUs and NVSwitches have to be reset together; stop the fabric manager,
-//!   `nvidia-smi --gpu-reset`, start it again.
-//! - `sxid-10001`, `sxid-10002`, `sxid-10004`, `sxid-20012` are `monitor`: watch; look at cooling (10004) or at the
-//!   mechanics of the link (20012).
-//! - `sxid-fatal` is `reboot`, `sxid-nonfatal` is `monitor`: by the record's own word, for numbers that the guide does not
-//!   list or calls otherwise. A number that nobody knows and that says nothing of itself is taken for fatal.
+//! What to do: `doctor why NODE` names the switch; `doctor explain sxid N` explains the number.
+//! - `sxid-N` is `reboot` for the fatal ones (11001 to 24007): NVIDIA advises to restart the machine, which resets the
+//!   port. If the same number recurs on the same port, open a repair case: a switch or its baseboard is bad.
+//! - `sxid-10003`, `sxid-19084` are `reset`: all GPUs and NVSwitches must be reset together; stop the fabric manager,
+//!   run `nvidia-smi --gpu-reset`, start it again.
+//! - `sxid-10001`, `sxid-10002`, `sxid-10004`, `sxid-20012` are `monitor`: watch; check the cooling (10004) or the
+//!   link's mechanical parts (20012).
+//! - `sxid-fatal` is `reboot`, `sxid-nonfatal` is `monitor`: the record's own rating, for numbers that the guide does
+//!   not list or rates otherwise. An unknown number without a rating counts as fatal.
 //!
-//! NVSentinel calls all but `Non-fatal` a case for support, AWS warns at any, DCGM isolates (error 109).
+//! NVSentinel treats all but `Non-fatal` as a support case, AWS warns at any, DCGM isolates (error 109).
 //!
-//! Not applicable where no device is run by NVIDIA's NVSwitch driver and the log has no SXid.
+//! Not applicable where no device uses NVIDIA's NVSwitch driver and the log has no SXid.
 //!
 //! Parameters: `within`, by default `"7d"`.
 
@@ -75,7 +75,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     Observation::measured(metrics, bursts.events(&log))
 }
 
-/// Beside its devices, a driver's directory has a link to its module.
+/// Besides its devices, a driver's directory has a link to its module.
 fn is_device(path: &str) -> bool {
     path.rsplit('/').next().is_some_and(|name| bus_id(name).is_some())
 }

@@ -1,10 +1,10 @@
-//! Parts of a kind that should all be alike, and those that are not.
+//! Finds outliers among parts that should be identical.
 
 use std::collections::BTreeMap;
 
 use doctor_core::observation::Entity;
 
-/// One part: of which kind, and how it is.
+/// A part, its kind and its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     pub entity: Entity,
@@ -12,22 +12,22 @@ pub struct Part {
     pub value: String,
 }
 
-/// A part that is not as most of its kind are.
+/// A part that differs from most of its kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Odd<'a> {
     pub part: &'a Part,
-    /// What most of them have.
+    /// The most frequent value.
     pub usual: &'a str,
 }
 
-/// The odd ones, in order. Where two values are equally frequent, the one that came first is called the usual one.
+/// Returns the outliers, in order. If two values are equally frequent, the one that appears first counts as usual.
 pub fn odd_ones<'a>(parts: &'a [Part]) -> Vec<Odd<'a>> {
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for part in parts {
         *counts.entry((&part.kind, &part.value)).or_default() += 1;
     }
     let odd = |part: &'a Part| {
-        // From the last to the first, since of equals `max_by_key` takes the last.
+        // Reversed, because `max_by_key` returns the last of equals.
         let same = parts.iter().rev().filter(|other| other.kind == part.kind);
         let usual = same.max_by_key(|other| counts.get(&(other.kind.as_str(), other.value.as_str())).copied())?;
         (part.value != usual.value).then_some(Odd { part, usual: &usual.value })

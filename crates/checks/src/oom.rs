@@ -1,19 +1,17 @@
-//! oom: did the kernel kill processes for want of memory?
+//! oom: did the kernel kill processes because memory ran out?
 //!
-//! What it does: reads from the control groups of systemd's slices how many processes were killed for want of memory
-//! within the last hour. Kills because the whole node had no memory left are told by `kernel-log`, and are not counted
-//! here again: the kernel's log names the slice of each victim.
+//! What it does: reads from the control groups of systemd's slices how many processes were OOM-killed within the last
+//! hour. `kernel-log` reports kills because the whole node ran out of memory; they are not counted again here, because
+//! the kernel log names the slice of each victim.
 //!
-//! Why it matters: a job that asks for too much is its user's affair. When services of the node die with it, the node
-//! may have lost its scheduler, its monitoring or its file systems.
+//! Why it matters: a job that requests too much is the user's own problem. When services of the node are killed with
+//! it, the node may have lost its scheduler, its monitoring or its file systems.
 //!
 //! What to do: `oom-kills` is `monitor`. `dmesg | grep -i 'killed process'` names the victims and `systemctl --failed`
-//! the services that suffered; start those again. Jobs lie in system.slice too (Slurm, Docker), so the slice alone
-//! does not tell which it was. If it happens with different users, less memory is free than the scheduler believes:
-//! see `memory`.
+//! the affected services; restart those. Jobs run in system.slice too (Slurm, Docker), so the slice alone does not show
+//! which it was. If it happens with different users, less memory is free than the scheduler assumes: see `memory`.
 //!
-//! Not applicable where control groups are of the first version, which do not count this; the kernel's log does
-//! (`kernel-log`).
+//! Not applicable with control groups version 1, which do not count kills; the kernel log does (`kernel-log`).
 
 use std::collections::BTreeMap;
 
@@ -56,14 +54,14 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(all) => all,
         Err(instead) => return instead,
     };
-    // Without the log nobody has told of any of them.
+    // Without the log, none of the kills has been reported elsewhere.
     let told = kmsg::log(params, outputs).map(|log| told_by_log(&log)).unwrap_or_default();
     let mut look = Look::default();
     count(&all, &told, &mut look);
     look.or(not_applicable("no-counter", "the control groups here do not count kills"))
 }
 
-/// How many of the kills of this hour were for want of memory on the whole node, by slice:
+/// Returns the kills of the last hour because the whole node ran out of memory, by slice:
 /// `oom-kill:constraint=CONSTRAINT_NONE,…,global_oom,task_memcg=/system.slice/a.service,task=a,pid=1,uid=0`
 fn told_by_log<'a>(log: &Log<'a>) -> BTreeMap<&'a str, f64> {
     let mut told = BTreeMap::new();
@@ -86,7 +84,7 @@ fn count(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut Look) {
                 let killed = growth.in_an_hour();
                 (sum, any) = (sum + killed, true);
                 let own = killed - told.get(slice).unwrap_or(&0.0);
-                // One of a long past, shared out over the time since the boot, is none.
+                // A single old kill, averaged over the time since the boot, does not count.
                 if own > 0.5 {
                     let entity = Entity::new(EntityKind::Service, format!("{slice}.slice"));
                     let text = format!("{own:.0} processes were killed for want of memory within the hour");
@@ -103,7 +101,7 @@ fn count(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut Look) {
     }
 }
 
-/// The line `oom_kill 3`.
+/// Parses the line `oom_kill 3`.
 fn kills(text: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
@@ -129,7 +127,7 @@ mod tests {
         judged(&CHECK, &outputs)
     }
 
-    // Made by hand, the log after Linux 6.8.
+    // Made by hand; the log's format is that of Linux 6.8.
     const GLOBAL: [&str; 2] = [
         "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=user.slice,mems_allowed=0,global_oom,task_memcg=/system.slice/a.service,task=a,pid=4242,uid=0",
         "Out of memory: Killed process 4242 (a) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB, UID:0",

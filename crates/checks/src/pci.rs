@@ -1,4 +1,4 @@
-//! PCI devices as the kernel lists them: one `uevent` file tells class, identity and driver of each.
+//! PCI devices as the kernel lists them: one `uevent` file per device has its class, identity and driver.
 
 use doctor_core::observation::{Entity, EntityKind, Look, Observation};
 
@@ -8,22 +8,22 @@ use crate::{
 };
 
 pub const UEVENT: &str = "/sys/bus/pci/devices/*/uevent";
-/// Each leads to its place in the tree: `/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0`.
+/// Each links to its location in the tree: `/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0`.
 pub const DEVICES: &str = "/sys/bus/pci/devices/*";
 
 /// One function on the bus.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function<'a> {
-    /// `0000:18:00.0`
+    /// Such as `0000:18:00.0`.
     pub bus: &'a str,
     /// Base class, subclass and interface: `0x020700`.
     pub class: u32,
-    /// Vendor and device as the kernel writes them: `15B3:1021`.
+    /// Vendor and device in the kernel's format: `15B3:1021`.
     pub id: &'a str,
     pub driver: Option<&'a str>,
 }
 
-/// What a function is, as far as checks care.
+/// The kind of a function, as far as checks distinguish it.
 #[derive(Debug, Copy, Clone, PartialEq, Eq)]
 pub enum Kind {
     Gpu,
@@ -60,10 +60,10 @@ impl Function<'_> {
     }
 }
 
-/// Every function on the bus. One whose file cannot be read is told to `look`.
+/// Returns every function on the bus. Records those whose file cannot be read in `look`.
 ///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn functions<'a>(output: Option<&'a ProbeOutput>, look: &mut Look) -> Result<Vec<Function<'a>>, Observation> {
     let mut all = Vec::new();
     for file in files(output)? {
@@ -85,13 +85,14 @@ fn function<'a>(bus: &'a str, text: &'a str) -> Option<Function<'a>> {
     Some(Function { bus, class, id: value("PCI_ID")?, driver: value("DRIVER") })
 }
 
-/// The bus id of the bridge above a device, from where its link leads. `None` directly below the root.
+/// Returns the bus id of the bridge above a device, from the target of its link. Returns `None` directly below the
+/// root.
 pub fn above(place: &str) -> Option<&str> {
     let mut parts = place.rsplit('/').skip(1);
     parts.next().filter(|name| name.split(':').count() == 3)
 }
 
-/// Bus ids of every bridge above a device, nearest first.
+/// Returns the bus ids of all bridges above a device, nearest first.
 pub fn all_above(place: &str) -> impl Iterator<Item = &str> {
     place.rsplit('/').skip(1).take_while(|name| name.split(':').count() == 3)
 }
@@ -101,7 +102,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A `uevent` file as the kernel writes it.
+    /// A `uevent` file in the kernel's format.
     pub(crate) fn uevent(class: &str, id: &str, driver: Option<&str>) -> String {
         let driver = driver.map(|name| format!("DRIVER={name}\n")).unwrap_or_default();
         format!("{driver}PCI_CLASS={class}\nPCI_ID={id}\nPCI_SUBSYS_ID=0000:0000\n")

@@ -1,18 +1,17 @@
-//! pcie-acs: may GPUs talk to each other and to the network directly over PCIe?
+//! pcie-acs: may GPUs communicate with each other and with the network directly over PCIe?
 //!
 //! What it does: on bare metal with GPUs, reads from the configuration space of every PCIe bridge above a GPU whether
-//! Access Control Services send peer traffic up to the processor.
+//! Access Control Services redirect peer traffic to the processor.
 //!
-//! Why it matters: with ACS redirection, GPUDirect RDMA and peer copies go up to the root and down again: a fraction
-//! of the bandwidth, and on some machines a hang. Firmware updates and a changed IOMMU setting switch it on silently.
+//! Why it matters: with ACS redirection, GPUDirect RDMA and peer copies go up to the root and down again: a fraction of
+//! the bandwidth, and on some machines a hang. Firmware updates and a changed IOMMU setting enable it silently.
 //!
-//! What to do: `acs-redirects` is `monitor`: the node computes correctly, and slowly.
-//! `lspci -vvv -s BUS | grep ACSCtl` shows `ReqRedir+` or `CmpltRedir+`. Switch it off in the firmware's setup, boot
-//! with `iommu=pt` where virtual machines are not used, or clear it after each boot with
-//! `setpci -s BUS ECAP_ACS+0x6.w=0000` for every bridge named.
+//! What to do: `acs-redirects` is `monitor`: the node computes correctly, but slowly. `lspci -vvv -s BUS | grep ACSCtl`
+//! shows `ReqRedir+` or `CmpltRedir+`. Disable it in the firmware's setup, boot with `iommu=pt` if virtual machines are
+//! not used, or clear it after each boot with `setpci -s BUS ECAP_ACS+0x6.w=0000` for every bridge named.
 //!
-//! Under a hypervisor ACS is needed and is not judged: not applicable there, nor without a GPU. Without the right to
-//! read the whole configuration space (root), inconclusive.
+//! A hypervisor needs ACS: not applicable in virtual machines, nor without a GPU. Inconclusive without the permission
+//! to read the whole configuration space (root).
 
 use doctor_core::{
     observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
@@ -27,7 +26,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-// It changes with a boot only, and configuration spaces are four kilobytes each.
+// It changes only with a boot, and each configuration space has four kilobytes.
 const SPEC: Spec = Spec::quick("pcie-acs", "peer traffic on PCIe bridges").every(Span::hours(1));
 
 const RULES: &str = r#"
@@ -104,7 +103,8 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     Ok(look.or(not_applicable("no-bridge", "no GPU here is below a PCIe bridge")))
 }
 
-/// Requests, completions, and what goes upstream: any of them takes peer traffic to the root.
+/// Reports redirection of requests or completions, which sends peer traffic to the root. Upstream forwarding is only
+/// listed.
 fn redirects(bus: &str, control: u16) -> Option<Event> {
     let bits = [(1 << 2, "ReqRedir"), (1 << 3, "CmpltRedir"), (1 << 4, "UpstreamFwd")];
     let on: Vec<_> = bits.iter().filter(|(bit, _)| control & bit != 0).map(|(_, name)| *name).collect();
@@ -126,7 +126,7 @@ impl Config {
         let bytes: Vec<u8> = bytes
             .ok_or_else(|| ProbeFailure::new(FailureKind::Unparseable, "configuration space is not hexadecimal"))?;
         if bytes.len() <= 256 {
-            // Others than root see 64 bytes; capabilities of PCIe begin after 256.
+            // Users other than root can read 64 bytes; PCIe extended capabilities begin at 256.
             let text =
                 format!("{} bytes of configuration space may be read, ACS is beyond 256: run as root", bytes.len());
             return Err(ProbeFailure::new(FailureKind::Denied, text));
@@ -138,12 +138,12 @@ impl Config {
         Some(u16::from_le_bytes([*self.0.get(at)?, *self.0.get(at + 1)?]))
     }
 
-    /// The control register of Access Control Services; `None` for a bridge that has none. Capabilities are a list
-    /// from 0x100 on: each begins with its number, and the place of the next in the upper twelve bits.
+    /// Returns the control register of Access Control Services, or `None` if the bridge has none. Capabilities are a
+    /// list from 0x100 on: each begins with its id, and has the offset of the next in the upper twelve bits.
     fn acs_control(&self) -> Result<Option<u16>, ProbeFailure> {
         const ACS: u16 = 0x000d;
         let mut at = 0x100;
-        // There is room for less than a thousand; a list that is longer goes in a circle.
+        // There is room for fewer than a thousand; a longer list is a cycle.
         for _ in 0..960 {
             let (Some(id), Some(rest)) = (self.word(at), self.word(at + 2)) else {
                 let text = format!("the list of capabilities leads beyond what was read, to {at:#x}");
@@ -167,7 +167,7 @@ mod tests {
     use crate::{files::tests::found, judged::judged, pci::tests::uevent};
     use proptest::prelude::*;
 
-    /// Configuration space whose list is: one other capability at 0x100, ACS at 0x148. Made by hand after the PCIe
+    /// Configuration space with one other capability at 0x100 and ACS at 0x148. Made by hand after the PCIe
     /// specification.
     fn config(control: u16) -> String {
         let mut bytes = vec![0_u8; 4096];

@@ -1,18 +1,18 @@
-//! pcie-aer: do errors on the PCIe bus grow?
+//! pcie-aer: are PCIe errors increasing?
 //!
 //! What it does: reads how many fatal, non-fatal and corrected errors each PCIe device reported within the last hour
-//! (its Advanced Error Reporting counters). What was counted before is over and is not judged.
+//! (its Advanced Error Reporting counters). Earlier errors do not count.
 //!
-//! Why it matters: corrected errors are repeated transfers, and many of them mean a bad contact, riser or retimer that
-//! will soon give worse ones. An uncorrected error has lost a transfer: the device may have been reset under a job.
+//! Why it matters: corrected errors are retransmissions, and many of them indicate a bad contact, riser or retimer that
+//! will soon cause worse ones. An uncorrected error has lost a transfer: the device may have been reset during a job.
 //!
-//! What to do: `doctor why NODE` names the device by its bus id; `lspci -vv -s BUS` and `dmesg | grep AER` say more. A
-//! port's errors are about the link below it.
-//! - `pcie-fatal` is `isolate`: a fatal error within the hour. Have card and riser looked at.
-//! - `pcie-nonfatal` is `monitor`: a transfer was lost; often the driver or a device that was being reset.
-//! - `pcie-corrected` is `monitor`: more than 100 in the hour.
+//! What to do: `doctor why NODE` names the device by its bus id; `lspci -vv -s BUS` and `dmesg | grep AER` show more.
+//! Errors of a port concern the link below it.
+//! - `pcie-fatal` is `isolate`: a fatal error within the hour. Have adapter and riser inspected.
+//! - `pcie-nonfatal` is `monitor`: a transfer was lost; often caused by the driver or a device that was being reset.
+//! - `pcie-corrected` is `monitor`: more than 100 within the hour.
 //!
-//! Not applicable where no device reports such errors (most virtual machines, or firmware that keeps them).
+//! Not applicable where no device reports such errors (most virtual machines, or firmware that handles them itself).
 
 use doctor_core::{
     observation::{Entity, Event, Look, Metric, Observation},
@@ -51,7 +51,7 @@ struct Kind {
     most: f64,
 }
 
-/// "Any" is more than a half in an hour, so that one error of a long past is none.
+/// "Any" is more than 0.5 per hour, so that a single old error does not count.
 const KINDS: [Kind; 3] = [
     Kind {
         pattern: "/sys/bus/pci/devices/*/aer_dev_fatal",
@@ -104,7 +104,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
                 None => match series.reading() {
                     Ok(Some(text)) => look.could_not(unreadable(series.path, text)),
                     Err(failure) => look.could_not(failure),
-                    // The device is gone from the bus; others tell of that.
+                    // The device is gone from the bus; other checks report that.
                     Ok(None) => {}
                 },
             }
@@ -116,7 +116,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     Ok(look.or(not_applicable("no-aer", "no PCIe device here reports its errors")))
 }
 
-/// The file lists each kind of error with its count, and their total in a line of its own.
+/// Parses the total, which follows the counts of each kind of error on its own line.
 fn in_an_hour(series: &Series<'_>, total: &str) -> Option<f64> {
     let read = |text: &str| text.lines().find_map(|line| line.strip_prefix(total)?.trim().parse().ok());
     Some(series.growth_of(Span::hours(1), read)?.in_an_hour())
@@ -132,7 +132,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    /// Totals of fatal, non-fatal and corrected errors at looks five minutes apart. Made by hand after the kernel's
+    /// Totals of fatal, non-fatal and corrected errors at readings five minutes apart. Made by hand after the kernel's
     /// documentation of these files.
     fn look(each: &[[&str; 3]]) -> Vec<String> {
         let bus = "/sys/bus/pci/devices/0000:18:00.0";

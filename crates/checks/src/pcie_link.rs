@@ -1,21 +1,22 @@
 //! pcie-link: do network adapters and NVMe disks have all their PCIe lanes?
 //!
-//! What it does: compares the width and speed at which each of these devices is connected with what both it and the
-//! port above it are capable of.
+//! What it does: compares the width and speed of each of these devices' links with what both the device and the port
+//! above it support.
 //!
-//! Why it matters: a card that is not quite in its slot, a bad riser or retimer trains at x8 or x4 instead of x16.
-//! Everything works, at half or a quarter of the rate between GPU, network and memory.
+//! Why it matters: a badly seated card, a bad riser or retimer trains at x8 or x4 instead of x16. Everything works, at
+//! half or a quarter of the rate between GPU, network and memory.
 //!
 //! What to do: `lspci -vv -s BUS` shows `LnkCap` and `LnkSta` of the device and of the port above.
-//! - `pcie-narrow` is `isolate`: a network adapter has fewer lanes than both sides can do. Power the machine
-//!   off and on once; if it stays narrow, have card, riser and cable reseated.
-//! - `nvme-narrow` is `monitor`: the same of a disk.
-//! - `pcie-slow` is `monitor`: a network adapter or disk runs at a lower generation than both sides can do.
+//! - `pcie-narrow` is `isolate`: a network adapter has fewer lanes than both sides support. Power-cycle the machine
+//!   once; if it stays narrow, have card, riser and cable reseated.
+//! - `nvme-narrow` is `monitor`: the same for a disk.
+//! - `pcie-slow` is `monitor`, confirmed by a second failure: a network adapter or disk runs at a lower generation than
+//!   both sides support.
 //!
-//! GPUs have a check of their own, `gpu-pcie`: their driver tells the link in virtual machines too, and an idle GPU
-//! lowers its speed to save power.
+//! GPUs have their own check, `gpu-pcie`: their driver reports the link in virtual machines too, and an idle GPU lowers
+//! its speed to save power.
 //!
-//! Not applicable where no such device tells its link, as on most virtual machines.
+//! Not applicable where no such device reports its link, as on most virtual machines.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +62,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     observe(outputs).unwrap_or_else(|instead| instead)
 }
 
-/// One file's numbers by bus id. What says `Unknown`, 0 or 255 is not known: that is no link, or a virtual one.
+/// One file's numbers by bus id. `Unknown`, 0 and 255 are left out: there is no link, or a virtual one.
 struct Numbers<'a>(BTreeMap<&'a str, f64>);
 
 impl<'a> Numbers<'a> {
@@ -129,7 +130,8 @@ mod tests {
     const PORT: &str = "0000:17:01.0";
     const DEVICE: &str = "0000:18:00.0";
 
-    /// One device below one port: class, id, and (width, speed) now, its own most, and the port's most. By hand.
+    /// One device below one port: class, id, and (width, speed) now, the device's maximum and the port's maximum. Made
+    /// by hand.
     fn look(class: &str, id: &str, now: [&str; 2], own: [&str; 2], port: [&str; 2]) -> Vec<String> {
         let device = uevent(class, id, Some("x"));
         let bridge = uevent("60400", "1000:C030", Some("pcieport"));

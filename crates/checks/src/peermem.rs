@@ -1,18 +1,18 @@
-//! peermem: can network cards reach GPU memory directly?
+//! peermem: can network adapters access GPU memory directly?
 //!
-//! What it does: where NVIDIA GPUs and InfiniBand or RoCE cards are in one machine, looks for the kernel module
-//! `nvidia_peermem`. NVIDIA's open kernel modules do without it (the cards use DMA-BUF), so it is expected with the
+//! What it does: where a machine has NVIDIA GPUs and InfiniBand or RoCE adapters, looks for the kernel module
+//! `nvidia_peermem`. NVIDIA's open kernel modules do not need it (the adapters use DMA-BUF), so it is expected with the
 //! proprietary modules only.
 //!
-//! Why it matters: without either way, NCCL copies everything through the host's memory. Jobs over several nodes run
-//! at a third of their speed, with no error but one line in NCCL's log (`GPU Direct RDMA Disabled`).
+//! Why it matters: without either, NCCL copies everything through host memory. Multi-node jobs run at a third of their
+//! speed, with no error but one line in NCCL's log (`GPU Direct RDMA Disabled`).
 //!
-//! What to do: `peermem-missing` is `monitor`. `modprobe nvidia_peermem`, and a file in `/etc/modules-load.d` so that
-//! it comes with every boot. If it does not load (`Invalid argument`), the RDMA stack was installed after the driver:
-//! install the driver again.
+//! What to do: `peermem-missing` is `monitor`. Run `modprobe nvidia_peermem`, and add a file in `/etc/modules-load.d`
+//! to load it at every boot. If it does not load (`Invalid argument`), the RDMA stack was installed after the driver:
+//! reinstall the driver.
 //!
 //! Parameters: `required = true` expects the module also with the open kernel modules, `required = false` never. Not
-//! applicable without a GPU, without an RDMA card, or where DMA-BUF does it. AWS's EFA needs neither.
+//! applicable without a GPU, without an RDMA adapter, or where DMA-BUF is used. AWS's EFA needs neither.
 
 use doctor_core::observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure};
 
@@ -101,7 +101,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    // Both by hand, in the driver's form.
+    // Both made by hand, in the driver's format.
     const OPEN: &str =
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\nGCC version: gcc 12\n";
     const CLOSED: &str = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 02:58:42 UTC 2025\n";

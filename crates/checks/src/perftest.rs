@@ -1,13 +1,13 @@
-//! Reads what `ib_write_bw` of perftest prints, in the shapes of the last ten years.
+//! Parses the output of perftest's `ib_write_bw`, in the formats of the last ten years.
 //!
-//! One line names the columns and their unit, and each further line that has numbers in them is a result; whatever else a
-//! version prints in between is passed over. `MB/sec` of old versions and `MiB/sec` of new ones are the same: 2^20 bytes.
-//! A result is what the columns say. A run that printed none has no result, whatever its exit code.
+//! One line names the columns and their unit, and each further line with numbers in them is a result; other lines are
+//! ignored. `MB/sec` of old versions and `MiB/sec` of new ones are the same: 2^20 bytes. A run that printed no result
+//! line has no result, whatever its exit code.
 
-/// So much is read; a run prints two kilobytes.
+/// The input limit; a run prints two kilobytes.
 pub const MAX_PERFTEST_BYTES: usize = 256 << 10;
 
-/// One result: of the largest messages, where there are several sizes.
+/// One result: that of the largest messages, if there are several sizes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Written {
     /// Bytes of one message.
@@ -28,8 +28,10 @@ pub enum NoResult {
     Nothing,
 }
 
+/// Parses the output.
+///
 /// # Errors
-/// If it has none.
+/// If it has no result.
 pub fn parse(text: &str) -> Result<Written, NoResult> {
     if text.len() > MAX_PERFTEST_BYTES {
         return Err(NoResult::TooLong(text.len()));
@@ -45,7 +47,7 @@ pub fn parse(text: &str) -> Result<Written, NoResult> {
     Ok(Written { message, bits_per_second: average * bits })
 }
 
-/// How many bits a second one of the unit is.
+/// Returns the bits per second of one unit.
 fn bits_in_unit(header: &str) -> Option<f64> {
     let (_, after) = header.split_once("BW average[")?;
     match after.split_once(']')?.0 {
@@ -55,7 +57,7 @@ fn bits_in_unit(header: &str) -> Option<f64> {
     }
 }
 
-/// Bytes and average of a line with a message size, a number of messages, the peak and the average.
+/// Parses a line of message size, number of messages, peak and average; returns size and average.
 fn row(line: &str) -> Option<(u64, f64)> {
     let mut words = line.split_ascii_whitespace();
     let message = words.next()?.parse().ok()?;
@@ -65,16 +67,16 @@ fn row(line: &str) -> Option<(u64, f64)> {
     Some((message, rate()?))
 }
 
-/// What a failed run complains of.
+/// Why a run failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Complaint {
-    /// Messages did not arrive: the adapter gave one back with an error.
+    /// Messages did not arrive: the adapter returned one with an error.
     Traffic(String),
-    /// Anything else: no device, no memory, no right. It says nothing about the hardware.
+    /// Anything else: no device, no memory, no permission. It says nothing about the hardware.
     Other(String),
 }
 
-/// Reads it from both of the run's streams, and from those of the other side.
+/// Finds the reason in both streams of the run and of its peer.
 pub fn complaint(said: &str) -> Complaint {
     let line = |text: &str| text.trim().chars().take(200).collect::<String>();
     let mut lines = said.lines().skip_while(|line| !line.contains("Completion with error"));
@@ -88,7 +90,7 @@ pub fn complaint(said: &str) -> Complaint {
     Complaint::Other(last.map_or_else(|| "it said nothing".to_owned(), line))
 }
 
-/// Numbers of verbs (`ibv_wc_status`) that a loop-back may meet.
+/// Numbers of verbs (`ibv_wc_status`) that may occur in a loopback.
 const fn of_status(number: u32) -> Option<&'static str> {
     match number {
         1 => Some("wrong length"),

@@ -1,37 +1,38 @@
-//! The controller's word to one node that its circuit breaker would let a node go, as it goes with the answer to a report.
+//! The controller's permission for a node to drain itself, sent with the reply to a report while the circuit breaker
+//! allows it.
 //!
-//! A hook of the scheduler that stops a job takes its node out of service without waiting for the controller. It may do so
-//! only while the controller's word is fresh: a breaker that opened, or a controller that is away, leaves users their nodes.
-//! The word holds for a time and not until a moment, because two machines' clocks differ; it names the report that it answers
-//! and is signed with the node's key, so that nobody on the way can make one or use an old one again.
+//! A scheduler hook that stops a job drains its node without waiting for the controller. It may do so only with a fresh
+//! permit: if the breaker is open or the controller is unreachable, users keep their nodes. A permit holds for a
+//! duration and not until a point in time, because the clocks of two machines differ. It names the report that it
+//! answers and is signed with the node's key, so that it can be neither forged nor replayed.
 
 use doctor_core::{ids::NodeName, time::Span};
 
 use crate::document::RunKey;
 
-/// The header of the answer that carries it.
+/// The response header of the permit.
 pub const PERMIT_HEADER: &str = "x-doctor-permit";
 
-/// Keeps these signatures apart from those of documents.
+/// Domain separation from the signatures of documents.
 const WORD: &str = "doctor-permit-1";
 
-/// Longer ones are not believed: the next report is a minute away.
+/// The longest accepted permit: the next report is a minute away.
 const LONGEST: Span = Span::minutes(10);
 
-/// One node may be taken out, for this long from when it asked.
+/// One node may be drained, for this long from its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permit {
     pub lasts: Span,
 }
 
 impl Permit {
-    /// As the header's value, in answer to this report of this node.
+    /// Returns the header's value, in reply to this report of this node.
     pub fn sign(self, node: &NodeName, number: u64, key: &RunKey) -> String {
         let seconds = self.lasts.millis() / 1000;
         format!("{seconds} {}", key.signature(said(node, number, seconds).as_bytes()))
     }
 
-    /// Reads the header's value. `None` for anything that was not said to this node in answer to this report.
+    /// Parses the header's value. Returns `None` unless it was issued to this node in reply to this report.
     pub fn open(text: &str, node: &NodeName, number: u64, key: &RunKey) -> Option<Self> {
         let (seconds, signature) = text.trim().split_once(' ')?;
         let seconds: i64 = seconds.parse().ok()?;

@@ -1,18 +1,18 @@
-//! Reads what `fi_pingpong` of libfabric prints: a line of columns, and a line for each size of messages.
+//! Parses the output of libfabric's `fi_pingpong`: a header line, and a line for each message size.
 //!
-//! Numbers are shortened as in `1.5k` and `2m`, which are powers of 1024; `MB/sec` is 10^6 bytes. Messages go forth and back,
-//! and both ways count.
+//! Numbers are abbreviated as in `1.5k` and `2m`, which are powers of 1024; `MB/sec` is 10^6 bytes. Messages go back
+//! and forth, and both directions count.
 
-/// So much is read; a run prints three kilobytes at most.
+/// The input limit; a run prints three kilobytes at most.
 pub const MAX_PINGPONG_BYTES: usize = 256 << 10;
 
-/// One result: of the largest messages, where there are several sizes.
+/// One result: that of the largest messages, if there are several sizes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Returned {
     /// Bytes of one message.
     pub message: u64,
     pub bits_per_second: f64,
-    /// From sending to arriving.
+    /// The latency of one direction.
     pub seconds: f64,
 }
 
@@ -31,8 +31,10 @@ pub enum NoResult {
     Lost { sent: u64, returned: u64 },
 }
 
+/// Parses the output.
+///
 /// # Errors
-/// If it has none.
+/// If it has no result.
 pub fn parse(text: &str) -> Result<Returned, NoResult> {
     if text.len() > MAX_PINGPONG_BYTES {
         return Err(NoResult::TooLong(text.len()));
@@ -50,7 +52,7 @@ pub fn parse(text: &str) -> Result<Returned, NoResult> {
     }
 }
 
-/// In which word of a line each number stands.
+/// The position of each number in a line.
 struct Columns {
     bytes: usize,
     sent: usize,
@@ -87,7 +89,7 @@ impl Columns {
         Some(Row {
             message: shortened(word(self.bytes)?)?,
             sent,
-            // `=` before it says that it is the same.
+            // A prefix `=` means that all were acknowledged.
             returned: match word(self.ack)?.strip_prefix('=') {
                 Some(_) => sent,
                 None => shortened(word(self.ack)?)?,
@@ -98,7 +100,7 @@ impl Columns {
     }
 }
 
-/// `64`, `1.5k`, `2m`, `1g`.
+/// Parses `64`, `1.5k`, `2m`, `1g`.
 fn shortened(word: &str) -> Option<u64> {
     let (digits, factor) = match word.as_bytes().last()? {
         b'k' => (&word[..word.len() - 1], 1 << 10),
@@ -110,24 +112,24 @@ fn shortened(word: &str) -> Option<u64> {
     Some((number * f64::from(factor)) as u64)
 }
 
-/// What a failed run complains of.
+/// Why a run failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Complaint {
-    /// Messages did not arrive: the adapter gave one back with an error.
+    /// Messages did not arrive: the adapter returned one with an error.
     Traffic(String),
-    /// Anything else: no device, no memory, no right. It says nothing about the hardware.
+    /// Anything else: no device, no memory, no permission. It says nothing about the hardware.
     Other(String),
 }
 
-/// Reads it from what both sides said. Only the client's word about messages counts: a server whose client went away calls
-/// that an error of its messages too.
+/// Finds the reason in the output of both sides. Only the client's message errors count: a server whose client went
+/// away also reports a message error.
 pub fn complaint(client: &str, server: &str) -> Complaint {
     let line = |text: &str| text.trim().chars().take(200).collect::<String>();
     if let Some(text) = client.lines().find(|line| line.contains("cq_readerr")) {
         return Complaint::Traffic(line(text));
     }
     let last = |said: &str| {
-        // Of the side that lost the other, the other knows why.
+        // Skip a side's complaint about its lost peer: the peer's own output has the reason.
         let lines = said.lines().rev().filter(|line| !line.contains("remote connection closed"));
         lines.map(line).find(|line| !line.is_empty())
     };

@@ -1,4 +1,4 @@
-//! A probe is data: what to read, with its limits. A runner on the node carries it out.
+//! Probes: what to read on a node and with which limits, as data. A runner on the node executes them.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,44 +9,44 @@ use doctor_core::{
 
 use crate::gpu_answer::GpuAnswer;
 
-/// One thing to read.
+/// One item to read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Probe {
-    /// A whole small file, such as one of /proc or /sys.
+    /// A complete small file, such as one of /proc or /sys.
     Read { path: String },
     /// The names in a directory.
     List { path: String },
-    /// Every small file whose path fits. A `*` stands for any part of one name, and `*` alone not for hidden ones.
-    /// A pattern that nothing fits brings an empty list, which is an answer.
+    /// Every small file whose path matches. A `*` matches any part of one name; `*` alone does not match hidden names.
+    /// A pattern without matches returns an empty list, which is a valid answer.
     Glob { pattern: String },
-    /// As `Glob`, for files that are no text, such as the configuration space of PCI devices: at most `most` bytes of
-    /// each, in hexadecimal.
+    /// Like `Glob`, for binary files, such as the configuration space of PCI devices: at most `most` bytes of each, in
+    /// hexadecimal.
     Bytes { pattern: String, most: u32 },
-    /// Every symbolic link whose path fits, with the path it leads to in the end.
+    /// Every symbolic link whose path matches, with its final target.
     Links { pattern: String },
-    /// As `Glob`, together with what the same files held at earlier looks, as far back as `keep`. The files are
-    /// counters or states; what did not change from one look to the next is not repeated.
+    /// Like `Glob`, with the contents of the same files at earlier readings, as far back as `keep`. The files are
+    /// counters or states; unchanged contents are not repeated.
     Sampled { pattern: String, keep: Span },
-    /// Space and inodes of the file system that holds this path. Survives a mount that hangs.
+    /// Space and inodes of the file system of this path. A hung mount does not block the runner.
     StatFs { path: String },
     /// Records of the kernel log, newest last.
     Kmsg,
-    /// Every process: what it is called, what it does, how long it has done it.
+    /// Every process, with its name, state and age.
     Processes,
-    /// How the kernel's clock is kept, from adjtimex(2): lines `synchronized 1`, `offset_us -12`, `max_error_us 5000`,
+    /// The kernel's clock discipline, from adjtimex(2): lines `synchronized 1`, `offset_us -12`, `max_error_us 5000`,
     /// `estimated_error_us 100`, `frequency_ppm 1.5`.
     ClockDiscipline,
-    /// What NVIDIA's driver says of each GPU, by the names of [`crate::gpu`].
+    /// Fields of each GPU from NVIDIA's driver, by the names of [`crate::gpu`].
     Gpu { fields: Vec<String> },
-    /// What DCGM's host engine at this address says of the GPUs that it watches, in the lines of [`crate::dcgm_watch`].
-    /// A library that is not there is a failure `missing`.
+    /// The health watches of DCGM's host engine at this address, in the format of [`crate::dcgm_watch`]. A missing
+    /// library is a failure `missing`.
     DcgmHealth { address: String },
     /// A program with its arguments; no shell.
     Exec { program: String, args: Vec<String>, timeout: Span },
-    /// As `Exec`, only where `path` is there; where it is not, the answer is a failure `missing` that names it.
+    /// Like `Exec`, only if `path` exists; otherwise a failure `missing` that names it.
     ExecWhere { path: String, program: String, args: Vec<String>, timeout: Span },
-    /// A test built into the node program, which runs in a process of its own and prints [`crate::document::Measurements`].
+    /// A test built into the node program, which runs in its own process and prints [`crate::document::Measurements`].
     Builtin { test: String, args: Vec<String>, timeout: Span },
 }
 
@@ -64,17 +64,17 @@ impl Probe {
     }
 }
 
-/// What came back. Kept as evidence, exactly as it was.
+/// The output of a probe, kept unchanged as evidence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeOutput {
     Text(String),
     Names(Vec<String>),
-    /// In the order of their paths.
+    /// Ordered by path.
     Files(Vec<FileText>),
-    /// Path and where it leads, in the order of paths.
+    /// Path and target, ordered by path.
     Links(Vec<(String, String)>),
-    /// Oldest first; the last one is now. At least that one is there.
+    /// Oldest first; the last is the current one. Never empty.
     Samples(Vec<Sample>),
     StatFs(FileSystemSpace),
     Processes(Vec<Process>),
@@ -87,39 +87,39 @@ pub enum ProbeOutput {
     Failed(ProbeFailure),
 }
 
-/// One of several files. That one cannot be read says nothing about the others.
+/// One of several files. A failure to read it does not affect the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileText {
     pub path: String,
     pub text: Result<String, ProbeFailure>,
 }
 
-/// What the files of a [`Probe::Sampled`] held at one moment.
+/// The contents of the files of a [`Probe::Sampled`] at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
-    /// By the node's clock.
+    /// According to the node's clock.
     pub at: Timestamp,
-    /// How long the machine had been up: counters begin anew with a boot.
+    /// The machine's uptime: a boot resets counters.
     pub up: Span,
-    /// Files that are new or changed since the sample before. In the first sample: all.
+    /// Files that are new or changed since the previous sample. In the first sample: all files.
     pub files: Vec<FileText>,
-    /// Files that have gone since the sample before.
+    /// Files removed since the previous sample.
     pub gone: Vec<String>,
 }
 
-/// A process as /proc shows it.
+/// A process as shown in /proc.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pub pid: u32,
     pub parent: u32,
     pub user: u32,
-    /// The kernel's short name for it.
+    /// The kernel's short name of the process.
     pub name: String,
     /// `R`, `S`, `D`, `Z`, …
     pub state: char,
-    /// Since its start.
+    /// The time since its start.
     pub age: Span,
-    /// In which function of the kernel it waits, where that can be read and its state is `D`.
+    /// The kernel function in which it waits, if that can be read and its state is `D`.
     pub waits_in: Option<String>,
 }
 
@@ -128,7 +128,7 @@ pub struct Process {
 #[serde(deny_unknown_fields)]
 pub struct FileSystemSpace {
     pub size: u64,
-    /// Free to ordinary users: the reserve of root is not free.
+    /// Free for unprivileged users: excludes root's reserve.
     pub available: u64,
     pub free: u64,
     pub inodes: u64,

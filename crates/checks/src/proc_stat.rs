@@ -1,25 +1,26 @@
-//! One line of `/proc/PID/stat`: enough to know a process again.
+//! Parses a line of `/proc/PID/stat`, enough to identify a process.
 //!
-//! A process number alone is reused; together with the tick at which the process began, it is not (within one boot).
+//! A pid alone is reused; together with the start time in ticks it is unique within one boot.
 
-/// What is needed of the line.
+/// The fields of the line that are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcStat {
     pub pid: u32,
     /// `R`, `S`, `D`, `Z` and so on.
     pub state: char,
     pub parent: u32,
-    /// Its process group.
+    /// The process group.
     pub group: u32,
     pub session: u32,
-    /// Those that have not ended, and the first one in any case.
+    /// The threads that have not ended; the first one always counts.
     pub threads: u32,
     /// Clock ticks from boot to its start.
     pub start_ticks: u64,
 }
 
 impl ProcStat {
-    /// The name stands in parentheses and may itself hold spaces and parentheses; the fields are counted from behind it.
+    /// Parses a line. The name is in parentheses and may itself contain spaces and parentheses; fields are counted from
+    /// behind it.
     pub fn parse(line: &str) -> Option<Self> {
         let (before, rest) = line.rsplit_once(") ")?;
         let pid = before.split_once(" (")?.0.parse().ok()?;
@@ -33,13 +34,13 @@ impl ProcStat {
         Some(Self { pid, state, parent, group, session, threads, start_ticks })
     }
 
-    /// The kernel's short name for the process of such a line.
+    /// Returns the kernel's short name of the process of such a line.
     pub fn name(line: &str) -> Option<&str> {
         Some(line.rsplit_once(") ")?.0.split_once(" (")?.1)
     }
 
-    /// It has ended; only its parent has not looked yet. A killed process shows the state of its first thread, which may
-    /// have ended while another one still hangs in the kernel.
+    /// Returns whether the process has ended and only waits to be reaped. A killed process shows the state of its first
+    /// thread, which may have ended while another one still hangs in the kernel.
     pub const fn is_over(&self) -> bool {
         matches!(self.state, 'Z' | 'X') && self.threads <= 1
     }

@@ -1,16 +1,17 @@
-//! processes-stuck: do processes hang in the kernel?
+//! processes-stuck: are processes stuck in the kernel?
 //!
-//! What it does: looks for processes that are older than five minutes and in uninterruptible sleep (state `D`). Seen
-//! at two looks in a row, five minutes apart, it is told.
+//! What it does: looks for processes that are older than five minutes and in uninterruptible sleep (state `D`). A
+//! second failure, five minutes later, confirms the finding.
 //!
 //! Why it matters: such a process cannot be killed, not even by root. It keeps its memory, its GPU and its mount; the
 //! scheduler cannot end the job, and the next one finds the GPU in use.
 //!
-//! What to do: `ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /D/'` shows where they wait; `cat /proc/PID/stack` as root.
+//! What to do: `ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /D/'` shows where they wait; as root also
+//! `cat /proc/PID/stack`.
 //! - `nvidia-stuck` is `reboot`: a process waits inside NVIDIA's driver, or one of NVIDIA's own programs hangs. Only a
-//!   boot frees the GPU; look for an Xid in the kernel's log (`gpu-xid`).
-//! - `processes-stuck` is `monitor`: most often a file server that does not answer (`mounts`) or a dying disk
-//!   (`kernel-log`). When the server returns they go on.
+//!   reboot frees the GPU; look for an Xid in the kernel log (`gpu-xid`).
+//! - `processes-stuck` is `monitor`: most often a file server that does not answer (`mounts`) or a failing disk
+//!   (`kernel-log`). When the server returns they continue.
 
 use doctor_core::{
     observation::{Entity, Event, Metric, Observation},
@@ -68,7 +69,7 @@ fn is_of_nvidia(process: &Process) -> bool {
     name || prefixes.iter().any(|prefix| place.starts_with(prefix))
 }
 
-/// The number, and the first few by name.
+/// Returns the number of processes, and the names of the first few.
 fn told(processes: &[&Process]) -> String {
     let one = |process: &&Process| {
         let place = process.waits_in.as_ref().map(|place| format!(" in {place}")).unwrap_or_default();

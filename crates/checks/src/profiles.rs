@@ -1,15 +1,16 @@
-//! The machine types that this program knows by itself: `profiles/*.toml`, one commented file each.
+//! The built-in machine profiles: `profiles/*.toml`, one commented file each.
 //!
-//! Where a file does not say a number, it is because it differs from site to site or because no source gives it: a
-//! count without a limit is inconclusive and says so, a wrong limit would take good machines out of service. Only
-//! NVIDIA's GPUs are in scope: Azure's MI200 and MI300X families have no file here.
+//! A file omits a number that differs from site to site or that no source gives: a count without a limit is
+//! inconclusive and reported as such, while a wrong limit would take good machines out of service. Only NVIDIA's GPUs
+//! are in scope: Azure's MI200 and MI300X families have no file here.
 
 use doctor_core::{
     ids::Sku,
     profile::{MachineTypes, ProfileFile},
 };
 
-/// The visible list. A new machine type is its file and its word here; what others are like comes first.
+/// Lists the built-in profiles. A new machine type is its file and its name here; a profile that others build on
+/// (`like`) comes first.
 macro_rules! profiles {
     ($($name:literal),* $(,)?) => {
         /// Name and text of every built-in profile.
@@ -60,19 +61,19 @@ profiles![
     "p6-b200.48xlarge",
 ];
 
-/// Every machine type that is built in.
+/// Returns all built-in machine types.
 ///
 /// # Panics
-/// If a file compiled into this program is not a profile; a test reads them all.
+/// If a compiled-in file is not a profile, which a unit test rules out.
 pub fn built_in() -> MachineTypes {
     together(BUILT_IN.iter().map(read).collect())
 }
 
-/// Of the built-in machine types only this one and those that it builds on: reading all takes longer. None of them, if it
-/// is not built in.
+/// Returns this built-in machine type and those that it builds on: parsing all takes longer. Returns none if it is not
+/// built in.
 ///
 /// # Panics
-/// If a file compiled into this program is not a profile; a test reads them all.
+/// If a compiled-in file is not a profile, which a unit test rules out.
 pub fn built_in_like(sku: &Sku) -> MachineTypes {
     let (mut files, mut wanted) = (Vec::new(), Some(sku.clone()));
     while let Some(sku) = wanted.take() {
@@ -162,7 +163,7 @@ mod tests {
                 assert!(names.insert(name.to_ascii_lowercase()), "{name} is in two profiles");
             }
         }
-        // The H200's name is no part of the GH200's, and the B200's no deciding part of the GB200's: their numbers differ.
+        // "H200" must not match the GH200, nor "B200" the GB200: their numbers differ.
         let gpus = |id: &str, name: &str, count: usize| MachineFacts {
             gpu_ids: vec![id.to_owned(); count],
             gpu_names: vec![name.to_owned(); count],

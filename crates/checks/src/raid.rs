@@ -1,15 +1,14 @@
-//! raid: are the software RAID arrays whole?
+//! raid: are the software RAID arrays intact?
 //!
 //! What it does: reads /proc/mdstat and the state of each array.
 //!
-//! Why it matters: a mirror with one half left works until the other half fails. A striped scratch array with a failed
-//! member has lost everything, and says so only to those who ask.
+//! Why it matters: a degraded mirror works until its other half fails. A striped scratch array with a failed member has
+//! lost everything, and reports it only when queried.
 //!
 //! What to do: `mdadm --detail /dev/ARRAY` names the failed member.
-//! - `raid-broken` is `isolate`: an array that holds nothing any more (inactive, or a stripe that lost a member).
-//!   Exchange the disk and make the array anew. An array that did not assemble at boot may need `mdadm --assemble`
-//!   only.
-//! - `raid-degraded` is `monitor`: members are missing and the data is still there. Exchange the disk soon.
+//! - `raid-broken` is `isolate`: the array's data is lost or inaccessible (inactive, or a stripe that lost a member).
+//!   Replace the disk and recreate the array. An array that did not assemble at boot may only need `mdadm --assemble`.
+//! - `raid-degraded` is `monitor`: members are missing and the data is still there. Replace the disk soon.
 //!
 //! An array that is being rebuilt counts as degraded until it is done. Not applicable where there is no array.
 
@@ -36,7 +35,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("raid.rs")), rules: RULES, probes, interpret };
 
-/// Says `broken` of a stripe with a failed member, which /proc/mdstat does not.
+/// Contains `broken` for a stripe with a failed member, which /proc/mdstat does not show.
 const STATE: &str = "/sys/block/md*/md/array_state";
 
 fn probes(_: &Params) -> Vec<Probe> {
@@ -51,7 +50,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let none = not_applicable("no-raid", "there is no software RAID array");
     let table = match text(outputs.first()) {
         Ok(table) => table,
-        // The kernel has no such file until it has met an array.
+        // The kernel creates the file when it first finds an array.
         Err(failure) if failure.kind == FailureKind::Missing => return Ok(none),
         Err(failure) => return Err(Observation::CouldNot(failure)),
     };
@@ -80,7 +79,7 @@ struct Array<'a> {
     missing: f64,
 }
 
-/// `md0 : active raid1 sda1[0] sdb1[1](F)`, followed by indented lines of which one ends in `[2/1] [U_]`.
+/// Parses `md0 : active raid1 sda1[0] sdb1[1](F)`, followed by indented lines of which one ends in `[2/1] [U_]`.
 fn arrays(table: &str) -> Vec<Array<'_>> {
     let mut all: Vec<Array<'_>> = Vec::new();
     for line in table.lines() {
@@ -101,7 +100,7 @@ fn arrays(table: &str) -> Vec<Array<'_>> {
     all
 }
 
-/// The underscores of a word like `[UU_]`.
+/// Counts the underscores of a word like `[UU_]`.
 fn missing(line: &str) -> f64 {
     let is_map = |word: &&str| word.len() > 2 && word[1..word.len() - 1].chars().all(|c| c == 'U' || c == '_');
     let mut words = line.split_ascii_whitespace().filter(|word| word.starts_with('[') && word.ends_with(']'));

@@ -1,4 +1,4 @@
-//! Ports of RDMA devices as the kernel shows them under /sys/class/infiniband: InfiniBand, RoCE and EFA alike.
+//! Ports of RDMA devices (InfiniBand, RoCE and EFA) as the kernel shows them under /sys/class/infiniband.
 
 use doctor_core::observation::{Entity, EntityKind, Observation, ProbeFailure};
 
@@ -14,34 +14,34 @@ pub const LINK_LAYER: &str = "/sys/class/infiniband/*/ports/*/link_layer";
 pub const RATE: &str = "/sys/class/infiniband/*/ports/*/rate";
 pub const HCA_TYPE: &str = "/sys/class/infiniband/*/hca_type";
 
-/// A port is a link of its own: `link:mlx5_0/1`.
+/// Returns the entity of a port, a link: `link:mlx5_0/1`.
 pub fn port_entity(device: &str, port: &str) -> Entity {
     Entity::new(EntityKind::Link, format!("{device}/{port}"))
 }
 
-/// What a check says on a machine without RDMA.
+/// The observation of a check on a machine without RDMA.
 pub fn no_rdma() -> Observation {
     not_applicable("no-rdma", "there is no RDMA device in /sys/class/infiniband")
 }
 
-/// `4: ACTIVE` is `ACTIVE`, `5: LinkUp` is `LinkUp`. Anything that is not so written is no state.
+/// Parses `4: ACTIVE` to `ACTIVE` and `5: LinkUp` to `LinkUp`. Returns `None` for other formats.
 pub fn state_word(text: &str) -> Option<&str> {
     let (number, word) = text.trim().split_once(':')?;
     let word = word.trim();
     (number.parse::<u8>().is_ok() && !word.is_empty()).then_some(word)
 }
 
-/// `400 Gb/sec (4X NDR)` in bits per second.
+/// Parses `400 Gb/sec (4X NDR)` to bits per second.
 pub fn rate_bits(text: &str) -> Option<f64> {
     let (number, unit) = text.trim().split_once(' ')?;
     let number: f64 = number.parse().ok()?;
     (unit.starts_with("Gb/sec") && number.is_finite() && number >= 0.0).then_some(number * 1e9)
 }
 
-/// The text of the file that fits `pattern` with these names in its open places. `None`: there is none.
+/// Returns the text of the file that matches `pattern` with these names for its wildcards, or `None` if there is none.
 ///
 /// # Errors
-/// Why it could not be read.
+/// If the file could not be read.
 pub fn of<'a>(all: &'a [FileText], pattern: &str, names: &[&str]) -> Result<Option<&'a str>, ProbeFailure> {
     let file = all.iter().find(|file| wild(pattern, &file.path).is_some_and(|found| names.starts_with(&found)));
     match file.map(|file| &file.text) {
@@ -51,7 +51,7 @@ pub fn of<'a>(all: &'a [FileText], pattern: &str, names: &[&str]) -> Result<Opti
     }
 }
 
-/// One port with the texts of its files.
+/// One port and its state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Port<'a> {
     pub device: &'a str,
@@ -70,10 +70,10 @@ impl Port<'_> {
     }
 }
 
-/// Every port that has a state file.
+/// Returns every port that has a state file.
 ///
 /// # Errors
-/// With the observation that the check should return: none is not applicable.
+/// Returns the observation that the check should return: not applicable if there is no port.
 pub fn ports(output: Option<&ProbeOutput>) -> Result<Vec<Port<'_>>, Observation> {
     let found: Vec<Port<'_>> = files(output)?
         .iter()

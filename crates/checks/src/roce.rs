@@ -1,19 +1,17 @@
-//! roce: are the Ethernet interfaces below the RDMA ports fit for them?
+//! roce: are the Ethernet interfaces of RDMA ports up and configured alike?
 //!
-//! What it does: for each RDMA port on Ethernet, finds the network interface below it and reads whether that is up,
-//! and its MTU.
+//! What it does: for each RDMA port on Ethernet, finds its network interface and reads its state and its MTU.
 //!
 //! Why it matters: RoCE runs over an ordinary interface. One that was left down, or with an MTU of 1500 among
 //! neighbours of 9000, makes the port fail or slow in ways that RDMA tools do not show.
 //!
 //! What to do: `ip -d link show INTERFACE` and `rdma link` show both sides.
-//! - `roce-interface-down` is `isolate`, seen twice: the RDMA port says it is up, its interface is not. Look at the
-//!   network service (`networkctl`, `nmcli`) and at the cable; `ib-ports` tells of the port itself.
-//! - `roce-mtu-differs` is `monitor`: interfaces of equal adapters have different MTUs. Set the one of the others in
-//!   the network configuration (`ip link set INTERFACE mtu N` until the next boot).
+//! - `roce-interface-down` is `isolate`, confirmed by a second failure: the RDMA port is active, its interface is not
+//!   up. Check the network service (`networkctl`, `nmcli`) and the cable; `ib-ports` reports the port itself.
+//! - `roce-mtu-differs` is `monitor`: interfaces of identical adapters have different MTUs. Set the others' MTU in the
+//!   network configuration (`ip link set INTERFACE mtu N` until the next boot).
 //!
-//! Interfaces of ports without a link are told by `ib-ports` and not here. Not applicable where no RDMA port is on
-//! Ethernet.
+//! `ib-ports` reports ports without a link. Not applicable where no RDMA port is on Ethernet.
 
 use std::collections::BTreeMap;
 
@@ -104,7 +102,8 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     Ok(look.or(not_applicable("no-roce", "no RDMA port here is up on Ethernet")))
 }
 
-/// The interface of a device that is up, else any: representors of virtual functions lie beside the real one.
+/// Returns a device's interface that is up, else any: representors of virtual functions are listed next to the real
+/// one.
 fn interface<'a>(all: &'a [FileText], device: &str) -> Option<(&'a str, Result<&'a str, ProbeFailure>)> {
     let own = || {
         all.iter().filter_map(|file| {

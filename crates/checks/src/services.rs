@@ -1,18 +1,18 @@
-//! services: do the services run that this node needs?
+//! services: are the services that this node needs running?
 //!
-//! What it does: looks for each service that the site names whether it has a process, in the control groups that
-//! systemd keeps for services. No program is started for that.
+//! What it does: checks for each configured service whether it has a process, in systemd's control groups. It starts no
+//! program.
 //!
-//! Why it matters: a node without munge, its container runtime or its monitoring takes jobs and fails them, or fails
-//! unseen.
+//! Why it matters: a node without munge, its container runtime or its monitoring accepts jobs and fails them, or fails
+//! unnoticed.
 //!
-//! What to do: `service-not-running` is `reboot`, seen twice: `systemctl status SERVICE` and `journalctl -u SERVICE`
-//! say why it ended; `systemctl restart SERVICE` often does. A boot starts it too, if it is enabled
-//! (`systemctl is-enabled`).
+//! What to do: `service-not-running` is `reboot`, confirmed by a second failure: `systemctl status SERVICE` and
+//! `journalctl -u SERVICE` show why it ended; `systemctl restart SERVICE` often cures it. A reboot starts it too, if it
+//! is enabled (`systemctl is-enabled`).
 //!
-//! Parameters: `units`, such as `units = ["slurmd.service", "munge.service"]`; without an ending, `.service` is meant.
-//! A unit that does its work at once and ends (type `oneshot`) has no process and does not belong here. Not applicable
-//! where none is named; inconclusive where systemd keeps no services.
+//! Parameters: `units`, such as `units = ["slurmd.service", "munge.service"]`; `.service` is the default suffix. A unit
+//! that does its work and ends (type `oneshot`) has no process and does not belong here. Not applicable where none is
+//! configured; inconclusive where systemd has no control groups of services.
 
 use std::collections::BTreeMap;
 
@@ -38,8 +38,8 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("services.rs")), rules: RULES, probes, interpret };
 
-/// Control groups of the second version, also beside the first; services of a template (`a@b.service`) lie one deeper.
-/// Where there is only the first version, the list of processes tells.
+/// Control groups version 2, also alongside version 1; services of a template (`a@b.service`) are one level deeper.
+/// With version 1 only, the list of processes is used.
 const PATTERNS: [&str; 4] = [
     "/sys/fs/cgroup/*.slice/*.service/cgroup.events",
     "/sys/fs/cgroup/*.slice/*.slice/*.service/cgroup.events",
@@ -97,7 +97,7 @@ fn plain(unit: &str) -> &str {
     unit.strip_suffix(".service").unwrap_or(unit)
 }
 
-/// `populated 1` of the second version, or any process of the first.
+/// Matches `populated 1` of version 2, or any process of version 1.
 fn has_processes(text: &str) -> bool {
     text.lines().any(|line| line.trim() == "populated 1" || line.trim().parse::<u32>().is_ok())
 }

@@ -1,5 +1,5 @@
-//! How checks read their parameters. One of the wrong kind is told, with what would be accepted: it is never as if it
-//! had not been written.
+//! Parses the parameters of checks. An invalid parameter is reported with an example of what is accepted; it is never
+//! ignored.
 
 use doctor_core::{
     observation::{FailureKind, Observation, ProbeFailure},
@@ -8,59 +8,59 @@ use doctor_core::{
 
 use crate::spec::Params;
 
-/// A list of words, such as `modules = ["efa", "gdrdrv"]`. `None` where it is not set.
+/// Parses a list of words, such as `modules = ["efa", "gdrdrv"]`. Returns `None` if it is not set.
 ///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn words(params: &Params, name: &str, example: &str) -> Result<Option<Vec<String>>, Observation> {
     let Some(value) = params.get(name) else { return Ok(None) };
     let list = value.as_array().and_then(|list| list.iter().map(|word| Some(word.as_str()?.to_owned())).collect());
     list.filter(|list: &Vec<String>| !list.is_empty()).map(Some).ok_or_else(|| refused(name, example))
 }
 
-/// One word, such as `program = "/usr/sbin/nhc"`. `None` where it is not set.
+/// Parses a word, such as `program = "/usr/sbin/nhc"`. Returns `None` if it is not set.
 ///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn word(params: &Params, name: &str, example: &str) -> Result<Option<String>, Observation> {
     let Some(value) = params.get(name) else { return Ok(None) };
     let word = value.as_str().filter(|word| !word.is_empty());
     word.map(|word| Some(word.to_owned())).ok_or_else(|| refused(name, example))
 }
 
-/// A number, whole or not. `None` where it is not set.
+/// Parses a number, integer or not. Returns `None` if it is not set.
 ///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn number(params: &Params, name: &str, example: &str) -> Result<Option<f64>, Observation> {
     let Some(value) = params.get(name) else { return Ok(None) };
     let number = value.as_float().or_else(|| value.as_integer().map(|whole| whole as f64));
     number.filter(|number| number.is_finite()).map(Some).ok_or_else(|| refused(name, example))
 }
 
-/// Yes or no. `None` where it is not set.
+/// Parses a Boolean. Returns `None` if it is not set.
 ///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn flag(params: &Params, name: &str, example: &str) -> Result<Option<bool>, Observation> {
     let Some(value) = params.get(name) else { return Ok(None) };
     value.as_bool().map(Some).ok_or_else(|| refused(name, example))
 }
 
-/// A length of time that is not zero, such as `timeout = "5m"`. `None` where it is not set.
+/// Parses a non-zero duration, such as `timeout = "5m"`. Returns `None` if it is not set.
 ///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn span(params: &Params, name: &str, example: &str) -> Result<Option<Span>, Observation> {
     let Some(value) = params.get(name) else { return Ok(None) };
     let span = value.as_str().and_then(|text| text.parse::<Span>().ok()).filter(|span| *span > Span::ZERO);
     span.map(Some).ok_or_else(|| refused(name, example))
 }
 
-/// A number of bytes, such as `size = "1GiB"` or `size = 1073741824`. `None` where it is not set.
+/// Parses a number of bytes, such as `size = "1GiB"` or `size = 1073741824`. Returns `None` if it is not set.
 ///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn bytes(params: &Params, name: &str, example: &str) -> Result<Option<u64>, Observation> {
     let Some(value) = params.get(name) else { return Ok(None) };
     let bytes = match value {
@@ -87,10 +87,10 @@ fn bytes_of(text: &str) -> Option<u64> {
         .find_map(|(unit, factor)| text.strip_suffix(unit)?.trim_end().parse::<u64>().ok()?.checked_mul(*factor))
 }
 
-/// Refuses a parameter that a test does not have, and hands out the example of each that it has.
+/// Rejects unknown parameters, and returns a function that gives the example of each known one.
 ///
 /// # Errors
-/// With the observation that the check should return.
+/// Returns the observation that the check should return.
 pub fn only<'a>(params: &Params, known: &'a [(&'a str, &'a str)]) -> Result<impl Fn(&str) -> &'a str, Observation> {
     let example = |name: &str| known.iter().find(|(known, _)| *known == name).map_or("", |(_, example)| *example);
     match params.keys().find(|name| example(name).is_empty()) {
@@ -102,7 +102,7 @@ pub fn only<'a>(params: &Params, known: &'a [(&'a str, &'a str)]) -> Result<impl
     }
 }
 
-/// What a check says of a parameter that it does not understand.
+/// The observation of a check with an invalid parameter.
 pub fn refused(name: &str, example: &str) -> Observation {
     let text = format!("the parameter `{name}` is not understood; write it as `{example}`");
     Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))

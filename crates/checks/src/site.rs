@@ -1,19 +1,19 @@
-//! A site's own check: a command in the policy file, no code.
+//! Site checks: a command in the policy file, no code.
 //!
 //! ```toml
 //! [tests.scratch-quota.params]
 //! command = ["/usr/local/bin/check-quota", "--limit", "90"]
-//! timeout = "30s"                  # without it: 1 minute
-//! quick = true                     # it only looks: an agent runs it every 6 minutes, also on a node at work
+//! timeout = "30s"                  # default: 1 minute
+//! quick = true                     # read-only: an agent runs it every 6 minutes, also on a busy node
 //! ```
 //!
-//! Without `quick` it runs in validation runs and by `doctor-node test NAME`, on a node that is free. An agent takes
-//! commands only from its own policy file, and that file only where nobody but root can write it.
+//! Without `quick` it runs in validation runs and by `doctor-node test NAME`, on a free node. An agent takes commands
+//! only from its own policy file, and only if that file is writable by root alone.
 //!
-//! The command answers as Nagios plugins do: 0 is well, 1 is a warning and 2 is critical, and both fail; 3 and
-//! everything else, a timeout included, says nothing about the node. Its first line is the text that people see. A
-//! warning is `monitor`; critical is `monitor` too until the policy has a rule `NAME-critical` that says otherwise,
-//! because only the site knows what its command proves.
+//! The command uses the exit codes of Nagios plugins: 0 is OK, 1 is a warning and 2 is critical, and both fail; 3 and
+//! everything else, including a timeout, says nothing about the node. Its first line of output is the text of the
+//! finding. A warning is `monitor`; critical is `monitor` too unless the policy has a rule `NAME-critical` with another
+//! severity, because only the site knows what its command proves.
 
 use std::{
     collections::BTreeMap,
@@ -33,22 +33,22 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-/// The parameter that makes a test of the policy a site's own check.
+/// The parameter that makes a test of the policy a site check.
 pub const COMMAND: &str = "command";
 
-/// The parameter that says that it may run at any time.
+/// The parameter that allows it to run at any time.
 const QUICK: &str = "quick";
 
 const TIMEOUT: Span = Span::minutes(1);
 
-/// The site's own checks of a policy: its tests with a `command`.
+/// Returns the site checks of a policy: its tests with a `command`.
 pub fn site_checks(policy: &Policy) -> Vec<Check> {
     let own = policy.tests.iter().filter(|(_, settings)| settings.params.contains_key(COMMAND));
     own.map(|(id, settings)| site_check(id, settings.params.get(QUICK) == Some(&true.into()))).collect()
 }
 
-/// A check's figures live as long as the program, because nearly all of them are compiled in. A site's are made once
-/// per name and kept; a policy that is read again finds them.
+/// Creates a site check. Specifications are `'static`, because nearly all are compiled in. A site's are leaked once per
+/// name and cached, so that reading the policy again does not leak more.
 fn site_check(id: &CheckId, quick: bool) -> Check {
     static MADE: Mutex<BTreeMap<(CheckId, bool), Check>> = Mutex::new(BTreeMap::new());
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +64,7 @@ fn site_check(id: &CheckId, quick: bool) -> Check {
 fn spec(id: &'static str, quick: bool) -> Spec {
     const TITLE: &str = "a check of this site";
     match quick {
-        // Longer than the fast checks' period: it starts a program, and hooks of schedulers run only what does not.
+        // Longer than the fast checks' period: it starts a program, and scheduler hooks run only checks that do not.
         true => Spec::quick(id, TITLE).every(Span::minutes(6)),
         false => Spec::deep(id, TITLE, Span::minutes(1), Span::minutes(30)),
     }
@@ -122,7 +122,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
         other => return Observation::CouldNot(ended_badly(other, stderr)),
     };
-    // The exit code is the measurement: a command that has nothing to print still answered.
+    // The exit code is the measurement: a command without output has still answered.
     let value = f64::from(exit.unwrap_or(0));
     let answered = Metric { name: "exit_code".to_owned(), entity: Entity::node(), value, unit: Unit::Count };
     Observation::measured(vec![answered], events)

@@ -1,12 +1,12 @@
-//! Who listens on this machine, from `/proc/net/tcp` and `/proc/net/tcp6`. To ask by connecting would use up the one connection
-//! that some servers take.
+//! Finds listening ports in `/proc/net/tcp` and `/proc/net/tcp6`. Connecting instead would use up the only connection
+//! that some servers accept.
 
-/// The files, as the kernel names them.
+/// The kernel's tables of TCP sockets.
 pub const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 
-/// Whether somebody listens on this port, by the text of one of the files.
+/// Returns whether a socket listens on this port, according to the text of one of the tables.
 pub fn listens(table: &str, port: u16) -> bool {
-    /// State of a socket that takes connections.
+    /// The state of a listening socket.
     const LISTEN: &str = "0A";
     table.lines().any(|line| {
         let mut words = line.split_ascii_whitespace();

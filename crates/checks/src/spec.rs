@@ -1,4 +1,4 @@
-//! What a check is: its page, its figures, its rules, its probes and its reading of them.
+//! The definition of a check: its page, specification, rules, probes and interpretation.
 
 use std::collections::BTreeMap;
 
@@ -12,25 +12,25 @@ use crate::{
     probe::{Probe, ProbeOutput},
 };
 
-/// Parameters of a check from the policy file, as written there.
+/// Parameters of a check, as written in the policy file.
 pub type Params = BTreeMap<String, toml::Value>;
 
-/// A check, entirely as data and pure functions.
+/// A check, as data and pure functions.
 #[derive(Debug, Clone, Copy)]
 pub struct Check {
     pub spec: Spec,
-    /// The page for operators: what, why it matters, what to do.
+    /// The operators' page: what the check does, why it matters, what to do.
     pub page: &'static str,
-    /// Default rules, as `[[rules]]` of the policy file's form.
+    /// Default rules, in the format of the policy file's `[[rules]]`.
     pub rules: &'static str,
     pub probes: fn(&Params) -> Vec<Probe>,
-    /// Outputs stand in the order of the probes. Pure.
+    /// Interprets the outputs, which are in the order of the probes. Pure.
     pub interpret: fn(&Params, &[ProbeOutput]) -> Observation,
 }
 
 impl Check {
-    /// What a node's evidence says. Evidence of other probes than the ones this policy asks for (another list of
-    /// mounts, say) would be read as what it is not, so it is refused.
+    /// Interprets a node's evidence. Returns `CouldNot` if the evidence is of other probes than those that this policy
+    /// requests, for example another list of mounts: it would be misinterpreted.
     pub fn observe(&self, params: &Params, evidence: &TestEvidence) -> Observation {
         let wanted = (self.probes)(params);
         if wanted.iter().ne(evidence.probes.iter().map(|(probe, _)| probe)) {
@@ -43,8 +43,8 @@ impl Check {
         (self.interpret)(params, &outputs)
     }
 
-    /// How long a run of it may take: what its file says, and never less than its own probes may. A run that is ended
-    /// from outside before the test has given up by itself cannot say what took so long.
+    /// Returns how long a run may take: the limit of its specification and, for a deep test, at least the timeouts of
+    /// its probes. A run that is cancelled from outside before the test gives up cannot report what took so long.
     pub fn limit(&self, params: &Params) -> Span {
         let own = |probe: Probe| match probe {
             Probe::Exec { timeout, .. } | Probe::ExecWhere { timeout, .. } | Probe::Builtin { timeout, .. } => timeout,
@@ -59,7 +59,7 @@ impl Check {
         }
     }
 
-    /// The operators' page as plain text.
+    /// Returns the operators' page as plain text.
     pub fn page_text(&self) -> String {
         let lines = self.page.lines().map(|line| {
             let text = line.strip_prefix("//!").unwrap_or(line);
@@ -69,14 +69,14 @@ impl Check {
     }
 }
 
-/// What a job needs beside its tests: to begin, to give up what hangs, and to write its result.
+/// What a job needs besides its probes: to start, to give up on what hangs, and to write its result.
 const AROUND_THE_PROBES: Span = Span::minutes(2);
 
-/// The `//!` lines at the top of a check's own file: its page is written once, where the code is.
+/// Returns the `//!` lines at the top of a check's source file, so that its page is written once, next to the code.
 pub const fn page_of(source: &'static str) -> &'static str {
     let bytes = source.as_bytes();
     let mut end = 0;
-    // Each turn takes one line that begins with `//!`.
+    // Each iteration consumes one line that begins with `//!`.
     while end + 2 < bytes.len() && bytes[end] == b'/' && bytes[end + 1] == b'/' && bytes[end + 2] == b'!' {
         while end < bytes.len() && bytes[end] != b'\n' {
             end += 1;
@@ -88,36 +88,37 @@ pub const fn page_of(source: &'static str) -> &'static str {
     source.split_at(end).0
 }
 
-/// The figures of a check.
+/// The specification of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spec {
     pub id: &'static str,
     /// One line for tables.
     pub title: &'static str,
     pub depth: Depth,
-    /// Whether it needs the node to itself.
+    /// Whether it needs exclusive use of the node.
     pub exclusive: bool,
-    /// How often an agent looks. A quick check that starts a program is not so quick and says a longer time.
+    /// How often an agent runs it. A quick check that starts a program declares a longer period.
     pub every: Span,
-    /// A conclusive result is good for this long.
+    /// How long a conclusive result stays valid.
     pub cutoff: Span,
     pub limit: Span,
     pub usual: Span,
-    /// A parameter that says how long it usually takes: its whole numbers, from 1 on, count these.
+    /// A parameter that determines the usual duration: its integer value, counted from 1, selects the entry of the
+    /// list.
     pub usual_by: Option<(&'static str, &'static [Span])>,
-    /// Shared things it loads by default.
+    /// Shared resources that it loads by default.
     pub shares: &'static [&'static str],
-    /// The parameter that lists what it loads and what others may share, where there is one.
+    /// The parameter that lists further shared resources that it loads, if there is one.
     pub loads: Option<&'static str>,
-    /// Whether it waits for the policy to switch it on: it runs a program of somebody else, which may do more than look.
+    /// Whether it runs only if the policy enables it: it runs a third-party program, which may do more than read.
     pub opt_in: bool,
 }
 
-/// A check that nothing else is said of runs at each look of an agent, which is so often by default.
+/// An agent's default check interval. A check that declares no period runs at each interval.
 const EACH_LOOK: Span = Span::minutes(5);
 
 impl Spec {
-    /// Of a check that only reads, takes milliseconds and may run at any time.
+    /// A check that only reads, takes milliseconds and may run at any time.
     pub const fn quick(id: &'static str, title: &'static str) -> Self {
         Self {
             id,
@@ -135,26 +136,26 @@ impl Spec {
         }
     }
 
-    /// Of a test that loads the node and needs it to itself. It ends by itself well within `limit`.
+    /// A test that loads the node and needs it exclusively. It must end on its own well within `limit`.
     pub const fn deep(id: &'static str, title: &'static str, usual: Span, limit: Span) -> Self {
         Self { depth: Depth::Deep, exclusive: true, cutoff: Span::days(7), limit, usual, ..Self::quick(id, title) }
     }
 
-    /// The same, only where the policy says `enabled = true`, or when named.
+    /// Makes the test run only where the policy sets `enabled = true`, or when it is named.
     #[must_use]
     pub const fn opt_in(mut self) -> Self {
         self.opt_in = true;
         self
     }
 
-    /// The same, which loads what this parameter lists.
+    /// Adds the shared resources that this parameter lists to what the test loads.
     #[must_use]
     pub const fn loads(mut self, parameter: &'static str) -> Self {
         self.loads = Some(parameter);
         self
     }
 
-    /// The same, which takes as long as this parameter says.
+    /// Takes the usual duration from this parameter's value.
     #[must_use]
     pub const fn usual_by(mut self, parameter: &'static str, usual: &'static [Span]) -> Self {
         self.usual_by = Some((parameter, usual));
@@ -170,19 +171,19 @@ impl Spec {
         by_parameter().unwrap_or(self.usual)
     }
 
-    /// What it loads that others may share, as far as the parameters say.
+    /// Returns the shared resources that the test loads under these parameters.
     pub(crate) fn shared(&self, params: &Params) -> Vec<String> {
         let listed = self.loads.and_then(|name| params.get(name)).and_then(toml::Value::as_array);
         let listed = listed.into_iter().flatten().filter_map(toml::Value::as_str);
         self.shares.iter().copied().chain(listed).map(str::to_owned).collect()
     }
 
-    /// Whether it is part of each look, and has no period of its own.
+    /// Returns whether the check runs at each of the agent's check intervals and declares no longer period.
     pub fn is_fast(&self) -> bool {
         self.every <= EACH_LOOK
     }
 
-    /// The same, looked at less often.
+    /// Sets a longer period.
     #[must_use]
     pub const fn every(mut self, every: Span) -> Self {
         self.every = every;

@@ -1,48 +1,50 @@
-//! storage: does every mount give back what was written, and as fast as it used to?
+//! storage: does every mount return the data that was written, and at its usual speed?
 //!
 //! What it does: runs fio on each mount. First it writes a file, reads it back and compares checksums. Then it measures
-//! seven patterns, a few seconds each, past the page cache (direct I/O): one large file and eight at a time, written and
-//! read in blocks of 1 MiB; random reads, random writes and both (70 % reads) in blocks of 4 KiB. It takes about 45 s for
-//! each mount, and never more than a tenth of the space that is free. Its files are in `MOUNT/.cluster-doctor/`, in a
-//! directory of this node and this run, and go when it ends, also when it is killed. It runs when it is named
-//! (`doctor-node test storage`), and with the suites that have it (`doctor explain suites`).
+//! seven patterns, a few seconds each, bypassing the page cache (direct I/O): one large file and eight in parallel,
+//! written and read in blocks of 1 MiB; random reads, random writes and both (70 % reads) in blocks of 4 KiB. It takes
+//! about 45 s per mount, and never more than a tenth of the free space. Its files are in `MOUNT/.cluster-doctor/`, in a
+//! directory of this node and run, and are removed when it ends, also when it is killed. It runs when it is named
+//! (`doctor-node test storage`), and with the suites that include it (`doctor explain suites`).
 //!
 //! Why it matters: data loading and checkpoints wait for the slowest node. A mount that hangs keeps a job from ending,
-//! and one that gives back other bytes than were written spoils a checkpoint that nobody looks at for weeks.
+//! and one that returns wrong bytes corrupts a checkpoint that may not be read for weeks.
 //!
-//! What to do: `doctor log RUN` shows each pass. Are other nodes on the same mount slow too? Then it is the server or the
-//! network; if only this one is, its disk, its network card or its mount options.
-//! - `storage-corrupt` is `isolate`: what was read back is not what was written. Let no job write from this node.
-//! - `storage-io-error` is `reboot`, seen twice: the kernel gave an error instead of data. Read `dmesg`; a disk that does
-//!   it again after a boot is to be replaced.
-//! - `storage-read-only` is `reboot`: nothing can be written. A file system that found itself damaged does that; see
+//! What to do: `doctor log RUN` shows each pass. If other nodes on the same mount are slow too, the server or the
+//! network is at fault; if only this one is, its disk, its network adapter or its mount options.
+//! - `storage-corrupt` is `isolate`: the data read back differs from the data written. Let no job write from this node.
+//! - `storage-io-error` is `reboot`, confirmed by a second failure: the kernel returned an error instead of data. Read
+//!   `dmesg`; replace a disk that does it again after a reboot.
+//! - `storage-read-only` is `reboot`: nothing can be written. A file system that detects damage becomes read-only; see
 //!   `mounts`.
-//! - `storage-stalled` is `monitor`, seen twice: fio, or the making of a directory, did not come back in time. What cannot
-//!   be killed is left behind, and the mount is not tried again while it hangs.
+//! - `storage-stalled` is `monitor`, confirmed by a second failure: fio, or creating a directory, did not return in
+//!   time. A process that cannot be killed is left behind, and the mount is not tested again while it hangs.
 //! - `storage-no-space` is `monitor`: less than 360 MiB are free, or the quota is used up.
 //! - `storage-missing` is `monitor`: nothing is mounted there, or there is no such directory.
-//! - `storage-slow` is `monitor`, seen twice: less than half of the median of this mount's own last results (five at
-//!   least), less than 70 % of what the machine type's profile expects, or slower than one hard disk.
+//! - `storage-slow` is `monitor`, confirmed by a second failure: less than half of the median of this mount's own last
+//!   results (at least five), less than 70 % of the machine profile, or slower than one hard disk.
 //!
-//! What is judged without any setting is errors, wrong bytes, stalls, and the floor of one hard disk: a mount that keeps
-//! these passes, as no more is known of it. Every further result makes its own past a limit. Give the profile the
-//! numbers below `[expect]`, such as `randread_iops = 50000`, where all mounts of this test should reach them. A rule with
-//! `below_percent_of_peers` compares with other nodes of the type; it is not among the default rules because it takes all
-//! mounts of a node together, which is right only where there is one.
+//! Without any setting, the test detects errors, wrong bytes, stalls, and rates below those of one hard disk: a mount
+//! without these passes, as no more is known of it. With further results, its own history becomes a limit. If all
+//! mounts of this test should reach certain numbers, add them to the profile below `[expect]`, such as
+//! `randread_iops = 50000`. A rule with `below_percent_of_peers` compares with other nodes of the type; it is not among
+//! the default rules because it takes all mounts of a node together, which is right only where there is one.
 //!
-//! Latencies (`_p50`, `_p99`, `_p999`) are kept and not judged: they follow from the depth of the queue. Where a file
-//! system refuses direct I/O, `storage_direct` is 0 and the numbers are those of the page cache. Without fio (3.0 or newer)
-//! the test is inconclusive.
+//! Latencies (`_p50`, `_p99`, `_p999`) are recorded without limits: they follow from the queue depth. Where a file
+//! system rejects direct I/O, `storage_direct` is 0 and the numbers are those of the page cache. Without fio (3.0 or
+//! newer) the test is inconclusive.
 //!
 //! Parameters, below `[tests.storage.params]` in the policy or by `doctor-node test storage --set NAME=VALUE`:
-//! - `mounts`, a list of mount points, by default `["/"]`; `directories`, a list of directories that need be none.
+//! - `mounts`, a list of mount points, by default `["/"]`; `directories`, a list of directories that need not be mount
+//!   points.
 //! - `size` of each of the two sets of files, by default `"1GiB"`; `pattern_time`, by default `"5s"`.
-//! - `rate = "500MB"` and `iops = 5000` cap what it loads a second in each direction. A capped result is judged as it is.
-//! - `verify = false` leaves the comparison out.
-//! - `stall`, by default `"30s"`: how long a pass may take beyond its time. `timeout` of the whole, by default what all
-//!   this adds up to.
+//! - `rate = "500MB"` and `iops = 5000` limit the load per second in each direction. The limits for `storage-slow` do
+//!   not take them into account.
+//! - `verify = false` skips the comparison.
+//! - `stall`, by default `"30s"`: how long a pass may take beyond its time. `timeout` of the whole test, by default the
+//!   sum of all these.
 //!
-//! A mount in `mounts` counts as shared by all nodes: by default one node at a time tests it. For local disks write
+//! A mount in `mounts` counts as shared by all nodes: by default one node at a time tests it. For local disks set
 //! `[tests.storage] shares = []`.
 
 use doctor_core::{
@@ -95,7 +97,7 @@ rules = [
     };
 }
 
-// In blocks of 1 MiB the bandwidth is what counts, in blocks of 4 KiB the operations; the other follows from it.
+// In blocks of 1 MiB the bandwidth matters, in blocks of 4 KiB the operations; the other follows from it.
 const RULES: &str = rules![
     "iodepth_write_1file_bw" floor "10000000.0" "B/s",
     "iodepth_read_1file_bw" floor "10000000.0" "B/s",
@@ -111,12 +113,12 @@ pub(crate) const CHECK: Check =
 
 const SIZE: u64 = 1 << 30;
 const PATTERN_TIME: Span = Span::from_secs(5);
-/// In less than this nothing is measured but how fio begins.
+/// A shorter time measures only how fio starts.
 const LEAST_TIME: Span = Span::from_millis(100);
 const STALL: Span = Span::from_secs(30);
-/// What a pass takes beyond its time: starting fio, and waiting for what is under way.
+/// The time of a pass besides its pattern: starting fio, and waiting for operations in flight.
 const AROUND_A_PASS: Span = Span::from_secs(5);
-/// For starting, and for the last words.
+/// Time to start and to write the report.
 const AROUND_THE_TEST: Span = Span::from_secs(15);
 /// The patterns and the verification.
 const PASSES: i64 = 8;
@@ -183,7 +185,8 @@ fn too_little(name: &str, least: &str) -> Observation {
 fn probes(params: &Params) -> Vec<Probe> {
     let Ok(order) = order(params) else { return Vec::new() };
     let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
-    // The test keeps its own time. This is only for one that does not come back although it touches no mount itself.
+    // The test enforces its own timeout. This one applies only if the test does not return although it touches no mount
+    // itself.
     let millis = order.timeout.millis() + order.stall.millis() * 2 + AROUND_THE_TEST.millis();
     let timeout = Span::from_millis(millis);
     vec![Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
@@ -221,7 +224,7 @@ mod tests {
         Entity::new(EntityKind::Mount, "/data")
     }
 
-    /// A whole run, with every rate times this.
+    /// A complete run, with every rate multiplied by this factor.
     fn measured(factor: f64, events: Vec<Event>) -> ProbeOutput {
         let metrics = Pattern::ALL.iter().flat_map(|pattern| {
             let name = |what: &str| format!("{}_{what}", pattern.code());

@@ -1,31 +1,32 @@
-//! What the storage test is told to do: on which mounts, how much, how long. And its patterns, by the names under which
-//! results of the first storage tests of this kind are kept.
+//! Parameters of one storage test: the mounts, sizes and durations; and its patterns, named like the results of the
+//! first storage tests of this kind.
 //!
-//! The check writes the order, the test on the node reads it; it stands in the evidence as the probe's argument.
+//! The check writes the parameters and the test on the node reads them; the evidence records them as the probe's
+//! argument.
 
 use doctor_core::time::Span;
 use serde::{Deserialize, Serialize};
 
-/// One test.
+/// The parameters of one test.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StorageOrder {
     pub places: Vec<Place>,
-    /// Bytes of each of the two sets of files. Where little is free the test takes less.
+    /// Bytes of each of the two sets of files. The test uses less where little is free.
     pub size: u64,
     /// How long each pattern runs.
     pub pattern_time: Span,
-    /// How long after its time a pass, or anything else on the mount, may take before it counts as stalled.
+    /// How long a pass, or any other operation on the mount, may take beyond its time before it counts as stalled.
     pub stall: Span,
-    /// Whether what is written is read back and compared.
+    /// Whether written data is read back and compared.
     pub verify: bool,
-    /// At most so many bytes a second in each direction.
+    /// The limit of bytes per second in each direction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<u64>,
-    /// At most so many operations a second in each direction.
+    /// The limit of operations per second in each direction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
-    /// Nothing new is begun after this long.
+    /// Nothing new is started after this long.
     pub timeout: Span,
 }
 
@@ -33,7 +34,7 @@ pub struct StorageOrder {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
-    /// Something must be mounted there: else another disk would be measured under its name.
+    /// A mount point. If nothing is mounted there, the test reports that instead of measuring another disk.
     Mount(String),
     /// Any directory.
     Directory(String),
@@ -47,7 +48,7 @@ impl Place {
     }
 }
 
-/// How the mount is used for a while.
+/// An access pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pattern {
     IodepthWrite1File,
@@ -59,7 +60,7 @@ pub enum Pattern {
     Randrw,
 }
 
-/// What a pattern does, as fio says it.
+/// The fio parameters of a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PatternFacts {
     pub rw: &'static str,
@@ -75,11 +76,11 @@ pub struct PatternFacts {
 pub enum Direction {
     Read,
     Write,
-    /// 70 % of the operations read.
+    /// 70 % of the operations are reads.
     Both,
 }
 
-/// Which files a pattern works on.
+/// The files that a pattern uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Files {
     One,
@@ -88,7 +89,7 @@ pub enum Files {
 }
 
 impl Pattern {
-    /// In the order in which they run: what is read was written before, so that no time is spent on making files.
+    /// In execution order: files that are read were written before, so that no time is spent on creating files.
     pub const ALL: &'static [Self] = &[
         Self::IodepthWrite1File,
         Self::IodepthRead1File,
@@ -133,28 +134,28 @@ impl Pattern {
     }
 }
 
-/// In the files of [`Files::Many`].
+/// The number of files of [`Files::Many`].
 pub const MANY: u64 = 8;
-/// What the verification pass writes and reads back, where there is room.
+/// The bytes that the verification pass writes and reads back, if there is room.
 const VERIFIED: u64 = 64 << 20;
-/// Of what is free the test takes at most one part in so many.
+/// The test uses at most one part in this many of the free space.
 const SHARE_OF_FREE: u64 = 10;
-/// A file system that does not say how much is free (ramfs) may take it from memory.
+/// The limit for a file system that does not report its free space (ramfs): it may use memory.
 const WITHOUT_BEING_TOLD: u64 = 256 << 20;
-/// Below this, nothing that is measured means anything.
+/// Below this size, measurements are meaningless.
 pub const LEAST_SIZE: u64 = 16 << 20;
 
-/// How much is written.
+/// The amount of data to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of the one file, and of the many together.
+    /// The size of the one file, and of the many together.
     pub set: u64,
     pub verified: u64,
 }
 
 impl Sizes {
-    /// So much as was asked for and as there is room for; none where there is too little. The files of a set are
-    /// multiples of a block.
+    /// Returns the requested sizes, reduced to the available space, or `None` if there is too little. The files of a
+    /// set are multiples of a block.
     pub fn within(asked: u64, free: Option<u64>) -> Option<Self> {
         // Two sets, and a quarter of one to verify.
         let room = free.map_or(WITHOUT_BEING_TOLD, |free| free / SHARE_OF_FREE / 9 * 4);

@@ -1,4 +1,4 @@
-//! What an SXid record of the kernel log says: the driver of the NVSwitches tells of one of them.
+//! Parses the SXid records that the NVSwitch driver writes to the kernel log.
 
 use crate::{
     gpu::bus_id,
@@ -37,7 +37,7 @@ impl<'a> SxidRecord<'a> {
         })
     }
 
-    /// What the record says of itself. `None`: nothing.
+    /// Returns the record's own rating, or `None` if it has none.
     pub fn is_fatal(&self) -> Option<bool> {
         match self.words.split(',').next()?.trim() {
             "Fatal" => Some(true),
@@ -46,11 +46,11 @@ impl<'a> SxidRecord<'a> {
         }
     }
 
-    /// As which event it is judged. `None`: corrected or passing, and only counted.
+    /// Returns the event code of the record, or `None` if it is corrected or transient and only counted.
     pub fn code(&self) -> Option<ReasonCode> {
         let own = || ReasonCode::new(&format!("sxid-{}", self.number)).ok();
         match (tables::sxid(self.number), self.is_fatal()) {
-            // The driver calls this one milder or graver than the guide calls its number: the driver was there.
+            // The driver's rating of this record overrides the guide's rating of its number.
             (Some(row), Some(false)) if matches!(row.fatal, Fatal::Yes | Fatal::Always) => {
                 Some(ReasonCode::fixed("sxid-nonfatal"))
             }
@@ -63,7 +63,7 @@ impl<'a> SxidRecord<'a> {
         }
     }
 
-    /// Whether NVLinks of GPUs fail with it.
+    /// Returns whether NVLinks of GPUs fail with it.
     pub fn breaks_links(&self) -> bool {
         self.is_fatal().unwrap_or_else(|| {
             tables::sxid(self.number).is_none_or(|row| matches!(row.fatal, Fatal::Yes | Fatal::Always))

@@ -1,15 +1,15 @@
-//! What NVIDIA's error numbers mean, as data: Xids, SXids, NVLink 5's registers and DCGM's errors.
+//! Tables of NVIDIA's error numbers: Xids, SXids, NVLink 5 registers and DCGM errors.
 //!
-//! The files in `tables/` say where each fact is from, what NVIDIA asks for, what others do, and how bad we call it.
-//! The checks' default rules for these numbers are made from them (`tables/*_rules.toml`, held to them by a test), so
-//! that a site overrides a severity by a rule of its own like any other.
+//! The files in `tables/` give the source of each fact, NVIDIA's recommended action, the practice of other systems, and
+//! our severity. The checks' default rules for these numbers are generated from them (`tables/*_rules.toml`; a test
+//! keeps them equal), so that a site overrides a severity with an ordinary rule.
 
 use std::sync::LazyLock;
 
 use doctor_core::{finding::Severity, reason::ReasonCode};
 use serde::{Deserialize, Serialize};
 
-/// What a number means beside its row, by what else is known.
+/// Another meaning of a number, under further conditions.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Variant {
@@ -18,20 +18,20 @@ pub struct Variant {
     pub says: String,
 }
 
-/// Why a number is judged or not.
+/// Why a number is classified as a fault or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
     Fault,
-    /// A program's mistake: counted.
+    /// An error of a program: only counted.
     Application,
-    /// Follows another error: counted.
+    /// A consequence of another error: only counted.
     Consequence,
     /// Says nothing about health.
     Notice,
     /// Xid 154: the driver's own verdict.
     Verdict,
-    /// No driver of today writes it.
+    /// No current driver writes it.
     Unused,
 }
 
@@ -102,7 +102,7 @@ pub struct DcgmError {
     pub note: String,
 }
 
-/// DCGM's own scale, as of 3.2. Before that it had three values with other numbers, and never wrote them to JSON.
+/// DCGM's own scale, from 3.2 on. Before that it had three values with other numbers, and never wrote them to JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DcgmSeverity {
@@ -116,7 +116,8 @@ pub enum DcgmSeverity {
 }
 
 impl DcgmSeverity {
-    /// As it stands in the JSON of DCGM 3.2 and newer. `None`: a number that DCGM did not have when this was written.
+    /// Converts the number in the JSON of DCGM 3.2 and newer. Returns `None` for a number that DCGM did not have when
+    /// this was written.
     pub const fn from_number(number: u64) -> Option<Self> {
         Some(match number {
             0 => Self::None,
@@ -147,7 +148,7 @@ impl DcgmSeverity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nvlink5Row {
     pub xid: u16,
-    /// As older and as newer drivers write it.
+    /// The names in older and in newer drivers.
     pub units: Vec<String>,
     /// Before driver R575, and from it on.
     pub patterns: [String; 2],
@@ -158,7 +159,7 @@ pub struct Nvlink5Row {
     pub later: String,
 }
 
-/// A file of rows with where they are from.
+/// A table with its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table<T> {
     pub source: String,
@@ -168,7 +169,7 @@ pub struct Table<T> {
     pub rows: Vec<T>,
 }
 
-/// A table as it is written: the rows stand last, under the name of what they are.
+/// The file format of a table: the rows come last, under a name of their kind.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written<T> {
@@ -224,7 +225,7 @@ fn nvlink5_row(cells: [String; 11]) -> Option<Nvlink5Row> {
 }
 
 impl Nvlink5Row {
-    /// NVIDIA's immediate action if this row is about such a record. `words` are those before the registers.
+    /// Returns NVIDIA's immediate action if this row matches the record. `words` is the text before the registers.
     pub fn action(&self, xid: u16, words: &str, info: u32, status: u32) -> Option<&str> {
         let named = self.xid == xid && self.units.iter().any(|unit| has_words(words, unit));
         if !named || !(self.statuses.is_empty() || self.statuses.contains(&status)) {
@@ -238,7 +239,7 @@ impl Nvlink5Row {
     }
 }
 
-/// Whether `wanted` stands in the text between spaces or its ends.
+/// Returns whether the text contains `wanted` between spaces or its ends.
 fn has_words(text: &str, wanted: &str) -> bool {
     text.match_indices(wanted).any(|(at, _)| {
         let (before, after) = (&text[..at], &text[at + wanted.len()..]);
@@ -246,7 +247,7 @@ fn has_words(text: &str, wanted: &str) -> bool {
     })
 }
 
-/// Whether a register has the bits of a pattern of `0`, `1` and `-`, from the highest bit to the lowest.
+/// Returns whether a register matches a pattern of `0`, `1` and `-`, from the highest bit to the lowest.
 fn fits(pattern: &str, register: u32) -> bool {
     pattern.len() == 32
         && pattern.bytes().enumerate().all(|(place, wanted)| match wanted {
@@ -262,7 +263,7 @@ mod tests {
     use proptest::prelude::*;
     use std::{collections::BTreeSet, fmt::Write as _};
 
-    /// Default rules of a check, made from the rows with a severity and the variants.
+    /// Default rules of a check, generated from the rows with a severity and the variants.
     fn rules<'a>(
         check: &str,
         word: &str,
@@ -287,7 +288,7 @@ mod tests {
         text + "]\n"
     }
 
-    /// What the rules' files should hold, each with its name.
+    /// The expected content of the rule files, each with its name.
     fn wanted() -> [(&'static str, String, &'static str); 3] {
         let xids = XIDS.rows.iter().map(|row| (u32::from(row.n), row.severity));
         let sxids = SXIDS.rows.iter().map(|row| (row.n, row.severity));
@@ -335,7 +336,7 @@ mod tests {
                 "RESTART_APP" if row.class == Class::Application => None,
                 _ => continue,
             };
-            // Xid 94 ends one program; it is watched because its row waits for a reset.
+            // Xid 94 ends one program; it is `monitor` because its row waits for a reset.
             if row.n != 94 {
                 assert_eq!(row.severity, asked, "Xid {}", row.n);
             }

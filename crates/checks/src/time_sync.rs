@@ -1,16 +1,17 @@
-//! time-sync: does the node's clock follow the right time?
+//! time-sync: is the node's clock synchronised?
 //!
-//! What it does: asks the kernel whether something keeps its clock (NTP, PTP) and how far off it is.
+//! What it does: reads from the kernel whether its clock is synchronised (NTP, PTP) and its offset.
 //!
-//! Why it matters: Slurm's and Kubernetes' credentials expire by the clock, logs of many nodes are put in order by it,
-//! and a job whose nodes disagree about time fails in strange ways.
+//! Why it matters: credentials of Slurm and Kubernetes expire according to the clock, logs of many nodes are ordered by
+//! it, and a job whose nodes disagree about the time fails in unexpected ways.
 //!
-//! What to do: `chronyc tracking` or `timedatectl timesync-status` on the node. Every finding is `monitor`.
-//! - `clock-not-kept`, seen twice: no program keeps the clock, or it has lost its sources.
-//!   `systemctl restart chronyd`; look whether the time servers can be reached (UDP port 123).
-//! - `clock-off`: the clock is more than a tenth of a second off and is being brought back.
+//! What to do: run `chronyc tracking` or `timedatectl timesync-status` on the node. Both findings are `monitor`,
+//! confirmed by a second failure.
+//! - `clock-not-kept`: no NTP or PTP daemon synchronises the clock, or it has no reachable source. Run
+//!   `systemctl restart chronyd`; check that the time servers are reachable (UDP port 123).
+//! - `clock-off`: the clock is more than a tenth of a second off and is being corrected.
 //!
-//! Whether the node's clock agrees with the controller's is judged with each report.
+//! The controller compares the node's clock with its own at each report.
 
 use doctor_core::observation::{Entity, Event, Metric, Observation, Unit};
 
@@ -69,7 +70,7 @@ mod tests {
         judged(&CHECK, &[ProbeOutput::Text(text.to_owned())])
     }
 
-    // Made by hand in the form of the probe.
+    // Made by hand in the format of the probe.
     #[test]
     fn a_clock_that_nobody_keeps_is_not_right_by_chance() {
         let good = "synchronized 1\noffset_us -12\nmax_error_us 5000\nestimated_error_us 100\nfrequency_ppm 1.5\n";

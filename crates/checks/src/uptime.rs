@@ -1,4 +1,4 @@
-//! `/proc/uptime`: how long a machine has been up, to make a rate of a counter that began with the boot.
+//! Parses `/proc/uptime`, to compute the rate of a counter that started at boot.
 
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
@@ -6,19 +6,18 @@ use crate::{files::text, probe::ProbeOutput};
 
 pub const PATH: &str = "/proc/uptime";
 
-/// Hours since the boot. A machine that has just come up counts as up for one hour: a single error in its first minute
-/// is no rate.
+/// Returns the hours since the boot, at least one: a single error in the first minute is not a rate.
 ///
 /// # Errors
-/// With the failure that the check should tell.
+/// Returns the failure that the check should report.
 pub fn hours_up(output: Option<&ProbeOutput>) -> Result<f64, ProbeFailure> {
     Ok((seconds_up(output)? / 3600.0).max(1.0))
 }
 
-/// Seconds since the boot.
+/// Returns the seconds since the boot.
 ///
 /// # Errors
-/// With the failure that the check should tell.
+/// Returns the failure that the check should report.
 pub fn seconds_up(output: Option<&ProbeOutput>) -> Result<f64, ProbeFailure> {
     let text = text(output)?;
     let seconds = text.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());

@@ -1,4 +1,4 @@
-//! What an Xid record of the kernel log says, beyond its number.
+//! Parses the Xid records of the kernel log, including their details.
 
 use crate::{gpu::bus_id, kmsg::Record, tables};
 use doctor_core::observation::{Entity, EntityKind};
@@ -9,7 +9,7 @@ pub struct XidRecord<'a> {
     pub number: u16,
     pub gpu: Entity,
     pub record: Record<'a>,
-    /// What stands behind the number.
+    /// The text after the number.
     pub words: &'a str,
 }
 
@@ -18,7 +18,7 @@ impl<'a> XidRecord<'a> {
         let (device, rest) = record.text.strip_prefix("NVRM: Xid (")?.split_once("): ")?;
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
         let (number, words) = rest.split_at(digits);
-        // A part of a GPU (MIG) stands behind the bus: `PCI:0000:18:00, GPU-I:03`.
+        // A MIG instance follows the bus id: `PCI:0000:18:00, GPU-I:03`.
         let bus = device.split([' ', ',']).next().unwrap_or(device);
         let id = bus_id(bus).unwrap_or_else(|| bus.to_owned());
         Some(Self {
@@ -29,7 +29,7 @@ impl<'a> XidRecord<'a> {
         })
     }
 
-    /// Which recovery Xid 154 asks for: `GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)`.
+    /// Returns the recovery action of Xid 154: `GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)`.
     pub fn recovery(&self) -> Option<Recovery> {
         let (_, to) = self.words.rsplit_once(" to ")?;
         let code = to.strip_prefix("0x")?.split(|c: char| !c.is_ascii_hexdigit()).next()?;
@@ -42,7 +42,7 @@ impl<'a> XidRecord<'a> {
         })
     }
 
-    /// Where on the GPU Xid 13 happened: `… Exception on (GPC 4, TPC 0, SM 1)`.
+    /// Returns the location of an Xid 13 on the GPU: `… Exception on (GPC 4, TPC 0, SM 1)`.
     pub fn place(&self) -> Option<(u16, u16)> {
         let (_, rest) = self.words.split_once("(GPC ")?;
         let (gpc, rest) = rest.split_once(", TPC ")?;
@@ -50,7 +50,7 @@ impl<'a> XidRecord<'a> {
         Some((gpc.parse().ok()?, tpc.parse().ok()?))
     }
 
-    /// The registers at the end, in parentheses: hexadecimal, with commas or without.
+    /// Returns the registers in parentheses at the end: hexadecimal, with or without commas.
     fn registers(&self) -> Vec<u32> {
         let Some((_, last)) = self.words.rsplit_once('(') else { return Vec::new() };
         let inside = last.split(')').next().unwrap_or(last);
@@ -58,9 +58,9 @@ impl<'a> XidRecord<'a> {
         words.map_while(|word| u32::from_str_radix(word.strip_prefix("0x")?, 16).ok()).collect()
     }
 
-    /// What the registers of Xid 74 (NVLink up to Hopper) tell.
+    /// Decodes the registers of Xid 74 (NVLink up to Hopper).
     pub fn link_fault(&self) -> LinkFault {
-        // By NVIDIA's workflow only the first, third, fourth and fifth register mean something.
+        // In NVIDIA's workflow only the first, third, fourth and fifth register are significant.
         const MINOR: [(usize, &[u32]); 3] = [(0, &[0, 1, 20, 23, 30]), (3, &[16, 17]), (4, &[20, 23, 26, 29])];
         const MECHANICAL: &[u32] = &[8, 9, 12, 16, 17, 24, 28];
         let registers = self.registers();
@@ -80,7 +80,7 @@ impl<'a> XidRecord<'a> {
         }
     }
 
-    /// What NVIDIA does at once about one of Xid 144 to 150 (NVLink 5), by unit and registers.
+    /// Returns NVIDIA's immediate action for one of Xid 144 to 150 (NVLink 5), by unit and registers.
     pub fn nvlink5(&self) -> Nvlink5 {
         let words = self.words.split('(').next().unwrap_or(self.words);
         let (info, status) = match self.registers()[..] {
@@ -92,7 +92,7 @@ impl<'a> XidRecord<'a> {
         match found.map(|(now, row)| (now, row.later.as_str())) {
             Some(("IGNORE", "IGNORE")) => Nvlink5::Nothing,
             Some(("IGNORE", _)) => Nvlink5::Minor,
-            // The program is started again, unless Xid 154 asks for more.
+            // The program is restarted, unless Xid 154 requests more.
             Some(("XID_154_EVAL", _)) => Nvlink5::Nothing,
             Some(_) => Nvlink5::Fatal,
             None => Nvlink5::by_word(words),
@@ -113,7 +113,7 @@ pub enum Recovery {
 pub enum LinkFault {
     /// Follow-ups and thresholds.
     Minor,
-    /// NVIDIA looks at the seating first.
+    /// NVIDIA advises to check the seating first.
     Mechanical,
     Other,
 }
@@ -126,7 +126,7 @@ pub enum Nvlink5 {
 }
 
 impl Nvlink5 {
-    /// Where no row fits. What does not say that it is harmless is not.
+    /// The fallback if no row matches. A record that is not marked non-fatal is fatal.
     fn by_word(words: &str) -> Self {
         let harmless = words.split(' ').any(|word| matches!(word, "Nonfatal" | "Non-fatal" | "Non-Fatal"));
         if harmless { Self::Minor } else { Self::Fatal }
@@ -205,7 +205,7 @@ mod tests {
         for (text, wanted) in [
             ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x0000000a)", Nvlink5::Fatal),
             ("149, NETIR_LINK_DOWN Fatal XC0 i0 Link 08 (0x00400011 0x00000000 0x0)", Nvlink5::Fatal),
-            // What NVIDIA does nothing about at once, though the record says Fatal.
+            // NVIDIA advises no immediate action, although the record says Fatal.
             ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x026001c6 0x00000000 0x0)", Nvlink5::Minor),
             ("149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 08 (0x00000226 0x00000001 0x0)", Nvlink5::Minor),
             ("144, SAW_MVB Fatal XC0 i0 Link -1 (0x00000021 0x00000002 0x0)", Nvlink5::Fatal),
@@ -215,7 +215,7 @@ mod tests {
             ("145, RLW_RXPIPE Nonfatal XC0 i0 Link 03 (0x00000086 0x00000001 0x0)", Nvlink5::Fatal),
             ("145, RLW_RXPIPE Nonfatal XC0 i0 Link 03 (0x00000006 0x00000001 0x0)", Nvlink5::Minor),
             ("150, MSE_WATCHDOG Fatal XC0 i0 Link -1 (0x00000000 0x00000000)", Nvlink5::Fatal),
-            // No row fits: the record's own word.
+            // No row matches: the record's own rating applies.
             ("147, TREX Nonfatal XC0 i0 Link 03 (0xffffffff 0x00000000)", Nvlink5::Minor),
             ("147, TREX (0xffffffff 0x00000000)", Nvlink5::Fatal),
             ("147, ", Nvlink5::Fatal),

@@ -1,12 +1,12 @@
-//! zombies: do dead processes pile up?
+//! zombies: do zombie processes accumulate?
 //!
-//! What it does: counts processes that have ended and that nobody has buried (state `Z`).
+//! What it does: counts processes that have ended and have not been reaped (state `Z`).
 //!
-//! Why it matters: each keeps its number. A container without an init, or a service that forgot its children, fills
-//! the table of processes until nothing can start any more.
+//! Why it matters: each keeps its pid. A container without an init, or a service that does not reap its children, fills
+//! the process table until no program can start.
 //!
 //! What to do: `ps -eo ppid= -o stat= | awk '$2 ~ /Z/ {print $1}' | sort | uniq -c | sort -n` names the parents;
-//! restart the one with the most.
+//! restart the one with the most. Both findings are confirmed by a second failure.
 //! - `zombies-many` is `monitor`: more than 1000.
 //! - `zombies-flood` is `reboot`: more than 2000.
 

@@ -1,8 +1,8 @@
-//! Every captured case gives the verdict that is written beside it.
+//! Verifies that every captured case gives the expected verdict.
 //!
-//! A case is `fixtures/CHECK/CASE.toml`: where its outputs come from, the verdict and the reasons expected, and the
-//! outputs of the check's probes in their order, in the file itself or in a text file beside it. A new case is a new
-//! file; nothing here names one.
+//! A case is `fixtures/CHECK/CASE.toml`: the source of its outputs, the expected verdict and reasons, and the outputs
+//! of the check's probes in order, inline or in a text file next to it. A new case is a new file; nothing here lists
+//! them.
 #![expect(clippy::disallowed_methods, reason = "a test reads its fixtures")]
 
 use std::{
@@ -35,7 +35,7 @@ struct Case {
     outputs: Vec<Output>,
 }
 
-/// No fixture without a word on where it is from.
+/// Every fixture must give its source.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 enum Source {
@@ -59,7 +59,7 @@ impl Source {
 #[serde(deny_unknown_fields)]
 struct Expect {
     verdict: Verdict,
-    /// Of all findings, in any order.
+    /// The reasons of all findings, in any order.
     reasons: BTreeSet<ReasonCode>,
 }
 
@@ -89,7 +89,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Directories of cases. One with a README holds outputs that a parser's own tests read.
+/// Returns the directories of cases. A directory with a README holds outputs for a parser's own tests.
 fn directories() -> Vec<PathBuf> {
     let all = files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures"));
     all.into_iter().filter(|directory| !directory.join("README.md").exists()).collect()

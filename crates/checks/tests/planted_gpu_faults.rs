@@ -1,7 +1,7 @@
-//! All GPU checks together on one machine: a healthy one gives no finding and no doubt, and each fault that is planted
-//! in it is found by the check that is meant to, and by no other.
+//! Runs all GPU checks on one simulated machine: a healthy one has no finding and no inconclusive result, and each
+//! planted fault is found by the intended check and by no other.
 //!
-//! The machine is an HGX H200. What its GPUs say is captured (nvidia-smi, driver 580.159.04, one H200, 2026-11-15);
+//! The machine is an HGX H200. The GPU values are captured (nvidia-smi, driver 580.159.04, one H200, 2026-11-15);
 //! NVLink, fabric and the number of GPUs are made by hand.
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ fn number(value: f64) -> Reading {
     Reading::Number(value)
 }
 
-/// The names that stand for one thing each, and what an H200 says.
+/// The fields that are not numbered, with the values of an H200.
 fn captured() -> BTreeMap<String, Reading> {
     let texts = [
         ("name", "NVIDIA H200"),
@@ -95,7 +95,7 @@ fn captured() -> BTreeMap<String, Reading> {
         ("pcie.link.width.current", 16.0),
         ("pcie.link.width.max", 16.0),
         ("pcie.replay", 0.0),
-        // By hand: the capture is of a virtual machine, which is kept from the fabric.
+        // By hand: the capture is from a virtual machine, which does not see the fabric.
         ("fabric.state", 3.0),
         ("fabric.status", 0.0),
         ("fabric.health_mask", 0.0),
@@ -145,7 +145,7 @@ fn healthy() -> Machine {
 }
 
 impl Machine {
-    /// As the runner answers. A field that this machine does not know is no field that a runner must know.
+    /// Answers like the runner. Panics on a probe or field that the GPU checks are not expected to request.
     fn answer(&self, probe: &Probe) -> ProbeOutput {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "not there"));
         let text = |text: &str| ProbeOutput::Text(text.to_owned());
@@ -192,7 +192,7 @@ impl Machine {
         GpuAnswer { on_pci: self.on_pci.clone(), driver: self.driver.clone(), gpus }
     }
 
-    /// `CHECK REASON SEVERITY ENTITY` for each finding, `CHECK ? REASON` for each doubt.
+    /// Returns `CHECK REASON SEVERITY ENTITY` for each finding, `CHECK ? REASON` for each inconclusive result.
     fn told(&self) -> Vec<String> {
         let expect = [
             ("gpu_count", f64::from(GPUS)),
@@ -232,7 +232,7 @@ fn process(&(pid, name, state): &(u32, &'static str, char)) -> Process {
     Process { pid, parent: 1, user: 0, name: name.to_owned(), state, age, waits_in: None }
 }
 
-/// Those that ask the driver, and the services beside it. The kernel log is another story, and so are tests that load a GPU.
+/// Checks that query the driver or its services. Checks of the kernel log and tests that load a GPU are excluded.
 fn gpu_checks() -> impl Iterator<Item = (&'static Check, Vec<Probe>)> {
     CHECKS.iter().map(|check| (check, (check.probes)(&Params::new()))).filter(|(check, probes)| {
         let asks = probes.iter().any(|probe| matches!(probe, Probe::Gpu { .. }));
@@ -281,7 +281,7 @@ fn each_field_that_goes_wrong_is_found_once() {
         ("nvlink.7.state", 0.0, "nvlink-state nvlink-down reset"),
         ("p2p.0.nvlink", 3.0, "nvlink-topology nvlink-no-path reset"),
     ] {
-        // The first GPU is blamed for a pair, since it comes first.
+        // The first GPU is blamed for a pair.
         let blamed = bus(if field.starts_with("p2p") { 0 } else { 5 });
         let machine = healthy().with(5, field, number(value));
         assert_eq!(machine.told(), [format!("{line} gpu:{blamed}")], "{field} {value}");
@@ -312,7 +312,7 @@ fn each_thing_that_is_missing_is_found_once() {
     assert_eq!(told, [format!("gpu-presence gpu-device-missing reboot gpu:{}", bus(3))]);
     let told = machine(|m| m.library = "");
     assert_eq!(told, ["gpu-libraries library-broken isolate node"]);
-    // On no bus and in no driver: nothing but the number tells.
+    // On no bus and in no driver: only the count shows it.
     let told = machine(|m| {
         m.on_pci.pop();
         m.gpus.pop();
@@ -336,7 +336,7 @@ fn each_thing_that_is_missing_is_found_once() {
     assert_eq!(told, ["nvlink-state nvlink-down-all reset node"]);
 }
 
-/// One cause, one finding; everything that could not be looked at says so and nothing passes by it.
+/// One cause is one finding; whatever could not be checked is inconclusive, and nothing passes because of it.
 #[test]
 fn a_lost_gpu_and_a_dead_driver_are_one_finding_among_doubts() {
     let mut lost = healthy();

@@ -1,5 +1,5 @@
-//! Defects of other systems, each under its name. The whole list, with the tests elsewhere, is
-//! `docs/reference/regressions.md`; the last two tests compare that page with the tree.
+//! Regression tests for defects of other systems, each under its name. `docs/reference/regressions.md` has the whole
+//! list, including tests elsewhere; the last two tests compare that page with the tree.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -22,7 +22,7 @@ fn check(catalogue: &Catalogue, id: &str) -> Check {
     *catalogue.get(&CheckId::new(id).unwrap()).unwrap_or_else(|| panic!("there is no check {id}"))
 }
 
-/// Verdict, and `REASON SEVERITY ENTITY` of each finding, by this policy's rules and without a profile.
+/// Returns the verdict, and `REASON SEVERITY ENTITY` of each finding, under this policy's rules and without a profile.
 fn judged(policy: &Policy, id: &str, outputs: &[ProbeOutput]) -> (Verdict, Vec<String>) {
     let catalogue = Catalogue::built_in();
     let rules = catalogue.rules(policy).unwrap();
@@ -42,7 +42,7 @@ fn gpus(fields: &[(&str, Reading)]) -> ProbeOutput {
     })
 }
 
-/// Of a machine that has been up for forty days: the log with this record so many days ago, and one H100.
+/// The log of a machine with an uptime of forty days, with this record that many days ago, and one H100.
 fn xid(record: &str, days_ago: u64) -> Vec<ProbeOutput> {
     let at = (40 - days_ago) * 86_400 - 60;
     let log = format!("6,1,0,-;Linux version 6.8.0\n4,2,{at}000000,-;NVRM: Xid (PCI:0000:18:00): {record}\n");
@@ -68,7 +68,7 @@ fn no_check_is_killed_by_the_limit_of_another() {
     for check in Catalogue::built_in().iter() {
         let longest = (check.probes)(&Params::new()).iter().fold(Span::ZERO, |sum, probe| match probe {
             Probe::Exec { timeout, .. } | Probe::Builtin { timeout, .. } => sum + *timeout,
-            // Of the many that are named, as many are asked as there are devices; each is short.
+            // Of the many named devices, only those that exist are queried; each query is short.
             Probe::ExecWhere { timeout, .. } => sum.max(*timeout),
             _ => sum,
         });
@@ -114,7 +114,7 @@ fn fields_are_read_by_name_and_not_by_place() {
     let standard = Policy::standard();
     let told = judged(&standard, "gpu-row-remap", &[gpus(&REMAP)]);
     assert_eq!(told, judged(&standard, "gpu-row-remap", &[gpus(&turned)]));
-    // One that is missing is not taken from its neighbour.
+    // A missing value is not taken from a neighbour.
     assert_eq!(judged(&standard, "gpu-row-remap", &[gpus(&REMAP[..2])]).0, Verdict::Inconclusive);
 }
 
@@ -128,7 +128,7 @@ fn no_check_changes_what_it_looks_at() {
             }
         }
     }
-    // Whoever adds a program here says that it only reads.
+    // Only programs that do nothing but read may be added here.
     assert_eq!(programs, BTreeSet::from(["nvme smart-log".to_owned()]));
 }
 
@@ -167,7 +167,7 @@ struct Row {
     tests: Vec<(String, String)>,
 }
 
-#[expect(clippy::disallowed_methods, reason = "the page and the tests that it names lie in the tree")]
+#[expect(clippy::disallowed_methods, reason = "the page and the tests that it names are in the tree")]
 fn read(file: &str) -> Option<String> {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)).ok()
 }
@@ -179,7 +179,7 @@ fn page() -> Vec<Row> {
     rows
 }
 
-/// `| of | defect | [test](../../file), [test](../../file) |`, or `comes with issue 5` in the last column.
+/// Parses `| of | defect | [test](../../file), [test](../../file) |`, or `comes with issue 5` in the last column.
 fn row(line: &str) -> Row {
     let line = line.replace("\\|", "/");
     let [_, of, defect, answer, _] = line.split('|').map(str::trim).collect::<Vec<_>>()[..] else {

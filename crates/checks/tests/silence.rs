@@ -1,5 +1,5 @@
-//! Silence is never health: no check of the catalogue passes, or finds that there is nothing to check, because it was
-//! not let look. And whatever a machine answers, none of them panics.
+//! Silence is never health: no check passes, or reports that it is not applicable, because it was denied access. And no
+//! check panics, whatever a machine answers.
 
 use doctor_checks::{
     Catalogue, Check, Params,
@@ -20,7 +20,7 @@ fn denied() -> ProbeFailure {
     ProbeFailure::new(FailureKind::Denied, "permission denied")
 }
 
-/// What the default rules make of these answers: verdict and reason.
+/// Returns the verdict and reason under the default rules.
 fn judged(check: &Check, outputs: &[ProbeOutput]) -> (Verdict, String) {
     let rules = Catalogue::new([*check]).rules(&Policy::standard()).unwrap();
     let id = CheckId::new(check.spec.id).unwrap();
@@ -28,7 +28,7 @@ fn judged(check: &Check, outputs: &[ProbeOutput]) -> (Verdict, String) {
     (judgement.verdict, judgement.reason.to_string())
 }
 
-/// Files that would fit a pattern: one with each open place filled.
+/// Returns a path that matches a pattern.
 fn path_of(pattern: &str) -> String {
     pattern.replace('*', "0")
 }
@@ -37,7 +37,7 @@ fn answers(check: &Check, answer: impl Fn(&Probe) -> ProbeOutput) -> Vec<ProbeOu
     (check.probes)(&Params::new()).iter().map(answer).collect()
 }
 
-/// Files are there and may not be read; everything else may not be asked.
+/// Files exist and cannot be read; everything else is denied.
 fn nothing_may_be_read(probe: &Probe) -> ProbeOutput {
     let unread = |pattern: &str| FileText { path: path_of(pattern), text: Err(denied()) };
     match probe {
@@ -63,7 +63,7 @@ fn a_check_that_may_not_look_says_so() {
         ];
         for (how, outputs) in probes {
             let (verdict, reason) = judged(check, &outputs);
-            // What the site did not ask for is not looked for.
+            // A check that the site did not configure does not run.
             let is_not_asked = verdict == Verdict::NotApplicable && reason == "not-configured";
             if verdict != Verdict::Inconclusive && !is_not_asked {
                 wrong.push(format!("{}: {how}: {verdict} {reason}", check.spec.id));

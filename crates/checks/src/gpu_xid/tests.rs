@@ -1,4 +1,4 @@
-//! Records as drivers write them, made by hand after the forms of R550 to R575, and what is made of them.
+//! Tests with records made by hand in the formats of drivers R550 to R575.
 
 use super::*;
 use crate::{
@@ -25,7 +25,7 @@ fn with(mut log: Vec<ProbeOutput>, gpus: ProbeOutput, modules: &str) -> Vec<Prob
     log
 }
 
-/// `number, words` of records on one H100, a second apart.
+/// Records `number, words` on one H100, a second apart.
 fn look(lines: &[&str]) -> Vec<String> {
     on(named("NVIDIA H100 80GB HBM3", 0.0), lines)
 }
@@ -36,7 +36,7 @@ fn on(gpus: ProbeOutput, lines: &[&str]) -> Vec<String> {
     judged(&CHECK, &with(logged(&lines), gpus, MODULES))
 }
 
-/// A line that begins with a number is an Xid of the first GPU.
+/// Expands a line that starts with a number to an Xid of the first GPU.
 fn written(line: &str) -> String {
     let begins = line.starts_with(|c: char| c.is_ascii_digit());
     if begins { format!("NVRM: Xid (PCI:0000:18:00): {line}") } else { line.to_owned() }
@@ -100,12 +100,12 @@ fn the_drivers_verdict_wins_over_the_table() {
     assert_eq!(look(&["120, ", &asks("0x2 (Node Reboot Required)")]), fails("xid-154-reboot reboot"));
     assert_eq!(look(&[&asks("0x3 (Drain P2P)")]), fails("xid-154-drain reset"));
     assert_eq!(look(&[&asks("0x4 (Drain and Reset)")]), fails("xid-154-reset reset"));
-    // What 154 is never about stands beside it.
+    // An Xid that 154 never follows is reported in addition to it.
     assert_eq!(look(&["54, ", &reset]), [fails("xid-54 isolate"), fails("xid-154-reset reset")].concat());
-    // A verdict that nobody knows says nothing against the table.
+    // An unknown verdict does not override the table.
     assert_eq!(look(&["120, ", &asks("0x9 (New)")]), fails("xid-120 reset"));
     assert_eq!(look(&[&asks("0x9 (New)")]), fails("xid-other monitor"));
-    // A 154 of another GPU is not about this one.
+    // An Xid 154 of another GPU does not apply to this one.
     let other = reset.replace("154", "NVRM: Xid (PCI:0000:19:00): 154");
     let lines = ["94, contained", &other];
     assert_eq!(look(&lines), ["fail xid-154-reset reset gpu:0000:19:00.0", "fail xid-94 monitor gpu:0000:18:00.0"]);
@@ -127,10 +127,10 @@ fn one_memory_fault_is_one_finding() {
     assert_eq!(look(&["63, ", "48, ", "171, "]), fails("xid-48 reset"));
     assert_eq!(look(&["48, ", "95, "]), fails("xid-48 reset"));
     assert_eq!(look(&["63, ", "94, "]).len(), 1);
-    // On an A100 the failed exchange is worse than the error itself.
+    // On an A100 the failed row remapping is worse than the error itself.
     let a100 = || named("NVIDIA A100-SXM4-80GB", 0.0);
     assert_eq!(on(a100(), &["48, ", "64, "]), fails("xid-64-reboot reboot"));
-    // An hour apart they are two.
+    // An hour apart they are two faults.
     let lines = [(800_000, written("48, ")), (803_600, written("63, "))];
     let lines: Vec<(u64, &str)> = lines.iter().map(|(at, line)| (*at, line.as_str())).collect();
     let two = judged(&CHECK, &with(at_seconds(&lines), named("NVIDIA H200", 0.0), MODULES));
