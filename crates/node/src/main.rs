@@ -288,7 +288,7 @@ struct HookArgs {
 /// Exit codes: 0 answered, whatever the answer; 1 the request was invalid or the answer could not be written.
 #[derive(Debug, Args)]
 struct HostArgs {
-    /// Directory for the runs and marks of this machine, on a disk of its own.
+    /// Directory for the runs and marks of this machine, on a local disk if possible.
     #[arg(long, value_name = "DIR")]
     keep: PathBuf,
 }

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What has not happened after this time never will. It tells dead from slow, and holds on a busy machine.
+/// Timeout that distinguishes a hang from slowness, even on a busy machine.
 const DEAD: Duration = Duration::from_secs(240);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 const SECRET: &str = "a secret of the nodes of one job";

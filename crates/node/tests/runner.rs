@@ -17,7 +17,7 @@ use doctor_node::{
     stop::Stop,
 };
 
-/// What has not happened after this time never will. It tells dead from slow, and holds on a busy machine.
+/// Timeout that distinguishes a hang from slowness, even on a busy machine.
 const DEAD: Duration = Duration::from_secs(240);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 

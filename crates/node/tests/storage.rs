@@ -29,7 +29,7 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-/// What has not happened after this time never will. It tells dead from slow, and holds on a busy machine.
+/// Timeout that distinguishes a hang from slowness, even on a busy machine.
 const DEAD: Duration = Duration::from_secs(240);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 

@@ -126,7 +126,7 @@ fn known(moment: Moment, deeper: bool, settings: &Settings, ear: &Ear) -> Result
         Ear::Slurm | Ear::Nobody(_) => None,
     };
     let mut verdicts = Verdicts::read(&settings.state);
-    // Older results are from an earlier deep check or from before the agent was installed.
+    // Older results, of an earlier deep check or from before the agent came, have not been verified since.
     verdicts.forget_before(now().minus(settings.fresh));
     let (mut names, suite) = match deeper {
         true => (settings.epilog.deeper.clone(), Suite::Quick),

@@ -96,8 +96,7 @@ const GPU_LOG_TIMEOUT: Span = Span::from_secs(60);
 /// Read in every pass: counters need the uptime.
 const UPTIME: &str = "/proc/uptime";
 
-/// Executes the probes of checks. A probe never fails and never blocks much longer than its limit: failures are outputs
-/// too.
+/// Executes the probes of checks. `run` returns failures as outputs, and never blocks much longer than the probe's limit.
 pub trait ProbeRunner {
     fn run(&self, probe: &Probe) -> ProbeOutput;
 

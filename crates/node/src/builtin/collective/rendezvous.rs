@@ -133,7 +133,7 @@ pub(super) fn unhurried(reading: &Reading) -> io::Result<()> {
 pub(super) fn join(place: &Place, name: &str, within: Span, stop: &Stop) -> Result<(Reading, Writing), NoRendezvous> {
     let deadline = Instant::now() + within.to_std();
     let hello = Hello { rank: place.rank, nodes: place.nodes, name: name.to_owned() };
-    // A connection that was closed says more than the last failure to connect.
+    // A closed connection is a better diagnosis than the last failure to connect.
     let mut hung_up = None;
     loop {
         let last = match knock(place, &hello) {

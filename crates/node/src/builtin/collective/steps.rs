@@ -52,7 +52,7 @@ impl Steps {
         match up {
             Up::Opened { gpus, room } => self.opened(node, gpus, room),
             Up::Id(id) if node == 0 => self.begin(&id),
-            // Only the first node is asked for an id.
+            // Only the first node creates the id.
             Up::Id(_) => Vec::new(),
             Up::At(step) => self.at(node, step),
             Up::Broken(text) => self.stop(format!("{}: {text}", self.words(node))),

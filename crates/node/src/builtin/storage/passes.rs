@@ -34,7 +34,7 @@ pub(in crate::builtin) const ENTER: &str = "storage-enter";
 
 const FIO: &str = "fio";
 
-/// Asynchronous engines. Some distributions package them separately.
+/// fio engines that keep many operations in flight. Some distributions package them separately.
 const ENGINES: [&str; 3] = ["libaio", "io_uring", "posixaio"];
 
 /// Time limit of fio commands that touch no mount.

@@ -344,7 +344,7 @@ impl Running {
     fn give_up(mut self, silence: &Silence, question: &DriverQuestion<'_>) -> ProbeFailure {
         let asked = self.asked.take();
         if matches!(silence, Silence::Ended) {
-            // It is about to exit with a status that may tell more.
+            // It is about to exit with a status that may show the cause.
             child::exits_within(&self.child, KILL_GRACE);
         }
         if let Some(pid) = child::end(&mut self.child, Duration::ZERO, KILL_GRACE) {
