@@ -30,8 +30,8 @@ use doctor_node::{
 
 /// Check this machine and run validation jobs on it.
 ///
-/// doctor-node holds no cluster credentials, and only the agent uses the network. Run it as root so that it can read
-/// the kernel log and serial numbers.
+/// doctor-node holds no cluster credentials. Only the agent, hooks, multi-node tests and queries of a cloud's metadata
+/// service use the network. Run it as root so that it can read the kernel log and serial numbers.
 #[derive(Debug, Parser)]
 #[command(name = "doctor-node", version, max_term_width = 100)]
 struct Cli {
@@ -186,8 +186,8 @@ struct JobArgs {
 
 /// Run the site's command to reset the GPUs or reboot this machine, once, and verify the effect.
 ///
-/// A backend starts this command on a node without user work. Example: `doctor-node repair reboot --boot ID --
-/// systemctl reboot`.
+/// A backend starts this command on a node without user work. Example:
+/// `doctor-node repair reboot --boot ID -- systemctl reboot`.
 ///
 /// Exit codes: 0 done now or earlier; 1 it failed or did not help.
 #[derive(Debug, Args)]

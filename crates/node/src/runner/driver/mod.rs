@@ -61,7 +61,7 @@ pub const DRIVER_ARGUMENT: &str = "__driver";
 /// The description of every driver query.
 pub(super) const ASK: &str = "ask the driver";
 
-/// Stuck helpers from which on no further one is started.
+/// Number of stuck helpers at which no further one is started.
 const MOST_STUCK: usize = 2;
 
 /// A killed helper, which holds next to nothing, is gone within a millisecond unless it is stuck in the kernel.
@@ -410,8 +410,7 @@ fn doing(asked: Option<&Asked>) -> String {
     }
 }
 
-/// Formats `2 helper processes are stuck in the kernel and cannot be killed: process 71 since … while the driver was
-/// …`.
+/// Formats `2 helper processes are stuck in the kernel and cannot be killed: process 71 since … while the driver …`.
 fn told_stuck(stuck: &[Stuck]) -> String {
     let one = |stuck: &Stuck| {
         let since = stuck.since.map_or_else(String::new, |since| format!(" since {since}"));
